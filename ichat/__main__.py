@@ -1,0 +1,114 @@
+"""The command line: argv -> role -> trio.run -> exit code.
+
+Heavy imports wait until the role is known, so that `--help` and `--version` answer at once.
+"""
+
+import os
+import sys
+
+from ichat import __version__
+from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
+
+HELP = """\
+usage: ichat.pyz gateway -c FILE          one OpenAI-compatible entry to many models
+       ichat.pyz worker [FLAGS]           one model, served with vLLM in this process
+       ichat.pyz gateway|worker --help    the flags of each
+       ichat.pyz --version
+"""
+
+
+def main() -> None:
+    """Run the command line of this process and end it."""
+    argv = sys.argv[1:]
+    try:
+        code = _run(argv)
+    except Exit as exit_:
+        if str(exit_):
+            print(str(exit_), file=sys.stderr)
+        code = exit_.code
+    except BrokenPipeError:
+        code = 1
+    sys.exit(code)
+
+
+def _run(argv: list[str]) -> int:
+    command = argv[0] if argv else ""
+    if command in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    if command in ("-V", "--version", "version"):
+        print(f"ichat {__version__}")
+        return 0
+    if command == "gateway":
+        from ichat.roles import gateway
+
+        return _gateway(gateway.read_command_line(argv[1:]))
+    if command == "worker":
+        return _worker(argv[1:])
+    print(HELP, end="", file=sys.stderr)
+    raise Exit(EXIT_USAGE, f"ichat.pyz: there is no command {command!r}." if command else "")
+
+
+def _gateway(config: "object") -> int:
+    import trio
+
+    from ichat.config import Config
+    from ichat.roles import gateway
+
+    assert isinstance(config, Config)
+    _prepare(config.server_settings.log_level)
+    trio.run(gateway.run, config)
+    return 0
+
+
+def _worker(argv: list[str]) -> int:
+    """Run a worker; it ends by `os._exit`, since what an engine leaves to the interpreter's end takes seconds."""
+    _engine_first()
+    from ichat.roles import worker
+
+    options, engine_argv = worker.read_command_line(argv)
+    import trio
+
+    from ichat.processes import kill_own_children
+
+    _prepare("info")
+    code = EXIT_SOFTWARE
+    try:
+        trio.run(worker.run, options, engine_argv)
+        code = 0
+    except Exit as exit_:
+        if str(exit_):
+            print(str(exit_), file=sys.stderr)
+        code = exit_.code
+    except BaseException:  # noqa: ASYNC103
+        import traceback
+
+        traceback.print_exc()
+    kill_own_children(5.0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _engine_first() -> None:
+    """Let the engine's own packages win over the bundle's: move the bundle to the end of the path."""
+    bundle = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if os.path.basename(bundle) == "site-packages" and bundle in sys.path:
+        sys.path.remove(bundle)
+        sys.path.append(bundle)
+
+
+def _prepare(log_level: str) -> None:
+    import logging
+    import resource
+
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    main()

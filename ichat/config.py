@@ -1,0 +1,300 @@
+"""The gateway's configuration: TOML in, frozen objects out, every problem reported at once and with its path.
+
+Names follow `ichat.toml.example`, which explains each of them. Units stand last: `_s` seconds, `_bytes_max` bytes.
+"""
+
+import difflib
+import json
+import pathlib
+import tomllib
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast, get_origin
+
+import attrs
+import cattrs
+from attrs import field, frozen
+from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
+from cattrs.gen import make_dict_structure_fn, override
+
+from ichat.errors import EXIT_USAGE, Exit
+
+Scalar = str | int | float | bool
+EngineValue = Scalar | list[Scalar] | dict[str, Any]
+"""What an engine argument may be in TOML."""
+
+
+Check = Callable[[Any], None]
+"""Raises ValueError with what is wrong about a value of the right type."""
+
+
+def _between(low: float, high: float) -> Check:
+    def check(value: float) -> None:
+        if not low <= value <= high:
+            raise ValueError(f"must be from {low:g} to {high:g}, not {value:g}")
+
+    return check
+
+
+def _one_of(*allowed: str) -> Check:
+    def check(value: str) -> None:
+        if value not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}, not {value!r}")
+
+    return check
+
+
+def _not_empty(value: str) -> None:
+    if not value:
+        raise ValueError("must not be empty")
+
+
+def _is_http(value: str) -> None:
+    url = urllib.parse.urlsplit(value)
+    if url.scheme != "http" or not url.hostname or url.query or url.fragment:
+        raise ValueError(f"must be like http://host:port/v1 (https is not supported yet), not {value!r}")
+
+
+def _checked(check: Check, default: Any = attrs.NOTHING) -> Any:
+    """Declare a field whose value must pass a check, which is run while structuring: all problems are found at once."""
+    return field(default=default, metadata={"check": check})
+
+
+_PORT = _between(0, 65535)
+_SECONDS = _between(0.001, 1e9)
+
+
+@frozen
+class ServerSettings:
+    """`[server_settings]`."""
+
+    host: str = "127.0.0.1"
+    port: int = _checked(_PORT, 4000)
+    log_level: str = _checked(_one_of("debug", "info", "warning", "error"), "info")
+
+
+@frozen
+class Limits:
+    """`[limits]`."""
+
+    head_bytes_max: int = _checked(_between(1024, 16 * 1024 * 1024), 64 * 1024)
+    body_bytes_max: int = _checked(_between(1024, 64 * 1024**3), 128 * 1024 * 1024)
+    connections_max: int = _checked(_between(1, 1_000_000), 8192)
+
+
+@frozen
+class Timeouts:
+    """`[timeouts]`."""
+
+    head_s: float = _checked(_SECONDS, 30.0)
+    body_s: float = _checked(_SECONDS, 300.0)
+    keep_alive_s: float = _checked(_SECONDS, 120.0)
+    client_stall_s: float = _checked(_SECONDS, 60.0)
+    connect_s: float = _checked(_SECONDS, 5.0)
+    upstream_idle_s: float = _checked(_SECONDS, 30.0)
+    first_byte_s: float = _checked(_SECONDS, 600.0)
+    stream_stall_s: float = _checked(_SECONDS, 600.0)
+    drain_s: float = _checked(_between(0, 1e9), 30.0)
+    stop_s: float = _checked(_SECONDS, 15.0)
+
+
+@frozen
+class ManagedWorker:
+    """`[[managed_workers]]`: a worker that the gateway starts; keys that are not iChat's are the engine's arguments."""
+
+    model_name: str = _checked(_not_empty)
+    model_path: str = _checked(_not_empty)
+    backend: str = _checked(_not_empty, "vllm")
+    gpu_ids: list[int] | None = None
+    host: str = "127.0.0.1"
+    port: int = _checked(_PORT, 0)
+    heartbeat_interval: float = _checked(_between(0.1, 3600), 3.0)
+    python: str | None = None
+    env: dict[str, str] = field(factory=dict[str, str])
+    backend_args: dict[str, EngineValue] = field(factory=dict[str, EngineValue])
+
+
+@frozen
+class ExternalRoute:
+    """`[[external_routes]]`: a model that is served elsewhere, by anything that speaks OpenAI's protocol."""
+
+    model_name: str = _checked(_not_empty)
+    api_base: str = _checked(_is_http)
+
+
+@frozen
+class EngineSettings:
+    """`[engines.NAME]`."""
+
+    python: str | None = None
+
+
+@frozen
+class Config:
+    """The whole file."""
+
+    server_settings: ServerSettings = ServerSettings()
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    managed_workers: list[ManagedWorker] = field(factory=list[ManagedWorker])
+    external_routes: list[ExternalRoute] = field(factory=list[ExternalRoute])
+    engines: dict[str, EngineSettings] = field(factory=dict[str, EngineSettings])
+
+
+def load(path: pathlib.Path) -> Config:
+    """Read a configuration file. Raises Exit 64 with every problem in it, one a line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise Exit(EXIT_USAGE, f"The configuration {path} cannot be read: {reason}.") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Config:
+    """Read a configuration from text; `source` is what messages call it. Raises Exit 64."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Exit(EXIT_USAGE, f"{source} is not valid TOML: {error}.") from error
+    try:
+        config = _converter().structure(tables, Config)
+    except (ClassValidationError, IterableValidationError) as error:
+        problems = sorted(_problems(error, ""))
+    else:
+        problems = sorted(_contradictions(config))
+        if not problems:
+            return config
+    raise Exit(EXIT_USAGE, "\n".join([f"{source} was not accepted:", *(f"  {problem}" for problem in problems)]))
+
+
+def engine_flags(arguments: Mapping[str, EngineValue]) -> list[str]:
+    """Write engine arguments as flags: `max_model_len = 2048` is ``--max-model-len 2048``.
+
+    true is the flag alone, false its ``--no-`` form, a list several values, a table JSON.
+    """
+    flags: list[str] = []
+    for key, value in arguments.items():
+        name = key.replace("_", "-")
+        if value is True:
+            flags.append(f"--{name}")
+        elif value is False:
+            flags.append(f"--no-{name}")
+        elif isinstance(value, list):
+            flags += [f"--{name}", *map(str, value)]
+        elif isinstance(value, dict):
+            flags += [f"--{name}", json.dumps(value)]
+        else:
+            flags.append(f"--{name}={value}")
+    return flags
+
+
+def _converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
+    exact: list[tuple[type, str]] = [(str, "a string"), (int, "a whole number"), (bool, "true or false")]
+    for kind, words in exact:
+        converter.register_structure_hook(kind, _exactly(kind, words))
+    converter.register_structure_hook(float, _number)
+    converter.register_structure_hook(EngineValue, _engine_value)
+    for section in (ServerSettings, Limits, Timeouts, ManagedWorker, ExternalRoute, EngineSettings, Config):
+        prepare = _with_engine_arguments if section is ManagedWorker else None
+        converter.register_structure_hook(section, _section(section, converter, prepare))
+    return converter
+
+
+def _section(
+    section: type[Any], converter: cattrs.Converter, prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None
+) -> Callable[[Any, Any], Any]:
+    """Structure one table: exactly its keys, each of the right type and past its check."""
+
+    def hook(attribute: "attrs.Attribute[Any]") -> Callable[[Any, Any], Any]:
+        check: Check | None = attribute.metadata.get("check")
+        container = get_origin(attribute.type)
+
+        def structure(value: Any, kind: Any) -> Any:
+            if container in (list, dict) and type(value) is not container:
+                raise ValueError(f"must be {'an array' if container is list else 'a table'}, not {_shown(value)}")
+            structured = converter.structure(value, kind)
+            if check is not None:
+                check(structured)
+            return structured
+
+        return structure
+
+    overrides: Any = {attribute.name: override(struct_hook=hook(attribute)) for attribute in attrs.fields(section)}
+    structure = make_dict_structure_fn(section, converter, **overrides)
+
+    def table(value: Any, kind: Any) -> Any:
+        if type(value) is not dict:
+            raise ValueError(f"must be a table, not {_shown(value)}")
+        mapping = cast("Mapping[str, Any]", value)
+        return structure(prepare(mapping) if prepare else mapping, kind)
+
+    return table
+
+
+def _exactly(kind: type, words: str) -> Callable[[Any, Any], Any]:
+    def structure(value: Any, _: Any) -> Any:
+        if type(value) is not kind:
+            raise ValueError(f"must be {words}, not {_shown(value)}")
+        return value
+
+    return structure
+
+
+def _number(value: Any, _: Any) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"must be a number, not {_shown(value)}")
+    return float(value)
+
+
+def _engine_value(value: Any, _: Any) -> EngineValue:
+    if type(value) not in (str, int, float, bool, list, dict):
+        raise ValueError(f"must be a string, number, boolean, list or table, not {_shown(value)}")
+    return cast("EngineValue", value)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)[:60]
+
+
+def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Move what is not iChat's into `backend_args`, unless it looks like a typing error in one of iChat's keys."""
+    ours = [attribute.name for attribute in attrs.fields(ManagedWorker)]
+    kept = {key: table[key] for key in table if key in ours or difflib.get_close_matches(key, ours, 1, 0.85)}
+    inline = {key: table[key] for key in table if key not in kept}
+    if inline and isinstance(kept.get("backend_args", {}), dict):
+        kept["backend_args"] = {**inline, **kept.get("backend_args", {})}
+    return kept
+
+
+def _contradictions(config: Config) -> Iterable[str]:
+    routes = {route.model_name for route in config.external_routes}
+    for index, worker in enumerate(config.managed_workers):
+        if worker.model_name in routes:
+            yield f"managed_workers[{index}].model_name: {worker.model_name!r} is also an external route"
+
+
+def _problems(error: Exception, path: str) -> Iterable[str]:
+    """Turn cattrs' tree of errors into one line for each leaf."""
+    if isinstance(error, ClassValidationError):
+        for inner, note in error.group_exceptions()[0]:
+            yield from _problems(inner, f"{path}.{note.name}" if path else note.name)
+        for inner in error.group_exceptions()[1]:
+            yield from _problems(inner, path)
+    elif isinstance(error, IterableValidationError):
+        for inner, note in error.group_exceptions()[0]:
+            index = note.index if isinstance(note.index, int) else f"{note.index}"
+            yield from _problems(inner, f"{path}[{index}]" if isinstance(index, int) else f"{path}.{index}")
+        for inner in error.group_exceptions()[1]:
+            yield from _problems(inner, path)
+    elif isinstance(error, ForbiddenExtraKeysError):
+        known = [attribute.name for attribute in attrs.fields(error.cl)]
+        for key in sorted(error.extra_fields):
+            close = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}"
+            yield f"{path}.{key}: unknown key{hint}" if path else f"{key}: unknown key{hint}"
+    elif isinstance(error, KeyError):
+        yield f"{path}: is missing"
+    else:
+        yield f"{path}: {error}"

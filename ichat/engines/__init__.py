@@ -1,0 +1,100 @@
+"""What an engine is to iChat, and how one is found by its name.
+
+An engine is one class. It becomes known either here or, without any change to iChat, through an entry point of the
+group `ichat.engines` in whatever package is installed beside it.
+"""
+
+import importlib
+import importlib.metadata
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import attrs
+
+from ichat.errors import EXIT_USAGE, Exit
+
+BUILT_IN = {"vllm": "ichat.engines.vllm:VLLM"}
+ENTRY_POINTS = "ichat.engines"
+
+Message = dict[str, Any]
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""An ASGI 3 application."""
+Serve = Callable[[Application], Awaitable[None]]
+"""Returns when serving shall end."""
+
+
+@attrs.frozen
+class Progress:
+    """What an engine is doing, by its own account; None is not known."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_use: float | None = None
+    """Share of the KV cache in use, 0 to 1."""
+    steps: int | None = None
+    """Scheduler iterations so far: a busy engine whose count stands still is stuck."""
+    tokens_out: int | None = None
+
+
+@attrs.frozen
+class EngineInfo:
+    """What is known of an engine once its arguments are parsed."""
+
+    model_path: str
+    model_names: list[str]
+    """The names that requests may use, at least one."""
+    args: Mapping[str, Any]
+    """Every effective argument, secrets masked; values that JSON can hold."""
+    versions: Mapping[str, str]
+
+
+class Engine(Protocol):
+    """One model in one engine.
+
+    `run` is called once, on a thread that exists for it and outlives all its children; everything else may be called
+    from any thread.
+    """
+
+    name: str
+
+    def check(self) -> None:
+        """See quickly, before any import, whether the engine is installed. Raises Exit 69 with what to type."""
+        ...
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        parsed: Callable[[EngineInfo], None],
+        phase: Callable[[str], None],
+        serve: Serve,
+    ) -> None:
+        """Parse the arguments, load the model, and await ``serve(application)`` inside an asyncio loop; then unload.
+
+        `parsed` is called once the arguments are known to be right, `phase` with each step of the loading. Raises
+        Exit 64 for a wrong argument, any other exception where loading fails.
+        """
+        ...
+
+    def why_dead(self) -> str | None:
+        """Give the reason why no request can be served any more; None while all is well. Cheap: it is asked often."""
+        ...
+
+    def progress(self) -> Progress:
+        """Give the engine's own account of its load."""
+        ...
+
+
+def find(name: str) -> Engine:
+    """Make the engine of this name. Raises Exit 64 where there is none."""
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        return cast("Engine", getattr(importlib.import_module(module), attribute)())
+    others = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    if name in others:
+        return cast("Engine", others[name].load()())
+    known = ", ".join(sorted({*BUILT_IN, *others}))
+    raise Exit(EXIT_USAGE, f"There is no engine {name!r}; known here: {known}.")

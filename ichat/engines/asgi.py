@@ -1,0 +1,235 @@
+"""One request across the threads: an ASGI call on the engine's loop that writes to the client's socket itself.
+
+Trio reads the request and sleeps. The call runs on the engine's thread, which writes head, chunk framing and body
+straight to the client's socket. Only the end of the exchange crosses back, and only a hang-up crosses over in the
+meantime. The specification is ASGI's HTTP sub-specification 2.3: from 2.4 on Starlette no longer listens for the
+disconnect.
+"""
+
+import asyncio
+import logging
+import socket
+import urllib.parse
+from collections.abc import Callable
+
+from ichat import errors
+from ichat.engines import Application, Message, Scope
+from ichat.http.heads import Headers, date_header, response_head
+from ichat.http.server import Request
+
+log = logging.getLogger(__name__)
+
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
+
+
+class ClientGone(Exception):
+    """The client cannot be written to any more."""
+
+
+class Call:
+    """One ASGI call. Everything but the constructor runs on the engine's loop."""
+
+    def __init__(
+        self,
+        request: Request,
+        sock: socket.socket,
+        peer: str,
+        *,
+        keep_alive: bool,
+        stall_s: float,
+        ended: Callable[[], None],
+    ) -> None:
+        self._request = request
+        self._sock = sock
+        self._peer = peer
+        self._stall_s = stall_s
+        self._ended = ended
+        self.keep_alive = keep_alive
+        """Whether the connection may go on afterwards; known when the call has ended."""
+        self.head_sent = False
+        self.status = 0
+        self.failure: str | None = None
+        """Why there is no usable response, where nothing has been sent."""
+        self.hung_up = False
+        self.task: asyncio.Task[None]
+        """Known when the call has begun."""
+        self._gone: asyncio.Event
+        self._head = b""
+        self._chunked = False
+        self._left: int | None = None
+        self._complete = False
+        self._body_taken = False
+        self._rest = memoryview(b"")
+        self._drained: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Call {self._request.id.decode()} {self._request.path.decode()} {self.status or 'waiting'}>"
+
+    def start(self, app: Application, calls: "set[Call]") -> None:
+        """Begin; the call is a member of `calls` until it has ended."""
+        self._gone = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._run(app, calls))
+        calls.add(self)
+
+    def hang_up(self) -> None:
+        """Tell the application that the client has gone."""
+        self.hung_up = True
+        self._gone.set()
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_exception(ClientGone())
+
+    def abandon(self, why: str) -> None:
+        """Give the call up, whatever the application is waiting for."""
+        self.failure = why
+        self.task.cancel()
+
+    async def _run(self, app: Application, calls: "set[Call]") -> None:
+        try:
+            await app(self._scope(), self._receive, self._send)
+            if not self._complete and not self.hung_up:
+                self.failure = self.failure or "it gave no complete response"
+        except ClientGone:
+            self.hung_up = True
+        except asyncio.CancelledError:  # noqa: ASYNC103
+            self.failure = self.failure or "it gave the request up"
+        except Exception:
+            log.exception("%r failed", self)
+            self.failure = "an exception, which is in the worker's log"
+        finally:
+            self._gone.set()
+            if self.head_sent and not self._complete:
+                self.keep_alive = False
+            calls.discard(self)
+            self._ended()
+
+    def _scope(self) -> Scope:
+        request = self._request
+        path, _, query = request.target.partition(b"?")
+        host, _, port = self._peer.rpartition(":")
+        return {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": request.version.decode(),
+            "method": request.method.decode(),
+            "scheme": "http",
+            "path": urllib.parse.unquote(path.decode("latin-1")),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": request.headers,
+            "client": (host, int(port)) if host else None,
+            "server": None,
+            "state": {},
+        }
+
+    async def _receive(self) -> Message:
+        """Give the body once, and then the disconnect, to any number of waiters."""
+        if not self._body_taken:
+            self._body_taken = True
+            return {"type": "http.request", "body": self._request.body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if self.hung_up:
+            return
+        if message["type"] == "http.response.body":
+            data = self._framed(message.get("body", b""), more=message.get("more_body", False))
+            if data:
+                await self._write(data)
+            if self._complete:
+                self._gone.set()
+        elif message["type"] == "http.response.start":
+            self._start(message["status"], message.get("headers", ()))
+            if self._chunked:
+                head, self._head = self._head, b""
+                await self._write(head)
+
+    def _start(self, status: int, headers: Headers) -> None:
+        """Make the head. A streamed response's is sent at once, any other's together with its body."""
+        request = self._request
+        self.status = status
+        out: Headers = [date_header()]
+        identified = False
+        for given, value in headers:
+            name = given.lower()
+            if name == b"content-length":
+                self._left = int(value)
+            elif name == b"connection":
+                continue
+            identified = identified or name == b"x-request-id"
+            out.append((name, value))
+        if not identified:
+            out.append((b"x-request-id", request.id))
+        if request.method == b"HEAD" or status in (204, 304):
+            self._left = 0
+        elif self._left is None:
+            if request.version == b"1.1":
+                self._chunked = True
+                out.append((b"transfer-encoding", b"chunked"))
+            else:
+                self.keep_alive = False
+        if not self.keep_alive:
+            out.append((b"connection", b"close"))
+        self._head = response_head(status, out)
+
+    def _framed(self, body: bytes, *, more: bool) -> bytes:
+        """Frame a piece of the body, with the head before it where that is still to be sent."""
+        if self._complete:
+            return b""
+        self._complete = not more
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            return data if more else data + b"0\r\n\r\n"
+        if self._left is not None:
+            body = body[: self._left]
+            self._left -= len(body)
+            if self._left and not more:
+                self.keep_alive = False
+        head, self._head = self._head, b""
+        return head + body
+
+    async def _write(self, data: bytes) -> None:
+        """Write without blocking; where the socket takes no more, wait for it, and so hold the application back."""
+        self.head_sent = True
+        try:
+            sent = self._sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self.hang_up()
+            raise ClientGone from error
+        if sent == len(data):
+            return
+        loop = asyncio.get_running_loop()
+        self._rest = memoryview(data)[sent:]
+        self._drained = loop.create_future()
+        loop.add_writer(self._sock.fileno(), self._writable)
+        timer = loop.call_later(self._stall_s, self.hang_up)
+        try:
+            await self._drained
+        finally:
+            timer.cancel()
+            loop.remove_writer(self._sock.fileno())
+            self._drained = None
+
+    def _writable(self) -> None:
+        assert self._drained is not None
+        if self._drained.done():
+            return
+        try:
+            sent = self._sock.send(self._rest)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.hang_up()
+            return
+        self._rest = self._rest[sent:]
+        if not self._rest:
+            self._drained.set_result(None)
+
+    def error(self, death: Exception | None) -> errors.ApiError | None:
+        """Give the error to answer with, where the client got no byte; `death` is the engine's, if it died."""
+        if self.head_sent or self.hung_up or self._complete:
+            return None
+        return errors.engine_failed(str(death or self.failure or "it ended"))

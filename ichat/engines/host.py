@@ -1,0 +1,205 @@
+"""The thread that an engine lives on, as seen from Trio.
+
+Engines are asyncio programs that block for long while they load, and their children must be started by a thread that
+lasts (`child.py`). So there is exactly one thread for the engine, from parsing its arguments to its end, and Trio
+never waits for it without a bound.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import trio
+
+from ichat import errors
+from ichat.engines import Application, Engine, EngineInfo
+from ichat.engines.asgi import Call
+from ichat.errors import EXIT_SOFTWARE, Exit
+from ichat.http.server import Client, Request
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 0.5
+"""How often the engine is asked whether it is alive."""
+ABORT_S = 10.0
+"""How long an abandoned request may take to end before its connection is closed all the same."""
+RETRY_AFTER_S = 5
+FAIL_S = 2.0
+"""How long requests get to answer by themselves after the engine has died."""
+
+
+class Host:
+    """An engine on its thread: start it, send it requests, stop it."""
+
+    def __init__(self, engine: Engine, argv: Sequence[str], *, client_stall_s: float) -> None:
+        self._engine = engine
+        self._argv = argv
+        self._stall_s = client_stall_s
+        self._token = trio.lowlevel.current_trio_token()
+        self._thread = threading.Thread(target=self._live, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._app: Application | None = None
+        self._stopping: asyncio.Event | None = None
+        self._calls: set[Call] = set()
+        self._failure: Exit | None = None
+        self._stop_asked = False
+        self.info: EngineInfo | None = None
+        self.phase = "starting"
+        """What the engine is doing, in a few words; `ready` once it serves."""
+        self.parsed = trio.Event()
+        self.ready = trio.Event()
+        self.ended = trio.Event()
+        """Set when the thread has nothing left to do, for whatever reason; `failure` has the reason."""
+        self.aborts = 0
+        """Requests that their clients left before the end."""
+        self._waiting: set[trio.Event] = set()
+
+    def __repr__(self) -> str:
+        return f"<Host of {self._engine.name}: {self.phase}, {self.in_flight} in flight>"
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests the engine is answering."""
+        return len(self._waiting)
+
+    @property
+    def failure(self) -> Exit | None:
+        """Why the engine ended, where that was not asked for."""
+        return self._failure
+
+    def start(self) -> None:
+        """Start the engine's thread; it goes on until ``stop`` or until the engine fails."""
+        self._thread.start()
+
+    def is_ready(self) -> bool:
+        """Say whether a request could be served now."""
+        return self._app is not None and not self.ended.is_set()
+
+    async def answer(self, request: Request, client: Client) -> None:
+        """Have the engine answer a request on this connection. Raises ApiError where nothing has been sent."""
+        app = self._app
+        if app is None or self.ended.is_set():
+            raise errors.model_not_ready(self.name, self.phase, RETRY_AFTER_S)
+        done = trio.Event()
+        call = Call(
+            request,
+            client.sock,
+            client.peer,
+            keep_alive=client.keep_alive,
+            stall_s=self._stall_s,
+            ended=lambda: self._run_in_trio(done.set),
+        )
+        self._waiting.add(done)
+        try:
+            self._in_engine(call.start, app, self._calls)
+            try:
+                await done.wait()
+            except trio.Cancelled:
+                self.aborts += 1
+                self._in_engine(call.hang_up)
+                with trio.move_on_after(ABORT_S, shield=True) as waited:
+                    await done.wait()
+                if waited.cancelled_caught:
+                    log.error("%r did not end within %g s of its client leaving", call, ABORT_S)
+                raise
+        finally:
+            self._waiting.discard(done)
+            client.keep_alive = call.keep_alive and client.keep_alive
+            client.head_sent = call.head_sent
+        if call.hung_up:
+            self.aborts += 1
+            await client.gone()
+        error = call.error(self._failure)
+        if error is not None:
+            raise error
+
+    @property
+    def name(self) -> str:
+        """The model's first name, as far as it is known."""
+        return self.info.model_names[0] if self.info else self._engine.name
+
+    async def stop(self, stop_s: float) -> bool:
+        """End the engine; say whether it did in time. While it loads it cannot listen: then it is no, at once."""
+        self._stop_asked = True
+        if self._loop is None or self._stopping is None:
+            return not self._thread.is_alive()
+        self._in_engine(self._stopping.set)
+        with trio.move_on_after(stop_s):
+            await self.ended.wait()
+        return self.ended.is_set()
+
+    def _run_in_trio(self, function: Callable[[], None]) -> None:
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(function)
+
+    def _in_engine(self, function: Callable[..., None], *args: object) -> None:
+        """Run a function on the engine's loop; where that is closed, `_end` sets all that waits for it."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _end(self) -> None:
+        """In Trio: the engine's thread has nothing left to do."""
+        self.ended.set()
+        for done in self._waiting:
+            done.set()
+
+    def _live(self) -> None:
+        """The engine's thread."""
+        started = time.monotonic()
+        try:
+            self._engine.run(self._argv, parsed=self._parsed, phase=self._enter, serve=self._serve)
+        except Exit as exit_:
+            self._failure = exit_
+        except BaseException as error:  # noqa: ASYNC103
+            if not self._stop_asked:
+                log.exception("the engine failed after %.1f s", time.monotonic() - started)
+                self._failure = Exit(EXIT_SOFTWARE, f"The engine failed while {self.phase}: {_one_line(error)}")
+        self._app = None
+        self._run_in_trio(self._end)
+
+    def _parsed(self, info: EngineInfo) -> None:
+        self.info = info
+        self._run_in_trio(self.parsed.set)
+
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
+        log.info("%s", phase)
+
+    async def _serve(self, app: Application) -> None:
+        """Run on the engine's loop while it serves: watch over its life."""
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self._app = app
+        self.phase = "ready"
+        self._run_in_trio(self.ready.set)
+        try:
+            while not self._stop_asked:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), WATCH_S)
+                    break
+                why = self._engine.why_dead()
+                if why is not None:
+                    self._failure = Exit(EXIT_SOFTWARE, f"The engine died: {why}")
+                    self.phase = "dead"
+                    break
+        finally:
+            self._app = None
+            await self._abandon_calls()  # noqa: ASYNC102
+
+    async def _abandon_calls(self) -> None:
+        """Let the calls under way end by themselves for a moment, then end them."""
+        for patience in ("first", "last"):
+            if self._calls:
+                await asyncio.wait([call.task for call in self._calls], timeout=FAIL_S)
+            for call in list(self._calls):
+                if patience == "first":
+                    call.abandon("it died" if self._failure else "it is shutting down")
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) < 600 else text[:600] + " …"

@@ -1,0 +1,150 @@
+"""Every failure that a client can see, and the exit codes that an operator can see.
+
+Inside, code raises one of these nouns; `http/server.py` is the one place where they become a response.
+The shape is OpenAI's: ``{"error": {"message": str, "type": str, "param": str | null, "code": str}}``.
+"""
+
+import json
+from collections.abc import Iterable
+
+EXIT_USAGE = 64
+"""A wrong command line or configuration (EX_USAGE of sysexits.h): nothing was started."""
+EXIT_UNAVAILABLE = 69
+"""Something that is needed is not there, such as the engine's package (EX_UNAVAILABLE)."""
+EXIT_SOFTWARE = 70
+"""The engine could not start or died, or iChat has a bug (EX_SOFTWARE)."""
+
+
+class Exit(Exception):
+    """Ends the process: one sentence for standard error and an exit code."""
+
+    def __init__(self, code: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class ApiError(Exception):
+    """A failure with everything its response needs.
+
+    ``retry_after_s`` becomes ``Retry-After``. ``retry=False`` becomes ``x-should-retry: false``, which openai-python
+    obeys, for statuses that it would otherwise retry in vain.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        retry: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.retry = retry
+
+    def __repr__(self) -> str:
+        return f"<ApiError {self.status} {self.code}: {self.message}>"
+
+    def body(self) -> bytes:
+        """Give the JSON body."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}).encode()
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Give the headers that belong to this failure alone."""
+        headers = [(b"content-type", b"application/json")]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % self.retry_after_s))
+        if self.retry is not None:
+            headers.append((b"x-should-retry", b"true" if self.retry else b"false"))
+        return headers
+
+
+def bad_request(message: str, *, param: str | None = None) -> ApiError:
+    """400: the request cannot be understood."""
+    return ApiError(400, "bad_request", message, param=param)
+
+
+def not_found(path: str) -> ApiError:
+    """404: no such route."""
+    return ApiError(404, "not_found", f"There is no route {path}.")
+
+
+def method_not_allowed(method: str, path: str) -> ApiError:
+    """405: the route exists, but not for this method."""
+    return ApiError(405, "method_not_allowed", f"{path} does not take {method}.")
+
+
+def model_not_found(model: str, known: Iterable[str]) -> ApiError:
+    """404: no worker and no external route has this model; the message lists those there are."""
+    names = ", ".join(sorted(known)) or "none yet"
+    return ApiError(404, "model_not_found", f"The model `{model}` does not exist. Models here: {names}.", param="model")
+
+
+def model_not_ready(model: str, why: str, retry_after_s: int) -> ApiError:
+    """503: the model is known but nothing can serve it at the moment."""
+    return ApiError(
+        503,
+        "model_not_ready",
+        f"The model `{model}` is not ready: {why}.",
+        kind="server_error",
+        retry_after_s=retry_after_s,
+    )
+
+
+def request_timeout() -> ApiError:
+    """408: the request did not arrive in time."""
+    return ApiError(408, "request_timeout", "The request did not arrive in time.")
+
+
+def request_too_large(bytes_max: int) -> ApiError:
+    """413: the body is longer than `limits.body_bytes_max`."""
+    return ApiError(413, "request_too_large", f"The request body is larger than {bytes_max} bytes.")
+
+
+def head_too_large(bytes_max: int) -> ApiError:
+    """431: the head is longer than `limits.head_bytes_max`."""
+    return ApiError(431, "head_too_large", f"The request head is larger than {bytes_max} bytes.")
+
+
+def too_many_connections() -> ApiError:
+    """503: `limits.connections_max` are open."""
+    return ApiError(503, "overloaded", "Too many open connections.", kind="server_error", retry_after_s=1)
+
+
+def draining() -> ApiError:
+    """503: this process is shutting down."""
+    return ApiError(503, "draining", "This server is shutting down.", kind="server_error", retry_after_s=5)
+
+
+def upstream_unreachable(name: str, why: str) -> ApiError:
+    """502: no connection to the upstream, so it has not seen the request."""
+    return ApiError(502, "upstream_unreachable", f"{name} cannot be reached: {why}.", kind="server_error")
+
+
+def upstream_failed(name: str, why: str) -> ApiError:
+    """502: the upstream took the request and gave no usable response."""
+    return ApiError(502, "upstream_failed", f"{name} failed before it answered: {why}.", kind="server_error")
+
+
+def upstream_timeout(name: str, wait_s: float) -> ApiError:
+    """504: the upstream sent no byte of a response in time."""
+    return ApiError(504, "upstream_timeout", f"{name} sent nothing for {wait_s:g} s.", kind="server_error")
+
+
+def engine_failed(why: str) -> ApiError:
+    """500: the engine failed with this request."""
+    return ApiError(500, "engine_failed", f"The engine failed: {why}.", kind="server_error")
+
+
+def internal_error() -> ApiError:
+    """500: a bug; its traceback is in the log and nowhere else."""
+    return ApiError(500, "internal_error", "Internal error; the log has the details.", kind="server_error")

@@ -1,0 +1,135 @@
+"""Heads of HTTP/1.1 messages: reading an upstream's response head, writing request and response heads.
+
+A client's request head is read by h11 (`server.py`); this module reads only what an upstream sends, and is
+property-tested against h11. It exists because h11's client side costs 32 microseconds a response where this costs 5.
+"""
+
+import email.utils
+import http
+import re
+import time
+from collections.abc import Iterable
+
+import attrs
+
+from ichat.http.framing import Chunked, Framing, Length, UntilClose
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case, values without surrounding white space."""
+
+HOP_BY_HOP = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
+)
+"""Headers of one connection, never forwarded (RFC 9110, section 7.6.1)."""
+
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n\0]*))?")
+_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\r\n\0]*)")
+_DIGITS = re.compile(rb"[0-9]{1,18}")
+_REASONS = {int(status): status.phrase.encode() for status in http.HTTPStatus}
+
+
+class HeadError(Exception):
+    """A response head that must not be trusted."""
+
+
+@attrs.frozen
+class ResponseHead:
+    """An upstream's response head, and how its body is framed."""
+
+    status: int
+    reason: bytes
+    headers: Headers
+    framing: Framing
+    reusable: bool
+    """Whether the connection may carry another exchange when the body has ended."""
+
+
+def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
+    """Parse a head without its final empty line, as the answer to a request of this method.
+
+    Raises HeadError for what RFC 9112 calls invalid and for whatever two readers could read in two ways.
+    """
+    lines = head.split(b"\r\n")
+    status_line = _STATUS_LINE.fullmatch(lines[0])
+    if status_line is None:
+        raise HeadError("the status line is not valid")
+    status = int(status_line[2])
+    reusable = status_line[1] == b"1"
+    headers: Headers = []
+    length: bytes | None = None
+    coding: bytes | None = None
+    for line in lines[1:]:
+        match = _HEADER.fullmatch(line)
+        if match is None:
+            raise HeadError("a header line is not valid")
+        name, value = match[1].lower(), match[2].rstrip(b" \t")
+        if name == b"content-length":
+            if length is not None and length != value:
+                raise HeadError("two different content lengths")
+            if length is None and not _DIGITS.fullmatch(value):
+                raise HeadError("the content length is not a number")
+            if length is not None:
+                continue
+            length = value
+        elif name == b"transfer-encoding":
+            if coding is not None:
+                raise HeadError("two transfer encodings")
+            coding = value.lower()
+        elif name == b"connection" and b"close" in value.lower():
+            reusable = False
+        headers.append((name, value))
+    framing: Framing
+    if method == b"HEAD" or status < 200 or status in (204, 304):
+        framing = Length(0)
+    elif coding is not None:
+        if coding != b"chunked":
+            raise HeadError(f"the transfer encoding {coding[:40]!r} is not supported")
+        if length is not None:
+            raise HeadError("both a content length and a transfer encoding")
+        framing = Chunked()
+    elif length is not None:
+        framing = Length(int(length))
+    else:
+        framing = UntilClose()
+        reusable = False
+    return ResponseHead(status, status_line[3] or b"", headers, framing, reusable)
+
+
+def end_to_end(headers: Headers) -> Headers:
+    """Give the headers that may be forwarded: without hop-by-hop ones and those that `Connection` names."""
+    named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
+    drop = HOP_BY_HOP | named if named else HOP_BY_HOP
+    return [header for header in headers if header[0] not in drop]
+
+
+def request_head(method: bytes, target: bytes, version: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Write a request head; the headers must have come through a parser or be ours."""
+    lines = [b"%b %b HTTP/%b" % (method, target, version)]
+    lines += [b"%b: %b" % header for header in headers]
+    lines += [b"", b""]
+    return b"\r\n".join(lines)
+
+
+def response_head(status: int, headers: Iterable[tuple[bytes, bytes]], reason: bytes = b"") -> bytes:
+    """Write a response head with the given reason phrase, or the usual one."""
+    lines = [b"HTTP/1.1 %d %b" % (status, reason or _REASONS.get(status, b""))]
+    lines += [b"%b: %b" % header for header in headers]
+    lines += [b"", b""]
+    return b"\r\n".join(lines)
+
+
+class _Clock:
+    """The `Date` header, made once a second (RFC 9110, section 6.6.1)."""
+
+    def __init__(self) -> None:
+        self.second = 0
+        self.header = (b"date", b"")
+
+    def now(self) -> tuple[bytes, bytes]:
+        second = int(time.time())
+        if second != self.second:
+            self.second, self.header = second, (b"date", email.utils.formatdate(second, usegmt=True).encode())
+        return self.header
+
+
+date_header = _Clock().now

@@ -1,0 +1,83 @@
+"""The hub: one epoll object for every socket whose events must cost little, itself watched by Trio as one descriptor.
+
+A Trio task that waits for a socket costs a registration, a wake-up and a scheduling for every chunk. The hub's task
+is woken once for all sockets that are ready, and calls one plain function for each. Registrations are persistent.
+"""
+
+import select
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+HANG_UP = select.EPOLLRDHUP
+"""The peer closed its end, or the connection broke (errors are always reported as well)."""
+READABLE = select.EPOLLIN | select.EPOLLRDHUP
+
+READY_MAX = 256
+"""Sockets handled before other tasks get their turn."""
+SWEEP_S = 0.5
+"""How often deadlines are compared with the clock, so also how late they may be noticed."""
+
+
+class Timed(Protocol):
+    """Something with a deadline that moves too often for a timer of its own."""
+
+    deadline: float
+    """On Trio's clock."""
+
+    def expire(self) -> None:
+        """Be told, once, that the deadline has passed."""
+        ...
+
+
+class Hub:
+    """Calls a plain function when a socket is ready, and expires what is overdue."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._ready: dict[int, Callable[[int], None]] = {}
+        self._timed: set[Timed] = set()
+        self.now = 0.0
+        """Trio's clock as of the current batch of events."""
+
+    def __repr__(self) -> str:
+        return f"<Hub {len(self._ready)} sockets, {len(self._timed)} timed>"
+
+    def watch(self, fd: int, events: int, ready: Callable[[int], None]) -> None:
+        """Call ``ready(events)`` whenever it is ready, until ``forget``; that must neither block nor raise."""
+        self._epoll.register(fd, events)
+        self._ready[fd] = ready
+
+    def forget(self, fd: int) -> None:
+        """Stop watching; harmless where it is not watched. To be called before the descriptor is closed."""
+        if self._ready.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def time(self, timed: Timed) -> None:
+        """Start comparing this deadline with the clock."""
+        self._timed.add(timed)
+
+    def untime(self, timed: Timed) -> None:
+        """Stop it; harmless where it was not started."""
+        self._timed.discard(timed)
+
+    async def run_forever(self) -> None:
+        """Serve events; everything that uses this hub must be inside."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._sweep_forever)
+            while True:
+                await trio.lowlevel.wait_readable(self._epoll.fileno())
+                self.now = trio.current_time()
+                for fd, events in self._epoll.poll(0, READY_MAX):
+                    ready = self._ready.get(fd)
+                    if ready is not None:
+                        ready(events)
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await trio.sleep(SWEEP_S)
+            now = trio.current_time()
+            for timed in [timed for timed in self._timed if timed.deadline < now]:
+                self._timed.discard(timed)
+                timed.expire()

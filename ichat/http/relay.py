@@ -1,0 +1,238 @@
+"""Moving one response from an upstream to a client, as bytes.
+
+The head is read and written again (`on_head`); behind it, whatever the upstream sends goes to the client as it is,
+chunk framing included. The hub calls `readable` for every piece: one `recv_into` a buffer that all relays share, one
+look at where the body ends, one `send`. The request's task sleeps meanwhile. It is woken when the response has ended
+or failed, and when the client does not take its bytes: then it sends them itself while the upstream is paused, so a
+slow reader holds up nobody but its own upstream.
+"""
+
+from collections.abc import Callable
+
+import trio
+
+from ichat.http.framing import Chunked, Framing, FramingError
+from ichat.http.heads import HeadError, ResponseHead, parse_response_head
+from ichat.http.hub import Hub
+from ichat.http.pool import Connection
+from ichat.http.server import Client
+
+_BUFFER = bytearray(128 * 1024)
+_VIEW = memoryview(_BUFFER)
+_HEAD_BYTES_MAX = 64 * 1024
+
+OnHead = Callable[[ResponseHead], bytes]
+"""Turns the upstream's head into the bytes of the client's head. Must not raise."""
+
+
+class UpstreamLost(Exception):
+    """The upstream failed in the middle of an exchange."""
+
+    def __init__(self, why: str, *, answered: bool, timed_out: bool = False, can_report: bool = False) -> None:
+        super().__init__(why)
+        self.answered = answered
+        """Whether it had sent anything, so that it must not be asked again."""
+        self.timed_out = timed_out
+        self.can_report = can_report
+        """Whether the client can be told by one more event: it got whole chunks of an event stream so far."""
+
+
+class Relay:
+    """One response on its way. ``await relay.carry()`` from the request's task, once."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        client: Client,
+        connection: Connection,
+        *,
+        method: bytes,
+        version: bytes,
+        on_head: OnHead,
+        first_byte_s: float,
+        stall_s: float,
+    ) -> None:
+        self._hub = hub
+        self._client = client
+        self._connection = connection
+        self._method = method
+        self._version = version
+        self._on_head = on_head
+        self._stall_s = stall_s
+        self._head = b""
+        self._framing: Framing | None = None
+        self._rest = b""
+        self._done = False
+        self._failure: UpstreamLost | None = None
+        self._event_stream = False
+        self._task: trio.lowlevel.Task | None = None
+        self._woken = False
+        self._sending: trio.CancelScope | None = None
+        self._sent = False
+        self.deadline = trio.current_time() + first_byte_s
+        self.answered = False
+        self.reusable = False
+        """Whether the connection may carry another exchange; known when `carry` has returned."""
+
+    def __repr__(self) -> str:
+        state = "head" if self._framing is None else "done" if self._done else "body"
+        return f"<Relay {self._connection.upstream.name} to {self._client.peer}: {state}>"
+
+    async def carry(self, request: bytes) -> None:
+        """Send the request and move the response until it has ended.
+
+        Raises UpstreamLost; the client's head may have been sent by then.
+        """
+        self._connection.receiver = self
+        self._hub.time(self)
+        try:
+            await self._send_request(request)
+            while True:
+                await self._sleep()
+                if self._rest:
+                    self._hub.untime(self)
+                    rest, self._rest = self._rest, b""
+                    await self._client.send_all(rest)
+                if self._failure is not None:
+                    raise self._failure
+                if self._done:
+                    self.reusable = self.reusable and self._sent
+                    return
+                self._hub.now = trio.current_time()
+                self.deadline = self._hub.now + self._stall_s
+                self._hub.time(self)
+                self._connection.resume()
+        finally:
+            self._hub.untime(self)
+            self._connection.receiver = None
+
+    def expire(self) -> None:
+        """Be told by the hub that the upstream has been silent for too long."""
+        self._lost("it sent nothing for too long", timed_out=True)
+
+    def readable(self) -> None:
+        """Move what can be read now."""
+        try:
+            received = self._connection.sock.recv_into(_BUFFER)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lost(error.strerror or str(error))
+            return
+        if not received:
+            self._eof()
+            return
+        if self._done:
+            self.reusable = False
+            self._connection.pause()
+            return
+        self.answered = True
+        self.deadline = self._hub.now + self._stall_s
+        try:
+            if self._framing is not None:
+                end = self._framing.feed(_BUFFER, 0, received)
+                self._send(_VIEW[:end], self._framing)
+                surplus = end < received
+            else:
+                surplus = self._feed_head(received)
+        except (HeadError, FramingError) as error:
+            self._lost(f"its response is not valid HTTP/1.1: {error}")
+            return
+        if surplus:
+            self.reusable = False
+
+    def _feed_head(self, received: int) -> bool:
+        """Collect the head; when it is complete, send it and what follows. Say whether more came than the response."""
+        data = self._head + _BUFFER[:received]
+        end = data.find(b"\r\n\r\n")
+        while end >= 0:
+            head = parse_response_head(data[:end], self._method)
+            data = data[end + 4 :]
+            if head.status == 101:
+                raise HeadError("it switched protocols unasked")
+            if head.status >= 200:
+                return self._begin(head, bytearray(data))
+            end = data.find(b"\r\n\r\n")
+        if len(data) > _HEAD_BYTES_MAX:
+            raise HeadError("its head is too long")
+        self._head = data
+        return False
+
+    def _begin(self, head: ResponseHead, behind: bytearray) -> bool:
+        if self._version != b"1.1" and isinstance(head.framing, Chunked):
+            raise HeadError("it is chunked, which a client of HTTP/1.0 cannot read")
+        self._framing = head.framing
+        self._event_stream = any(
+            name == b"content-type" and value.startswith(b"text/event-stream") for name, value in head.headers
+        )
+        self.reusable = head.reusable
+        end = head.framing.feed(behind, 0, len(behind)) if behind else 0
+        self._client.head_sent = True
+        self._send(memoryview(self._on_head(head) + behind[:end]), head.framing)
+        return end < len(behind)
+
+    async def _send_request(self, request: bytes) -> None:
+        """Send the request, or as much of it as the upstream wants to see before it answers or fails."""
+        rest = memoryview(request)
+        while rest and not self._woken:
+            try:
+                rest = rest[self._connection.sock.send(rest) :]
+            except BlockingIOError:
+                with trio.CancelScope() as self._sending:
+                    await trio.lowlevel.wait_writable(self._connection.sock)
+                self._sending = None
+            except OSError:
+                break
+        self._sent = not rest
+
+    def _send(self, data: memoryview, framing: Framing) -> None:
+        try:
+            sent = self._client.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._connection.pause()
+            self._client.close_soon()
+            return
+        if sent < len(data):
+            self._rest = bytes(data[sent:])
+            self._connection.pause()
+            self._wake()
+        if framing.done:
+            self._done = True
+            self._wake()
+
+    def _eof(self) -> None:
+        self.reusable = False
+        self._connection.pause()
+        if self._done:
+            return
+        if self._framing is not None and self._framing.ends_at_eof():
+            self._done = True
+            self._wake()
+        else:
+            self._lost("it closed the connection" + (" in the middle of the response" if self.answered else ""))
+
+    def _lost(self, why: str, *, timed_out: bool = False) -> None:
+        can_report = self._event_stream and self._framing is not None and self._framing.may_insert
+        self._failure = UpstreamLost(why, answered=self.answered, timed_out=timed_out, can_report=can_report)
+        self._connection.pause()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._woken = True
+        if self._sending is not None:
+            self._sending.cancel()
+        if self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task)
+
+    async def _sleep(self) -> None:
+        if not self._woken:
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abandon)
+        self._woken = False
+
+    def _abandon(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED

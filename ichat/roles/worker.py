@@ -1,0 +1,315 @@
+"""The worker: one engine behind a front door, known to the gateway by its beats.
+
+hub                                    sockets' events; ends last
+└ front door └ connection └ exchange   requests go to the engine's thread
+└ beats                                to the gateway, where there is one
+└ watch                                a signal, the launcher's end or the engine's end begins the shutdown
+"""
+
+import argparse
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import urllib.parse
+from collections.abc import Awaitable, Callable, Sequence
+
+import attrs
+import httpx
+import trio
+
+from ichat import errors
+from ichat.beat import Beat, WorkerState
+from ichat.config import Limits, Timeouts
+from ichat.engines import Engine, find
+from ichat.engines.host import Host
+from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+from ichat.http.hub import Hub
+from ichat.http.server import Client, FrontDoor, Request, open_listeners, port_of
+from ichat.processes import LAUNCHER_FD
+
+log = logging.getLogger(__name__)
+
+BEAT_TIMEOUT_S = 5.0
+BEAT_RETRY_S = 1.0
+GOODBYE_S = 2.0
+
+
+@attrs.frozen
+class Options:
+    """The worker's own command line; everything else is the engine's."""
+
+    backend: str
+    gateway_address: str | None
+    served_model_name: list[str]
+    heartbeat_interval: float
+    log_streaming: bool
+    worker_id: str
+    host: str
+    port: int
+    advertise_host: str | None
+    drain_s: float
+    stop_s: float
+
+
+class Usage(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, with exit code 64."""
+
+    def error(self, message: str) -> "None":  # type: ignore[override]
+        raise Exit(EXIT_USAGE, f"{self.prog}: {message}")
+
+
+def parser() -> Usage:
+    """Make the parser of the worker's own flags."""
+    usage = Usage(
+        prog="ichat.pyz worker",
+        description="Load one model with one engine, in this process, and serve the OpenAI routes.",
+        epilog="Every other flag is the engine's own, for example --model. The engine lists its flags with --help=all.",
+        allow_abbrev=False,
+    )
+    add = usage.add_argument
+    add("--backend", "-be", default="vllm", metavar="NAME", help="the engine (vllm)")
+    add("--gateway-address", "-ga", metavar="URL", help="register with this gateway, for example http://gw:4000")
+    add(
+        "--served-model-name", "--model-name", "-n", nargs="+", default=[], metavar="NAME",
+        help="the names that requests use; the model's path otherwise",
+    )  # fmt: skip
+    add("--heartbeat-interval", "--hi", type=float, default=30.0, metavar="S", help="seconds between beats (30)")
+    add(
+        "--log-streaming",
+        "--ls",
+        type=_boolean,
+        default=True,
+        metavar="BOOL",
+        help="offer the log to the gateway (true)",
+    )
+    add("--worker-id", default="", metavar="ID", help="made from host and process where it is not given")
+    add("--host", default="127.0.0.1", metavar="HOST", help="where to listen (127.0.0.1; 0.0.0.0 for all interfaces)")
+    add("--port", type=int, default=8000, metavar="PORT", help="where to listen (8000; 0 for any free port)")
+    add("--advertise-host", metavar="HOST", help="how the gateway reaches this worker, where that is not clear")
+    add("--drain-s", type=float, default=30.0, metavar="S", help="how long exchanges may take to end at shutdown (30)")
+    add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
+    return usage
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    raise argparse.ArgumentTypeError(f"must be true or false, not {text!r}")
+
+
+def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
+    """Split a command line into the worker's options and the engine's arguments.
+
+    Flags are matched by their exact names, with `_` for `-` allowed, so nothing of the engine's is taken by mistake.
+    The host, the port and the model's names are handed to the engine as well. Raises Exit 64.
+    """
+    usage = parser()
+    actions = {option: action for action in usage._actions for option in action.option_strings}
+    ours: list[str] = []
+    theirs: list[str] = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            name = name.replace("_", "-")
+        action = actions.get(name)
+        if action is None or (name in ("-h", "--help") and equals):
+            theirs.append(word)
+            continue
+        ours.append(name + equals + value)
+        if not equals and action.nargs != 0:
+            while rest and not (rest[0].startswith("-") and len(rest[0]) > 1 and not rest[0][1].isdigit()):
+                ours.append(rest.pop(0))
+                if action.nargs is None:
+                    break
+    found = usage.parse_args(ours)
+    options = Options(**vars(found))
+    if not 0 <= options.port < 65536:
+        raise Exit(EXIT_USAGE, f"{usage.prog}: --port must be from 0 to 65535, not {options.port}")
+    if options.heartbeat_interval <= 0:
+        raise Exit(EXIT_USAGE, f"{usage.prog}: --heartbeat-interval must be more than 0")
+    if options.gateway_address is not None:
+        url = urllib.parse.urlsplit(options.gateway_address)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise Exit(
+                EXIT_USAGE,
+                f"{usage.prog}: --gateway-address must be like http://gw:4000, not {options.gateway_address!r}",
+            )
+    if options.served_model_name:
+        theirs += ["--served-model-name", *options.served_model_name]
+    return options, [*theirs, "--host", options.host, "--port", str(options.port)]
+
+
+class Worker:
+    """The worker's parts, and how they answer."""
+
+    def __init__(self, options: Options, host: Host, port: int) -> None:
+        self.options = options
+        self.host = host
+        self.port = port
+        self.id = options.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        self.draining = False
+        self._changed = trio.Event()
+        self._engine_metrics = False
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.id}: {self.state()}, {self.host!r}>"
+
+    def state(self) -> WorkerState:
+        """Give the state as the gateway shall see it."""
+        if self.draining:
+            return "draining"
+        if self.host.is_ready():
+            return "ready"
+        return "loading" if self.host.parsed.is_set() else "starting"
+
+    async def answer(self, request: Request, client: Client) -> None:
+        """Answer one request: `/health` here, everything else by the engine."""
+        if request.path == b"/health" and request.method in (b"GET", b"HEAD"):
+            ready = self.host.is_ready()
+            status = {"status": "ok"} if ready else {"status": "unavailable", "phase": self.host.phase}
+            headers = [(b"content-type", b"application/json")]
+            await client.respond(request, 200 if ready else 503, headers, json.dumps(status).encode())
+        elif self.draining and not self.host.is_ready():
+            raise errors.draining()
+        else:
+            await self.host.answer(request, client)
+
+    def changed(self) -> None:
+        """Beat now rather than at the next interval."""
+        self._changed.set()
+
+    async def beat_forever(self, engine: Engine, address: str) -> None:
+        """Tell the gateway everything, at every change and interval; a gateway that is away is asked again soon."""
+        url = address.rstrip("/") + "/v1/workers/heartbeat"
+        reached = True
+        async with httpx.AsyncClient(timeout=BEAT_TIMEOUT_S, trust_env=False) as gateway:
+            while True:
+                self._changed = trio.Event()
+                error = await self._beat(gateway, url, self._beat_now(engine, address))
+                if error and reached:
+                    log.warning(
+                        "the gateway %s does not take beats: %s; trying again every %g s", address, error, BEAT_RETRY_S
+                    )
+                elif not error and not reached:
+                    log.info("the gateway %s takes beats again", address)
+                reached = not error
+                with trio.move_on_after(self.options.heartbeat_interval if reached else BEAT_RETRY_S):
+                    await self._changed.wait()
+
+    async def say_goodbye(self, engine: Engine, address: str) -> None:
+        """Tell the gateway that this worker is gone, if that can be done quickly."""
+        url = address.rstrip("/") + "/v1/workers/heartbeat"
+        with trio.move_on_after(GOODBYE_S):
+            async with httpx.AsyncClient(timeout=BEAT_TIMEOUT_S, trust_env=False) as gateway:
+                await self._beat(gateway, url, attrs.evolve(self._beat_now(engine, address), state="gone"))
+
+    async def _beat(self, gateway: httpx.AsyncClient, url: str, beat: Beat) -> str | None:
+        """Send one beat; give what went wrong."""
+        try:
+            response = await gateway.post(url, json=attrs.asdict(beat))
+        except httpx.HTTPError as error:
+            return str(error) or type(error).__name__
+        return None if response.is_success else f"{response.status_code} {response.text[:300]}"
+
+    def _beat_now(self, engine: Engine, address: str) -> Beat:
+        info = self.host.info
+        names = info.model_names if info else self.options.served_model_name
+        return Beat(
+            worker_id=self.id,
+            model_name=names[0] if names else "",
+            model_names=names,
+            host=self.options.advertise_host or _reachable(self.options.host, address),
+            port=self.port,
+            backend=engine.name,
+            model_path=info.model_path if info else "",
+            state=self.state(),
+            phase=self.host.phase,
+            heartbeat_interval=self.options.heartbeat_interval,
+            pid=os.getpid(),
+            args=info.args if info else {},
+            versions=info.versions if info else {},
+            progress=attrs.asdict(engine.progress()),
+        )
+
+
+def _reachable(host: str, gateway_address: str) -> str:
+    """Give the address at which the gateway reaches a worker that listens on this host."""
+    if host not in ("", "0.0.0.0", "::"):
+        return host
+    url = urllib.parse.urlsplit(gateway_address)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return probe.getsockname()[0]
+    except OSError:
+        return "127.0.0.1"
+
+
+async def run(
+    options: Options, engine_argv: Sequence[str], *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Run a worker until it is told to stop; `started` with its port. Raises Exit where the engine fails."""
+    engine = find(options.backend)
+    engine.check()
+    try:
+        listeners = await open_listeners(options.host, options.port)
+    except OSError as error:
+        raise Exit(
+            EXIT_UNAVAILABLE, f"Cannot listen on {options.host}:{options.port}: {error.strerror or error}."
+        ) from error
+    timeouts = Timeouts(drain_s=options.drain_s)
+    host = Host(engine, engine_argv, client_stall_s=timeouts.client_stall_s)
+    worker = Worker(options, host, port_of(listeners))
+    hub = Hub()
+    door = FrontDoor(b"worker", worker.answer, hub, Limits(), timeouts)
+    log.info("worker %s listens on %s:%d", worker.id, options.host, worker.port)
+    task_status.started(worker.port)
+    address = options.gateway_address
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hub.run_forever)
+        nursery.start_soon(door.serve_forever, listeners)
+        host.start()
+        if address is not None:
+            nursery.start_soon(worker.beat_forever, engine, address)
+        await _wait_for_the_end(worker)
+        worker.draining = True
+        worker.changed()
+        await door.drain()
+        if not host.ended.is_set() and not await host.stop(options.stop_s):
+            log.warning("the engine did not end in time (%s); its processes are killed", host.phase)
+        if address is not None:
+            await worker.say_goodbye(engine, address)
+        nursery.cancel_scope.cancel()
+    if host.failure is not None:
+        raise host.failure
+
+
+async def _wait_for_the_end(worker: Worker) -> None:
+    """Return when a signal comes, the launcher ends, or the engine does."""
+    host = worker.host
+    launcher = os.environ.get(LAUNCHER_FD)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+
+            async def until(wait: Callable[[], Awaitable[object]], why: str) -> None:
+                await wait()
+                log.info("%s: shutting down", why)
+                nursery.cancel_scope.cancel()
+
+            async def launcher_gone() -> None:
+                await trio.lowlevel.wait_readable(int(launcher or 0))
+
+            if launcher is not None:
+                os.set_inheritable(int(launcher), False)
+                nursery.start_soon(until, launcher_gone, "the launcher is gone")
+            nursery.start_soon(until, host.ended.wait, "the engine ended")
+            nursery.start_soon(until, signals.__anext__, "told to stop")
+            for event in (host.parsed, host.ready):
+                await event.wait()
+                worker.changed()

@@ -1,0 +1,47 @@
+"""Fixtures."""
+
+import contextlib
+
+import pytest
+import trio
+from peers import Client, Upstream
+
+from ichat import config as configuration
+from ichat.roles import gateway
+
+
+@pytest.fixture
+def serve(nursery):
+    """Start an upstream: `upstream, port = await serve(reply)`."""
+
+    async def start(reply):
+        upstream = Upstream(reply)
+        listeners = await nursery.start(trio.serve_tcp, upstream.serve, 0)
+        return upstream, listeners[0].socket.getsockname()[1]
+
+    return start
+
+
+@pytest.fixture
+def gateway_to(nursery):
+    """Start a gateway in this process: `port = await gateway_to({"model": upstream_port}, more_toml)`."""
+
+    async def start(routes, more=""):
+        text = "[server_settings]\nport = 0\n" + more
+        for name, port in routes.items():
+            text += f'\n[[external_routes]]\nmodel_name = "{name}"\napi_base = "http://127.0.0.1:{port}/v1"\n'
+        config = configuration.parse(text, "test.toml")
+        return await nursery.start(gateway.run, config)
+
+    return start
+
+
+@pytest.fixture
+async def connect():
+    """Open a client: `client = await connect(port)`."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def open_(port):
+            return Client(await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port)))
+
+        yield open_

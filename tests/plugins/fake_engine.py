@@ -1,0 +1,142 @@
+"""A fast engine for tests of everything around an engine: a small ASGI application, told by its routes what to do.
+
+It is found like any engine from elsewhere: by an entry point. With `--children 1` it starts a process that would run for ever.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import time
+
+from ichat.engines import EngineInfo, Progress
+from ichat.engines.child import adopt_children
+from ichat.errors import EXIT_USAGE, Exit
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise Exit(EXIT_USAGE, message)
+
+
+class Fake:
+    name = "fake"
+
+    def __init__(self):
+        self.running = 0
+        self.aborted = 0
+        self.done = 0
+        self.dead = None
+
+    def check(self):
+        pass
+
+    def run(self, argv, *, parsed, phase, serve):
+        parser = Parser(prog="fake")
+        parser.add_argument("--model", required=True)
+        parser.add_argument("--served-model-name", nargs="+")
+        parser.add_argument("--host")
+        parser.add_argument("--port")
+        parser.add_argument("--load-s", type=float, default=0.0)
+        parser.add_argument("--fail", action="store_true")
+        parser.add_argument("--children", type=int, default=0)
+        args = parser.parse_args(list(argv))
+        parsed(EngineInfo(args.model, args.served_model_name or [args.model], vars(args), {"fake": "1"}))
+        phase("loading")
+        time.sleep(args.load_s)
+        if args.fail:
+            raise RuntimeError("no such weights")
+        if args.children:
+            adopt_children()
+            context = multiprocessing.get_context("spawn")
+            for _ in range(args.children):
+                context.Process(target=time.sleep, args=(3600,), daemon=True, name="fake-child").start()
+        asyncio.run(serve(self.app))
+
+    def why_dead(self):
+        return self.dead
+
+    def progress(self):
+        return Progress(running=self.running, tokens_out=self.done)
+
+    async def app(self, scope, receive, send):
+        message = await receive()
+        body = json.loads(message["body"] or b"{}")
+        self.running += 1
+        gone = asyncio.ensure_future(self.listen(receive))
+        work = asyncio.ensure_future(self.answer(scope, body, send))
+        try:
+            await asyncio.wait([gone, work], return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                self.done += 1
+                work.result()
+            else:
+                self.aborted += 1
+        finally:
+            work.cancel()
+            gone.cancel()
+            self.running -= 1
+
+    async def listen(self, receive):
+        waiters = [asyncio.ensure_future(receive()) for _ in range(2)]  # engines do wait twice
+        for waiter in waiters:
+            assert (await waiter)["type"] == "http.disconnect"
+
+    async def answer(self, scope, body, send):
+        path = scope["path"]
+        if path == "/counts":
+            await self.plain(send, {"running": self.running - 1, "aborted": self.aborted})
+        elif path == "/scope":
+            headers = [[name.decode(), value.decode()] for name, value in scope["headers"]]
+            keys = ("type", "http_version", "method", "path", "root_path")
+            query = scope["query_string"].decode()
+            await self.plain(send, {**{key: scope[key] for key in keys}, "query": query, "headers": headers, "asgi": scope["asgi"]})
+        elif path == "/raise":
+            raise RuntimeError("the engine has a bug")
+        elif path == "/nothing":
+            return
+        elif path == "/short":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"10")]})
+            await send({"type": "http.response.body", "body": b"half"})
+        elif path == "/break":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+            raise RuntimeError("the engine has a bug")
+        elif path == "/empty":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+        elif path == "/wait":
+            await asyncio.sleep(3600)
+        elif path == "/die":
+            self.dead = "killed by a test"
+            await asyncio.sleep(3600)
+        elif path == "/flood":
+            await self.flood(body, send)
+        elif body.get("stream"):
+            await self.stream(body, send)
+        else:
+            await asyncio.sleep(body.get("wait_s", 0))
+            await self.plain(send, {"choices": [{"message": {"content": "hello"}}], "model": body.get("model")})
+
+    async def plain(self, send, value):
+        data = json.dumps(value).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": data})
+
+    async def stream(self, body, send):
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for number in range(body.get("events", 3)):
+            event = {"choices": [{"index": 0, "delta": {"content": f"{number} "}}], "seed": body.get("seed")}
+            await send({"type": "http.response.body", "body": b"data: %b\n\n" % json.dumps(event).encode(), "more_body": True})
+            await asyncio.sleep(body.get("gap_s", 0))
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
+        await send({"type": "http.response.body"})
+
+    async def flood(self, body, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(body["chunks"]):
+            await send({"type": "http.response.body", "body": (b"%08d" % number) * 8192, "more_body": True})
+            self.done = number
+        await send({"type": "http.response.body"})

@@ -1,0 +1,80 @@
+"""Response heads: read as h11 reads them, or refused."""
+
+import h11
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ichat.http.framing import Chunked, Length, UntilClose
+from ichat.http.heads import HeadError, end_to_end, parse_response_head, response_head
+
+TOKEN = st.text("abcXYZ-_09", min_size=1, max_size=12).map(str.encode)
+VALUE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=20).map(str.encode)
+
+
+@given(st.integers(200, 599), st.lists(st.tuples(TOKEN.map(lambda name: b"x-" + name), VALUE), max_size=6))
+def test_reads_what_h11_reads(status, headers):
+    """Status and headers are the ones that h11 sees."""
+    data = b"HTTP/1.1 %d Some Reason\r\n" % status + b"".join(b"%b:  %b \r\n" % pair for pair in headers)
+    reader = h11.Connection(h11.CLIENT)
+    reader.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
+    reader.receive_data(data + b"\r\n")
+    theirs = reader.next_event()
+    ours = parse_response_head(data.removesuffix(b"\r\n"), b"GET")
+    assert ours.status == theirs.status_code
+    assert ours.reason == theirs.reason
+    assert ours.headers == [(bytes(name), bytes(value)) for name, value in theirs.headers]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"", b"HTTP/1.1", b"HTTP/2 200 OK", b"HTTP/1.1 20 OK", b"HTTP/1.1 200 O\0K", b"ICY 200 OK",
+        b"HTTP/1.1 200 OK\r\n folded", b"HTTP/1.1 200 OK\r\na : b", b"HTTP/1.1 200 OK\r\n: b", b"HTTP/1.1 200 OK\r\na",
+        b"HTTP/1.1 200 OK\r\na: b\rc", b"HTTP/1.1 200 OK\r\na: b\nc: d", b"HTTP/1.1 200 OK\r\na: \0",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2", b"HTTP/1.1 200 OK\r\ncontent-length: -1",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1, 1", b"HTTP/1.1 200 OK\r\ncontent-length: 1_0",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip", b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntransfer-encoding: chunked",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 3",
+    ],
+)  # fmt: skip
+def test_refuses_what_could_be_read_in_two_ways(head):
+    """An ambiguous head never reaches a client."""
+    with pytest.raises(HeadError):
+        parse_response_head(head, b"GET")
+
+
+@pytest.mark.parametrize(
+    ("head", "method", "kind", "reusable"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5", b"GET", Length, True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nContent-Length: 5", b"GET", Length, True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: Close", b"GET", Length, False),
+        (b"HTTP/1.0 200 OK\r\ncontent-length: 5", b"GET", Length, False),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked", b"GET", Chunked, True),
+        (b"HTTP/1.1 200", b"GET", UntilClose, False),
+        (b"HTTP/1.1 204 No Content", b"GET", Length, True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5", b"HEAD", Length, True),
+    ],
+)
+def test_framing(head, method, kind, reusable):
+    """The framing follows RFC 9112, section 6.3."""
+    found = parse_response_head(head, method)
+    assert type(found.framing) is kind
+    assert found.reusable is reusable
+    if method == b"HEAD" or found.status == 204:
+        assert found.framing.done
+
+
+def test_hop_by_hop_headers_end_here():
+    """Headers of one connection, and those that `Connection` names, are not forwarded."""
+    headers = [(b"connection", b"close, X-Mine"), (b"x-mine", b"1"), (b"keep-alive", b"5"), (b"te", b"x"), (b"a", b"b")]
+    assert end_to_end(headers) == [(b"a", b"b")]
+
+
+def test_reasons():
+    """A response keeps its reason phrase, and gets the usual one where it has none."""
+    assert response_head(404, []).startswith(b"HTTP/1.1 404 Not Found\r\n")
+    assert response_head(404, [], b"Gone Fishing").startswith(b"HTTP/1.1 404 Gone Fishing\r\n")
+    assert response_head(799, []).startswith(b"HTTP/1.1 799 \r\n")

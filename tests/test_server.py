@@ -1,0 +1,205 @@
+"""The front door: what it reads, what it refuses, and how it keeps a connection."""
+
+import pytest
+import trio
+from peers import code_of, until
+
+from ichat.config import Limits, Timeouts
+from ichat.errors import bad_request
+from ichat.http.hub import Hub
+from ichat.http.server import FrontDoor, open_listeners, port_of
+
+
+class Door:
+    """A front door that answers with what it read."""
+
+    def __init__(self, nursery, limits, timeouts):
+        self.requests = []
+        self.cancelled = 0
+        self.nursery = nursery
+        self.door = FrontDoor(b"gateway", self.answer, Hub(), limits, timeouts)
+
+    async def open(self):
+        listeners = await open_listeners("127.0.0.1", 0)
+        self.nursery.start_soon(self.door.hub.run_forever)
+        self.nursery.start_soon(self.door.serve_forever, listeners)
+        return port_of(listeners)
+
+    async def answer(self, request, client):
+        self.requests.append(request)
+        if request.path == b"/bug":
+            raise RuntimeError("a bug")
+        if request.path == b"/refuse":
+            raise bad_request("No.")
+        if request.path == b"/wait":
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.cancelled += 1
+        if request.path == b"/slow":
+            await trio.sleep(0.3)
+        await client.respond(request, 200, [(b"content-type", b"text/plain")], request.body or b"hello")
+
+
+@pytest.fixture
+def make_door(nursery):
+    return lambda limits=None, **timeouts: Door(nursery, limits or Limits(), Timeouts(**timeouts))
+
+
+@pytest.fixture
+def door(make_door):
+    return make_door()
+
+
+async def test_keeps_the_connection_for_the_next_request(door, connect):
+    """Several requests share a connection, pipelined ones included, and are answered in their order."""
+    client = await connect(await door.open())
+    assert (await client.get(b"/a"))[::2] == (200, b"hello")
+    await client.send(b"POST /b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nB1POST /c HTTP/1.1\r\nhost: x\r\nconnection: close\r\n")
+    await client.send(b"content-length: 2\r\n\r\nC2")
+    answers = await client.everything()
+    assert answers.count(b"HTTP/1.1 200 OK") == 2
+    assert answers.index(b"B1") < answers.index(b"C2")
+    assert [request.path for request in door.requests] == [b"/a", b"/b", b"/c"]
+
+
+async def test_bodies_in_every_form(door, connect):
+    """A body may be chunked, may wait for 100-continue, and may come in single bytes."""
+    client = await connect(await door.open())
+    await client.send(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n")
+    assert (await client.response())[2] == b"abcde"
+    await client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\nexpect: 100-continue\r\n\r\n")
+    assert (await client.stream.receive_some()).startswith(b"HTTP/1.1 100 ")
+    await client.send(b"abc")
+    assert (await client.response())[2] == b"abc"
+    for byte in b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok":
+        await client.send(bytes([byte]))
+    assert (await client.response())[2] == b"ok"
+
+
+async def test_an_old_client_gets_its_answer_and_the_end(door, connect):
+    """A client of HTTP/1.0 is answered, and the connection closed."""
+    client = await connect(await door.open())
+    await client.send(b"GET / HTTP/1.0\r\n\r\n")
+    answer = await client.everything()
+    assert answer.endswith(b"hello")
+    assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "code"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "bad_request"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", 400, "bad_request"),
+        (b"GET /\r\n\r\n", 400, "bad_request"),
+        (b"GET / HTTP/3.7\r\nhost: x\r\n\r\n", 400, "bad_request"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400, "bad_request"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab", 400, "bad_request"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400, "bad_request"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n", 400, "bad_request"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nxx\r\n", 400, "bad_request"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400, "bad_request"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\na b: c\r\n\r\n", 400, "bad_request"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\na: \0\r\n\r\n", 400, "bad_request"),
+        (b"GET http://x/ HTTP/1.1\r\nhost: x\r\n\r\n", 400, "bad_request"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * 5000, 431, "head_too_large"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n", 413, "request_too_large"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n7d0\r\n" + b"x" * 2000, 413, "request_too_large"),
+    ],
+)
+async def test_what_is_refused(make_door, connect, request_, status, code):
+    """A request that is wrong, or could be read in two ways, or is too large, is refused, and the connection closed."""
+    door = make_door(Limits(head_bytes_max=2048, body_bytes_max=1024))
+    client = await connect(await door.open())
+    await client.send(request_)
+    found, headers, body = await client.response()
+    assert (found, code_of(body)) == (status, code)
+    assert headers[b"x-ichat-error"] == b"gateway"
+    assert headers[b"connection"] == b"close"
+    assert headers[b"x-request-id"]
+    assert not door.requests
+
+
+async def test_failures_become_responses(door, connect, caplog):
+    """A noun that is raised is its response; a bug is 500 without its details; both leave the connection usable."""
+    client = await connect(await door.open())
+    status, headers, body = await client.get(b"/refuse")
+    assert (status, code_of(body)) == (400, "bad_request")
+    status, headers, body = await client.get(b"/bug")
+    assert (status, code_of(body)) == (500, "internal_error")
+    assert b"a bug" not in body
+    assert "RuntimeError: a bug" in caplog.text
+    assert (await client.get(b"/"))[0] == 200
+
+
+async def test_the_request_id_is_the_clients_where_it_is_sane(door, connect):
+    """A sane id comes back; anything else is replaced by one of ours."""
+    client = await connect(await door.open())
+    await client.send(b"GET / HTTP/1.1\r\nhost: x\r\nx-request-id: mine-1\r\n\r\n")
+    assert (await client.response(b"GET"))[1][b"x-request-id"] == b"mine-1"
+    await client.send(b"GET / HTTP/1.1\r\nhost: x\r\nx-request-id: " + b"y" * 200 + b"\r\n\r\n")
+    ours = (await client.response(b"GET"))[1][b"x-request-id"]
+    assert ours.startswith(b"req-")
+    assert (await client.get(b"/"))[1][b"x-request-id"] != ours
+
+
+async def test_a_client_that_hangs_up_cancels_what_is_done_for_it(door, connect):
+    """The work stops when the client has gone, and not before."""
+    client = await connect(await door.open())
+    await client.send(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: door.requests)
+    await trio.sleep(0.05)
+    assert not door.cancelled
+    await client.stream.aclose()
+    await until(lambda: door.cancelled)
+    await until(lambda: not door.door.clients)
+
+
+async def test_slow_requests_are_bounded(make_door, connect):
+    """A head that does not get complete is 408; a connection without a request is closed without a word."""
+    door = make_door(head_s=0.1, keep_alive_s=0.3)
+    port = await door.open()
+    client = await connect(port)
+    await client.send(b"GET / HTTP/1.1\r\nho")
+    status, _, body = await client.response()
+    assert (status, code_of(body)) == (408, "request_timeout")
+    assert await (await connect(port)).everything() == b""
+
+
+async def test_too_many_connections_are_refused(make_door, connect):
+    """Beyond the limit a connection is told so; when one ends there is room again."""
+    door = make_door(Limits(connections_max=1))
+    port = await door.open()
+    first = await connect(port)
+    await first.get(b"/")
+    status, headers, body = await (await connect(port)).response()
+    assert (status, code_of(body), headers[b"retry-after"]) == (503, "overloaded", b"1")
+    await first.stream.aclose()
+    await until(lambda: not door.door.clients)
+    assert (await (await connect(port)).get(b"/"))[0] == 200
+
+
+async def test_draining_lets_exchanges_end(door, connect):
+    """Draining closes what is idle, refuses what is new, and waits for what is under way."""
+    port = await door.open()
+    idle, busy = await connect(port), await connect(port)
+    await idle.get(b"/")
+    await busy.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: len(door.requests) == 2)
+    with trio.fail_after(5):
+        await door.door.drain()
+    assert await idle.everything() == b""
+    assert (await busy.response(b"GET"))[::2] == (200, b"hello")
+    with pytest.raises(OSError):
+        await connect(port)
+
+
+async def test_draining_is_bounded(make_door, connect):
+    """An exchange that does not end does not hold up the shutdown."""
+    door = make_door(drain_s=0.1)
+    client = await connect(await door.open())
+    await client.send(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: door.requests)
+    with trio.fail_after(5):
+        await door.door.drain()
+    assert door.door.clients

@@ -1,0 +1,261 @@
+"""The worker in this process, with a fake engine on its thread: the call across, and what ends it."""
+
+import json
+import sys
+
+import attrs
+import pytest
+import trio
+from peers import code_of, until
+
+from ichat import errors
+from ichat.config import Limits, Timeouts
+from ichat.engines import find
+from ichat.engines.host import Host
+from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
+from ichat.http.hub import Hub
+from ichat.http.server import FrontDoor, open_listeners, port_of
+from ichat.roles.worker import Worker, read_command_line
+
+
+@pytest.fixture(autouse=True)
+def plugins(monkeypatch):
+    monkeypatch.syspath_prepend("tests/plugins")
+    monkeypatch.delitem(sys.modules, "fake_engine", raising=False)
+
+
+class Rig:
+    """A worker's parts, without its process."""
+
+    def __init__(self, argv, **timeouts):
+        self.engine = find("fake")
+        self.host = Host(self.engine, argv, client_stall_s=timeouts.pop("client_stall_s", 60))
+        self.options, _ = read_command_line(["--backend", "fake", "--worker-id", "w"])
+        self.timeouts = Timeouts(**timeouts)
+
+    async def open(self, nursery):
+        listeners = await open_listeners("127.0.0.1", 0)
+        self.worker = Worker(self.options, self.host, port_of(listeners))
+        hub = Hub()
+        self.door = FrontDoor(b"worker", self.worker.answer, hub, Limits(), self.timeouts)
+        nursery.start_soon(hub.run_forever)
+        nursery.start_soon(self.door.serve_forever, listeners)
+        self.host.start()
+        return self.worker.port
+
+
+@pytest.fixture
+async def make_worker(nursery):
+    rigs = []
+
+    async def make(*argv, wait=True, **timeouts):
+        rig = Rig(["--model", "m", *argv], **timeouts)
+        rigs.append(rig)
+        port = await rig.open(nursery)
+        if wait:
+            with trio.fail_after(10):
+                await rig.host.ready.wait()
+        return rig, port
+
+    yield make
+    for rig in rigs:
+        await rig.host.stop(5)
+
+
+async def counts(connect, port):
+    return json.loads((await (await connect(port)).get(b"/counts"))[2])
+
+
+async def test_the_application_sees_the_request_as_it_is(make_worker, connect):
+    """Scope, headers and body arrive as ASGI says."""
+    _, port = await make_worker()
+    client = await connect(port)
+    await client.send(b"GET /scope?a=%20b HTTP/1.1\r\nHost: x\r\nX-Mine: 1\r\n\r\n")
+    status, headers, body = await client.response(b"GET")
+    scope = json.loads(body)
+    assert (status, scope["path"], scope["query"], scope["method"]) == (200, "/scope", "a=%20b", "GET")
+    assert ["x-mine", "1"] in scope["headers"]
+    assert scope["asgi"]["spec_version"] == "2.3"
+    assert headers[b"x-request-id"].startswith(b"req-")
+    assert headers[b"date"]
+
+
+async def test_streams_and_plain_answers_share_a_connection(make_worker, connect):
+    """Whatever the form of the answer, the connection goes on afterwards."""
+    _, port = await make_worker()
+    client = await connect(port)
+    for _ in range(3):
+        status, headers, body = await client.ask(stream=True)
+        assert (status, headers[b"transfer-encoding"]) == (200, b"chunked")
+        assert body.count(b"data: ") == 4
+        assert (await client.ask())[0] == 200
+    assert (await client.get(b"/empty"))[::2] == (204, b"")
+    assert (await client.ask(method=b"HEAD"))[::2] == (200, b"")
+    assert (await client.ask())[0] == 200
+
+
+async def test_an_old_client_gets_a_stream_without_chunks(make_worker, connect):
+    """A client of HTTP/1.0 gets the events and then the end of the connection."""
+    _, port = await make_worker()
+    client = await connect(port)
+    await client.send(b'POST / HTTP/1.0\r\ncontent-length: 16\r\n\r\n{"stream": true}')
+    answer = await client.everything()
+    assert b"chunked" not in answer
+    assert answer.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("path", [b"/wait", b"/v1/chat/completions"])
+async def test_a_client_that_hangs_up_aborts_the_generation(make_worker, connect, path):
+    """Plain or streamed: the application learns of it at once, and every one of its waiters does."""
+    rig, port = await make_worker()
+    clients = [await connect(port) for _ in range(20)]
+    body = b'{"stream": true, "events": 100000, "gap_s": 0.01}'
+    for client in clients:
+        await client.send(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
+    await until(lambda: rig.engine.running == 20)
+    for client in clients:
+        await client.stream.aclose()
+    await until(lambda: rig.engine.running == 0, 2)
+    assert rig.engine.aborted == 20
+    await until(lambda: rig.host.aborts == 20 and not rig.door.clients)
+
+
+async def test_a_slow_reader_holds_the_application_back(make_worker, connect):
+    """At most a little is buffered for a client that does not read, and nothing of it is lost."""
+    rig, port = await make_worker()
+    client = await connect(port)
+    body = b'{"chunks": 400}'
+    await client.send(b"POST /flood HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    last = -1
+    while rig.engine.done != last:
+        last = rig.engine.done
+        await trio.sleep(0.15)
+    assert 0 < last < 399, "the application was never held back"
+    data = (await client.everything()).partition(b"\r\n\r\n")[2]
+    assert data == b"".join(b"10000\r\n" + (b"%08d" % number) * 8192 + b"\r\n" for number in range(400)) + b"0\r\n\r\n"
+
+
+async def test_a_client_that_never_reads_is_given_up(make_worker, connect):
+    """After `client_stall_s` it counts as gone, and the generation is aborted."""
+    rig, port = await make_worker(client_stall_s=0.2)
+    client = await connect(port)
+    await client.send(b'POST /flood HTTP/1.1\r\nhost: x\r\ncontent-length: 18\r\n\r\n{"chunks": 100000}')
+    await until(lambda: rig.host.aborts == 1)
+    await until(lambda: rig.engine.running == 0 and not rig.door.clients)
+
+
+@pytest.mark.parametrize("path", [b"/raise", b"/nothing"])
+async def test_an_application_that_fails_is_a_500(make_worker, connect, path, caplog):
+    """Nothing was sent: the client gets an error and keeps its connection."""
+    _, port = await make_worker()
+    client = await connect(port)
+    status, headers, body = await client.ask(target=path)
+    assert (status, code_of(body), headers[b"x-ichat-error"]) == (500, "engine_failed", b"worker")
+    assert b"has a bug" not in body
+    assert (await client.ask())[0] == 200
+
+
+@pytest.mark.parametrize("path", [b"/break", b"/short"])
+async def test_an_application_that_breaks_off_is_never_complete(make_worker, connect, path, caplog):
+    """Something was sent: the connection ends short."""
+    _, port = await make_worker()
+    client = await connect(port)
+    assert (await client.ask(target=path))[::2] == (200, "broken")
+
+
+async def test_not_ready_is_said_with_the_phase(make_worker, connect):
+    """While it loads, health and requests are 503 with the phase; then health is ok."""
+    rig, port = await make_worker("--load-s", "0.5", wait=False)
+    client = await connect(port)
+    await until(lambda: rig.host.phase == "loading")
+    status, _, body = await client.get(b"/health")
+    assert (status, json.loads(body)) == (503, {"status": "unavailable", "phase": "loading"})
+    status, headers, body = await client.ask()
+    assert (status, code_of(body), headers[b"retry-after"]) == (503, "model_not_ready", b"5")
+    await rig.host.ready.wait()
+    assert (await client.get(b"/health"))[::2] == (200, b'{"status": "ok"}')
+
+
+async def test_an_engine_that_dies_fails_its_requests(make_worker, connect):
+    """Requests that the dead engine would let hang get an error, health turns, and the reason is kept."""
+    rig, port = await make_worker()
+    hanging, killer = await connect(port), await connect(port)
+    await hanging.send(b"POST /wait HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+    await until(lambda: rig.engine.running == 1)
+    status, _, body = await killer.ask(target=b"/die")
+    assert (status, code_of(body)) == (500, "engine_failed")
+    assert b"killed by a test" in body
+    assert (await hanging.response())[0] == 500
+    with trio.fail_after(5):
+        await rig.host.ended.wait()
+    assert rig.host.failure.code == EXIT_SOFTWARE
+    assert "killed by a test" in str(rig.host.failure)
+    assert (await hanging.get(b"/health"))[0] == 503
+
+
+async def test_an_engine_that_cannot_load(make_worker, connect, caplog):
+    """The reason is one sentence with the phase, and the traceback is in the log."""
+    rig, _ = await make_worker("--fail", wait=False)
+    with trio.fail_after(5):
+        await rig.host.ended.wait()
+    assert str(rig.host.failure) == "The engine failed while loading: no such weights"
+    assert "RuntimeError: no such weights" in caplog.text
+
+
+async def test_a_wrong_argument_is_the_engines_own_sentence(make_worker):
+    """The engine's parser decides, with exit code 64."""
+    rig, _ = await make_worker("--modell", "x", wait=False)
+    with trio.fail_after(5):
+        await rig.host.ended.wait()
+    assert rig.host.failure.code == EXIT_USAGE
+    assert "unrecognized arguments: --modell x" in str(rig.host.failure)
+
+
+async def test_stopping_ends_what_is_under_way(make_worker, connect):
+    """A request that does not end is ended, and the thread with it."""
+    rig, port = await make_worker()
+    client = await connect(port)
+    await client.send(b"POST /wait HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+    await until(lambda: rig.engine.running == 1)
+    assert await rig.host.stop(10)
+    assert rig.engine.running == 0
+    assert (await client.response())[0] == 500
+
+
+def split(line):
+    options, engine = read_command_line(line.split())
+    return attrs.asdict(options), engine
+
+
+def test_the_command_line_is_split_by_exact_names():
+    """Our flags are ours in every spelling; everything else is the engine's, untouched and in its order."""
+    options, engine = split("-be fake --model M --max_model_len 5 -ga http://gw:4000 --hi 3 -tp 2 --served_model_name a b --port=0 --host 0.0.0.0 --ls False -O3")
+    assert options["backend"] == "fake"
+    assert options["gateway_address"] == "http://gw:4000"
+    assert options["heartbeat_interval"] == 3
+    assert options["served_model_name"] == ["a", "b"]
+    assert options["log_streaming"] is False
+    assert engine == "--model M --max_model_len 5 -tp 2 -O3 --served-model-name a b --host 0.0.0.0 --port 0".split()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--port x", "--port 99999", "--heartbeat-interval 0", "--gateway-address gw:4000", "--ls maybe", "--worker-id", "--backend a b --drain-s z"],
+)
+def test_a_wrong_flag_of_ours(line):
+    """One sentence and exit code 64."""
+    with pytest.raises(Exit) as caught:
+        split(line)
+    assert caught.value.code == EXIT_USAGE
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_unknown_engine():
+    """The sentence lists those there are."""
+    with pytest.raises(Exit, match=r"no engine 'x'; known here: fake, vllm"):
+        find("x")
+
+
+def test_error_bodies_are_json():
+    """Every noun of `errors` that takes a reason makes a whole body."""
+    assert json.loads(errors.engine_failed("x").body())["error"]["message"] == "The engine failed: x."
