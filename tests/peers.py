@@ -125,7 +125,11 @@ SSE_END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 def plain(body, extra=b""):
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b" % (extra, len(body), body)
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b" % (
+        extra,
+        len(body),
+        body,
+    )
 
 
 def code_of(body):

@@ -67,7 +67,15 @@ def test_every_problem_is_reported_with_its_path():
 
 @pytest.mark.parametrize(
     "text",
-    ["server_settings = 3", "managed_workers = 3", "managed_workers = [3]", "engines = 3", "engines.vllm = 3", "a = [", "\0"],
+    [
+        "server_settings = 3",
+        "managed_workers = 3",
+        "managed_workers = [3]",
+        "engines = 3",
+        "engines.vllm = 3",
+        "a = [",
+        "\0",
+    ],
 )
 def test_the_wrong_shape_is_one_clear_problem(text):
     """A value where a table belongs, or no TOML at all, is a sentence and not a traceback."""
@@ -119,7 +127,9 @@ def test_the_example_is_accepted_and_complete():
     text = EXAMPLE.read_text()
     config = configuration.load(EXAMPLE)
     for section in (configuration.ServerSettings, configuration.Limits, configuration.Timeouts):
-        mine = {configuration.ServerSettings: "server_settings", configuration.Limits: "limits"}.get(section, "timeouts")
+        mine = {configuration.ServerSettings: "server_settings", configuration.Limits: "limits"}.get(
+            section, "timeouts"
+        )
         assert getattr(config, mine) == section(), "the example shows the defaults"
         for attribute in attrs.fields(section):
             assert f"\n{attribute.name} = " in text, attribute.name

@@ -1,5 +1,7 @@
 """Where a body ends: the same as h11 says, over every split."""
 
+import itertools
+
 import h11
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ BEHIND = b"HTTP/1.1 200 OK\r\n"
 
 def split(data, cuts):
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(places)]
 
 
 def follow(framing, pieces):

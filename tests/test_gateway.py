@@ -27,7 +27,8 @@ async def test_a_request_reaches_its_upstream_unchanged(serve, gateway_to, conne
     body = b'{ "model":"m",  "x": "\\u00e9\xc3\xa9", "n": 1e3 }'
     await client.send(
         b"POST /v1/chat/completions?a=b HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer k\r\nX-Mine: 1\r\nConnection: x-hop\r\n"
-        b"X-Hop: 1\r\nTE: trailers\r\nExpect: 100-continue\r\nX-Request-Id: id-1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        b"X-Hop: 1\r\nTE: trailers\r\nExpect: 100-continue\r\nX-Request-Id: id-1\r\nContent-Length: %d\r\n\r\n%b"
+        % (len(body), body)
     )
     status, headers, answer = await client.response()
     assert (status, answer) == (200, b'{"hello": 1}')
@@ -66,7 +67,10 @@ async def test_concurrent_streams_arrive_byte_for_byte(serve, gateway_to, connec
     async def one(number):
         client = await connect(gateway)
         body = json.dumps({"model": "m", "stream": True, "number": number}).encode()
-        await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        await client.send(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            + body
+        )
         got[number] = await client.everything()
 
     async with trio.open_nursery() as streams:
@@ -97,7 +101,10 @@ async def test_a_slow_reader_holds_up_its_upstream_and_nobody_else(serve, gatewa
     gateway = await gateway_to({"m": port})
     slow, quick = await connect(gateway), await connect(gateway)
     body = b'{"model": "m", "big": 1}'
-    await slow.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await slow.send(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+        % (len(body), body)
+    )
     last = -1
     while len(progress) != last:
         last = len(progress)
@@ -161,6 +168,7 @@ async def test_a_kept_connection_that_the_upstream_drops_is_replaced(serve, gate
         if len(upstream.requests) == 2:
             return "close"
         await hello(stream, head, body)
+        return None
 
     upstream, port = await serve(reply)
     client = await connect(await gateway_to({"m": port}))
@@ -298,6 +306,7 @@ async def test_responses_in_every_form(serve, gateway_to, connect):
             await stream.send_all(bytes([byte]))
         if b"close" in data or b"until" in data:
             return "close"
+        return None
 
     _, port = await serve(reply)
     gateway = await gateway_to({"m": port})
@@ -361,12 +370,16 @@ async def test_every_refusal_has_openais_shape(gateway_to, connect, method, targ
 
 async def test_workers_register_by_their_beats(serve, gateway_to, connect):
     """A beat makes a model available, by every of its names; a good-bye takes it away."""
-    upstream, port = await serve(hello)
+    _upstream, port = await serve(hello)
     client = await connect(await gateway_to({}))
 
     async def beat(**more):
-        body = json.dumps({"worker_id": "w1", "model_name": "org/m", "host": "127.0.0.1", "port": port, **more}).encode()
-        await client.send(b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        body = json.dumps(
+            {"worker_id": "w1", "model_name": "org/m", "host": "127.0.0.1", "port": port, **more}
+        ).encode()
+        await client.send(
+            b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
         status, _, answer = await client.response()
         assert status == 200
         return json.loads(answer)
@@ -403,7 +416,10 @@ async def test_the_openai_client_understands(serve, gateway_to, connect):
                 return "close"
             await stream.send_all(SSE_END)
         else:
-            await stream.send_all(plain(b'{"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": []}'))
+            await stream.send_all(
+                plain(b'{"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": []}')
+            )
+        return None
 
     _, port = await serve(reply)
     gateway = await gateway_to({"m": port})
@@ -442,7 +458,7 @@ async def test_an_upstream_may_answer_before_it_has_read_everything(nursery, gat
 async def test_health_and_version(gateway_to, connect):
     """The gateway says that it is well, and what it is made of."""
     client = await connect(await gateway_to({}))
-    status, headers, body = await client.get(b"/health")
+    status, _headers, body = await client.get(b"/health")
     assert (status, json.loads(body)) == (200, {"status": "ok"})
     version = json.loads((await client.get(b"/v1/admin/cluster/version"))[2])
     assert version["version"]

@@ -28,7 +28,9 @@ def registry(clock):
 
 
 def beat(worker_id="w", model="m", state="ready", **more):
-    return Beat(worker_id=worker_id, model_name=model, host="127.0.0.1", port=1, state=state, heartbeat_interval=10, **more)
+    return Beat(
+        worker_id=worker_id, model_name=model, host="127.0.0.1", port=1, state=state, heartbeat_interval=10, **more
+    )
 
 
 def refusal(registry, model):

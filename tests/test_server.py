@@ -2,7 +2,7 @@
 
 import pytest
 import trio
-from peers import code_of, until
+from peers import code_of, reset, until
 
 from ichat.config import Limits, Timeouts
 from ichat.errors import bad_request
@@ -55,7 +55,9 @@ async def test_keeps_the_connection_for_the_next_request(door, connect):
     """Several requests share a connection, pipelined ones included, and are answered in their order."""
     client = await connect(await door.open())
     assert (await client.get(b"/a"))[::2] == (200, b"hello")
-    await client.send(b"POST /b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nB1POST /c HTTP/1.1\r\nhost: x\r\nconnection: close\r\n")
+    await client.send(
+        b"POST /b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nB1POST /c HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    )
     await client.send(b"content-length: 2\r\n\r\nC2")
     answers = await client.everything()
     assert answers.count(b"HTTP/1.1 200 OK") == 2
@@ -66,7 +68,9 @@ async def test_keeps_the_connection_for_the_next_request(door, connect):
 async def test_bodies_in_every_form(door, connect):
     """A body may be chunked, may wait for 100-continue, and may come in single bytes."""
     client = await connect(await door.open())
-    await client.send(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n")
+    await client.send(
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n"
+    )
     assert (await client.response())[2] == b"abcde"
     await client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\nexpect: 100-continue\r\n\r\n")
     assert (await client.stream.receive_some()).startswith(b"HTTP/1.1 100 ")
@@ -95,7 +99,11 @@ async def test_an_old_client_gets_its_answer_and_the_end(door, connect):
         (b"GET / HTTP/3.7\r\nhost: x\r\n\r\n", 400, "bad_request"),
         (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400, "bad_request"),
         (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab", 400, "bad_request"),
-        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400, "bad_request"),
+        (
+            b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            400,
+            "bad_request",
+        ),
         (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n", 400, "bad_request"),
         (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nxx\r\n", 400, "bad_request"),
         (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400, "bad_request"),
@@ -104,7 +112,11 @@ async def test_an_old_client_gets_its_answer_and_the_end(door, connect):
         (b"GET http://x/ HTTP/1.1\r\nhost: x\r\n\r\n", 400, "bad_request"),
         (b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * 5000, 431, "head_too_large"),
         (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n", 413, "request_too_large"),
-        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n7d0\r\n" + b"x" * 2000, 413, "request_too_large"),
+        (
+            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n7d0\r\n" + b"x" * 2000,
+            413,
+            "request_too_large",
+        ),
     ],
 )
 async def test_what_is_refused(make_door, connect, request_, status, code):
@@ -123,9 +135,9 @@ async def test_what_is_refused(make_door, connect, request_, status, code):
 async def test_failures_become_responses(door, connect, caplog):
     """A noun that is raised is its response; a bug is 500 without its details; both leave the connection usable."""
     client = await connect(await door.open())
-    status, headers, body = await client.get(b"/refuse")
+    status, _headers, body = await client.get(b"/refuse")
     assert (status, code_of(body)) == (400, "bad_request")
-    status, headers, body = await client.get(b"/bug")
+    status, _headers, body = await client.get(b"/bug")
     assert (status, code_of(body)) == (500, "internal_error")
     assert b"a bug" not in body
     assert "RuntimeError: a bug" in caplog.text
@@ -164,6 +176,36 @@ async def test_slow_requests_are_bounded(make_door, connect):
     status, _, body = await client.response()
     assert (status, code_of(body)) == (408, "request_timeout")
     assert await (await connect(port)).everything() == b""
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nab"])
+@pytest.mark.parametrize("how", ["close", "reset"])
+async def test_a_client_that_leaves_in_the_middle_of_its_request(door, connect, sent, how):
+    """It is forgotten, and everybody else is served."""
+    port = await door.open()
+    client = await connect(port)
+    await client.send(sent)
+    await until(lambda: door.door.clients)
+    if how == "reset":
+        reset(client.stream)
+    await client.stream.aclose()
+    await until(lambda: not door.door.clients)
+    assert not door.requests
+    assert (await (await connect(port)).get(b"/"))[0] == 200
+
+
+async def test_a_bug_in_the_front_door_costs_one_connection(door, connect, monkeypatch, caplog):
+    """Whatever goes wrong with one connection, the others go on, and the log has it."""
+    port = await door.open()
+    other = await connect(port)
+    assert (await other.get(b"/"))[0] == 200
+    monkeypatch.setattr(door.door.ids, "count", None)
+    client = await connect(port)
+    await client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert await client.everything() == b""
+    assert "a bug serving" in caplog.text
+    await other.send(b"GET / HTTP/1.1\r\nhost: x\r\nx-request-id: mine\r\n\r\n")
+    assert (await other.response(b"GET"))[0] == 200
 
 
 async def test_too_many_connections_are_refused(make_door, connect):

@@ -125,7 +125,9 @@ async def test_a_slow_reader_holds_the_application_back(make_worker, connect):
     rig, port = await make_worker()
     client = await connect(port)
     body = b'{"chunks": 400}'
-    await client.send(b"POST /flood HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await client.send(
+        b"POST /flood HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
     last = -1
     while rig.engine.done != last:
         last = rig.engine.done
@@ -229,7 +231,9 @@ def split(line):
 
 def test_the_command_line_is_split_by_exact_names():
     """Our flags are ours in every spelling; everything else is the engine's, untouched and in its order."""
-    options, engine = split("-be fake --model M --max_model_len 5 -ga http://gw:4000 --hi 3 -tp 2 --served_model_name a b --port=0 --host 0.0.0.0 --ls False -O3")
+    options, engine = split(
+        "-be fake --model M --max_model_len 5 -ga http://gw:4000 --hi 3 -tp 2 --served_model_name a b --port=0 --host 0.0.0.0 --ls False -O3"
+    )
     assert options["backend"] == "fake"
     assert options["gateway_address"] == "http://gw:4000"
     assert options["heartbeat_interval"] == 3
@@ -240,7 +244,15 @@ def test_the_command_line_is_split_by_exact_names():
 
 @pytest.mark.parametrize(
     "line",
-    ["--port x", "--port 99999", "--heartbeat-interval 0", "--gateway-address gw:4000", "--ls maybe", "--worker-id", "--backend a b --drain-s z"],
+    [
+        "--port x",
+        "--port 99999",
+        "--heartbeat-interval 0",
+        "--gateway-address gw:4000",
+        "--ls maybe",
+        "--worker-id",
+        "--backend a b --drain-s z",
+    ],
 )
 def test_a_wrong_flag_of_ours(line):
     """One sentence and exit code 64."""

@@ -22,10 +22,6 @@ log = logging.getLogger(__name__)
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
-class ClientGone(Exception):
-    """The client cannot be written to any more."""
-
-
 class Call:
     """One ASGI call. Everything but the constructor runs on the engine's loop."""
 
@@ -57,7 +53,8 @@ class Call:
         self._head = b""
         self._chunked = False
         self._left: int | None = None
-        self._complete = False
+        self.complete = False
+        """Whether all of the response has been handed over, the last byte included."""
         self._body_taken = False
         self._rest = memoryview(b"")
         self._drained: asyncio.Future[None] | None = None
@@ -72,11 +69,11 @@ class Call:
         calls.add(self)
 
     def hang_up(self) -> None:
-        """Tell the application that the client has gone."""
+        """Tell the application that the client has gone; what it still sends is dropped, as ASGI 2.3 has it."""
         self.hung_up = True
         self._gone.set()
         if self._drained is not None and not self._drained.done():
-            self._drained.set_exception(ClientGone())
+            self._drained.set_result(None)
 
     def abandon(self, why: str) -> None:
         """Give the call up, whatever the application is waiting for."""
@@ -86,10 +83,8 @@ class Call:
     async def _run(self, app: Application, calls: "set[Call]") -> None:
         try:
             await app(self._scope(), self._receive, self._send)
-            if not self._complete and not self.hung_up:
+            if not self.complete and not self.hung_up:
                 self.failure = self.failure or "it gave no complete response"
-        except ClientGone:
-            self.hung_up = True
         except asyncio.CancelledError:  # noqa: ASYNC103
             self.failure = self.failure or "it gave the request up"
         except Exception:
@@ -97,7 +92,7 @@ class Call:
             self.failure = "an exception, which is in the worker's log"
         finally:
             self._gone.set()
-            if self.head_sent and not self._complete:
+            if self.head_sent and not self.complete:
                 self.keep_alive = False
             calls.discard(self)
             self._ended()
@@ -137,7 +132,7 @@ class Call:
             data = self._framed(message.get("body", b""), more=message.get("more_body", False))
             if data:
                 await self._write(data)
-            if self._complete:
+            if self.complete:
                 self._gone.set()
         elif message["type"] == "http.response.start":
             self._start(message["status"], message.get("headers", ()))
@@ -175,9 +170,9 @@ class Call:
 
     def _framed(self, body: bytes, *, more: bool) -> bytes:
         """Frame a piece of the body, with the head before it where that is still to be sent."""
-        if self._complete:
+        if self.complete:
             return b""
-        self._complete = not more
+        self.complete = not more
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             return data if more else data + b"0\r\n\r\n"
@@ -196,9 +191,9 @@ class Call:
             sent = self._sock.send(data)
         except BlockingIOError:
             sent = 0
-        except OSError as error:
+        except OSError:
             self.hang_up()
-            raise ClientGone from error
+            return
         if sent == len(data):
             return
         loop = asyncio.get_running_loop()
@@ -230,6 +225,6 @@ class Call:
 
     def error(self, death: Exception | None) -> errors.ApiError | None:
         """Give the error to answer with, where the client got no byte; `death` is the engine's, if it died."""
-        if self.head_sent or self.hung_up or self._complete:
+        if self.head_sent or self.hung_up or self.complete:
             return None
         return errors.engine_failed(str(death or self.failure or "it ended"))

@@ -53,6 +53,9 @@ class Host:
         self.ready = trio.Event()
         self.ended = trio.Event()
         """Set when the thread has nothing left to do, for whatever reason; `failure` has the reason."""
+        self.load_s = 0.0
+        """How long the engine took from its start until it was ready."""
+        self._started_at = 0.0
         self.aborts = 0
         """Requests that their clients left before the end."""
         self._waiting: set[trio.Event] = set()
@@ -72,6 +75,7 @@ class Host:
 
     def start(self) -> None:
         """Start the engine's thread; it goes on until ``stop`` or until the engine fails."""
+        self._started_at = time.monotonic()
         self._thread.start()
 
     def is_ready(self) -> bool:
@@ -98,7 +102,6 @@ class Host:
             try:
                 await done.wait()
             except trio.Cancelled:
-                self.aborts += 1
                 self._in_engine(call.hang_up)
                 with trio.move_on_after(ABORT_S, shield=True) as waited:
                     await done.wait()
@@ -107,10 +110,10 @@ class Host:
                 raise
         finally:
             self._waiting.discard(done)
+            self.aborts += call.hung_up and not call.complete
             client.keep_alive = call.keep_alive and client.keep_alive
             client.head_sent = call.head_sent
         if call.hung_up:
-            self.aborts += 1
             await client.gone()
         error = call.error(self._failure)
         if error is not None:
@@ -149,14 +152,13 @@ class Host:
 
     def _live(self) -> None:
         """The engine's thread."""
-        started = time.monotonic()
         try:
             self._engine.run(self._argv, parsed=self._parsed, phase=self._enter, serve=self._serve)
         except Exit as exit_:
             self._failure = exit_
         except BaseException as error:  # noqa: ASYNC103
             if not self._stop_asked:
-                log.exception("the engine failed after %.1f s", time.monotonic() - started)
+                log.exception("the engine failed after %.1f s", time.monotonic() - self._started_at)
                 self._failure = Exit(EXIT_SOFTWARE, f"The engine failed while {self.phase}: {_one_line(error)}")
         self._app = None
         self._run_in_trio(self._end)
@@ -175,6 +177,8 @@ class Host:
         self._stopping = asyncio.Event()
         self._app = app
         self.phase = "ready"
+        self.load_s = time.monotonic() - self._started_at
+        log.info("ready after %.1f s", self.load_s)
         self._run_in_trio(self.ready.set)
         try:
             while not self._stop_asked:

@@ -91,7 +91,7 @@ class VLLM:
             validate_parsed_serve_args(args)
             _check(args)
         except (ValueError, TypeError, KeyError) as error:
-            raise _usage(str(error)) from error
+            raise _usage(_words(error)) from error
         parsed(_info(args, vllm.__version__))
         phase(f"loading {args.model}")
         import uvloop
@@ -108,7 +108,7 @@ class VLLM:
             client = await context.__aenter__()
         except (ValueError, TypeError, KeyError) as error:
             if _is_about_arguments(error):
-                raise _usage(str(error)) from error
+                raise _usage(_words(error)) from error
             raise
         try:
             tasks = await client.get_supported_tasks()
@@ -197,7 +197,8 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _usage(message: str, parser: argparse.ArgumentParser | None = None) -> Exit:
-    text = message.strip("'\" \n")
+    lines = [line.strip() for line in message.splitlines()]
+    text = "; ".join(line for line in lines if line and not line.startswith("For further information"))
     if parser is not None and text.startswith("unrecognized arguments:"):
         flags = [option for action in parser._actions for option in action.option_strings]
         for word in text.split()[2:]:
@@ -205,6 +206,11 @@ def _usage(message: str, parser: argparse.ArgumentParser | None = None) -> Exit:
             if word.startswith("--") and close:
                 text += f" (did you mean {close[0]}?)"
     return Exit(EXIT_USAGE, f"vLLM refuses these arguments: {text}")
+
+
+def _words(error: Exception) -> str:
+    """Give the message; a KeyError shows it as a literal."""
+    return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
 
 
 def _is_about_arguments(error: BaseException) -> bool:

@@ -4,11 +4,14 @@ A Trio task that waits for a socket costs a registration, a wake-up and a schedu
 is woken once for all sockets that are ready, and calls one plain function for each. Registrations are persistent.
 """
 
+import logging
 import select
 from collections.abc import Callable
 from typing import Protocol
 
 import trio
+
+log = logging.getLogger(__name__)
 
 HANG_UP = select.EPOLLRDHUP
 """The peer closed its end, or the connection broke (errors are always reported as well)."""
@@ -72,7 +75,15 @@ class Hub:
                 for fd, events in self._epoll.poll(0, READY_MAX):
                     ready = self._ready.get(fd)
                     if ready is not None:
-                        ready(events)
+                        self._call(fd, ready, events)
+
+    def _call(self, fd: int, ready: Callable[[int], None], events: int) -> None:
+        """Call for one socket; a bug in that must not stop all the others."""
+        try:
+            ready(events)
+        except Exception:
+            log.exception("a bug moving bytes; this socket is watched no longer")
+            self.forget(fd)
 
     async def _sweep_forever(self) -> None:
         while True:

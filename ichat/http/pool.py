@@ -76,7 +76,6 @@ class Connection:
             self._pool.hub.watch(self.sock.fileno(), READABLE, self._ready)
 
 
-
 class Pool:
     """Idle connections by upstream, the newest first; an idle one that becomes readable is closed at once."""
 

@@ -60,7 +60,7 @@ Answer = Callable[[Request, "Client"], Awaitable[None]]
 """Writes exactly one response to the client, or raises before it has written anything."""
 
 
-@attrs.frozen
+@attrs.define
 class _RequestIds:
     """Ids that are unique without asking the kernel for randomness each time."""
 
@@ -212,7 +212,7 @@ class Client:
                 data = await self._receive(deadline - trio.current_time())
                 if data is None:
                     raise errors.request_timeout()
-                if not data and head is None and not parser.trailing_data[0]:
+                if not data:
                     return None
                 parser.receive_data(data)
             elif isinstance(event, h11.Data):
@@ -284,7 +284,8 @@ class Client:
 
     async def _linger(self) -> None:
         """Read and forget what the client still sends, for a while: closing at once would reset the response away."""
-        self.sock.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
         deadline = trio.current_time() + LINGER_S
         for _ in range(LINGER_RECVS_MAX):
             if not await self._receive(deadline - trio.current_time()):
@@ -383,6 +384,8 @@ class FrontDoor:
     async def _run(self, client: Client) -> None:
         try:
             await client.run()
+        except Exception:
+            log.exception("a bug serving %r; its connection is closed, all others go on", client)
         finally:
             self.clients.discard(client)
             if self.draining and not self.clients:

@@ -14,7 +14,8 @@ import secrets
 import signal
 import socket
 import urllib.parse
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 import httpx
@@ -29,6 +30,9 @@ from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.http.hub import Hub
 from ichat.http.server import Client, FrontDoor, Request, open_listeners, port_of
 from ichat.processes import LAUNCHER_FD
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 log = logging.getLogger(__name__)
 
@@ -237,6 +241,24 @@ class Worker:
         )
 
 
+def expose(host: Host) -> None:
+    """Add the worker's own metrics to the registry that the engine's `/metrics` shows.
+
+    Not before the engine is ready: engines decide at their import how prometheus_client works in this process.
+    """
+    from prometheus_client import REGISTRY
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.registry import Collector
+
+    class OurMetrics(Collector):
+        def collect(self) -> "Iterable[Metric]":
+            yield GaugeMetricFamily("ichat_worker_in_flight", "Requests that the engine is answering.", host.in_flight)
+            yield GaugeMetricFamily("ichat_worker_load_seconds", "From the start until it was ready.", host.load_s)
+            yield CounterMetricFamily("ichat_engine_aborts", "Requests that their clients left.", host.aborts)
+
+    REGISTRY.register(OurMetrics())
+
+
 def _reachable(host: str, gateway_address: str) -> str:
     """Give the address at which the gateway reaches a worker that listens on this host."""
     if host not in ("", "0.0.0.0", "::"):
@@ -310,6 +332,8 @@ async def _wait_for_the_end(worker: Worker) -> None:
                 nursery.start_soon(until, launcher_gone, "the launcher is gone")
             nursery.start_soon(until, host.ended.wait, "the engine ended")
             nursery.start_soon(until, signals.__anext__, "told to stop")
-            for event in (host.parsed, host.ready):
-                await event.wait()
-                worker.changed()
+            await host.parsed.wait()
+            worker.changed()
+            await host.ready.wait()
+            expose(host)
+            worker.changed()

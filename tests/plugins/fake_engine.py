@@ -90,7 +90,9 @@ class Fake:
             headers = [[name.decode(), value.decode()] for name, value in scope["headers"]]
             keys = ("type", "http_version", "method", "path", "root_path")
             query = scope["query_string"].decode()
-            await self.plain(send, {**{key: scope[key] for key in keys}, "query": query, "headers": headers, "asgi": scope["asgi"]})
+            await self.plain(
+                send, {**{key: scope[key] for key in keys}, "query": query, "headers": headers, "asgi": scope["asgi"]}
+            )
         elif path == "/raise":
             raise RuntimeError("the engine has a bug")
         elif path == "/nothing":
@@ -129,7 +131,9 @@ class Fake:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for number in range(body.get("events", 3)):
             event = {"choices": [{"index": 0, "delta": {"content": f"{number} "}}], "seed": body.get("seed")}
-            await send({"type": "http.response.body", "body": b"data: %b\n\n" % json.dumps(event).encode(), "more_body": True})
+            await send(
+                {"type": "http.response.body", "body": b"data: %b\n\n" % json.dumps(event).encode(), "more_body": True}
+            )
             await asyncio.sleep(body.get("gap_s", 0))
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
         await send({"type": "http.response.body"})

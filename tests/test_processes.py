@@ -1,0 +1,197 @@
+"""Gateway and workers as real processes, with a fake engine: nothing is left behind, and every end has a reason."""
+
+import signal
+import socket
+import threading
+import time
+
+import pytest
+from programs import Program, alive, ichat
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start processes that are gone when the test ends."""
+    programs = []
+
+    def run(command, **env):
+        program = Program(command, tmp_path / f"{len(programs)}.log", env)
+        programs.append(program)
+        return program
+
+    yield run
+    for program in programs:
+        program.end()
+
+
+@pytest.fixture
+def start_gateway(start, tmp_path):
+    """Start a gateway with this configuration."""
+
+    def run(text, port=0):
+        path = tmp_path / "ichat.toml"
+        path.write_text(f"[server_settings]\nport = {port}\n[timeouts]\nstop_s = 10\ndrain_s = 10\n{text}")
+        return start(ichat("gateway", "-c", str(path))).wait_for_port()
+
+    return run
+
+
+MANAGED = """
+[[managed_workers]]
+model_name = "org/m"
+model_path = "/m"
+backend = "fake"
+heartbeat_interval = 0.5
+"""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_managed_worker_serves_and_ends_with_its_gateway(start_gateway, number):
+    """From a configuration to an answer; a signal ends the gateway, the worker and the engine's children, with exit code 0."""
+    gateway = start_gateway(MANAGED + "children = 2\n").wait_until_ready("org-m-0")
+    status, answer = gateway.ask("/v1/chat/completions", {"model": "org/m"})
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "hello")
+    worker = gateway.get("/v1/admin/workers/org-m-0")[1]
+    assert (worker["managed"], worker["model_path"], worker["args"]["children"]) == (True, "/m", 2)
+    family = gateway.descendants()
+    assert len(family) >= 3
+    assert gateway.stop(number) == 0
+    assert not alive(family)
+    assert "worker org-m-0 has ended, and nothing of it is left" in gateway.text()
+
+
+def test_a_killed_gateway_leaves_nothing(start_gateway):
+    """After SIGKILL of the gateway its worker ends by itself, and the engine's children with it."""
+    gateway = start_gateway(MANAGED + "children = 2\n").wait_until_ready("org-m-0")
+    family = gateway.descendants()
+    gateway.process.kill()
+    gateway.process.wait()
+    gateway.until(lambda: not alive(family), 10)
+    assert "the launcher is gone" in gateway.text()
+
+
+def test_a_killed_worker_leaves_nothing_and_its_reason(start_gateway):
+    """After SIGKILL of the worker its children are gone; registry and clients get the reason."""
+    gateway = start_gateway(MANAGED + "children = 2\n").wait_until_ready("org-m-0")
+    worker = gateway.descendants()[0]
+    children = worker.children(recursive=True)
+    assert len(children) >= 2
+    worker.kill()
+    gateway.until(lambda: gateway.state("org-m-0") == "failed")
+    gateway.until(lambda: not alive(children), 10)
+    assert gateway.get("/v1/admin/workers/org-m-0")[1]["failure"] == "was ended by signal SIGKILL"
+    status, answer = gateway.ask("/v1/chat/completions", {"model": "org/m"})
+    assert (status, answer["error"]["code"]) == (503, "model_not_ready")
+    assert "SIGKILL" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "reason", "in_the_log"),
+    [
+        ("modle = 1", "exit code 64", "unrecognized arguments: --modle=1"),
+        ("fail = true", "exit code 70", "The engine failed while loading: no such weights"),
+        ('backend_args = { load_s = "x" }', "exit code 64", "invalid float value: 'x'"),
+        ('python = "/no/such/python"', "could not be started: /no/such/python: No such file or directory", ""),
+    ],
+)
+def test_a_worker_that_cannot_start_says_why(start_gateway, more, reason, in_the_log):
+    """The worker is failed with its reason, the gateway goes on."""
+    gateway = start_gateway(MANAGED + more)
+    gateway.until(lambda: gateway.state("org-m-0") == "failed")
+    assert reason in gateway.get("/v1/admin/workers/org-m-0")[1]["failure"]
+    assert in_the_log in gateway.text()
+    assert gateway.get("/health") == (200, {"status": "ok"})
+
+
+def test_the_same_model_twice_shares_the_load(start_gateway):
+    """Two workers of one model have ids of their own, and both get requests."""
+    gateway = start_gateway(MANAGED + MANAGED).wait_until_ready("org-m-0").wait_until_ready("org-m-1")
+    threads = [
+        threading.Thread(target=gateway.ask, args=("/v1/chat/completions", {"model": "org/m", "wait_s": 1}))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    gateway.until(lambda: [worker["in_flight"] for worker in gateway.get("/v1/admin/workers")[1]["data"]] == [2, 2])
+    for thread in threads:
+        thread.join()
+
+
+def test_shutdown_waits_for_exchanges_and_a_second_signal_hurries(start_gateway):
+    """A request under way gets its answer; one that takes too long is cut by a second signal."""
+    gateway = start_gateway(MANAGED).wait_until_ready("org-m-0")
+    answers = []
+    body = {"model": "org/m", "wait_s": 1}
+    asking = threading.Thread(target=lambda: answers.append(gateway.ask("/v1/chat/completions", body)))
+    asking.start()
+    gateway.until(lambda: gateway.get("/v1/admin/workers/org-m-0")[1]["in_flight"] == 1)
+    assert gateway.stop() == 0
+    asking.join()
+    assert answers[0][0] == 200
+
+    gateway = start_gateway(MANAGED).wait_until_ready("org-m-0")
+    body = {"model": "org/m", "wait_s": 3600}
+    asking = threading.Thread(target=lambda: answers.append(gateway.ask("/v1/chat/completions", body)))
+    asking.start()
+    gateway.until(lambda: gateway.get("/v1/admin/workers/org-m-0")[1]["in_flight"] == 1)
+    family = gateway.descendants()
+    gateway.process.send_signal(signal.SIGINT)
+    gateway.until(lambda: "draining" in gateway.text())
+    began = time.monotonic()
+    assert gateway.stop(signal.SIGINT) == 0
+    assert time.monotonic() - began < 9, "it waited for the drain all the same"
+    asking.join()
+    assert (answers[1][0], answers[1][1]["error"]["code"]) == (502, "upstream_failed")
+    assert not alive(family)
+
+
+def test_a_worker_registers_by_itself_and_finds_a_restarted_gateway(start, start_gateway):
+    """Started by hand, before its gateway: it registers when there is one, and again when that was restarted."""
+    port = free_port()
+    worker = start(
+        ichat("worker", "-be", "fake", "--model", "/m", "-n", "m", "other", "--port", "0", "--hi", "0.5", "--worker-id", "w1",
+              "-ga", f"http://127.0.0.1:{port}")
+    ).wait_for_port()  # fmt: skip
+    worker.until(lambda: "does not take beats" in worker.text())
+    for _ in range(2):
+        gateway = start_gateway("", port).wait_until_ready("w1")
+        for name in ("m", "other"):
+            assert gateway.ask("/v1/chat/completions", {"model": name})[0] == 200
+        gateway.process.kill()
+        gateway.process.wait()
+    gateway = start_gateway("", port).wait_until_ready("w1")
+    assert worker.stop() == 0
+    gateway.until(lambda: gateway.state("w1") is None, 5)
+
+
+def test_a_worker_whose_engine_dies_exits_with_the_reason(start):
+    """Its launcher can tell by the exit code, its reader by the last line."""
+    worker = start(ichat("worker", "-be", "fake", "--model", "/m", "--port", "0", "--children", "1")).wait_for_port()
+    worker.until(lambda: worker.get("/health")[0] == 200)
+    family = worker.descendants()
+    assert worker.ask("/die", {})[0] == 500
+    assert worker.process.wait(15) == 70
+    assert worker.text().splitlines()[-1] == "The engine died: killed by a test"
+    worker.until(lambda: not alive(family), 2)
+
+
+def test_a_worker_can_be_stopped_while_it_loads(start):
+    """A load that cannot be interrupted does not hold up the end."""
+    worker = start(ichat("worker", "-be", "fake", "--model", "/m", "--port", "0", "--load-s", "3600")).wait_for_port()
+    worker.until(lambda: "loading" in worker.text())
+    assert worker.stop(limit_s=10) == 0
+
+
+def test_a_port_that_is_taken(start, start_gateway):
+    """One sentence, and exit code 69."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        worker = start(ichat("worker", "-be", "fake", "--model", "/m", "--port", str(port)))
+        assert worker.process.wait(10) == 69
+        assert worker.text() == f"Cannot listen on 127.0.0.1:{port}: Address already in use.\n"
