@@ -7,7 +7,10 @@ import os
 import sys
 
 from ichat import __version__
-from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
+from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+
+NEEDED = {"trio": (0, 31), "h11": (0, 16), "attrs": (24, 1), "cattrs": (25, 1), "httpx": (0, 28), "psutil": (6, 0)}
+"""The least versions of what a worker takes from its engine's environment where that has it; as in pyproject.toml."""
 
 HELP = """\
 usage: ichat.pyz gateway -c FILE          one OpenAI-compatible entry to many models
@@ -91,11 +94,26 @@ def _worker(argv: list[str]) -> int:
 
 
 def _engine_first() -> None:
-    """Let the engine's own packages win over the bundle's: move the bundle to the end of the path."""
+    """Let the engine's own packages win over the bundle's: move the bundle to the end of the path.
+
+    Raises Exit 69 where one of them is too old for us.
+    """
     bundle = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if os.path.basename(bundle) == "site-packages" and bundle in sys.path:
-        sys.path.remove(bundle)
-        sys.path.append(bundle)
+    if os.path.basename(bundle) != "site-packages" or bundle not in sys.path:
+        return
+    sys.path.remove(bundle)
+    sys.path.append(bundle)
+    from importlib.metadata import version
+
+    for name, least in NEEDED.items():
+        found = tuple(int(part) for part in version(name).split(".")[:2])
+        if found < least:
+            wanted = ".".join(map(str, least))
+            raise Exit(
+                EXIT_UNAVAILABLE,
+                f"{sys.executable} has {name} {version(name)}, and iChat needs {wanted} or newer: run the worker with the"
+                " interpreter of an engine's own environment (`./build engine vllm` makes one).",
+            )
 
 
 def _prepare(log_level: str) -> None:

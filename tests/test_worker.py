@@ -232,13 +232,12 @@ def split(line):
 def test_the_command_line_is_split_by_exact_names():
     """Our flags are ours in every spelling; everything else is the engine's, untouched and in its order."""
     options, engine = split(
-        "-be fake --model M --max_model_len 5 -ga http://gw:4000 --hi 3 -tp 2 --served_model_name a b --port=0 --host 0.0.0.0 --ls False -O3"
+        "-be fake --model M --max_model_len 5 -ga http://gw:4000 --hi 3 -tp 2 --served_model_name a b --port=0 --host 0.0.0.0 -O3"
     )
     assert options["backend"] == "fake"
     assert options["gateway_address"] == "http://gw:4000"
     assert options["heartbeat_interval"] == 3
     assert options["served_model_name"] == ["a", "b"]
-    assert options["log_streaming"] is False
     assert engine == "--model M --max_model_len 5 -tp 2 -O3 --served-model-name a b --host 0.0.0.0 --port 0".split()
 
 
@@ -249,7 +248,6 @@ def test_the_command_line_is_split_by_exact_names():
         "--port 99999",
         "--heartbeat-interval 0",
         "--gateway-address gw:4000",
-        "--ls maybe",
         "--worker-id",
         "--backend a b --drain-s z",
     ],

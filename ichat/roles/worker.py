@@ -49,7 +49,6 @@ class Options:
     gateway_address: str | None
     served_model_name: list[str]
     heartbeat_interval: float
-    log_streaming: bool
     worker_id: str
     host: str
     port: int
@@ -81,14 +80,6 @@ def parser() -> Usage:
         help="the names that requests use; the model's path otherwise",
     )  # fmt: skip
     add("--heartbeat-interval", "--hi", type=float, default=30.0, metavar="S", help="seconds between beats (30)")
-    add(
-        "--log-streaming",
-        "--ls",
-        type=_boolean,
-        default=True,
-        metavar="BOOL",
-        help="offer the log to the gateway (true)",
-    )
     add("--worker-id", default="", metavar="ID", help="made from host and process where it is not given")
     add("--host", default="127.0.0.1", metavar="HOST", help="where to listen (127.0.0.1; 0.0.0.0 for all interfaces)")
     add("--port", type=int, default=8000, metavar="PORT", help="where to listen (8000; 0 for any free port)")
@@ -96,12 +87,6 @@ def parser() -> Usage:
     add("--drain-s", type=float, default=30.0, metavar="S", help="how long exchanges may take to end at shutdown (30)")
     add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
     return usage
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    raise argparse.ArgumentTypeError(f"must be true or false, not {text!r}")
 
 
 def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
