@@ -111,8 +111,8 @@ def _engine_first() -> None:
             wanted = ".".join(map(str, least))
             raise Exit(
                 EXIT_UNAVAILABLE,
-                f"{sys.executable} has {name} {version(name)}, and iChat needs {wanted} or newer: run the worker with the"
-                " interpreter of an engine's own environment (`./build engine vllm` makes one).",
+                f"{sys.executable} has {name} {version(name)}, and iChat needs {wanted} or newer: run the worker with"
+                " the interpreter of an engine's own environment (`./build engine vllm` makes one).",
             )
 
 
