@@ -4,6 +4,7 @@ Heavy imports wait until the role is known, so that `--help` and `--version` ans
 """
 
 import os
+import re
 import sys
 
 from ichat import __version__
@@ -43,22 +44,19 @@ def _run(argv: list[str]) -> int:
         print(f"ichat {__version__}")
         return 0
     if command == "gateway":
-        from ichat.roles import gateway
-
-        return _gateway(gateway.read_command_line(argv[1:]))
+        return _gateway(argv[1:])
     if command == "worker":
         return _worker(argv[1:])
     print(HELP, end="", file=sys.stderr)
     raise Exit(EXIT_USAGE, f"ichat.pyz: there is no command {command!r}." if command else "")
 
 
-def _gateway(config: "object") -> int:
-    import trio
-
-    from ichat.config import Config
+def _gateway(argv: list[str]) -> int:
     from ichat.roles import gateway
 
-    assert isinstance(config, Config)
+    config = gateway.read_command_line(argv)
+    import trio
+
     _prepare(config.server_settings.log_level)
     trio.run(gateway.run, config)
     return 0
@@ -106,7 +104,7 @@ def _engine_first() -> None:
     from importlib.metadata import version
 
     for name, least in NEEDED.items():
-        found = tuple(int(part) for part in version(name).split(".")[:2])
+        found = tuple(int(part) for part in re.findall(r"\d+", version(name))[:2])
         if found < least:
             wanted = ".".join(map(str, least))
             raise Exit(

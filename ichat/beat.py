@@ -1,63 +1,84 @@
 """The beat: what a worker tells the gateway, at every change of its state and at intervals in between.
 
-It is registration and heartbeat in one: the gateway learns everything from it, every time.
+It is registration and heartbeat in one: the gateway learns everything from it, every time. What comes in one is
+checked: a name that is not plain text would end up in a header.
 """
 
-from collections.abc import Mapping
+import re
 from typing import Any, Literal
 
 import attrs
-import cattrs
 from cattrs.errors import BaseValidationError
 
 from ichat import errors
+from ichat.config import between, checked, problems_of, section_hook, strict_converter
 
 WorkerState = Literal["starting", "loading", "ready", "draining", "gone"]
 """What a worker says of itself; `gone` is its good-bye."""
 
-ModelNames = list[str]
+NAME_CHARACTERS_MAX = 256
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
+
+
+def _is_id(value: str) -> None:
+    if not _ID.fullmatch(value):
+        raise ValueError("must be 1 to 128 letters, digits or any of . _ : -")
+
+
+def _is_host(value: str) -> None:
+    if not _HOST.fullmatch(value):
+        raise ValueError("must be a host name or an address")
+
+
+def _is_name(value: str) -> None:
+    if len(value) > NAME_CHARACTERS_MAX or not value.isprintable():
+        raise ValueError(f"must be at most {NAME_CHARACTERS_MAX} printable characters")
+
+
+def _are_names(values: list[str]) -> None:
+    for value in values:
+        _is_name(value)
 
 
 @attrs.frozen
 class Beat:
     """One beat. Of a worker that is not iChat's own, only the first four are needed."""
 
-    worker_id: str
+    worker_id: str = checked(_is_id)
     """Made by the worker, unique for its life."""
-    model_name: str
-    host: str
+    model_name: str = checked(_is_name)
+    host: str = checked(_is_host)
     """Where the gateway reaches it."""
-    port: int
-    model_names: ModelNames = attrs.field(factory=list[str])
+    port: int = checked(between(1, 65535))
+    model_names: list[str] = checked(_are_names, attrs.Factory(list[str]))
     """Every name that it serves, `model_name` included."""
     backend: str = ""
     model_path: str = ""
     state: WorkerState = "ready"
     phase: str = ""
     """What it is doing, in a few words."""
-    heartbeat_interval: float = 30.0
+    heartbeat_interval: float = checked(between(0.01, 3600), 30.0)
     """Seconds until the next beat, at the latest."""
     pid: int = 0
-    args: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
-    versions: Mapping[str, str] = attrs.field(factory=dict[str, str])
-    progress: Mapping[str, float | None] = attrs.field(factory=dict[str, float | None])
+    args: dict[str, Any] = attrs.field(factory=dict[str, Any])
+    versions: dict[str, str] = attrs.field(factory=dict[str, str])
+    progress: dict[str, float | None] = attrs.field(factory=dict[str, float | None])
     """`ichat.engines.Progress`."""
 
 
-_converter = cattrs.Converter(detailed_validation=True)
+_converter = strict_converter(forbid_extra_keys=False)
+_structure = section_hook(Beat, _converter)
 
 
 def read_beat(body: object) -> Beat:
     """Make a beat of parsed JSON; keys that it does not know are left to newer gateways. Raises ApiError 400."""
     try:
-        beat = _converter.structure(body, Beat)
+        return _structure(body, Beat)
     except BaseValidationError as error:
-        raise errors.bad_request(f"This is not a beat: {'; '.join(cattrs.transform_error(error))}.") from error
-    except (TypeError, AttributeError) as error:
-        raise errors.bad_request("A beat is a JSON object.") from error
-    if not beat.worker_id or not beat.host or not 0 < beat.port < 65536:
-        raise errors.bad_request("A beat needs a worker_id, a host and a port from 1 to 65535.")
-    return beat
+        raise errors.bad_request(f"This is not a beat: {'; '.join(problems_of(error))}.") from error
+    except ValueError as error:
+        raise errors.bad_request(f"A beat is a JSON object: {error}.") from error
 
 
 def names_of(beat: Beat) -> list[str]:

@@ -5,6 +5,7 @@ Names follow `ichat.toml.example`, which explains each of them. Units stand last
 
 import difflib
 import json
+import math
 import pathlib
 import tomllib
 import urllib.parse
@@ -14,7 +15,12 @@ from typing import Any, cast, get_origin
 import attrs
 import cattrs
 from attrs import field, frozen
-from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
+from cattrs.errors import (
+    BaseValidationError,
+    ClassValidationError,
+    ForbiddenExtraKeysError,
+    IterableValidationError,
+)
 from cattrs.gen import make_dict_structure_fn, override
 
 from ichat.errors import EXIT_USAGE, Exit
@@ -28,7 +34,9 @@ Check = Callable[[Any], None]
 """Raises ValueError with what is wrong about a value of the right type."""
 
 
-def _between(low: float, high: float) -> Check:
+def between(low: float, high: float) -> Check:
+    """Make the check that a number is in this range, both ends included."""
+
     def check(value: float) -> None:
         if not low <= value <= high:
             raise ValueError(f"must be from {low:g} to {high:g}, not {value:g}")
@@ -55,13 +63,13 @@ def _is_http(value: str) -> None:
         raise ValueError(f"must be like http://host:port/v1 (https is not supported yet), not {value!r}")
 
 
-def _checked(check: Check, default: Any = attrs.NOTHING) -> Any:
+def checked(check: Check, default: Any = attrs.NOTHING) -> Any:
     """Declare a field whose value must pass a check, which is run while structuring: all problems are found at once."""
     return field(default=default, metadata={"check": check})
 
 
-_PORT = _between(0, 65535)
-_SECONDS = _between(0.001, 1e9)
+_PORT = between(0, 65535)
+_SECONDS = between(0.001, 1e9)
 
 
 @frozen
@@ -69,46 +77,46 @@ class ServerSettings:
     """`[server_settings]`."""
 
     host: str = "127.0.0.1"
-    port: int = _checked(_PORT, 4000)
-    log_level: str = _checked(_one_of("debug", "info", "warning", "error"), "info")
+    port: int = checked(_PORT, 4000)
+    log_level: str = checked(_one_of("debug", "info", "warning", "error"), "info")
 
 
 @frozen
 class Limits:
     """`[limits]`."""
 
-    head_bytes_max: int = _checked(_between(1024, 16 * 1024 * 1024), 64 * 1024)
-    body_bytes_max: int = _checked(_between(1024, 64 * 1024**3), 128 * 1024 * 1024)
-    connections_max: int = _checked(_between(1, 1_000_000), 8192)
+    head_bytes_max: int = checked(between(1024, 16 * 1024 * 1024), 64 * 1024)
+    body_bytes_max: int = checked(between(1024, 64 * 1024**3), 128 * 1024 * 1024)
+    connections_max: int = checked(between(1, 1_000_000), 8192)
 
 
 @frozen
 class Timeouts:
     """`[timeouts]`."""
 
-    head_s: float = _checked(_SECONDS, 30.0)
-    body_s: float = _checked(_SECONDS, 300.0)
-    keep_alive_s: float = _checked(_SECONDS, 120.0)
-    client_stall_s: float = _checked(_SECONDS, 60.0)
-    connect_s: float = _checked(_SECONDS, 5.0)
-    upstream_idle_s: float = _checked(_SECONDS, 30.0)
-    first_byte_s: float = _checked(_SECONDS, 600.0)
-    stream_stall_s: float = _checked(_SECONDS, 600.0)
-    drain_s: float = _checked(_between(0, 1e9), 30.0)
-    stop_s: float = _checked(_SECONDS, 15.0)
+    head_s: float = checked(_SECONDS, 30.0)
+    body_s: float = checked(_SECONDS, 300.0)
+    keep_alive_s: float = checked(_SECONDS, 120.0)
+    client_stall_s: float = checked(_SECONDS, 60.0)
+    connect_s: float = checked(_SECONDS, 5.0)
+    upstream_idle_s: float = checked(_SECONDS, 30.0)
+    first_byte_s: float = checked(_SECONDS, 600.0)
+    stream_stall_s: float = checked(_SECONDS, 600.0)
+    drain_s: float = checked(between(0, 1e9), 30.0)
+    stop_s: float = checked(_SECONDS, 15.0)
 
 
 @frozen
 class ManagedWorker:
     """`[[managed_workers]]`: a worker that the gateway starts; keys that are not iChat's are the engine's arguments."""
 
-    model_name: str = _checked(_not_empty)
-    model_path: str = _checked(_not_empty)
-    backend: str = _checked(_not_empty, "vllm")
+    model_name: str = checked(_not_empty)
+    model_path: str = checked(_not_empty)
+    backend: str = checked(_not_empty, "vllm")
     gpu_ids: list[int] | None = None
     host: str = "127.0.0.1"
-    port: int = _checked(_PORT, 0)
-    heartbeat_interval: float = _checked(_between(0.1, 3600), 3.0)
+    port: int = checked(_PORT, 0)
+    heartbeat_interval: float = checked(between(0.1, 3600), 3.0)
     python: str | None = None
     env: dict[str, str] = field(factory=dict[str, str])
     backend_args: dict[str, EngineValue] = field(factory=dict[str, EngineValue])
@@ -118,8 +126,8 @@ class ManagedWorker:
 class ExternalRoute:
     """`[[external_routes]]`: a model that is served elsewhere, by anything that speaks OpenAI's protocol."""
 
-    model_name: str = _checked(_not_empty)
-    api_base: str = _checked(_is_http)
+    model_name: str = checked(_not_empty)
+    api_base: str = checked(_is_http)
 
 
 @frozen
@@ -159,8 +167,8 @@ def parse(text: str, source: str) -> Config:
         raise Exit(EXIT_USAGE, f"{source} is not valid TOML: {error}.") from error
     try:
         config = _converter().structure(tables, Config)
-    except (ClassValidationError, IterableValidationError) as error:
-        problems = sorted(_problems(error, ""))
+    except BaseValidationError as error:
+        problems = sorted(problems_of(error))
     else:
         problems = sorted(_contradictions(config))
         if not problems:
@@ -189,21 +197,29 @@ def engine_flags(arguments: Mapping[str, EngineValue]) -> list[str]:
     return flags
 
 
-def _converter() -> cattrs.Converter:
-    converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
+def strict_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
+    """Make a converter that coerces nothing: strings, whole numbers, numbers and booleans are what they are."""
+    converter = cattrs.Converter(forbid_extra_keys=forbid_extra_keys, detailed_validation=True)
     exact: list[tuple[type, str]] = [(str, "a string"), (int, "a whole number"), (bool, "true or false")]
     for kind, words in exact:
         converter.register_structure_hook(kind, _exactly(kind, words))
     converter.register_structure_hook(float, _number)
-    converter.register_structure_hook(EngineValue, _engine_value)
-    for section in (ServerSettings, Limits, Timeouts, ManagedWorker, ExternalRoute, EngineSettings, Config):
-        prepare = _with_engine_arguments if section is ManagedWorker else None
-        converter.register_structure_hook(section, _section(section, converter, prepare))
     return converter
 
 
-def _section(
-    section: type[Any], converter: cattrs.Converter, prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None
+def _converter() -> cattrs.Converter:
+    converter = strict_converter(forbid_extra_keys=True)
+    converter.register_structure_hook(EngineValue, _engine_value)
+    for section in (ServerSettings, Limits, Timeouts, ManagedWorker, ExternalRoute, EngineSettings, Config):
+        prepare = _with_engine_arguments if section is ManagedWorker else None
+        converter.register_structure_hook(section, section_hook(section, converter, prepare))
+    return converter
+
+
+def section_hook(
+    section: type[Any],
+    converter: cattrs.Converter,
+    prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> Callable[[Any, Any], Any]:
     """Structure one table: exactly its keys, each of the right type and past its check."""
 
@@ -243,7 +259,7 @@ def _exactly(kind: type, words: str) -> Callable[[Any, Any], Any]:
 
 
 def _number(value: Any, _: Any) -> float:
-    if type(value) not in (int, float):
+    if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(f"must be a number, not {_shown(value)}")
     return float(value)
 
@@ -275,19 +291,19 @@ def _contradictions(config: Config) -> Iterable[str]:
             yield f"managed_workers[{index}].model_name: {worker.model_name!r} is also an external route"
 
 
-def _problems(error: Exception, path: str) -> Iterable[str]:
-    """Turn cattrs' tree of errors into one line for each leaf."""
+def problems_of(error: Exception, path: str = "") -> Iterable[str]:
+    """Turn cattrs' tree of errors into one line for each leaf, with its path."""
     if isinstance(error, ClassValidationError):
         for inner, note in error.group_exceptions()[0]:
-            yield from _problems(inner, f"{path}.{note.name}" if path else note.name)
+            yield from problems_of(inner, f"{path}.{note.name}" if path else note.name)
         for inner in error.group_exceptions()[1]:
-            yield from _problems(inner, path)
+            yield from problems_of(inner, path)
     elif isinstance(error, IterableValidationError):
         for inner, note in error.group_exceptions()[0]:
             index = note.index if isinstance(note.index, int) else f"{note.index}"
-            yield from _problems(inner, f"{path}[{index}]" if isinstance(index, int) else f"{path}.{index}")
+            yield from problems_of(inner, f"{path}[{index}]" if isinstance(index, int) else f"{path}.{index}")
         for inner in error.group_exceptions()[1]:
-            yield from _problems(inner, path)
+            yield from problems_of(inner, path)
     elif isinstance(error, ForbiddenExtraKeysError):
         known = [attribute.name for attribute in attrs.fields(error.cl)]
         for key in sorted(error.extra_fields):

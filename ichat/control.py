@@ -30,6 +30,7 @@ BODY_S = 30
 KEEP_ALIVE_S = 3600.0
 """Longer than the pool keeps a connection, so that it is never this end that closes an idle one."""
 SHUTDOWN_S = 3.0
+BACKLOG = 4096
 
 PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
 
@@ -71,7 +72,7 @@ def make_app(registry: Registry, metrics: CollectorRegistry, gateway_id: str, st
     async def heartbeat() -> Response:
         try:
             body = json.loads(await request.get_data())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise errors.bad_request(f"The body is not JSON: {error}.") from error
         beat = read_beat(body)
         new = registry.beat(beat)
@@ -128,6 +129,7 @@ async def serve(app: QuartTrio, *, task_status: trio.TaskStatus[str]) -> None:
         path = os.path.join(directory, "control")
         config = hypercorn.config.Config()
         config.bind = [f"unix:{path}"]
+        config.backlog = BACKLOG
         config.keep_alive_timeout = KEEP_ALIVE_S
         config.keep_alive_max_requests = 2**31
         config.graceful_timeout = SHUTDOWN_S

@@ -131,12 +131,12 @@ def upstream_unreachable(name: str, why: str) -> ApiError:
 
 
 def upstream_failed(name: str, why: str) -> ApiError:
-    """502: the upstream took the request and gave no usable response."""
-    return ApiError(502, "upstream_failed", f"{name} failed before it answered: {why}.", kind="server_error")
+    """502: the upstream took the request and gave no usable, or no whole, response."""
+    return ApiError(502, "upstream_failed", f"{name} failed: {why}.", kind="server_error")
 
 
 def upstream_timeout(name: str, wait_s: float) -> ApiError:
-    """504: the upstream sent no byte of a response in time."""
+    """504: the upstream sent nothing in time."""
     return ApiError(504, "upstream_timeout", f"{name} sent nothing for {wait_s:g} s.", kind="server_error")
 
 

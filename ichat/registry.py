@@ -15,6 +15,7 @@ from ichat.http.pool import Upstream
 
 BEATS_MISSED_MAX = 3
 """A worker that has been silent for so many of its intervals is unhealthy."""
+FORGET_S = 3600.0
 RETRY_AFTER_S = 5
 
 State = WorkerState | Literal["unhealthy", "failed"]
@@ -33,6 +34,8 @@ class Worker:
     """The names that a managed worker will serve, known before its first beat."""
     failure: str | None = None
     """Why a managed worker's process ended, where nobody had asked for it."""
+    unreachable: bool = False
+    """Whether a connection to it failed since its newest beat."""
     in_flight: int = 0
 
     @property
@@ -46,7 +49,7 @@ class Worker:
             return "failed"
         if self.beat is None:
             return "starting"
-        if now - self.beat_at > self.beat.heartbeat_interval * BEATS_MISSED_MAX:
+        if self.unreachable or now - self.beat_at > self.beat.heartbeat_interval * BEATS_MISSED_MAX:
             return "unhealthy"
         return self.beat.state
 
@@ -55,6 +58,8 @@ class Worker:
         state = self.state(now)
         if state == "failed":
             return f"worker {self.id} {self.failure}"
+        if self.unreachable:
+            return f"worker {self.id} cannot be reached"
         if state == "unhealthy":
             return f"worker {self.id} has not been heard of for {now - self.beat_at:.0f} s"
         phase = self.beat.phase if self.beat else ""
@@ -108,7 +113,13 @@ class Registry:
         return worker
 
     def beat(self, beat: Beat) -> bool:
-        """Take a beat; say whether the worker was new. A good-bye removes a worker that was not started here."""
+        """Take a beat; say whether the worker was new. A good-bye removes a worker that was not started here.
+
+        So does a silence of FORGET_S, of which a beat of anybody is the occasion to look for.
+        """
+        for worker in self:
+            if not worker.managed and self._clock() - worker.beat_at > FORGET_S:
+                del self._workers[worker.id]
         known = self._workers.get(beat.worker_id)
         if beat.state == "gone" and not (known and known.managed):
             self._workers.pop(beat.worker_id, None)
@@ -117,6 +128,7 @@ class Registry:
         self._workers[beat.worker_id] = worker
         worker.beat = beat
         worker.beat_at = self._clock()
+        worker.unreachable = False
         return known is None
 
     def pick(self, model: str) -> Target:

@@ -21,8 +21,11 @@ from ichat.registry import Registry
 log = logging.getLogger(__name__)
 
 SWEEP_S = 5.0
-SWEEP_POLL_S = 0.05
 """How long killed processes may take to disappear."""
+SWEEP_POLL_S = 0.05
+
+
+_SIGNALS = {int(number): number.name for number in signal.Signals}
 
 
 class Supervisor:
@@ -45,7 +48,14 @@ class Supervisor:
             for worker in self._config.managed_workers:
                 worker_id = _id_for(worker.model_name, taken)
                 taken.add(worker_id)
-                nursery.start_soon(self._watch, worker_id, worker)
+                nursery.start_soon(self._guard, worker_id, worker)
+
+    async def _guard(self, worker_id: str, worker: ManagedWorker) -> None:
+        """Watch over one worker; a bug in that must not end the others."""
+        try:
+            await self._watch(worker_id, worker)
+        except Exception:
+            log.exception("a bug watching over worker %s", worker_id)
 
     async def _watch(self, worker_id: str, worker: ManagedWorker) -> None:
         entry = self._registry.expect(worker_id, [worker.model_name])
@@ -61,8 +71,9 @@ class Supervisor:
                     start_new_session=True,
                     pass_fds=(watched,),
                 )
-            except OSError as error:
-                entry.failure = f"could not be started: {command[0]}: {error.strerror or error}"
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                entry.failure = f"could not be started: {command[0]}: {reason}"
                 log.error("worker %s %s", worker_id, entry.failure)
                 return
             finally:
@@ -87,7 +98,8 @@ class Supervisor:
         if process.returncode is None:
             log.warning("worker %s is killed: it did not end by itself", worker_id)
             process.kill()
-            await process.wait()
+            with trio.move_on_after(SWEEP_S):
+                await process.wait()
         left = await self._sweep(process.pid, family)
         if left:
             log.error("processes of worker %s are still there: %s", worker_id, left)
@@ -164,5 +176,5 @@ def _id_for(model_name: str, taken: set[str]) -> str:
 
 def _how_it_ended(code: int | None) -> str:
     if code is not None and code < 0:
-        return f"was ended by signal {signal.Signals(-code).name}"
+        return f"was ended by signal {_SIGNALS.get(-code, -code)}"
     return f"ended with exit code {code}"

@@ -22,6 +22,7 @@ class Program:
 
     def __init__(self, command, log, env=None):
         self.log = log
+        self.host = "127.0.0.1"
         self.port = 0
         with log.open("wb") as file:
             self.process = subprocess.Popen(
@@ -58,7 +59,7 @@ class Program:
     def ask(self, path, body, timeout=60):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", data, {"content-type": "application/json"}
+            f"http://{self.host}:{self.port}{path}", data, {"content-type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:

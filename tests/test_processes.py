@@ -51,6 +51,13 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def post(program, path):
+    """Send a request and do not wait for its answer."""
+    sock = socket.create_connection(("127.0.0.1", program.port))
+    sock.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+    return sock
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_managed_worker_serves_and_ends_with_its_gateway(start_gateway, number):
     """From a configuration to an answer; a signal ends the gateway, the worker and the engine's children, with exit code 0."""
@@ -179,6 +186,50 @@ def test_a_worker_whose_engine_dies_exits_with_the_reason(start):
     assert worker.process.wait(15) == 70
     assert worker.text().splitlines()[-1] == "The engine died: killed by a test"
     worker.until(lambda: not alive(family), 2)
+
+
+def test_a_stuck_engine_does_not_hold_up_the_end(start):
+    """An engine that does not react costs the drain and the stop, and not more; a second signal costs nothing."""
+    command = ichat("worker", "-be", "fake", "--model", "/m", "--port", "0", "--drain-s", "1", "--stop-s", "1")
+    worker = start(command).wait_for_port()
+    worker.until(lambda: worker.get("/health")[0] == 200)
+    kept = [post(worker, path) for path in ("/wait", "/block")]
+    worker.until(lambda: "blocking" in worker.text())
+    began = time.monotonic()
+    assert worker.stop() == 0
+    assert time.monotonic() - began < 8
+
+    worker = start([*command[:-4], "--drain-s", "3600"]).wait_for_port()
+    worker.until(lambda: worker.get("/health")[0] == 200)
+    kept.append(post(worker, "/wait"))
+    worker.until(lambda: worker.ask("/counts", {})[1]["running"] == 1)
+    worker.process.send_signal(signal.SIGTERM)
+    worker.until(lambda: "told to stop" in worker.text())
+    assert worker.stop() == 0
+    for sock in kept:
+        sock.close()
+
+
+def test_a_strange_end_of_one_worker_is_its_own(start_gateway):
+    """A real-time signal, an environment that no process can have: the worker fails, the gateway and the others go on."""
+    strange = MANAGED.replace("org/m", "strange") + 'env = { "A=B" = "x" }\n'
+    gateway = start_gateway(MANAGED + strange).wait_until_ready("org-m-0")
+    assert gateway.get("/v1/admin/workers/strange-0")[1]["state"] == "failed"
+    gateway.descendants()[0].send_signal(signal.SIGRTMIN + 1)
+    gateway.until(lambda: gateway.state("org-m-0") == "failed")
+    assert gateway.get("/v1/admin/workers/org-m-0")[1]["failure"] == "was ended by signal 35"
+    assert gateway.get("/health")[0] == 200
+
+
+@pytest.mark.parametrize("host", ["::1", "::", "0.0.0.0", "localhost"])
+def test_every_address_to_listen_on(start, tmp_path, host):
+    """Managed workers find a gateway wherever it listens."""
+    path = tmp_path / "ichat.toml"
+    path.write_text(f'[server_settings]\nport = 0\nhost = "{host}"\n{MANAGED}')
+    gateway = start(ichat("gateway", "-c", str(path))).wait_for_port()
+    if host == "::1":
+        gateway.host = "[::1]"
+    gateway.wait_until_ready("org-m-0")
 
 
 def test_a_worker_can_be_stopped_while_it_loads(start):

@@ -104,6 +104,25 @@ def test_a_managed_worker_is_known_before_its_first_beat(registry, clock):
     assert registry.describe(worker)["state"] == "failed"
 
 
+def test_a_worker_that_is_silent_for_long_is_forgotten(registry, clock):
+    """The table does not grow for ever; what is managed here stays."""
+    registry.beat(beat("old"))
+    registry.expect("mine", ["m"])
+    clock.now += 3601
+    registry.beat(beat("new"))
+    assert [worker.id for worker in registry] == ["mine", "new"]
+
+
+def test_what_cannot_be_reached_waits_for_its_next_beat(registry):
+    """A connection that failed takes a worker out; a beat brings it back."""
+    registry.beat(beat())
+    registry.get("w").unreachable = True
+    with pytest.raises(ApiError, match="worker w cannot be reached"):
+        registry.pick("m")
+    registry.beat(beat())
+    assert registry.pick("m")
+
+
 def test_every_name_of_a_worker_routes(registry):
     """A worker may serve under several names."""
     registry.beat(beat(model_names=["m", "alias"]))
@@ -127,6 +146,17 @@ def test_an_external_route_keeps_its_base(registry):
         {"worker_id": "w", "model_name": "m", "host": "h", "port": 0},
         {"worker_id": "w", "model_name": "m", "host": "h", "port": 99999},
         {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "state": "dancing"},
+        {"worker_id": "w\r\nset-cookie: evil=1", "model_name": "m", "host": "h", "port": 1},
+        {"worker_id": "\ud800", "model_name": "m", "host": "h", "port": 1},
+        {"worker_id": None, "model_name": "m", "host": "h", "port": 1},
+        {"worker_id": "w", "model_name": "m\n", "host": "h", "port": 1},
+        {"worker_id": "w", "model_name": "\ud800", "host": "h", "port": 1},
+        {"worker_id": "w", "model_name": "m", "host": "h h", "port": 1},
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1.0},
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "model_names": "abc"},
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "heartbeat_interval": float("nan")},
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "heartbeat_interval": float("inf")},
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "heartbeat_interval": 0},
     ],
 )  # fmt: skip
 def test_what_is_not_a_beat_is_refused(body):

@@ -2,6 +2,7 @@
 
 import pytest
 import trio
+import trio.testing
 from peers import code_of, reset, until
 
 from ichat.config import Limits, Timeouts
@@ -234,6 +235,60 @@ async def test_draining_lets_exchanges_end(door, connect):
     assert (await busy.response(b"GET"))[::2] == (200, b"hello")
     with pytest.raises(OSError):
         await connect(port)
+
+
+async def test_draining_loses_no_request_that_was_sent(door, connect):
+    """A request that has arrived is answered though its connection looked idle; a new connection is refused at once."""
+    port = await door.open()
+    clients = [await connect(port) for _ in range(10)]
+    for client in clients:
+        await client.get(b"/")
+    for client in clients:
+        client.stream.socket._sock.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    with trio.fail_after(5):
+        await door.door.drain()
+    for client in clients:
+        assert (await client.response(b"GET"))[::2] == (200, b"hello")
+
+
+async def test_while_draining_nothing_new_is_accepted(door, connect, nursery):
+    """The port is closed as soon as the draining begins, so that clients go elsewhere instead of waiting."""
+    port = await door.open()
+    busy = await connect(port)
+    await busy.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: door.requests)
+    nursery.start_soon(door.door.drain)
+    await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(OSError):
+        await connect(port)
+    assert (await busy.response(b"GET"))[0] == 200
+
+
+@pytest.mark.parametrize("kind", ["pipelined", "chunks"])
+async def test_one_connection_does_not_starve_the_others(door, connect, nursery, kind):
+    """A flood on one connection is served in turns with everybody else's requests."""
+    port = await door.open()
+    flooding, other = await connect(port), await connect(port)
+    if kind == "pipelined":
+        flood = b"GET /flood HTTP/1.1\r\nhost: x\r\n\r\n" * 20_000
+    else:
+        flood = (
+            b"POST /flood HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+            + b"1\r\nx\r\n" * 200_000
+            + b"0\r\n\r\n"
+        )
+
+    async def drink():
+        async for _ in flooding.stream:
+            pass
+
+    nursery.start_soon(drink)
+    nursery.start_soon(flooding.send, flood)
+    await until(lambda: door.requests if kind == "pipelined" else not all(client.idle for client in door.door.clients))
+    for _ in range(3):
+        assert (await other.get(b"/other"))[0] == 200
+    floods = [request for request in door.requests if request.path == b"/flood"]
+    assert len(floods) < (20_000 if kind == "pipelined" else 1)
 
 
 async def test_draining_is_bounded(make_door, connect):

@@ -32,6 +32,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/engines/asgi.py",
     "ichat/engines/host.py",
     "ichat/__main__.py",
+    "ichat/supervisor.py",
 }
 
 

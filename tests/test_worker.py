@@ -146,6 +146,39 @@ async def test_a_client_that_never_reads_is_given_up(make_worker, connect):
     await until(lambda: rig.engine.running == 0 and not rig.door.clients)
 
 
+async def test_a_client_that_reads_slowly_but_steadily_is_served(make_worker, connect):
+    """Only a client that takes nothing at all is given up; one piece may take longer than `client_stall_s`."""
+    _, port = await make_worker(client_stall_s=0.3)
+    client = await connect(port)
+    body = b'{"bytes": 12000000}'
+    await client.send(b"POST /large HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    received = 0
+    while received < 12_000_000:
+        data = await client.stream.receive_some(200_000)
+        assert data, "it was cut"
+        received += len(data)
+        await trio.sleep(0.02)
+
+
+async def test_a_piece_that_is_cut_is_not_complete(make_worker, connect):
+    """When the engine dies before a slow client has the last piece, the connection ends there: nothing is put behind it."""
+    rig, port = await make_worker()
+    client = await connect(port)
+    body = b'{"bytes": 20000000}'
+    request = b"POST /large HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    await client.send(request + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: rig.engine.running == 1)
+    await trio.sleep(0.2)
+    rig.engine.dead = "killed by a test"
+    with trio.fail_after(10):
+        await rig.host.ended.wait()
+    await trio.sleep(0.1)
+    data = await client.everything()
+    assert data.count(b"HTTP/1.1 ") == 1
+    assert len(data) < 20_000_000
+    assert rig.worker.state() == "draining"
+
+
 @pytest.mark.parametrize("path", [b"/raise", b"/nothing"])
 async def test_an_application_that_fails_is_a_500(make_worker, connect, path, caplog):
     """Nothing was sent: the client gets an error and keeps its connection."""
@@ -221,7 +254,7 @@ async def test_stopping_ends_what_is_under_way(make_worker, connect):
     await until(lambda: rig.engine.running == 1)
     assert await rig.host.stop(10)
     assert rig.engine.running == 0
-    assert (await client.response())[0] == 500
+    assert (await client.response())[0] == 503
 
 
 def split(line):

@@ -6,7 +6,7 @@ group `ichat.engines` in whatever package is installed beside it.
 
 import importlib
 import importlib.metadata
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, cast
 
 import attrs
@@ -46,9 +46,9 @@ class EngineInfo:
     model_path: str
     model_names: list[str]
     """The names that requests may use, at least one."""
-    args: Mapping[str, Any]
+    args: dict[str, Any]
     """Every effective argument, secrets masked; values that JSON can hold."""
-    versions: Mapping[str, str]
+    versions: dict[str, str]
 
 
 class Engine(Protocol):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from ichat import errors
 from ichat.engines import Application, Message, Scope
-from ichat.http.heads import Headers, date_header, response_head
+from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
 from ichat.http.server import Request
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,8 @@ class Call:
         """Whether the connection may go on afterwards; known when the call has ended."""
         self.head_sent = False
         self.status = 0
-        self.failure: str | None = None
-        """Why there is no usable response, where nothing has been sent."""
+        self.failure: errors.ApiError | None = None
+        """Why there is no complete response, where the client has not left."""
         self.hung_up = False
         self.task: asyncio.Task[None]
         """Known when the call has begun."""
@@ -58,6 +58,7 @@ class Call:
         self._body_taken = False
         self._rest = memoryview(b"")
         self._drained: asyncio.Future[None] | None = None
+        self._stalled: asyncio.TimerHandle
 
     def __repr__(self) -> str:
         return f"<Call {self._request.id.decode()} {self._request.path.decode()} {self.status or 'waiting'}>"
@@ -75,21 +76,21 @@ class Call:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
-    def abandon(self, why: str) -> None:
+    def abandon(self, failure: errors.ApiError) -> None:
         """Give the call up, whatever the application is waiting for."""
-        self.failure = why
+        self.failure = failure
         self.task.cancel()
 
     async def _run(self, app: Application, calls: "set[Call]") -> None:
         try:
             await app(self._scope(), self._receive, self._send)
             if not self.complete and not self.hung_up:
-                self.failure = self.failure or "it gave no complete response"
+                self.failure = errors.engine_failed("it gave no complete response")
         except asyncio.CancelledError:  # noqa: ASYNC103
-            self.failure = self.failure or "it gave the request up"
+            self.failure = self.failure or errors.engine_failed("it gave the request up")
         except Exception:
             log.exception("%r failed", self)
-            self.failure = "an exception, which is in the worker's log"
+            self.failure = errors.engine_failed("an exception, which is in the worker's log")
         finally:
             self._gone.set()
             if self.head_sent and not self.complete:
@@ -129,10 +130,12 @@ class Call:
         if self.hung_up:
             return
         if message["type"] == "http.response.body":
-            data = self._framed(message.get("body", b""), more=message.get("more_body", False))
+            more = message.get("more_body", False)
+            data = self._framed(message.get("body", b""), more=more)
             if data:
                 await self._write(data)
-            if self.complete:
+            if not more and not self.hung_up:
+                self.complete = True
                 self._gone.set()
         elif message["type"] == "http.response.start":
             self._start(message["status"], message.get("headers", ()))
@@ -150,7 +153,7 @@ class Call:
             name = given.lower()
             if name == b"content-length":
                 self._left = int(value)
-            elif name == b"connection":
+            elif name in HOP_BY_HOP:
                 continue
             identified = identified or name == b"x-request-id"
             out.append((name, value))
@@ -172,7 +175,6 @@ class Call:
         """Frame a piece of the body, with the head before it where that is still to be sent."""
         if self.complete:
             return b""
-        self.complete = not more
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             return data if more else data + b"0\r\n\r\n"
@@ -197,20 +199,21 @@ class Call:
         if sent == len(data):
             return
         loop = asyncio.get_running_loop()
+        fd = self._sock.fileno()
         self._rest = memoryview(data)[sent:]
         self._drained = loop.create_future()
-        loop.add_writer(self._sock.fileno(), self._writable)
-        timer = loop.call_later(self._stall_s, self.hang_up)
+        self._stalled = loop.call_later(self._stall_s, self.hang_up)
+        loop.add_writer(fd, self._writable)
         try:
             await self._drained
         finally:
-            timer.cancel()
-            loop.remove_writer(self._sock.fileno())
+            self._stalled.cancel()
+            loop.remove_writer(fd)
             self._drained = None
 
     def _writable(self) -> None:
-        assert self._drained is not None
-        if self._drained.done():
+        """Write what the socket takes; each bit of progress gives the client its whole time again."""
+        if self._drained is None or self._drained.done():
             return
         try:
             sent = self._sock.send(self._rest)
@@ -222,9 +225,6 @@ class Call:
         self._rest = self._rest[sent:]
         if not self._rest:
             self._drained.set_result(None)
-
-    def error(self, death: Exception | None) -> errors.ApiError | None:
-        """Give the error to answer with, where the client got no byte; `death` is the engine's, if it died."""
-        if self.head_sent or self.hung_up or self.complete:
-            return None
-        return errors.engine_failed(str(death or self.failure or "it ended"))
+        elif sent:
+            self._stalled.cancel()
+            self._stalled = asyncio.get_running_loop().call_later(self._stall_s, self.hang_up)

@@ -44,13 +44,16 @@ class Host:
         self._app: Application | None = None
         self._stopping: asyncio.Event | None = None
         self._calls: set[Call] = set()
-        self._failure: Exit | None = None
+        self.failure: Exit | None = None
+        """Why the engine ended, where that was not asked for."""
         self._stop_asked = False
         self.info: EngineInfo | None = None
         self.phase = "starting"
         """What the engine is doing, in a few words; `ready` once it serves."""
         self.parsed = trio.Event()
         self.ready = trio.Event()
+        self.unready = trio.Event()
+        """Set when it serves no longer, whatever still has to end."""
         self.ended = trio.Event()
         """Set when the thread has nothing left to do, for whatever reason; `failure` has the reason."""
         self.load_s = 0.0
@@ -67,11 +70,6 @@ class Host:
     def in_flight(self) -> int:
         """How many requests the engine is answering."""
         return len(self._waiting)
-
-    @property
-    def failure(self) -> Exit | None:
-        """Why the engine ended, where that was not asked for."""
-        return self._failure
 
     def start(self) -> None:
         """Start the engine's thread; it goes on until ``stop`` or until the engine fails."""
@@ -107,6 +105,7 @@ class Host:
                     await done.wait()
                 if waited.cancelled_caught:
                     log.error("%r did not end within %g s of its client leaving", call, ABORT_S)
+                    client.leave_socket()
                 raise
         finally:
             self._waiting.discard(done)
@@ -115,9 +114,8 @@ class Host:
             client.head_sent = call.head_sent
         if call.hung_up:
             await client.gone()
-        error = call.error(self._failure)
-        if error is not None:
-            raise error
+        if not call.complete:
+            raise call.failure or errors.engine_failed("it ended")
 
     @property
     def name(self) -> str:
@@ -133,6 +131,10 @@ class Host:
         with trio.move_on_after(stop_s):
             await self.ended.wait()
         return self.ended.is_set()
+
+    def give_up(self) -> None:
+        """Wait for nothing of the engine any more; its process is about to end."""
+        self._end()
 
     def _run_in_trio(self, function: Callable[[], None]) -> None:
         with contextlib.suppress(trio.RunFinishedError):
@@ -155,11 +157,11 @@ class Host:
         try:
             self._engine.run(self._argv, parsed=self._parsed, phase=self._enter, serve=self._serve)
         except Exit as exit_:
-            self._failure = exit_
+            self.failure = exit_
         except BaseException as error:  # noqa: ASYNC103
             if not self._stop_asked:
                 log.exception("the engine failed after %.1f s", time.monotonic() - self._started_at)
-                self._failure = Exit(EXIT_SOFTWARE, f"The engine failed while {self.phase}: {_one_line(error)}")
+                self.failure = Exit(EXIT_SOFTWARE, f"The engine failed while {self.phase}: {_one_line(error)}")
         self._app = None
         self._run_in_trio(self._end)
 
@@ -187,21 +189,25 @@ class Host:
                     break
                 why = self._engine.why_dead()
                 if why is not None:
-                    self._failure = Exit(EXIT_SOFTWARE, f"The engine died: {why}")
+                    self.failure = Exit(EXIT_SOFTWARE, f"The engine died: {why}")
                     self.phase = "dead"
                     break
         finally:
             self._app = None
+            self._run_in_trio(self.unready.set)
             await self._abandon_calls()  # noqa: ASYNC102
 
     async def _abandon_calls(self) -> None:
         """Let the calls under way end by themselves for a moment, then end them."""
-        for patience in ("first", "last"):
-            if self._calls:
-                await asyncio.wait([call.task for call in self._calls], timeout=FAIL_S)
-            for call in list(self._calls):
-                if patience == "first":
-                    call.abandon("it died" if self._failure else "it is shutting down")
+        await self._wait_for_calls()
+        failure = errors.engine_failed(str(self.failure)) if self.failure else errors.draining()
+        for call in self._calls:
+            call.abandon(failure)
+        await self._wait_for_calls()
+
+    async def _wait_for_calls(self) -> None:
+        if self._calls:
+            await asyncio.wait([call.task for call in self._calls], timeout=FAIL_S)
 
 
 def _one_line(error: BaseException) -> str:

@@ -96,9 +96,12 @@ def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
 
 
 def end_to_end(headers: Headers) -> Headers:
-    """Give the headers that may be forwarded: without hop-by-hop ones and those that `Connection` names."""
+    """Give the headers that may be forwarded: without hop-by-hop ones and those that `Connection` names.
+
+    It cannot name the length away: the body is forwarded as that says.
+    """
     named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
-    drop = HOP_BY_HOP | named if named else HOP_BY_HOP
+    drop = HOP_BY_HOP | (named - {b"content-length"}) if named else HOP_BY_HOP
     return [header for header in headers if header[0] not in drop]
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import socket
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 import trio
@@ -12,6 +12,7 @@ from ichat import errors
 from ichat.http.hub import READABLE, Hub
 
 EXPIRE_EVERY_S = 5.0
+CONNECT_RETRY_S = 0.01
 
 
 @attrs.frozen
@@ -64,6 +65,16 @@ class Connection:
         else:
             self._pool.discard(self)
 
+    def is_quiet(self) -> bool:
+        """Say whether there is neither anything to read nor an end."""
+        try:
+            self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def pause(self) -> None:
         """Stop telling the receiver; the upstream is held back by its full socket."""
         self._paused = True
@@ -89,11 +100,11 @@ class Pool:
         return f"<Pool {sum(map(len, self._idle.values()))} idle to {len(self._idle)} upstreams>"
 
     def take(self, upstream: Upstream) -> Connection | None:
-        """Take an idle connection, if there is one that is young enough."""
+        """Take an idle connection, if there is one that is young enough and has nothing to say unasked."""
         idle = self._idle.get(upstream)
         while idle:
             connection = idle.pop()
-            if trio.current_time() - connection.idle_since < self._idle_s:
+            if trio.current_time() - connection.idle_since < self._idle_s and connection.is_quiet():
                 return connection
             self._close(connection)
         return None
@@ -158,14 +169,16 @@ class Pool:
                     del self._idle[upstream]
 
 
-async def _connect(family: int, address: object) -> socket.socket:
+async def _connect(family: int, address: Any) -> socket.socket:
     with contextlib.ExitStack() as undo:
         sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
         sock.setblocking(False)
         if family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        number = sock.connect_ex(address)  # type: ignore[arg-type]
-        if number in (errno.EINPROGRESS, errno.EAGAIN):
+        # A unix socket whose backlog is full says EAGAIN, and nothing tells when it is not any more.
+        while (number := sock.connect_ex(address)) == errno.EAGAIN:  # noqa: ASYNC110
+            await trio.sleep(CONNECT_RETRY_S)
+        if number == errno.EINPROGRESS:
             await trio.lowlevel.wait_writable(sock)
             number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:

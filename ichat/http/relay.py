@@ -64,7 +64,7 @@ class Relay:
         self._rest = b""
         self._done = False
         self._failure: UpstreamLost | None = None
-        self._event_stream = False
+        self._reportable = False
         self._task: trio.lowlevel.Task | None = None
         self._woken = False
         self._sending: trio.CancelScope | None = None
@@ -87,21 +87,9 @@ class Relay:
         self._hub.time(self)
         try:
             await self._send_request(request)
-            while True:
+            while not await self._is_over():
                 await self._sleep()
-                if self._rest:
-                    self._hub.untime(self)
-                    rest, self._rest = self._rest, b""
-                    await self._client.send_all(rest)
-                if self._failure is not None:
-                    raise self._failure
-                if self._done:
-                    self.reusable = self.reusable and self._sent
-                    return
-                self._hub.now = trio.current_time()
-                self.deadline = self._hub.now + self._stall_s
-                self._hub.time(self)
-                self._connection.resume()
+            self.reusable = self.reusable and self._sent
         finally:
             self._hub.untime(self)
             self._connection.receiver = None
@@ -136,6 +124,7 @@ class Relay:
             else:
                 surplus = self._feed_head(received)
         except (HeadError, FramingError) as error:
+            self._reportable = False
             self._lost(f"its response is not valid HTTP/1.1: {error}")
             return
         if surplus:
@@ -161,20 +150,21 @@ class Relay:
     def _begin(self, head: ResponseHead, behind: bytearray) -> bool:
         if self._version != b"1.1" and isinstance(head.framing, Chunked):
             raise HeadError("it is chunked, which a client of HTTP/1.0 cannot read")
+        ours = self._on_head(head)
         self._framing = head.framing
-        self._event_stream = any(
-            name == b"content-type" and value.startswith(b"text/event-stream") for name, value in head.headers
-        )
+        headers = dict(head.headers)
+        is_events = headers.get(b"content-type", b"").startswith(b"text/event-stream")
+        self._reportable = is_events and b"content-encoding" not in headers
         self.reusable = head.reusable
         end = head.framing.feed(behind, 0, len(behind)) if behind else 0
         self._client.head_sent = True
-        self._send(memoryview(self._on_head(head) + behind[:end]), head.framing)
+        self._send(memoryview(ours + behind[:end]), head.framing)
         return end < len(behind)
 
     async def _send_request(self, request: bytes) -> None:
         """Send the request, or as much of it as the upstream wants to see before it answers or fails."""
         rest = memoryview(request)
-        while rest and not self._woken:
+        while rest and not await self._is_over():
             try:
                 rest = rest[self._connection.sock.send(rest) :]
             except BlockingIOError:
@@ -185,6 +175,21 @@ class Relay:
                 break
         self._sent = not rest
 
+    async def _is_over(self) -> bool:
+        """Send what the client did not take at once; say whether the response has ended. Raises UpstreamLost."""
+        while self._rest:
+            self._hub.untime(self)
+            rest, self._rest = self._rest, b""
+            await self._client.send_all(rest)
+            if not self._done and self._failure is None:
+                self._hub.now = trio.current_time()
+                self.deadline = self._hub.now + self._stall_s
+                self._hub.time(self)
+                self._connection.resume()
+        if not self._done and self._failure is not None:
+            raise self._failure
+        return self._done
+
     def _send(self, data: memoryview, framing: Framing) -> None:
         try:
             sent = self._client.sock.send(data)
@@ -192,7 +197,7 @@ class Relay:
             sent = 0
         except OSError:
             self._connection.pause()
-            self._client.close_soon()
+            self._client.hung_up()
             return
         if sent < len(data):
             self._rest = bytes(data[sent:])
@@ -205,8 +210,6 @@ class Relay:
     def _eof(self) -> None:
         self.reusable = False
         self._connection.pause()
-        if self._done:
-            return
         if self._framing is not None and self._framing.ends_at_eof():
             self._done = True
             self._wake()
@@ -214,7 +217,11 @@ class Relay:
             self._lost("it closed the connection" + (" in the middle of the response" if self.answered else ""))
 
     def _lost(self, why: str, *, timed_out: bool = False) -> None:
-        can_report = self._event_stream and self._framing is not None and self._framing.may_insert
+        can_report = self._reportable and self._framing is not None and self._framing.may_insert
+        if self._done:
+            self.reusable = False
+            self._connection.pause()
+            return
         self._failure = UpstreamLost(why, answered=self.answered, timed_out=timed_out, can_report=can_report)
         self._connection.pause()
         self._wake()

@@ -7,7 +7,6 @@ done for it, in every phase.
 """
 
 import contextlib
-import errno
 import itertools
 import logging
 import math
@@ -28,8 +27,11 @@ from ichat.http.hub import HANG_UP, Hub
 
 log = logging.getLogger(__name__)
 
+ACCEPT_RETRY_S = 0.1
 ACCEPT_MAX = 64
 """Connections accepted before other tasks get their turn."""
+PIECES_MAX = 128
+"""Pieces of a body taken before other tasks get their turn."""
 RECV_BYTES = 65536
 LINGER_S = 1.0
 LINGER_RECVS_MAX = 4096
@@ -78,6 +80,7 @@ class Client:
         self._door = door
         self._scope = trio.CancelScope()
         self._leftover = b""
+        self._owns_socket = True
         self.sock = sock
         self.peer = peer
         self.keep_alive = True
@@ -106,9 +109,9 @@ class Client:
                 view = view[sent:]
 
     async def gone(self) -> None:
-        """Give up on this client: cancel all that is done for it."""
-        self._scope.cancel()
-        await trio.lowlevel.checkpoint()
+        """Give up on this client; does not return."""
+        self.hung_up()
+        await trio.sleep_forever()
 
     def refuse(self, error: ApiError) -> None:
         """Answer a connection that is not served, without reading from it, and close it."""
@@ -117,14 +120,23 @@ class Client:
             self.sock.send(self._error(error, self._door.ids.next(), b""))
         self.sock.close()
 
-    def close_soon(self) -> None:
-        """Cancel what is done for this client and close the connection."""
-        self._scope.cancel()
-
     def hung_up(self, _events: int = 0) -> None:
-        """Be told by the hub that the client is gone."""
+        """Be told that the client is gone, or as good as gone: cancel what is done for it and close the connection."""
         self._door.hub.forget(self.sock.fileno())
         self._scope.cancel()
+
+    def leave_socket(self) -> None:
+        """Break the connection, but leave the socket open for somebody who may still write to it, and who has it."""
+        self._owns_socket = False
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def is_asking(self) -> bool:
+        """Say whether the client has sent something that was not read yet."""
+        try:
+            return bool(self.sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     async def respond(self, request: Request, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response of our own making."""
@@ -162,7 +174,8 @@ class Client:
                     await self._answer(request)
         finally:
             door.hub.forget(fd)
-            self.sock.close()
+            if self._owns_socket:
+                self.sock.close()
 
     async def _answer(self, request: Request) -> None:
         """Have one request answered: the edge where every failure becomes a response."""
@@ -190,6 +203,7 @@ class Client:
         self.idle = True
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes_max)
         if self._leftover:
+            await trio.lowlevel.checkpoint()
             parser.receive_data(self._leftover)
         else:
             data = await self._receive(door.timeouts.keep_alive_s)
@@ -198,8 +212,8 @@ class Client:
             parser.receive_data(data)
         self.idle = False
         deadline = trio.current_time() + door.timeouts.head_s
-        body_bytes = 0
-        body: list[bytes] = []
+        body = bytearray()
+        pieces = 0
         head: h11.Request | None = None
         while True:
             try:
@@ -216,10 +230,12 @@ class Client:
                     return None
                 parser.receive_data(data)
             elif isinstance(event, h11.Data):
-                body_bytes += len(event.data)
-                if body_bytes > limits.body_bytes_max:
+                body += event.data
+                if len(body) > limits.body_bytes_max:
                     raise errors.request_too_large(limits.body_bytes_max)
-                body.append(bytes(event.data))
+                pieces += 1
+                if pieces % PIECES_MAX == 0:
+                    await trio.lowlevel.checkpoint()
             elif isinstance(event, h11.Request):
                 head = event
                 deadline = trio.current_time() + door.timeouts.body_s
@@ -230,7 +246,7 @@ class Client:
                 return None
         assert head is not None
         self._leftover = parser.trailing_data[0]
-        return self._request(head, b"".join(body))
+        return self._request(head, bytes(body))
 
     def _check_framing(self, head: h11.Request) -> None:
         """Refuse a body that is known to be too large, and one whose length could be read in two ways."""
@@ -271,16 +287,22 @@ class Client:
     async def _receive(self, wait_s: float) -> bytes | None:
         """Receive some bytes: empty at the end of the stream, None when nothing came in time."""
         deadline = trio.current_time() + wait_s
+        waited = False
         while True:
             try:
-                return self.sock.recv(RECV_BYTES)
+                data = self.sock.recv(RECV_BYTES)
             except BlockingIOError:
-                with trio.move_on_at(deadline) as waited:
+                with trio.move_on_at(deadline) as scope:
                     await trio.lowlevel.wait_readable(self.sock)
-                if waited.cancelled_caught:
+                if scope.cancelled_caught:
                     return None
+                waited = True
             except OSError:
                 return b""
+            else:
+                if not waited:
+                    await trio.lowlevel.checkpoint()
+                return data
 
     async def _linger(self) -> None:
         """Read and forget what the client still sends, for a while: closing at once would reset the response away."""
@@ -329,17 +351,17 @@ class FrontDoor:
                     async with trio.open_nursery() as accepting:
                         for listener in listeners:
                             accepting.start_soon(self._accept_forever, listener, connections)
+                _close(listeners)
         finally:
-            for listener in listeners:
-                listener.close()
+            _close(listeners)
 
     async def drain(self) -> None:
         """Stop accepting, close idle connections, and wait for every exchange to end, up to `timeouts.drain_s`."""
         self.draining = True
         self._accepting.cancel()
         for client in list(self.clients):
-            if client.idle:
-                client.close_soon()
+            if client.idle and not client.is_asking():
+                client.hung_up()
         self._waiting.deadline = trio.current_time() + self.timeouts.drain_s
         with self._waiting:
             if self.clients:
@@ -359,13 +381,9 @@ class FrontDoor:
                     sock, address = listener.accept()
                 except BlockingIOError:
                     break
-                except ConnectionAbortedError:
-                    continue
                 except OSError as error:
-                    if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                        raise
                     log.error("cannot accept: %s", error)
-                    await trio.sleep(0.1)
+                    await trio.sleep(ACCEPT_RETRY_S)
                     break
                 self._admit(sock, address, connections)
 
@@ -408,15 +426,19 @@ async def open_listeners(host: str, port: int) -> list[socket.socket]:
             listeners.append(sock)
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
+            if family == socket.AF_INET6 and len(found) > 1:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind((address[0], number, *address[2:]))
             sock.listen(BACKLOG)
     except OSError:
-        for sock in listeners:
-            sock.close()
+        _close(listeners)
         raise
     return listeners
+
+
+def _close(sockets: list[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()
 
 
 def port_of(listeners: list[socket.socket]) -> int:

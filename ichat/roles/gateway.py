@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 import pathlib
+import re
 import secrets
 import signal
 import time
@@ -22,7 +23,7 @@ import trio
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from ichat import config as configuration
-from ichat import control, errors
+from ichat import errors
 from ichat.config import Config, Timeouts
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ApiError, Exit
 from ichat.http.framing import UntilClose
@@ -38,13 +39,10 @@ log = logging.getLogger(__name__)
 
 _CONTROL_EXACT = frozenset((b"/health", b"/metrics", b"/v1/models", b"/register"))
 _CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/")
-_BY_MODEL = frozenset(
-    b"/v1/" + name
-    for name in (
-        b"chat/completions", b"completions", b"embeddings", b"rerank", b"score", b"classify", b"responses", b"messages",
-        b"tokenize", b"detokenize", b"audio/transcriptions", b"audio/translations",
-    )
-) | {b"/rerank", b"/v2/rerank", b"/score", b"/classify", b"/pooling", b"/tokenize", b"/detokenize"}  # fmt: skip
+_BY_MODEL = re.compile(
+    rb"(/v1)?/(chat/completions|completions|embeddings|rerank|score|classify|pooling|responses|messages|tokenize|detokenize"
+    rb"|audio/transcriptions|audio/translations)|/v2/rerank"
+)
 """The routes that are known to be routed by model; any other `POST /v1/...` is as well."""
 
 
@@ -106,9 +104,9 @@ class Gateway:
         """Answer one request through an upstream. Raises ApiError where nothing has been sent."""
         if is_control(request.path):
             await self._forward(request, client, self._control)
-        elif request.method == b"POST" and (request.path.startswith(b"/v1/") or request.path in _BY_MODEL):
+        elif request.method == b"POST" and (request.path.startswith(b"/v1/") or _BY_MODEL.fullmatch(request.path)):
             await self._answer_by_model(request, client)
-        elif request.path in _BY_MODEL:
+        elif _BY_MODEL.fullmatch(request.path):
             raise errors.method_not_allowed(request.method.decode("latin-1"), request.path.decode("latin-1"))
         else:
             raise errors.not_found(request.path.decode("latin-1"))
@@ -117,11 +115,25 @@ class Gateway:
         model = model_of(request)
         target = self._registry.pick(model)
         self._metrics.in_flight.inc()
-        status = 499
+        status = 500
         try:
-            status = await self._forward(request, client, target)
+            while True:
+                try:
+                    status = await self._forward(request, client, target)
+                except ApiError as error:
+                    if error.code != "upstream_unreachable" or target.worker is None:
+                        raise
+                    log.warning("%s", error.message)
+                    target.worker.unreachable = True
+                    target.release()
+                    target = self._registry.pick(model)
+                else:
+                    return
         except ApiError as error:
             status = error.status
+            raise
+        except trio.Cancelled:
+            status = 499
             raise
         finally:
             target.release()
@@ -185,12 +197,13 @@ class Gateway:
         log.warning("%s failed with request %s: %s", name, request.id.decode(), lost)
         error = errors.upstream_failed(name, str(lost))
         if lost.timed_out:
-            error = errors.upstream_timeout(name, self._timeouts.first_byte_s)
+            waited_s = self._timeouts.stream_stall_s if lost.answered else self._timeouts.first_byte_s
+            error = errors.upstream_timeout(name, waited_s)
         if not client.head_sent:
             raise error
         client.keep_alive = False
         if lost.can_report:
-            event = b"data: " + error.body() + b"\n\n"
+            event = b"\n\ndata: " + error.body() + b"\n\n"  # the upstream may have left half an event
             await client.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
         return error.status
 
@@ -238,6 +251,8 @@ def _for_client(head: ResponseHead, request: Request, client: Client, target: Ta
 
 async def run(config: Config, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
     """Run the gateway until it is told to stop; `started` with its port. Raises Exit where it cannot listen."""
+    from ichat import control  # its frameworks are not needed to say that the configuration is wrong
+
     settings = config.server_settings
     try:
         listeners = await open_listeners(settings.host, settings.port)
@@ -247,6 +262,7 @@ async def run(config: Config, *, task_status: trio.TaskStatus[int] = trio.TASK_S
         ) from error
     port = port_of(listeners)
     here = "127.0.0.1" if settings.host in ("", "0.0.0.0", "::") else settings.host
+    here = f"[{here}]" if ":" in here else here
     registry = Registry(config.external_routes, trio.current_time)
     metrics = Metrics(registry)
     hub = Hub()

@@ -7,6 +7,7 @@ hub                                    sockets' events; ends last
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ import secrets
 import signal
 import socket
 import urllib.parse
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -143,14 +144,15 @@ class Worker:
         self.id = options.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self.draining = False
         self._changed = trio.Event()
-        self._engine_metrics = False
+        self._beating = trio.CancelScope()
+        self._own_address = "127.0.0.1"
 
     def __repr__(self) -> str:
         return f"<Worker {self.id}: {self.state()}, {self.host!r}>"
 
     def state(self) -> WorkerState:
         """Give the state as the gateway shall see it."""
-        if self.draining:
+        if self.draining or self.host.unready.is_set():
             return "draining"
         if self.host.is_ready():
             return "ready"
@@ -174,45 +176,46 @@ class Worker:
 
     async def beat_forever(self, engine: Engine, address: str) -> None:
         """Tell the gateway everything, at every change and interval; a gateway that is away is asked again soon."""
-        url = address.rstrip("/") + "/v1/workers/heartbeat"
         reached = True
-        async with httpx.AsyncClient(timeout=BEAT_TIMEOUT_S, trust_env=False) as gateway:
-            while True:
-                self._changed = trio.Event()
-                error = await self._beat(gateway, url, self._beat_now(engine, address))
-                if error and reached:
-                    log.warning(
-                        "the gateway %s does not take beats: %s; trying again every %g s", address, error, BEAT_RETRY_S
-                    )
-                elif not error and not reached:
-                    log.info("the gateway %s takes beats again", address)
-                reached = not error
-                with trio.move_on_after(self.options.heartbeat_interval if reached else BEAT_RETRY_S):
-                    await self._changed.wait()
+        with self._beating:
+            async with self._gateway(address) as gateway:
+                while True:
+                    self._changed = trio.Event()
+                    error = await self._beat(gateway, await self._beat_now(engine, address))
+                    if error and reached:
+                        log.warning("the gateway %s does not take beats: %s; trying again", address, error)
+                    elif not error and not reached:
+                        log.info("the gateway %s takes beats again", address)
+                    reached = not error
+                    with trio.move_on_after(self.options.heartbeat_interval if reached else BEAT_RETRY_S):
+                        await self._changed.wait()
 
     async def say_goodbye(self, engine: Engine, address: str) -> None:
-        """Tell the gateway that this worker is gone, if that can be done quickly."""
-        url = address.rstrip("/") + "/v1/workers/heartbeat"
+        """Tell the gateway that this worker is gone, if that can be done quickly; it beats no more."""
+        self._beating.cancel()
         with trio.move_on_after(GOODBYE_S):
-            async with httpx.AsyncClient(timeout=BEAT_TIMEOUT_S, trust_env=False) as gateway:
-                await self._beat(gateway, url, attrs.evolve(self._beat_now(engine, address), state="gone"))
+            async with self._gateway(address) as gateway:
+                await self._beat(gateway, attrs.evolve(await self._beat_now(engine, address), state="gone"))
 
-    async def _beat(self, gateway: httpx.AsyncClient, url: str, beat: Beat) -> str | None:
+    def _gateway(self, address: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=address, timeout=BEAT_TIMEOUT_S, trust_env=False)
+
+    async def _beat(self, gateway: httpx.AsyncClient, beat: Beat) -> str | None:
         """Send one beat; give what went wrong."""
         try:
-            response = await gateway.post(url, json=attrs.asdict(beat))
+            response = await gateway.post("/v1/workers/heartbeat", json=attrs.asdict(beat))
         except httpx.HTTPError as error:
             return str(error) or type(error).__name__
         return None if response.is_success else f"{response.status_code} {response.text[:300]}"
 
-    def _beat_now(self, engine: Engine, address: str) -> Beat:
+    async def _beat_now(self, engine: Engine, address: str) -> Beat:
         info = self.host.info
         names = info.model_names if info else self.options.served_model_name
         return Beat(
             worker_id=self.id,
             model_name=names[0] if names else "",
             model_names=names,
-            host=self.options.advertise_host or _reachable(self.options.host, address),
+            host=await self._reachable(address),
             port=self.port,
             backend=engine.name,
             model_path=info.model_path if info else "",
@@ -224,6 +227,20 @@ class Worker:
             versions=info.versions if info else {},
             progress=attrs.asdict(engine.progress()),
         )
+
+    async def _reachable(self, address: str) -> str:
+        """Give the address at which the gateway reaches this worker: the one from which it would be reached itself."""
+        host = self.options.advertise_host or self.options.host
+        if host not in ("", "0.0.0.0", "::"):
+            return host
+        url = urllib.parse.urlsplit(address)
+        with trio.move_on_after(BEAT_TIMEOUT_S), contextlib.suppress(OSError):
+            found = await trio.socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_DGRAM)
+            family, kind, _, _, there = found[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(there)
+                self._own_address = probe.getsockname()[0]
+        return self._own_address
 
 
 def expose(host: Host) -> None:
@@ -242,20 +259,6 @@ def expose(host: Host) -> None:
             yield CounterMetricFamily("ichat_engine_aborts", "Requests that their clients left.", host.aborts)
 
     REGISTRY.register(OurMetrics())
-
-
-def _reachable(host: str, gateway_address: str) -> str:
-    """Give the address at which the gateway reaches a worker that listens on this host."""
-    if host not in ("", "0.0.0.0", "::"):
-        return host
-    url = urllib.parse.urlsplit(gateway_address)
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            return probe.getsockname()[0]
-    except OSError:
-        return "127.0.0.1"
 
 
 async def run(
@@ -278,47 +281,61 @@ async def run(
     log.info("worker %s listens on %s:%d", worker.id, options.host, worker.port)
     task_status.started(worker.port)
     address = options.gateway_address
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(hub.run_forever)
-        nursery.start_soon(door.serve_forever, listeners)
-        host.start()
-        if address is not None:
-            nursery.start_soon(worker.beat_forever, engine, address)
-        await _wait_for_the_end(worker)
-        worker.draining = True
-        worker.changed()
-        await door.drain()
-        if not host.ended.is_set() and not await host.stop(options.stop_s):
-            log.warning("the engine did not end in time (%s); its processes are killed", host.phase)
-        if address is not None:
-            await worker.say_goodbye(engine, address)
-        nursery.cancel_scope.cancel()
+    patience = trio.CancelScope()
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hub.run_forever)
+            nursery.start_soon(door.serve_forever, listeners)
+            host.start()
+            if address is not None:
+                nursery.start_soon(worker.beat_forever, engine, address)
+            await _wait_for_the_end(worker, signals)
+            nursery.start_soon(_hurry_when_told, signals, door, patience)
+            worker.draining = True
+            worker.changed()
+            await door.drain()
+            with patience:
+                await host.stop(options.stop_s)
+            if not host.ended.is_set():
+                log.warning("the engine did not end in time (%s); its processes are killed", host.phase)
+                host.give_up()
+            if address is not None:
+                await worker.say_goodbye(engine, address)
+            nursery.cancel_scope.cancel()
     if host.failure is not None:
         raise host.failure
 
 
-async def _wait_for_the_end(worker: Worker) -> None:
-    """Return when a signal comes, the launcher ends, or the engine does."""
+async def _hurry_when_told(signals: AsyncIterator[int], door: FrontDoor, patience: trio.CancelScope) -> None:
+    await anext(signals)
+    log.info("told again: not waiting any longer")
+    door.hurry()
+    patience.cancel()
+
+
+async def _wait_for_the_end(worker: Worker, signals: AsyncIterator[int]) -> None:
+    """Return when a signal comes, the launcher ends, or the engine does; tell the gateway of changes meanwhile."""
     host = worker.host
     launcher = os.environ.get(LAUNCHER_FD)
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
 
-            async def until(wait: Callable[[], Awaitable[object]], why: str) -> None:
-                await wait()
-                log.info("%s: shutting down", why)
-                nursery.cancel_scope.cancel()
+        async def until(wait: Callable[[], Awaitable[object]], why: str) -> None:
+            await wait()
+            log.info("%s: shutting down", why)
+            nursery.cancel_scope.cancel()
 
-            async def launcher_gone() -> None:
-                await trio.lowlevel.wait_readable(int(launcher or 0))
+        async def launcher_gone() -> None:
+            await trio.lowlevel.wait_readable(int(launcher or 0))
 
-            if launcher is not None:
-                os.set_inheritable(int(launcher), False)
-                nursery.start_soon(until, launcher_gone, "the launcher is gone")
-            nursery.start_soon(until, host.ended.wait, "the engine ended")
-            nursery.start_soon(until, signals.__anext__, "told to stop")
-            await host.parsed.wait()
-            worker.changed()
-            await host.ready.wait()
-            expose(host)
-            worker.changed()
+        if launcher is not None:
+            os.set_inheritable(int(launcher), False)
+            nursery.start_soon(until, launcher_gone, "the launcher is gone")
+        nursery.start_soon(until, host.ended.wait, "the engine ended")
+        nursery.start_soon(until, signals.__anext__, "told to stop")
+        await host.parsed.wait()
+        worker.changed()
+        await host.ready.wait()
+        expose(host)
+        worker.changed()
+        await host.unready.wait()
+        worker.changed()

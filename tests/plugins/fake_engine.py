@@ -112,6 +112,15 @@ class Fake:
         elif path == "/die":
             self.dead = "killed by a test"
             await asyncio.sleep(3600)
+        elif path == "/block":
+            print("blocking", flush=True)
+            time.sleep(3600)  # noqa: ASYNC251
+        elif path == "/large":
+            data = bytes(body["bytes"])
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(data))]}
+            )
+            await send({"type": "http.response.body", "body": data})
         elif path == "/flood":
             await self.flood(body, send)
         elif body.get("stream"):
