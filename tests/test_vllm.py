@@ -345,6 +345,9 @@ def test_a_wrong_argument_ends_the_worker_within_seconds():
             assert done.returncode == 64, (arguments, done.stderr[-2000:])
             assert said in done.stderr.splitlines()[-1], (arguments, done.stderr[-500:])
             assert "vLLM refuses these arguments: " in done.stderr.splitlines()[-1]
+    command = [PYTHON, PYZ, "worker", "--port", "0"]
+    without = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (without.returncode, "--model is missing" in without.stderr) == (64, True)
     missing = run(["--model", "/no/such/model"])
     assert missing.returncode == 64
     assert missing.stderr.splitlines()[-1].endswith("the model /no/such/model does not exist")

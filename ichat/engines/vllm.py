@@ -77,6 +77,8 @@ class VLLM:
         serve: Serve,
     ) -> None:
         """See `Engine.run`."""
+        if not {word.partition("=")[0] for word in argv} & {"--model", "--config", "-h", "--help"}:
+            raise _usage("--model is missing (vLLM would take a model of its own choice)")
         phase("importing vLLM")
         try:
             import vllm
