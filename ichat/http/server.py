@@ -54,8 +54,6 @@ class Request:
     body: bytes
     id: bytes
     """The client's `x-request-id` where it is sane, else one of ours."""
-    received_at: float
-    """When the request was complete, on Trio's clock."""
 
 
 Answer = Callable[[Request, "Client"], Awaitable[None]]
@@ -281,7 +279,6 @@ class Client:
             headers=headers,
             body=body,
             id=request_id,
-            received_at=trio.current_time(),
         )
 
     async def _receive(self, wait_s: float) -> bytes | None:
