@@ -1,6 +1,7 @@
 """The configuration: everything wrong with it is said at once, and nothing is guessed."""
 
 import pathlib
+import re
 
 import attrs
 import pytest
@@ -136,6 +137,12 @@ def test_the_example_is_accepted_and_complete():
     for section in (configuration.ManagedWorker, configuration.ExternalRoute, configuration.EngineSettings):
         for attribute in attrs.fields(section):
             assert f"{attribute.name} = " in text or f".{attribute.name}]" in text, attribute.name
+
+
+def test_the_readmes_configuration_is_accepted():
+    """What the README shows can be copied as it stands."""
+    [text] = re.findall(r"```toml\n(.*?)```", (EXAMPLE.parent / "README.md").read_text(), re.DOTALL)
+    assert configuration.parse(text, "README.md").managed_workers
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

@@ -245,4 +245,7 @@ def test_a_port_that_is_taken(start, start_gateway):
         port = taken.getsockname()[1]
         worker = start(ichat("worker", "-be", "fake", "--model", "/m", "--port", str(port)))
         assert worker.process.wait(10) == 69
-        assert worker.text() == f"Cannot listen on 127.0.0.1:{port}: Address already in use.\n"
+        assert (
+            worker.text()
+            == f"Cannot listen on 127.0.0.1:{port}: Address already in use; choose another host or port.\n"
+        )

@@ -4,8 +4,11 @@ import ast
 import pathlib
 import re
 import tokenize
+import tomllib
 
 import pytest
+
+from ichat.__main__ import NEEDED
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "ichat").rglob("*.py"))
@@ -15,7 +18,7 @@ MODULE_LINES_MAX = 520
 # What may import what: a module imports only modules of lower levels, or of its own where that is listed twice.
 LEVELS = [
     {"ichat", "ichat.errors"},
-    {"ichat.config", "ichat.processes", "ichat.http.framing", "ichat.http.hub"},
+    {"ichat.config", "ichat.processes", "ichat.usage", "ichat.http.framing", "ichat.http.hub"},
     {"ichat.http.heads", "ichat.beat"},
     {"ichat.http.server", "ichat.http.pool"},
     {"ichat.http.relay", "ichat.registry", "ichat.engines"},
@@ -68,6 +71,15 @@ def test_roles_do_not_know_each_other(source):
     if source.parent.name == "roles" and source.stem in ("gateway", "worker"):
         other = {"gateway": "worker", "worker": "gateway"}[source.stem]
         assert f"ichat.roles.{other}" not in set(imports_of(ast.parse(source.read_text())))
+
+
+def test_the_least_versions_are_those_of_the_project():
+    """What a worker asks of its environment is what pyproject.toml asks."""
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    least = dict(dependency.split(">=") for dependency in dependencies)
+    for name, version in NEEDED.items():
+        parts = [int(part) for part in least[name].split(".")]
+        assert [*parts, 0][:2] == list(version), name
 
 
 def test_sizes(source):

@@ -8,7 +8,6 @@ import pytest
 import trio
 from peers import code_of, until
 
-from ichat import errors
 from ichat.config import Limits, Timeouts
 from ichat.engines import find
 from ichat.engines.host import Host
@@ -252,7 +251,8 @@ async def test_stopping_ends_what_is_under_way(make_worker, connect):
     client = await connect(port)
     await client.send(b"POST /wait HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
     await until(lambda: rig.engine.running == 1)
-    assert await rig.host.stop(10)
+    await rig.host.stop(10)
+    assert rig.host.ended.is_set()
     assert rig.engine.running == 0
     assert (await client.response())[0] == 503
 
@@ -297,8 +297,3 @@ def test_an_unknown_engine():
     """The sentence lists those there are."""
     with pytest.raises(Exit, match=r"no engine 'x'; known here: fake, vllm"):
         find("x")
-
-
-def test_error_bodies_are_json():
-    """Every noun of `errors` that takes a reason makes a whole body."""
-    assert json.loads(errors.engine_failed("x").body())["error"]["message"] == "The engine failed: x."

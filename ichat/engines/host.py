@@ -122,32 +122,26 @@ class Host:
         """The model's first name, as far as it is known."""
         return self.info.model_names[0] if self.info else self._engine.name
 
-    async def stop(self, stop_s: float) -> bool:
-        """End the engine; say whether it did in time. While it loads it cannot listen: then it is no, at once."""
+    async def stop(self, stop_s: float) -> None:
+        """Ask the engine to end, and wait for that for so long; not at all while it loads: it cannot listen then."""
         self._stop_asked = True
-        if self._loop is None or self._stopping is None:
-            return not self._thread.is_alive()
-        self._in_engine(self._stopping.set)
-        with trio.move_on_after(stop_s):
-            await self.ended.wait()
-        return self.ended.is_set()
-
-    def give_up(self) -> None:
-        """Wait for nothing of the engine any more; its process is about to end."""
-        self._end()
+        if self._stopping is not None:
+            self._in_engine(self._stopping.set)
+            with trio.move_on_after(stop_s):
+                await self.ended.wait()
 
     def _run_in_trio(self, function: Callable[[], None]) -> None:
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(function)
 
     def _in_engine(self, function: Callable[..., None], *args: object) -> None:
-        """Run a function on the engine's loop; where that is closed, `_end` sets all that waits for it."""
+        """Run a function on the engine's loop; where that is closed, `give_up` sets all that waits for it."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _end(self) -> None:
-        """In Trio: the engine's thread has nothing left to do."""
+    def give_up(self) -> None:
+        """Wait for nothing of the engine any more: its thread is done, or the process is about to end."""
         self.ended.set()
         for done in self._waiting:
             done.set()
@@ -163,7 +157,7 @@ class Host:
                 log.exception("the engine failed after %.1f s", time.monotonic() - self._started_at)
                 self.failure = Exit(EXIT_SOFTWARE, f"The engine failed while {self.phase}: {_one_line(error)}")
         self._app = None
-        self._run_in_trio(self._end)
+        self._run_in_trio(self.give_up)
 
     def _parsed(self, info: EngineInfo) -> None:
         self.info = info

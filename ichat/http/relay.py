@@ -111,8 +111,7 @@ class Relay:
             self._eof()
             return
         if self._done:
-            self.reusable = False
-            self._connection.pause()
+            self._lost("it sent more than its response")
             return
         self.answered = True
         self.deadline = self._hub.now + self._stall_s
@@ -217,14 +216,12 @@ class Relay:
             self._lost("it closed the connection" + (" in the middle of the response" if self.answered else ""))
 
     def _lost(self, why: str, *, timed_out: bool = False) -> None:
-        can_report = self._reportable and self._framing is not None and self._framing.may_insert
-        if self._done:
-            self.reusable = False
-            self._connection.pause()
-            return
-        self._failure = UpstreamLost(why, answered=self.answered, timed_out=timed_out, can_report=can_report)
+        self.reusable = False
         self._connection.pause()
-        self._wake()
+        if not self._done:
+            can_report = self._reportable and self._framing is not None and self._framing.may_insert
+            self._failure = UpstreamLost(why, answered=self.answered, timed_out=timed_out, can_report=can_report)
+            self._wake()
 
     def _wake(self) -> None:
         self._woken = True

@@ -21,7 +21,7 @@ import trio
 
 from ichat import errors
 from ichat.config import Limits, Timeouts
-from ichat.errors import ApiError
+from ichat.errors import EXIT_UNAVAILABLE, ApiError, Exit
 from ichat.http.heads import Headers, date_header, response_head
 from ichat.http.hub import HANG_UP, Hub
 
@@ -410,13 +410,13 @@ class FrontDoor:
 async def open_listeners(host: str, port: int) -> list[socket.socket]:
     """Listen on every address of the host (all interfaces for "" and "0.0.0.0" or "::"); port 0 takes a free one.
 
-    Raises OSError where an address cannot be bound.
+    Raises Exit 69 where an address cannot be bound.
     """
-    found = await trio.socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE, proto=socket.IPPROTO_TCP
-    )
     listeners: list[socket.socket] = []
     try:
+        found = await trio.socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE, proto=socket.IPPROTO_TCP
+        )
         for family, kind, protocol, _, address in found:
             number = port_of(listeners) if listeners else port
             sock = socket.socket(family, kind, protocol)
@@ -427,9 +427,10 @@ async def open_listeners(host: str, port: int) -> list[socket.socket]:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind((address[0], number, *address[2:]))
             sock.listen(BACKLOG)
-    except OSError:
+    except OSError as error:
         _close(listeners)
-        raise
+        why = error.strerror or str(error)
+        raise Exit(EXIT_UNAVAILABLE, f"Cannot listen on {host}:{port}: {why}; choose another host or port.") from error
     return listeners
 
 

@@ -8,7 +8,6 @@ registry, metrics                      plain objects
 └ front door └ connection └ exchange
 """
 
-import argparse
 import json
 import logging
 import pathlib
@@ -25,7 +24,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from ichat import config as configuration
 from ichat import errors
 from ichat.config import Config, Timeouts
-from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ApiError, Exit
+from ichat.errors import ApiError, Exit
 from ichat.http.framing import UntilClose
 from ichat.http.heads import Headers, ResponseHead, date_header, end_to_end, request_head, response_head
 from ichat.http.hub import Hub
@@ -34,6 +33,7 @@ from ichat.http.relay import Relay, UpstreamLost
 from ichat.http.server import Client, FrontDoor, Request, open_listeners, port_of
 from ichat.registry import Registry, Target
 from ichat.supervisor import Supervisor
+from ichat.usage import Usage
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,6 @@ def is_control(path: bytes) -> bool:
 
 def read_command_line(argv: Sequence[str]) -> Config:
     """Read the gateway's flags and the configuration that they name. Raises Exit 64."""
-
-    class Usage(argparse.ArgumentParser):
-        def error(self, message: str) -> "None":  # type: ignore[override]
-            raise Exit(EXIT_USAGE, f"{self.prog}: {message}")
-
     usage = Usage(
         prog="ichat.pyz gateway",
         description="Serve many models behind one OpenAI-compatible entry.",
@@ -254,12 +249,7 @@ async def run(config: Config, *, task_status: trio.TaskStatus[int] = trio.TASK_S
     from ichat import control  # its frameworks are not needed to say that the configuration is wrong
 
     settings = config.server_settings
-    try:
-        listeners = await open_listeners(settings.host, settings.port)
-    except OSError as error:
-        raise Exit(
-            EXIT_UNAVAILABLE, f"Cannot listen on {settings.host}:{settings.port}: {error.strerror or error}."
-        ) from error
+    listeners = await open_listeners(settings.host, settings.port)
     port = port_of(listeners)
     here = "127.0.0.1" if settings.host in ("", "0.0.0.0", "::") else settings.host
     here = f"[{here}]" if ":" in here else here

@@ -6,7 +6,6 @@ hub                                    sockets' events; ends last
 └ watch                                a signal, the launcher's end or the engine's end begins the shutdown
 """
 
-import argparse
 import contextlib
 import json
 import logging
@@ -27,10 +26,11 @@ from ichat.beat import Beat, WorkerState
 from ichat.config import Limits, Timeouts
 from ichat.engines import Engine, find
 from ichat.engines.host import Host
-from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+from ichat.errors import EXIT_USAGE, Exit
 from ichat.http.hub import Hub
 from ichat.http.server import Client, FrontDoor, Request, open_listeners, port_of
 from ichat.processes import LAUNCHER_FD
+from ichat.usage import Usage
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -56,13 +56,6 @@ class Options:
     advertise_host: str | None
     drain_s: float
     stop_s: float
-
-
-class Usage(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, with exit code 64."""
-
-    def error(self, message: str) -> "None":  # type: ignore[override]
-        raise Exit(EXIT_USAGE, f"{self.prog}: {message}")
 
 
 def parser() -> Usage:
@@ -267,12 +260,7 @@ async def run(
     """Run a worker until it is told to stop; `started` with its port. Raises Exit where the engine fails."""
     engine = find(options.backend)
     engine.check()
-    try:
-        listeners = await open_listeners(options.host, options.port)
-    except OSError as error:
-        raise Exit(
-            EXIT_UNAVAILABLE, f"Cannot listen on {options.host}:{options.port}: {error.strerror or error}."
-        ) from error
+    listeners = await open_listeners(options.host, options.port)
     timeouts = Timeouts(drain_s=options.drain_s)
     host = Host(engine, engine_argv, client_stall_s=timeouts.client_stall_s)
     worker = Worker(options, host, port_of(listeners))
