@@ -7,6 +7,8 @@ import socket
 import h11
 import trio
 
+from ichat.errors import ApiError
+
 LIMIT_S = 20
 
 
@@ -138,3 +140,30 @@ def code_of(body):
     assert set(error) == {"message", "type", "param", "code"}
     assert re.search(r"\w.*\.$", error["message"]), error
     return error["code"]
+
+
+async def outcome(read):
+    """Give what reading gives, or the 400 that it raises."""
+    try:
+        return await read
+    except ApiError as refusal:
+        if refusal.status != 400:
+            raise
+        return refusal
+
+
+async def turns_during(read):
+    """Count the turns that another task has while a body is read."""
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        await outcome(read)
+        nursery.cancel_scope.cancel()
+    return turns

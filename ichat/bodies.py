@@ -1,0 +1,294 @@
+"""What the gateway reads in a request's body, and what it changes there: spans of bytes, never the whole parsed.
+
+A JSON object is scanned for its top-level members (a form, in `forms.py`, for its parts). What stands inside a value is
+skipped: whoever gets the body will check it. Other tasks have their turn while a body is read, however large it is and
+whatever stands in it. Changes are slices of the old body and new values, joined once.
+"""
+
+import codecs
+import itertools
+import json
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import cast
+
+import attrs
+import trio
+
+from ichat.errors import ApiError, bad_request
+
+Body = bytes | bytearray
+"""A whole request body; it must not change while it is read."""
+
+PARSED_BYTES_MAX = 64 * 1024
+"""Up to this size, parsing a JSON body costs less than it would to be clever."""
+MEMBERS_MAX = 10_000
+NAME_BYTES_MAX = 4096
+"""Bytes of a member's name, and of the name of a model where the body is not parsed."""
+STEPS_MAX = 2000
+TURN_BYTES_MAX = 256 * 1024
+"""After so many steps or bytes, other tasks have their turn."""
+WINDOW_BYTES_MAX = 64 * 1024
+"""Bytes of one step; only the search for the end of a string, which is fast, is not bounded by it."""
+_WINDOW_BYTES_MIN = 256
+_NESTED_BYTES_MAX = 16 * 1024
+"""The same for brackets, which cost more."""
+
+_NAME = re.compile(rb'"(?:([ !#-\[\]-~]*)"|[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
+"""A string; the group is its text where that needs no decoding."""
+_SPACE = re.compile(rb"[ \t\n\r]{0,65536}")
+"""White space in one place; more is refused."""
+_SCALAR = re.compile(
+    rb"-?(?:0|[1-9][0-9]{0,4299})(?:\.[0-9]{1,4299})?(?:[eE][-+]?[0-9]{1,4299})?|true|false|null|NaN|-?Infinity"
+)
+"""What `json.loads` takes for one; it does not take longer integers either."""
+
+_BRACKET = re.compile(rb"[{}\[\]]")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+_IS_OPENING = bytes(byte in b"{[" for byte in range(256))
+
+
+@attrs.frozen
+class Member:
+    """One member of a JSON object, and where it stands."""
+
+    name: str
+    start: int
+    """Where its name's quote opens."""
+    value_start: int
+    end: int
+    """Behind its value."""
+
+
+async def model_in_json(body: Body) -> str:
+    """Give the model that a JSON body names; where it is named several times, the last counts. Raises ApiError 400."""
+    if len(body) <= PARSED_BYTES_MAX:
+        try:
+            parsed: object = json.loads(body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass"))
+        except (ValueError, RecursionError) as error:
+            raise bad_request(f"The request body is not JSON: {error}.") from error
+        if not isinstance(parsed, dict):
+            raise bad_request("The request body must be a JSON object.")
+        model = cast("dict[str, object]", parsed).get("model")
+    else:
+        named = [member for member in await members_of(body) if member.name == "model"]
+        short = named and named[-1].end - named[-1].value_start <= NAME_BYTES_MAX
+        model = value_of(body, named[-1]) if short else None
+    if not isinstance(model, str) or not model:
+        raise bad_request("The request must name its model: a string `model`.", param="model")
+    return model
+
+
+async def members_of(body: Body) -> list[Member]:
+    """Find the members of the JSON object that a body is, in their order. The insides of values are not checked.
+
+    Raises ApiError 400 for what is no JSON object in UTF-8, or has too many members.
+    """
+    cursor = Cursor(body, len(codecs.BOM_UTF8) if body.startswith(codecs.BOM_UTF8) else 0)
+    cursor.skip_space()
+    if not cursor.takes(b"{"):
+        if cursor.stands_at(b'["-0123456789tfnIN'):
+            raise bad_request("The request body must be a JSON object.")
+        raise cursor.expected("an object")
+    members: list[Member] = []
+    cursor.skip_space()
+    while not cursor.takes(b"}"):
+        if members:
+            if not cursor.takes(b","):
+                raise cursor.expected("',' or '}'")
+            cursor.skip_space()
+        if len(members) == MEMBERS_MAX:
+            raise bad_request(f"The request body has more than {MEMBERS_MAX} members.")
+        start = cursor.at
+        name = cursor.take_name()
+        cursor.skip_space()
+        if not cursor.takes(b":"):
+            raise cursor.expected("':'")
+        cursor.skip_space()
+        value_start = cursor.at
+        await cursor.skip_value()
+        members.append(Member(name, start, value_start, cursor.at))
+        cursor.skip_space()
+        await cursor.step()
+    cursor.skip_space()
+    if cursor.at < len(body):
+        raise cursor.expected("nothing more")
+    return members
+
+
+def value_of(body: Body, member: Member) -> object:
+    """Parse the value of a member. Raises ApiError 400."""
+    try:
+        return json.loads(body[member.value_start : member.end].decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"The request body is not JSON: `{member.name}`: {error}.", param=member.name) from error
+
+
+def rewrite_json(body: Body, members: Sequence[Member], replace: Mapping[str, bytes], drop: Container[str]) -> bytes:
+    """Give the body with new values and without some members, and else byte for byte as it was.
+
+    ``members`` are all that it has. ``replace`` gives values as JSON; both it and ``drop`` apply to every member of a
+    name, and who is in both is dropped. A dropped member takes the comma and the white space behind it along, or before
+    it where no other member follows.
+    """
+    last = max((index for index, member in enumerate(members) if member.name not in drop), default=-1)
+    spans: list[tuple[int, int, bytes]] = []
+    for index, member in enumerate(members[: last + 1]):
+        if member.name in drop:
+            spans.append((member.start, members[index + 1].start, b""))
+        elif member.name in replace:
+            spans.append((member.value_start, member.end, replace[member.name]))
+    if last + 1 < len(members):
+        start = members[last].end if last >= 0 else members[0].start
+        spans.append((start, members[-1].end, b""))
+    return spliced(body, spans)
+
+
+class Cursor:
+    """A place in a body, moved by whoever reads it. Everything that moves it far lets others have their turn."""
+
+    def __init__(self, body: Body, at: int) -> None:
+        self.body = body
+        self.at = at
+        self._steps = 0
+        self._turn_end = at + TURN_BYTES_MAX
+
+    def stands_at(self, any_of: bytes) -> bool:
+        """Say whether one of these bytes comes next."""
+        return self.at < len(self.body) and self.body[self.at] in any_of
+
+    def takes(self, expected: bytes) -> bool:
+        """Go behind these bytes if they come next; say whether they did."""
+        found = self.body.startswith(expected, self.at)
+        if found:
+            self.at += len(expected)
+        return found
+
+    def expected(self, what: str) -> ApiError:
+        """Say what is missing here."""
+        where = f"at byte {self.at}" if self.at < len(self.body) else "where it ends"
+        return bad_request(f"The request body is not JSON: expected {what} {where}.")
+
+    def skip_space(self) -> None:
+        """Go to what is not white space, or to the body's end."""
+        match = _SPACE.match(self.body, self.at)
+        self.at = match.end() if match else self.at
+
+    def take_name(self) -> str:
+        """Go behind the name that begins here, and give it. Raises ApiError 400."""
+        match = _NAME.match(self.body, self.at, self.at + NAME_BYTES_MAX)
+        if match is None:
+            raise self.expected(f"a name in double quotes, of at most {NAME_BYTES_MAX} bytes,")
+        try:
+            if match[1] is not None:
+                name = match[1].decode("ascii")
+            else:
+                name = cast("str", json.loads(match[0].decode("utf-8", "surrogatepass")))
+        except ValueError as error:
+            raise bad_request(f"The request body is not JSON: a name, at byte {self.at}: {error}.") from error
+        self.at = match.end()
+        return name
+
+    async def skip_value(self) -> None:
+        """Go behind the value that begins here. Raises ApiError 400 where there is none, or where it does not end."""
+        if self.takes(b'"'):
+            await self._skip_string()
+        elif self.stands_at(b"{["):
+            await self._skip_nested()
+        else:
+            match = _SCALAR.match(self.body, self.at)
+            if match is None:
+                raise self.expected("a value")
+            self.at = match.end()
+
+    async def _skip_string(self) -> None:
+        """Go behind the string whose opening quote is just before."""
+        body = self.body
+        quote = body.find(b'"', self.at)
+        if quote >= 0 and body[quote - 1] != 0x5C:
+            self.at = quote + 1
+            return
+        size = _WINDOW_BYTES_MIN
+        while quote >= 0:  # there are escapes: take them out, window by window, to see which quotes remain
+            window = _without_escapes(body[self.at : self.at + size])
+            end = window.find(b'"')
+            if end >= 0:
+                self.at += end + 1
+                return
+            if len(window) < size:
+                break
+            self.at += size - window.endswith(b"\\")
+            size = min(2 * size, WINDOW_BYTES_MAX)
+            await self.step()
+        self.at = len(body)
+        raise self.expected("the end of a string")
+
+    async def _skip_nested(self) -> None:
+        """Go behind the array or object that begins here, by counting the brackets that are in no string."""
+        body = self.body
+        depth = 0
+        size = _WINDOW_BYTES_MIN
+        while self.at < len(body):
+            window = _without_escapes(body[self.at : self.at + size])
+            parts = window.split(b'"')  # by turns outside and inside of strings
+            brackets = b"".join(parts[::2]).translate(_IS_OPENING, _NOT_BRACKETS)
+            for nth, is_opening in enumerate(brackets, 1):
+                depth += 1 if is_opening else -1
+                if not depth:
+                    self.at += _behind_bracket(parts, nth)
+                    return
+            self.at += len(window)
+            if len(parts) % 2 == 0:
+                self.at -= len(parts[-1])
+                await self._skip_string()
+            size = min(2 * size, _NESTED_BYTES_MAX)
+            await self.step(len(parts) + len(brackets))
+        raise self.expected("the end of a value")
+
+    async def skip_to_delimiter(self, delimiter: bytes) -> bool:
+        """Go behind the next delimiter of a form, which is no part of a longer line; say whether there is one."""
+        body = self.body
+        while self.at < len(body):
+            found = body.find(delimiter, self.at, self.at + WINDOW_BYTES_MAX + len(delimiter))
+            if found < 0:
+                self.at += WINDOW_BYTES_MAX
+            else:
+                self.at = found + len(delimiter)
+                if self.stands_at(b"\r\n\t -"):
+                    return True
+            await self.step()
+        return False
+
+    async def step(self, steps: int = 1) -> None:
+        """Count steps, and let others have their turn when it is time."""
+        self._steps += steps
+        if self._steps >= STEPS_MAX or self.at >= self._turn_end:
+            self._steps = 0
+            self._turn_end = self.at + TURN_BYTES_MAX
+            await trio.lowlevel.checkpoint()
+
+
+def _without_escapes(window: Body) -> Body:
+    """Give as many bytes, in which every quote is one that opens or closes a string."""
+    return window.replace(b"\\\\", b"..").replace(b'\\"', b"..") if b"\\" in window else window
+
+
+def _behind_bracket(parts: Sequence[Body], nth: int) -> int:
+    """Give the place behind the nth bracket, in what was split at its quotes and begins outside of strings."""
+    at = number = 0
+    while (count := len(parts[number].translate(None, _NOT_BRACKETS))) < nth:
+        nth -= count
+        at += len(parts[number]) + len(parts[number + 1]) + 2
+        number += 2
+    return at + next(itertools.islice(_BRACKET.finditer(parts[number]), nth - 1, None)).end()
+
+
+def spliced(body: Body, spans: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """Give the body with other bytes in place of these spans, which are in order and do not overlap."""
+    view = memoryview(body)
+    pieces: list[bytes | memoryview] = []
+    at = 0
+    for start, end, new in spans:
+        pieces += (view[at:start], new)
+        at = end
+    return b"".join([*pieces, view[at:]]) if pieces else bytes(body)

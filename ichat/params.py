@@ -1,0 +1,196 @@
+"""Which parameters of a request an external upstream gets: what LiteLLM calls `drop_params`.
+
+Rules decide on the members that `bodies.py` has found and say what has to change; nothing is changed here.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import cast
+
+import attrs
+
+from ichat.bodies import Body, Member, value_of
+from ichat.errors import ApiError, bad_request
+
+KNOWN = frozenset((
+    "functions", "function_call", "temperature", "top_p", "n", "stream", "stream_options", "stop", "max_tokens",
+    "max_completion_tokens", "modalities", "prediction", "audio", "presence_penalty", "frequency_penalty",
+    "logit_bias", "user", "response_format", "seed", "tools", "tool_choice", "logprobs", "top_logprobs",
+    "parallel_tool_calls", "reasoning_effort", "verbosity", "thinking", "web_search_options",
+    "include_server_side_tool_invocations", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "store", "context_management",
+))  # fmt: skip
+"""OpenAI's parameters of a completion, which an upstream may not have; others are none of our business."""
+SUPPORTED = KNOWN - {
+    "reasoning_effort", "verbosity", "thinking", "context_management", "include_server_side_tool_invocations",
+}  # fmt: skip
+"""What an upstream has that speaks OpenAI's protocol and of which nothing else is known."""
+SEARCHED_BYTES_MAX = 8 * 1024
+"""Up to this size, a search for the names costs less than finding all members."""
+_NEVER_REFUSED = frozenset(("user", "stream", "stream_options"))
+
+_PATH = re.compile(r"[^\s.\[\]]+(?:\.[^\s.\[\]]+|\[(?:\*|[0-9]{1,9})\])*(?<!\])")
+_PATH_STEP = re.compile(r"[^.\[\]]+")
+
+Step = str | int | None
+"""Into the member of this name, the element at this place, or every element."""
+
+
+@attrs.frozen
+class Changes:
+    """What to change in a request's body, as `bodies.rewrite_json` takes it."""
+
+    replace: Mapping[str, bytes]
+    drop: Collection[str]
+    dropped: Sequence[str]
+    """What the upstream does not get, for the log: names and paths that were there."""
+
+    def __bool__(self) -> bool:
+        """Say whether anything changes."""
+        return bool(self.replace or self.drop)
+
+
+@attrs.frozen
+class ParamRules:
+    """The rules of one external route."""
+
+    drop_params: bool = False
+    """Leave out what the upstream does not support, instead of refusing the request."""
+    additional_drop_params: Sequence[str] = ()
+    """Names, and paths such as `tools[*].function.strict`, that the upstream never gets."""
+    allowed_openai_params: Sequence[str] = ()
+    """Names that it supports as well."""
+    supported_openai_params: Sequence[str] | None = None
+    """Names that it supports, if these are not `SUPPORTED`."""
+
+    def plan(self, body: Body, members: Sequence[Member], *, gated: bool) -> Changes:
+        """Say what has to change in a body with these members.
+
+        ``gated``: whether the route is one where the upstream's support for a parameter counts (completions and
+        embeddings). Raises ApiError 400 for parameters that it does not support, unless they are to be dropped.
+        """
+        found = {member.name: member for member in members}
+        drop = [name for name in found if name in self._never]
+        if gated:
+            unsupported = [name for name in found if name in self._gated]
+            drop += [name for name in unsupported if _is(body, found[name], b"null")]
+            passed = [name for name in unsupported if name not in drop and not _is_exempt(body, found[name])]
+            if passed and not self.drop_params:
+                raise _unsupported(passed)
+            drop += passed
+        replace: dict[str, bytes] = {}
+        dropped = list(drop)
+        for name, paths in self._paths.items():
+            if name in found and name not in drop:
+                value = value_of(body, found[name])
+                effective = [path for path, steps in paths.items() if _drop_nested(value, steps)]
+                if effective:
+                    replace[name] = _written(value, name)
+                    dropped += effective
+        return Changes(replace, frozenset(drop), dropped)
+
+    def concerns(self, body: Body) -> bool:
+        """Say whether `plan` could have anything to say about a body; of one that is long, without looking."""
+        return len(body) > SEARCHED_BYTES_MAX or (self._trace is not None and self._trace.search(body) is not None)
+
+    @cached_property
+    def _trace(self) -> re.Pattern[bytes] | None:
+        """What a body contains that has one of the names; one with escapes may have it in disguise."""
+        names = self._gated | self._never | self._paths.keys()
+        if not names:
+            return None
+        words = (re.escape(json.dumps(name, ensure_ascii=False)).encode() for name in sorted(names))
+        return re.compile(rb"|".join((*words, rb"\\[u/]")))
+
+    @cached_property
+    def _never(self) -> frozenset[str]:
+        return frozenset(name for name in self.additional_drop_params if len(_steps_of(name)) == 1)
+
+    @cached_property
+    def _gated(self) -> frozenset[str]:
+        supported = SUPPORTED if self.supported_openai_params is None else self.supported_openai_params
+        return KNOWN.difference(supported, self.allowed_openai_params, self._never)
+
+    @cached_property
+    def _paths(self) -> dict[str, dict[str, list[Step]]]:
+        """The paths into each member, by its name: as they are written, and the steps behind the name."""
+        paths: dict[str, dict[str, list[Step]]] = {}
+        for path in self.additional_drop_params:
+            name, *steps = _steps_of(path)
+            if steps:
+                paths.setdefault(cast("str", name), {})[path] = steps
+        return paths
+
+
+def check_paths(values: list[str]) -> None:
+    """Check what is written in `additional_drop_params`. Raises ValueError with a sentence."""
+    if "model" in values:
+        raise ValueError("must not have 'model', which every request needs")
+    wrong = [value for value in values if not _PATH.fullmatch(value)]
+    if wrong:
+        raise ValueError(
+            "must be names, or paths such as tools[*].function.strict or a.b[0].c that end in a name, "
+            f"not {', '.join(map(repr, wrong))}"
+        )
+
+
+def _steps_of(path: str) -> list[Step]:
+    """Read a path that was checked."""
+    steps: list[Step] = []
+    for match in _PATH_STEP.finditer(path):
+        word = match[0]
+        is_index = path[match.start() - 1 : match.start()] == "["
+        steps.append(word if not is_index else None if word == "*" else int(word))
+    return steps
+
+
+def _drop_nested(value: object, steps: Sequence[Step]) -> bool:
+    """Take out of a parsed value what stands at the end of a path; say whether anything did."""
+    places = [value]
+    for step in steps[:-1]:
+        places = [inner for place in places for inner in _inside(place, step)]
+    last = cast("str", steps[-1])
+    tables = [cast("dict[str, object]", place) for place in places if isinstance(place, dict) and last in place]
+    for table in tables:
+        del table[last]
+    return bool(tables)
+
+
+def _inside(place: object, step: Step) -> Sequence[object]:
+    """Give what is one step inside of a parsed value: nothing where it has another type, or there is no such thing."""
+    if isinstance(place, dict) and isinstance(step, str):
+        table = cast("dict[str, object]", place)
+        return [table[step]] if step in table else []
+    if isinstance(place, list) and not isinstance(step, str):
+        elements = cast("list[object]", place)
+        return elements if step is None else elements[step : step + 1]
+    return []
+
+
+def _written(value: object, name: str) -> bytes:
+    try:
+        return json.dumps(value).encode()
+    except RecursionError as error:
+        raise bad_request(f"`{name}` is nested too deep.", param=name) from error
+
+
+def _is(body: Body, member: Member, value: bytes) -> bool:
+    return member.end - member.value_start == len(value) and body.startswith(value, member.value_start)
+
+
+def _is_exempt(body: Body, member: Member) -> bool:
+    """Say whether a parameter goes to every upstream; clients send `n` where they mean nothing by it."""
+    return member.name in _NEVER_REFUSED or (member.name == "n" and _is(body, member, b"1"))
+
+
+def _unsupported(names: Sequence[str]) -> ApiError:
+    """400: the upstream of this model does not have these parameters."""
+    return ApiError(
+        400,
+        "unsupported_parameter",
+        f"The upstream of this model does not support {', '.join(f'`{name}`' for name in names)}: leave them out, or "
+        "have the operator set drop_params = true, which drops them, or list them in allowed_openai_params.",
+        param=names[0],
+    )
