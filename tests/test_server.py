@@ -8,7 +8,8 @@ from peers import code_of, reset, until
 from ichat.config import Limits, Timeouts
 from ichat.errors import bad_request
 from ichat.http.hub import Hub
-from ichat.http.server import FrontDoor, open_listeners, port_of
+from ichat.http.listeners import open_listeners, port_of
+from ichat.http.server import FrontDoor
 
 
 class Door:

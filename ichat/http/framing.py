@@ -14,6 +14,10 @@ _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\0]*\r\n")
 
 
+_SIZE, _DATA, _CR, _LF, _TRAILER, _DONE = range(6)
+"""What comes next in the chunked coding."""
+
+
 class FramingError(Exception):
     """The bytes do not follow the framing that the head announced."""
 
@@ -43,23 +47,21 @@ class Framing(Protocol):
 class Length:
     """A body of a known number of bytes; 0 for a message that has none."""
 
-    __slots__ = ("left",)
+    __slots__ = ("done", "left")
     may_insert = False
 
     def __init__(self, length: int) -> None:
         self.left = length
-
-    @property
-    def done(self) -> bool:
-        return self.left == 0
+        self.done = not length
 
     def feed(self, data: bytearray, start: int, end: int) -> int:
         taken = min(self.left, end - start)
         self.left -= taken
+        self.done = not self.left
         return start + taken
 
     def ends_at_eof(self) -> bool:
-        return self.left == 0
+        return self.done
 
 
 class UntilClose:
@@ -79,75 +81,69 @@ class UntilClose:
 class Chunked:
     """The chunked transfer coding, with extensions and trailers."""
 
-    __slots__ = ("_left", "_line", "_step", "_trailer_bytes")
-
-    _SIZE, _DATA, _CR, _LF, _TRAILER, _DONE = range(6)
+    __slots__ = ("_left", "_line", "_step", "_trailer_bytes", "done")
 
     def __init__(self) -> None:
-        self._step = self._SIZE
+        self._step = _SIZE
         self._left = 0
         self._line = b""
         self._trailer_bytes = 0
-
-    @property
-    def done(self) -> bool:
-        return self._step == self._DONE
+        self.done = False
 
     @property
     def may_insert(self) -> bool:
-        return self._step == self._SIZE and not self._line
+        return self._step == _SIZE and not self._line
 
     def ends_at_eof(self) -> bool:
-        return self._step == self._DONE
+        return self.done
 
     def feed(self, data: bytearray, start: int, end: int) -> int:
+        if self._step == _SIZE and not self._line:
+            start = self._feed_whole(data, start, end)
         while start < end:
             step = self._step
-            if step == self._SIZE:
+            if step == _SIZE:
                 start = self._feed_size(data, start, end)
-            elif step == self._DATA:
+            elif step == _DATA:
                 taken = min(self._left, end - start)
                 self._left -= taken
                 start += taken
                 if not self._left:
-                    self._step = self._CR
-            elif step in (self._CR, self._LF):
-                if data[start] != (13 if step == self._CR else 10):
+                    self._step = _CR
+            elif step in (_CR, _LF):
+                if data[start] != (13 if step == _CR else 10):
                     raise FramingError("a chunk is not followed by CRLF")
                 start += 1
-                self._step = self._LF if step == self._CR else self._SIZE
-            elif step == self._TRAILER:
+                self._step = _LF if step == _CR else _SIZE
+            elif step == _TRAILER:
                 start = self._feed_trailer(data, start, end)
             else:
                 break
         return start
 
-    def _feed_size(self, data: bytearray, start: int, end: int) -> int:
-        """Follow a size line and, in the common case that all of it is here, the chunk and its CRLF as well."""
-        if self._line:
-            line, start = self._take_line(data, start, end, SIZE_LINE_BYTES_MAX)
-            if line is None:
-                return start
-            match = _SIZE_LINE.fullmatch(line)
-        else:
+    @staticmethod
+    def _feed_whole(data: bytearray, start: int, end: int) -> int:
+        """Follow chunks that are here as a whole, but the last: the common case, in few steps."""
+        while start < end:
             match = _SIZE_LINE.match(data, start, end)
             if match is None:
-                line, start = self._take_line(data, start, end, SIZE_LINE_BYTES_MAX)
-                if line is None:
-                    return start
-            else:
-                start = match.end()
+                break
+            size = int(match[1], 16)
+            behind = match.end() + size + 2
+            if not size or behind > end or data[behind - 2] != 13 or data[behind - 1] != 10:
+                break
+            start = behind
+        return start
+
+    def _feed_size(self, data: bytearray, start: int, end: int) -> int:
+        line, start = self._take_line(data, start, end, SIZE_LINE_BYTES_MAX)
+        if line is None:
+            return start
+        match = _SIZE_LINE.fullmatch(line)
         if match is None:
             raise FramingError("a chunk size is not valid")
-        size = int(match[1], 16)
-        if size == 0:
-            self._step = self._TRAILER
-            return start
-        behind = start + size + 2
-        if behind <= end and data[behind - 2] == 13 and data[behind - 1] == 10:
-            return behind
-        self._left = size
-        self._step = self._DATA
+        self._left = int(match[1], 16)
+        self._step = _DATA if self._left else _TRAILER
         return start
 
     def _feed_trailer(self, data: bytearray, start: int, end: int) -> int:
@@ -157,7 +153,8 @@ class Chunked:
         if self._trailer_bytes > TRAILER_BYTES_MAX:
             raise FramingError("the trailers are too long")
         if line == b"\r\n":
-            self._step = self._DONE
+            self._step = _DONE
+            self.done = True
         elif line is not None and not _TRAILER_LINE.fullmatch(line):
             raise FramingError("a trailer is not valid")
         return start

@@ -105,6 +105,14 @@ def end_to_end(headers: Headers) -> Headers:
     return [header for header in headers if header[0] not in drop]
 
 
+def form_type(headers: Headers) -> bytes:
+    """Give the content type of a multipart form; empty for a body of any other type."""
+    for name, value in headers:
+        if name == b"content-type":
+            return value if value[:10].lower() == b"multipart/" else b""
+    return b""
+
+
 def request_head(method: bytes, target: bytes, version: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Write a request head; the headers must have come through a parser or be ours."""
     lines = [b"%b %b HTTP/%b" % (method, target, version)]

@@ -1,7 +1,8 @@
 """The hub: one epoll object for every socket whose events must cost little, itself watched by Trio as one descriptor.
 
 A Trio task that waits for a socket costs a registration, a wake-up and a scheduling for every chunk. The hub's task
-is woken once for all sockets that are ready, and calls one plain function for each. Registrations are persistent.
+is woken once for all sockets that are ready, and calls one plain function for each. Registrations are persistent and
+edge-triggered: a function is called when something new has come, not again for what it has left unread (`rearm`).
 """
 
 import logging
@@ -13,9 +14,11 @@ import trio
 
 log = logging.getLogger(__name__)
 
-HANG_UP = select.EPOLLRDHUP
+HANG_UP = select.EPOLLRDHUP | select.EPOLLET
 """The peer closed its end, or the connection broke (errors are always reported as well)."""
-READABLE = select.EPOLLIN | select.EPOLLRDHUP
+READABLE = select.EPOLLIN | HANG_UP
+ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+"""Of the events that a function is called with: nothing will come behind what can be read now."""
 
 READY_MAX = 256
 """Sockets handled before other tasks get their turn."""
@@ -52,6 +55,16 @@ class Hub:
         self._epoll.register(fd, events)
         self._ready[fd] = ready
 
+    def direct(self, fd: int, ready: Callable[[int], None]) -> None:
+        """Call another function from now on; harmless where it is not watched."""
+        if fd in self._ready:
+            self._ready[fd] = ready
+
+    def rearm(self, fd: int, events: int) -> None:
+        """Call for what is there already, too, in a later turn; harmless where it is not watched."""
+        if fd in self._ready:
+            self._epoll.modify(fd, events)
+
     def forget(self, fd: int) -> None:
         """Stop watching; harmless where it is not watched. To be called before the descriptor is closed."""
         if self._ready.pop(fd, None) is not None:
@@ -69,21 +82,19 @@ class Hub:
         """Serve events; everything that uses this hub must be inside."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sweep_forever)
+            find = self._ready.get
             while True:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
                 self.now = trio.current_time()
                 for fd, events in self._epoll.poll(0, READY_MAX):
-                    ready = self._ready.get(fd)
-                    if ready is not None:
-                        self._call(fd, ready, events)
-
-    def _call(self, fd: int, ready: Callable[[int], None], events: int) -> None:
-        """Call for one socket; a bug in that must not stop all the others."""
-        try:
-            ready(events)
-        except Exception:
-            log.exception("a bug moving bytes; this socket is watched no longer")
-            self.forget(fd)
+                    ready = find(fd)
+                    if ready is None:
+                        continue
+                    try:
+                        ready(events)
+                    except Exception:
+                        log.exception("a bug moving bytes; this socket is watched no longer")
+                        self.forget(fd)
 
     async def _sweep_forever(self) -> None:
         while True:

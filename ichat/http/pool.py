@@ -3,27 +3,32 @@
 import contextlib
 import errno
 import socket
-from typing import Any, Protocol
+import ssl
+from collections.abc import Callable
+from typing import Any
 
 import attrs
 import trio
 
 from ichat import errors
 from ichat.http.hub import READABLE, Hub
+from ichat.http.tls import CLOSE_S, Bridge, make_bridge
 
 EXPIRE_EVERY_S = 5.0
 CONNECT_RETRY_S = 0.01
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Upstream:
-    """Somewhere that requests can be sent to: a TCP port, or a unix socket."""
+    """Somewhere that requests can be sent to: a TCP port, or a unix socket. Each is its own, whatever its address."""
 
     name: str
     """What error messages call it."""
     host: str
     """A name or an address; the socket's path where `port` is 0."""
     port: int
+    tls: ssl.SSLContext | None = None
+    """Verifies and encrypts; None: plain."""
 
     @property
     def authority(self) -> bytes:
@@ -31,39 +36,59 @@ class Upstream:
         if not self.port:
             return b"localhost"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}".encode()
-
-
-class Receiver(Protocol):
-    """Whoever wants the bytes of an upstream connection at the moment."""
-
-    def readable(self) -> None:
-        """Be told that bytes, the end or an error can be read."""
-        ...
+        usual = 443 if self.tls else 80
+        return (host if self.port == usual else f"{host}:{self.port}").encode()
 
 
 class Connection:
     """One connection to an upstream, registered with the hub for as long as it is open."""
 
-    def __init__(self, pool: "Pool", upstream: Upstream, sock: socket.socket) -> None:
+    __slots__ = ("_bridge", "_fd", "_pool", "idle_since", "sock", "upstream", "used")
+
+    def __init__(self, pool: "Pool", upstream: Upstream, sock: socket.socket, bridge: Bridge | None = None) -> None:
         self._pool = pool
+        self._bridge = bridge
+        self._fd = sock.fileno()
         self.upstream = upstream
         self.sock = sock
-        self.receiver: Receiver | None = None
         self.used = False
         """Whether it has carried an exchange before."""
         self.idle_since = 0.0
-        self._paused = True
-        self.resume()
+        pool.hub.watch(self._fd, READABLE, self._unasked)
 
     def __repr__(self) -> str:
         return f"<Connection to {self.upstream.name}{' used' if self.used else ''}>"
 
-    def _ready(self, _events: int) -> None:
-        if self.receiver is not None:
-            self.receiver.readable()
-        else:
-            self._pool.discard(self)
+    def tell(self, readable: Callable[[int], None]) -> None:
+        """Call this function whenever bytes, the end or an error can be read, and have not been announced before."""
+        self._pool.hub.direct(self._fd, readable)
+
+    def rearm(self) -> None:
+        """Announce what can be read already once more."""
+        self._pool.hub.rearm(self._fd, READABLE)
+
+    def hush(self) -> None:
+        """Announce nothing: nobody reads, and the upstream is held back by its full socket."""
+        self._pool.hub.direct(self._fd, _ignore)
+
+    def idle(self) -> None:
+        """Announce to the pool, until the next exchange, that the upstream says or ends something unasked."""
+        self._pool.hub.direct(self._fd, self._unasked)
+
+    def _unasked(self, _events: int) -> None:
+        self._pool.discard(self)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the end of the connection cannot be trusted to be the end of what it carried."""
+        return self._bridge is not None and self._bridge.truncated
+
+    def close(self) -> None:
+        """Close it."""
+        self._pool.hub.forget(self._fd)
+        self.sock.close()
+        if self._bridge is not None:
+            self._bridge.leave()
 
     def is_quiet(self) -> bool:
         """Say whether there is neither anything to read nor an end."""
@@ -75,16 +100,9 @@ class Connection:
             return False
         return False
 
-    def pause(self) -> None:
-        """Stop telling the receiver; the upstream is held back by its full socket."""
-        self._paused = True
-        self._pool.hub.forget(self.sock.fileno())
 
-    def resume(self) -> None:
-        """Tell the receiver again; harmless where it was not paused."""
-        if self._paused:
-            self._paused = False
-            self._pool.hub.watch(self.sock.fileno(), READABLE, self._ready)
+def _ignore(_events: int) -> None:
+    """Do nothing about an event."""
 
 
 class Pool:
@@ -94,7 +112,8 @@ class Pool:
         self.hub = hub
         self._connect_s = connect_s
         self._idle_s = idle_s
-        self._idle: dict[Upstream, list[Connection]] = {}
+        self._idle: dict[Upstream, dict[Connection, None]] = {}
+        self._nursery: trio.Nursery | None = None
 
     def __repr__(self) -> str:
         return f"<Pool {sum(map(len, self._idle.values()))} idle to {len(self._idle)} upstreams>"
@@ -103,41 +122,37 @@ class Pool:
         """Take an idle connection, if there is one that is young enough and has nothing to say unasked."""
         idle = self._idle.get(upstream)
         while idle:
-            connection = idle.pop()
+            connection, _ = idle.popitem()
             if trio.current_time() - connection.idle_since < self._idle_s and connection.is_quiet():
                 return connection
-            self._close(connection)
+            connection.close()
         return None
 
     def give(self, connection: Connection) -> None:
         """Take back a connection whose exchange has ended cleanly."""
-        connection.resume()
+        connection.idle()
         connection.used = True
         connection.idle_since = trio.current_time()
-        self._idle.setdefault(connection.upstream, []).append(connection)
+        self._idle.setdefault(connection.upstream, {})[connection] = None
 
     def discard(self, connection: Connection) -> None:
         """Close a connection, idle or in use."""
-        idle = self._idle.get(connection.upstream)
-        if idle and connection in idle:
-            idle.remove(connection)
-        self._close(connection)
+        self._idle.get(connection.upstream, {}).pop(connection, None)
+        connection.close()
 
     def close_idle(self) -> None:
         """Close every idle connection."""
         for idle in self._idle.values():
             while idle:
-                self._close(idle.pop())
-
-    def _close(self, connection: Connection) -> None:
-        self.hub.forget(connection.sock.fileno())
-        connection.sock.close()
+                idle.popitem()[0].close()
 
     async def connect(self, upstream: Upstream) -> Connection:
         """Open a connection. Raises ApiError 502 with the reason where that fails or takes longer than `connect_s`."""
         try:
             with trio.fail_after(self._connect_s):
                 sock = await self._open(upstream)
+                if upstream.tls is not None:
+                    return await self._encrypt(upstream, sock, upstream.tls)
         except trio.TooSlowError as error:
             why = f"no connection to {upstream.host}:{upstream.port} within {self._connect_s:g} s"
             raise errors.upstream_unreachable(upstream.name, why) from error
@@ -157,16 +172,26 @@ class Pool:
                 failure = error
         raise failure or OSError(errno.EHOSTUNREACH, "no address")
 
-    async def expire_forever(self) -> None:
-        """Close idle connections as they get too old."""
-        while True:
-            await trio.sleep(EXPIRE_EVERY_S)
-            oldest = trio.current_time() - self._idle_s
-            for upstream, idle in list(self._idle.items()):
-                while idle and idle[0].idle_since < oldest:
-                    self._close(idle.pop(0))
-                if not idle:
-                    del self._idle[upstream]
+    async def _encrypt(self, upstream: Upstream, sock: socket.socket, context: ssl.SSLContext) -> Connection:
+        assert self._nursery is not None, "the pool does not run"
+        bridge = await make_bridge(sock, context, server_hostname=upstream.host, tolerant=False)
+        self._nursery.start_soon(_run, bridge)
+        return Connection(self, upstream, bridge.plain, bridge)
+
+    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve the pool's connections, and close idle ones as they get too old; its users must be inside."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            while True:
+                await trio.sleep(EXPIRE_EVERY_S)
+                self._expire(trio.current_time() - self._idle_s)
+
+    def _expire(self, oldest: float) -> None:
+        for upstream, idle in list(self._idle.items()):
+            for connection in [connection for connection in idle if connection.idle_since < oldest]:
+                self.discard(connection)
+            if not idle:
+                del self._idle[upstream]
 
 
 async def _connect(family: int, address: Any) -> socket.socket:
@@ -185,6 +210,14 @@ async def _connect(family: int, address: Any) -> socket.socket:
             raise OSError(number, _reason(number))
         undo.pop_all()
         return sock
+
+
+async def _run(bridge: Bridge) -> None:
+    try:
+        await bridge.run()
+    finally:
+        with trio.move_on_after(CLOSE_S, shield=True):
+            await bridge.aclose()
 
 
 def _reason(number: int) -> str:

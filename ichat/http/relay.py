@@ -11,34 +11,75 @@ from collections.abc import Callable
 
 import trio
 
-from ichat.http.framing import Chunked, Framing, FramingError
+from ichat.http.framing import Chunked, Framing, FramingError, UntilClose
 from ichat.http.heads import HeadError, ResponseHead, parse_response_head
-from ichat.http.hub import Hub
+from ichat.http.hub import ENDED, Hub
 from ichat.http.pool import Connection
 from ichat.http.server import Client
 
-_BUFFER = bytearray(128 * 1024)
+_BUFFER_BYTES = 128 * 1024
+_BUFFER = bytearray(_BUFFER_BYTES)
 _VIEW = memoryview(_BUFFER)
 _HEAD_BYTES_MAX = 64 * 1024
 
 OnHead = Callable[[ResponseHead], bytes]
-"""Turns the upstream's head into the bytes of the client's head. Must not raise."""
+"""Turns the upstream's head into the bytes of the client's head. Raises Unwanted."""
+
+
+class Unwanted(Exception):
+    """A response that the client must not get, with the reason."""
 
 
 class UpstreamLost(Exception):
     """The upstream failed in the middle of an exchange."""
 
-    def __init__(self, why: str, *, answered: bool, timed_out: bool = False, can_report: bool = False) -> None:
+    def __init__(
+        self,
+        why: str,
+        *,
+        answered: bool,
+        timed_out: bool = False,
+        can_report: bool = False,
+        looks_whole: bool = False,
+    ) -> None:
         super().__init__(why)
         self.answered = answered
         """Whether it had sent anything, so that it must not be asked again."""
         self.timed_out = timed_out
         self.can_report = can_report
         """Whether the client can be told by one more event: it got whole chunks of an event stream so far."""
+        self.looks_whole = looks_whole
+        """Whether what the client got would be a whole response if its connection ended now in good order."""
 
 
 class Relay:
     """One response on its way. ``await relay.carry()`` from the request's task, once."""
+
+    __slots__ = (
+        "_client",
+        "_connection",
+        "_done",
+        "_failure",
+        "_framing",
+        "_head",
+        "_hub",
+        "_method",
+        "_on_head",
+        "_receive",
+        "_reportable",
+        "_rest",
+        "_send",
+        "_sending",
+        "_stall_s",
+        "_task",
+        "_unsent",
+        "_version",
+        "_woken",
+        "answered",
+        "bytes_out",
+        "deadline",
+        "reusable",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -59,6 +100,8 @@ class Relay:
         self._version = version
         self._on_head = on_head
         self._stall_s = stall_s
+        self._receive = connection.sock.recv_into
+        self._send = client.sock.send
         self._head = b""
         self._framing: Framing | None = None
         self._rest = b""
@@ -68,9 +111,11 @@ class Relay:
         self._task: trio.lowlevel.Task | None = None
         self._woken = False
         self._sending: trio.CancelScope | None = None
-        self._sent = False
+        self._unsent = 0
         self.deadline = trio.current_time() + first_byte_s
         self.answered = False
+        self.bytes_out = 0
+        """Bytes of the response that the client was given, its head included."""
         self.reusable = False
         """Whether the connection may carry another exchange; known when `carry` has returned."""
 
@@ -78,30 +123,31 @@ class Relay:
         state = "head" if self._framing is None else "done" if self._done else "body"
         return f"<Relay {self._connection.upstream.name} to {self._client.peer}: {state}>"
 
-    async def carry(self, request: bytes) -> None:
-        """Send the request and move the response until it has ended.
+    async def carry(self, request: list[bytes | bytearray]) -> None:
+        """Send the request, piece by piece, and move the response until it has ended. The pieces are let go of.
 
         Raises UpstreamLost; the client's head may have been sent by then.
         """
-        self._connection.receiver = self
+        self._connection.tell(self.readable)
         self._hub.time(self)
         try:
-            await self._send_request(request)
+            while request:
+                await self._send_piece(request.pop(0))
             while not await self._is_over():
                 await self._sleep()
-            self.reusable = self.reusable and self._sent
+            self.reusable = self.reusable and not self._unsent
         finally:
             self._hub.untime(self)
-            self._connection.receiver = None
+            self._connection.hush()
 
     def expire(self) -> None:
         """Be told by the hub that the upstream has been silent for too long."""
         self._lost("it sent nothing for too long", timed_out=True)
 
-    def readable(self) -> None:
-        """Move what can be read now."""
+    def readable(self, events: int) -> None:
+        """Move what can be read now. This runs for every chunk: what is rare is done elsewhere."""
         try:
-            received = self._connection.sock.recv_into(_BUFFER)
+            received = self._receive(_BUFFER)
         except BlockingIOError:
             return
         except OSError as error:
@@ -110,27 +156,35 @@ class Relay:
         if not received:
             self._eof()
             return
-        if self._done:
-            self._lost("it sent more than its response")
-            return
-        self.answered = True
         self.deadline = self._hub.now + self._stall_s
+        framing = self._framing
         try:
-            if self._framing is not None:
-                end = self._framing.feed(_BUFFER, 0, received)
-                self._send(_VIEW[:end], self._framing)
-                surplus = end < received
+            if framing is None:
+                self._feed_head(received)
             else:
-                surplus = self._feed_head(received)
+                end = framing.feed(_BUFFER, 0, received)
+                try:
+                    sent = self._send(_VIEW[:end])
+                except OSError as error:
+                    sent = self._not_sent(error)
+                self.bytes_out += end
+                if sent != end:
+                    self._keep(_VIEW[sent:end])
+                if framing.done:
+                    self._finish(surplus=end < received)
         except (HeadError, FramingError) as error:
             self._reportable = False
             self._lost(f"its response is not valid HTTP/1.1: {error}")
             return
-        if surplus:
-            self.reusable = False
+        except Unwanted as error:
+            self._lost(str(error))
+            return
+        if received == _BUFFER_BYTES or events & ENDED:
+            self._connection.rearm()
 
-    def _feed_head(self, received: int) -> bool:
-        """Collect the head; when it is complete, send it and what follows. Say whether more came than the response."""
+    def _feed_head(self, received: int) -> None:
+        """Collect the head; when it is complete, send it and what follows."""
+        self.answered = True
         data = self._head + _BUFFER[:received]
         end = data.find(b"\r\n\r\n")
         while end >= 0:
@@ -139,14 +193,14 @@ class Relay:
             if head.status == 101:
                 raise HeadError("it switched protocols unasked")
             if head.status >= 200:
-                return self._begin(head, bytearray(data))
+                self._begin(head, bytearray(data))
+                return
             end = data.find(b"\r\n\r\n")
         if len(data) > _HEAD_BYTES_MAX:
             raise HeadError("its head is too long")
         self._head = data
-        return False
 
-    def _begin(self, head: ResponseHead, behind: bytearray) -> bool:
+    def _begin(self, head: ResponseHead, behind: bytearray) -> None:
         if self._version != b"1.1" and isinstance(head.framing, Chunked):
             raise HeadError("it is chunked, which a client of HTTP/1.0 cannot read")
         ours = self._on_head(head)
@@ -157,12 +211,20 @@ class Relay:
         self.reusable = head.reusable
         end = head.framing.feed(behind, 0, len(behind)) if behind else 0
         self._client.head_sent = True
-        self._send(memoryview(ours + behind[:end]), head.framing)
-        return end < len(behind)
+        ours += behind[:end]
+        self.bytes_out = len(ours)
+        try:
+            sent = self._send(ours)
+        except OSError as error:
+            sent = self._not_sent(error)
+        if sent != len(ours):
+            self._keep(ours[sent:])
+        if head.framing.done:
+            self._finish(surplus=end < len(behind))
 
-    async def _send_request(self, request: bytes) -> None:
-        """Send the request, or as much of it as the upstream wants to see before it answers or fails."""
-        rest = memoryview(request)
+    async def _send_piece(self, piece: bytes | bytearray) -> None:
+        """Send a piece of the request, or as much of it as the upstream wants to see before it answers or fails."""
+        rest = memoryview(piece)
         while rest and not await self._is_over():
             try:
                 rest = rest[self._connection.sock.send(rest) :]
@@ -172,7 +234,7 @@ class Relay:
                 self._sending = None
             except OSError:
                 break
-        self._sent = not rest
+        self._unsent += len(rest)
 
     async def _is_over(self) -> bool:
         """Send what the client did not take at once; say whether the response has ended. Raises UpstreamLost."""
@@ -184,32 +246,40 @@ class Relay:
                 self._hub.now = trio.current_time()
                 self.deadline = self._hub.now + self._stall_s
                 self._hub.time(self)
-                self._connection.resume()
+                self._connection.tell(self.readable)
+                self._connection.rearm()
         if not self._done and self._failure is not None:
             raise self._failure
         return self._done
 
-    def _send(self, data: memoryview, framing: Framing) -> None:
-        try:
-            sent = self._client.sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self._connection.pause()
+    def _not_sent(self, error: OSError) -> int:
+        """Give how much was sent: nothing, since the client takes nothing at the moment, or is gone."""
+        if not isinstance(error, BlockingIOError):
             self._client.hung_up()
-            return
-        if sent < len(data):
-            self._rest = bytes(data[sent:])
-            self._connection.pause()
-            self._wake()
-        if framing.done:
-            self._done = True
-            self._wake()
+        return 0
+
+    def _keep(self, data: bytes | memoryview) -> None:
+        """Leave to the request's task what the client does not take, and read no more until it has."""
+        self._rest = bytes(data)
+        self._connection.hush()
+        self._wake()
+
+    def _finish(self, *, surplus: bool) -> None:
+        self._done = True
+        self._connection.tell(self._unasked)
+        if surplus:
+            self.reusable = False
+        self._wake()
+
+    def _unasked(self, _events: int) -> None:
+        """Be told that the upstream says or ends something behind its response."""
+        self.reusable = False
+        self._connection.hush()
 
     def _eof(self) -> None:
         self.reusable = False
-        self._connection.pause()
-        if self._framing is not None and self._framing.ends_at_eof():
+        self._connection.hush()
+        if self._framing is not None and self._framing.ends_at_eof() and not self._connection.truncated:
             self._done = True
             self._wake()
         else:
@@ -217,10 +287,15 @@ class Relay:
 
     def _lost(self, why: str, *, timed_out: bool = False) -> None:
         self.reusable = False
-        self._connection.pause()
+        self._connection.hush()
         if not self._done:
-            can_report = self._reportable and self._framing is not None and self._framing.may_insert
-            self._failure = UpstreamLost(why, answered=self.answered, timed_out=timed_out, can_report=can_report)
+            self._failure = UpstreamLost(
+                why,
+                answered=self.answered,
+                timed_out=timed_out,
+                can_report=self._reportable and self._framing is not None and self._framing.may_insert,
+                looks_whole=isinstance(self._framing, UntilClose),
+            )
             self._wake()
 
     def _wake(self) -> None:

@@ -1,0 +1,60 @@
+"""Where a role listens: TCP ports and unix sockets."""
+
+import socket
+
+import trio
+
+from ichat.errors import EXIT_UNAVAILABLE, Exit
+
+BACKLOG = 4096
+
+
+async def open_listeners(host: str, port: int) -> list[socket.socket]:
+    """Listen on every address of the host (all interfaces for "" and "0.0.0.0" or "::"); port 0 takes a free one.
+
+    Raises Exit 69 where an address cannot be bound.
+    """
+    listeners: list[socket.socket] = []
+    try:
+        found = await trio.socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE, proto=socket.IPPROTO_TCP
+        )
+        for family, kind, protocol, _, address in found:
+            number = port_of(listeners) if listeners else port
+            sock = socket.socket(family, kind, protocol)
+            listeners.append(sock)
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6 and len(found) > 1:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind((address[0], number, *address[2:]))
+            sock.listen(BACKLOG)
+    except OSError as error:
+        close_all(listeners)
+        why = error.strerror or str(error)
+        raise Exit(EXIT_UNAVAILABLE, f"Cannot listen on {host}:{port}: {why}; choose another host or port.") from error
+    return listeners
+
+
+def open_unix_listener(path: str) -> socket.socket:
+    """Listen on a unix socket, in a directory that only its users can reach. Raises Exit 69."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        sock.bind(path)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise Exit(EXIT_UNAVAILABLE, f"Cannot listen on {path}: {error.strerror or error}.") from error
+    return sock
+
+
+def close_all(sockets: list[socket.socket]) -> None:
+    """Close them; harmless where they are closed."""
+    for sock in sockets:
+        sock.close()
+
+
+def port_of(listeners: list[socket.socket]) -> int:
+    """Give the port that these listeners were bound to."""
+    return listeners[0].getsockname()[1]

@@ -1,0 +1,260 @@
+"""One request read whole from a client's connection, by h11: what that lets through can be read in one way only."""
+
+import itertools
+import os
+import re
+import socket
+from collections.abc import Awaitable, Callable
+
+import attrs
+import h11
+import trio
+
+from ichat import errors
+from ichat.config import Limits, Timeouts
+from ichat.errors import ApiError
+from ichat.http.heads import Headers
+
+PIECES_MAX = 128
+"""Pieces of a body taken before other tasks get their turn."""
+RECV_BYTES = 65536
+"""Received at most at a time while a head, or a body in chunks, is read."""
+_BUFFER = bytearray(256 * 1024)
+_VIEW = memoryview(_BUFFER)
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+
+
+@attrs.define(eq=False)
+class Request:
+    """One request, body included."""
+
+    method: bytes
+    target: bytes
+    """Path and query as sent."""
+    path: bytes
+    version: bytes
+    """"1.1" or "1.0"."""
+    headers: Headers
+    body: bytes | bytearray
+    id: bytes
+    """The client's `x-request-id` where it is sane, else one of ours."""
+    keep_alive: bool
+    """Whether the client lets the connection carry another request."""
+
+    def let_go(self) -> None:
+        """Free body and headers: whoever answers needs them no more, and the response may take an hour."""
+        self.body = b""
+        self.headers = []
+
+
+@attrs.define
+class RequestIds:
+    """Ids that are unique without asking the kernel for randomness each time."""
+
+    prefix: str = attrs.field(factory=lambda: os.urandom(6).hex())
+    count: "itertools.count[int]" = attrs.field(factory=lambda: itertools.count(1))
+
+    def next(self) -> bytes:
+        return f"req-{self.prefix}-{next(self.count):x}".encode()
+
+
+class Reader:
+    """Reads the requests of one connection, one after the other."""
+
+    __slots__ = ("_fed", "_ids", "_leftover", "_limits", "_send_all", "_sock", "_timeouts", "idle")
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        limits: Limits,
+        timeouts: Timeouts,
+        ids: RequestIds,
+        send_all: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """`send_all` is for what a client is to be told before it sends its body."""
+        self._sock = sock
+        self._limits = limits
+        self._timeouts = timeouts
+        self._ids = ids
+        self._send_all = send_all
+        self._leftover = b""
+        self._fed = 0
+        """Bytes that the parser was given of this request and what follows it."""
+        self.idle = True
+        """Whether it waits for the first byte of a request."""
+
+    async def read(self) -> Request | None:
+        """Read the next request whole; None where the client has none. Raises ApiError (408, 413, 431, 400)."""
+        limits = self._limits
+        self.idle = True
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes_max)
+        if self._leftover:
+            await trio.lowlevel.checkpoint()
+            self._fed = len(self._leftover)
+            parser.receive_data(self._leftover)
+        else:
+            data = await self.receive(trio.current_time() + self._timeouts.keep_alive_s)
+            if not data:
+                return None
+            self._fed = len(data)
+            parser.receive_data(data)
+        self.idle = False
+        deadline = trio.current_time() + self._timeouts.head_s
+        head = await self._next_event(parser, deadline)
+        if not isinstance(head, h11.Request):
+            return None
+        if self._fed - len(parser.trailing_data[0]) > limits.head_bytes_max:
+            raise errors.head_too_large(limits.head_bytes_max)
+        deadline = trio.current_time() + self._timeouts.body_s
+        length = self._announced_length(head)
+        if length is None:
+            body = await self._read_chunks(parser, deadline)
+        else:
+            body = await self._read_exactly(length, parser, deadline)
+        return None if body is None else self._request(head, body)
+
+    async def _next_event(self, parser: h11.Connection, deadline: float) -> object:
+        """Give the parser's next event, fed as it needs; None where the client has left. Raises ApiError."""
+        while True:
+            try:
+                event = parser.next_event()
+            except h11.RemoteProtocolError as error:
+                raise self._refusal(error) from error
+            if event is not h11.NEED_DATA:
+                return event
+            await self._continue(parser)
+            data = await self.receive(deadline)
+            if data is None:
+                raise errors.request_timeout()
+            if not data:
+                return None
+            self._fed += len(data)
+            parser.receive_data(data)
+
+    def _announced_length(self, head: h11.Request) -> int | None:
+        """Give the length of the body; None where it comes in chunks.
+
+        Refuses a body that is known to be too large, and one whose length could be read in two ways.
+        """
+        length = b"0"
+        is_chunked = False
+        is_announced = False
+        for name, value in head.headers:
+            if name == b"content-length":
+                is_announced, length = True, value
+            elif name == b"transfer-encoding":
+                is_chunked = True
+        if is_chunked:
+            if is_announced:
+                raise errors.bad_request("A request has either Content-Length or Transfer-Encoding, not both.")
+            return None
+        if int(length) > self._limits.body_bytes_max:
+            raise errors.request_too_large(self._limits.body_bytes_max)
+        return int(length)
+
+    async def _read_chunks(self, parser: h11.Connection, deadline: float) -> bytearray | None:
+        body = bytearray()
+        bytes_max = self._limits.body_bytes_max
+        pieces = 0
+        while isinstance(event := await self._next_event(parser, deadline), h11.Data):
+            body += event.data
+            if len(body) > bytes_max:
+                raise errors.request_too_large(bytes_max)
+            pieces += 1
+            if pieces % PIECES_MAX == 0:
+                await trio.lowlevel.checkpoint()
+        self._leftover = parser.trailing_data[0]
+        return body if isinstance(event, h11.EndOfMessage) else None
+
+    async def _read_exactly(self, length: int, parser: h11.Connection, deadline: float) -> bytes | bytearray | None:
+        """Read a body of a known length past the parser: what it has already, and the rest without more copies."""
+        data = parser.trailing_data[0]
+        if len(data) >= length:
+            self._leftover = data[length:]
+            return data[:length]
+        self._leftover = b""
+        await self._continue(parser)
+        body = bytearray(data)
+        while len(body) < length:
+            received = await self._receive_into(length - len(body), deadline)
+            if received is None:
+                raise errors.request_timeout()
+            if not received:
+                return None
+            body += received
+        return body
+
+    def _request(self, head: h11.Request, body: bytes | bytearray) -> Request:
+        if head.http_version not in (b"1.1", b"1.0"):
+            raise errors.bad_request(f"HTTP/{head.http_version.decode()} is not spoken here, only HTTP/1.1 is.")
+        headers = list(head.headers)
+        request_id = b""
+        keep_alive = head.http_version == b"1.1"
+        for name, value in headers:
+            if name == b"x-request-id":
+                request_id = value
+            elif name == b"connection" and b"close" in value.lower():
+                keep_alive = False
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = self._ids.next()
+        target = head.target
+        if not target.startswith(b"/"):
+            raise errors.bad_request("The request target must be a path that begins with '/'.")
+        return Request(
+            method=head.method,
+            target=target,
+            path=target.partition(b"?")[0],
+            version=head.http_version,
+            headers=headers,
+            body=body,
+            id=request_id,
+            keep_alive=keep_alive,
+        )
+
+    def has_more(self) -> bool:
+        """Say whether the client has sent something that was not read."""
+        return bool(self._leftover) or self.is_asking()
+
+    def is_asking(self) -> bool:
+        """Say whether something has arrived that was not received yet."""
+        try:
+            return bool(self._sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
+    async def receive(self, deadline: float) -> bytes | None:
+        """Receive some bytes: empty at the end of the stream, None when nothing came in time."""
+        received = await self._receive_into(RECV_BYTES, deadline)
+        return None if received is None else bytes(received)
+
+    async def _receive_into(self, bytes_max: int, deadline: float) -> memoryview | None:
+        """Receive some bytes into a buffer that all clients share: the view of them is good until the next await."""
+        waited = False
+        while True:
+            try:
+                received = self._sock.recv_into(_BUFFER, min(bytes_max, len(_BUFFER)))
+            except BlockingIOError:
+                with trio.move_on_at(deadline) as scope:
+                    await trio.lowlevel.wait_readable(self._sock)
+                if scope.cancelled_caught:
+                    return None
+                waited = True
+            except OSError:
+                return _VIEW[:0]
+            else:
+                if waited:
+                    return _VIEW[:received]
+                data = bytes(_VIEW[:received])
+                await trio.lowlevel.checkpoint()
+                return memoryview(data) if trio.current_time() < deadline else None
+
+    async def _continue(self, parser: h11.Connection) -> None:
+        """Ask for the body where the client waits for that (RFC 9110, section 10.1.1)."""
+        if parser.they_are_waiting_for_100_continue:
+            event = h11.InformationalResponse(status_code=100, headers=[])
+            await self._send_all(parser.send(event) or b"")
+
+    def _refusal(self, error: h11.RemoteProtocolError) -> ApiError:
+        if error.error_status_hint == 431:
+            return errors.head_too_large(self._limits.head_bytes_max)
+        return errors.bad_request(f"This is not valid HTTP/1.1: {error}.")

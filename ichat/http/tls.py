@@ -1,0 +1,146 @@
+"""TLS on either side: a bridge between an encrypted connection and a plain socket of this process.
+
+The front door, the hub and the relays know plain sockets only. An encrypted connection is one end of a bridge, whose
+other end is such a socket: two tasks move the bytes, on Trio's path. So a connection behaves alike with and without
+TLS, in every case, for the price of one more copy.
+"""
+
+import contextlib
+import pathlib
+import socket
+import ssl
+
+import attrs
+import trio
+
+from ichat.errors import EXIT_USAGE, Exit
+
+RECV_BYTES = 65536
+CLOSE_S = 1.0
+"""How long the end of a connection may take to be said."""
+_ENDED = (trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError)
+"""What the streams raise when a connection has ended, on either side."""
+
+
+def server_context(certificate: str, key: str) -> ssl.SSLContext:
+    """Make the context of a front door from two PEM files. Raises Exit 64 where they are not usable."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    for path in (certificate, key):
+        if not pathlib.Path(path).is_file():
+            raise Exit(EXIT_USAGE, f"server_settings: there is no file {path}.")
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        why = "a key without a password is needed" if isinstance(error, ValueError) else str(error)
+        raise Exit(EXIT_USAGE, f"The certificate {certificate} and the key {key} cannot be used: {why}.") from error
+    return context
+
+
+def client_context(ca_certificates: str | None) -> ssl.SSLContext:
+    """Make the context for an upstream: certificates are verified, by the system's or the given authorities.
+
+    Raises Exit 64 where the given ones are not usable.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_certificates)
+    except (ssl.SSLError, OSError) as error:
+        raise Exit(EXIT_USAGE, f"The certificates {ca_certificates} cannot be used: {error}.") from error
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError
+
+
+@attrs.define(eq=False)
+class Bridge:
+    """One encrypted connection, and the plain socket through which it is used."""
+
+    plain: socket.socket
+    """For whoever uses the connection: closing it closes the connection."""
+    _encrypted: "trio.SSLStream[trio.SocketStream]"
+    _inner: trio.SocketStream
+    truncated: bool = False
+    """Whether the peer ended the connection without saying so, as an attacker on the way could have done."""
+    _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+
+    async def run(self) -> None:
+        """Move bytes until the plain socket is closed, or for as long as `leave` says; `aclose` afterwards."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._move_in)
+                    await self._move_out()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._inner.socket.close()
+
+    async def aclose(self) -> None:
+        """Close the connection in good order where that is still possible; the caller bounds the time."""
+        with contextlib.suppress(*_ENDED):
+            await self._encrypted.aclose()
+
+    def abort(self) -> None:
+        """Close the connection without saying so, which is an error to the peer."""
+        self._encrypted.transport_stream.socket.close()
+
+    def leave(self, wait_s: float = CLOSE_S) -> None:
+        """Say that the plain socket is closed: what was written to it may still be sent for so long."""
+        self._scope.deadline = trio.current_time() + wait_s
+
+    async def _move_in(self) -> None:
+        """From the network to the plain socket."""
+        try:
+            while data := await self._encrypted.receive_some(RECV_BYTES):
+                await self._inner.send_all(data)
+        except _ENDED:
+            self.truncated = True
+        with contextlib.suppress(*_ENDED):
+            await self._inner.send_eof()
+
+    async def _move_out(self) -> None:
+        """From the plain socket to the network."""
+        with contextlib.suppress(*_ENDED):
+            while data := await self._inner.receive_some(RECV_BYTES):
+                await self._encrypted.send_all(data)
+
+
+async def make_bridge(
+    sock: socket.socket, context: ssl.SSLContext, *, server_hostname: str | None, tolerant: bool
+) -> Bridge:
+    """Shake hands on a connected socket, as its client where there is a hostname to verify, and make the bridge.
+
+    `tolerant`: an end that was not announced is an end like any other. Raises OSError where the handshake fails; the
+    caller bounds its time. The socket is closed in any case but success.
+    """
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+    encrypted = trio.SSLStream(
+        stream,
+        context,
+        server_hostname=server_hostname,
+        server_side=server_hostname is None,
+        https_compatible=tolerant,
+    )
+    try:
+        await encrypted.do_handshake()
+    except trio.BrokenResourceError as error:
+        await trio.aclose_forcefully(stream)
+        raise OSError(_reason(error)) from error
+    except trio.Cancelled:
+        sock.close()
+        raise
+    inner, plain = socket.socketpair()
+    inner.setblocking(False)
+    plain.setblocking(False)
+    return Bridge(plain, encrypted, trio.SocketStream(trio.socket.from_stdlib_socket(inner)))
+
+
+def _reason(error: BaseException) -> str:
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({cause.verify_message})"
+    if isinstance(cause, ssl.SSLError):
+        return f"no TLS handshake ({cause.reason or cause})"
+    return "it ended the connection during the TLS handshake"
