@@ -60,6 +60,10 @@ class Beat:
     """What it is doing, in a few words."""
     heartbeat_interval: float = checked(between(0.01, 3600), 30.0)
     """Seconds until the next beat, at the latest."""
+    unix_socket: bool = False
+    """Whether it also listens on the unix socket that its launcher named."""
+    max_in_flight: int = checked(between(0, 1_000_000), 0)
+    """Requests that it wants to be sent at the same time, at most; 0: it has no wish."""
     pid: int = 0
     args: dict[str, Any] = attrs.field(factory=dict[str, Any])
     versions: dict[str, str] = attrs.field(factory=dict[str, str])

@@ -7,6 +7,7 @@ import difflib
 import json
 import math
 import pathlib
+import re
 import tomllib
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
@@ -24,11 +25,19 @@ from cattrs.errors import (
 from cattrs.gen import make_dict_structure_fn, override
 
 from ichat.errors import EXIT_USAGE, Exit
+from ichat.params import check_paths
 
 Scalar = str | int | float | bool
 EngineValue = Scalar | list[Scalar] | dict[str, Any]
 """What an engine argument may be in TOML."""
 
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?|")
+_FRAMING_HEADERS = frozenset(("host", "content-length", "transfer-encoding", "connection", "expect", "x-request-id"))
+
+POLICY_NAMES = ("least_loaded", "power_of_two", "round_robin", "random")
+"""The policies of `balance.py`."""
 
 Check = Callable[[Any], None]
 """Raises ValueError with what is wrong about a value of the right type."""
@@ -42,6 +51,11 @@ def between(low: float, high: float) -> Check:
             raise ValueError(f"must be from {low:g} to {high:g}, not {value:g}")
 
     return check
+
+
+_PORT = between(0, 65535)
+_SECONDS = between(0.001, 1e9)
+_COUNT = between(1, 1_000_000)
 
 
 def _one_of(*allowed: str) -> Check:
@@ -59,17 +73,36 @@ def _not_empty(value: str) -> None:
 
 def _is_http(value: str) -> None:
     url = urllib.parse.urlsplit(value)
-    if url.scheme != "http" or not url.hostname or url.query or url.fragment:
-        raise ValueError(f"must be like http://host:port/v1 (https is not supported yet), not {value!r}")
+    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment or url.username:
+        raise ValueError(f"must be like https://host/v1 or http://host:port/v1, not {url.scheme}://{url.hostname}")
+
+
+def _are_headers(headers: Mapping[str, str]) -> None:
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            raise ValueError(f"{name!r} is not the name of a header, or has a value that cannot be sent")
+        if name.lower() in _FRAMING_HEADERS:
+            raise ValueError(f"{name!r} is made by the gateway")
+
+
+def _is_header_name(value: str) -> None:
+    if value and not _HEADER_NAME.fullmatch(value):
+        raise ValueError(f"must be the name of a header, not {value!r}")
+
+
+def _is_one_line(value: str | None) -> None:
+    if value is not None and not value.isprintable():
+        raise ValueError("must be one line of printable characters")
+
+
+def _is_count(value: int | None) -> None:
+    if value is not None:
+        _COUNT(value)
 
 
 def checked(check: Check, default: Any = attrs.NOTHING) -> Any:
     """Declare a field whose value must pass a check, which is run while structuring: all problems are found at once."""
     return field(default=default, metadata={"check": check})
-
-
-_PORT = between(0, 65535)
-_SECONDS = between(0.001, 1e9)
 
 
 @frozen
@@ -79,6 +112,28 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = checked(_PORT, 4000)
     log_level: str = checked(_one_of("debug", "info", "warning", "error"), "info")
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    worker_header: bool = True
+    overhead_header: bool = True
+
+
+@frozen
+class Routing:
+    """`[routing]`: who gets a request."""
+
+    policy: str = checked(_one_of(*POLICY_NAMES), "least_loaded")
+    session_header: str = checked(_is_header_name, "x-session-id")
+    max_in_flight: int = checked(_COUNT, 4096)
+    queue_max: int = checked(between(0, 1_000_000), 1024)
+
+
+@frozen
+class Logs:
+    """`[logs]`."""
+
+    access_log: str = "-"
+    access_lines_max: int = checked(_COUNT, 10_000)
 
 
 @frozen
@@ -87,7 +142,7 @@ class Limits:
 
     head_bytes_max: int = checked(between(1024, 16 * 1024 * 1024), 64 * 1024)
     body_bytes_max: int = checked(between(1024, 64 * 1024**3), 128 * 1024 * 1024)
-    connections_max: int = checked(between(1, 1_000_000), 8192)
+    connections_max: int = checked(_COUNT, 8192)
 
 
 @frozen
@@ -98,6 +153,7 @@ class Timeouts:
     body_s: float = checked(_SECONDS, 300.0)
     keep_alive_s: float = checked(_SECONDS, 120.0)
     client_stall_s: float = checked(_SECONDS, 60.0)
+    queue_s: float = checked(_SECONDS, 30.0)
     connect_s: float = checked(_SECONDS, 5.0)
     upstream_idle_s: float = checked(_SECONDS, 30.0)
     first_byte_s: float = checked(_SECONDS, 600.0)
@@ -117,6 +173,7 @@ class ManagedWorker:
     host: str = "127.0.0.1"
     port: int = checked(_PORT, 0)
     heartbeat_interval: float = checked(between(0.1, 3600), 3.0)
+    max_in_flight: int | None = checked(_is_count, None)
     python: str | None = None
     env: dict[str, str] = field(factory=dict[str, str])
     backend_args: dict[str, EngineValue] = field(factory=dict[str, EngineValue])
@@ -128,6 +185,24 @@ class ExternalRoute:
 
     model_name: str = checked(_not_empty)
     api_base: str = checked(_is_http)
+    upstream_model: str | None = checked(_is_one_line, None)
+    api_key_env: str | None = None
+    headers: dict[str, str] = checked(_are_headers, attrs.Factory(dict[str, str]))
+    ca_certificates: str | None = None
+    max_in_flight: int | None = checked(_is_count, None)
+    drop_params: bool | None = None
+    additional_drop_params: list[str] = checked(check_paths, attrs.Factory(list[str]))
+    allowed_openai_params: list[str] = field(factory=list[str])
+    supported_openai_params: list[str] | None = None
+
+
+@frozen
+class LitellmSettings:
+    """`[litellm_settings]`: the defaults of all external routes."""
+
+    drop_params: bool = False
+    additional_drop_params: list[str] = checked(check_paths, attrs.Factory(list[str]))
+    allowed_openai_params: list[str] = field(factory=list[str])
 
 
 @frozen
@@ -142,11 +217,20 @@ class Config:
     """The whole file."""
 
     server_settings: ServerSettings = ServerSettings()
+    routing: Routing = Routing()
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
+    logs: Logs = Logs()
+    litellm_settings: LitellmSettings = LitellmSettings()
     managed_workers: list[ManagedWorker] = field(factory=list[ManagedWorker])
     external_routes: list[ExternalRoute] = field(factory=list[ExternalRoute])
     engines: dict[str, EngineSettings] = field(factory=dict[str, EngineSettings])
+
+
+_SECTIONS: tuple[type[Any], ...] = (
+    ServerSettings, Routing, Limits, Timeouts, Logs, LitellmSettings,
+    ManagedWorker, ExternalRoute, EngineSettings, Config,
+)  # fmt: skip
 
 
 def load(path: pathlib.Path) -> Config:
@@ -210,7 +294,7 @@ def strict_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
 def _converter() -> cattrs.Converter:
     converter = strict_converter(forbid_extra_keys=True)
     converter.register_structure_hook(EngineValue, _engine_value)
-    for section in (ServerSettings, Limits, Timeouts, ManagedWorker, ExternalRoute, EngineSettings, Config):
+    for section in _SECTIONS:
         prepare = _with_engine_arguments if section is ManagedWorker else None
         converter.register_structure_hook(section, section_hook(section, converter, prepare))
     return converter
@@ -286,6 +370,9 @@ def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _contradictions(config: Config) -> Iterable[str]:
     routes = {route.model_name for route in config.external_routes}
+    settings = config.server_settings
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        yield "server_settings: tls_certificate and tls_key go together"
     for index, worker in enumerate(config.managed_workers):
         if worker.model_name in routes:
             yield f"managed_workers[{index}].model_name: {worker.model_name!r} is also an external route"

@@ -4,9 +4,7 @@ The front door relays to it like to any other upstream, so frameworks stay where
 """
 
 import json
-import os
 import platform
-import tempfile
 from collections.abc import Awaitable, Callable
 from importlib import metadata
 
@@ -123,32 +121,30 @@ def _json(value: object) -> Response:
     return Response(json.dumps(value), content_type="application/json")
 
 
-async def serve(app: QuartTrio, *, task_status: trio.TaskStatus[str]) -> None:
-    """Serve the control plane until cancelled; `started` with the socket's path, which no other user can reach."""
-    with tempfile.TemporaryDirectory(prefix="ichat-") as directory:
-        path = os.path.join(directory, "control")
-        config = hypercorn.config.Config()
-        config.bind = [f"unix:{path}"]
-        config.backlog = BACKLOG
-        config.keep_alive_timeout = KEEP_ALIVE_S
-        config.keep_alive_max_requests = 2**31
-        config.graceful_timeout = SHUTDOWN_S
-        config.accesslog = None
-        config.errorlog = None
-        config.include_server_header = False
-        stop = trio.Event()
-        async with trio.open_nursery() as nursery:
-            scope = trio.CancelScope(shield=True)
+async def serve(app: QuartTrio, path: str, *, task_status: trio.TaskStatus[None]) -> None:
+    """Serve the control plane on a unix socket until cancelled; it is made where only its owner can reach it."""
+    config = hypercorn.config.Config()
+    config.bind = [f"unix:{path}"]
+    config.backlog = BACKLOG
+    config.keep_alive_timeout = KEEP_ALIVE_S
+    config.keep_alive_max_requests = 2**31
+    config.graceful_timeout = SHUTDOWN_S
+    config.accesslog = None
+    config.errorlog = None
+    config.include_server_header = False
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        scope = trio.CancelScope(shield=True)
 
-            async def run(*, task_status: trio.TaskStatus[list[str]]) -> None:
-                trigger: Callable[[], Awaitable[None]] = stop.wait
-                with scope:
-                    await hypercorn.trio.serve(app, config, shutdown_trigger=trigger, task_status=task_status)
+        async def run(*, task_status: trio.TaskStatus[list[str]]) -> None:
+            trigger: Callable[[], Awaitable[None]] = stop.wait
+            with scope:
+                await hypercorn.trio.serve(app, config, shutdown_trigger=trigger, task_status=task_status)
 
-            await nursery.start(run)
-            task_status.started(path)
-            try:
-                await trio.sleep_forever()
-            finally:
-                stop.set()
-                scope.deadline = trio.current_time() + SHUTDOWN_S + 1
+        await nursery.start(run)
+        task_status.started()
+        try:
+            await trio.sleep_forever()
+        finally:
+            stop.set()
+            scope.deadline = trio.current_time() + SHUTDOWN_S + 1

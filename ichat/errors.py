@@ -120,6 +120,28 @@ def too_many_connections() -> ApiError:
     return ApiError(503, "overloaded", "Too many open connections.", kind="server_error", retry_after_s=1)
 
 
+def queue_full(model: str, waiting: int, retry_after_s: int) -> ApiError:
+    """429: every endpoint of the model is full, and so is its queue (`routing.queue_max`)."""
+    return ApiError(
+        429,
+        "overloaded",
+        f"The model `{model}` is overloaded: {waiting} requests wait already.",
+        kind="rate_limit_error",
+        retry_after_s=retry_after_s,
+    )
+
+
+def waited_in_vain(model: str, waited_s: float, retry_after_s: int) -> ApiError:
+    """503: no endpoint of the model had room within `timeouts.queue_s`."""
+    return ApiError(
+        503,
+        "overloaded",
+        f"The model `{model}` is overloaded: the request waited {waited_s:g} s in its queue.",
+        kind="server_error",
+        retry_after_s=retry_after_s,
+    )
+
+
 def draining() -> ApiError:
     """503: this process is shutting down."""
     return ApiError(503, "draining", "This server is shutting down.", kind="server_error", retry_after_s=5)

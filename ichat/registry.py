@@ -1,16 +1,14 @@
 """The gateway's picture of its workers and models. Purely synchronous: what is decided is decided in one step."""
 
 import math
-import random
-import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
 
 from ichat import errors
+from ichat.balance import Endpoint
 from ichat.beat import Beat, WorkerState, names_of
-from ichat.config import ExternalRoute
 from ichat.http.pool import Upstream
 
 BEATS_MISSED_MAX = 3
@@ -34,9 +32,15 @@ class Worker:
     """The names that a managed worker will serve, known before its first beat."""
     failure: str | None = None
     """Why a managed worker's process ended, where nobody had asked for it."""
-    unreachable: bool = False
-    """Whether a connection to it failed since its newest beat."""
-    in_flight: int = 0
+    unix_socket: str | None = None
+    """Where it is reached by a shorter way than its port, known of a managed worker."""
+    endpoint: Endpoint | None = None
+    """Where its requests go, known from its first beat on."""
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether a connection to it failed since its newest beat."""
+        return self.endpoint is not None and self.endpoint.unreachable
 
     @property
     def names(self) -> list[str]:
@@ -49,7 +53,7 @@ class Worker:
             return "failed"
         if self.beat is None:
             return "starting"
-        if self.unreachable or now - self.beat_at > self.beat.heartbeat_interval * BEATS_MISSED_MAX:
+        if self.is_unreachable or now - self.beat_at > self.beat.heartbeat_interval * BEATS_MISSED_MAX:
             return "unhealthy"
         return self.beat.state
 
@@ -58,7 +62,7 @@ class Worker:
         state = self.state(now)
         if state == "failed":
             return f"worker {self.id} {self.failure}"
-        if self.unreachable:
+        if self.is_unreachable:
             return f"worker {self.id} cannot be reached"
         if state == "unhealthy":
             return f"worker {self.id} has not been heard of for {now - self.beat_at:.0f} s"
@@ -66,34 +70,19 @@ class Worker:
         return f"worker {self.id} is {state}" + (f" ({phase})" if phase and phase != state else "")
 
 
-@attrs.frozen
-class Target:
-    """Where one request goes."""
-
-    upstream: Upstream
-    worker: Worker | None = None
-    prefix: bytes | None = None
-    """What stands at the upstream where the gateway has `/v1`; None: the path is kept."""
-
-    def path(self, target: bytes) -> bytes:
-        """Give the request target to ask the upstream for."""
-        if self.prefix is not None and target.startswith(b"/v1/"):
-            return self.prefix + target[3:]
-        return target
-
-    def release(self) -> None:
-        """Say that the request has ended."""
-        if self.worker is not None:
-            self.worker.in_flight -= 1
-
-
 class Registry:
-    """Workers by id, and which of them serves a model."""
+    """Workers by id, and who serves a model."""
 
-    def __init__(self, routes: Iterable[ExternalRoute], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, external: Mapping[str, Sequence[Endpoint]], clock: Callable[[], float], max_in_flight: int
+    ) -> None:
+        """`external` has the endpoints of each external model; `max_in_flight` is for workers that say nothing else."""
         self._clock = clock
         self._workers: dict[str, Worker] = {}
-        self._external = {route.model_name: _external(route) for route in routes}
+        self._external = external
+        self._max_in_flight = max_in_flight
+        self.changed: Callable[[], None] = _ignore
+        """Called when more requests may be served than before."""
 
     def __repr__(self) -> str:
         now = self._clock()
@@ -106,9 +95,9 @@ class Registry:
         """Give the worker of this id."""
         return self._workers.get(worker_id)
 
-    def expect(self, worker_id: str, names: list[str]) -> Worker:
+    def expect(self, worker_id: str, names: list[str], unix_socket: str | None = None) -> Worker:
         """Add a worker that is being started here, before its first beat."""
-        worker = Worker(worker_id, managed=True, expected=names)
+        worker = Worker(worker_id, managed=True, expected=names, unix_socket=unix_socket)
         self._workers[worker_id] = worker
         return worker
 
@@ -128,14 +117,27 @@ class Registry:
         self._workers[beat.worker_id] = worker
         worker.beat = beat
         worker.beat_at = self._clock()
-        worker.unreachable = False
+        self._place(worker, beat)
+        self.changed()
         return known is None
 
-    def pick(self, model: str) -> Target:
-        """Choose who serves a request: the ready worker with the fewest requests under way, ties at random.
+    def _place(self, worker: Worker, beat: Beat) -> None:
+        """Say where the worker's requests go, by what it says of itself."""
+        host, port = (worker.unix_socket, 0) if worker.unix_socket and beat.unix_socket else (beat.host, beat.port)
+        endpoint = worker.endpoint
+        if endpoint is None:
+            upstream = Upstream(f"worker {worker.id}", host, port)
+            endpoint = worker.endpoint = Endpoint(upstream, worker.id.encode(), self._max_in_flight)
+        elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
+            endpoint.upstream = Upstream(f"worker {worker.id}", host, port)
+        endpoint.in_flight_max = beat.max_in_flight or self._max_in_flight
+        counts = (beat.progress.get("running"), beat.progress.get("waiting"))
+        endpoint.report(int(sum(count for count in counts if count is not None)))
 
-        The choice counts as a request under way until `release`. Raises ApiError: 404 for an unknown model, 503 for
-        one that nobody can serve now.
+    def endpoints(self, model: str) -> Sequence[Endpoint]:
+        """Give who can serve a model now: its external routes, else its ready workers.
+
+        Raises ApiError: 404 for an unknown model, 503 for one that nobody can serve now.
         """
         external = self._external.get(model)
         if external is not None:
@@ -144,16 +146,11 @@ class Registry:
         having = [worker for worker in self._workers.values() if model in worker.names]
         if not having:
             raise errors.model_not_found(model, self.models())
-        ready = [worker for worker in having if worker.state(now) == "ready"]
+        ready = [worker.endpoint for worker in having if worker.endpoint and worker.state(now) == "ready"]
         if not ready:
             reasons = "; ".join(worker.why_not_ready(now) for worker in having)
             raise errors.model_not_ready(model, reasons, RETRY_AFTER_S)
-        fewest = min(worker.in_flight for worker in ready)
-        worker = random.choice([worker for worker in ready if worker.in_flight == fewest])
-        assert worker.beat is not None
-        worker.in_flight += 1
-        upstream = Upstream(f"worker {worker.id}", worker.beat.host, worker.beat.port)
-        return Target(upstream, worker)
+        return ready
 
     def models(self) -> dict[str, str]:
         """Give the models that can be asked for now, each with who owns it."""
@@ -173,13 +170,11 @@ class Registry:
             "model_names": worker.names,
             "state": worker.state(now),
             "managed": worker.managed,
-            "in_flight": worker.in_flight,
+            "in_flight": worker.endpoint.in_flight if worker.endpoint else 0,
             "failure": worker.failure,
             "beat_age_s": round(now - worker.beat_at, 3) if worker.beat else None,
         }
 
 
-def _external(route: ExternalRoute) -> Target:
-    url = urllib.parse.urlsplit(route.api_base)
-    upstream = Upstream(f"the external route {route.model_name}", url.hostname or "", url.port or 80)
-    return Target(upstream, prefix=url.path.rstrip("/").encode())
+def _ignore() -> None:
+    """Tell nobody of a change."""

@@ -31,10 +31,12 @@ _SIGNALS = {int(number): number.name for number in signal.Signals}
 class Supervisor:
     """Starts the configured workers and ends them."""
 
-    def __init__(self, config: Config, registry: Registry, gateway_address: str) -> None:
+    def __init__(self, config: Config, registry: Registry, directory: str, control_socket: str) -> None:
+        """`directory` is for the workers' unix sockets; they beat to the control socket."""
         self._config = config
         self._registry = registry
-        self._address = gateway_address
+        self._directory = directory
+        self._control_socket = control_socket
         self._hurry = trio.Event()
 
     def hurry(self) -> None:
@@ -45,23 +47,23 @@ class Supervisor:
         """Start every managed worker and watch over it until cancelled; then end them all, together."""
         async with trio.open_nursery() as nursery:
             taken: set[str] = set()
-            for worker in self._config.managed_workers:
+            for number, worker in enumerate(self._config.managed_workers):
                 worker_id = _id_for(worker.model_name, taken)
                 taken.add(worker_id)
-                nursery.start_soon(self._guard, worker_id, worker)
+                nursery.start_soon(self._guard, worker_id, worker, os.path.join(self._directory, str(number)))
 
-    async def _guard(self, worker_id: str, worker: ManagedWorker) -> None:
+    async def _guard(self, worker_id: str, worker: ManagedWorker, unix_socket: str) -> None:
         """Watch over one worker; a bug in that must not end the others."""
         try:
-            await self._watch(worker_id, worker)
+            await self._watch(worker_id, worker, unix_socket)
         except Exception:
             log.exception("a bug watching over worker %s", worker_id)
 
-    async def _watch(self, worker_id: str, worker: ManagedWorker) -> None:
-        entry = self._registry.expect(worker_id, [worker.model_name])
+    async def _watch(self, worker_id: str, worker: ManagedWorker, unix_socket: str) -> None:
+        entry = self._registry.expect(worker_id, [worker.model_name], unix_socket)
         watched, ours = os.pipe()
         try:
-            command = self._command(worker_id, worker)
+            command = self._command(worker_id, worker, unix_socket)
             log.info("starting worker %s: %s", worker_id, " ".join(command))
             try:
                 process = await trio.lowlevel.open_process(
@@ -129,7 +131,7 @@ class Supervisor:
                 await process.wait()
                 nursery.cancel_scope.cancel()
 
-    def _command(self, worker_id: str, worker: ManagedWorker) -> list[str]:
+    def _command(self, worker_id: str, worker: ManagedWorker, unix_socket: str) -> list[str]:
         engine = self._config.engines.get(worker.backend)
         python = worker.python or (engine.python if engine else None) or sys.executable
         return [
@@ -137,11 +139,13 @@ class Supervisor:
             "worker",
             f"--backend={worker.backend}",
             f"--worker-id={worker_id}",
-            f"--gateway-address={self._address}",
+            f"--gateway-address=unix:{self._control_socket}",
             f"--heartbeat-interval={worker.heartbeat_interval:g}",
             f"--served-model-name={worker.model_name}",
             f"--host={worker.host}",
             f"--port={worker.port}",
+            f"--unix-socket={unix_socket}",
+            f"--max-in-flight={worker.max_in_flight or 0}",
             f"--drain-s={self._config.timeouts.stop_s / 2:g}",
             f"--stop-s={self._config.timeouts.stop_s / 3:g}",
             f"--model={worker.model_path}",

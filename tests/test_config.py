@@ -123,17 +123,44 @@ def test_unknown_keys_of_a_worker_are_the_engines():
     ]
 
 
+def test_what_a_route_may_not_have():
+    """Headers that would break the protocol, paths that lead nowhere, a model name of two lines: each with its reason."""
+    found = problems_of("""
+        [[external_routes]]
+        model_name = "m"
+        api_base = "https://user:password@there/v1"
+        upstream_model = "a\\nb"
+        headers = { "X-A" = "a\\r\\nX-B: b" }
+        additional_drop_params = ["a..b", "x"]
+        [[external_routes]]
+        model_name = "n"
+        api_base = "https://there/v1?x=1"
+        headers = { Content-Length = "3" }
+        additional_drop_params = ["model"]
+        max_in_flight = 0
+    """)
+    text = "\n".join(found)
+    assert "password" not in text
+    for path in ("[0].api_base", "[0].upstream_model", "[0].headers", "[0].additional_drop_params",
+                 "[1].api_base", "[1].headers", "[1].additional_drop_params", "[1].max_in_flight"):  # fmt: skip
+        assert len([line for line in found if f"external_routes{path}: " in line]) == 1, (path, text)
+    assert len(found) == 9
+
+
+def test_a_certificate_needs_its_key():
+    """One without the other is a contradiction, found at once."""
+    assert "go together" in problems_of('[server_settings]\ntls_key = "k"')[1]
+
+
 def test_the_example_is_accepted_and_complete():
     """The example loads, and every key that there is stands in it with an explanation; defaults are as it says."""
     text = EXAMPLE.read_text()
     config = configuration.load(EXAMPLE)
-    for section in (configuration.ServerSettings, configuration.Limits, configuration.Timeouts):
-        mine = {configuration.ServerSettings: "server_settings", configuration.Limits: "limits"}.get(
-            section, "timeouts"
-        )
-        assert getattr(config, mine) == section(), "the example shows the defaults"
-        for attribute in attrs.fields(section):
-            assert f"\n{attribute.name} = " in text, attribute.name
+    for name in ("server_settings", "routing", "limits", "timeouts", "logs", "litellm_settings"):
+        section = getattr(config, name)
+        assert section == type(section)(), "the example shows the defaults"
+        for attribute in attrs.fields(type(section)):
+            assert re.search(rf"^#?{attribute.name} = ", text, re.MULTILINE), attribute.name
     for section in (configuration.ManagedWorker, configuration.ExternalRoute, configuration.EngineSettings):
         for attribute in attrs.fields(section):
             assert f"{attribute.name} = " in text or f".{attribute.name}]" in text, attribute.name
@@ -141,8 +168,10 @@ def test_the_example_is_accepted_and_complete():
 
 def test_the_readmes_configuration_is_accepted():
     """What the README shows can be copied as it stands."""
-    [text] = re.findall(r"```toml\n(.*?)```", (EXAMPLE.parent / "README.md").read_text(), re.DOTALL)
-    assert configuration.parse(text, "README.md").managed_workers
+    texts = re.findall(r"```toml\n(.*?)```", (EXAMPLE.parent / "README.md").read_text(), re.DOTALL)
+    config = configuration.parse("\n".join(texts), "README.md")
+    assert config.managed_workers
+    assert config.external_routes
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

@@ -1,11 +1,16 @@
 """Gateway and workers as real processes, with a fake engine: nothing is left behind, and every end has a reason."""
 
+import json
 import signal
 import socket
+import ssl
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import pytest
+import trustme
 from programs import Program, alive, ichat
 
 
@@ -28,9 +33,9 @@ def start(tmp_path):
 def start_gateway(start, tmp_path):
     """Start a gateway with this configuration."""
 
-    def run(text, port=0):
+    def run(text, port=0, settings=""):
         path = tmp_path / "ichat.toml"
-        path.write_text(f"[server_settings]\nport = {port}\n[timeouts]\nstop_s = 10\ndrain_s = 10\n{text}")
+        path.write_text(f"[server_settings]\nport = {port}\n{settings}[timeouts]\nstop_s = 10\ndrain_s = 10\n{text}")
         return start(ichat("gateway", "-c", str(path))).wait_for_port()
 
     return run
@@ -71,6 +76,38 @@ def test_a_managed_worker_serves_and_ends_with_its_gateway(start_gateway, number
     assert gateway.stop(number) == 0
     assert not alive(family)
     assert "worker org-m-0 has ended, and nothing of it is left" in gateway.text()
+
+
+def test_a_managed_worker_is_reached_the_short_way(start_gateway):
+    """Requests and beats of a worker on the same machine use unix sockets, though it listens on its port as well."""
+    gateway = start_gateway(MANAGED).wait_until_ready("org-m-0")
+    assert gateway.ask("/v1/chat/completions", {"model": "org/m"})[0] == 200
+    port = gateway.get("/v1/admin/workers/org-m-0")[1]["port"]
+    socket.create_connection(("127.0.0.1", port)).close()
+    remote = {found.raddr.port for found in gateway.family.net_connections("tcp") if found.raddr}
+    assert port not in remote
+
+
+def test_managed_workers_behind_an_encrypted_front_door(start_gateway, tmp_path):
+    """With TLS on the port, workers register all the same: their beats do not come in through it."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "all.pem"))
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    files = f'tls_certificate = "{tmp_path}/all.pem"\ntls_key = "{tmp_path}/all.pem"\n'
+    gateway = start_gateway(MANAGED, settings=files)
+    body = json.dumps({"model": "org/m"}).encode()
+
+    def chat():
+        request = urllib.request.Request(f"https://localhost:{gateway.port}/v1/chat/completions", body)
+        try:
+            return urllib.request.urlopen(request, context=context).status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    gateway.until(lambda: chat() == 200)
+    assert gateway.stop() == 0
 
 
 def test_a_killed_gateway_leaves_nothing(start_gateway):

@@ -1,12 +1,11 @@
 """The registry, without any event loop and with a clock of the test's."""
 
-import collections
-
 import pytest
 
+from ichat.balance import Endpoint
 from ichat.beat import Beat, read_beat
-from ichat.config import ExternalRoute
 from ichat.errors import ApiError
+from ichat.http.pool import Upstream
 from ichat.registry import Registry
 
 
@@ -24,7 +23,13 @@ def clock():
 
 @pytest.fixture
 def registry(clock):
-    return Registry([ExternalRoute("far", "http://there:8080/base/v1")], clock)
+    far = Endpoint(Upstream("far", "there", 80), b"external:far", 10)
+    return Registry({"far": [far]}, clock, max_in_flight=5)
+
+
+def serving(registry, model="m"):
+    """Give the ids of those that can serve a model."""
+    return {endpoint.id.decode() for endpoint in registry.endpoints(model)}
 
 
 def beat(worker_id="w", model="m", state="ready", **more):
@@ -35,7 +40,7 @@ def beat(worker_id="w", model="m", state="ready", **more):
 
 def refusal(registry, model):
     with pytest.raises(ApiError) as caught:
-        registry.pick(model)
+        registry.endpoints(model)
     return caught.value.status, caught.value.code
 
 
@@ -43,7 +48,7 @@ def test_the_first_beat_registers(registry):
     """The first beat is the registration, later ones update."""
     assert registry.beat(beat())
     assert not registry.beat(beat())
-    assert registry.pick("m").worker.id == "w"
+    assert serving(registry) == {"w"}
 
 
 def test_only_ready_workers_get_requests(registry):
@@ -51,9 +56,9 @@ def test_only_ready_workers_get_requests(registry):
     registry.beat(beat(state="loading", phase="loading weights"))
     assert refusal(registry, "m") == (503, "model_not_ready")
     with pytest.raises(ApiError, match=r"worker w is loading \(loading weights\)"):
-        registry.pick("m")
+        registry.endpoints("m")
     with pytest.raises(ApiError, match="Models here: far") as caught:
-        registry.pick("other")
+        registry.endpoints("other")
     assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
     assert registry.models() == {"far": "external"}
 
@@ -62,24 +67,64 @@ def test_silence_makes_unhealthy_by_the_clock_alone(registry, clock):
     """Three missed beats take a worker out; the next one brings it back."""
     registry.beat(beat())
     clock.now += 30
-    assert registry.pick("m")
+    assert serving(registry) == {"w"}
     clock.now += 0.1
     assert refusal(registry, "m") == (503, "model_not_ready")
     assert registry.get("w").state(clock.now) == "unhealthy"
     registry.beat(beat())
-    assert registry.pick("m")
+    assert serving(registry) == {"w"}
 
 
-def test_the_least_loaded_gets_it(registry):
-    """Requests under way count from the moment of the choice until their release."""
-    for name in "abc":
-        registry.beat(beat(name))
-    targets = [registry.pick("m") for _ in range(9)]
-    assert collections.Counter(target.worker.id for target in targets) == {"a": 3, "b": 3, "c": 3}
-    for target in targets:
-        if target.worker.id == "b":
-            target.release()
-    assert {registry.pick("m").worker.id for _ in range(3)} == {"b"}
+def test_a_report_corrects_the_load_upwards(registry):
+    """What a worker says it works on counts where it is more than what came through here."""
+    registry.beat(beat(progress={"running": 3.0, "waiting": 2.0, "kv_use": None}))
+    [endpoint] = registry.endpoints("m")
+    assert (endpoint.load, endpoint.in_flight) == (5, 0)
+    endpoint.in_flight = 4
+    registry.beat(beat(progress={"running": 3.0, "waiting": 2.0}))
+    assert endpoint.load == 5
+    registry.beat(beat(progress={"running": None}))
+    assert endpoint.load == 4
+
+
+def test_a_worker_says_how_much_it_takes(registry):
+    """Its own bound counts, and the configuration's where it has none."""
+    registry.beat(beat())
+    [endpoint] = registry.endpoints("m")
+    assert endpoint.in_flight_max == 5
+    registry.beat(beat(max_in_flight=2))
+    assert endpoint.in_flight_max == 2
+
+
+def test_a_worker_that_moved_keeps_its_count(registry):
+    """Another address is another upstream for connections, but the same endpoint with the same requests under way."""
+    registry.beat(beat())
+    [endpoint] = registry.endpoints("m")
+    upstream = endpoint.upstream
+    endpoint.in_flight = 1
+    registry.beat(beat())
+    assert endpoint.upstream is upstream
+    registry.beat(Beat(worker_id="w", model_name="m", host="127.0.0.2", port=1, heartbeat_interval=10))
+    assert registry.endpoints("m") == [endpoint]
+    assert (endpoint.upstream.host, endpoint.in_flight) == ("127.0.0.2", 1)
+
+
+def test_only_what_was_started_here_is_reached_by_a_unix_socket(registry):
+    """The path is the launcher's: a worker from elsewhere cannot make the gateway talk to a socket of this machine."""
+    registry.expect("mine", ["m"], "/run/mine")
+    registry.beat(beat("mine", unix_socket=True))
+    registry.beat(beat("other", "n", unix_socket=True))
+    assert [(one.upstream.host, one.upstream.port) for one in registry.endpoints("m")] == [("/run/mine", 0)]
+    assert [(one.upstream.host, one.upstream.port) for one in registry.endpoints("n")] == [("127.0.0.1", 1)]
+
+
+def test_a_beat_tells_who_waits(registry):
+    """Whenever a worker may have become able to serve, queues are told."""
+    told = []
+    registry.changed = lambda: told.append(1)
+    registry.beat(beat(state="loading"))
+    registry.beat(beat())
+    assert told == [1, 1]
 
 
 def test_a_good_bye_removes(registry):
@@ -97,10 +142,10 @@ def test_a_managed_worker_is_known_before_its_first_beat(registry, clock):
     """Its model is not unknown but not ready; a failure is the reason that clients read."""
     worker = registry.expect("mine", ["m"])
     with pytest.raises(ApiError, match="worker mine is starting"):
-        registry.pick("m")
+        registry.endpoints("m")
     worker.failure = "ended with exit code 64"
     with pytest.raises(ApiError, match="worker mine ended with exit code 64"):
-        registry.pick("m")
+        registry.endpoints("m")
     assert registry.describe(worker)["state"] == "failed"
 
 
@@ -116,26 +161,18 @@ def test_a_worker_that_is_silent_for_long_is_forgotten(registry, clock):
 def test_what_cannot_be_reached_waits_for_its_next_beat(registry):
     """A connection that failed takes a worker out; a beat brings it back."""
     registry.beat(beat())
-    registry.get("w").unreachable = True
+    registry.get("w").endpoint.unreachable = True
     with pytest.raises(ApiError, match="worker w cannot be reached"):
-        registry.pick("m")
+        registry.endpoints("m")
     registry.beat(beat())
-    assert registry.pick("m")
+    assert serving(registry) == {"w"}
 
 
 def test_every_name_of_a_worker_routes(registry):
     """A worker may serve under several names."""
     registry.beat(beat(model_names=["m", "alias"]))
-    assert registry.pick("alias").worker.id == "w"
+    assert serving(registry, "alias") == {"w"}
     assert set(registry.models()) == {"m", "alias", "far"}
-
-
-def test_an_external_route_keeps_its_base(registry):
-    """The upstream's base stands where the gateway has /v1."""
-    target = registry.pick("far")
-    assert (target.upstream.host, target.upstream.port) == ("there", 8080)
-    assert target.path(b"/v1/chat/completions?x=1") == b"/base/v1/chat/completions?x=1"
-    assert target.upstream.authority == b"there:8080"
 
 
 @pytest.mark.parametrize(

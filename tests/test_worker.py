@@ -13,7 +13,8 @@ from ichat.engines import find
 from ichat.engines.host import Host
 from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
 from ichat.http.hub import Hub
-from ichat.http.server import FrontDoor, open_listeners, port_of
+from ichat.http.listeners import open_listeners, port_of
+from ichat.http.server import FrontDoor
 from ichat.roles.worker import Worker, read_command_line
 
 

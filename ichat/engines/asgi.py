@@ -15,7 +15,7 @@ from collections.abc import Callable
 from ichat import errors
 from ichat.engines import Application, Message, Scope
 from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
-from ichat.http.server import Request
+from ichat.http.request import Request
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,9 @@ class Call:
         """Give the body once, and then the disconnect, to any number of waiters."""
         if not self._body_taken:
             self._body_taken = True
-            return {"type": "http.request", "body": self._request.body, "more_body": False}
+            body = bytes(self._request.body)
+            self._request.body = b""
+            return {"type": "http.request", "body": body, "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 

@@ -18,7 +18,8 @@ from ichat import errors
 from ichat.engines import Application, Engine, EngineInfo
 from ichat.engines.asgi import Call
 from ichat.errors import EXIT_SOFTWARE, Exit
-from ichat.http.server import Client, Request
+from ichat.http.request import Request
+from ichat.http.server import Client
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,9 @@ from ichat.engines import Engine, find
 from ichat.engines.host import Host
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.http.hub import Hub
-from ichat.http.server import Client, FrontDoor, Request, open_listeners, port_of
+from ichat.http.listeners import open_listeners, open_unix_listener, port_of
+from ichat.http.request import Request
+from ichat.http.server import Client, FrontDoor
 from ichat.processes import LAUNCHER_FD
 from ichat.usage import Usage
 
@@ -54,6 +56,8 @@ class Options:
     host: str
     port: int
     advertise_host: str | None
+    unix_socket: str | None
+    max_in_flight: int
     drain_s: float
     stop_s: float
 
@@ -78,6 +82,11 @@ def parser() -> Usage:
     add("--host", default="127.0.0.1", metavar="HOST", help="where to listen (127.0.0.1; 0.0.0.0 for all interfaces)")
     add("--port", type=int, default=8000, metavar="PORT", help="where to listen (8000; 0 for any free port)")
     add("--advertise-host", metavar="HOST", help="how the gateway reaches this worker, where that is not clear")
+    add("--unix-socket", metavar="PATH", help="listen there as well: the shorter way for a gateway on this machine")
+    add(
+        "--max-in-flight", type=int, default=0, metavar="N",
+        help="requests that the gateway may send at the same time (as its configuration says)",
+    )  # fmt: skip
     add("--drain-s", type=float, default=30.0, metavar="S", help="how long exchanges may take to end at shutdown (30)")
     add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
     return usage
@@ -115,9 +124,11 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --port must be from 0 to 65535, not {options.port}")
     if options.heartbeat_interval <= 0:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --heartbeat-interval must be more than 0")
+    if options.max_in_flight < 0:
+        raise Exit(EXIT_USAGE, f"{usage.prog}: --max-in-flight must not be negative")
     if options.gateway_address is not None:
         url = urllib.parse.urlsplit(options.gateway_address)
-        if url.scheme not in ("http", "https") or not url.hostname:
+        if (url.scheme not in ("http", "https") or not url.hostname) and not (url.scheme == "unix" and url.path):
             raise Exit(
                 EXIT_USAGE,
                 f"{usage.prog}: --gateway-address must be like http://gw:4000, not {options.gateway_address!r}",
@@ -191,6 +202,10 @@ class Worker:
                 await self._beat(gateway, attrs.evolve(await self._beat_now(engine, address), state="gone"))
 
     def _gateway(self, address: str) -> httpx.AsyncClient:
+        url = urllib.parse.urlsplit(address)
+        if url.scheme == "unix":
+            transport = httpx.AsyncHTTPTransport(uds=url.path)
+            return httpx.AsyncClient(base_url="http://localhost", timeout=BEAT_TIMEOUT_S, transport=transport)
         return httpx.AsyncClient(base_url=address, timeout=BEAT_TIMEOUT_S, trust_env=False)
 
     async def _beat(self, gateway: httpx.AsyncClient, beat: Beat) -> str | None:
@@ -215,6 +230,8 @@ class Worker:
             state=self.state(),
             phase=self.host.phase,
             heartbeat_interval=self.options.heartbeat_interval,
+            unix_socket=self.options.unix_socket is not None,
+            max_in_flight=self.options.max_in_flight,
             pid=os.getpid(),
             args=info.args if info else {},
             versions=info.versions if info else {},
@@ -227,6 +244,8 @@ class Worker:
         if host not in ("", "0.0.0.0", "::"):
             return host
         url = urllib.parse.urlsplit(address)
+        if url.scheme == "unix":
+            return self._own_address
         with trio.move_on_after(BEAT_TIMEOUT_S), contextlib.suppress(OSError):
             found = await trio.socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_DGRAM)
             family, kind, _, _, there = found[0]
@@ -261,6 +280,8 @@ async def run(
     engine = find(options.backend)
     engine.check()
     listeners = await open_listeners(options.host, options.port)
+    if options.unix_socket is not None:
+        listeners.append(open_unix_listener(options.unix_socket))
     timeouts = Timeouts(drain_s=options.drain_s)
     host = Host(engine, engine_argv, client_stall_s=timeouts.client_stall_s)
     worker = Worker(options, host, port_of(listeners))

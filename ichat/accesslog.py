@@ -1,0 +1,92 @@
+"""The access log: one JSON object a line for each request, written in the background.
+
+Lines are gathered and written by another thread every FLUSH_S, so that a full disk or a terminal that is held up stops
+no request. At most `logs.access_lines_max` wait for that; beyond, they are counted and the count is written.
+"""
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping
+
+import trio
+
+from ichat.errors import EXIT_UNAVAILABLE, Exit
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 0.2
+CLOSE_S = 1.0
+STDOUT = 1
+
+Entry = Mapping[str, str | int | float | None]
+
+
+class AccessLog:
+    """Where lines go: standard output ("-"), a file, or nowhere ("")."""
+
+    def __init__(self, path: str, lines_max: int) -> None:
+        """Open the file for appending. Raises Exit 69 where that fails."""
+        self.enabled = bool(path)
+        self._lines_max = lines_max
+        self._lines: list[str] = []
+        self._dropped = 0
+        self._fd = STDOUT
+        self._second = 0
+        self._time = ""
+        if path not in ("", "-"):
+            try:
+                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+            except OSError as error:
+                raise Exit(
+                    EXIT_UNAVAILABLE, f"The access log {path} cannot be opened: {error.strerror}; see logs.access_log."
+                ) from error
+
+    def __repr__(self) -> str:
+        return f"<AccessLog {len(self._lines)} lines wait>"
+
+    def add(self, entry: Entry) -> None:
+        """Take the facts of one request; they are written soon."""
+        if len(self._lines) >= self._lines_max:
+            self._dropped += 1
+        else:
+            self._lines.append(f'{{"time": "{self._now()}", {json.dumps(entry)[1:]}\n')
+
+    def _now(self) -> str:
+        """Give the time of day (RFC 3339, UTC), of which the part up to the second is made once a second."""
+        fraction, second = math.modf(time.time())
+        if second != self._second:
+            self._second = int(second)
+            self._time = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._time}.{int(fraction * 1000):03d}Z"
+
+    async def run_forever(self) -> None:
+        """Write what has been gathered, until cancelled; then once more, for as long as CLOSE_S."""
+        try:
+            while True:
+                await trio.sleep(FLUSH_S)
+                await self._flush()
+        finally:
+            with trio.move_on_after(CLOSE_S, shield=True):
+                await self._flush()
+
+    async def _flush(self) -> None:
+        if self._lines:
+            await trio.to_thread.run_sync(self._write, self._take(), abandon_on_cancel=True)
+
+    def _take(self) -> bytes:
+        lines, self._lines = self._lines, []
+        if self._dropped:
+            lines.append(f'{{"time": "{self._now()}", "lines_dropped": {self._dropped}}}\n')
+            self._dropped = 0
+        return "".join(lines).encode()
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            log.error("the access log cannot be written: %s; %d bytes are lost", error.strerror, len(view))

@@ -1,0 +1,253 @@
+"""One request on its way through the gateway: a lease on an endpoint, a connection, the response relayed.
+
+Nothing is tried twice that an upstream may have seen. A request goes out again only to another endpoint where no
+connection could be made, or on a fresh connection where a kept one died without a byte of response.
+"""
+
+import logging
+from collections.abc import Collection
+
+import attrs
+import trio
+
+from ichat import errors
+from ichat.balance import Balancer, Endpoint, Lease
+from ichat.bodies import Body, model_in_json
+from ichat.config import Timeouts
+from ichat.errors import ApiError
+from ichat.forms import model_in_form
+from ichat.http.framing import UntilClose
+from ichat.http.heads import Headers, ResponseHead, date_header, end_to_end, form_type, request_head, response_head
+from ichat.http.pool import Connection, Pool
+from ichat.http.relay import Relay, Unwanted, UpstreamLost
+from ichat.http.request import Request
+from ichat.http.server import Client
+
+log = logging.getLogger(__name__)
+
+JOINED_BYTES_MAX = 65536
+"""A body up to this size is sent in one piece with its head; joining larger ones would cost more than it saves."""
+_OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id"))
+"""Headers of a request that are made anew for the upstream."""
+
+
+@attrs.frozen
+class Means:
+    """What all exchanges share."""
+
+    balancer: Balancer
+    pool: Pool
+    timeouts: Timeouts
+    session_header: bytes
+    """Requests with the same value of this header go to the same endpoint; empty: none do."""
+    worker_header: bool
+    overhead_header: bool
+
+
+class Exchange:
+    """One request, and what becomes known of it on its way. Times are Trio's clock."""
+
+    __slots__ = (
+        "_body", "_client", "_means", "_request", "answered_at", "asked_at", "bytes_in", "bytes_out", "endpoint",
+        "error", "model", "queued_s", "started_at", "status",
+    )  # fmt: skip
+
+    def __init__(self, means: Means, request: Request, client: Client) -> None:
+        self._means = means
+        self._request = request
+        self._body: Body = b""
+        """As the endpoint gets it; kept until there is a response."""
+        self._client = client
+        self.model = ""
+        """What it asks for, once that has been read."""
+        self.endpoint: Endpoint | None = None
+        """Who answers, or was last asked to."""
+        self.status = 500
+        """Of the response; 499 where the client left, before or in the middle of it."""
+        self.error = "internal_error"
+        """The code of the error, where it did not go well; of a bug, until there is a response."""
+        self.started_at = trio.current_time()
+        self.queued_s = 0.0
+        self.asked_at: float | None = None
+        self.answered_at: float | None = None
+        self.bytes_in = len(request.body)
+        self.bytes_out = 0
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self._request.id.decode()} {self.model} {self.status}>"
+
+    @property
+    def overhead_s(self) -> float | None:
+        """How long the gateway itself took before it asked the upstream: not the time in a queue."""
+        return None if self.asked_at is None else self.asked_at - self.started_at - self.queued_s
+
+    async def by_model(self) -> None:
+        """Have the request answered by whoever serves its model. Raises ApiError where nothing has been sent."""
+        request = self._request
+        content_type = form_type(request.headers)
+        if content_type:
+            self.model = await model_in_form(request.body, content_type)
+        else:
+            self.model = await model_in_json(request.body)
+        session = self._session()
+        tried: set[Endpoint] = set()
+        while True:
+            lease = await self._lease(session, tried)
+            try:
+                await self.with_endpoint(lease.endpoint)
+            except ApiError as error:
+                if error.code != "upstream_unreachable":
+                    raise
+                log.warning("%s", error.message)
+                lease.endpoint.unreachable = True
+                tried.add(lease.endpoint)
+                if not self._means.balancer.others(self.model, tried):
+                    raise
+            else:
+                return
+            finally:
+                lease.release()
+
+    def _session(self) -> bytes:
+        name = self._means.session_header
+        for key, value in self._request.headers:
+            if key == name:
+                return value
+        return b""
+
+    async def _lease(self, session: bytes, tried: Collection[Endpoint]) -> Lease:
+        """Take a place at an endpoint, waiting for one if need be. Raises ApiError: 404, 429, 503."""
+        balancer = self._means.balancer
+        lease = balancer.lease(self.model, session, tried)
+        if lease is not None:
+            return lease
+        since = trio.current_time()
+        granted = trio.Event()
+        waiter = balancer.wait(self.model, granted.set, session, tried)
+        try:
+            with trio.move_on_after(self._means.timeouts.queue_s):
+                await granted.wait()
+        except trio.Cancelled:
+            if waiter.lease is not None:
+                waiter.lease.release()
+            raise
+        finally:
+            balancer.leave(waiter)
+            self.queued_s += trio.current_time() - since
+        if waiter.lease is None:
+            raise balancer.in_vain(self.model, self._means.timeouts.queue_s)
+        return waiter.lease
+
+    async def with_endpoint(self, endpoint: Endpoint) -> None:
+        """Have the request answered by this endpoint. Raises ApiError where nothing has been sent.
+
+        A connection that was used before may have been closed by the upstream just now, so that the request never got
+        there: then it is sent once more, on a fresh one.
+        """
+        self.endpoint = endpoint
+        self._body = self._request.body
+        if endpoint.route is not None:
+            self._body = await endpoint.route.rewrite(self._request)
+        pool = self._means.pool
+        connection = pool.take(endpoint.upstream)
+        if connection is not None:
+            try:
+                await self._ask(endpoint, connection)
+            except UpstreamLost as lost:
+                if lost.answered or lost.timed_out:
+                    await self._break_off(endpoint, lost)
+                    return
+            else:
+                return
+        connection = await pool.connect(endpoint.upstream)
+        try:
+            await self._ask(endpoint, connection)
+        except UpstreamLost as lost:
+            await self._break_off(endpoint, lost)
+
+    async def _ask(self, endpoint: Endpoint, connection: Connection) -> None:
+        """One request and its response on one connection, which is then kept or closed. Raises UpstreamLost."""
+        means = self._means
+        relay = Relay(
+            means.pool.hub,
+            self._client,
+            connection,
+            method=self._request.method,
+            version=self._request.version,
+            on_head=self._head_for_client,
+            first_byte_s=means.timeouts.first_byte_s,
+            stall_s=means.timeouts.stream_stall_s,
+        )
+        pieces = self._written_for(endpoint)
+        self.asked_at = trio.current_time()
+        clean = False
+        try:
+            await relay.carry(pieces)
+            clean = relay.reusable
+        finally:
+            self.bytes_out = relay.bytes_out
+            if clean:
+                means.pool.give(connection)
+            else:
+                means.pool.discard(connection)
+
+    async def _break_off(self, endpoint: Endpoint, lost: UpstreamLost) -> None:
+        """End a response that its upstream did not finish, so that no client can take it for a whole one."""
+        name = endpoint.upstream.name
+        log.warning("%s failed with request %s: %s", name, self._request.id.decode(), lost)
+        error = errors.upstream_failed(name, str(lost))
+        if lost.timed_out:
+            timeouts = self._means.timeouts
+            error = errors.upstream_timeout(name, timeouts.stream_stall_s if lost.answered else timeouts.first_byte_s)
+        if not self._client.head_sent:
+            raise error
+        self.error = error.code
+        self._client.keep_alive = False
+        if lost.looks_whole:
+            self._client.is_broken = True
+        if lost.can_report:
+            event = b"\n\ndata: " + error.body() + b"\n\n"  # the upstream may have left half an event
+            await self._client.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+
+    def _written_for(self, endpoint: Endpoint) -> list[Body]:
+        """Write the request as the upstream gets it: the same end-to-end headers, and the body."""
+        request, body = self._request, self._body
+        target = request.target
+        headers = [header for header in end_to_end(request.headers) if header[0] not in _OURS]
+        if endpoint.route is not None:
+            headers = endpoint.route.headers_for(headers)
+            target = endpoint.route.target_for(target)
+        headers.append((b"host", endpoint.upstream.authority))
+        headers.append((b"x-request-id", request.id))
+        if body or request.method in (b"POST", b"PUT", b"PATCH"):
+            headers.append((b"content-length", b"%d" % len(body)))
+        head = request_head(request.method, target, request.version, headers)
+        return [head + body] if len(body) <= JOINED_BYTES_MAX else [head, body]
+
+    def _head_for_client(self, head: ResponseHead) -> bytes:
+        """Write the head of the response as the client gets it. Raises Unwanted for one that it must not get."""
+        means, client, endpoint = self._means, self._client, self.endpoint
+        assert endpoint is not None
+        if head.status == 401 and endpoint.route is not None and endpoint.route.has_key:
+            raise Unwanted("it does not accept the key that the gateway has for it")
+        self.status, self.error = head.status, ""
+        self.answered_at = means.pool.hub.now
+        self._request.let_go()
+        self._body = b""
+        if isinstance(head.framing, UntilClose):
+            client.keep_alive = False
+        names = {name for name, _ in head.headers}
+        headers: Headers = [header for header in end_to_end(head.headers) if header[0] != b"x-request-id"]
+        if b"transfer-encoding" in names:
+            headers.append((b"transfer-encoding", b"chunked"))
+        if b"date" not in names:
+            headers.append(date_header())
+        headers.append((b"x-request-id", self._request.id))
+        if endpoint.id:
+            if means.worker_header:
+                headers.append((b"x-ichat-worker", endpoint.id))
+            if means.overhead_header:
+                headers.append((b"x-ichat-overhead-ms", b"%.2f" % ((self.overhead_s or 0) * 1000)))
+        if not client.keep_alive:
+            headers.append((b"connection", b"close"))
+        return response_head(head.status, headers, head.reason)

@@ -1,0 +1,108 @@
+"""External routes: models that are served elsewhere, and what is changed in requests on the way there."""
+
+import json
+import logging
+import os
+import urllib.parse
+from collections.abc import Iterable
+
+import attrs
+
+from ichat.bodies import Body, members_of, rewrite_json
+from ichat.config import Config, ExternalRoute
+from ichat.errors import EXIT_USAGE, Exit
+from ichat.forms import fields_of, rewrite_form
+from ichat.http.heads import Headers, form_type
+from ichat.http.pool import Upstream
+from ichat.http.request import Request
+from ichat.http.tls import client_context
+from ichat.params import ParamRules
+
+log = logging.getLogger(__name__)
+
+TOLD_MAX = 100
+"""Kinds of dropping that are told of, for each route."""
+_GATED = (b"/chat/completions", b"/completions", b"/embeddings")
+"""The routes whose parameters are OpenAI's, so that `drop_params` has a meaning."""
+
+
+@attrs.define(eq=False)
+class Route:
+    """What an external route changes in requests."""
+
+    name: str
+    rules: ParamRules
+    upstream_model: str | None
+    prefix: bytes
+    """What stands at the upstream where the gateway has `/v1`."""
+    has_key: bool
+    _headers: Headers = attrs.field(repr=False, alias="headers")
+    _told: set[tuple[str, ...]] = attrs.field(factory=set[tuple[str, ...]], repr=False)
+
+    def target_for(self, target: bytes) -> bytes:
+        """Give the request target to ask the upstream for."""
+        if target.startswith(b"/v1/"):
+            return self.prefix + target[3:]
+        return target if target.startswith(b"/v2/") else self.prefix + target
+
+    def headers_for(self, headers: Headers) -> Headers:
+        """Give the headers of a request with the route's own in place of the client's of the same names."""
+        ours = {name for name, _ in self._headers}
+        return [header for header in headers if header[0] not in ours] + self._headers
+
+    async def rewrite(self, request: Request) -> Body:
+        """Give the body for the upstream: its own name for the model, without the parameters that are to be dropped.
+
+        What need not change stays as it is, byte for byte. Raises ApiError 400 for a parameter that the upstream does
+        not support.
+        """
+        body = request.body
+        content_type = form_type(request.headers)
+        if content_type:
+            if self.upstream_model is None:
+                return body
+            return rewrite_form(body, await fields_of(body, content_type), {b"model": self.upstream_model.encode()})
+        if self.upstream_model is None and not self.rules.concerns(body):
+            return body
+        members = await members_of(body)
+        changes = self.rules.plan(body, members, gated=request.path.endswith(_GATED))
+        self._tell(changes.dropped)
+        replace = dict(changes.replace)
+        if self.upstream_model is not None:
+            replace["model"] = json.dumps(self.upstream_model).encode()
+        return rewrite_json(body, members, replace, changes.drop) if replace or changes.drop else body
+
+    def _tell(self, dropped: Iterable[str]) -> None:
+        names = tuple(sorted(dropped))
+        if names and names not in self._told and len(self._told) < TOLD_MAX:
+            self._told.add(names)
+            log.info("the external route %s drops %s (said once)", self.name, ", ".join(names))
+
+
+def read_route(route: ExternalRoute, config: Config, where: str) -> tuple[Route, Upstream]:
+    """Make a route and its upstream of the configuration; `where` is what messages call it.
+
+    Raises Exit 64 where the key is not in the environment, or the certificates are not usable.
+    """
+    headers = [(name.lower().encode(), value.encode()) for name, value in route.headers.items()]
+    if route.api_key_env is not None:
+        key = os.environ.get(route.api_key_env, "")
+        if not key or not key.isascii() or not key.isprintable() or key != key.strip():
+            raise Exit(EXIT_USAGE, f"{where}: the environment has no usable key in {route.api_key_env}.")
+        headers.append((b"authorization", b"Bearer " + key.encode()))
+    defaults = config.litellm_settings
+    rules = ParamRules(
+        drop_params=defaults.drop_params if route.drop_params is None else route.drop_params,
+        additional_drop_params=[*defaults.additional_drop_params, *route.additional_drop_params],
+        allowed_openai_params=[*defaults.allowed_openai_params, *route.allowed_openai_params],
+        supported_openai_params=route.supported_openai_params,
+    )
+    url = urllib.parse.urlsplit(route.api_base)
+    tls = client_context(route.ca_certificates) if url.scheme == "https" else None
+    upstream = Upstream(
+        f"the external route {route.model_name}", url.hostname or "", url.port or (443 if tls else 80), tls
+    )
+    prefix = url.path.rstrip("/").encode()
+    return Route(
+        route.model_name, rules, route.upstream_model, prefix, has_key=route.api_key_env is not None, headers=headers
+    ), upstream

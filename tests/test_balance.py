@@ -1,0 +1,221 @@
+"""Who gets a request and who waits, without any event loop."""
+
+import collections
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ichat.balance import POLICIES, Balancer, Endpoint, same_for
+from ichat.config import POLICY_NAMES
+from ichat.errors import ApiError, model_not_ready
+from ichat.http.pool import Upstream
+
+
+def endpoint(name, in_flight_max=10):
+    return Endpoint(Upstream(name, name, 1), name.encode(), in_flight_max)
+
+
+class Serving(dict):
+    """Who serves which model; nobody is 503."""
+
+    def __call__(self, model):
+        if not self.get(model):
+            raise model_not_ready(model, "nobody is there", 1)
+        return self[model]
+
+
+def balancer(policy="least_loaded", queue_max=10, **serving):
+    return Balancer(Serving(serving), policy=policy, queue_max=queue_max)
+
+
+def ids(leases):
+    return collections.Counter(lease.endpoint.id.decode() for lease in leases)
+
+
+def test_every_policy_of_the_configuration_exists():
+    """The names that the configuration takes are those of the policies."""
+    assert set(POLICY_NAMES) == set(POLICIES)
+
+
+def test_the_least_loaded_gets_it():
+    """Requests under way count from the moment of the choice until their release."""
+    balance = balancer(m=[endpoint("a"), endpoint("b"), endpoint("c")])
+    leases = [balance.lease("m") for _ in range(9)]
+    assert ids(leases) == {"a": 3, "b": 3, "c": 3}
+    for lease in leases:
+        if lease.endpoint.id == b"b":
+            lease.release()
+    assert ids(balance.lease("m") for _ in range(3)) == {"b": 3}
+
+
+def test_what_came_from_elsewhere_counts():
+    """A worker that reports more than it was sent from here gets less."""
+    a, b = endpoint("a"), endpoint("b")
+    a.report(5)
+    balance = balancer(m=[a, b])
+    assert ids(balance.lease("m") for _ in range(5)) == {"b": 5}
+
+
+def test_ties_are_broken_at_random():
+    """The first of equals is not always the same: several gateways would all hit it."""
+    first = {balancer(m=[endpoint("a"), endpoint("b")]).lease("m").endpoint.id for _ in range(60)}
+    assert first == {b"a", b"b"}
+
+
+def test_round_robin_takes_turns():
+    """Each in turn, whatever their loads; who comes later is next."""
+    a, b, c = endpoint("a"), endpoint("b"), endpoint("c")
+    a.report(5)
+    serving = [a, b]
+    balance = balancer("round_robin", m=serving)
+    order = [balance.lease("m").endpoint.id for _ in range(4)]
+    assert order in ([b"a", b"b"] * 2, [b"b", b"a"] * 2)
+    serving.append(c)
+    assert balance.lease("m").endpoint is c
+
+
+def test_power_of_two_never_takes_the_most_loaded():
+    """Of two at random the less loaded: with three, never the one that has most."""
+    a, b, c = endpoint("a"), endpoint("b"), endpoint("c")
+    c.report(1000)
+    balance = balancer("power_of_two", m=[a, b, c])
+    assert set(ids(balance.lease("m") for _ in range(20))) == {"a", "b"}
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.lists(st.integers(0, 30), max_size=60))
+def test_nobody_gets_more_than_he_takes(policy, bounds, steps):
+    """Whatever the policy and the order of requests: bounds hold, and nobody waits while there is room."""
+    endpoints = [endpoint(str(number), bound) for number, bound in enumerate(bounds)]
+    balance = balancer(policy, queue_max=1000, m=endpoints)
+    leases, waiting = [], []
+    for step in steps:
+        if step < 18:
+            lease = balance.lease("m")
+            if lease is None:
+                waiting.append(balance.wait("m", lambda: None))
+            else:
+                leases.append(lease)
+        elif step < 28 and leases:
+            leases.pop(step % len(leases)).release()
+        elif waiting:
+            balance.leave(waiting.pop(step % len(waiting)))
+        leases += [waiter.lease for waiter in waiting if waiter.lease]
+        waiting = [waiter for waiter in waiting if not waiter.lease]
+        assert all(one.in_flight <= one.in_flight_max for one in endpoints)
+        assert sum(one.in_flight for one in endpoints) == len(leases)
+        assert balance.waiting == len(waiting)
+        assert not waiting or all(one.in_flight == one.in_flight_max for one in endpoints)
+
+
+def test_first_come_first_served():
+    """Room goes to who has waited longest; a newcomer does not overtake."""
+    balance = balancer(m=[endpoint("a", 1)])
+    lease = balance.lease("m")
+    order = []
+    waiters = [balance.wait("m", lambda name=name: order.append(name)) for name in "xyz"]
+    balance.leave(waiters[1])
+    assert balance.lease("m") is None
+    lease.release()
+    assert order == ["x"]
+    waiters[0].lease.release()
+    assert order == ["x", "z"]
+    waiters[2].lease.release()
+    assert balance.lease("m") is not None
+    assert balance.waiting == 0
+
+
+def test_a_lease_ends_once():
+    """A second release changes nothing."""
+    [one] = serving = [endpoint("a")]
+    lease = balancer(m=serving).lease("m")
+    lease.release()
+    lease.release()
+    assert one.in_flight == 0
+
+
+def test_a_full_queue_refuses():
+    """Beyond `queue_max` a request is 429 and is told when to come again."""
+    balance = balancer(queue_max=1, m=[endpoint("a", 1)])
+    balance.lease("m")
+    balance.wait("m", lambda: None)
+    with pytest.raises(ApiError) as caught:
+        balance.wait("m", lambda: None)
+    assert (caught.value.status, caught.value.code, caught.value.kind) == (429, "overloaded", "rate_limit_error")
+    assert caught.value.retry_after_s
+
+
+def test_a_queue_of_none_refuses_and_leaves_nothing():
+    """With `queue_max = 0` nobody waits, and room that comes back is given out again."""
+    balance = balancer(queue_max=0, m=[endpoint("a", 1)])
+    lease = balance.lease("m")
+    with pytest.raises(ApiError):
+        balance.wait("m", lambda: None)
+    lease.release()
+    assert balance.lease("m") is not None
+
+
+def test_a_worker_that_comes_serves_who_waits():
+    """More room than one release gives: everybody for whom there is room goes on at once, per model."""
+    serving = Serving(m=[endpoint("a", 1)], n=[endpoint("b", 1)])
+    balance = Balancer(serving, policy="least_loaded", queue_max=10)
+    balance.lease("m"), balance.lease("n")
+    waiters = [balance.wait("m", lambda: None) for _ in range(3)]
+    other = balance.wait("n", lambda: None)
+    serving["m"].append(endpoint("c", 2))
+    balance.advance()
+    assert [waiter.lease is not None for waiter in waiters] == [True, True, False]
+    assert other.lease is None
+
+
+def test_who_waits_outlives_a_moment_without_workers():
+    """While nobody serves the model, its queue stands still; in vain means by then: nobody, or all full."""
+    serving = Serving(m=[endpoint("a", 1)])
+    balance = Balancer(serving, policy="least_loaded", queue_max=10)
+    lease = balance.lease("m")
+    waiter = balance.wait("m", lambda: None)
+    assert (balance.in_vain("m", 3).status, balance.in_vain("m", 3).code) == (503, "overloaded")
+    before = serving.pop("m")
+    lease.release()
+    assert waiter.lease is None
+    assert balance.in_vain("m", 3).code == "model_not_ready"
+    serving["m"] = before
+    balance.advance()
+    assert waiter.lease is not None
+
+
+def test_what_was_tried_is_not_chosen_again():
+    """A second try goes elsewhere, and does not hold up those behind it in the queue."""
+    a, b = endpoint("a", 1), endpoint("b", 1)
+    balance = balancer(m=[a, b])
+    first, second = balance.lease("m"), balance.lease("m")
+    waiter = balance.wait("m", lambda: None, tried={first.endpoint})
+    behind = balance.wait("m", lambda: None)
+    first.release()
+    assert waiter.lease is None
+    assert behind.lease.endpoint is first.endpoint
+    second.release()
+    assert waiter.lease.endpoint is second.endpoint
+    assert balance.others("m", {a})
+    assert not balance.others("m", {a, b})
+
+
+@given(st.binary(min_size=1, max_size=20), st.integers(2, 6), st.data())
+def test_a_session_stays_where_it_is(session, count, data):
+    """The same session gets the same endpoint; when another one goes, it stays; when its own is full, it gets another."""
+    endpoints = [endpoint(str(number), 2) for number in range(count)]
+    balance = balancer(m=endpoints)
+    home = balance.lease("m", session).endpoint
+    assert balance.lease("m", session).endpoint is home
+    assert balance.lease("m", session).endpoint is not home
+    gone = data.draw(st.sampled_from([one for one in endpoints if one is not home]))
+    assert same_for(session, [one for one in endpoints if one is not gone]) is home
+
+
+def test_sessions_are_spread():
+    """Many sessions use every endpoint about as much."""
+    endpoints = [endpoint(str(number)) for number in range(4)]
+    homes = collections.Counter(same_for(b"session %d" % number, endpoints).id for number in range(2000))
+    assert len(homes) == 4
+    assert min(homes.values()) > 400
