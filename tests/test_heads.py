@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ichat.http.framing import Chunked, Length, UntilClose
-from ichat.http.heads import HeadError, end_to_end, parse_response_head, response_head
+from ichat.http.heads import HeadError, end_to_end, parse_plain_request_head, parse_response_head, response_head
 
 TOKEN = st.text("abcXYZ-_09", min_size=1, max_size=12).map(str.encode)
 VALUE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=20).map(str.encode)
@@ -78,3 +78,53 @@ def test_reasons():
     assert response_head(404, []).startswith(b"HTTP/1.1 404 Not Found\r\n")
     assert response_head(404, [], b"Gone Fishing").startswith(b"HTTP/1.1 404 Gone Fishing\r\n")
     assert response_head(799, []).startswith(b"HTTP/1.1 799 \r\n")
+
+
+REQUEST_LINES = st.sampled_from(
+    [b"POST /v1/x?y#z HTTP/1.1", b"GET / HTTP/1.1", b"PUT /\xe9 HTTP/1.1", b"get / HTTP/1.1"]
+)
+HEADER_LINES = st.sampled_from(
+    [
+        b"Host: x", b"host:y", b"Content-Length: 3", b"content-length:0003 ", b"Content-Length: +3", b"Content-Length: 3, 3",
+        b"Content-Length: 99999999999999999999", b"Transfer-Encoding: chunked", b"Expect: 100-continue", b"Upgrade: h2c",
+        b"X-A: \tb c\t ", b"X-B:", b"X-C : d", b"X-\xe9: f", b"X-D: \xe9", b"X-E: a\0b", b"X-F: a\nb", b"X-G: a\rb", b" folded",
+        b"X-H: \x7f", b"X-I: a:b", b"Connection: close", b"", b":",
+    ]
+)  # fmt: skip
+
+
+@given(REQUEST_LINES, st.lists(HEADER_LINES | st.builds(lambda a, b: a + b": " + b, TOKEN, VALUE), max_size=6))
+def test_a_plain_request_head_is_what_h11_reads(line, headers):
+    """Whatever is taken for plain, h11 reads in the same way; it has no say only where nothing is special."""
+    data = b"\r\n".join([line, *headers])
+    ours = parse_plain_request_head(data)
+    reader = h11.Connection(h11.SERVER)
+    reader.receive_data(data + b"\r\n\r\n")
+    try:
+        theirs = reader.next_event()
+    except h11.RemoteProtocolError:
+        assert ours is None
+        return
+    if ours is not None:
+        assert (ours.method, ours.target, ours.version) == (theirs.method, theirs.target, theirs.http_version)
+        sizes = [int(value) for name, value in theirs.headers if name == b"content-length"]
+        assert [pair for pair in ours.headers if pair[0] != b"content-length"] == [
+            pair for pair in theirs.headers if pair[0] != b"content-length"
+        ]
+        assert ours.length == (sizes[0] if sizes else 0)
+        assert len(sizes) <= 1
+
+
+def test_what_clients_send_is_plain():
+    """The heads of openai-python and curl are read the short way."""
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost:4000\r\nAccept-Encoding: gzip, deflate\r\nConnection: keep-alive\r\n"
+        b"Accept: application/json\r\nContent-Type: application/json\r\nUser-Agent: OpenAI/Python 3.54.0\r\nX-Stainless-Lang: python\r\n"
+        b"Authorization: Bearer sk-1\r\nContent-Length: 98"
+    )
+    found = parse_plain_request_head(head)
+    assert found is not None
+    assert (found.length, len(found.headers)) == (98, 9)
+    assert (
+        parse_plain_request_head(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nUser-Agent: curl/8\r\nAccept: */*") is not None
+    )

@@ -1,7 +1,7 @@
-"""Heads of HTTP/1.1 messages: reading an upstream's response head, writing request and response heads.
+"""Heads of HTTP/1.1 messages: reading an upstream's response head and a client's plain request head, writing both.
 
-A client's request head is read by h11 (`server.py`); this module reads only what an upstream sends, and is
-property-tested against h11. It exists because h11's client side costs 32 microseconds a response where this costs 5.
+It exists because h11 costs 32 microseconds a head where this costs 5. What is read here is property-tested against
+h11; a request head that is anything but plain is left to h11 itself (`request.py`).
 """
 
 import email.utils
@@ -24,6 +24,9 @@ HOP_BY_HOP = frozenset(
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n\0]*))?")
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\r\n\0]*)")
+_REQUEST_LINE = re.compile(rb"([A-Z]{1,32}) (/[!-~]*) HTTP/1\.1")
+_PLAIN_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\0-\x08\x0a-\x1f\x7f]*)")
+_NOT_PLAIN = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 _REASONS = {int(status): status.phrase.encode() for status in http.HTTPStatus}
 
@@ -42,6 +45,50 @@ class ResponseHead:
     framing: Framing
     reusable: bool
     """Whether the connection may carry another exchange when the body has ended."""
+
+
+@attrs.frozen
+class RequestHead:
+    """A client's request head."""
+
+    method: bytes
+    target: bytes
+    """A path, and maybe a query."""
+    version: bytes
+    headers: Headers
+    length: int | None
+    """Of the body; None where it comes in chunks."""
+
+
+def parse_plain_request_head(head: bytes) -> RequestHead | None:
+    """Parse a head of HTTP/1.1 without its final empty line, if there is nothing special about it.
+
+    None, which does not mean that it is wrong: for everything that is rare or that anybody could read in another way.
+    """
+    lines = head.split(b"\r\n")
+    request_line = _REQUEST_LINE.fullmatch(lines[0])
+    if request_line is None:
+        return None
+    headers: Headers = []
+    length: bytes | None = None
+    hosts = 0
+    for line in lines[1:]:
+        match = _PLAIN_HEADER.fullmatch(line)
+        if match is None:
+            return None
+        name, value = match[1].lower(), match[2].rstrip(b" \t")
+        if name == b"host":
+            hosts += 1
+        elif name == b"content-length":
+            if length is not None or not _DIGITS.fullmatch(value):
+                return None
+            length = value
+        elif name in _NOT_PLAIN:
+            return None
+        headers.append((name, value))
+    if hosts != 1:
+        return None
+    return RequestHead(request_line[1], request_line[2], b"1.1", headers, int(length or 0))
 
 
 def parse_response_head(head: bytes, method: bytes) -> ResponseHead:

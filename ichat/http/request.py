@@ -1,4 +1,8 @@
-"""One request read whole from a client's connection, by h11: what that lets through can be read in one way only."""
+"""One request read whole from a client's connection.
+
+A head that is plain in every respect is read by `heads.py`, all others by h11, whose strictness is the protection
+against smuggling: what gets through can be read in one way only.
+"""
 
 import itertools
 import os
@@ -13,7 +17,7 @@ import trio
 from ichat import errors
 from ichat.config import Limits, Timeouts
 from ichat.errors import ApiError
-from ichat.http.heads import Headers
+from ichat.http.heads import Headers, RequestHead, parse_plain_request_head
 
 PIECES_MAX = 128
 """Pieces of a body taken before other tasks get their turn."""
@@ -85,33 +89,51 @@ class Reader:
 
     async def read(self) -> Request | None:
         """Read the next request whole; None where the client has none. Raises ApiError (408, 413, 431, 400)."""
-        limits = self._limits
+        limits, timeouts = self._limits, self._timeouts
         self.idle = True
-        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes_max)
         if self._leftover:
             await trio.lowlevel.checkpoint()
-            self._fed = len(self._leftover)
-            parser.receive_data(self._leftover)
+            data, self._leftover = self._leftover, b""
         else:
-            data = await self.receive(trio.current_time() + self._timeouts.keep_alive_s)
+            data = await self.receive(trio.current_time() + timeouts.keep_alive_s)
             if not data:
                 return None
-            self._fed = len(data)
-            parser.receive_data(data)
         self.idle = False
-        deadline = trio.current_time() + self._timeouts.head_s
-        head = await self._next_event(parser, deadline)
-        if not isinstance(head, h11.Request):
+        end = data.find(b"\r\n\r\n", 0, limits.head_bytes_max)
+        head = parse_plain_request_head(data[:end]) if end >= 0 else None
+        if head is not None and head.length is not None:
+            self._check_length(head.length)
+            body = await self._read_exactly(head.length, data[end + 4 :], trio.current_time() + timeouts.body_s)
+            return None if body is None else self._request(head, body)
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes_max)
+        parser.receive_data(data)
+        self._fed = len(data)
+        head = await self._read_head(parser, trio.current_time() + timeouts.head_s)
+        if head is None:
             return None
-        if self._fed - len(parser.trailing_data[0]) > limits.head_bytes_max:
-            raise errors.head_too_large(limits.head_bytes_max)
-        deadline = trio.current_time() + self._timeouts.body_s
-        length = self._announced_length(head)
-        if length is None:
+        deadline = trio.current_time() + timeouts.body_s
+        if head.length is None:
             body = await self._read_chunks(parser, deadline)
         else:
-            body = await self._read_exactly(length, parser, deadline)
+            await self._continue(parser)
+            body = await self._read_exactly(head.length, parser.trailing_data[0], deadline)
         return None if body is None else self._request(head, body)
+
+    async def _read_head(self, parser: h11.Connection, deadline: float) -> RequestHead | None:
+        """Have h11 read the head; None where the client has left. Raises ApiError (408, 413, 431, 400)."""
+        event = await self._next_event(parser, deadline)
+        if not isinstance(event, h11.Request):
+            return None
+        if self._fed - len(parser.trailing_data[0]) > self._limits.head_bytes_max:
+            raise errors.head_too_large(self._limits.head_bytes_max)
+        if event.http_version not in (b"1.1", b"1.0"):
+            raise errors.bad_request(f"HTTP/{event.http_version.decode()} is not spoken here, only HTTP/1.1 is.")
+        if not event.target.startswith(b"/"):
+            raise errors.bad_request("The request target must be a path that begins with '/'.")
+        length = self._announced_length(event)
+        if length is not None:
+            self._check_length(length)
+        return RequestHead(event.method, event.target, event.http_version, list(event.headers), length)
 
     async def _next_event(self, parser: h11.Connection, deadline: float) -> object:
         """Give the parser's next event, fed as it needs; None where the client has left. Raises ApiError."""
@@ -132,10 +154,7 @@ class Reader:
             parser.receive_data(data)
 
     def _announced_length(self, head: h11.Request) -> int | None:
-        """Give the length of the body; None where it comes in chunks.
-
-        Refuses a body that is known to be too large, and one whose length could be read in two ways.
-        """
+        """Give the length of the body; None where it comes in chunks. Refuses one that could be read in two ways."""
         length = b"0"
         is_chunked = False
         is_announced = False
@@ -148,9 +167,11 @@ class Reader:
             if is_announced:
                 raise errors.bad_request("A request has either Content-Length or Transfer-Encoding, not both.")
             return None
-        if int(length) > self._limits.body_bytes_max:
-            raise errors.request_too_large(self._limits.body_bytes_max)
         return int(length)
+
+    def _check_length(self, length: int) -> None:
+        if length > self._limits.body_bytes_max:
+            raise errors.request_too_large(self._limits.body_bytes_max)
 
     async def _read_chunks(self, parser: h11.Connection, deadline: float) -> bytearray | None:
         body = bytearray()
@@ -166,14 +187,11 @@ class Reader:
         self._leftover = parser.trailing_data[0]
         return body if isinstance(event, h11.EndOfMessage) else None
 
-    async def _read_exactly(self, length: int, parser: h11.Connection, deadline: float) -> bytes | bytearray | None:
-        """Read a body of a known length past the parser: what it has already, and the rest without more copies."""
-        data = parser.trailing_data[0]
+    async def _read_exactly(self, length: int, data: bytes, deadline: float) -> bytes | bytearray | None:
+        """Read a body of a known length: what was received behind the head, and the rest without more copies."""
         if len(data) >= length:
             self._leftover = data[length:]
             return data[:length]
-        self._leftover = b""
-        await self._continue(parser)
         body = bytearray(data)
         while len(body) < length:
             received = await self._receive_into(length - len(body), deadline)
@@ -184,28 +202,22 @@ class Reader:
             body += received
         return body
 
-    def _request(self, head: h11.Request, body: bytes | bytearray) -> Request:
-        if head.http_version not in (b"1.1", b"1.0"):
-            raise errors.bad_request(f"HTTP/{head.http_version.decode()} is not spoken here, only HTTP/1.1 is.")
-        headers = list(head.headers)
+    def _request(self, head: RequestHead, body: bytes | bytearray) -> Request:
         request_id = b""
-        keep_alive = head.http_version == b"1.1"
-        for name, value in headers:
+        keep_alive = head.version == b"1.1"
+        for name, value in head.headers:
             if name == b"x-request-id":
                 request_id = value
             elif name == b"connection" and b"close" in value.lower():
                 keep_alive = False
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = self._ids.next()
-        target = head.target
-        if not target.startswith(b"/"):
-            raise errors.bad_request("The request target must be a path that begins with '/'.")
         return Request(
             method=head.method,
-            target=target,
-            path=target.partition(b"?")[0],
-            version=head.http_version,
-            headers=headers,
+            target=head.target,
+            path=head.target.partition(b"?")[0],
+            version=head.version,
+            headers=head.headers,
             body=body,
             id=request_id,
             keep_alive=keep_alive,
