@@ -120,6 +120,11 @@ def too_many_connections() -> ApiError:
     return ApiError(503, "overloaded", "Too many open connections.", kind="server_error", retry_after_s=1)
 
 
+def too_many_control_requests() -> ApiError:
+    """503: the control plane is busy with as many requests as it takes."""
+    return ApiError(503, "overloaded", "Too many requests to the control plane.", kind="server_error", retry_after_s=1)
+
+
 def queue_full(model: str, waiting: int, retry_after_s: int) -> ApiError:
     """429: every endpoint of the model is full, and so is its queue (`routing.queue_max`)."""
     return ApiError(

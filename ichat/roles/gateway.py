@@ -115,7 +115,7 @@ class Gateway:
         is_counted = False
         try:
             if is_control(request.path):
-                await exchange.with_endpoint(self._control)
+                await self._answer_control(exchange)
             elif request.method == b"POST" and (request.path.startswith(b"/v1/") or _BY_MODEL.fullmatch(request.path)):
                 is_counted = True
                 self._metrics.in_flight.inc()
@@ -137,6 +137,16 @@ class Gateway:
                 self._metrics.count("" if is_unknown else exchange.model, exchange.status)
             if self._access.enabled:
                 self._access.add(_entry(exchange, request, client))
+
+    async def _answer_control(self, exchange: Exchange) -> None:
+        control = self._control
+        if control.in_flight >= control.in_flight_max:
+            raise errors.too_many_control_requests()
+        control.in_flight += 1
+        try:
+            await exchange.with_endpoint(control)
+        finally:
+            control.in_flight -= 1
 
     def refused(self, error: ApiError, peer: str) -> None:
         """Note what was refused before it was a request."""

@@ -132,7 +132,10 @@ def vllm(started, args, directory):
             "--disable-uvicorn-access-log", *same,
         ],
     }  # fmt: skip
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    last_cpu = str(
+        max(os.sched_getaffinity(0))
+    )  # the engine computes there, so that the rest is left to what is compared
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": last_cpu}
     for name, command in commands.items():
         port = free_port()
         started.append(Process(name, [*command, port], port, directory, counts="alone", env=env))
