@@ -74,6 +74,7 @@ class AccessLog:
 
     async def _flush(self) -> None:
         if self._lines:
+            await trio.lowlevel.checkpoint_if_cancelled()
             await trio.to_thread.run_sync(self._write, self._take(), abandon_on_cancel=True)
 
     def _take(self) -> bytes:

@@ -5,6 +5,7 @@ where every endpoint of its model is full it waits in the model's queue, first c
 """
 
 import hashlib
+import math
 import random
 import urllib.parse
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,6 +18,8 @@ from ichat.errors import ApiError
 from ichat.external import Route, read_route
 from ichat.http.pool import Upstream
 
+REPORT_S = 10.0
+"""How long a worker's report of its load counts."""
 RETRY_AFTER_S = 2
 """What a client is told to wait that was refused since a queue was full, or waited in vain."""
 
@@ -35,20 +38,24 @@ class Endpoint:
     """Requests under way that came through here: changed at once, so never stale."""
     elsewhere: int = 0
     """Requests that it works on besides those, by its newest report."""
+    reported_at: float = -math.inf
+    avoid_until: float = -math.inf
+    """Until then it is chosen only if there is no other: it could not be reached."""
     turn: int = 0
     """When it was last chosen, counted in requests."""
     unreachable: bool = False
     """Whether a connection to it failed since it was last heard of."""
 
-    @property
-    def load(self) -> int:
-        """How many requests it works on."""
-        return self.in_flight + self.elsewhere
+    def load(self, now: float) -> int:
+        """Give how many requests it works on: a report counts while it is fresh."""
+        return self.in_flight + (self.elsewhere if now - self.reported_at < REPORT_S else 0)
 
-    def report(self, requests: int) -> None:
-        """Take its own count of the requests that it works on, which corrects ours upwards."""
+    def report(self, requests: int, now: float) -> None:
+        """Take its own count of the requests that it works on, which corrects ours upwards. It can be reached."""
         self.elsewhere = max(0, requests - self.in_flight)
+        self.reported_at = now
         self.unreachable = False
+        self.avoid_until = -math.inf
 
 
 def external_endpoints(config: Config) -> Mapping[str, Sequence[Endpoint]]:
@@ -62,31 +69,36 @@ def external_endpoints(config: Config) -> Mapping[str, Sequence[Endpoint]]:
     return found
 
 
-Policy = Callable[[Sequence[Endpoint]], Endpoint]
-"""Chooses one of at least one endpoint that has room."""
+Policy = Callable[[Sequence[Endpoint], float], Endpoint]
+"""Chooses one of at least one endpoint that has room, at this time."""
 
 
-def least_loaded(endpoints: Sequence[Endpoint]) -> Endpoint:
+def least_loaded(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
     """Choose the endpoint with the fewest requests, ties at random."""
-    fewest = min(endpoint.load for endpoint in endpoints)
-    return random.choice([endpoint for endpoint in endpoints if endpoint.load == fewest])
+    fewest = min(endpoint.load(now) for endpoint in endpoints)
+    return random.choice([endpoint for endpoint in endpoints if endpoint.load(now) == fewest])
 
 
-def power_of_two(endpoints: Sequence[Endpoint]) -> Endpoint:
+def power_of_two(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
     """Choose the less loaded of two at random: spreads well where several gateways share the workers."""
-    return least_loaded(random.sample(endpoints, min(2, len(endpoints))))
+    return least_loaded(random.sample(endpoints, min(2, len(endpoints))), now)
 
 
-def round_robin(endpoints: Sequence[Endpoint]) -> Endpoint:
+def round_robin(endpoints: Sequence[Endpoint], _now: float) -> Endpoint:
     """Choose the endpoint that was chosen longest ago."""
     return min(endpoints, key=lambda endpoint: endpoint.turn)
+
+
+def any_of(endpoints: Sequence[Endpoint], _now: float) -> Endpoint:
+    """Choose any."""
+    return random.choice(endpoints)
 
 
 POLICIES: Mapping[str, Policy] = {
     "least_loaded": least_loaded,
     "power_of_two": power_of_two,
     "round_robin": round_robin,
-    "random": random.choice,
+    "random": any_of,
 }
 
 
@@ -132,9 +144,19 @@ class Waiter:
 class Balancer:
     """Gives out leases, and keeps a queue for each model whose endpoints are all full."""
 
-    def __init__(self, find: Callable[[str], Sequence[Endpoint]], *, policy: str, queue_max: int) -> None:
+    def __init__(
+        self,
+        find: Callable[[str], Sequence[Endpoint]],
+        clock: Callable[[], float],
+        *,
+        policy: str,
+        queue_max: int,
+    ) -> None:
         """`find` gives the endpoints that can serve a model now, or raises ApiError (404, 503)."""
         self._find = find
+        self._clock = clock
+        self.is_closed = False
+        """Whether nobody may wait any more."""
         self._choose = POLICIES[policy]
         self._queue_max = queue_max
         self._queues: dict[str, dict[Waiter, None]] = {}
@@ -169,15 +191,30 @@ class Balancer:
         self, model: str, granted: Callable[[], None], session: bytes = b"", tried: Collection[Endpoint] = ()
     ) -> Waiter:
         """Join the model's queue, to be told when there is a lease; `leave` in every case. Raises ApiError 429."""
+        if self.is_closed:
+            raise errors.draining()
         waiting = len(self._queues.get(model, ()))
         if waiting >= self._queue_max:
             raise errors.queue_full(model, waiting, RETRY_AFTER_S)
         waiter = Waiter(model, session, tried, granted)
         self._queues.setdefault(model, {})[waiter] = None
+        self.advance()
         return waiter
 
+    def close(self) -> None:
+        """Let nobody wait any more: those who do are told, without a lease."""
+        self.is_closed = True
+        for queue in list(self._queues.values()):
+            for waiter in list(queue):
+                self._remove(waiter)
+                waiter.granted()
+
     def leave(self, waiter: Waiter) -> None:
-        """Leave the queue, if it is still in it."""
+        """Leave the queue, if it is still in it; who stood behind may go on."""
+        self._remove(waiter)
+        self.advance()
+
+    def _remove(self, waiter: Waiter) -> None:
         queue = self._queues.get(waiter.model)
         if queue is not None:
             queue.pop(waiter, None)
@@ -202,7 +239,7 @@ class Balancer:
             for waiter in list(queue):
                 waiter.lease = self._take(endpoints, waiter.session, waiter.tried)
                 if waiter.lease is not None:
-                    self.leave(waiter)
+                    self._remove(waiter)
                     waiter.granted()
                 elif not waiter.tried:
                     break
@@ -211,7 +248,10 @@ class Balancer:
         free = [one for one in endpoints if one.in_flight < one.in_flight_max and one not in tried]
         if not free:
             return None
-        chosen = free[0] if len(free) == 1 else same_for(session, free) if session else self._choose(free)
+        now = self._clock()
+        if len(free) > 1:
+            free = [one for one in free if one.avoid_until <= now] or free
+        chosen = free[0] if len(free) == 1 else same_for(session, free) if session else self._choose(free, now)
         chosen.in_flight += 1
         self._turns += 1
         chosen.turn = self._turns

@@ -4,6 +4,7 @@ It is registration and heartbeat in one: the gateway learns everything from it, 
 checked: a name that is not plain text would end up in a header.
 """
 
+import json
 import re
 from typing import Any, Literal
 
@@ -11,12 +12,13 @@ import attrs
 from cattrs.errors import BaseValidationError
 
 from ichat import errors
-from ichat.config import between, checked, problems_of, section_hook, strict_converter
+from ichat.config import MODEL_NAME_CHARACTERS_MAX, between, checked, problems_of, section_hook, strict_converter
 
 WorkerState = Literal["starting", "loading", "ready", "draining", "gone"]
 """What a worker says of itself; `gone` is its good-bye."""
 
-NAME_CHARACTERS_MAX = 256
+NAMES_MAX = 256
+ARGS_BYTES_MAX = 256 * 1024
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 
@@ -27,18 +29,35 @@ def _is_id(value: str) -> None:
 
 
 def _is_host(value: str) -> None:
-    if not _HOST.fullmatch(value):
+    labels = value.removesuffix(".").split(".")
+    if not _HOST.fullmatch(value) or not all(0 < len(label) < 64 for label in labels):
         raise ValueError("must be a host name or an address")
 
 
 def _is_name(value: str) -> None:
-    if len(value) > NAME_CHARACTERS_MAX or not value.isprintable():
-        raise ValueError(f"must be at most {NAME_CHARACTERS_MAX} printable characters")
+    if len(value) > MODEL_NAME_CHARACTERS_MAX or not value.isprintable():
+        raise ValueError(f"must be at most {MODEL_NAME_CHARACTERS_MAX} printable characters")
 
 
 def _are_names(values: list[str]) -> None:
+    if len(values) > NAMES_MAX:
+        raise ValueError(f"must be at most {NAMES_MAX} names")
     for value in values:
         _is_name(value)
+
+
+def _are_args(value: dict[str, Any]) -> None:
+    try:
+        size = len(json.dumps(value))
+    except RecursionError:
+        size = ARGS_BYTES_MAX + 1
+    if size > ARGS_BYTES_MAX:
+        raise ValueError(f"must be at most {ARGS_BYTES_MAX} bytes of JSON, and not nested too deep")
+
+
+def _is_progress(value: dict[str, float | None]) -> None:
+    if len(value) > NAMES_MAX or any(number is not None and not 0 <= number <= 1e15 for number in value.values()):
+        raise ValueError("must be numbers from 0 to 1e15")
 
 
 @attrs.frozen
@@ -65,9 +84,9 @@ class Beat:
     max_in_flight: int = checked(between(0, 1_000_000), 0)
     """Requests that it wants to be sent at the same time, at most; 0: it has no wish."""
     pid: int = 0
-    args: dict[str, Any] = attrs.field(factory=dict[str, Any])
+    args: dict[str, Any] = checked(_are_args, attrs.Factory(dict[str, Any]))
     versions: dict[str, str] = attrs.field(factory=dict[str, str])
-    progress: dict[str, float | None] = attrs.field(factory=dict[str, float | None])
+    progress: dict[str, float | None] = checked(_is_progress, attrs.Factory(dict[str, float | None]))
     """`ichat.engines.Progress`."""
 
 

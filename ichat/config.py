@@ -25,7 +25,7 @@ from cattrs.errors import (
 from cattrs.gen import make_dict_structure_fn, override
 
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.params import check_paths
+from ichat.params import KNOWN, check_paths
 
 Scalar = str | int | float | bool
 EngineValue = Scalar | list[Scalar] | dict[str, Any]
@@ -34,8 +34,12 @@ EngineValue = Scalar | list[Scalar] | dict[str, Any]
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?|")
+_PATH = re.compile(r"[!-~]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"(^|[-_])(api[-_]key|token|password|secret)$")
 _FRAMING_HEADERS = frozenset(("host", "content-length", "transfer-encoding", "connection", "expect", "x-request-id"))
 
+MODEL_NAME_CHARACTERS_MAX = 256
 POLICY_NAMES = ("least_loaded", "power_of_two", "round_robin", "random")
 """The policies of `balance.py`."""
 
@@ -72,9 +76,27 @@ def _not_empty(value: str) -> None:
 
 
 def _is_http(value: str) -> None:
-    url = urllib.parse.urlsplit(value)
-    if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment or url.username:
-        raise ValueError(f"must be like https://host/v1 or http://host:port/v1, not {url.scheme}://{url.hostname}")
+    try:
+        url = urllib.parse.urlsplit(value)
+        is_right = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        is_right = is_right and all(0 < len(label) < 64 for label in str(url.hostname).removesuffix(".").split("."))
+    except ValueError:
+        is_right = False
+    else:
+        is_right = is_right and not (url.query or url.fragment or url.username) and _PATH.fullmatch(url.path)
+    if not is_right:
+        raise ValueError("must be like https://host/v1 or http://host:8000/v1, without a user, a query or a fragment")
+
+
+def _is_variable(value: str | None) -> None:
+    if value is not None and not _VARIABLE.fullmatch(value):
+        raise ValueError("must be the name of an environment variable, which holds the key")
+
+
+def _are_params(values: list[str] | None) -> None:
+    unknown = sorted(set(values or ()) - KNOWN)
+    if unknown:
+        raise ValueError(f"{', '.join(map(repr, unknown))} is no parameter of OpenAI's that could be dropped")
 
 
 def _are_headers(headers: Mapping[str, str]) -> None:
@@ -88,6 +110,11 @@ def _are_headers(headers: Mapping[str, str]) -> None:
 def _is_header_name(value: str) -> None:
     if value and not _HEADER_NAME.fullmatch(value):
         raise ValueError(f"must be the name of a header, not {value!r}")
+
+
+def _is_model_name(value: str) -> None:
+    if not value or len(value) > MODEL_NAME_CHARACTERS_MAX or not value.isprintable():
+        raise ValueError(f"must be 1 to {MODEL_NAME_CHARACTERS_MAX} printable characters")
 
 
 def _is_one_line(value: str | None) -> None:
@@ -166,7 +193,7 @@ class Timeouts:
 class ManagedWorker:
     """`[[managed_workers]]`: a worker that the gateway starts; keys that are not iChat's are the engine's arguments."""
 
-    model_name: str = checked(_not_empty)
+    model_name: str = checked(_is_model_name)
     model_path: str = checked(_not_empty)
     backend: str = checked(_not_empty, "vllm")
     gpu_ids: list[int] | None = None
@@ -183,17 +210,17 @@ class ManagedWorker:
 class ExternalRoute:
     """`[[external_routes]]`: a model that is served elsewhere, by anything that speaks OpenAI's protocol."""
 
-    model_name: str = checked(_not_empty)
+    model_name: str = checked(_is_model_name)
     api_base: str = checked(_is_http)
     upstream_model: str | None = checked(_is_one_line, None)
-    api_key_env: str | None = None
+    api_key_env: str | None = checked(_is_variable, None)
     headers: dict[str, str] = checked(_are_headers, attrs.Factory(dict[str, str]))
     ca_certificates: str | None = None
     max_in_flight: int | None = checked(_is_count, None)
     drop_params: bool | None = None
     additional_drop_params: list[str] = checked(check_paths, attrs.Factory(list[str]))
-    allowed_openai_params: list[str] = field(factory=list[str])
-    supported_openai_params: list[str] | None = None
+    allowed_openai_params: list[str] = checked(_are_params, attrs.Factory(list[str]))
+    supported_openai_params: list[str] | None = checked(_are_params, None)
 
 
 @frozen
@@ -202,7 +229,7 @@ class LitellmSettings:
 
     drop_params: bool = False
     additional_drop_params: list[str] = checked(check_paths, attrs.Factory(list[str]))
-    allowed_openai_params: list[str] = field(factory=list[str])
+    allowed_openai_params: list[str] = checked(_are_params, attrs.Factory(list[str]))
 
 
 @frozen
@@ -258,6 +285,11 @@ def parse(text: str, source: str) -> Config:
         if not problems:
             return config
     raise Exit(EXIT_USAGE, "\n".join([f"{source} was not accepted:", *(f"  {problem}" for problem in problems)]))
+
+
+def is_secret(name: str) -> bool:
+    """Say whether an argument of this name has a value that is shown to nobody."""
+    return _SECRET.search(name) is not None
 
 
 def engine_flags(arguments: Mapping[str, EngineValue]) -> list[str]:
@@ -368,12 +400,20 @@ def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
     return kept
 
 
+_NOT_THE_ENGINES = frozenset((
+    "served_model_name", "model", "backend", "host", "port", "worker_id", "gateway_address", "heartbeat_interval",
+    "advertise_host", "unix_socket", "max_in_flight", "drain_s", "stop_s",
+))  # fmt: skip
+
+
 def _contradictions(config: Config) -> Iterable[str]:
     routes = {route.model_name for route in config.external_routes}
     settings = config.server_settings
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         yield "server_settings: tls_certificate and tls_key go together"
     for index, worker in enumerate(config.managed_workers):
+        for name in sorted(_NOT_THE_ENGINES.intersection(worker.backend_args)):
+            yield f"managed_workers[{index}].backend_args.{name}: is iChat's, not the engine's"
         if worker.model_name in routes:
             yield f"managed_workers[{index}].model_name: {worker.model_name!r} is also an external route"
 
@@ -399,5 +439,7 @@ def problems_of(error: Exception, path: str = "") -> Iterable[str]:
             yield f"{path}.{key}: unknown key{hint}" if path else f"{key}: unknown key{hint}"
     elif isinstance(error, KeyError):
         yield f"{path}: is missing"
+    elif ".headers" in path or ".env" in path:
+        yield f"{path}: {str(error).partition(', not ')[0]}"  # what is there may be a secret
     else:
         yield f"{path}: {error}"

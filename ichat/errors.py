@@ -125,6 +125,22 @@ def too_many_control_requests() -> ApiError:
     return ApiError(503, "overloaded", "Too many requests to the control plane.", kind="server_error", retry_after_s=1)
 
 
+def too_many_workers(workers_max: int) -> ApiError:
+    """429: a worker that is new, while the table is full."""
+    return ApiError(
+        429,
+        "overloaded",
+        f"There are {workers_max} workers already; those that are silent for an hour are forgotten.",
+        kind="rate_limit_error",
+        retry_after_s=60,
+    )
+
+
+def out_of_resources(why: str) -> ApiError:
+    """503: this machine has no more of something that a connection needs."""
+    return ApiError(503, "overloaded", f"The gateway cannot connect: {why}.", kind="server_error", retry_after_s=1)
+
+
 def queue_full(model: str, waiting: int, retry_after_s: int) -> ApiError:
     """429: every endpoint of the model is full, and so is its queue (`routing.queue_max`)."""
     return ApiError(

@@ -5,6 +5,7 @@ connection could be made, or on a fresh connection where a kept one died without
 """
 
 import logging
+import re
 from collections.abc import Collection
 
 import attrs
@@ -25,10 +26,22 @@ from ichat.http.server import Client
 
 log = logging.getLogger(__name__)
 
+_OURS_BACK = frozenset((b"x-request-id", b"x-ichat-worker", b"x-ichat-overhead-ms"))
+"""Headers of a response that only the gateway nearest to the client makes."""
 JOINED_BYTES_MAX = 65536
 """A body up to this size is sent in one piece with its head; joining larger ones would cost more than it saves."""
+KEPT_RACE_S = 1.0
+"""How soon a kept connection breaks that its upstream was about to close."""
+AVOID_S = 10.0
+"""How long an endpoint that could not be reached is asked only if there is no other."""
 _OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id"))
 """Headers of a request that are made anew for the upstream."""
+
+
+_BESIDE_V1 = re.compile(rb"/v1/(?:tokenize|detokenize|pooling|classify)(?=[?]|$)")
+_BELOW_V1 = re.compile(rb"/(?:chat/completions|completions|embeddings|responses|messages|audio/[a-z]+)(?=[?]|$)")
+_DOTS = re.compile(rb"/(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)
+"""What an upstream may take for a way out of its base path."""
 
 
 @attrs.frozen
@@ -42,6 +55,13 @@ class Means:
     """Requests with the same value of this header go to the same endpoint; empty: none do."""
     worker_header: bool
     overhead_header: bool
+
+
+def at_engine(target: bytes) -> bytes:
+    """Give a request target as engines have it: some of their routes stand only below `/v1`, some only beside it."""
+    if _BESIDE_V1.match(target):
+        return target[3:]
+    return b"/v1" + target if _BELOW_V1.match(target) else target
 
 
 class Exchange:
@@ -84,6 +104,8 @@ class Exchange:
     async def by_model(self) -> None:
         """Have the request answered by whoever serves its model. Raises ApiError where nothing has been sent."""
         request = self._request
+        if _DOTS.search(request.path):
+            raise errors.bad_request("The path must not have the segments `.` or `..`.")
         content_type = form_type(request.headers)
         if content_type:
             self.model = await model_in_form(request.body, content_type)
@@ -100,6 +122,7 @@ class Exchange:
                     raise
                 log.warning("%s", error.message)
                 lease.endpoint.unreachable = True
+                lease.endpoint.avoid_until = trio.current_time() + AVOID_S
                 tried.add(lease.endpoint)
                 if not self._means.balancer.others(self.model, tried):
                     raise
@@ -134,6 +157,8 @@ class Exchange:
         finally:
             balancer.leave(waiter)
             self.queued_s += trio.current_time() - since
+        if balancer.is_closed and waiter.lease is None:
+            raise errors.draining()
         if waiter.lease is None:
             raise balancer.in_vain(self.model, self._means.timeouts.queue_s)
         return waiter.lease
@@ -142,7 +167,8 @@ class Exchange:
         """Have the request answered by this endpoint. Raises ApiError where nothing has been sent.
 
         A connection that was used before may have been closed by the upstream just now, so that the request never got
-        there: then it is sent once more, on a fresh one.
+        there: then it is sent once more, on a fresh one. If it breaks later, or none can be made, the request may have
+        been worked on, and may be the reason: it goes nowhere else.
         """
         self.endpoint = endpoint
         self._body = self._request.body
@@ -154,16 +180,26 @@ class Exchange:
             try:
                 await self._ask(endpoint, connection)
             except UpstreamLost as lost:
-                if lost.answered or lost.timed_out:
+                soon = self.asked_at is not None and trio.current_time() - self.asked_at < KEPT_RACE_S
+                if lost.answered or lost.timed_out or not soon:
                     await self._break_off(endpoint, lost)
                     return
+                connection = await self._connect_again(endpoint, lost)
             else:
                 return
-        connection = await pool.connect(endpoint.upstream)
+        else:
+            connection = await pool.connect(endpoint.upstream)
         try:
             await self._ask(endpoint, connection)
         except UpstreamLost as lost:
             await self._break_off(endpoint, lost)
+
+    async def _connect_again(self, endpoint: Endpoint, lost: UpstreamLost) -> Connection:
+        """Connect where a kept connection was lost; where that fails, the request may have been what broke it."""
+        try:
+            return await self._means.pool.connect(endpoint.upstream)
+        except ApiError as error:
+            raise errors.upstream_failed(endpoint.upstream.name, str(lost)) from error
 
     async def _ask(self, endpoint: Endpoint, connection: Connection) -> None:
         """One request and its response on one connection, which is then kept or closed. Raises UpstreamLost."""
@@ -183,6 +219,7 @@ class Exchange:
         clean = False
         try:
             await relay.carry(pieces)
+            self._client.is_broken = False
             clean = relay.reusable
         finally:
             self.bytes_out = relay.bytes_out
@@ -203,8 +240,6 @@ class Exchange:
             raise error
         self.error = error.code
         self._client.keep_alive = False
-        if lost.looks_whole:
-            self._client.is_broken = True
         if lost.can_report:
             event = b"\n\ndata: " + error.body() + b"\n\n"  # the upstream may have left half an event
             await self._client.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
@@ -212,7 +247,7 @@ class Exchange:
     def _written_for(self, endpoint: Endpoint) -> list[Body]:
         """Write the request as the upstream gets it: the same end-to-end headers, and the body."""
         request, body = self._request, self._body
-        target = request.target
+        target = at_engine(request.target)
         headers = [header for header in end_to_end(request.headers) if header[0] not in _OURS]
         if endpoint.route is not None:
             headers = endpoint.route.headers_for(headers)
@@ -236,8 +271,9 @@ class Exchange:
         self._body = b""
         if isinstance(head.framing, UntilClose):
             client.keep_alive = False
+            client.is_broken = True  # until it is whole: its end and a break look alike
         names = {name for name, _ in head.headers}
-        headers: Headers = [header for header in end_to_end(head.headers) if header[0] != b"x-request-id"]
+        headers: Headers = [header for header in end_to_end(head.headers) if header[0] not in _OURS_BACK]
         if b"transfer-encoding" in names:
             headers.append((b"transfer-encoding", b"chunked"))
         if b"date" not in names:

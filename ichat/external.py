@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import urllib.parse
 from collections.abc import Iterable
 
@@ -20,6 +21,11 @@ from ichat.params import ParamRules
 
 log = logging.getLogger(__name__)
 
+_AT_ROOT = re.compile(rb"/(v2/|tokenize|detokenize|pooling|classify)")
+"""Paths of engines that stand beside `/v1`, not below it."""
+_NEVER = frozenset((b"cookie", b"proxy-authorization"))
+_CREDENTIALS = _NEVER | {b"authorization", b"x-api-key", b"api-key", b"openai-organization", b"openai-project"}
+"""Headers with which a client says who it is."""
 TOLD_MAX = 100
 """Kinds of dropping that are told of, for each route."""
 _GATED = (b"/chat/completions", b"/completions", b"/embeddings")
@@ -43,12 +49,17 @@ class Route:
         """Give the request target to ask the upstream for."""
         if target.startswith(b"/v1/"):
             return self.prefix + target[3:]
-        return target if target.startswith(b"/v2/") else self.prefix + target
+        if _AT_ROOT.match(target):
+            return self.prefix.removesuffix(b"/v1") + target
+        return self.prefix + target
 
     def headers_for(self, headers: Headers) -> Headers:
-        """Give the headers of a request with the route's own in place of the client's of the same names."""
-        ours = {name for name, _ in self._headers}
-        return [header for header in headers if header[0] not in ours] + self._headers
+        """Give the headers of a request with the route's own in place of the client's of the same names.
+
+        A client's credentials for the gateway are none of the upstream's business; others pass where there is no key.
+        """
+        left_out = {name for name, _ in self._headers} | (_CREDENTIALS if self.has_key else _NEVER)
+        return [header for header in headers if header[0] not in left_out] + self._headers
 
     async def rewrite(self, request: Request) -> Body:
         """Give the body for the upstream: its own name for the model, without the parameters that are to be dropped.
@@ -65,7 +76,7 @@ class Route:
         if self.upstream_model is None and not self.rules.concerns(body):
             return body
         members = await members_of(body)
-        changes = self.rules.plan(body, members, gated=request.path.endswith(_GATED))
+        changes = self.rules.plan(body, members, gated=request.path.rstrip(b"/").endswith(_GATED))
         self._tell(changes.dropped)
         replace = dict(changes.replace)
         if self.upstream_model is not None:
@@ -90,6 +101,7 @@ def read_route(route: ExternalRoute, config: Config, where: str) -> tuple[Route,
         if not key or not key.isascii() or not key.isprintable() or key != key.strip():
             raise Exit(EXIT_USAGE, f"{where}: the environment has no usable key in {route.api_key_env}.")
         headers.append((b"authorization", b"Bearer " + key.encode()))
+    has_key = any(name in _CREDENTIALS for name, _ in headers)
     defaults = config.litellm_settings
     rules = ParamRules(
         drop_params=defaults.drop_params if route.drop_params is None else route.drop_params,
@@ -103,6 +115,4 @@ def read_route(route: ExternalRoute, config: Config, where: str) -> tuple[Route,
         f"the external route {route.model_name}", url.hostname or "", url.port or (443 if tls else 80), tls
     )
     prefix = url.path.rstrip("/").encode()
-    return Route(
-        route.model_name, rules, route.upstream_model, prefix, has_key=route.api_key_env is not None, headers=headers
-    ), upstream
+    return Route(route.model_name, rules, route.upstream_model, prefix, has_key=has_key, headers=headers), upstream

@@ -14,6 +14,7 @@ from ichat.http.pool import Upstream
 BEATS_MISSED_MAX = 3
 """A worker that has been silent for so many of its intervals is unhealthy."""
 FORGET_S = 3600.0
+WORKERS_MAX = 4096
 RETRY_AFTER_S = 5
 
 State = WorkerState | Literal["unhealthy", "failed"]
@@ -107,12 +108,15 @@ class Registry:
         So does a silence of FORGET_S, of which a beat of anybody is the occasion to look for.
         """
         for worker in self:
-            if not worker.managed and self._clock() - worker.beat_at > FORGET_S:
+            interval = worker.beat.heartbeat_interval if worker.beat else 0
+            if not worker.managed and self._clock() - worker.beat_at > max(FORGET_S, interval * BEATS_MISSED_MAX):
                 del self._workers[worker.id]
         known = self._workers.get(beat.worker_id)
         if beat.state == "gone" and not (known and known.managed):
             self._workers.pop(beat.worker_id, None)
             return False
+        if known is None and len(self._workers) >= WORKERS_MAX:
+            raise errors.too_many_workers(WORKERS_MAX)
         worker = known or Worker(beat.worker_id, managed=False)
         self._workers[beat.worker_id] = worker
         worker.beat = beat
@@ -132,7 +136,7 @@ class Registry:
             endpoint.upstream = Upstream(f"worker {worker.id}", host, port)
         endpoint.in_flight_max = beat.max_in_flight or self._max_in_flight
         counts = (beat.progress.get("running"), beat.progress.get("waiting"))
-        endpoint.report(int(sum(count for count in counts if count is not None)))
+        endpoint.report(int(sum(count for count in counts if count is not None)), self._clock())
 
     def endpoints(self, model: str) -> Sequence[Endpoint]:
         """Give who can serve a model now: its external routes, else its ready workers.
@@ -164,7 +168,7 @@ class Registry:
     def describe(self, worker: Worker) -> Mapping[str, Any]:
         """Give everything known of a worker, as JSON can hold it."""
         now = self._clock()
-        known = attrs.asdict(worker.beat) if worker.beat else {"worker_id": worker.id}
+        known = attrs.asdict(worker.beat, recurse=False) if worker.beat else {"worker_id": worker.id}
         return {
             **known,
             "model_names": worker.names,

@@ -15,7 +15,7 @@ import trio
 
 import ichat
 from ichat import processes
-from ichat.config import Config, ManagedWorker, engine_flags
+from ichat.config import Config, ManagedWorker, engine_flags, is_secret
 from ichat.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 SWEEP_S = 5.0
 """How long killed processes may take to disappear."""
 SWEEP_POLL_S = 0.05
+HEAD_BYTES_MORE = 8192
+"""What the gateway may add to the head of a request."""
 
 
 _SIGNALS = {int(number): number.name for number in signal.Signals}
@@ -64,12 +66,13 @@ class Supervisor:
         watched, ours = os.pipe()
         try:
             command = self._command(worker_id, worker, unix_socket)
-            log.info("starting worker %s: %s", worker_id, " ".join(command))
+            log.info("starting worker %s: %s", worker_id, " ".join(map(_shown, command)))
             try:
                 process = await trio.lowlevel.open_process(
                     command,
                     env=self._environment(worker, watched),
                     stdin=subprocess.DEVNULL,
+                    stdout=sys.stderr.fileno(),  # ours is for the access log
                     start_new_session=True,
                     pass_fds=(watched,),
                 )
@@ -146,10 +149,21 @@ class Supervisor:
             f"--port={worker.port}",
             f"--unix-socket={unix_socket}",
             f"--max-in-flight={worker.max_in_flight or 0}",
+            *self._bounds(),
             f"--drain-s={self._config.timeouts.stop_s / 2:g}",
             f"--stop-s={self._config.timeouts.stop_s / 3:g}",
             f"--model={worker.model_path}",
             *engine_flags(worker.backend_args),
+        ]
+
+    def _bounds(self) -> list[str]:
+        """Give the gateway's own bounds as flags: what it lets through, its worker must not refuse."""
+        limits, timeouts = self._config.limits, self._config.timeouts
+        return [
+            f"--head-bytes-max={limits.head_bytes_max + HEAD_BYTES_MORE}",
+            f"--body-bytes-max={limits.body_bytes_max}",
+            f"--connections-max={limits.connections_max}",
+            f"--client-stall-s={timeouts.client_stall_s:g}",
         ]
 
     def _environment(self, worker: ManagedWorker, watched: int) -> Mapping[str, str]:
@@ -162,6 +176,12 @@ class Supervisor:
         return {**environment, **worker.env}
 
 
+def _shown(word: str) -> str:
+    """Give a word of a command line as the log may show it."""
+    name, equals, _ = word.partition("=")
+    return f"{name}=***" if equals and is_secret(name) else word
+
+
 def _program(python: str) -> Sequence[str]:
     """Give the command that runs iChat as this process was started: the same pyz, or the same source."""
     if zipfile.is_zipfile(sys.argv[0]):
@@ -171,7 +191,7 @@ def _program(python: str) -> Sequence[str]:
 
 def _id_for(model_name: str, taken: set[str]) -> str:
     """Make a worker id of a model's name: readable, fit for a path, and the same at every start."""
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", model_name).strip("-") or "worker"
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", model_name)[:100].strip("-") or "worker"
     number = 0
     while f"{slug}-{number}" in taken:
         number += 1

@@ -26,7 +26,7 @@ class Serving(dict):
 
 
 def balancer(policy="least_loaded", queue_max=10, **serving):
-    return Balancer(Serving(serving), policy=policy, queue_max=queue_max)
+    return Balancer(Serving(serving), lambda: 1000.0, policy=policy, queue_max=queue_max)
 
 
 def ids(leases):
@@ -52,7 +52,7 @@ def test_the_least_loaded_gets_it():
 def test_what_came_from_elsewhere_counts():
     """A worker that reports more than it was sent from here gets less."""
     a, b = endpoint("a"), endpoint("b")
-    a.report(5)
+    a.report(5, 1000.0)
     balance = balancer(m=[a, b])
     assert ids(balance.lease("m") for _ in range(5)) == {"b": 5}
 
@@ -66,7 +66,7 @@ def test_ties_are_broken_at_random():
 def test_round_robin_takes_turns():
     """Each in turn, whatever their loads; who comes later is next."""
     a, b, c = endpoint("a"), endpoint("b"), endpoint("c")
-    a.report(5)
+    a.report(5, 1000.0)
     serving = [a, b]
     balance = balancer("round_robin", m=serving)
     order = [balance.lease("m").endpoint.id for _ in range(4)]
@@ -78,7 +78,7 @@ def test_round_robin_takes_turns():
 def test_power_of_two_never_takes_the_most_loaded():
     """Of two at random the less loaded: with three, never the one that has most."""
     a, b, c = endpoint("a"), endpoint("b"), endpoint("c")
-    c.report(1000)
+    c.report(1000, 1000.0)
     balance = balancer("power_of_two", m=[a, b, c])
     assert set(ids(balance.lease("m") for _ in range(20))) == {"a", "b"}
 
@@ -159,7 +159,7 @@ def test_a_queue_of_none_refuses_and_leaves_nothing():
 def test_a_worker_that_comes_serves_who_waits():
     """More room than one release gives: everybody for whom there is room goes on at once, per model."""
     serving = Serving(m=[endpoint("a", 1)], n=[endpoint("b", 1)])
-    balance = Balancer(serving, policy="least_loaded", queue_max=10)
+    balance = Balancer(serving, lambda: 1000.0, policy="least_loaded", queue_max=10)
     balance.lease("m"), balance.lease("n")
     waiters = [balance.wait("m", lambda: None) for _ in range(3)]
     other = balance.wait("n", lambda: None)
@@ -172,7 +172,7 @@ def test_a_worker_that_comes_serves_who_waits():
 def test_who_waits_outlives_a_moment_without_workers():
     """While nobody serves the model, its queue stands still; in vain means by then: nobody, or all full."""
     serving = Serving(m=[endpoint("a", 1)])
-    balance = Balancer(serving, policy="least_loaded", queue_max=10)
+    balance = Balancer(serving, lambda: 1000.0, policy="least_loaded", queue_max=10)
     lease = balance.lease("m")
     waiter = balance.wait("m", lambda: None)
     assert (balance.in_vain("m", 3).status, balance.in_vain("m", 3).code) == (503, "overloaded")
@@ -219,3 +219,37 @@ def test_sessions_are_spread():
     homes = collections.Counter(same_for(b"session %d" % number, endpoints).id for number in range(2000))
     assert len(homes) == 4
     assert min(homes.values()) > 400
+
+
+def test_who_could_not_be_reached_is_asked_last():
+    """For a while it is chosen only if there is no other; a report of its own ends that."""
+    a, b = endpoint("a"), endpoint("b", 2)
+    a.avoid_until = 1010.0
+    balance = balancer(m=[a, b])
+    assert ids(balance.lease("m") for _ in range(3)) == {"b": 2, "a": 1}
+    a.report(0, 1000.0)
+    assert balance.lease("m").endpoint is a
+
+
+def test_nobody_stands_behind_who_cannot_go_on():
+    """One who waits for the only endpoint that he has not tried holds up nobody."""
+    a, b = endpoint("a"), endpoint("b", 1)
+    balance = balancer(m=[a, b])
+    b.in_flight = 1
+    waiter = balance.wait("m", lambda: None, tried={a})
+    assert waiter.lease is None
+    assert balance.wait("m", lambda: None).lease.endpoint is a
+
+
+def test_when_it_closes_everybody_is_told():
+    """Who waits goes on without a lease, and nobody waits afterwards."""
+    balance = balancer(m=[endpoint("a", 1)])
+    lease = balance.lease("m")
+    told = []
+    waiter = balance.wait("m", lambda: told.append(1))
+    balance.close()
+    assert (told, waiter.lease, balance.waiting) == ([1], None, 0)
+    with pytest.raises(ApiError) as caught:
+        balance.wait("m", lambda: None)
+    assert caught.value.code == "draining"
+    lease.release()

@@ -6,7 +6,15 @@ import random
 import openai
 import pytest
 import trio
-from peers import SSE_END, SSE_HEAD, chunk, code_of, event, plain, reset, until
+from peers import SSE_END, SSE_HEAD, Upstream, chunk, code_of, event, plain, reset, until
+
+from ichat import config as configuration
+from ichat.balance import Endpoint, same_for
+from ichat.exchange import at_engine
+from ichat.http import pool
+from ichat.roles import gateway
+
+PAIR = [Endpoint(pool.Upstream(name, "", 1), name.encode(), 9) for name in ("external:m", "external:m#2")]
 
 
 async def hello(stream, head, body):
@@ -175,6 +183,95 @@ async def test_a_kept_connection_that_the_upstream_drops_is_replaced(serve, gate
     assert (await client.ask())[0] == 200
     assert (await client.ask())[0] == 200
     assert (len(upstream.requests), upstream.connections) == (3, 2)
+
+
+async def test_a_kept_connection_that_breaks_late_is_not_replaced(serve, gateway_to, connect, monkeypatch):
+    """Where the upstream had time to work on the request, it may have: nothing is generated twice."""
+    monkeypatch.setattr("ichat.exchange.KEPT_RACE_S", 0.05)
+
+    async def reply(stream, head, body):
+        if len(upstream.requests) == 2:
+            await trio.sleep(0.2)
+            return "close"
+        await hello(stream, head, body)
+        return None
+
+    upstream, port = await serve(reply)
+    client = await connect(await gateway_to({"m": port}))
+    assert (await client.ask())[0] == 200
+    status, _, body = await client.ask()
+    assert (status, code_of(body)) == (502, "upstream_failed")
+    assert len(upstream.requests) == 2
+
+
+async def test_a_request_that_kills_its_upstream_kills_no_other(serve, nursery, connect):
+    """A kept connection lost, and no new one to be had: the request may be the reason, so nobody else gets it."""
+    other, other_port = await serve(hello)
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+
+    accepting = trio.CancelScope()
+
+    async def reply(stream, head, body):
+        if len(victim.requests) == 2:
+            accepting.cancel()
+            await listeners[0].aclose()
+            return "close"
+        await hello(stream, head, body)
+        return None
+
+    async def accept():
+        with accepting:
+            await trio.serve_listeners(victim.serve, listeners, handler_nursery=nursery)
+
+    victim = Upstream(reply)
+    nursery.start_soon(accept)
+    victim_port = listeners[0].socket.getsockname()[1]
+    text = "[server_settings]\nport = 0\n"
+    for port in (victim_port, other_port):
+        text += f'[[external_routes]]\nmodel_name = "m"\napi_base = "http://127.0.0.1:{port}/v1"\n'
+    client = await connect(await nursery.start(gateway.run, configuration.parse(text, "test.toml")))
+    session = next(f"{number}" for number in range(99) if same_for(b"%d" % number, PAIR) is PAIR[0]).encode()
+    body = b'{"model": "m"}'
+    statuses = []
+    for _ in range(2):
+        await client.send(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-session-id: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (session, len(body), body)
+        )
+        statuses.append((await client.response())[0])
+    assert statuses == [200, 502]
+    assert (len(victim.requests), len(other.requests)) == (2, 0)
+
+
+async def ended(client):
+    """Say how a connection ends: in good order, or broken."""
+    try:
+        await client.everything()
+    except trio.BrokenResourceError:
+        return "broken"
+    return "ended"
+
+
+@pytest.mark.parametrize("how", ["whole", "stalled", "reset"])
+async def test_a_body_that_ends_with_its_connection(serve, gateway_to, connect, how):
+    """Without a length only the end says that it is whole: where it is not, the client's connection is reset."""
+
+    async def reply(stream, head, body):
+        await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 100)
+        if how == "stalled":
+            while True:
+                await stream.send_all(b"x" * 60_000)
+        if how == "reset":
+            await trio.sleep(0.1)
+            reset(stream)
+        return "close"
+
+    upstream, port = await serve(reply)
+    client = await connect(await gateway_to({"m": port}, "[timeouts]\nclient_stall_s = 0.3\n"))
+    body = b'{"model": "m"}'
+    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await until(lambda: upstream.closed)
+    assert await ended(client) == ("ended" if how == "whole" else "broken")
 
 
 async def test_a_fresh_connection_that_fails_is_not_tried_again(serve, gateway_to, connect):
@@ -538,3 +635,21 @@ async def test_health_and_version(gateway_to, connect):
     version = json.loads((await client.get(b"/v1/admin/cluster/version"))[2])
     assert version["version"]
     assert set(version["packages"]) >= {"trio", "h11", "hypercorn"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (b"/v1/tokenize", b"/tokenize"),
+        (b"/v1/classify?a=b", b"/classify?a=b"),
+        (b"/v1/tokenizer", b"/v1/tokenizer"),
+        (b"/chat/completions", b"/v1/chat/completions"),
+        (b"/audio/transcriptions?x", b"/v1/audio/transcriptions?x"),
+        (b"/v1/chat/completions", b"/v1/chat/completions"),
+        (b"/rerank", b"/rerank"),
+        (b"/v2/rerank", b"/v2/rerank"),
+    ],
+)
+def test_every_name_of_a_route_leads_to_it(asked, expected):
+    """Engines have some routes below /v1 and some beside it; clients need not know."""
+    assert at_engine(asked) == expected

@@ -1,12 +1,16 @@
 """Response heads: read as h11 reads them, or refused."""
 
+import re
+
 import h11
+import h11._abnf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ichat.http.framing import Chunked, Length, UntilClose
 from ichat.http.heads import HeadError, end_to_end, parse_plain_request_head, parse_response_head, response_head
+from ichat.http.request import HEADER_FIELD
 
 TOKEN = st.text("abcXYZ-_09", min_size=1, max_size=12).map(str.encode)
 VALUE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=20).map(str.encode)
@@ -128,3 +132,22 @@ def test_what_clients_send_is_plain():
     assert (
         parse_plain_request_head(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nUser-Agent: curl/8\r\nAccept: */*") is not None
     )
+
+
+@given(st.text("ab:: \t\0\x01é\n", max_size=20).map(lambda text: text.encode("latin-1")))
+def test_headers_cost_linear_time_and_read_as_h11_does(line):
+    """The expression that stands in for h11's own takes the same lines apart in the same way."""
+    theirs = re.compile(h11._abnf.header_field.encode()).fullmatch(line)
+    ours = HEADER_FIELD.fullmatch(line)
+    assert (ours and ours.groupdict()) == (theirs and theirs.groupdict())
+    assert h11._readers.header_field_re is HEADER_FIELD
+
+
+@pytest.mark.parametrize(
+    "parse", [parse_plain_request_head, lambda head: HEADER_FIELD.fullmatch(head.split(b"\r\n")[1])]
+)
+def test_a_head_full_of_blanks_is_refused_in_no_time(parse):
+    """With quadratic expressions this would take hours."""
+    assert parse(b"GET / HTTP/1.1\r\nx:" + b" " * 3_000_000 + b"\0") is None
+    with pytest.raises(HeadError):
+        parse_response_head(b"HTTP/1.1 200 OK\r\nx:" + b" " * 3_000_000 + b"\0", b"GET")

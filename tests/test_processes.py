@@ -88,6 +88,16 @@ def test_a_managed_worker_is_reached_the_short_way(start_gateway):
     assert port not in remote
 
 
+def test_the_gateways_bounds_are_its_workers(start_gateway):
+    """What the gateway lets through its worker takes; secrets among the arguments are not in the log."""
+    text = MANAGED + 'secret_token = "hush"\n'
+    gateway = start_gateway(text + "[limits]\nbody_bytes_max = 300000000\nconnections_max = 9000\n")
+    gateway.until(lambda: "starting worker" in gateway.text())
+    for flag in ("--body-bytes-max=300000000", "--connections-max=9000", "--secret-token=***"):
+        assert flag in gateway.text()
+    assert "hush" not in gateway.text().partition("refuse")[0].partition("unrecognized")[0]
+
+
 def test_managed_workers_behind_an_encrypted_front_door(start_gateway, tmp_path):
     """With TLS on the port, workers register all the same: their beats do not come in through it."""
     authority = trustme.CA()

@@ -79,12 +79,13 @@ def test_a_report_corrects_the_load_upwards(registry):
     """What a worker says it works on counts where it is more than what came through here."""
     registry.beat(beat(progress={"running": 3.0, "waiting": 2.0, "kv_use": None}))
     [endpoint] = registry.endpoints("m")
-    assert (endpoint.load, endpoint.in_flight) == (5, 0)
+    assert (endpoint.load(1000.0), endpoint.in_flight) == (5, 0)
     endpoint.in_flight = 4
     registry.beat(beat(progress={"running": 3.0, "waiting": 2.0}))
-    assert endpoint.load == 5
+    assert endpoint.load(1000.0) == 5
+    assert endpoint.load(1010.0) == 4, "a report counts while it is fresh"
     registry.beat(beat(progress={"running": None}))
-    assert endpoint.load == 4
+    assert endpoint.load(1000.0) == 4
 
 
 def test_a_worker_says_how_much_it_takes(registry):
@@ -189,6 +190,11 @@ def test_every_name_of_a_worker_routes(registry):
         {"worker_id": "w", "model_name": "m\n", "host": "h", "port": 1},
         {"worker_id": "w", "model_name": "\ud800", "host": "h", "port": 1},
         {"worker_id": "w", "model_name": "m", "host": "h h", "port": 1},
+        {"worker_id": "w", "model_name": "m", "host": "a..b", "port": 1},
+        {"worker_id": "w", "model_name": "m", "host": "a" * 64, "port": 1},
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "progress": {"running": 1e308}},
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "args": {"a": "x" * 300_000}},
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "model_names": ["m"] * 300},
         {"worker_id": "w", "model_name": "m", "host": "h", "port": 1.0},
         {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "model_names": "abc"},
         {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "heartbeat_interval": float("nan")},

@@ -1,6 +1,8 @@
 """External routes and the way to an endpoint: keys, names, parameters, queues, what is said of it afterwards."""
 
 import json
+import os
+import signal
 
 import openai
 import pytest
@@ -64,6 +66,64 @@ async def test_a_route_has_its_own_key_name_and_headers(routed, connect, monkeyp
     shown = [await client.get(path) for path in (b"/v1/models", b"/v1/admin/workers", b"/metrics")]
     assert [model["id"] for model in json.loads(shown[0][2])["data"]] == ["m"]
     assert KEY not in repr(shown) + capfd.readouterr().out + caplog.text
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_a_clients_credentials_stay_here(routed, connect, monkeypatch, own):
+    """Where the route has a key, nothing goes out with which a client says who it is; cookies never do."""
+    monkeypatch.setenv("THEIR_KEY", KEY)
+    upstream, port = await routed(route='api_key_env = "THEIR_KEY"\n' if own else "")
+    mine = b"X-Api-Key: a\r\nApi-Key: b\r\nCookie: c\r\nProxy-Authorization: d\r\nOpenAI-Organization: e\r\n"
+    assert (await ask(connect, port, b'{"model": "m"}', headers=mine))[0] == 200
+    names = {name for name, _ in upstream.requests[0][0].headers}
+    assert not names & {b"cookie", b"proxy-authorization"}
+    assert bool(names & {b"x-api-key", b"api-key", b"openai-organization"}) != own
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (b"/v1/chat/completions?a=b", b"/base/v1/chat/completions?a=b"),
+        (b"/rerank", b"/base/v1/rerank"),
+        (b"/v2/rerank", b"/base/v2/rerank"),
+        (b"/tokenize", b"/base/tokenize"),
+        (b"/v1/audio/speech", b"/base/v1/audio/speech"),
+    ],
+)
+async def test_where_a_route_leads(routed, connect, path, expected):
+    """`api_base` is what stands before /chat/completions; what engines have beside /v1 is found beside it."""
+    upstream, port = await routed()
+    assert (await ask(connect, port, b'{"model": "m"}', path))[0] == 200
+    assert upstream.requests[0][0].target == expected
+
+
+async def test_who_waits_is_told_of_the_end(routed, connect, nursery):
+    """A gateway that is told to stop refuses its queues at once, so that their clients can go elsewhere."""
+    go = trio.Event()
+
+    async def reply(stream, head, body):
+        await go.wait()
+        await hello(stream, head, body)
+
+    upstream, port = await routed(reply, "max_in_flight = 1\n")
+    answers = []
+
+    async def one():
+        answers.append(await ask(connect, port, b'{"model": "m"}'))
+
+    nursery.start_soon(one)
+    await until(lambda: upstream.requests)
+    nursery.start_soon(one)
+    metrics = await connect(port)
+    while b"ichat_requests_queued 1.0" not in (await metrics.get(b"/metrics"))[2]:
+        await trio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(lambda: answers)
+    status, headers, body = answers[0]
+    assert (status, code_of(body), b"retry-after" in headers) == (503, "draining", True)
+    go.set()
+    await until(lambda: len(answers) == 2)
+    assert answers[1][0] == 200
 
 
 async def test_a_key_that_is_not_accepted_is_the_operators_problem(routed, connect, monkeypatch):

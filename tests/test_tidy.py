@@ -35,6 +35,8 @@ LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 
 BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's thread and calls, the command line
     "ichat/http/hub.py",
+    "ichat/http/pool.py",
+    "ichat/http/relay.py",
     "ichat/http/server.py",
     "ichat/engines/asgi.py",
     "ichat/engines/host.py",

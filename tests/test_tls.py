@@ -8,7 +8,7 @@ import openai
 import pytest
 import trio
 import trustme
-from peers import SSE_END, SSE_HEAD, Client, chunk, code_of, event, plain, until
+from peers import SSE_END, SSE_HEAD, Client, chunk, code_of, event, plain, reset, until
 
 from ichat import config as configuration
 from ichat.errors import Exit
@@ -198,6 +198,38 @@ async def test_a_client_that_never_reads_is_given_up(serve, gateway_to, connect_
     await until(lambda: upstream.closed == 1)
 
 
+async def test_a_refused_upload_reads_its_refusal(gateway_to, connect_tls, doors):
+    """A body that is too large is 413, though the client is still sending it."""
+    client = await connect_tls(await gateway_to({}, doors + "[limits]\nbody_bytes_max = 2000\n"))
+    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 3000000\r\n\r\n")
+    await client.send(b"x" * 3_000_000)
+    assert (await client.response())[0] == 413
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+async def test_an_encrypted_end_is_announced(serve, gateway_to, trusting, doors, how):
+    """A body that ends with its connection ends with TLS's own good-bye if it is whole, and with an error if not."""
+
+    async def reply(stream, head, body):
+        await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\nall of it")
+        if how == "reset":
+            await trio.sleep(0.1)
+            reset(stream)
+        return "close"
+
+    _, port = await serve(reply)
+    port = await gateway_to({"m": port}, doors)
+    strict = await trio.open_ssl_over_tcp_stream("localhost", port, ssl_context=trusting)
+    client = Client(strict)
+    await client.send(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    if how == "close":
+        assert (await client.everything()).endswith(b"all of it")
+    else:
+        with pytest.raises(trio.BrokenResourceError):
+            await client.everything()
+    await trio.aclose_forcefully(strict)
+
+
 async def test_who_does_not_shake_hands_is_dropped(gateway_to, connect, connect_tls, doors):
     """A client that says nothing, or no TLS, holds its connection for `head_s` at most, and disturbs nobody."""
     port = await gateway_to({}, doors + "[timeouts]\nhead_s = 0.3\n")
@@ -277,7 +309,7 @@ async def test_an_end_that_is_not_announced_is_no_end(serve_tls, gateway_to_tls,
     ("settings", "why"),
     [
         ('tls_certificate = "x"\n', "go together"),
-        ('tls_certificate = "/nowhere/c"\ntls_key = "/nowhere/k"\n', "there is no file /nowhere/c"),
+        ('tls_certificate = "/nowhere/c"\ntls_key = "/nowhere/k"\n', "/nowhere/c cannot be read: No such file"),
         ('tls_certificate = "{files}/ca.pem"\ntls_key = "{files}/key.pem"\n', "cannot be used"),
     ],
 )

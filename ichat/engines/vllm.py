@@ -14,7 +14,6 @@ import importlib.util
 import json
 import pathlib
 import platform
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +22,12 @@ from typing import Any
 import attrs
 
 import ichat
+from ichat.config import is_secret
 from ichat.engines import EngineInfo, Progress, Serve
 from ichat.engines.child import adopt_children
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 
 TESTED = "0.32"
-_SECRET = re.compile(r"(^|_)(api_key|token|password|secret)$")
-"""Arguments whose values are reported to nobody."""
 _OURS: Mapping[str, object] = {
     "uds": None,
     "ssl_keyfile": None,
@@ -233,7 +231,7 @@ def _cannot_import(error: ImportError) -> str:
 def _info(args: argparse.Namespace, version: str) -> EngineInfo:
     import torch
 
-    shown = {name: "***" if value and _SECRET.search(name) else value for name, value in vars(args).items()}
+    shown = {name: "***" if value and is_secret(name) else value for name, value in vars(args).items()}
     return EngineInfo(
         model_path=args.model,
         model_names=list(args.served_model_name or [args.model]),

@@ -23,9 +23,9 @@ HOP_BY_HOP = frozenset(
 """Headers of one connection, never forwarded (RFC 9110, section 7.6.1)."""
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n\0]*))?")
-_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\r\n\0]*)")
+_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*+([^\r\n\0]*)")
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,32}) (/[!-~]*) HTTP/1\.1")
-_PLAIN_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\0-\x08\x0a-\x1f\x7f]*)")
+_PLAIN_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*+([^\0-\x08\x0a-\x1f\x7f]*)")
 _NOT_PLAIN = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 _REASONS = {int(status): status.phrase.encode() for status in http.HTTPStatus}

@@ -1,5 +1,7 @@
 """Where a role listens: TCP ports and unix sockets."""
 
+import errno
+import os
 import socket
 
 import trio
@@ -29,24 +31,34 @@ async def open_listeners(host: str, port: int) -> list[socket.socket]:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind((address[0], number, *address[2:]))
             sock.listen(BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         close_all(listeners)
-        why = error.strerror or str(error)
+        why = getattr(error, "strerror", None) or str(error)
         raise Exit(EXIT_UNAVAILABLE, f"Cannot listen on {host}:{port}: {why}; choose another host or port.") from error
     return listeners
 
 
 def open_unix_listener(path: str) -> socket.socket:
-    """Listen on a unix socket, in a directory that only its users can reach. Raises Exit 69."""
+    """Listen on a unix socket, in a directory that only its users can reach. Raises Exit 69.
+
+    A socket that nobody serves any more is replaced.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
+        _remove_stale(path)
         sock.bind(path)
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         raise Exit(EXIT_UNAVAILABLE, f"Cannot listen on {path}: {error.strerror or error}.") from error
     return sock
+
+
+def _remove_stale(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(path) == errno.ECONNREFUSED:
+            os.unlink(path)
 
 
 def close_all(sockets: list[socket.socket]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import socket
 import ssl
 from collections.abc import Callable
@@ -14,6 +15,10 @@ from ichat import errors
 from ichat.http.hub import READABLE, Hub
 from ichat.http.tls import CLOSE_S, Bridge, make_bridge
 
+log = logging.getLogger(__name__)
+
+_OUR_OWN = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+"""What a connection fails with for no fault of its upstream."""
 EXPIRE_EVERY_S = 5.0
 CONNECT_RETRY_S = 0.01
 
@@ -156,8 +161,11 @@ class Pool:
         except trio.TooSlowError as error:
             why = f"no connection to {upstream.host}:{upstream.port} within {self._connect_s:g} s"
             raise errors.upstream_unreachable(upstream.name, why) from error
-        except OSError as error:
-            raise errors.upstream_unreachable(upstream.name, error.strerror or str(error)) from error
+        except (OSError, UnicodeError) as error:
+            if isinstance(error, OSError) and error.errno in _OUR_OWN:
+                raise errors.out_of_resources(error.strerror or str(error)) from error
+            why = getattr(error, "strerror", None) or str(error)
+            raise errors.upstream_unreachable(upstream.name, why) from error
         return Connection(self, upstream, sock)
 
     async def _open(self, upstream: Upstream) -> socket.socket:
@@ -167,9 +175,12 @@ class Pool:
         failure: OSError | None = None
         for family, _, _, _, address in found:
             try:
-                return await _connect(family, address)
+                with trio.fail_after(self._connect_s / len(found)):
+                    return await _connect(family, address)
             except OSError as error:
                 failure = error
+            except trio.TooSlowError:
+                failure = OSError(errno.ETIMEDOUT, f"no connection to {upstream.host}:{upstream.port} in time")
         raise failure or OSError(errno.EHOSTUNREACH, "no address")
 
     async def _encrypt(self, upstream: Upstream, sock: socket.socket, context: ssl.SSLContext) -> Connection:
@@ -215,6 +226,8 @@ async def _connect(family: int, address: Any) -> socket.socket:
 async def _run(bridge: Bridge) -> None:
     try:
         await bridge.run()
+    except Exception:
+        log.exception("a bug moving encrypted bytes; this connection is closed")
     finally:
         with trio.move_on_after(CLOSE_S, shield=True):
             await bridge.aclose()

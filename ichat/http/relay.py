@@ -7,6 +7,7 @@ or failed, and when the client does not take its bytes: then it sends them itsel
 slow reader holds up nobody but its own upstream.
 """
 
+import logging
 from collections.abc import Callable
 
 import trio
@@ -16,6 +17,8 @@ from ichat.http.heads import HeadError, ResponseHead, parse_response_head
 from ichat.http.hub import ENDED, Hub
 from ichat.http.pool import Connection
 from ichat.http.server import Client
+
+log = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 128 * 1024
 _BUFFER = bytearray(_BUFFER_BYTES)
@@ -40,7 +43,6 @@ class UpstreamLost(Exception):
         answered: bool,
         timed_out: bool = False,
         can_report: bool = False,
-        looks_whole: bool = False,
     ) -> None:
         super().__init__(why)
         self.answered = answered
@@ -48,8 +50,6 @@ class UpstreamLost(Exception):
         self.timed_out = timed_out
         self.can_report = can_report
         """Whether the client can be told by one more event: it got whole chunks of an event stream so far."""
-        self.looks_whole = looks_whole
-        """Whether what the client got would be a whole response if its connection ended now in good order."""
 
 
 class Relay:
@@ -63,6 +63,7 @@ class Relay:
         "_framing",
         "_head",
         "_hub",
+        "_is_torn",
         "_method",
         "_on_head",
         "_receive",
@@ -112,6 +113,7 @@ class Relay:
         self._woken = False
         self._sending: trio.CancelScope | None = None
         self._unsent = 0
+        self._is_torn = False
         self.deadline = trio.current_time() + first_byte_s
         self.answered = False
         self.bytes_out = 0
@@ -156,12 +158,12 @@ class Relay:
         if not received:
             self._eof()
             return
-        self.deadline = self._hub.now + self._stall_s
         framing = self._framing
         try:
             if framing is None:
                 self._feed_head(received)
             else:
+                self.deadline = self._hub.now + self._stall_s
                 end = framing.feed(_BUFFER, 0, received)
                 try:
                     sent = self._send(_VIEW[:end])
@@ -179,6 +181,10 @@ class Relay:
         except Unwanted as error:
             self._lost(str(error))
             return
+        except Exception:
+            log.exception("a bug moving a response")
+            self._lost("the gateway has a bug, which is in its log")
+            return
         if received == _BUFFER_BYTES or events & ENDED:
             self._connection.rearm()
 
@@ -187,6 +193,8 @@ class Relay:
         self.answered = True
         data = self._head + _BUFFER[:received]
         end = data.find(b"\r\n\r\n")
+        if end > _HEAD_BYTES_MAX:
+            raise HeadError("its head is too long")
         while end >= 0:
             head = parse_response_head(data[:end], self._method)
             data = data[end + 4 :]
@@ -205,6 +213,7 @@ class Relay:
             raise HeadError("it is chunked, which a client of HTTP/1.0 cannot read")
         ours = self._on_head(head)
         self._framing = head.framing
+        self.deadline = self._hub.now + self._stall_s
         headers = dict(head.headers)
         is_events = headers.get(b"content-type", b"").startswith(b"text/event-stream")
         self._reportable = is_events and b"content-encoding" not in headers
@@ -232,7 +241,8 @@ class Relay:
                 with trio.CancelScope() as self._sending:
                     await trio.lowlevel.wait_writable(self._connection.sock)
                 self._sending = None
-            except OSError:
+            except OSError:  # which may have taken the error that a truncated response would end in
+                self._is_torn = True
                 break
         self._unsent += len(rest)
 
@@ -279,11 +289,15 @@ class Relay:
     def _eof(self) -> None:
         self.reusable = False
         self._connection.hush()
-        if self._framing is not None and self._framing.ends_at_eof() and not self._connection.truncated:
+        if self._framing is not None and self._framing.ends_at_eof() and not self._is_truncated():
             self._done = True
             self._wake()
         else:
             self._lost("it closed the connection" + (" in the middle of the response" if self.answered else ""))
+
+    def _is_truncated(self) -> bool:
+        """Say whether an end of the connection may not be taken for that of a body which ends with it."""
+        return (self._is_torn or self._connection.truncated) and isinstance(self._framing, UntilClose)
 
     def _lost(self, why: str, *, timed_out: bool = False) -> None:
         self.reusable = False
@@ -294,7 +308,6 @@ class Relay:
                 answered=self.answered,
                 timed_out=timed_out,
                 can_report=self._reportable and self._framing is not None and self._framing.may_insert,
-                looks_whole=isinstance(self._framing, UntilClose),
             )
             self._wake()
 

@@ -11,7 +11,6 @@ import logging
 import math
 import socket
 import ssl
-import struct
 from collections.abc import Awaitable, Callable
 
 import attrs
@@ -24,7 +23,7 @@ from ichat.http.heads import Headers, date_header, response_head
 from ichat.http.hub import HANG_UP, Hub
 from ichat.http.listeners import close_all
 from ichat.http.request import Reader, Request, RequestIds
-from ichat.http.tls import CLOSE_S, make_bridge
+from ichat.http.tls import CLOSE_S, RESET, Bridge, make_bridge
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +32,6 @@ ACCEPT_MAX = 64
 """Connections accepted before other tasks get their turn."""
 LINGER_S = 1.0
 LINGER_RECVS_MAX = 4096
-_RESET = struct.pack("ii", 1, 0)
-"""Makes `close` reset the connection (socket(7), SO_LINGER)."""
 _FAMILIES = {socket.AF_INET, socket.AF_INET6}
 
 
@@ -47,7 +44,7 @@ class Client:
 
     __slots__ = (
         "_door", "_owns_socket", "_reader", "_scope",
-        "head_sent", "is_broken", "keep_alive", "peer", "sock",
+        "has_left", "head_sent", "is_broken", "keep_alive", "peer", "sock",
     )  # fmt: skip
 
     def __init__(self, door: "FrontDoor", sock: socket.socket, peer: str) -> None:
@@ -61,6 +58,7 @@ class Client:
         """Whether the connection may carry another request; whoever answers may only turn it off."""
         self.head_sent = False
         """Whether any byte of the current response may have been sent."""
+        self.has_left = False
         self.is_broken = False
         """Whether the connection must end in an error: an end in good order would be taken for that of the response."""
 
@@ -99,6 +97,7 @@ class Client:
 
     def hung_up(self, _events: int = 0) -> None:
         """Be told that the client is gone, or as good as gone: cancel what is done for it and close the connection."""
+        self.has_left = True
         self._door.hub.forget(self.sock.fileno())
         self._scope.cancel()
 
@@ -159,7 +158,7 @@ class Client:
             door.hub.forget(fd)
             if self._owns_socket:
                 if self.is_broken:
-                    self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 self.sock.close()
 
     async def _answer(self, request: Request) -> None:
@@ -296,14 +295,11 @@ class FrontDoor:
         client = Client(self, bridge.plain, peer)
         self.clients.add(client)
         fd = sock.fileno()
-        self.hub.watch(fd, HANG_UP, client.hung_up)
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(bridge.run)
-                await self._serve(client)
-                if client.is_broken:
-                    nursery.cancel_scope.cancel()
-                bridge.leave(self.timeouts.client_stall_s)
+            self.hub.watch(fd, HANG_UP, client.hung_up)
+            await self._cross(bridge, client)
+        except Exception:
+            log.exception("a bug serving %r; its connection is closed, all others go on", client)
         finally:
             self.hub.forget(fd)
             if client.is_broken:
@@ -311,6 +307,14 @@ class FrontDoor:
             with trio.move_on_after(CLOSE_S, shield=True):
                 await bridge.aclose()
             self._forget(client)
+
+    async def _cross(self, bridge: Bridge, client: Client) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bridge.run)
+            await self._serve(client)
+            if client.is_broken:
+                nursery.cancel_scope.cancel()
+            bridge.leave(CLOSE_S if client.has_left else self.timeouts.client_stall_s)
 
     async def _serve(self, client: Client) -> None:
         try:

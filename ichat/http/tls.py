@@ -6,9 +6,10 @@ TLS, in every case, for the price of one more copy.
 """
 
 import contextlib
-import pathlib
+import math
 import socket
 import ssl
+import struct
 
 import attrs
 import trio
@@ -18,6 +19,8 @@ from ichat.errors import EXIT_USAGE, Exit
 RECV_BYTES = 65536
 CLOSE_S = 1.0
 """How long the end of a connection may take to be said."""
+RESET = struct.pack("ii", 1, 0)
+"""Makes `close` reset the connection (socket(7), SO_LINGER)."""
 _ENDED = (trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError)
 """What the streams raise when a connection has ended, on either side."""
 
@@ -27,8 +30,11 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
     for path in (certificate, key):
-        if not pathlib.Path(path).is_file():
-            raise Exit(EXIT_USAGE, f"server_settings: there is no file {path}.")
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise Exit(EXIT_USAGE, f"server_settings: {path} cannot be read: {error.strerror}.") from error
     try:
         context.load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, OSError, ValueError) as error:
@@ -62,9 +68,11 @@ class Bridge:
     """For whoever uses the connection: closing it closes the connection."""
     _encrypted: "trio.SSLStream[trio.SocketStream]"
     _inner: trio.SocketStream
+    _tolerant: bool
     truncated: bool = False
     """Whether the peer ended the connection without saying so, as an attacker on the way could have done."""
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    _left: trio.Event = attrs.field(factory=trio.Event)
 
     async def run(self) -> None:
         """Move bytes until the plain socket is closed, or for as long as `leave` says; `aclose` afterwards."""
@@ -72,7 +80,9 @@ class Bridge:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._move_in)
-                    await self._move_out()
+                    is_whole = await self._move_out()
+                    with trio.move_on_after(math.inf if is_whole else CLOSE_S):
+                        await self._left.wait()  # what the peer still says may be wanted
                     nursery.cancel_scope.cancel()
         finally:
             self._inner.socket.close()
@@ -83,12 +93,15 @@ class Bridge:
             await self._encrypted.aclose()
 
     def abort(self) -> None:
-        """Close the connection without saying so, which is an error to the peer."""
-        self._encrypted.transport_stream.socket.close()
+        """Reset the connection, which is an error to the peer."""
+        sock = self._encrypted.transport_stream.socket
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        sock.close()
 
     def leave(self, wait_s: float = CLOSE_S) -> None:
         """Say that the plain socket is closed: what was written to it may still be sent for so long."""
         self._scope.deadline = trio.current_time() + wait_s
+        self._left.set()
 
     async def _move_in(self) -> None:
         """From the network to the plain socket."""
@@ -96,15 +109,19 @@ class Bridge:
             while data := await self._encrypted.receive_some(RECV_BYTES):
                 await self._inner.send_all(data)
         except _ENDED:
-            self.truncated = True
+            self.truncated = not self._tolerant
         with contextlib.suppress(*_ENDED):
             await self._inner.send_eof()
 
-    async def _move_out(self) -> None:
-        """From the plain socket to the network."""
-        with contextlib.suppress(*_ENDED):
+    async def _move_out(self) -> bool:
+        """From the plain socket to the network; say whether all of it could be sent."""
+        try:
             while data := await self._inner.receive_some(RECV_BYTES):
                 await self._encrypted.send_all(data)
+        except _ENDED:
+            self.truncated = not self._tolerant
+            return False
+        return True
 
 
 async def make_bridge(
@@ -121,7 +138,6 @@ async def make_bridge(
         context,
         server_hostname=server_hostname,
         server_side=server_hostname is None,
-        https_compatible=tolerant,
     )
     try:
         await encrypted.do_handshake()
@@ -134,7 +150,7 @@ async def make_bridge(
     inner, plain = socket.socketpair()
     inner.setblocking(False)
     plain.setblocking(False)
-    return Bridge(plain, encrypted, trio.SocketStream(trio.socket.from_stdlib_socket(inner)))
+    return Bridge(plain, encrypted, trio.SocketStream(trio.socket.from_stdlib_socket(inner)), tolerant)
 
 
 def _reason(error: BaseException) -> str:

@@ -28,7 +28,7 @@ from ichat import errors
 from ichat.accesslog import AccessLog, Entry
 from ichat.balance import Balancer, Endpoint, external_endpoints
 from ichat.config import Config
-from ichat.errors import ApiError, Exit
+from ichat.errors import EXIT_UNAVAILABLE, ApiError, Exit
 from ichat.exchange import Exchange, Means
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
@@ -43,6 +43,9 @@ from ichat.usage import Usage
 log = logging.getLogger(__name__)
 
 CONTROL_REQUESTS_MAX = 1000
+UNIX_PATH_BYTES_MAX = 107
+SHOWN_CHARACTERS_MAX = 256
+"""Of what a client chose, in the access log."""
 _CONTROL_EXACT = frozenset((b"/health", b"/metrics", b"/v1/models", b"/register"))
 _CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/")
 _BY_MODEL = re.compile(
@@ -128,7 +131,7 @@ class Gateway:
             exchange.status, exchange.error = error.status, error.code
             raise
         except trio.Cancelled:
-            exchange.status, exchange.error = 499, "client_left"
+            exchange.status, exchange.error = (499, "client_left") if client.has_left else (503, "draining")
             raise
         finally:
             if is_counted:
@@ -162,8 +165,8 @@ def _entry(exchange: Exchange, request: Request, client: Client) -> Entry:
         "id": request.id.decode(),
         "client": client.peer,
         "method": request.method.decode("latin-1"),
-        "path": request.path.decode("latin-1"),
-        "model": exchange.model,
+        "path": request.path.decode("latin-1")[:SHOWN_CHARACTERS_MAX],
+        "model": exchange.model[:SHOWN_CHARACTERS_MAX],
         "worker": exchange.endpoint.id.decode() if exchange.endpoint else "",
         "status": exchange.status,
         "error": exchange.error,
@@ -190,7 +193,9 @@ async def run(config: Config, *, task_status: trio.TaskStatus[int] = trio.TASK_S
     listeners = await open_listeners(settings.host, settings.port)
     port = port_of(listeners)
     registry = Registry(external, trio.current_time, config.routing.max_in_flight)
-    balancer = Balancer(registry.endpoints, policy=config.routing.policy, queue_max=config.routing.queue_max)
+    balancer = Balancer(
+        registry.endpoints, trio.current_time, policy=config.routing.policy, queue_max=config.routing.queue_max
+    )
     registry.changed = balancer.advance
     metrics = Metrics(registry, balancer)
     hub = Hub()
@@ -207,6 +212,10 @@ async def run(config: Config, *, task_status: trio.TaskStatus[int] = trio.TASK_S
     app = control.make_app(registry, metrics.registry, secrets.token_hex(8), int(time.time()))
     with tempfile.TemporaryDirectory(prefix="ichat-") as directory:
         control_socket = os.path.join(directory, "control")
+        if len(control_socket) > UNIX_PATH_BYTES_MAX:
+            raise Exit(
+                EXIT_UNAVAILABLE, f"{directory} is too long for a unix socket; set TMPDIR to a shorter directory."
+            )
         gateway = Gateway(means, metrics, access, control_socket)
         door = FrontDoor(b"gateway", gateway.answer, hub, config.limits, timeouts, tls, gateway.refused)
         supervisor = Supervisor(config, registry, directory, control_socket)
@@ -225,6 +234,7 @@ async def run(config: Config, *, task_status: trio.TaskStatus[int] = trio.TASK_S
                             workers.start_soon(supervisor.run)
                             await anext(signals)
                             log.info("told to stop: draining; a second signal hurries")
+                            balancer.close()
                             doors.start_soon(_hurry_when_told, signals, door, supervisor)
                             await door.drain()
                             workers.cancel_scope.cancel()

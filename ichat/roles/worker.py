@@ -22,7 +22,7 @@ import httpx
 import trio
 
 from ichat import errors
-from ichat.beat import Beat, WorkerState
+from ichat.beat import Beat, WorkerState, read_beat
 from ichat.config import Limits, Timeouts
 from ichat.engines import Engine, find
 from ichat.engines.host import Host
@@ -31,6 +31,7 @@ from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, open_unix_listener, port_of
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
+from ichat.http.tls import client_context
 from ichat.processes import LAUNCHER_FD
 from ichat.usage import Usage
 
@@ -58,6 +59,11 @@ class Options:
     advertise_host: str | None
     unix_socket: str | None
     max_in_flight: int
+    gateway_ca: str | None
+    head_bytes_max: int
+    body_bytes_max: int
+    connections_max: int
+    client_stall_s: float
     drain_s: float
     stop_s: float
 
@@ -71,6 +77,7 @@ def parser() -> Usage:
         allow_abbrev=False,
     )
     add = usage.add_argument
+    limits = Limits()
     add("--backend", "-be", default="vllm", metavar="NAME", help="the engine (vllm)")
     add("--gateway-address", "-ga", metavar="URL", help="register with this gateway, for example http://gw:4000")
     add(
@@ -82,10 +89,22 @@ def parser() -> Usage:
     add("--host", default="127.0.0.1", metavar="HOST", help="where to listen (127.0.0.1; 0.0.0.0 for all interfaces)")
     add("--port", type=int, default=8000, metavar="PORT", help="where to listen (8000; 0 for any free port)")
     add("--advertise-host", metavar="HOST", help="how the gateway reaches this worker, where that is not clear")
-    add("--unix-socket", metavar="PATH", help="listen there as well: the shorter way for a gateway on this machine")
+    add("--unix-socket", metavar="PATH", help="listen there as well; a gateway uses it for workers that it started")
     add(
         "--max-in-flight", type=int, default=0, metavar="N",
         help="requests that the gateway may send at the same time (as its configuration says)",
+    )  # fmt: skip
+    add("--gateway-ca", metavar="FILE", help="authorities to trust for a gateway with https (those of the system)")
+    for name, default, help_ in (
+        ("--head-bytes-max", limits.head_bytes_max, "the largest head of a request"),
+        ("--body-bytes-max", limits.body_bytes_max, "the largest body of a request"),
+        ("--connections-max", limits.connections_max, "open connections"),
+    ):
+        add(name, type=int, default=default, metavar="N", help=f"{help_} ({default})")
+    stall_s = Timeouts().client_stall_s
+    add(
+        "--client-stall-s", type=float, default=stall_s, metavar="S",
+        help=f"how long a client may take no bytes before it counts as gone ({stall_s:g})",
     )  # fmt: skip
     add("--drain-s", type=float, default=30.0, metavar="S", help="how long exchanges may take to end at shutdown (30)")
     add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
@@ -122,10 +141,7 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
     options = Options(**vars(found))
     if not 0 <= options.port < 65536:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --port must be from 0 to 65535, not {options.port}")
-    if options.heartbeat_interval <= 0:
-        raise Exit(EXIT_USAGE, f"{usage.prog}: --heartbeat-interval must be more than 0")
-    if options.max_in_flight < 0:
-        raise Exit(EXIT_USAGE, f"{usage.prog}: --max-in-flight must not be negative")
+    _check_beat(options, usage.prog)
     if options.gateway_address is not None:
         url = urllib.parse.urlsplit(options.gateway_address)
         if (url.scheme not in ("http", "https") or not url.hostname) and not (url.scheme == "unix" and url.path):
@@ -136,6 +152,22 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
     if options.served_model_name:
         theirs += ["--served-model-name", *options.served_model_name]
     return options, [*theirs, "--host", options.host, "--port", str(options.port)]
+
+
+def _check_beat(options: Options, prog: str) -> None:
+    """Find now what the gateway would refuse in every beat. Raises Exit 64."""
+    try:
+        read_beat({
+            "worker_id": options.worker_id or "w",
+            "model_name": options.served_model_name[0] if options.served_model_name else "m",
+            "model_names": options.served_model_name,
+            "host": options.advertise_host or "h",
+            "port": 1,
+            "heartbeat_interval": options.heartbeat_interval,
+            "max_in_flight": options.max_in_flight,
+        })  # fmt: skip
+    except errors.ApiError as error:
+        raise Exit(EXIT_USAGE, f"{prog}: {error.message}") from error
 
 
 class Worker:
@@ -206,13 +238,14 @@ class Worker:
         if url.scheme == "unix":
             transport = httpx.AsyncHTTPTransport(uds=url.path)
             return httpx.AsyncClient(base_url="http://localhost", timeout=BEAT_TIMEOUT_S, transport=transport)
-        return httpx.AsyncClient(base_url=address, timeout=BEAT_TIMEOUT_S, trust_env=False)
+        context = client_context(self.options.gateway_ca) if url.scheme == "https" else False
+        return httpx.AsyncClient(base_url=address, timeout=BEAT_TIMEOUT_S, trust_env=False, verify=context)
 
     async def _beat(self, gateway: httpx.AsyncClient, beat: Beat) -> str | None:
         """Send one beat; give what went wrong."""
         try:
             response = await gateway.post("/v1/workers/heartbeat", json=attrs.asdict(beat))
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError) as error:
             return str(error) or type(error).__name__
         return None if response.is_success else f"{response.status_code} {response.text[:300]}"
 
@@ -246,7 +279,7 @@ class Worker:
         url = urllib.parse.urlsplit(address)
         if url.scheme == "unix":
             return self._own_address
-        with trio.move_on_after(BEAT_TIMEOUT_S), contextlib.suppress(OSError):
+        with trio.move_on_after(BEAT_TIMEOUT_S), contextlib.suppress(OSError, UnicodeError):
             found = await trio.socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_DGRAM)
             family, kind, _, _, there = found[0]
             with socket.socket(family, kind) as probe:
@@ -282,11 +315,12 @@ async def run(
     listeners = await open_listeners(options.host, options.port)
     if options.unix_socket is not None:
         listeners.append(open_unix_listener(options.unix_socket))
-    timeouts = Timeouts(drain_s=options.drain_s)
+    timeouts = Timeouts(drain_s=options.drain_s, client_stall_s=options.client_stall_s)
+    limits = Limits(options.head_bytes_max, options.body_bytes_max, options.connections_max)
     host = Host(engine, engine_argv, client_stall_s=timeouts.client_stall_s)
     worker = Worker(options, host, port_of(listeners))
     hub = Hub()
-    door = FrontDoor(b"worker", worker.answer, hub, Limits(), timeouts)
+    door = FrontDoor(b"worker", worker.answer, hub, limits, timeouts)
     log.info("worker %s listens on %s:%d", worker.id, options.host, worker.port)
     task_status.started(worker.port)
     address = options.gateway_address
