@@ -5,7 +5,7 @@ The front door relays to it like to any other upstream, so frameworks stay where
 
 import json
 import platform
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from importlib import metadata
 
 import hypercorn.config
@@ -104,7 +104,8 @@ def make_app(registry: Registry, metrics: CollectorRegistry, gateway_id: str, st
         if error.code == 404:
             return await api_error(errors.not_found(request.path))
         if error.code == 405:
-            return await api_error(errors.method_not_allowed(request.method, request.path))
+            allow = ", ".join(sorted(_methods(error)))
+            return await api_error(errors.method_not_allowed(request.method, request.path, allow))
         if error.code == 413:
             return await api_error(errors.request_too_large(BODY_BYTES_MAX))
         return await api_error(ApiError(error.code or 500, "bad_request", error.description or str(error)))
@@ -115,6 +116,11 @@ def make_app(registry: Registry, metrics: CollectorRegistry, gateway_id: str, st
         return await api_error(errors.internal_error())
 
     return app
+
+
+def _methods(error: HTTPException) -> Iterable[str]:
+    """Give the methods that a route has, of the error that it has not another one."""
+    return getattr(error, "valid_methods", None) or ()
 
 
 def _json(value: object) -> Response:

@@ -26,8 +26,8 @@ class Exit(Exception):
 class ApiError(Exception):
     """A failure with everything its response needs.
 
-    ``retry_after_s`` becomes ``Retry-After``. ``retry=False`` becomes ``x-should-retry: false``, which openai-python
-    obeys, for statuses that it would otherwise retry in vain.
+    ``retry_after_s`` becomes ``Retry-After``, ``allow`` the methods of ``Allow``. ``retry=False`` becomes
+    ``x-should-retry: false``, which openai-python obeys, for statuses that it would otherwise retry in vain.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class ApiError(Exception):
         param: str | None = None,
         retry_after_s: int | None = None,
         retry: bool | None = None,
+        allow: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -49,6 +50,7 @@ class ApiError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.retry = retry
+        self.allow = allow
 
     def __repr__(self) -> str:
         return f"<ApiError {self.status} {self.code}: {self.message}>"
@@ -65,6 +67,8 @@ class ApiError(Exception):
             headers.append((b"retry-after", b"%d" % self.retry_after_s))
         if self.retry is not None:
             headers.append((b"x-should-retry", b"true" if self.retry else b"false"))
+        if self.allow:
+            headers.append((b"allow", self.allow.encode()))
         return headers
 
 
@@ -78,9 +82,9 @@ def not_found(path: str) -> ApiError:
     return ApiError(404, "not_found", f"There is no route {path}.")
 
 
-def method_not_allowed(method: str, path: str) -> ApiError:
-    """405: the route exists, but not for this method."""
-    return ApiError(405, "method_not_allowed", f"{path} does not take {method}.")
+def method_not_allowed(method: str, path: str, allow: str) -> ApiError:
+    """405: the route exists, but only for the methods of `allow` (RFC 9110, section 15.5.6)."""
+    return ApiError(405, "method_not_allowed", f"{path} does not take {method}, only {allow}.", allow=allow)
 
 
 def model_not_found(model: str, known: Iterable[str]) -> ApiError:
@@ -173,9 +177,9 @@ def upstream_unreachable(name: str, why: str) -> ApiError:
     return ApiError(502, "upstream_unreachable", f"{name} cannot be reached: {why}.", kind="server_error")
 
 
-def upstream_failed(name: str, why: str) -> ApiError:
+def upstream_failed(name: str, why: str, *, retry: bool | None = None) -> ApiError:
     """502: the upstream took the request and gave no usable, or no whole, response."""
-    return ApiError(502, "upstream_failed", f"{name} failed: {why}.", kind="server_error")
+    return ApiError(502, "upstream_failed", f"{name} failed: {why}.", kind="server_error", retry=retry)
 
 
 def upstream_timeout(name: str, wait_s: float) -> ApiError:

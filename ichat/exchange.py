@@ -232,7 +232,7 @@ class Exchange:
         """End a response that its upstream did not finish, so that no client can take it for a whole one."""
         name = endpoint.upstream.name
         log.warning("%s failed with request %s: %s", name, self._request.id.decode(), lost)
-        error = errors.upstream_failed(name, str(lost))
+        error = errors.upstream_failed(name, str(lost), retry=lost.retry)
         if lost.timed_out:
             timeouts = self._means.timeouts
             error = errors.upstream_timeout(name, timeouts.stream_stall_s if lost.answered else timeouts.first_byte_s)

@@ -1,5 +1,6 @@
 """The gateway's picture of its workers and models. Purely synchronous: what is decided is decided in one step."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -10,6 +11,8 @@ from ichat import errors
 from ichat.balance import Endpoint
 from ichat.beat import Beat, WorkerState, names_of
 from ichat.http.pool import Upstream
+
+log = logging.getLogger(__name__)
 
 BEATS_MISSED_MAX = 3
 """A worker that has been silent for so many of its intervals is unhealthy."""
@@ -119,6 +122,9 @@ class Registry:
             raise errors.too_many_workers(WORKERS_MAX)
         worker = known or Worker(beat.worker_id, managed=False)
         self._workers[beat.worker_id] = worker
+        taken = self._external.keys() & set(names_of(beat))
+        if taken and known is None:
+            log.warning("worker %s gets no requests for %s: external routes have that name", worker.id, sorted(taken))
         worker.beat = beat
         worker.beat_at = self._clock()
         self._place(worker, beat)

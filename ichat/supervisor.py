@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 SWEEP_S = 5.0
 """How long killed processes may take to disappear."""
 SWEEP_POLL_S = 0.05
+STDERR = 2
 HEAD_BYTES_MORE = 8192
 """What the gateway may add to the head of a request."""
 
@@ -72,7 +73,7 @@ class Supervisor:
                     command,
                     env=self._environment(worker, watched),
                     stdin=subprocess.DEVNULL,
-                    stdout=sys.stderr.fileno(),  # ours is for the access log
+                    stdout=STDERR,  # ours is for the access log
                     start_new_session=True,
                     pass_fds=(watched,),
                 )

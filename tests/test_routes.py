@@ -135,8 +135,9 @@ async def test_a_key_that_is_not_accepted_is_the_operators_problem(routed, conne
         await stream.send_all(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: %d\r\n\r\n%b" % (len(words), words))
 
     _, port = await routed(reply, 'api_key_env = "THEIR_KEY"\n')
-    status, _, body = await ask(connect, port, b'{"model": "m"}')
+    status, headers, body = await ask(connect, port, b'{"model": "m"}')
     assert (status, code_of(body)) == (502, "upstream_failed")
+    assert headers[b"x-should-retry"] == b"false"
     assert KEY.encode() not in body
     assert b"does not accept the key" in body
 

@@ -104,6 +104,15 @@ async def test_an_old_client_gets_a_stream_without_chunks(make_worker, connect):
     assert answer.endswith(b"data: [DONE]\n\n")
 
 
+async def test_an_old_client_can_tell_a_broken_answer(make_worker, connect):
+    """Without chunks and without a length, an answer that broke off does not end like a whole one."""
+    _, port = await make_worker()
+    client = await connect(port)
+    await client.send(b"POST /break HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}")
+    with pytest.raises(trio.BrokenResourceError):
+        await client.everything()
+
+
 @pytest.mark.parametrize("path", [b"/wait", b"/v1/chat/completions"])
 async def test_a_client_that_hangs_up_aborts_the_generation(make_worker, connect, path):
     """Plain or streamed: the application learns of it at once, and every one of its waiters does."""

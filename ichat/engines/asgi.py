@@ -53,9 +53,8 @@ class Call:
         self._head = b""
         self._chunked = False
         self._left: int | None = None
-        self._out: Headers = []
-        self._gathered: bytearray | None = None
-        """The body so far, where the client's HTTP has no chunks and its end would not tell whether it is whole."""
+        self.ends_with_connection = False
+        """Whether nothing but the end of the connection says that the body is whole: HTTP/1.0 has no chunks."""
         self.complete = False
         """Whether all of the response has been handed over, the last byte included."""
         self._body_taken = False
@@ -171,12 +170,11 @@ class Call:
                 self._chunked = True
                 out.append((b"transfer-encoding", b"chunked"))
             else:
-                self._gathered = bytearray()
+                self.ends_with_connection = True
+                self.keep_alive = False
         if not self.keep_alive:
             out.append((b"connection", b"close"))
-        self._out = out
-        if self._gathered is None:
-            self._head = response_head(status, out)
+        self._head = response_head(status, out)
 
     def _framed(self, body: bytes, *, more: bool) -> bytes:
         """Frame a piece of the body, with the head before it where that is still to be sent."""
@@ -190,12 +188,6 @@ class Call:
             self._left -= len(body)
             if self._left and not more:
                 self.keep_alive = False
-        if self._gathered is not None:
-            self._gathered += body
-            if more:
-                return b""
-            length = (b"content-length", b"%d" % len(self._gathered))
-            return response_head(self.status, [*self._out, length]) + self._gathered
         head, self._head = self._head, b""
         return head + body
 

@@ -116,6 +116,7 @@ class Host:
         if call.hung_up:
             await client.gone()
         if not call.complete:
+            client.is_broken = call.head_sent and call.ends_with_connection
             raise call.failure or errors.engine_failed("it ended")
 
     @property

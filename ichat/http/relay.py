@@ -30,7 +30,7 @@ OnHead = Callable[[ResponseHead], bytes]
 
 
 class Unwanted(Exception):
-    """A response that the client must not get, with the reason."""
+    """A response that the client must not get, with the reason; another try would bring the same."""
 
 
 class UpstreamLost(Exception):
@@ -42,12 +42,15 @@ class UpstreamLost(Exception):
         *,
         answered: bool,
         timed_out: bool = False,
+        retry: bool | None = None,
         can_report: bool = False,
     ) -> None:
         super().__init__(why)
         self.answered = answered
         """Whether it had sent anything, so that it must not be asked again."""
         self.timed_out = timed_out
+        self.retry = retry
+        """Whether the client's trying again makes sense, where that is known."""
         self.can_report = can_report
         """Whether the client can be told by one more event: it got whole chunks of an event stream so far."""
 
@@ -179,7 +182,7 @@ class Relay:
             self._lost(f"its response is not valid HTTP/1.1: {error}")
             return
         except Unwanted as error:
-            self._lost(str(error))
+            self._lost(str(error), retry=False)
             return
         except Exception:
             log.exception("a bug moving a response")
@@ -299,7 +302,7 @@ class Relay:
         """Say whether an end of the connection may not be taken for that of a body which ends with it."""
         return (self._is_torn or self._connection.truncated) and isinstance(self._framing, UntilClose)
 
-    def _lost(self, why: str, *, timed_out: bool = False) -> None:
+    def _lost(self, why: str, *, timed_out: bool = False, retry: bool | None = None) -> None:
         self.reusable = False
         self._connection.hush()
         if not self._done:
@@ -307,6 +310,7 @@ class Relay:
                 why,
                 answered=self.answered,
                 timed_out=timed_out,
+                retry=retry,
                 can_report=self._reportable and self._framing is not None and self._framing.may_insert,
             )
             self._wake()

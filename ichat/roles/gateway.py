@@ -124,7 +124,8 @@ class Gateway:
                 self._metrics.in_flight.inc()
                 await exchange.by_model()
             elif _BY_MODEL.fullmatch(request.path):
-                raise errors.method_not_allowed(request.method.decode("latin-1"), request.path.decode("latin-1"))
+                method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
+                raise errors.method_not_allowed(method, path, "POST")
             else:
                 raise errors.not_found(request.path.decode("latin-1"))
         except ApiError as error:
