@@ -274,8 +274,6 @@ class Exchange:
             client.is_broken = True  # until it is whole: its end and a break look alike
         names = {name for name, _ in head.headers}
         headers: Headers = [header for header in end_to_end(head.headers) if header[0] not in _OURS_BACK]
-        if b"transfer-encoding" in names:
-            headers.append((b"transfer-encoding", b"chunked"))
         if b"date" not in names:
             headers.append(date_header())
         headers.append((b"x-request-id", self._request.id))
@@ -286,4 +284,6 @@ class Exchange:
                 headers.append((b"x-ichat-overhead-ms", b"%.2f" % ((self.overhead_s or 0) * 1000)))
         if not client.keep_alive:
             headers.append((b"connection", b"close"))
+        if b"transfer-encoding" in names:  # last: a 0 there would look like a last chunk to simple clients
+            headers.append((b"transfer-encoding", b"chunked"))
         return response_head(head.status, headers, head.reason)

@@ -90,6 +90,28 @@ async def test_concurrent_streams_arrive_byte_for_byte(serve, gateway_to, connec
         assert body == sent[number]
 
 
+async def test_no_head_ends_like_a_body(serve, gateway_to, connect):
+    """Simple clients look for a 0 and two line breaks: a number at the end of the head would end their stream."""
+
+    async def reply(stream, head, body):
+        await stream.send_all(SSE_HEAD)
+        await trio.sleep(0.002)
+        await stream.send_all(event(1) + SSE_END)
+
+    _, port = await serve(reply)
+    client = await connect(await gateway_to({"m": port}))
+    body = b'{"model": "m"}'
+    for number in range(20):
+        await client.send(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: a%d0\r\ncontent-length: %d\r\n\r\n%b"
+            % (number, len(body), body)
+        )
+        data = b""
+        while not data.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):
+            data += await client.stream.receive_some()
+        assert data.partition(b"\r\n\r\n")[0].endswith(b"\r\ntransfer-encoding: chunked")
+
+
 async def test_a_slow_reader_holds_up_its_upstream_and_nobody_else(serve, gateway_to, connect):
     """Backpressure reaches the upstream of a client that does not read; another stream goes on; nothing is lost."""
     big = [chunk(b"%07d" % number + b"x" * 60_000) for number in range(400)]
