@@ -20,6 +20,8 @@ from ichat.http.pool import Upstream
 
 REPORT_S = 10.0
 """How long a worker's report of its load counts."""
+AVOID_S = 10.0
+"""How long an endpoint that could not be reached is asked only if there is no other."""
 RETRY_AFTER_S = 2
 """What a client is told to wait that was refused since a queue was full, or waited in vain."""
 
@@ -56,6 +58,11 @@ class Endpoint:
         self.reported_at = now
         self.unreachable = False
         self.avoid_until = -math.inf
+
+    def fail(self, now: float) -> None:
+        """Note that it could not be reached."""
+        self.unreachable = True
+        self.avoid_until = now + AVOID_S
 
 
 def external_endpoints(config: Config) -> Mapping[str, Sequence[Endpoint]]:
@@ -222,7 +229,9 @@ class Balancer:
                 del self._queues[waiter.model]
 
     def in_vain(self, model: str, waited_s: float) -> ApiError:
-        """Give the error of a request that has waited in the model's queue for too long."""
+        """Give the error of a request that has waited in the model's queue for too long, or until it was closed."""
+        if self.is_closed:
+            return errors.draining()
         try:
             self._find(model)
         except ApiError as error:

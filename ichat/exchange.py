@@ -1,7 +1,7 @@
 """One request on its way through the gateway: a lease on an endpoint, a connection, the response relayed.
 
-Nothing is tried twice that an upstream may have seen. A request goes out again only to another endpoint where no
-connection could be made, or on a fresh connection where a kept one died without a byte of response.
+Nothing is tried twice that an upstream may have worked on. A request goes out again only to another endpoint where no
+connection could be made, or on a fresh connection where a kept one died at once, without a byte of response.
 """
 
 import logging
@@ -32,8 +32,6 @@ JOINED_BYTES_MAX = 65536
 """A body up to this size is sent in one piece with its head; joining larger ones would cost more than it saves."""
 KEPT_RACE_S = 1.0
 """How soon a kept connection breaks that its upstream was about to close."""
-AVOID_S = 10.0
-"""How long an endpoint that could not be reached is asked only if there is no other."""
 _OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id"))
 """Headers of a request that are made anew for the upstream."""
 
@@ -121,8 +119,7 @@ class Exchange:
                 if error.code != "upstream_unreachable":
                     raise
                 log.warning("%s", error.message)
-                lease.endpoint.unreachable = True
-                lease.endpoint.avoid_until = trio.current_time() + AVOID_S
+                lease.endpoint.fail(trio.current_time())
                 tried.add(lease.endpoint)
                 if not self._means.balancer.others(self.model, tried):
                     raise
@@ -157,8 +154,6 @@ class Exchange:
         finally:
             balancer.leave(waiter)
             self.queued_s += trio.current_time() - since
-        if balancer.is_closed and waiter.lease is None:
-            raise errors.draining()
         if waiter.lease is None:
             raise balancer.in_vain(self.model, self._means.timeouts.queue_s)
         return waiter.lease

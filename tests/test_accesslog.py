@@ -19,7 +19,7 @@ async def test_a_file_is_appended_to(tmp_path, nursery):
     access.add({"path": '/v1/"\n', "status": 200, "first_byte_ms": None})
     await trio.testing.wait_all_tasks_blocked()
     nursery.cancel_scope.cancel()
-    with trio.CancelScope(shield=True):
+    with trio.fail_after(20, shield=True):
         while path.read_text() == "before\n":
             await trio.sleep(0.01)
     before, line = path.read_text().splitlines()
@@ -41,8 +41,9 @@ async def test_what_is_not_taken_is_counted(tmp_path, nursery, monkeypatch):
         await trio.sleep(0.01)
     assert repr(access) == "<AccessLog 100 lines wait>"
     text = ""
-    while "lines_dropped" not in text:
-        text += (await trio.to_thread.run_sync(os.read, read, 65536)).decode()
+    with trio.fail_after(20):
+        while "lines_dropped" not in text:
+            text += (await trio.to_thread.run_sync(os.read, read, 65536, abandon_on_cancel=True)).decode()
     dropped = [json.loads(line) for line in text.splitlines() if line.endswith("}") and "lines_dropped" in line]
     assert dropped[0]["lines_dropped"] >= 100
     os.set_blocking(read, False)

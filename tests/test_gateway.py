@@ -6,7 +6,7 @@ import random
 import openai
 import pytest
 import trio
-from peers import SSE_END, SSE_HEAD, Upstream, chunk, code_of, event, plain, reset, until
+from peers import LIMIT_S, SSE_END, SSE_HEAD, Upstream, chunk, code_of, event, plain, reset, until
 
 from ichat import config as configuration
 from ichat.balance import Endpoint, same_for
@@ -107,8 +107,10 @@ async def test_no_head_ends_like_a_body(serve, gateway_to, connect):
             % (number, len(body), body)
         )
         data = b""
-        while not data.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):
-            data += await client.stream.receive_some()
+        with trio.fail_after(LIMIT_S):
+            while not data.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):
+                data += await client.stream.receive_some()
+                await trio.lowlevel.checkpoint()
         assert data.partition(b"\r\n\r\n")[0].endswith(b"\r\ntransfer-encoding: chunked")
 
 

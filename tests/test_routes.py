@@ -7,7 +7,7 @@ import signal
 import openai
 import pytest
 import trio
-from peers import SSE_END, SSE_HEAD, code_of, event, plain, until
+from peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, until
 
 from ichat import config as configuration
 from ichat.errors import Exit
@@ -18,6 +18,17 @@ KEY = "sk-very-secret"
 
 async def hello(stream, head, body):
     await stream.send_all(plain(b'{"hello": 1}'))
+
+
+def held():
+    """Make an upstream's reply that waits, and the event that it waits for."""
+    go = trio.Event()
+
+    async def reply(stream, head, body):
+        await go.wait()
+        await hello(stream, head, body)
+
+    return go, reply
 
 
 @pytest.fixture
@@ -36,6 +47,13 @@ def routed(nursery, serve):
 def lines(capfd):
     """Give the access log's lines."""
     return [json.loads(line) for line in capfd.readouterr().out.splitlines() if line.startswith('{"time"')]
+
+
+async def shows(client, text):
+    """Wait until the metrics have this line."""
+    with trio.fail_after(LIMIT_S):
+        while text not in (await client.get(b"/metrics"))[2]:
+            await trio.sleep(0.01)
 
 
 async def ask(connect, port, body, target=b"/v1/chat/completions", content_type=b"application/json", headers=b""):
@@ -99,12 +117,7 @@ async def test_where_a_route_leads(routed, connect, path, expected):
 
 async def test_who_waits_is_told_of_the_end(routed, connect, nursery):
     """A gateway that is told to stop refuses its queues at once, so that their clients can go elsewhere."""
-    go = trio.Event()
-
-    async def reply(stream, head, body):
-        await go.wait()
-        await hello(stream, head, body)
-
+    go, reply = held()
     upstream, port = await routed(reply, "max_in_flight = 1\n")
     answers = []
 
@@ -115,8 +128,7 @@ async def test_who_waits_is_told_of_the_end(routed, connect, nursery):
     await until(lambda: upstream.requests)
     nursery.start_soon(one)
     metrics = await connect(port)
-    while b"ichat_requests_queued 1.0" not in (await metrics.get(b"/metrics"))[2]:
-        await trio.sleep(0.01)
+    await shows(metrics, b"ichat_requests_queued 1.0")
     os.kill(os.getpid(), signal.SIGTERM)
     await until(lambda: answers)
     status, headers, body = answers[0]
@@ -316,12 +328,7 @@ async def test_timing_can_be_seen_or_not(serve, gateway_to, connect, more):
 
 async def test_overhead_does_not_hold_the_queue(routed, connect, capfd, nursery):
     """Waiting for room is told apart from what the gateway itself takes."""
-    go = trio.Event()
-
-    async def reply(stream, head, body):
-        await go.wait()
-        await hello(stream, head, body)
-
+    go, reply = held()
     upstream, port = await routed(reply, "max_in_flight = 1\n")
     answers = []
 
@@ -344,12 +351,7 @@ async def test_overhead_does_not_hold_the_queue(routed, connect, capfd, nursery)
 
 async def test_a_queue_has_two_bounds(routed, connect, nursery):
     """A full queue is 429 at once, a long wait 503; both say when to come again, and the queue goes on."""
-    go = trio.Event()
-
-    async def reply(stream, head, body):
-        await go.wait()
-        await hello(stream, head, body)
-
+    go, reply = held()
     upstream, port = await routed(reply, "max_in_flight = 1\n", "[routing]\nqueue_max = 1\n[timeouts]\nqueue_s = 0.4\n")
     nursery.start_soon(ask, connect, port, b'{"model": "m"}')
     await until(lambda: upstream.requests)
@@ -360,8 +362,7 @@ async def test_a_queue_has_two_bounds(routed, connect, nursery):
 
     nursery.start_soon(wait)
     metrics = await connect(port)
-    while b"ichat_requests_queued 1.0" not in (await metrics.get(b"/metrics"))[2]:
-        await trio.sleep(0.01)
+    await shows(metrics, b"ichat_requests_queued 1.0")
     status, headers, body = await ask(connect, port, b'{"model": "m"}')
     assert (status, code_of(body), b"retry-after" in headers) == (429, "overloaded", True)
     await until(lambda: waited)
@@ -375,23 +376,16 @@ async def test_a_queue_has_two_bounds(routed, connect, nursery):
 
 async def test_who_leaves_the_queue_takes_nothing(routed, connect, nursery):
     """A client that hangs up while it waits is out of the queue, and no place is lost."""
-    go = trio.Event()
-
-    async def reply(stream, head, body):
-        await go.wait()
-        await hello(stream, head, body)
-
+    go, reply = held()
     upstream, port = await routed(reply, "max_in_flight = 1\n")
     nursery.start_soon(ask, connect, port, b'{"model": "m"}')
     await until(lambda: upstream.requests)
     leaver = await connect(port)
     await leaver.send(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
     metrics = await connect(port)
-    while b"ichat_requests_queued 1.0" not in (await metrics.get(b"/metrics"))[2]:
-        await trio.sleep(0.01)
+    await shows(metrics, b"ichat_requests_queued 1.0")
     await leaver.stream.aclose()
-    while b"ichat_requests_queued 0.0" not in (await metrics.get(b"/metrics"))[2]:
-        await trio.sleep(0.01)
+    await shows(metrics, b"ichat_requests_queued 0.0")
     go.set()
     assert (await ask(connect, port, b'{"model": "m"}'))[0] == 200
     assert len(upstream.requests) == 2
