@@ -1,0 +1,517 @@
+"""What becomes of arguments that vLLM does not know: those of its older releases, and those of SGLang."""
+
+import json
+from collections.abc import Mapping
+
+from ichat.engines.args import (
+    Became,
+    Case,
+    Entry,
+    Flag,
+    Outcome,
+    Refusal,
+    Table,
+    Wrong,
+    chosen,
+    dropped,
+    for_own,
+    fraction,
+    inside,
+    mapping,
+    one,
+    part,
+    refused,
+    renamed,
+    switch,
+    use,
+    whole,
+)
+
+_SPECULATIVE, _OVERRIDES = "--speculative-config", "--hf-overrides"
+NOTHING = Became((), "vLLM does so anyway")
+
+
+def same(names: str, entry: Entry) -> dict[str, Entry]:
+    """Make one entry for several names, which blanks separate."""
+    return dict.fromkeys(names.split(), entry)
+
+
+def _rope_scaling(flag: Flag, case: Case) -> Outcome:
+    """RoPE's parameters are one object now, which SGLang merges into the model's and vLLM puts in its place."""
+    scaling = mapping(one(flag))
+    if "type" in scaling:
+        scaling.setdefault("rope_type", scaling.pop("type"))
+    given = case.value("--rope-theta") or "rope_theta" in scaling or "rope_theta" in (case.value(_OVERRIDES) or "")
+    if _OVERRIDES in case.options and not given:
+        return Refusal(
+            "vLLM puts it in the place of all of the model's rope_parameters now; give --rope-theta as well, with the"
+            " rope_theta of the model's config.json"
+        )
+    return Became([part(_OVERRIDES, "rope_parameters", value=scaling)], f"it is {_OVERRIDES}.rope_parameters now")
+
+
+def _rope_theta(flag: Flag, case: Case) -> Outcome:
+    why = f"it is {_OVERRIDES}.rope_parameters.rope_theta now"
+    if _OVERRIDES in case.options and not case.has("--rope-scaling"):
+        why += ", and vLLM forgets a RoPE scaling of the model's own unless --rope-scaling repeats it"
+    return Became([part(_OVERRIDES, "rope_parameters", "rope_theta", value=fraction(one(flag)))], why)
+
+
+def _guided_decoding(flag: Flag, _: Case) -> Outcome:
+    """Read ``xgrammar:no-fallback,disable-any-whitespace``."""
+    target = "--structured-outputs-config"
+    backend, _colon, text = one(flag).partition(":")
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    unknown = sorted({*words} - {"no-fallback", "disable-any-whitespace", "no-additional-properties"})
+    if unknown:
+        return Refusal(f"{unknown[0]!r} is nothing that {target} knows")
+    parts = [part(target, "backend", value=backend)]
+    if "disable-any-whitespace" in words:
+        parts.append(part(target, "disable_any_whitespace", value=True))
+    if "no-additional-properties" in words:
+        parts.append(part(target, "disable_additional_properties", value=True))
+    return Became(parts, f"it is {target}.backend now, and a backend that is named has no fallback")
+
+
+def _speculative_model(flag: Flag, _: Case) -> Outcome:
+    name = one(flag)
+    key, value = ("method", "ngram") if name in ("ngram", "[ngram]") else ("model", name)
+    return Became([part(_SPECULATIVE, key, value=value)], f"it is {_SPECULATIVE}.{key} now")
+
+
+def _prompt_lookup(key: str) -> Entry:
+    def rule(flag: Flag, case: Case) -> Outcome:
+        parts = [part(_SPECULATIVE, key, value=whole(one(flag)))]
+        if case.value("--speculative-model") in (None, "ngram", "[ngram]"):
+            parts.append(part(_SPECULATIVE, "method", value="ngram"))
+        return Became(parts, f"it is {_SPECULATIVE}.{key} now, with ngram as the method")
+
+    return Entry(rule)
+
+
+def _media_limits(flag: Flag, _: Case) -> Outcome | None:
+    """Read ``image=16,video=2``, which is JSON now."""
+    text = one(flag)
+    if flag.path or text[:1] == "{":
+        return None
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(key and count.isdigit() for key, _, count in pairs):
+        raise Wrong(f'takes JSON such as {{"image": 2}}, not {text!r}')
+    limits = {key: int(count) for key, _, count in pairs}
+    return use("--limit-mm-per-prompt", json.dumps(limits), why="it takes JSON now")
+
+
+def _optimization(flag: Flag, case: Case) -> Outcome | None:
+    """Read ``-O3``, ``-O 3``, and a number or JSON that is the whole compilation's configuration."""
+    text = one(flag) if not flag.path else "{"
+    if text[:1] == "{":
+        return use("--compilation-config", text) if flag.name == "-O" else None
+    if flag.name == "-O" or not text.isdigit() or "--optimization-level" not in case.options:
+        return None
+    return use("--optimization-level", text, why="a number is an --optimization-level now, whose meanings differ")
+
+
+def _reasoning(_: Flag, case: Case) -> Outcome:
+    if case.has("--reasoning-parser"):
+        return Became((), "--reasoning-parser alone turns it on now")
+    return Refusal("the parser of the model's reasoning must be named now: --reasoning-parser NAME")
+
+
+def _pooler(text: str) -> str:
+    old = mapping(text)
+    new = {"use_activation" if key in ("normalize", "softmax", "activation") else key: old[key] for key in old}
+    if isinstance(new.get("pooling_type"), str):
+        new["pooling_type"] = new["pooling_type"].upper()
+    return json.dumps(new)
+
+
+_TASKS = {
+    "generate": "--runner generate", "transcription": "--runner generate", "draft": "--runner draft",
+    "reward": "--runner pooling", "embed": "--runner pooling --convert embed",
+    "embedding": "--runner pooling --convert embed", "classify": "--runner pooling --convert classify",
+    "score": "--runner pooling --convert classify",
+}  # fmt: skip
+_GONE = "vLLM has no prompt adapters any more; use LoRA adapters (--enable-lora, --lora-modules)"
+_TYPICAL = "vLLM has no typical acceptance any more; --speculative-config.rejection_sample_method has what there is"
+_LENGTHS = "CUDA graphs are captured for batch sizes now, not for lengths (--max-cudagraph-capture-size)"
+_POOL = "vLLM has no pool of tokenizers any more"
+_PARTIAL = "vLLM decides itself now how many prompts it fills in at a time"
+_IMAGES = "vLLM reads it in the model's configuration now"
+_STEPS = "vLLM schedules every step now, while the one before it runs"
+_SIZES = "vLLM speculates for every request now; --speculative-config.num_speculative_tokens_per_batch_size comes near"
+
+OLD: Mapping[str, Entry] = {
+    "--task": chosen(
+        {"auto": NOTHING, **{task: use(*words.split(), why=f"it is {words} now") for task, words in _TASKS.items()}},
+        Refusal("it is --runner and --convert now, which have no such task"),
+    ),
+    "--disable-log-requests": switch(
+        use("--no-enable-log-requests", why="requests are not logged unless --enable-log-requests says so"),
+        use("--enable-log-requests", why="it is --enable-log-requests now"),
+    ),
+    "--guided-decoding-backend": Entry(_guided_decoding),
+    "--enable-reasoning": Entry(_reasoning),
+    "--rope-scaling": Entry(_rope_scaling),
+    "--rope-theta": Entry(_rope_theta),
+    "--speculative-model": Entry(_speculative_model),
+    "--num-speculative-tokens": inside(_SPECULATIVE, "num_speculative_tokens", convert=whole),
+    "--speculative-max-model-len": inside(_SPECULATIVE, "max_model_len", convert=whole),
+    "--speculative-draft-tensor-parallel-size": inside(_SPECULATIVE, "draft_tensor_parallel_size", convert=whole),
+    "-spec-draft-tp": inside(_SPECULATIVE, "draft_tensor_parallel_size", convert=whole),
+    "--speculative-model-quantization": inside(_SPECULATIVE, "quantization"),
+    "--ngram-prompt-lookup-max": _prompt_lookup("prompt_lookup_max"),
+    "--ngram-prompt-lookup-min": _prompt_lookup("prompt_lookup_min"),
+    "--spec-decoding-acceptance-method": chosen(
+        {"rejection_sampler": Became((), "rejection sampling is the default")}, Refusal(_TYPICAL)
+    ),
+    "--typical-acceptance-sampler-posterior-threshold": refused(_TYPICAL),
+    "--typical-acceptance-sampler-posterior-alpha": refused(_TYPICAL),
+    "--speculative-disable-by-batch-size": dropped(_SIZES),
+    "--speculative-disable-by-sequence-length": dropped(_SIZES),
+    "--speculative-disable-mqa-scorer": dropped("vLLM has one scorer now"),
+    "--disable-logprobs-during-spec-decoding": dropped("requests get the logprobs that they ask for now"),
+    "--num-lookahead-slots": dropped(f"it follows from {_SPECULATIVE} now"),
+    "--override-pooler-config": renamed("--pooler-config", convert=_pooler),
+    "--override-neuron-config": inside("--additional-config", "override_neuron_config", convert=mapping),
+    "--disable-mm-preprocessor-cache": switch(
+        use("--mm-processor-cache-gb", "0", why="it is --mm-processor-cache-gb 0 now"), NOTHING
+    ),
+    "--max-seq-len-to-capture": dropped(_LENGTHS),
+    "--max-context-len-to-capture": dropped(_LENGTHS),
+    "--worker-use-ray": switch(use("--distributed-executor-backend", "ray"), NOTHING),
+    "--logits-processor-pattern": refused(
+        "vLLM takes no logits processors from requests any more; --logits-processors names those that it loads"
+    ),
+    "--disable-frontend-multiprocessing": dropped("the worker has vLLM's front end in its own process anyway"),
+    "--swap-space": dropped("vLLM swaps nothing any more; --kv-offloading-size keeps KV cache in the CPU's memory"),
+    "--preemption-mode": dropped("vLLM recomputes what it preempts"),
+    "--device": dropped("vLLM uses the kind of device that it was built for"),
+    "--calculate-kv-scales": dropped("the scales come with the checkpoint now, and are 1.0 where it has none"),
+    "--quantization-param-path": refused("the scales of the KV cache come with the checkpoint now, from no other file"),
+    "--max-num-partial-prefills": dropped(_PARTIAL),
+    "--max-long-partial-prefills": dropped(_PARTIAL),
+    "--scheduler-delay-factor": dropped(_STEPS),
+    "--num-scheduler-steps": dropped(_STEPS),
+    "--multi-step-stream-outputs": dropped(_STEPS),
+    "--disable-async-output-proc": dropped("vLLM has no such output processor any more"),
+    "--use-v2-block-manager": dropped("vLLM has one block manager now"),
+    "--max-paddings": dropped("vLLM pads no batches any more"),
+    "--reorder-layers": dropped("vLLM places layers itself"),
+    **same("--tokenizer-pool-size --tokenizer-pool-type --tokenizer-pool-extra-config", dropped(_POOL)),
+    **same("--image-input-type --image-token-id --image-input-shape --image-feature-size", dropped(_IMAGES)),
+    "--lora-extra-vocab-size": dropped("vLLM makes no room for words that adapters add any more"),
+    "--enable-lora-bias": switch(Refusal("vLLM applies no biases of adapters any more"), NOTHING),
+    "--long-lora-scaling-factors": refused("vLLM scales the context of no adapter any more"),
+    "--qlora-adapter-name-or-path": refused("vLLM loads adapters by --enable-lora and --lora-modules NAME=PATH now"),
+    "--enable-prompt-adapter": switch(Refusal(_GONE), NOTHING),
+    **same("--max-prompt-adapters --max-prompt-adapter-token --prompt-adapters", refused(_GONE)),
+    "--scheduler-cls": for_own(
+        chosen({"vllm.core.scheduler.scheduler": Became((), "it names what was the default, which is gone")})
+    ),
+    "--limit-mm-per-prompt": for_own(Entry(_media_limits)),
+    "--compilation-config": for_own(Entry(_optimization)),
+    "-O": Entry(_optimization),
+}
+"""Names of vLLM's older releases, and what they are in newer ones."""
+
+# SGLang's names.
+
+
+def _chunk(flag: Flag, _: Case) -> Outcome:
+    tokens = whole(one(flag))
+    if tokens > 0:
+        return use("--max-num-batched-tokens", str(tokens), why="vLLM limits the tokens of a step, answers included")
+    return use("--no-enable-chunked-prefill", why="vLLM says it so")
+
+
+def _prefill(flag: Flag, case: Case) -> Outcome:
+    if case.has("--chunked-prefill-size", "--max-num-batched-tokens"):
+        return Became((), "vLLM has one limit for the tokens of a step, which is given as well")
+    return use(
+        "--max-num-batched-tokens", str(whole(one(flag))), why="vLLM limits the tokens of a step, answers included"
+    )
+
+
+def _pool(flag: Flag, case: Case) -> Outcome:
+    size = case.number("--block-size", "--page-size", default=0)
+    if size < 1:
+        return Refusal("vLLM counts blocks, not tokens; give --block-size as well, or --num-gpu-blocks-override")
+    blocks = str(whole(one(flag)) // size)
+    return use("--num-gpu-blocks-override", blocks, why=f"vLLM counts blocks, of {size} tokens each")
+
+
+def _experts(flag: Flag, case: Case) -> Outcome:
+    """Spread experts over all ranks or none: vLLM knows nothing between."""
+    size, ranks = whole(one(flag)), case.number("--tp-size", "--tensor-parallel-size", "-tp", default=1)
+    if size == 1:
+        return Became((), "vLLM does not spread experts unless --enable-expert-parallel is given")
+    if size != ranks:
+        return Refusal(f"vLLM spreads experts over all ranks, {ranks} here, or none (--enable-expert-parallel)")
+    return use("--enable-expert-parallel", why="vLLM spreads experts over all of its ranks")
+
+
+def _meeting(flag: Flag, _: Case) -> Outcome:
+    host, colon, port = one(flag).rpartition(":")
+    if not colon or not port.isdigit():
+        raise Wrong("must be like HOST:PORT")
+    return use("--master-addr", host.strip("[]"), "--master-port", port)
+
+
+def _adapters(flag: Flag, case: Case) -> Outcome:
+    words: list[str] = []
+    for text in flag.values:
+        if text[:1] != "{":
+            words.append(text if "=" in text else f"{text}={text}")
+            continue
+        adapter = mapping(text)
+        if adapter.get("pinned"):
+            return Refusal("vLLM pins no adapters; leave `pinned` out")
+        words.append(json.dumps({"name": adapter.get("lora_name"), "path": adapter.get("lora_path")}))
+    enable = [] if case.has("--enable-lora") else ["--enable-lora"]
+    return use(*enable, "--lora-modules", *words)
+
+
+def _adapters_in_batch(flag: Flag, _: Case) -> Outcome:
+    count = max(1, whole(one(flag)) - 1)
+    return use("--max-loras", str(count), why="SGLang counts the model itself as one of them, vLLM does not")
+
+
+def _draft_tokens(flag: Flag, case: Case) -> Outcome:
+    if case.has("--speculative-num-steps"):
+        return Became((), "--speculative-num-steps says how many tokens vLLM drafts")
+    count = whole(one(flag)) - 1
+    why = "SGLang counts the token that the draft starts from, vLLM does not"
+    return Became([part(_SPECULATIVE, "num_speculative_tokens", value=count)], why)
+
+
+def _threshold(flag: Flag, _: Case) -> Outcome:
+    if fraction(one(flag)) >= 1:
+        return Became((), "it is how vLLM accepts tokens")
+    return Refusal("vLLM has no thresholds for draft tokens")
+
+
+def _buckets(family: str) -> Entry:
+    target, why = "--custom-histogram-buckets", "vLLM takes them for each kind of histogram"
+    return Entry(lambda flag, _: Became([part(target, family, value=[fraction(text) for text in flag.values])], why))
+
+
+def _capture_sizes(flag: Flag, _: Case) -> Outcome:
+    return Became([Flag("--cudagraph-capture-sizes", flag.values)])
+
+
+def _capital(flag: Flag, _: Case) -> Outcome | None:
+    level = one(flag)
+    return None if level == level.upper() else use("--log-level", level.upper(), why="vLLM's levels are in capitals")
+
+
+def renaming(name: str, values: Mapping[str, str], engine: str) -> Entry:
+    """Make the entry of a flag whose values have other names at an engine."""
+
+    def rule(flag: Flag, _: Case) -> Outcome | None:
+        new = values.get(one(flag).lower())
+        return None if new in (None, one(flag)) else use(name, new, why=f"{engine} calls it so")
+
+    return for_own(Entry(rule))
+
+
+def _named(target: str, key: str, name: str) -> Outcome:
+    return Became([part(target, key, value=name)], f"it is {target}.{key}")
+
+
+METHODS = {
+    "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "NEXTN", "draft_model": "STANDALONE", "ngram": "NGRAM",
+    "dflash": "DFLASH", "dspark": "DSPARK",
+}  # fmt: skip
+"""vLLM's and SGLang's names of ways to speculate."""
+GRAMMARS = {"xgrammar": "xgrammar", "outlines": "outlines", "guidance": "llguidance"}
+ATTENTION = {"FLASH_ATTN": "fa3", "FLASHINFER": "flashinfer", "TRITON_ATTN": "triton", "FLASHMLA": "flashmla"}
+REASONING = {
+    "deepseek_r1": "deepseek-r1", "deepseek_v3": "deepseek-v3", "deepseek_v4": "deepseek-v4",
+    "deepseek_v41": "deepseek-v41", "openai_gptoss": "gpt-oss", "hunyuan_a13b": "hunyuan", "minimax_m2": "minimax",
+    "minimax_m2_append_think": "minimax-append-think", "minimax_m3": "minimax-m3", "nemotron_v3": "nemotron_3",
+    "muse_glimmer": "muse",
+}  # fmt: skip
+TOOLS = {
+    "deepseek_v3": "deepseekv3", "deepseek_v31": "deepseekv31", "deepseek_v32": "deepseekv32",
+    "deepseek_v4": "deepseekv4", "deepseek_v41": "deepseekv41", "llama3_json": "llama3", "openai": "gpt-oss",
+    "minimax_m2": "minimax-m2", "minimax_m3": "minimax-m3", "hunyuan_a13b": "hunyuan", "muse_glimmer": "muse",
+}  # fmt: skip
+
+
+def _turned(names: Mapping[str, str]) -> dict[str, str]:
+    return {theirs.lower(): ours for ours, theirs in names.items()}
+
+
+_SPLIT = "vLLM separates prefill and decode by --kv-transfer-config"
+_SHARE = "vLLM's share is for activations, too, SGLang's is not: by the same number vLLM has less KV cache"
+
+_NOT_HERE: Mapping[str, str] = {
+    "vLLM has no such logging; leave it out": (
+        "--show-time-cost --decode-log-interval --enable-request-time-stats-logging --crash-dump-folder"
+    ),
+    "vLLM asks for one of --all2all-backend deepep_high_throughput and deepep_low_latency": (
+        "--enable-deepep-moe --deepep-mode --deepep-config"
+    ),
+    "vLLM balances experts by --enable-eplb and --eplb-config": (
+        "--ep-dispatch-algorithm --init-expert-location --eplb-algorithm --eplb-rebalance-layers-per-chunk "
+        "--expert-distribution-recorder-mode --expert-distribution-recorder-buffer-size "
+        "--enable-expert-distribution-metrics"
+    ),
+    "vLLM has no double sparsity; leave it out": (
+        "--enable-double-sparsity --ds-channel-config-path --ds-heavy-channel-num --ds-heavy-token-num "
+        "--ds-heavy-channel-type --ds-sparse-decode-threshold"
+    ),
+    _SPLIT: (
+        "--disaggregation-transfer-backend --disaggregation-bootstrap-port --disaggregation-decode-tp "
+        "--disaggregation-decode-dp --disaggregation-prefill-pp --disaggregation-ib-device "
+        "--num-reserved-decode-tokens --pdlb-url"
+    ),
+    "vLLM keeps KV cache in the CPU's memory by --kv-offloading-size": (
+        "--enable-hierarchical-cache --hicache-ratio --hicache-size --hicache-write-policy --hicache-io-backend"
+    ),
+    "vLLM dumps no tensors; leave it out": (
+        "--debug-tensor-dump-output-folder --debug-tensor-dump-input-file --debug-tensor-dump-inject "
+        "--debug-tensor-dump-prefill-only"
+    ),
+    "it tunes kernels of SGLang's; leave it out": (
+        "--disable-cuda-graph-padding --enable-profile-cuda-graph --enable-nccl-nvls --enable-mscclpp "
+        "--enable-tokenizer-batch-encode --disable-outlines-disk-cache --disable-overlap-cg-plan "
+        "--enable-dp-lm-head --enable-p2p-check --triton-attention-reduce-in-fp32 "
+        "--triton-attention-num-kv-splits --flashinfer-mla-disable-ragged --disable-shared-experts-fusion "
+        "--disable-chunked-prefix-cache --enable-triton-kernel-moe --lora-backend"
+    ),
+    "name the GPUs by gpu_ids in ichat.toml, or by CUDA_VISIBLE_DEVICES": ("--base-gpu-id --gpu-id-step"),
+}
+"""Why vLLM refuses which of SGLang's flags, where several have the same reason."""
+
+_SGLANG: Mapping[str, Entry] = {
+    **{name: refused(why) for why, names in _NOT_HERE.items() for name in names.split()},
+    "--model-path": renamed("--model"),
+    "--tokenizer-path": renamed("--tokenizer"),
+    "--context-length": renamed("--max-model-len"),
+    "--mem-fraction-static": renamed("--gpu-memory-utilization", _SHARE),
+    "--max-running-requests": renamed("--max-num-seqs"),
+    "--max-queued-requests": renamed("--max-num-queued-reqs"),
+    "--max-total-tokens": Entry(_pool),
+    "--chunked-prefill-size": Entry(_chunk),
+    "--max-prefill-tokens": Entry(_prefill),
+    "--schedule-policy": chosen(
+        {"fcfs": use("--scheduling-policy", "fcfs")}, Refusal("vLLM schedules by fcfs or priority: --scheduling-policy")
+    ),
+    "--schedule-conservativeness": refused("vLLM's scheduler has nothing like it; leave it out"),
+    "--page-size": renamed("--block-size"),
+    **same("--tp-size --tp", renamed("--tensor-parallel-size")),
+    **same("--pp-size --pp", renamed("--pipeline-parallel-size")),
+    **same("--dp-size --dp", renamed("--data-parallel-size")),
+    **same("--ep-size --ep --expert-parallel-size", Entry(_experts)),
+    **same("--dist-init-addr --nccl-init-addr", Entry(_meeting)),
+    "--nccl-port": refused("vLLM finds free ports itself; machines meet at --master-addr and --master-port"),
+    "--dist-timeout": renamed("--distributed-timeout-seconds"),
+    "--use-ray": switch(use("--distributed-executor-backend", "ray"), NOTHING),
+    "--random-seed": renamed("--seed"),
+    "--sleep-on-idle": dropped("vLLM is idle while it has nothing to do"),
+    "--skip-server-warmup": dropped("vLLM sends itself no request to warm up"),
+    "--is-embedding": switch(use("--runner", "pooling"), NOTHING),
+    "--enable-multimodal": dropped("vLLM finds out by itself what a model takes"),
+    "--impl": renamed("--model-impl"),
+    "--model-impl": renaming("--model-impl", {"sglang": "vllm"}, "vLLM"),
+    "--completion-template": refused("vLLM has no templates for completions; apply it in the client"),
+    "--stream-output": dropped("vLLM's streams always have what is new only"),
+    "--incremental-streaming-output": dropped("vLLM's streams always have what is new only"),
+    "--json-model-override-args": inside(_OVERRIDES, convert=mapping, why=f"it is {_OVERRIDES}"),
+    "--preferred-sampling-params": inside(
+        "--override-generation-config", convert=mapping, why="it is --override-generation-config"
+    ),
+    "--file-storage-path": refused("vLLM stores no files; leave it out"),
+    "--enable-cache-report": switch(use("--enable-prompt-tokens-details"), NOTHING),
+    "--load-balance-method": refused("vLLM balances its data parallel ranks itself; leave it out"),
+    "--log-level": for_own(Entry(_capital)),
+    "--log-level-http": renamed("--uvicorn-log-level"),
+    "--log-requests": switch(use("--enable-log-requests"), NOTHING),
+    "--log-requests-level": refused("vLLM shortens what it logs of a request by --max-log-len"),
+    "--enable-metrics": dropped("vLLM always has metrics"),
+    "--collect-tokens-histogram": dropped("vLLM always has these histograms"),
+    "--bucket-time-to-first-token": _buckets("time_to_first_token"),
+    "--bucket-inter-token-latency": _buckets("inter_token_latency"),
+    "--bucket-e2e-request-latency": _buckets("request_latency"),
+    "--watchdog-timeout": refused("vLLM has no watchdog; iChat reports an engine whose steps stand still"),
+    "--warmups": refused("vLLM has no warm-ups of your own; send requests once the worker is ready"),
+    "--lora-paths": Entry(_adapters),
+    "--max-loras-per-batch": Entry(_adapters_in_batch),
+    "--max-loaded-loras": renamed("--max-cpu-loras"),
+    "--attention-backend": renaming("--attention-backend", {**_turned(ATTENTION), "fa4": "FLASH_ATTN"}, "vLLM"),
+    "--mm-attention-backend": chosen({
+        "sdpa": use("--mm-encoder-attn-backend", "TORCH_SDPA"),
+        "fa3": use("--mm-encoder-attn-backend", "FLASH_ATTN"),
+        "triton_attn": use("--mm-encoder-attn-backend", "TRITON_ATTN"),
+    }, Refusal("vLLM has no such kernel (--mm-encoder-attn-backend)")),
+    "--sampling-backend": refused("vLLM chooses it by the environment variable VLLM_USE_FLASHINFER_SAMPLER"),
+    "--grammar-backend": chosen(
+        {theirs: _named("--structured-outputs-config", "backend", ours) for ours, theirs in GRAMMARS.items()},
+        Refusal("vLLM has xgrammar, guidance and outlines (--structured-outputs-config.backend), never none"),
+    ),
+    "--constrained-json-whitespace-pattern": refused(
+        "vLLM can allow any white space or none (--structured-outputs-config.disable_any_whitespace)"
+    ),
+    "--constrained-json-disable-any-whitespace": switch(
+        Became([part("--structured-outputs-config", "disable_any_whitespace", value=True)]), NOTHING
+    ),
+    "--reasoning-parser": renaming(
+        "--reasoning-parser", {**_turned(REASONING), "qwen3-thinking": "qwen3", "kimi": "kimi_k2"}, "vLLM"
+    ),
+    "--tool-call-parser": renaming(
+        "--tool-call-parser", {**_turned(TOOLS), "qwen25": "hermes", "qwen": "hermes", "glm": "glm45"}, "vLLM"
+    ),
+    "--kv-cache-dtype": renaming("--kv-cache-dtype", {"bf16": "bfloat16"}, "vLLM"),
+    "--speculative-algorithm": chosen(
+        {theirs.lower(): _named(_SPECULATIVE, "method", ours) for ours, theirs in METHODS.items()},
+        Refusal("vLLM has no such way to speculate; see --speculative-config.method"),
+    ),
+    **same("--speculative-draft-model-path --speculative-draft-model", inside(_SPECULATIVE, "model")),
+    "--speculative-draft-model-revision": inside(_SPECULATIVE, "revision"),
+    "--speculative-draft-model-quantization": inside(_SPECULATIVE, "quantization"),
+    "--speculative-num-steps": inside(_SPECULATIVE, "num_speculative_tokens", convert=whole),
+    "--speculative-num-draft-tokens": Entry(_draft_tokens),
+    "--speculative-eagle-topk": chosen(
+        {"1": Became((), "vLLM drafts one token at each step")}, Refusal("vLLM drafts one token at each step")
+    ),
+    "--speculative-accept-threshold-single": Entry(_threshold),
+    "--speculative-accept-threshold-acc": Entry(_threshold),
+    "--speculative-token-map": refused("vLLM reads the vocabulary of a draft model in its checkpoint"),
+    "--enable-ep-moe": switch(use("--enable-expert-parallel"), NOTHING),
+    "--enable-flashinfer-moe": switch(use("--moe-backend", "flashinfer_cutlass"), NOTHING),
+    "--enable-flashinfer-allreduce-fusion": switch(
+        Became([part("--compilation-config", "pass_config", "fuse_allreduce_rms", value=True)]), NOTHING
+    ),
+    "--ep-num-redundant-experts": inside("--eplb-config", "num_redundant_experts", convert=whole),
+    "--eplb-rebalance-num-iterations": inside("--eplb-config", "step_interval", convert=whole),
+    "--disable-radix-cache": switch(use("--no-enable-prefix-caching"), NOTHING),
+    **same("--cuda-graph-max-bs --cuda-graph-max-bs-decode", renamed("--max-cudagraph-capture-size")),
+    **same("--cuda-graph-bs --cuda-graph-bs-decode", Entry(_capture_sizes)),
+    "--disable-cuda-graph": switch(use("--enforce-eager", why="vLLM's comes without torch.compile, too"), NOTHING),
+    "--disable-overlap-schedule": switch(use("--no-async-scheduling"), NOTHING),
+    "--enable-mixed-chunk": dropped("vLLM always mixes prefill and decode"),
+    "--enable-two-batch-overlap": switch(use("--enable-dbo"), NOTHING),
+    "--enable-torch-compile": dropped("vLLM compiles unless --enforce-eager is given"),
+    "--enable-memory-saver": switch(use("--enable-sleep-mode"), NOTHING),
+    "--enable-custom-logit-processor": refused("vLLM takes none from requests; --logits-processors names its own"),
+    "--weight-loader-disable-mmap": switch(use("--safetensors-load-strategy", "eager"), NOTHING),
+    "--disaggregation-mode": chosen({"null": NOTHING}, Refusal(_SPLIT)),
+    "--enable-dp-attention": refused(
+        "vLLM says it by --data-parallel-size N, with --tensor-parallel-size divided by N and --enable-expert-parallel"
+    ),
+    "--torchao-config": refused("vLLM reads it in the checkpoint (--quantization torchao)"),
+    "--enable-nan-detection": refused("vLLM counts them with the environment variable VLLM_COMPUTE_NANS_IN_LOGITS=1"),
+    "--allow-auto-truncate": refused("vLLM truncates where a request says truncate_prompt_tokens"),
+    "--num-continuous-decode-steps": chosen({"1": NOTHING}, Refusal("vLLM schedules every step")),
+    "--enable-return-hidden-states": refused("vLLM returns them from pooling models only (--runner pooling)"),
+    "--delete-ckpt-after-loading": refused("vLLM deletes no checkpoints; leave it out"),
+    "--custom-weight-loader": refused("vLLM's loaders are named by --load-format"),
+    "--hybrid-kvcache-ratio": refused("vLLM divides the KV cache among kinds of layers itself; leave it out"),
+    "--max-micro-batch-size": refused("vLLM divides batches among the stages of a pipeline itself; leave it out"),
+    "--moe-dense-tp-size": refused("vLLM splits dense layers over all tensor parallel ranks; leave it out"),
+    "--torch-compile-max-bs": refused("vLLM compiles for all batch sizes; leave it out"),
+    "--disable-fast-image-processor": refused('vLLM says it by --mm-processor-kwargs \'{"use_fast": false}\''),
+}  # fmt: skip
+
+TABLE = Table("vLLM", {**OLD, **_SGLANG})
