@@ -7,6 +7,7 @@ disconnect.
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
 import urllib.parse
@@ -14,12 +15,17 @@ from collections.abc import Callable
 
 from ichat import errors
 from ichat.engines import Application, Message, Scope
+from ichat.engines.wire import Rewrite, Wire
 from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
 from ichat.http.request import Request
 
 log = logging.getLogger(__name__)
 
+REWRITTEN_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of a response body that is rewritten, and so gathered first."""
+
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
+_WIRE = Wire()
 
 
 class Call:
@@ -34,8 +40,13 @@ class Call:
         keep_alive: bool,
         stall_s: float,
         ended: Callable[[], None],
+        wire: Wire = _WIRE,
+        rewrite: Rewrite | None = None,
     ) -> None:
+        """`rewrite` is what the wire gave for this request."""
         self._request = request
+        self._wire = wire
+        self._rewrite = rewrite
         self._sock = sock
         self._peer = peer
         self._stall_s = stall_s
@@ -51,7 +62,11 @@ class Call:
         """Known when the call has begun."""
         self._gone: asyncio.Event
         self._head = b""
+        self._gathered: bytearray | None = None
+        """The body so far, where it is to be rewritten."""
+        self._given: Headers = []
         self._chunked = False
+        self._is_stream = False
         self._left: int | None = None
         self.ends_with_connection = False
         """Whether nothing but the end of the connection says that the body is whole: HTTP/1.0 has no chunks."""
@@ -87,7 +102,7 @@ class Call:
         try:
             await app(self._scope(), self._receive, self._send)
             if not self.complete and not self.hung_up:
-                self.failure = errors.engine_failed("it gave no complete response")
+                self.failure = self.failure or errors.engine_failed("it gave no complete response")
         except asyncio.CancelledError:  # noqa: ASYNC103
             self.failure = self.failure or errors.engine_failed("it gave the request up")
         except Exception:
@@ -97,8 +112,17 @@ class Call:
             self._gone.set()
             if self.head_sent and not self.complete:
                 self.keep_alive = False
+                self._tell_stream()
             calls.discard(self)
             self._ended()
+
+    def _tell_stream(self) -> None:
+        """End an event stream that failed with an error as its last event, where the client takes it at once."""
+        if self.failure is None or self.hung_up or not (self._is_stream and self._chunked) or self._rest:
+            return
+        event = b"data: " + self.failure.body() + b"\n\n"
+        with contextlib.suppress(OSError):
+            self._sock.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
 
     def _scope(self) -> Scope:
         request = self._request
@@ -135,7 +159,12 @@ class Call:
             return
         if message["type"] == "http.response.body":
             more = message.get("more_body", False)
-            data = self._framed(message.get("body", b""), more=more)
+            body = message.get("body", b"")
+            if self._gathered is not None:
+                body = self._gather(self._gathered, body, more=more)
+                if body is None:
+                    return
+            data = self._framed(body, more=more)
             if data:
                 await self._write(data)
             if not more and not self.hung_up:
@@ -148,17 +177,49 @@ class Call:
                 await self._write(head)
 
     def _start(self, status: int, headers: Headers) -> None:
-        """Make the head. A streamed response's is sent at once, any other's together with its body."""
+        """Take the head. A streamed response's is sent at once, any other's together with its body."""
+        self.status = status
+        given = [(name.lower(), value) for name, value in headers]
+        self._rewrite = self._wire.response(self._request, status, given, self._rewrite)
+        if self._rewrite is None:
+            self._make_head(status, given)
+        else:
+            self._given = given
+            self._gathered = bytearray()
+
+    def _gather(self, gathered: bytearray, body: bytes, *, more: bool) -> bytes | None:
+        """Take a piece of a body that is to be rewritten; with the last one, make the head and give the new body."""
+        gathered += body
+        if self.failure is None and len(gathered) > REWRITTEN_BYTES_MAX:
+            self.abandon(errors.engine_failed(f"its answer has more than {REWRITTEN_BYTES_MAX} bytes"))
+        if self.failure is not None:
+            gathered.clear()
+            return None
+        if more or self._rewrite is None:
+            return None
+        self._gathered = None
+        status, new = self._rewrite(self.status, bytes(gathered))
+        headers = [header for header in self._given if header[0] != b"content-length"]
+        if status >= 400:
+            headers = [header for header in headers if header[0] != b"content-type"]
+            headers.append((b"content-type", b"application/json"))
+        if self._request.method != b"HEAD":
+            headers.append((b"content-length", b"%d" % len(new)))
+        self._make_head(status, headers)
+        return new
+
+    def _make_head(self, status: int, headers: Headers) -> None:
         request = self._request
         self.status = status
         out: Headers = [date_header()]
         identified = False
-        for given, value in headers:
-            name = given.lower()
+        for name, value in headers:
             if name == b"content-length":
                 self._left = int(value)
             elif name in HOP_BY_HOP:
                 continue
+            elif name == b"content-type":
+                self._is_stream = value.startswith(b"text/event-stream")
             identified = identified or name == b"x-request-id"
             out.append((name, value))
         if not identified:

@@ -1,0 +1,308 @@
+"""What an engine's requests and responses must become, so that every worker reads alike to its clients.
+
+A worker's errors are OpenAI's, with the type and code that the gateway gives for the same status; the words are the
+engine's. A 422 becomes a 400, which is what both engines answer to most bodies that are wrong. Reranking takes and
+gives what Cohere's and Jina's clients know. Streams are never touched.
+"""
+
+import ast
+import functools
+import http
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, cast
+
+from ichat.bodies import Member, members_of, rewrite_json, value_of
+from ichat.http.heads import Headers
+from ichat.http.request import Request
+
+Rewrite = Callable[[int, bytes], tuple[int, bytes]]
+"""Takes the status and the whole body of a response and gives others, of the same type; an error's body is JSON."""
+
+VLLM_PATHS = {b"/v1/tokenize": b"/tokenize", b"/v1/detokenize": b"/detokenize", b"/v1/classify": b"/classify"}
+"""Routes that vLLM has under another path."""
+RERANK_PATHS = frozenset((b"/rerank", b"/v1/rerank", b"/v2/rerank"))
+MESSAGE_CHARS_MAX = 4000
+"""Characters of an error's message as the client reads it."""
+READ_CHARS_MAX = 64 * 1024
+"""Characters of it that are looked at: engines quote the request, whatever its size."""
+DETAILS_MAX = 5
+"""Mistakes that one message names; a value that fits no kind of several is one for each."""
+DETAILS_READ_MAX = 500
+
+_RESTATED = (b"x-request-id", b"content-length", b"transfer-encoding")
+_PHRASES = {int(status): status.phrase for status in http.HTTPStatus}
+_REQUEST, _RATE, _SERVER = "invalid_request_error", "rate_limit_error", "server_error"
+_KINDS = {
+    400: (_REQUEST, "bad_request"),
+    401: (_REQUEST, "invalid_api_key"),
+    403: (_REQUEST, "forbidden"),
+    404: (_REQUEST, "not_found"),
+    405: (_REQUEST, "method_not_allowed"),
+    408: (_REQUEST, "request_timeout"),
+    409: (_REQUEST, "conflict"),
+    413: (_REQUEST, "request_too_large"),
+    429: (_RATE, "rate_limited"),
+    501: (_SERVER, "not_implemented"),
+    503: (_SERVER, "overloaded"),
+    504: (_SERVER, "upstream_timeout"),
+}
+"""Type and code by status."""
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+_STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_PLACE = rf"\((?:{_STRING}|\d+|, ?)*\)|\[(?:{_STRING}|\d+|, ?)*\]|{_STRING}"
+_DETAIL = re.compile(rf"  \{{(?:'type': '([a-z_]*)', )?'loc': ({_PLACE}), 'msg': ({_STRING})")
+_CAUSE = re.compile(rf"'ctx': \{{'error': ({_STRING})")
+_VALIDATION = re.compile(r"\d+ validation errors?:\n")
+"""How both engines begin to tell what pydantic found; each mistake has a line, as Python writes a dictionary."""
+_ATTACHED = " (parameter="
+"""What vLLM puts behind a message about a parameter, with that and a value."""
+_MODEL = re.compile(r"the model [`'\"]", re.IGNORECASE)
+_FIELD = re.compile(r"[a-z0-9_]+")
+_KIND_NAMES = frozenset(("str", "int", "float", "bool", "bytes", "list", "tuple", "dict", "set", "none", "nullable"))
+"""What pydantic writes into a place for the kinds of value that it tried."""
+_SUBJECT = re.compile(r"`?([A-Za-z_]+)`?(?:: | (?:must|cannot|should|contains|has|is|are)\b)")
+_SUBJECTS = {
+    name: name
+    for name in (
+        "dimensions", "documents", "frequency_penalty", "input", "logit_bias", "logprobs", "max_tokens", "messages",
+        "min_p", "min_tokens", "n", "presence_penalty", "prompt", "prompt_logprobs", "query", "repetition_penalty",
+        "seed", "stop", "stop_token_ids", "temperature", "tools", "top_k", "top_logprobs", "top_n", "top_p",
+    )
+} | {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}  # fmt: skip
+"""Fields that a message without a place may begin with, and how a request calls them."""
+_NO_FIELDS = frozenset(("", "input_tokens", "input_text"))
+"""What vLLM gives for a prompt that is too long."""
+
+
+class Listed(Protocol):
+    """What a list of models says of one: see `Model`."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def root(self) -> str: ...
+    @property
+    def parent(self) -> str | None: ...
+    @property
+    def max_model_len(self) -> int | None: ...
+
+
+class Wire:
+    """How an engine's requests and responses differ from what a worker takes and gives; here: as vLLM's do."""
+
+    def __init__(self, paths: Mapping[bytes, bytes] | None = None) -> None:
+        """`paths` are routes that the engine has under another path."""
+        self._paths = paths or {}
+
+    async def request(self, request: Request) -> Rewrite | None:
+        """Change a request before the engine gets it; give what its answer must be put through where it is a 200.
+
+        To be called in Trio: others have their turn while a large body is read. Raises ApiError where the engine shall
+        not get the request.
+        """
+        rewrite = await _rerank(request) if request.path in RERANK_PATHS and request.method == b"POST" else None
+        self.redirect(request)
+        restate(request)
+        return rewrite
+
+    def redirect(self, request: Request) -> None:
+        """Give the request the path by which the engine knows its route."""
+        path = self._paths.get(request.path)
+        if path is not None:
+            request.target = path + request.target[len(request.path) :]
+            request.path = path
+
+    def response(self, request: Request, status: int, headers: Headers, asked: Rewrite | None) -> Rewrite | None:
+        """Give what a response must be put through, or None where its bytes go out as they come.
+
+        Called once for each response, before its head goes out; a body that is rewritten is gathered first, so this
+        gives None for streams. `asked` is what `request` gave.
+        """
+        if status >= 400:
+            return anthropic_error if request.path.startswith(b"/v1/messages") else openai_error
+        return asked if status == 200 else None
+
+
+def restate(request: Request) -> None:
+    """Make the headers say what a request has become: its id, which vLLM reads there, and the length of its body."""
+    request.headers = [header for header in request.headers if header[0] not in _RESTATED]
+    request.headers.append((b"x-request-id", request.id))
+    if request.body:
+        request.headers.append((b"content-length", b"%d" % len(request.body)))
+
+
+def openai_error(status: int, body: bytes) -> tuple[int, bytes]:
+    """Make any error of an engine one of OpenAI's form."""
+    status = 400 if status == 422 else status
+    return status, json.dumps({"error": _read_error(status, body)}).encode()
+
+
+def anthropic_error(status: int, body: bytes) -> tuple[int, bytes]:
+    """Make any error of an engine one that Anthropic's clients know, and OpenAI's can read as well."""
+    status = 400 if status == 422 else status
+    kind = _ANTHROPIC_KINDS.get(status, _REQUEST if status < 500 else "api_error")
+    return status, json.dumps({"type": "error", "error": {**_read_error(status, body), "type": kind}}).encode()
+
+
+def _read_error(status: int, body: bytes) -> dict[str, str | None]:
+    """Read an error in any of the forms that engines and their frameworks have for it."""
+    given = _given(body)
+    words = next((given[key] for key in ("message", "detail", "error_message") if given.get(key)), None)
+    message, places = _read_words(words)
+    if not message:
+        message = _PHRASES.get(status) or f"Status {status}"
+    if given.get("param"):
+        before, attached, _ = message.rpartition(_ATTACHED)
+        message = before if attached else message
+    param = _field(given.get("param")) or (places[0] if places else _subject(message))
+    kind, code = _KINDS.get(status, (_REQUEST, "bad_request") if status < 500 else (_SERVER, "internal_error"))
+    if status == 404 and (param == "model" or _MODEL.match(message)):
+        code, param = "model_not_found", "model"
+    if isinstance(given_code := given.get("code"), str) and not given_code.isdigit():
+        code = given_code or code
+        kind = str(given.get("type") or kind)
+    return {"message": message[:MESSAGE_CHARS_MAX], "type": kind, "param": param or None, "code": code}
+
+
+def _subject(message: str) -> str | None:
+    """Give the field that a message without a place begins with."""
+    if message.startswith("Requested token count exceeds"):
+        return "max_tokens"
+    match = _SUBJECT.match(message)
+    return _SUBJECTS.get(match[1].lower()) if match else None
+
+
+def _given(body: bytes) -> dict[str, object]:
+    """Give the members of the error that a body holds; of one that is no JSON, its text as the message."""
+    try:
+        found: object = json.loads(body)
+    except (ValueError, RecursionError):
+        return {"message": body.decode("utf-8", "replace").strip()}
+    if isinstance(found, dict):
+        found = cast("dict[str, object]", found)
+        found = found.get("error") or found
+    return cast("dict[str, object]", found) if isinstance(found, dict) else {"message": found}
+
+
+def _read_words(words: object) -> tuple[str, list[str]]:
+    """Give a message as a sentence, and the fields that it is about."""
+    details: list[tuple[str, str]] = []
+    if isinstance(words, str):
+        words = words[:READ_CHARS_MAX]
+        if not _VALIDATION.match(words):
+            return words, []
+        for line in words.split("\n")[1:]:
+            if not line.startswith("  "):
+                break
+            if (match := _DETAIL.match(line)) is not None:
+                cause = _CAUSE.search(line, match.end()) if match[1] == "json_invalid" else None
+                place, text = ast.literal_eval(match[2]), str(ast.literal_eval(match[3]))
+                details.append(_detail(place, text, str(ast.literal_eval(cause[1])) if cause else ""))
+            elif not line.startswith(("  {", "  ...")):
+                details.append(("", line.strip()))
+        if not details:
+            return words.partition("\n\n  File ")[0], []
+    elif isinstance(words, list):
+        for one in cast("list[object]", words)[:DETAILS_READ_MAX]:
+            if isinstance(one, dict):
+                one = cast("dict[str, object]", one)
+                details.append(_detail(one.get("loc"), str(one.get("msg", "")), ""))
+            else:
+                details.append(("", str(one)))
+    else:
+        return json.dumps(words) if words else "", []
+    sentences = list(dict.fromkeys(f"{field}: {text}" if field else text for field, text in details))
+    more = "; and more" if len(sentences) > DETAILS_MAX else ""
+    return "; ".join(sentences[:DETAILS_MAX]) + more, [field for field, _ in details]
+
+
+def _detail(place: object, text: str, cause: str) -> tuple[str, str]:
+    """Give the field and the words of one mistake that pydantic found."""
+    if cause:
+        return "", f"The request body is not JSON: {cause}"
+    while text.startswith("Value error, "):
+        text = text.removeprefix("Value error, ")
+    return _field(place), text
+
+
+def _field(place: object) -> str:
+    """Give the path of a request's field, without what is no part of it: empty where it is no field at all."""
+    if place is None or isinstance(place, str):
+        parts = (place or "").split(".")
+    elif isinstance(place, list | tuple):
+        parts = [str(part) for part in cast("Sequence[object]", place)]
+    else:
+        return ""
+    if parts[:1] == ["header"]:
+        return ""
+    if parts[:1] in (["body"], ["query"], ["path"]):
+        parts = parts[1:]
+    parts = [part for part in parts if _FIELD.fullmatch(part) and part not in _KIND_NAMES]
+    field = ".".join(parts)
+    return "" if field in _NO_FIELDS or parts[0].isdigit() else field
+
+
+async def _rerank(request: Request) -> Rewrite | None:
+    """Make a request for reranking one that vLLM takes: documents that are objects with a text become that text."""
+    members = await members_of(request.body)
+    last: dict[str, Member] = {member.name: member for member in members}
+    drop = {name for name in ("top_n",) if name in last and value_of(request.body, last[name]) is None}
+    replace: dict[str, bytes] = {}
+    for name in ("query", "documents"):
+        if name in last and b"{" in request.body[last[name].value_start : last[name].end]:
+            replace[name] = json.dumps(plain(value_of(request.body, last[name]))).encode()
+    if replace or drop:
+        request.body = rewrite_json(request.body, members, replace, drop)
+    shown = last.get("return_documents")
+    return _without_documents if shown is not None and value_of(request.body, shown) is False else None
+
+
+def plain(value: object) -> object:
+    """Give a text for an object that has nothing but one, and so for each of a list."""
+    if isinstance(value, list):
+        return [plain(one) for one in cast("list[object]", value)]
+    if isinstance(value, dict):
+        members = cast("dict[str, object]", value)
+        is_text = isinstance(members.get("text"), str) and not members.keys() & {"content", "type"}
+        return members["text"] if is_text else members
+    return value
+
+
+def _without_documents(status: int, body: bytes) -> tuple[int, bytes]:
+    answer = json.loads(body)
+    for result in answer["results"]:
+        result.pop("document", None)
+    return status, json.dumps(answer).encode()
+
+
+def model_body(model: Listed, created: int, owner: str) -> bytes:
+    """Give the answer to `GET /v1/models/{name}`: since when there is the model, and who serves it."""
+    return json.dumps(_entry(model, created, owner)).encode()
+
+
+def models_body(models: Iterable[Listed], created: int, owner: str) -> bytes:
+    """Give the answer to `GET /v1/models`."""
+    entry = functools.partial(_entry, created=created, owner=owner)
+    return json.dumps({"object": "list", "data": [entry(model) for model in models]}).encode()
+
+
+def _entry(model: Listed, created: int, owner: str) -> dict[str, object]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": created,
+        "owned_by": owner,
+        "root": model.root or model.id,
+        "parent": model.parent,
+        "max_model_len": model.max_model_len,
+    }
