@@ -15,7 +15,7 @@ NEEDED = {"trio": (0, 31), "h11": (0, 16), "attrs": (24, 1), "cattrs": (25, 1), 
 
 HELP = """\
 usage: ichat.pyz gateway -c FILE          one OpenAI-compatible entry to many models
-       ichat.pyz worker [FLAGS]           one model, served with vLLM in this process
+       ichat.pyz worker [FLAGS]           one model, served with vLLM or SGLang in this process
        ichat.pyz gateway|worker --help    the flags of each
        ichat.pyz --version
 """
@@ -75,7 +75,10 @@ def _worker(argv: list[str]) -> int:
     _prepare("info")
     code = EXIT_SOFTWARE
     try:
-        trio.run(worker.run, options, engine_argv)
+        if options.explain_args:
+            print(worker.explain_args(options, engine_argv))
+        else:
+            trio.run(worker.run, options, engine_argv)
         code = 0
     except Exit as exit_:
         if str(exit_):
@@ -118,9 +121,14 @@ def _prepare(log_level: str) -> None:
     import logging
     import resource
 
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
-    )
+    form = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    logging.basicConfig(level=log_level.upper(), format=form, stream=sys.stderr)
+    ours = logging.getLogger("ichat")  # apart, since engines configure the root as they like
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(form))
+    ours.addHandler(handler)
+    ours.setLevel(log_level.upper())
+    ours.propagate = False
     logging.getLogger("httpx").setLevel(logging.WARNING)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -14,10 +14,11 @@ from cattrs.errors import BaseValidationError
 from ichat import errors
 from ichat.config import MODEL_NAME_CHARACTERS_MAX, between, checked, problems_of, section_hook, strict_converter
 
-WorkerState = Literal["starting", "loading", "ready", "draining", "gone"]
-"""What a worker says of itself; `gone` is its good-bye."""
+WorkerState = Literal["starting", "loading", "ready", "following", "draining", "gone"]
+"""What a worker says of itself; `following` is a worker that works for the leader of its group, `gone` a good-bye."""
 
 NAMES_MAX = 256
+MODELS_MAX = 4096
 ARGS_BYTES_MAX = 256 * 1024
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
@@ -46,6 +47,11 @@ def _are_names(values: list[str]) -> None:
         _is_name(value)
 
 
+def _are_models(values: "list[Model]") -> None:
+    if len(values) > MODELS_MAX:
+        raise ValueError(f"must be at most {MODELS_MAX} models")
+
+
 def _are_args(value: dict[str, Any]) -> None:
     try:
         size = len(json.dumps(value))
@@ -61,6 +67,44 @@ def _is_progress(value: dict[str, float | None]) -> None:
 
 
 @attrs.frozen
+class Model:
+    """One entry of the list of models, as OpenAI's and vLLM's `/v1/models` have it."""
+
+    id: str = checked(_is_name)
+    """The name that requests use."""
+    root: str = ""
+    """Where it was loaded from: a path, or a name on a model hub."""
+    parent: str | None = None
+    """Of an adapter, the `id` of the model that it adapts."""
+    max_model_len: int | None = None
+    """Tokens that prompt and answer may have together."""
+
+
+@attrs.frozen
+class Group:
+    """A model that several machines serve together; each of them runs a worker, and one of these answers requests."""
+
+    id: str = checked(_is_name)
+    """What all of its workers know alike: where they meet."""
+    rank: int = checked(between(0, 65535))
+    """0 leads: it answers the requests. The others follow."""
+    size: int = checked(between(1, 65536))
+
+
+@attrs.frozen
+class Lost:
+    """What the gateway answers to a worker whose group has lost one of the others."""
+
+    worker_id: str
+    why: str
+    """In a few words, to be put after "node 1"."""
+    host: str
+    port: int
+    is_certain: bool
+    """Whether it is known to have ended; otherwise it has only been silent, and may be asked itself."""
+
+
+@attrs.frozen
 class Beat:
     """One beat. Of a worker that is not iChat's own, only the first four are needed."""
 
@@ -72,6 +116,9 @@ class Beat:
     port: int = checked(between(1, 65535))
     model_names: list[str] = checked(_are_names, attrs.Factory(list[str]))
     """Every name that it serves, `model_name` included."""
+    models: list[Model] = checked(_are_models, attrs.Factory(list[Model]))
+    """The same names with what is known of each, and its adapters; empty where nothing more is known."""
+    group: Group | None = None
     backend: str = ""
     model_path: str = ""
     state: WorkerState = "ready"
@@ -106,4 +153,4 @@ def read_beat(body: object) -> Beat:
 
 def names_of(beat: Beat) -> list[str]:
     """Give every name that the worker serves."""
-    return list(beat.model_names) or [beat.model_name]
+    return [model.id for model in beat.models] or list(beat.model_names) or [beat.model_name]

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Awaitable, Callable, Iterable
 from importlib import metadata
 
+import attrs
 import hypercorn.config
 import hypercorn.trio
 import trio
@@ -18,7 +19,7 @@ from werkzeug.exceptions import HTTPException
 
 import ichat
 from ichat import errors
-from ichat.beat import read_beat
+from ichat.beat import Model, read_beat
 from ichat.errors import ApiError
 from ichat.registry import Registry
 
@@ -42,8 +43,9 @@ def make_app(registry: Registry, metrics: CollectorRegistry, gateway_id: str, st
     app = QuartTrio("ichat")
     app.config.update(MAX_CONTENT_LENGTH=BODY_BYTES_MAX, BODY_TIMEOUT=BODY_S, RESPONSE_TIMEOUT=None)
 
-    def model(name: str, owner: str) -> dict[str, object]:
-        return {"id": name, "object": "model", "created": started_at, "owned_by": owner or "ichat"}
+    def entry(model: Model, owner: str) -> dict[str, object]:
+        known = {**attrs.asdict(model), "root": model.root or model.id}
+        return {**known, "object": "model", "created": started_at, "owned_by": owner or "ichat"}
 
     @app.get("/health")
     async def health() -> Response:
@@ -56,14 +58,14 @@ def make_app(registry: Registry, metrics: CollectorRegistry, gateway_id: str, st
     @app.get("/v1/models")
     async def models() -> Response:
         found = registry.models()
-        return _json({"object": "list", "data": [model(name, found[name]) for name in sorted(found)]})
+        return _json({"object": "list", "data": [entry(*found[name]) for name in sorted(found)]})
 
     @app.get("/v1/models/<path:name>")
     async def one_model(name: str) -> Response:
         found = registry.models()
         if name not in found:
             raise errors.model_not_found(name, found)
-        return _json(model(name, found[name]))
+        return _json(entry(*found[name]))
 
     @app.post("/v1/workers/heartbeat")
     @app.post("/register")
@@ -74,8 +76,13 @@ def make_app(registry: Registry, metrics: CollectorRegistry, gateway_id: str, st
             raise errors.bad_request(f"The body is not JSON: {error}.") from error
         beat = read_beat(body)
         new = registry.beat(beat)
-        answer = {"status": "registered" if new else "ok", "gateway_id": gateway_id}
-        return _json({**answer, "heartbeat_interval": beat.heartbeat_interval})
+        lost = registry.lost(beat.worker_id)
+        return _json({
+            "status": "registered" if new else "ok",
+            "gateway_id": gateway_id,
+            "heartbeat_interval": beat.heartbeat_interval,
+            "lost": attrs.asdict(lost) if lost else None,
+        })  # fmt: skip
 
     @app.get("/v1/admin/workers")
     async def workers() -> Response:

@@ -9,7 +9,7 @@ import attrs
 
 from ichat import errors
 from ichat.balance import Endpoint
-from ichat.beat import Beat, WorkerState, names_of
+from ichat.beat import Beat, Lost, Model, WorkerState, names_of
 from ichat.http.pool import Upstream
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,8 @@ FORGET_S = 3600.0
 WORKERS_MAX = 4096
 RETRY_AFTER_S = 5
 
-State = WorkerState | Literal["unhealthy", "failed"]
+State = WorkerState | Literal["unhealthy", "failed", "broken"]
+"""`broken` is a worker whose group has lost another member for good."""
 
 
 @attrs.define(eq=False)
@@ -32,6 +33,10 @@ class Worker:
     beat: Beat | None = None
     """The newest one; None for a managed worker that has not beaten yet."""
     beat_at: float = -math.inf
+    known_since: float = math.inf
+    """When its first beat came."""
+    lost: Lost | None = None
+    """What its group has lost for good."""
     expected: list[str] = attrs.field(factory=list[str])
     """The names that a managed worker will serve, known before its first beat."""
     failure: str | None = None
@@ -57,6 +62,8 @@ class Worker:
             return "failed"
         if self.beat is None:
             return "starting"
+        if self.lost is not None:
+            return "broken"
         if self.is_unreachable or now - self.beat_at > self.beat.heartbeat_interval * BEATS_MISSED_MAX:
             return "unhealthy"
         return self.beat.state
@@ -66,6 +73,8 @@ class Worker:
         state = self.state(now)
         if state == "failed":
             return f"worker {self.id} {self.failure}"
+        if self.lost is not None:
+            return f"worker {self.id} lost {self.lost.worker_id}, which {self.lost.why}"
         if self.is_unreachable:
             return f"worker {self.id} cannot be reached"
         if state == "unhealthy":
@@ -115,6 +124,8 @@ class Registry:
             if not worker.managed and self._clock() - worker.beat_at > max(FORGET_S, interval * BEATS_MISSED_MAX):
                 del self._workers[worker.id]
         known = self._workers.get(beat.worker_id)
+        if beat.state == "gone":
+            self._tell_group(beat, "has ended")
         if beat.state == "gone" and not (known and known.managed):
             self._workers.pop(beat.worker_id, None)
             return False
@@ -125,8 +136,11 @@ class Registry:
         taken = self._external.keys() & set(names_of(beat))
         if taken and known is None:
             log.warning("worker %s gets no requests for %s: external routes have that name", worker.id, sorted(taken))
+        if worker.beat is not None and worker.beat.pid != beat.pid:
+            worker.known_since, worker.lost = math.inf, None
         worker.beat = beat
         worker.beat_at = self._clock()
+        worker.known_since = min(worker.known_since, worker.beat_at)
         self._place(worker, beat)
         self.changed()
         return known is None
@@ -143,6 +157,42 @@ class Registry:
         endpoint.in_flight_max = beat.max_in_flight or self._max_in_flight
         counts = (beat.progress.get("running"), beat.progress.get("waiting"))
         endpoint.report(int(sum(count for count in counts if count is not None)), self._clock())
+
+    def fail(self, worker: Worker, failure: str) -> None:
+        """Note why a managed worker's process ended, where nobody had asked for it."""
+        worker.failure = failure
+        if worker.beat is not None:
+            self._tell_group(worker.beat, failure)
+
+    def _tell_group(self, gone: Beat, why: str) -> None:
+        """Note for the others of a group that one of them has ended: none of them is of any use now."""
+        for other in self._group_of(gone):
+            if other.lost is None:
+                log.error("the group of worker %s is broken: worker %s %s", other.id, gone.worker_id, why)
+            other.lost = other.lost or Lost(gone.worker_id, why, gone.host, gone.port, is_certain=True)
+
+    def _group_of(self, beat: Beat) -> list[Worker]:
+        """Give the other workers of a worker's group."""
+        if beat.group is None:
+            return []
+        return [
+            worker
+            for worker in self._workers.values()
+            if worker.beat and worker.beat.group and worker.beat.group.id == beat.group.id
+            if worker.id != beat.worker_id and worker.beat.state != "gone"
+        ]
+
+    def lost(self, worker_id: str) -> Lost | None:
+        """Say what the group of a worker has lost, or seems to have lost since this worker is there."""
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.beat is None or worker.lost is not None:
+            return worker.lost if worker else None
+        now = self._clock()
+        for other in self._group_of(worker.beat):
+            if other.beat and other.state(now) == "unhealthy" and other.beat_at >= worker.known_since:
+                why = f"has been silent for {now - other.beat_at:.0f} s"
+                return Lost(other.id, why, other.beat.host, other.beat.port, is_certain=False)
+        return None
 
     def endpoints(self, model: str) -> Sequence[Endpoint]:
         """Give who can serve a model now: its external routes, else its ready workers.
@@ -162,19 +212,27 @@ class Registry:
             raise errors.model_not_ready(model, reasons, RETRY_AFTER_S)
         return ready
 
-    def models(self) -> dict[str, str]:
-        """Give the models that can be asked for now, each with who owns it."""
+    def models(self) -> dict[str, tuple[Model, str]]:
+        """Give the models that can be asked for now, by their names, each with who owns it.
+
+        Where several workers serve one, it is as long as the shortest of them.
+        """
         now = self._clock()
-        found = dict.fromkeys(self._external, "external")
+        found: dict[str, tuple[Model, str]] = {name: (Model(name), "external") for name in self._external}
         for worker in self._workers.values():
-            if worker.state(now) == "ready":
-                found.update(dict.fromkeys(worker.names, worker.beat.backend if worker.beat else ""))
+            if worker.beat is None or worker.state(now) != "ready":
+                continue
+            for model in worker.beat.models or [Model(name, worker.beat.model_path) for name in worker.names]:
+                known, owner = found.get(model.id, (model, worker.beat.backend))
+                lengths = [one.max_model_len for one in (known, model) if one.max_model_len is not None]
+                found[model.id] = (attrs.evolve(known, max_model_len=min(lengths, default=None)), owner)
         return found
 
     def describe(self, worker: Worker) -> Mapping[str, Any]:
         """Give everything known of a worker, as JSON can hold it."""
         now = self._clock()
-        known = attrs.asdict(worker.beat, recurse=False) if worker.beat else {"worker_id": worker.id}
+        known = attrs.asdict(worker.beat) if worker.beat else {"worker_id": worker.id}
+        lost = self.lost(worker.id)
         return {
             **known,
             "model_names": worker.names,
@@ -182,6 +240,7 @@ class Registry:
             "managed": worker.managed,
             "in_flight": worker.endpoint.in_flight if worker.endpoint else 0,
             "failure": worker.failure,
+            "lost": attrs.asdict(lost) if lost else None,
             "beat_age_s": round(now - worker.beat_at, 3) if worker.beat else None,
         }
 

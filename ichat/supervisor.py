@@ -79,14 +79,14 @@ class Supervisor:
                 )
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
-                entry.failure = f"could not be started: {command[0]}: {reason}"
+                self._registry.fail(entry, f"could not be started: {command[0]}: {reason}")
                 log.error("worker %s %s", worker_id, entry.failure)
                 return
             finally:
                 os.close(watched)
             try:
                 await process.wait()
-                entry.failure = _how_it_ended(process.returncode)
+                self._registry.fail(entry, _how_it_ended(process.returncode))
                 log.error("worker %s %s", worker_id, entry.failure)
             finally:
                 with trio.CancelScope(shield=True):

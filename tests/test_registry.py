@@ -3,7 +3,7 @@
 import pytest
 
 from ichat.balance import Endpoint
-from ichat.beat import Beat, read_beat
+from ichat.beat import Beat, Group, Model, read_beat
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
 from ichat.registry import Registry
@@ -60,7 +60,7 @@ def test_only_ready_workers_get_requests(registry):
     with pytest.raises(ApiError, match="Models here: far") as caught:
         registry.endpoints("other")
     assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
-    assert registry.models() == {"far": "external"}
+    assert set(registry.models()) == {"far"}
 
 
 def test_silence_makes_unhealthy_by_the_clock_alone(registry, clock):
@@ -213,3 +213,69 @@ def test_a_beat_from_elsewhere_needs_little():
     """Four keys are enough, and keys of newer versions are ignored."""
     found = read_beat({"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "colour": "blue"})
     assert found.state == "ready"
+
+
+def member(rank, state="ready", worker_id=None, pid=1):
+    group = Group("10.0.0.1:29500", rank, 2)
+    return beat(worker_id or f"node-{rank}", state=state, group=group, pid=pid)
+
+
+def test_followers_get_no_requests(registry):
+    """A follower is known and well, but the leader of its group answers."""
+    registry.beat(member(0))
+    registry.beat(member(1, "following"))
+    assert serving(registry) == {"node-0"}
+    assert registry.lost("node-0") is None
+
+
+def test_a_group_without_one_of_its_members_is_broken(registry, clock):
+    """A member that says good-bye takes the others with it, for certain; a new start of all of them is another group."""
+    registry.beat(member(0))
+    registry.beat(member(1, "following"))
+    clock.now += 1
+    registry.beat(member(1, "gone"))
+    assert registry.lost("node-0").is_certain
+    assert registry.get("node-0").state(clock.now) == "broken"
+    with pytest.raises(ApiError, match="worker node-0 lost node-1, which has ended"):
+        registry.endpoints("m")
+    clock.now += 1
+    registry.beat(member(0, pid=2))
+    registry.beat(member(1, "following", pid=2))
+    assert registry.lost("node-0") is None
+    assert serving(registry) == {"node-0"}
+
+
+def test_a_silent_member_is_only_suspected(registry, clock):
+    """The others are told whom to ask, and go on until they have; one that was silent before they came is none of theirs."""
+    registry.beat(member(1, "following", "old"))
+    clock.now += 31
+    registry.beat(member(0))
+    registry.beat(member(1, "following"))
+    assert registry.lost("node-0") is None
+    clock.now += 20
+    registry.beat(member(0))
+    clock.now += 11
+    lost = registry.lost("node-0")
+    assert (lost.worker_id, lost.port, lost.is_certain) == ("node-1", 1, False)
+    assert serving(registry) == {"node-0"}
+
+
+def test_a_managed_member_that_fails_is_lost(registry):
+    """What the supervisor sees of a process counts for its group."""
+    worker = registry.expect("node-1", ["m"])
+    registry.beat(member(0))
+    registry.beat(member(1, "following"))
+    registry.fail(worker, "ended with exit code 70")
+    assert registry.lost("node-0").why == "ended with exit code 70"
+
+
+def test_adapters_are_models(registry):
+    """What a beat says of each model is what the list of models has; of several workers, the shortest length holds."""
+    models = [Model("m", "/models/m", None, 4096), Model("pirate", "/adapters/p", "m")]
+    registry.beat(beat(models=models))
+    registry.beat(beat("other", models=[Model("m", "/models/m", None, 2048)]))
+    found = {name: model for name, (model, _) in registry.models().items()}
+    assert found["m"] == Model("m", "/models/m", None, 2048)
+    assert found["pirate"] == models[1]
+    assert serving(registry, "pirate") == {"w"}
+    assert serving(registry, "m") == {"w", "other"}

@@ -8,11 +8,9 @@ import json
 import os
 import pathlib
 import re
-import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,7 +27,7 @@ from ichat.roles import gateway as gateway_role
 pytestmark = pytest.mark.engine
 PYZ = ROOT / "ichat.pyz"
 PYTHON = ROOT / ".engines/vllm/bin/python"
-MODEL = ROOT / ".build/tiny-chat"
+MODEL = ROOT / ".build/tiny/chat"
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 FLAGS = [
     "--max-model-len=2048", "--enforce-eager", "--enable-auto-tool-choice", "--tool-call-parser=hermes",
@@ -84,123 +82,6 @@ def client(gateway):
 def worker(gateway):
     """The worker's own port."""
     return gateway.get("/v1/admin/workers/tiny-0")[1]["port"]
-
-
-def metric(port, name):
-    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
-    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if re.match(rf"{name}[ {{]", line))
-
-
-def test_models(client):
-    """The model is listed by the name of the configuration, and found by it."""
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    assert client.models.retrieve("tiny").id == "tiny"
-
-
-def test_chat_and_completions(client):
-    """Plain answers, with their usage."""
-    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=7)
-    assert answer.choices[0].message.content
-    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (7, "length")
-    answer = client.completions.create(model="tiny", prompt="Once upon a time", max_tokens=5, temperature=0)
-    assert answer.choices[0].text
-    assert answer.usage.completion_tokens == 5
-
-
-def test_a_stream_is_the_plain_answer_in_pieces(client):
-    """Greedy decoding: the pieces of the stream make the text of the plain answer, and the usage comes last."""
-    ask = {"model": "tiny", "messages": MESSAGES, "max_tokens": 20, "temperature": 0}
-    plain = client.chat.completions.create(**ask)
-    parts = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
-    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
-    assert text == plain.choices[0].message.content
-    assert parts[-1].choices == []
-    assert parts[-1].usage == plain.usage
-    assert len(parts) > 10
-
-
-def test_structured_output(client):
-    """A JSON schema is obeyed, by random weights even."""
-    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": BOOLEAN, "strict": True}}
-    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, response_format=form, max_tokens=60)
-    assert isinstance(json.loads(answer.choices[0].message.content)["sunny"], bool)
-
-
-def test_logprobs_and_several_choices(client):
-    """What OpenAI's parameters ask for is in the answer."""
-    answer = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, max_tokens=4, n=3, logprobs=True, top_logprobs=2, seed=1
-    )
-    assert [choice.index for choice in answer.choices] == [0, 1, 2]
-    for choice in answer.choices:
-        assert [len(token.top_logprobs) for token in choice.logprobs.content] == [2] * 4
-
-
-def test_errors_have_their_class(client, gateway):
-    """An unknown model, a bad parameter, a body that is not JSON: the classes of openai-python, and vLLM's own message."""
-    with pytest.raises(openai.NotFoundError, match="Models here: tiny") as caught:
-        client.chat.completions.create(model="none", messages=MESSAGES)
-    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.BadRequestError, match="temperature") as caught:
-        client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=-1)
-    assert caught.value.request_id
-    assert caught.value.response.headers["x-ichat-worker"] == "tiny-0"
-    with pytest.raises(openai.BadRequestError):
-        client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=100_000)
-    request = urllib.request.Request(f"http://127.0.0.1:{gateway.port}/v1/chat/completions", b"{not json")
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request)
-    assert refused.value.code == 400
-    assert json.load(refused.value)["error"]["code"] == "bad_request"
-
-
-def test_every_route_of_the_engine_answers(gateway, worker):
-    """Routes that iChat knows nothing about are the engine's, by way of the gateway too."""
-    status, answer = gateway.ask("/v1/tokenize".replace("/v1", ""), {"model": "tiny", "prompt": "hello"})
-    assert (status, answer["count"] > 0) == (200, True)
-    status, answer = gateway.ask("/v1/responses", {"model": "tiny", "input": "hello", "max_output_tokens": 16})
-    assert (status, answer["object"]) == (200, "response")
-    status, answer = gateway.ask("/v1/messages", {"model": "tiny", "messages": MESSAGES, "max_tokens": 5})
-    assert (status, answer["role"]) == (200, "assistant")
-    version = json.load(urllib.request.urlopen(f"http://127.0.0.1:{worker}/version"))
-    assert version["version"].startswith("0.32")
-
-
-def test_health_and_metrics_of_the_worker(worker, gateway):
-    """Health is exactly the seed's; metrics hold vLLM's and the worker's own; the beat reports arguments and progress."""
-    assert urllib.request.urlopen(f"http://127.0.0.1:{worker}/health").read() == b'{"status": "ok"}'
-    assert metric(worker, "vllm:generation_tokens_total") > 0
-    assert metric(worker, "ichat_worker_load_seconds") > 1
-    gateway.until(lambda: (gateway.get("/v1/admin/workers/tiny-0")[1]["progress"]["tokens_out"] or 0) > 0)
-    beat = gateway.get("/v1/admin/workers/tiny-0")[1]
-    assert beat["args"]["max_model_len"] == 2048
-    assert beat["args"]["tool_call_parser"] == "hermes"
-    assert beat["versions"]["vllm"].startswith("0.32")
-    assert beat["progress"]["running"] == 0
-
-
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
-def test_a_client_that_hangs_up_aborts_the_generation(gateway, worker, stream):
-    """vLLM's own count of running requests falls to 0, long before the generation would have ended."""
-    tokens = metric(worker, "vllm:generation_tokens_total")
-    aborts = metric(worker, "ichat_engine_aborts_total")
-    body = json.dumps(
-        {"model": "tiny", "prompt": "x", "max_tokens": 2000, "n": 4, "ignore_eos": True, "stream": stream}
-    ).encode()
-    clients = []
-    for _ in range(5):
-        sock = socket.create_connection(("127.0.0.1", gateway.port))
-        sock.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-            % (len(body), body)
-        )
-        clients.append(sock)
-    gateway.until(lambda: metric(worker, "vllm:num_requests_running") == 20)
-    for sock in clients:
-        sock.close()
-    gateway.until(lambda: metric(worker, "vllm:num_requests_running") == 0, 2)
-    assert metric(worker, "vllm:generation_tokens_total") - tokens < 20 * 2000
-    gateway.until(lambda: metric(worker, "ichat_engine_aborts_total") - aborts == 5, 2)
 
 
 async def test_the_bytes_of_32_streams_are_what_the_worker_sent(worker, nursery):
@@ -379,32 +260,6 @@ def test_a_worker_by_hand_and_its_sudden_end(gateway, tmp_path):
         gateway.until(lambda: gateway.state("by-hand") == "unhealthy", 10)
     finally:
         worker.end()
-
-
-def test_an_engine_that_dies_is_told_to_everybody(gateway, worker):
-    """kill -9 of vLLM's EngineCore with a stream under way: the client gets an error, the worker ends with 70, nothing is left."""
-    body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}).encode()
-    family = gateway.descendants()
-    [core] = [process for process in family if "EngineCore" in " ".join(process.cmdline())]
-    with socket.create_connection(("127.0.0.1", gateway.port)) as sock:
-        sock.settimeout(10)
-        sock.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-            % (len(body), body)
-        )
-        received = sock.recv(65536)
-        began = time.monotonic()
-        core.kill()
-        while b'"error"' not in received[-4000:]:
-            data = sock.recv(65536)
-            assert data, received[-2000:]
-            received += data
-        assert time.monotonic() - began < 5
-    gateway.until(lambda: gateway.state("tiny-0") == "failed", 15)
-    assert gateway.get("/v1/admin/workers/tiny-0")[1]["failure"] == "ended with exit code 70"
-    gateway.until(lambda: not alive(family), 15)
-    assert "The engine died: vLLM's engine core stopped" in gateway.text()
-    assert gateway.stop(signal.SIGTERM) == 0
 
 
 def test_the_demonstration(tmp_path):

@@ -35,7 +35,7 @@ class Rig:
 
     async def open(self, nursery):
         listeners = await open_listeners("127.0.0.1", 0)
-        self.worker = Worker(self.options, self.host, port_of(listeners))
+        self.worker = Worker(self.options, self.engine, self.host, port_of(listeners))
         hub = Hub()
         self.door = FrontDoor(b"worker", self.worker.answer, hub, Limits(), self.timeouts)
         nursery.start_soon(hub.run_forever)
@@ -281,7 +281,7 @@ def test_the_command_line_is_split_by_exact_names():
     assert options["gateway_address"] == "http://gw:4000"
     assert options["heartbeat_interval"] == 3
     assert options["served_model_name"] == ["a", "b"]
-    assert engine == "--model M --max_model_len 5 -tp 2 -O3 --served-model-name a b --host 0.0.0.0 --port 0".split()
+    assert engine == "--model M --max_model_len 5 -tp 2 -O3 --served-model-name a b".split()
 
 
 @pytest.mark.parametrize(
@@ -305,5 +305,5 @@ def test_a_wrong_flag_of_ours(line):
 
 def test_an_unknown_engine():
     """The sentence lists those there are."""
-    with pytest.raises(Exit, match=r"no engine 'x'; known here: fake, vllm"):
+    with pytest.raises(Exit, match=r"no engine 'x'; known here: fake, sglang, vllm"):
         find("x")

@@ -11,9 +11,12 @@ from typing import Any, Protocol, cast
 
 import attrs
 
+from ichat.beat import Group, Model
+from ichat.engines.args import Step
+from ichat.engines.wire import Wire
 from ichat.errors import EXIT_USAGE, Exit
 
-BUILT_IN = {"vllm": "ichat.engines.vllm:VLLM"}
+BUILT_IN = {"vllm": "ichat.engines.vllm:VLLM", "sglang": "ichat.engines.sglang:SGLang"}
 ENTRY_POINTS = "ichat.engines"
 
 Message = dict[str, Any]
@@ -22,7 +25,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 """An ASGI 3 application."""
-Serve = Callable[[Application], Awaitable[None]]
+Serve = Callable[[Application | None], Awaitable[None]]
 """Returns when serving shall end."""
 
 
@@ -35,7 +38,7 @@ class Progress:
     kv_use: float | None = None
     """Share of the KV cache in use, 0 to 1."""
     steps: int | None = None
-    """Scheduler iterations so far: a busy engine whose count stands still is stuck."""
+    """A count that grows whenever the scheduler does something: a busy engine whose count stands still is stuck."""
     tokens_out: int | None = None
 
 
@@ -45,37 +48,40 @@ class EngineInfo:
 
     model_path: str
     model_names: list[str]
-    """The names that requests may use, at least one."""
+    """The names that requests may use, at least one; `Engine.models` knows more once the model is loaded."""
     args: dict[str, Any]
     """Every effective argument, secrets masked; values that JSON can hold."""
     versions: dict[str, str]
+    steps: Sequence[Step] = ()
+    """What became of each argument that was given."""
+    group: Group | None = None
 
 
 class Engine(Protocol):
     """One model in one engine.
 
-    `run` is called once, on a thread that exists for it and outlives all its children; everything else may be called
-    from any thread.
+    `parse` and then `run` are called once each, on a thread that exists for them and outlives all children of the
+    engine; everything else may be called from any thread.
     """
 
     name: str
+    wire: Wire
+    """How its requests and responses differ from what a worker takes and gives."""
 
     def check(self) -> None:
         """See quickly, before any import, whether the engine is installed. Raises Exit 69 with what to type."""
         ...
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        parsed: Callable[[EngineInfo], None],
-        phase: Callable[[str], None],
-        serve: Serve,
-    ) -> None:
-        """Parse the arguments, load the model, and await ``serve(application)`` inside an asyncio loop; then unload.
+    def parse(self, argv: Sequence[str]) -> EngineInfo:
+        """Import the engine and parse its arguments. Raises Exit 64 for a wrong one, Exit 69 for a wrong version."""
+        ...
 
-        `parsed` is called once the arguments are known to be right, `phase` with each step of the loading. Raises
-        Exit 64 for a wrong argument, any other exception where loading fails.
+    def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
+        """Load the model and await ``serve(application)`` inside an asyncio loop; then unload.
+
+        `phase` is called with each step of the loading. A follower of a group, which answers no requests, serves
+        None. Raises Exit 64 for an argument that is found to be wrong so late, any other exception where loading
+        fails.
         """
         ...
 
@@ -85,6 +91,10 @@ class Engine(Protocol):
 
     def progress(self) -> Progress:
         """Give the engine's own account of its load."""
+        ...
+
+    def models(self) -> Sequence[Model]:
+        """Give what requests can ask for now, the model itself first, then its adapters."""
         ...
 
 

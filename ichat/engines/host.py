@@ -17,6 +17,7 @@ import trio
 from ichat import errors
 from ichat.engines import Application, Engine, EngineInfo
 from ichat.engines.asgi import Call
+from ichat.engines.wire import Rewrite
 from ichat.errors import EXIT_SOFTWARE, Exit
 from ichat.http.request import Request
 from ichat.http.server import Client
@@ -27,6 +28,8 @@ WATCH_S = 0.5
 """How often the engine is asked whether it is alive."""
 ABORT_S = 10.0
 """How long an abandoned request may take to end before its connection is closed all the same."""
+UNNOTICED_S = 10.0
+"""How long an engine that died while it loaded may take to say so itself, which tells more."""
 RETRY_AFTER_S = 5
 FAIL_S = 2.0
 """How long requests get to answer by themselves after the engine has died."""
@@ -43,14 +46,16 @@ class Host:
         self._thread = threading.Thread(target=self._live, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._app: Application | None = None
+        self._follows = False
         self._stopping: asyncio.Event | None = None
         self._calls: set[Call] = set()
         self.failure: Exit | None = None
         """Why the engine ended, where that was not asked for."""
+        self._failed_by: str | None = None
         self._stop_asked = False
         self.info: EngineInfo | None = None
         self.phase = "starting"
-        """What the engine is doing, in a few words; `ready` once it serves."""
+        """What the engine is doing, in a few words; `ready` or `following` once it serves."""
         self.parsed = trio.Event()
         self.ready = trio.Event()
         self.unready = trio.Event()
@@ -81,11 +86,38 @@ class Host:
         """Say whether a request could be served now."""
         return self._app is not None and not self.ended.is_set()
 
-    async def answer(self, request: Request, client: Client) -> None:
-        """Have the engine answer a request on this connection. Raises ApiError where nothing has been sent."""
-        app = self._app
-        if app is None or self.ended.is_set():
-            raise errors.model_not_ready(self.name, self.phase, RETRY_AFTER_S)
+    async def watch_loading(self) -> None:
+        """Give an engine up that dies while it loads and does not notice itself."""
+        while not (self.ready.is_set() or self.ended.is_set()):
+            await trio.sleep(WATCH_S)
+            why = self._engine.why_dead()
+            if why is not None:
+                with trio.move_on_after(UNNOTICED_S):
+                    await self.ended.wait()
+                if not self.ended.is_set():
+                    self.fail(why)
+
+    def is_following(self) -> bool:
+        """Say whether the engine works for the leader of its group, and answers no requests itself."""
+        return self._follows and not self.unready.is_set()
+
+    def fail(self, why: str) -> None:
+        """End the engine as one that died, for a reason that it cannot see itself; at once while it loads."""
+        self._failed_by = why
+        if self._stopping is None:
+            self.failure = Exit(EXIT_SOFTWARE, f"The engine was given up while {self.phase}: {why}")
+            self.give_up()
+        else:
+            self._in_engine(self._stopping.set)
+
+    async def answer(self, request: Request, client: Client, rewrite: Rewrite | None = None) -> None:
+        """Have the engine answer a request on this connection. Raises ApiError where nothing has been sent.
+
+        A response with status 200 is put through `rewrite`, or through what the engine's wire has for it.
+        """
+        self._check_ready()
+        found = await self._engine.wire.request(request)
+        app = self._check_ready()
         done = trio.Event()
         call = Call(
             request,
@@ -94,6 +126,8 @@ class Host:
             keep_alive=client.keep_alive,
             stall_s=self._stall_s,
             ended=lambda: self._run_in_trio(done.set),
+            wire=self._engine.wire,
+            rewrite=rewrite or found,
         )
         self._waiting.add(done)
         try:
@@ -118,6 +152,11 @@ class Host:
         if not call.complete:
             client.is_broken = call.head_sent and call.ends_with_connection
             raise call.failure or errors.engine_failed("it ended")
+
+    def _check_ready(self) -> Application:
+        if self._app is None or self.ended.is_set():
+            raise errors.model_not_ready(self.name, self.phase, RETRY_AFTER_S)
+        return self._app
 
     @property
     def name(self) -> str:
@@ -151,7 +190,10 @@ class Host:
     def _live(self) -> None:
         """The engine's thread."""
         try:
-            self._engine.run(self._argv, parsed=self._parsed, phase=self._enter, serve=self._serve)
+            self._enter(f"importing {self._engine.name}")
+            self._parsed(self._engine.parse(self._argv))
+            self._enter(f"loading {self.name}")
+            self._engine.run(phase=self._enter, serve=self._serve)
         except Exit as exit_:
             self.failure = exit_
         except BaseException as error:  # noqa: ASYNC103
@@ -163,27 +205,30 @@ class Host:
 
     def _parsed(self, info: EngineInfo) -> None:
         self.info = info
+        for step in info.steps:
+            if step.why:
+                log.warning("%s", step)
         self._run_in_trio(self.parsed.set)
 
     def _enter(self, phase: str) -> None:
         self.phase = phase
         log.info("%s", phase)
 
-    async def _serve(self, app: Application) -> None:
+    async def _serve(self, app: Application | None) -> None:
         """Run on the engine's loop while it serves: watch over its life."""
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._app = app
-        self.phase = "ready"
+        self._follows = app is None
+        self.phase = "following" if self._follows else "ready"
         self.load_s = time.monotonic() - self._started_at
-        log.info("ready after %.1f s", self.load_s)
+        log.info("%s after %.1f s", self.phase, self.load_s)
         self._run_in_trio(self.ready.set)
         try:
             while not self._stop_asked:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), WATCH_S)
-                    break
-                why = self._engine.why_dead()
+                why = None if self._stop_asked else self._failed_by or self._engine.why_dead()
                 if why is not None:
                     self.failure = Exit(EXIT_SOFTWARE, f"The engine died: {why}")
                     self.phase = "dead"

@@ -1,7 +1,7 @@
 """vLLM inside the worker: its own parser, its own engine client, its own FastAPI application.
 
-Written against vLLM 0.32, whose `vllm.entrypoints.launchers` this follows step by step, without its HTTP server and
-signal handlers.
+This follows vLLM's `vllm.entrypoints` step by step, without its HTTP server and signal handlers. Where a step is to be
+found has changed from release to release, and what it takes: `_PLACES` knows, and `_call` gives each what it asks for.
 """
 
 # vLLM is not there where types are checked, so nothing about it is known to them.
@@ -9,8 +9,11 @@ signal handlers.
 # pyright: reportAttributeAccessIssue=false, reportUntypedBaseClass=false
 
 import argparse
+import asyncio
 import difflib
+import importlib
 import importlib.util
+import inspect
 import json
 import pathlib
 import platform
@@ -22,12 +25,38 @@ from typing import Any
 import attrs
 
 import ichat
-from ichat.config import is_secret
+from ichat.beat import Group, Model
 from ichat.engines import EngineInfo, Progress, Serve
-from ichat.engines.child import adopt_children
+from ichat.engines.args import Step, masked, translate
+from ichat.engines.child import Child, adopt_children, children, first_dead
+from ichat.engines.ray import check_ray
+from ichat.engines.versions import check_version
+from ichat.engines.vllm_args import TABLE
+from ichat.engines.wire import VLLM_PATHS, Wire
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 
-TESTED = "0.32"
+OLDEST = (0, 13)
+NEWEST = (0, 32)
+"""The newest minor version that this was tested with, and the oldest."""
+
+_PLACES: Mapping[str, Sequence[str]] = {
+    "FlexibleArgumentParser": ("vllm.utils.argparse_utils", "vllm.utils"),
+    "make_arg_parser": ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args"),
+    "validate_parsed_serve_args": ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args"),
+    "validate_api_server_args": ("vllm.entrypoints.launchers.launcher", "vllm.entrypoints.openai.api_server"),
+    "cli_env_setup": ("vllm.entrypoints.serve.utils.api_utils", "vllm.entrypoints.utils"),
+    "build_async_engine_client": (
+        "vllm.entrypoints.launchers.api_server.entry",
+        "vllm.entrypoints.openai.api_server",
+    ),
+    "build_app": ("vllm.entrypoints.launchers.app", "vllm.entrypoints.openai.api_server"),
+    "init_app_state": ("vllm.entrypoints.launchers.api_server.app_state", "vllm.entrypoints.openai.api_server"),
+    "ToolParserManager": ("vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers"),
+    "ReasoningParserManager": ("vllm.reasoning",),
+    "MultiprocExecutor": ("vllm.v1.executor.multiproc_executor",),
+    "CoreEngineProcManager": ("vllm.v1.engine.utils",),
+}
+"""Where vLLM keeps what is called here, newest place first."""
 _OURS: Mapping[str, object] = {
     "uds": None,
     "ssl_keyfile": None,
@@ -35,7 +64,6 @@ _OURS: Mapping[str, object] = {
     "ssl_ca_certs": None,
     "grpc": False,
     "grpc_port": None,
-    "headless": False,
     "api_server_count": None,
 }
 """Flags that concern vLLM's own HTTP server, which the worker replaces, with the only value that they may have."""
@@ -54,8 +82,13 @@ class VLLM:
     name = "vllm"
 
     def __init__(self) -> None:
+        self.wire = Wire(VLLM_PATHS)
         self._switch = _Switch()
         self._client: Any = None
+        self._args = argparse.Namespace()
+        self._info: EngineInfo
+        self._loaded: Any = None
+        self._followers: list[Child] = []
 
     def check(self) -> None:
         """Look for the package without importing it."""
@@ -66,64 +99,94 @@ class VLLM:
                 " has it (PYTHON ichat.pyz worker …), or make one with `./build engine vllm`.",
             )
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        parsed: Callable[[EngineInfo], None],
-        phase: Callable[[str], None],
-        serve: Serve,
-    ) -> None:
-        """See `Engine.run`."""
-        if not {word.partition("=")[0] for word in argv} & {"--model", "--config", "-h", "--help"}:
-            raise _usage("--model is missing (vLLM would take a model of its own choice)")
-        phase("importing vLLM")
+    def parse(self, argv: Sequence[str]) -> EngineInfo:
+        """See `Engine.parse`."""
         try:
             import vllm
-            from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-            from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
         except ImportError as error:
-            raise Exit(EXIT_UNAVAILABLE, _cannot_import(error)) from error
-        cli_env_setup()
+            raise Exit(EXIT_UNAVAILABLE, f"vLLM under {sys.executable} cannot be imported: {error}.") from error
+        check_version("vLLM", vllm.__version__, OLDEST, NEWEST)
+        _symbol("cli_env_setup")()
         adopt_children()
-        args = _parse(argv, make_arg_parser)
+        self._args, steps = _parse(argv)
         try:
-            validate_parsed_serve_args(args)
-            _check(args)
+            _symbol("validate_parsed_serve_args")(self._args)
+            _check(self._args)
         except (ValueError, TypeError, KeyError) as error:
             raise _usage(_words(error)) from error
-        parsed(_info(args, vllm.__version__))
-        phase(f"loading {args.model}")
+        self._info = _info(self._args, steps, vllm.__version__)
+        return self._info
+
+    def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
+        """See `Engine.run`."""
         import uvloop
 
-        uvloop.run(self._load(args, serve))
+        group = self._info.group
+        if group is not None and group.rank > 0:
+            self._follow(serve)
+        else:
+            uvloop.run(self._lead(self._args, serve))
 
-    async def _load(self, args: argparse.Namespace, serve: Serve) -> None:
-        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-        from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
-        from vllm.entrypoints.launchers.app import build_app
-
+    async def _lead(self, args: argparse.Namespace, serve: Serve) -> None:
+        """Load the model, or the part of it that is here, and serve vLLM's application."""
         try:
-            context = build_async_engine_client(args)
+            context = _symbol("build_async_engine_client")(args)
             client = await context.__aenter__()
         except (ValueError, TypeError, KeyError) as error:
             if _is_about_arguments(error):
                 raise _usage(_words(error)) from error
             raise
         try:
-            tasks = await client.get_supported_tasks()
-            app = build_app(args, tasks, client.model_config)
+            known: dict[str, Any] = {"args": args, "engine_client": client}
+            known["supported_tasks"] = await client.get_supported_tasks()
+            known["model_config"] = client.model_config
+            known["vllm_config"] = client.vllm_config
+            app = _call(_symbol("build_app"), known)
             app.state.server = self._switch
-            await init_app_state(client, app.state, args, tasks)
+            await _call(_symbol("init_app_state"), {**known, "state": app.state})
+            self._loaded = app.state
             self._client = client
             async with app.router.lifespan_context(app):
                 await serve(app)
         finally:
             await context.__aexit__(None, None, None)  # noqa: ASYNC102
 
+    def _follow(self, serve: Serve) -> None:
+        """Run this machine's part of a model that another machine leads."""
+        import vllm
+        from vllm.usage.usage_lib import UsageContext
+
+        args = self._args
+        try:
+            given = vllm.AsyncEngineArgs.from_cli_args(args)
+            config = given.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER, headless=True)
+        except (ValueError, TypeError, KeyError) as error:
+            raise _usage(_words(error)) from error
+        parallel = config.parallel_config
+        if getattr(parallel, "node_rank_within_dp", 0) > 0:
+            processes = _symbol("MultiprocExecutor")(config, monitor_workers=False)
+        else:
+            processes = _symbol("CoreEngineProcManager")(
+                local_engine_count=parallel.data_parallel_size_local,
+                start_index=parallel.data_parallel_rank,
+                local_start_index=0,
+                vllm_config=config,
+                local_client=False,
+                handshake_address=f"tcp://{parallel.data_parallel_master_ip}:{parallel.data_parallel_rpc_port}",
+                executor_class=vllm.v1.executor.Executor.get_class(config),
+                log_stats=not args.disable_log_stats,
+            )
+        self._followers = children()
+        try:
+            asyncio.run(serve(None))  # type: ignore[arg-type]
+        finally:
+            processes.shutdown()
+
     def why_dead(self) -> str | None:
         """See `Engine.why_dead`."""
         client = self._client
+        if self._followers:
+            return first_dead(self._followers)
         if client is not None and (client.errored or self._switch.should_exit):
             return f"vLLM's engine core stopped ({type(client.dead_error).__name__}); the log above has the cause"
         return None
@@ -139,14 +202,29 @@ class VLLM:
         return Progress(
             running=None if running is None else int(running),
             waiting=None if waiting is None else int(waiting),
-            kv_use=_metric("vllm:kv_cache_usage_perc"),
+            kv_use=_metric("vllm:kv_cache_usage_perc", of=max),
             steps=None if steps is None else int(steps),
             tokens_out=None if tokens is None else int(tokens),
         )
 
+    def models(self) -> Sequence[Model]:
+        """Give the model by each of its names, and its adapters."""
+        names = self._info.model_names
+        if self._client is None:
+            return [Model(name, self._info.model_path) for name in names]
+        longest = self._client.model_config.max_model_len
+        known = getattr(self._loaded, "openai_serving_models", None)
+        adapters = getattr(known, "lora_requests", None) or {}
+        if not isinstance(adapters, dict):
+            adapters = {adapter.lora_name: adapter for adapter in adapters}
+        return [
+            *(Model(name, self._info.model_path, None, longest) for name in names),
+            *(Model(name, adapter.lora_path, names[0]) for name, adapter in list(adapters.items())),
+        ]
 
-def _metric(name: str, sample: str | None = None) -> float | None:
-    """Sum a metric over vLLM's engines, from the registry it reports to; None where it does not report it."""
+
+def _metric(name: str, sample: str | None = None, *, of: Callable[[Sequence[float]], float] = sum) -> float | None:
+    """Put a metric of vLLM's engines together, from the registry it reports to; None where it does not report it."""
     from prometheus_client import REGISTRY
 
     values = [
@@ -155,45 +233,79 @@ def _metric(name: str, sample: str | None = None) -> float | None:
         for found in metric.samples
         if found.name == (sample or name)
     ]
-    return sum(values) if values else None
+    return of(values) if values else None
 
 
-def _parse(argv: Sequence[str], make_arg_parser: Callable[[Any], Any]) -> argparse.Namespace:
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+def _symbol(name: str) -> Any:
+    """Give what vLLM calls so, wherever this version keeps it. Raises Exit 69 where it is nowhere."""
+    for place in _PLACES[name]:
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name and place.startswith(error.name):
+                continue
+            raise Exit(EXIT_UNAVAILABLE, f"vLLM under {sys.executable} cannot be used: {error}.") from error
+        except ImportError as error:
+            raise Exit(EXIT_UNAVAILABLE, f"vLLM under {sys.executable} cannot be used: {error}.") from error
+        if hasattr(module, name):
+            return getattr(module, name)
+    import vllm
 
-    class Parser(FlexibleArgumentParser):
+    raise Exit(EXIT_UNAVAILABLE, f"vLLM {vllm.__version__} has no {name} where it was looked for: {_PLACES[name]}.")
+
+
+def _call(function: Any, known: Mapping[str, Any]) -> Any:
+    """Call a function with those of these arguments that it takes, by their names."""
+    return function(**{name: known[name] for name in inspect.signature(function).parameters if name in known})
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Step]]:
+    class Parser(_symbol("FlexibleArgumentParser")):
         def error(self, message: str) -> Any:
             raise _usage(message, self)
 
-    parser = make_arg_parser(Parser(prog="ichat.pyz worker --backend vllm"))
+    parser = _symbol("make_arg_parser")(Parser(prog="ichat.pyz worker --backend vllm"))
+    steps = translate(argv, parser, TABLE)
+    words = [word for step in steps for word in step.passed]
+    if not {word.partition("=")[0] for word in words} & {"--model", "--config", "-h", "--help"}:
+        raise _usage("--model is missing (vLLM would take a model of its own choice)")
     try:
-        args = parser.parse_args(list(argv))
+        args = parser.parse_args(words)
     except SystemExit as exit_:
         raise Exit(int(exit_.code or 0), "") from exit_
     except (argparse.ArgumentError, ValueError, TypeError) as error:
         raise _usage(str(error), parser) from error
     if args.model_tag is not None:
         raise _usage(f"{args.model_tag!r} stands alone; every value needs its flag before it, the model's is --model")
-    return args
+    return args, steps
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Find before the load what vLLM itself would find after it. Raises KeyError, Exit 64."""
-    from vllm.entrypoints.launchers.launcher import validate_api_server_args
-    from vllm.reasoning import ReasoningParserManager
-    from vllm.tool_parsers import ToolParserManager
-
-    if args.tool_parser_plugin:
-        ToolParserManager.import_tool_parser(args.tool_parser_plugin)
-    if args.reasoning_parser_plugin:
-        ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
-    validate_api_server_args(args)
+    """Find before the load what vLLM itself would find after it. Raises KeyError, Exit 64, Exit 69."""
+    if getattr(args, "tool_parser_plugin", None):
+        _symbol("ToolParserManager").import_tool_parser(args.tool_parser_plugin)
+    if getattr(args, "reasoning_parser_plugin", None):
+        _symbol("ReasoningParserManager").import_reasoning_parser(args.reasoning_parser_plugin)
+    _symbol("validate_api_server_args")(args)
     for name, allowed in _OURS.items():
         if getattr(args, name, allowed) != allowed:
             raise _usage(f"--{name.replace('_', '-')} concerns vLLM's own HTTP server, which an iChat worker replaces")
     path = pathlib.Path(args.model).expanduser()
     if args.model.startswith(("/", "./", "../", "~")) and not path.exists():
         raise _usage(f"the model {args.model} does not exist")
+    if args.distributed_executor_backend == "ray":
+        check_ray(args.tensor_parallel_size * args.pipeline_parallel_size)
+
+
+def _group(args: argparse.Namespace) -> Group | None:
+    """Give the group of machines that these arguments speak of."""
+    nodes = getattr(args, "nnodes", None) or 1
+    if nodes > 1:
+        return Group(f"{args.master_addr}:{args.master_port}", args.node_rank, nodes)
+    if args.headless:
+        address = f"{args.data_parallel_address}:{args.data_parallel_rpc_port}"
+        return Group(address, args.data_parallel_start_rank or 1, args.data_parallel_size)
+    return None
 
 
 def _usage(message: str, parser: argparse.ArgumentParser | None = None) -> Exit:
@@ -218,28 +330,19 @@ def _is_about_arguments(error: BaseException) -> bool:
     return any(frame.name == "create_engine_config" for frame in traceback.extract_tb(error.__traceback__))
 
 
-def _cannot_import(error: ImportError) -> str:
-    try:
-        import vllm
-
-        found = f"vLLM {vllm.__version__}"
-    except ImportError:
-        found = "vLLM"
-    return f"{found} under {sys.executable} cannot be used ({error}); this worker was written for vLLM {TESTED}."
-
-
-def _info(args: argparse.Namespace, version: str) -> EngineInfo:
+def _info(args: argparse.Namespace, steps: Sequence[Step], version: str) -> EngineInfo:
     import torch
 
-    shown = {name: "***" if value and is_secret(name) else value for name, value in vars(args).items()}
     return EngineInfo(
         model_path=args.model,
         model_names=list(args.served_model_name or [args.model]),
-        args=json.loads(json.dumps(shown, default=str)),
+        args=json.loads(json.dumps(masked(vars(args)), default=str)),
         versions={
             "ichat": ichat.__version__,
             "vllm": version,
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
+        steps=steps,
+        group=_group(args),
     )

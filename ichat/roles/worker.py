@@ -6,33 +6,34 @@ hub                                    sockets' events; ends last
 └ watch                                a signal, the launcher's end or the engine's end begins the shutdown
 """
 
-import contextlib
 import json
 import logging
 import os
 import secrets
 import signal
 import socket
+import time
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
-import httpx
 import trio
 
 from ichat import errors
 from ichat.beat import Beat, WorkerState, read_beat
 from ichat.config import Limits, Timeouts
 from ichat.engines import Engine, find
+from ichat.engines.args import explain
 from ichat.engines.host import Host
+from ichat.engines.wire import model_body, models_body
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, open_unix_listener, port_of
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
-from ichat.http.tls import client_context
 from ichat.processes import LAUNCHER_FD
+from ichat.reporter import Reporter
 from ichat.usage import Usage
 
 if TYPE_CHECKING:
@@ -40,9 +41,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BEAT_TIMEOUT_S = 5.0
-BEAT_RETRY_S = 1.0
-GOODBYE_S = 2.0
+GROUP_BEAT_S = 3.0
+"""Members of a group beat at least so often: each of them is of no use without the others."""
+_JSON = [(b"content-type", b"application/json")]
+_CHANGES_MODELS = frozenset((
+    b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/load_lora_adapter", b"/unload_lora_adapter",
+))  # fmt: skip
+"""Routes of the engines after which the gateway should hear of other models."""
 
 
 @attrs.frozen
@@ -66,6 +71,7 @@ class Options:
     client_stall_s: float
     drain_s: float
     stop_s: float
+    explain_args: bool
 
 
 def parser() -> Usage:
@@ -78,7 +84,7 @@ def parser() -> Usage:
     )
     add = usage.add_argument
     limits = Limits()
-    add("--backend", "-be", default="vllm", metavar="NAME", help="the engine (vllm)")
+    add("--backend", "-be", default="vllm", metavar="NAME", help="the engine: vllm, sglang or another (vllm)")
     add("--gateway-address", "-ga", metavar="URL", help="register with this gateway, for example http://gw:4000")
     add(
         "--served-model-name", "--model-name", "-n", nargs="+", default=[], metavar="NAME",
@@ -108,6 +114,7 @@ def parser() -> Usage:
     )  # fmt: skip
     add("--drain-s", type=float, default=30.0, metavar="S", help="how long exchanges may take to end at shutdown (30)")
     add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
+    add("--explain-args", action="store_true", help="print what the engine would get, and why, and end")
     return usage
 
 
@@ -151,7 +158,7 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
             )
     if options.served_model_name:
         theirs += ["--served-model-name", *options.served_model_name]
-    return options, [*theirs, "--host", options.host, "--port", str(options.port)]
+    return options, theirs
 
 
 def _check_beat(options: Options, prog: str) -> None:
@@ -173,15 +180,16 @@ def _check_beat(options: Options, prog: str) -> None:
 class Worker:
     """The worker's parts, and how they answer."""
 
-    def __init__(self, options: Options, host: Host, port: int) -> None:
+    def __init__(self, options: Options, engine: Engine, host: Host, port: int) -> None:
         self.options = options
         self.host = host
+        self._engine = engine
         self.port = port
         self.id = options.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self.draining = False
-        self._changed = trio.Event()
-        self._beating = trio.CancelScope()
-        self._own_address = "127.0.0.1"
+        self._created = int(time.time())
+        self.changed: Callable[[], None] = _tell_nobody
+        """Called when the gateway should hear of something now."""
 
     def __repr__(self) -> str:
         return f"<Worker {self.id}: {self.state()}, {self.host!r}>"
@@ -192,108 +200,79 @@ class Worker:
             return "draining"
         if self.host.is_ready():
             return "ready"
+        if self.host.is_following():
+            return "following"
         return "loading" if self.host.parsed.is_set() else "starting"
 
     async def answer(self, request: Request, client: Client) -> None:
-        """Answer one request: `/health` here, everything else by the engine."""
-        if request.path == b"/health" and request.method in (b"GET", b"HEAD"):
-            ready = self.host.is_ready()
-            status = {"status": "ok"} if ready else {"status": "unavailable", "phase": self.host.phase}
-            headers = [(b"content-type", b"application/json")]
-            await client.respond(request, 200 if ready else 503, headers, json.dumps(status).encode())
+        """Answer one request: what concerns the worker as a whole here, everything else by the engine."""
+        asks = request.method in (b"GET", b"HEAD")
+        if asks and request.path == b"/health":
+            await self._tell_health(request, client)
         elif self.draining and not self.host.is_ready():
             raise errors.draining()
+        elif asks and self.host.is_ready() and (request.path + b"/").startswith(b"/v1/models/"):
+            await self._list_models(request, client)
+        elif asks and request.path == b"/metrics":
+            request.headers = [header for header in request.headers if header[0] != b"accept"]  # plain text, please
+            await self.host.answer(request, client, lambda status, body: (status, body + metrics_of(self.host)))
         else:
             await self.host.answer(request, client)
+            if request.path in _CHANGES_MODELS:
+                self.changed()
 
-    def changed(self) -> None:
-        """Beat now rather than at the next interval."""
-        self._changed.set()
+    async def _tell_health(self, request: Request, client: Client) -> None:
+        """200 while requests are answered, or while a follower follows; 503 with the phase otherwise."""
+        well = self.host.is_ready() or self.host.is_following()
+        status = {"status": "ok"} if well else {"status": "unavailable", "phase": self.host.phase}
+        await client.respond(request, 200 if well else 503, _JSON, json.dumps(status).encode())
 
-    async def beat_forever(self, engine: Engine, address: str) -> None:
-        """Tell the gateway everything, at every change and interval; a gateway that is away is asked again soon."""
-        reached = True
-        with self._beating:
-            async with self._gateway(address) as gateway:
-                while True:
-                    self._changed = trio.Event()
-                    error = await self._beat(gateway, await self._beat_now(engine, address))
-                    if error and reached:
-                        log.warning("the gateway %s does not take beats: %s; trying again", address, error)
-                    elif not error and not reached:
-                        log.info("the gateway %s takes beats again", address)
-                    reached = not error
-                    with trio.move_on_after(self.options.heartbeat_interval if reached else BEAT_RETRY_S):
-                        await self._changed.wait()
+    async def _list_models(self, request: Request, client: Client) -> None:
+        """Answer `/v1/models` and `/v1/models/NAME`, the same for every engine."""
+        models = {model.id: model for model in self._engine.models()}
+        name = urllib.parse.unquote(request.path[len(b"/v1/models/") :].decode("latin-1"))
+        if not name:
+            body = models_body(models.values(), self._created, self._engine.name)
+        elif name in models:
+            body = model_body(models[name], self._created, self._engine.name)
+        else:
+            raise errors.model_not_found(name, models)
+        await client.respond(request, 200, _JSON, body)
 
-    async def say_goodbye(self, engine: Engine, address: str) -> None:
-        """Tell the gateway that this worker is gone, if that can be done quickly; it beats no more."""
-        self._beating.cancel()
-        with trio.move_on_after(GOODBYE_S):
-            async with self._gateway(address) as gateway:
-                await self._beat(gateway, attrs.evolve(await self._beat_now(engine, address), state="gone"))
-
-    def _gateway(self, address: str) -> httpx.AsyncClient:
-        url = urllib.parse.urlsplit(address)
-        if url.scheme == "unix":
-            transport = httpx.AsyncHTTPTransport(uds=url.path)
-            return httpx.AsyncClient(base_url="http://localhost", timeout=BEAT_TIMEOUT_S, transport=transport)
-        context = client_context(self.options.gateway_ca) if url.scheme == "https" else False
-        return httpx.AsyncClient(base_url=address, timeout=BEAT_TIMEOUT_S, trust_env=False, verify=context)
-
-    async def _beat(self, gateway: httpx.AsyncClient, beat: Beat) -> str | None:
-        """Send one beat; give what went wrong."""
-        try:
-            response = await gateway.post("/v1/workers/heartbeat", json=attrs.asdict(beat))
-        except (httpx.HTTPError, ValueError) as error:
-            return str(error) or type(error).__name__
-        return None if response.is_success else f"{response.status_code} {response.text[:300]}"
-
-    async def _beat_now(self, engine: Engine, address: str) -> Beat:
+    def beat(self) -> Beat:
+        """Give everything that is known of this worker; the reporter knows better at which host it is reached."""
         info = self.host.info
         names = info.model_names if info else self.options.served_model_name
+        group = info.group if info else None
+        interval = self.options.heartbeat_interval
         return Beat(
             worker_id=self.id,
             model_name=names[0] if names else "",
             model_names=names,
-            host=await self._reachable(address),
+            models=list(self._engine.models()) if self.host.is_ready() else [],
+            group=group,
+            host=self.options.advertise_host or self.options.host or "127.0.0.1",
             port=self.port,
-            backend=engine.name,
+            backend=self._engine.name,
             model_path=info.model_path if info else "",
             state=self.state(),
             phase=self.host.phase,
-            heartbeat_interval=self.options.heartbeat_interval,
+            heartbeat_interval=min(interval, GROUP_BEAT_S) if group else interval,
             unix_socket=self.options.unix_socket is not None,
             max_in_flight=self.options.max_in_flight,
             pid=os.getpid(),
             args=info.args if info else {},
             versions=info.versions if info else {},
-            progress=attrs.asdict(engine.progress()),
+            progress=attrs.asdict(self._engine.progress()),
         )
 
-    async def _reachable(self, address: str) -> str:
-        """Give the address at which the gateway reaches this worker: the one from which it would be reached itself."""
-        host = self.options.advertise_host or self.options.host
-        if host not in ("", "0.0.0.0", "::"):
-            return host
-        url = urllib.parse.urlsplit(address)
-        if url.scheme == "unix":
-            return self._own_address
-        with trio.move_on_after(BEAT_TIMEOUT_S), contextlib.suppress(OSError, UnicodeError):
-            found = await trio.socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_DGRAM)
-            family, kind, _, _, there = found[0]
-            with socket.socket(family, kind) as probe:
-                probe.connect(there)
-                self._own_address = probe.getsockname()[0]
-        return self._own_address
 
-
-def expose(host: Host) -> None:
-    """Add the worker's own metrics to the registry that the engine's `/metrics` shows.
+def metrics_of(host: Host) -> bytes:
+    """Give the worker's own metrics, to be put after the engine's, in Prometheus' text format.
 
     Not before the engine is ready: engines decide at their import how prometheus_client works in this process.
     """
-    from prometheus_client import REGISTRY
+    from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.registry import Collector
 
@@ -303,7 +282,16 @@ def expose(host: Host) -> None:
             yield GaugeMetricFamily("ichat_worker_load_seconds", "From the start until it was ready.", host.load_s)
             yield CounterMetricFamily("ichat_engine_aborts", "Requests that their clients left.", host.aborts)
 
-    REGISTRY.register(OurMetrics())
+    registry = CollectorRegistry()
+    registry.register(OurMetrics())
+    return generate_latest(registry)
+
+
+def explain_args(options: Options, engine_argv: Sequence[str]) -> str:
+    """Give, as a text to print, what the engine would get for these arguments, and why. Raises Exit."""
+    engine = find(options.backend)
+    engine.check()
+    return explain(engine.parse([*engine_argv, "--host", options.host, "--port", str(options.port)]).steps)
 
 
 async def run(
@@ -317,21 +305,32 @@ async def run(
         listeners.append(open_unix_listener(options.unix_socket))
     timeouts = Timeouts(drain_s=options.drain_s, client_stall_s=options.client_stall_s)
     limits = Limits(options.head_bytes_max, options.body_bytes_max, options.connections_max)
-    host = Host(engine, engine_argv, client_stall_s=timeouts.client_stall_s)
-    worker = Worker(options, host, port_of(listeners))
+    port = port_of(listeners)
+    argv = [*engine_argv, "--host", options.host, "--port", str(port)]
+    host = Host(engine, argv, client_stall_s=timeouts.client_stall_s)
+    worker = Worker(options, engine, host, port)
     hub = Hub()
     door = FrontDoor(b"worker", worker.answer, hub, limits, timeouts)
     log.info("worker %s listens on %s:%d", worker.id, options.host, worker.port)
     task_status.started(worker.port)
-    address = options.gateway_address
+    reporter = None
+    if options.gateway_address is not None:
+        reporter = Reporter(
+            options.gateway_address,
+            ca_file=options.gateway_ca,
+            host=options.advertise_host or options.host,
+            now=worker.beat,
+            lost=host.fail,
+        )
+        worker.changed = reporter.changed
     patience = trio.CancelScope()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hub.run_forever)
             nursery.start_soon(door.serve_forever, listeners)
             host.start()
-            if address is not None:
-                nursery.start_soon(worker.beat_forever, engine, address)
+            if reporter is not None:
+                nursery.start_soon(reporter.beat_forever)
             await _wait_for_the_end(worker, signals)
             nursery.start_soon(_hurry_when_told, signals, door, patience)
             worker.draining = True
@@ -342,11 +341,15 @@ async def run(
             if not host.ended.is_set():
                 log.warning("the engine did not end in time (%s); its processes are killed", host.phase)
                 host.give_up()
-            if address is not None:
-                await worker.say_goodbye(engine, address)
+            if reporter is not None:
+                await reporter.say_goodbye()
             nursery.cancel_scope.cancel()
     if host.failure is not None:
         raise host.failure
+
+
+def _tell_nobody() -> None:
+    """Stand in for a gateway's reporter where there is no gateway."""
 
 
 async def _hurry_when_told(signals: AsyncIterator[int], door: FrontDoor, patience: trio.CancelScope) -> None:
@@ -375,10 +378,10 @@ async def _wait_for_the_end(worker: Worker, signals: AsyncIterator[int]) -> None
             nursery.start_soon(until, launcher_gone, "the launcher is gone")
         nursery.start_soon(until, host.ended.wait, "the engine ended")
         nursery.start_soon(until, signals.__anext__, "told to stop")
+        nursery.start_soon(host.watch_loading)
         await host.parsed.wait()
         worker.changed()
         await host.ready.wait()
-        expose(host)
         worker.changed()
         await host.unready.wait()
         worker.changed()

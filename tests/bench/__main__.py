@@ -43,7 +43,7 @@ def read_command_line():
         help="has vLLM",
     )
     parser.add_argument(
-        "--model", type=pathlib.Path, default=ROOT / ".build/tiny-chat", metavar="DIRECTORY", help="what vLLM loads"
+        "--model", type=pathlib.Path, default=ROOT / ".build/tiny/chat", metavar="DIRECTORY", help="what vLLM loads"
     )
     args = parser.parse_args()
     names = list(SUBJECTS) if "all" in args.subjects else args.subjects or ["gateway", "worker"]

@@ -9,8 +9,10 @@ import json
 import multiprocessing
 import time
 
+from ichat.beat import Group, Model
 from ichat.engines import EngineInfo, Progress
 from ichat.engines.child import adopt_children
+from ichat.engines.wire import Wire
 from ichat.errors import EXIT_USAGE, Exit
 
 
@@ -23,6 +25,7 @@ class Fake:
     name = "fake"
 
     def __init__(self):
+        self.wire = Wire()
         self.running = 0
         self.aborted = 0
         self.done = 0
@@ -31,7 +34,7 @@ class Fake:
     def check(self):
         pass
 
-    def run(self, argv, *, parsed, phase, serve):
+    def parse(self, argv):
         parser = Parser(prog="fake")
         parser.add_argument("--model", required=True)
         parser.add_argument("--served-model-name", nargs="+")
@@ -40,8 +43,15 @@ class Fake:
         parser.add_argument("--load-s", type=float, default=0.0)
         parser.add_argument("--fail", action="store_true")
         parser.add_argument("--children", type=int, default=0)
-        args = parser.parse_args(list(argv))
-        parsed(EngineInfo(args.model, args.served_model_name or [args.model], vars(args), {"fake": "1"}))
+        parser.add_argument("--group")
+        parser.add_argument("--rank", type=int, default=0)
+        self.args = args = parser.parse_args(list(argv))
+        group = Group(args.group, args.rank, 2) if args.group else None
+        names = args.served_model_name or [args.model]
+        return EngineInfo(args.model, names, vars(args), {"fake": "1"}, group=group)
+
+    def run(self, *, phase, serve):
+        args = self.args
         phase("loading")
         time.sleep(args.load_s)
         if args.fail:
@@ -51,10 +61,14 @@ class Fake:
             context = multiprocessing.get_context("spawn")
             for _ in range(args.children):
                 context.Process(target=time.sleep, args=(3600,), daemon=True, name="fake-child").start()
-        asyncio.run(serve(self.app))
+        asyncio.run(serve(None if args.rank else self.app))
 
     def why_dead(self):
         return self.dead
+
+    def models(self):
+        names = self.args.served_model_name or [self.args.model]
+        return [Model(names[0], self.args.model, None, 4096), *(Model(name, self.args.model) for name in names[1:])]
 
     def progress(self):
         return Progress(running=self.running, tokens_out=self.done)

@@ -1,0 +1,389 @@
+"""SGLang inside the worker: its own `launch_server`, called on the engine's thread, with uvicorn taken out of it.
+
+SGLang starts its processes, makes its FastAPI application and hands it to uvicorn, all in one function whose parts
+change from release to release. So the function is left whole, and four things in its modules are replaced: `uvicorn`,
+by what serves the application here; `requests`, by calls into the application, since SGLang warms itself up through
+its own port; `kill_process_tree`, which would end the worker without a word; and the health server of a follower.
+"""
+
+# SGLang is not there where types are checked, so nothing about it is known to them.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportAttributeAccessIssue=false
+
+import argparse
+import asyncio
+import contextlib
+import functools
+import importlib.util
+import json
+import logging
+import os
+import pathlib
+import platform
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ichat
+from ichat.beat import Group, Model
+from ichat.engines import Application, EngineInfo, Progress, Serve
+from ichat.engines.args import Step, masked, translate
+from ichat.engines.child import Child, adopt_children, children, first_dead, wait_for_end
+from ichat.engines.inprocess import InProcess
+from ichat.engines.ray import check_ray
+from ichat.engines.sglang_args import TABLE
+from ichat.engines.sglang_encoders import look_at
+from ichat.engines.sglang_wire import SGLangWire
+from ichat.engines.versions import check_version
+from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+
+OLDEST = (0, 5, 5)
+NEWEST = (0, 5, 23)
+"""The newest version that this was tested with, and the oldest."""
+LOOK_S = 0.05
+ABORT_POLL_S = "1"
+"""How often SGLang looks whether the client of a request that is no stream is still there: its default is 4 s."""
+UNLOAD_S = 5.0
+"""How long the schedulers may take to let go of what they hold."""
+
+_OURS: Mapping[str, object] = {
+    "tokenizer_worker_num": 1,
+    "enable_http2": False,
+    "enable_ssl_refresh": False,
+    "ssl_keyfile": None,
+    "ssl_certfile": None,
+    "ssl_ca_certs": None,
+    "grpc_mode": False,
+    "smg_grpc_mode": False,
+    "grpc_port": None,
+    "encoder_only": False,
+    "fastapi_root_path": "",
+}
+"""Flags that concern SGLang's own HTTP server, which the worker replaces, with the only value that they may have."""
+
+
+class _Died(Exception):
+    """A part of SGLang wanted the whole process to end."""
+
+
+class _Served(Exception):
+    """A follower has done its work."""
+
+
+class SGLang:
+    """One model in SGLang's schedulers and tokenizer manager.
+
+    Made in the main thread: SGLang's children report a failure by SIGQUIT, whose default is to dump core.
+    """
+
+    name = "sglang"
+
+    def __init__(self) -> None:
+        self.wire = SGLangWire(self._names)
+        self._args: Any = None
+        self._info: EngineInfo | None = None
+        self._serve: Serve
+        self._manager: Any = None
+        self._children: list[Child] = []
+        self._dead: str | None = None
+        self._warm = threading.Event()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGQUIT, self._child_failed)
+
+    def check(self) -> None:
+        """Look for the package without importing it."""
+        if importlib.util.find_spec("sglang") is None:
+            raise Exit(
+                EXIT_UNAVAILABLE,
+                f"SGLang is not installed for {sys.executable}: run the worker with an interpreter that"
+                " has it (PYTHON ichat.pyz worker …), or make one with `./build engine sglang`.",
+            )
+
+    def parse(self, argv: Sequence[str]) -> EngineInfo:
+        """See `Engine.parse`."""
+        os.environ.setdefault("SGLANG_REQUEST_STATE_WAIT_TIMEOUT", ABORT_POLL_S)
+        try:
+            import sglang
+            from sglang.srt.server_args import ServerArgs
+        except ImportError as error:
+            raise Exit(EXIT_UNAVAILABLE, f"SGLang under {sys.executable} cannot be imported: {error}.") from error
+        check_version("SGLang", sglang.__version__, OLDEST, NEWEST)
+        adopt_children()
+        parser = _Parser(prog="ichat.pyz worker --backend sglang")
+        ServerArgs.add_cli_args(parser)
+        steps = translate(argv, parser, TABLE)
+        if not any("--enable-metrics" in step.passed for step in steps):
+            steps.append(Step([], ["--enable-metrics"], "its metrics are what the worker reports to the gateway"))
+        words = [word for step in steps for word in step.passed]
+        if "--config" not in words:
+            steps += self._for_an_encoder(_read(words, parser), words)
+        self._args = _record([word for step in steps for word in step.passed])
+        _check(self._args)
+        self._info = _info(self._args, steps, sglang.__version__)
+        return self._info
+
+    def _for_an_encoder(self, args: argparse.Namespace, words: Sequence[str]) -> Sequence[Step]:
+        """Give the arguments that an encoder needs besides."""
+        if not args.is_embedding:
+            return ()
+        encoder = look_at(args.model_path, args.revision, words)
+        self.wire.reranks = encoder is not None and encoder.is_cross_encoder
+        self.wire.squashes = encoder is not None and encoder.wants_sigmoid
+        return encoder.steps if encoder else ()
+
+    def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
+        """See `Engine.run`."""
+        from sglang.srt.entrypoints import engine, http_server
+
+        self._serve = serve
+        http_server.uvicorn = types.SimpleNamespace(
+            Config=_Config, Server=functools.partial(_Server, self._lead), run=_refuse
+        )
+        engine.launch_dummy_health_check_server = self._follow
+        self._spare_this_process()
+        if getattr(self._args, "use_ray", False):
+            from sglang.srt.ray.http_server import launch_server
+        else:
+            launch_server = http_server.launch_server
+        try:
+            launch_server(self._args, launch_callback=self._warm.set)
+        except _Served:
+            pass
+        except (ValueError, TypeError, AssertionError) as error:
+            if children():
+                raise
+            raise _usage(str(error)) from error
+
+    def _lead(self, app: Application) -> None:
+        """Serve the application on a loop of this thread, once it is warm."""
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve_when_warm(app))
+
+    async def _serve_when_warm(self, app: Any) -> None:
+        from sglang.srt.entrypoints import http_server
+
+        http_server.requests = inside = InProcess(app, asyncio.get_running_loop())
+        self._children = children()
+        async with app.router.lifespan_context(app):
+            manager = http_server.get_global_state().tokenizer_manager
+            manager.auto_create_handle_loop()
+            while not self._warm.is_set():
+                why = self.why_dead()
+                if why is not None:
+                    inside.give_up()  # the warm-up would be waited for
+                    raise RuntimeError(why)
+                await asyncio.sleep(LOOK_S)  # noqa: ASYNC110
+            self._manager = manager
+            await self._serve(app)
+            if self._dead is None:
+                self._unload()
+
+    def _unload(self) -> None:
+        """Have the schedulers let go of the device, where this version can tell them to."""
+        manager = self._manager
+        with contextlib.suppress(AttributeError, ImportError):
+            manager._subprocess_watchdog.stop()
+        with contextlib.suppress(AttributeError, ImportError):
+            from sglang.srt.managers.io_struct import ShutdownReq
+
+            manager._dispatch_to_scheduler(ShutdownReq())
+            wait_for_end([child for child in self._children if "detokenizer" not in child.title], UNLOAD_S)
+
+    def _follow(self, *_: object) -> None:
+        """Work for the leader of the group until the end; this stands where SGLang would answer health checks."""
+        self._children = children()
+        asyncio.run(self._serve(None))  # type: ignore[arg-type]
+        raise _Served
+
+    def _child_failed(self, *_: object) -> None:
+        self._dead = self._dead or first_dead(self._children) or "one of its processes failed; the log has the cause"
+
+    def _spare_this_process(self) -> None:
+        """Where SGLang would kill the whole process tree, let the worker end in order instead."""
+        from sglang.srt import utils
+
+        kill = utils.kill_process_tree
+
+        def spare(pid: int | None, include_parent: bool = True, *args: Any, **more: Any) -> None:  # noqa: FBT001, FBT002
+            if not include_parent or pid != os.getpid():
+                kill(pid, include_parent, *args, **more)
+                return
+            self._dead = self._dead or "a part of it could not go on; the log has the cause"
+            raise _Died(self._dead)
+
+        for name, module in list(sys.modules.items()):
+            if name.startswith("sglang.") and getattr(module, "kill_process_tree", None) is kill:
+                module.kill_process_tree = spare  # type: ignore[attr-defined]
+
+    def why_dead(self) -> str | None:
+        """See `Engine.why_dead`."""
+        return self._dead or first_dead(self._children)
+
+    def progress(self) -> Progress:
+        """Read SGLang's own metrics, which its schedulers leave in files."""
+        if self._manager is None:
+            return Progress()
+        found = _metrics()
+        running, waiting = found.get("sglang:num_running_reqs"), found.get("sglang:num_queue_reqs")
+        steps, tokens = found.get("sglang:realtime_tokens_total"), found.get("sglang:generation_tokens_total")
+        return Progress(
+            running=None if running is None else int(sum(running)),
+            waiting=None if waiting is None else int(sum(waiting)),
+            kv_use=max(found["sglang:token_usage"]) if "sglang:token_usage" in found else None,
+            steps=None if steps is None else int(sum(steps)),
+            tokens_out=None if tokens is None else int(sum(tokens)),
+        )
+
+    def models(self) -> Sequence[Model]:
+        """Give the model by each of its names, and its adapters."""
+        if self._info is None:
+            return []
+        path, names = self._info.model_path, self._info.model_names
+        longest = self._manager.model_config.context_len if self._manager is not None else None
+        registry = getattr(self._manager, "lora_registry", None)
+        loaded = registry.get_all_adapters().values() if registry is not None else ()
+        put_aside = (getattr(self._manager, "lora_ref_cache", None) or {}).values()
+        adapters = {adapter.lora_name: adapter.lora_path for adapter in [*put_aside, *loaded]}
+        return [
+            *(Model(name, path, None, longest) for name in names),
+            *(Model(name, root, names[0]) for name, root in adapters.items()),
+        ]
+
+    def _names(self) -> tuple[list[str], list[str]]:
+        """Give the names of the model and those of its adapters."""
+        models = self.models()
+        return [model.id for model in models if not model.parent], [model.id for model in models if model.parent]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise _usage(message)
+
+
+class _Config:
+    """What uvicorn.Config is asked for."""
+
+    def __init__(self, app: Application, **_: object) -> None:
+        self.app = app
+
+
+class _Server:
+    """What uvicorn.Server is asked for."""
+
+    should_exit = False
+
+    def __init__(self, run: Callable[[Application], None], config: _Config) -> None:
+        self._config = config
+        self._run = run
+
+    def run(self) -> None:
+        """Serve until the end."""
+        self._run(self._config.app)
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise RuntimeError("SGLang wants to serve HTTP in processes of its own, which an iChat worker does not support")
+
+
+def _read(words: list[str], parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the arguments as they stand. Raises Exit 64; Exit 0 after `--help`."""
+    logging.disable()  # the same warnings come again when SGLang reads them
+    try:
+        args = parser.parse_args(words)
+    except SystemExit as exit_:
+        raise Exit(int(exit_.code or 0), "") from exit_
+    except (argparse.ArgumentError, ValueError, TypeError) as error:
+        raise _usage(str(error)) from error
+    finally:
+        logging.disable(logging.NOTSET)
+    _check_given(args)
+    return args
+
+
+def _record(words: list[str]) -> Any:
+    """Make SGLang's record of its arguments, as it does itself. Raises Exit 64; Exit 0 after `--help`."""
+    from sglang.srt.server_args import prepare_server_args
+
+    with contextlib.suppress(ImportError):
+        from sglang.srt.plugins import load_plugins
+
+        load_plugins()
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        record = prepare_server_args(words)
+        with contextlib.suppress(RuntimeError):  # what this machine lacks is said again when the model is loaded
+            if hasattr(record, "resolve_once"):
+                record.resolve_once()
+    except SystemExit as exit_:
+        raise Exit(int(exit_.code or 0), "") from exit_
+    except (argparse.ArgumentError, ValueError, TypeError, AssertionError, OSError) as error:
+        raise _usage(str(error) or type(error).__name__) from error
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    return record
+
+
+def _check(args: Any) -> None:
+    """Find before the load what SGLang would find after it. Raises Exit 64, Exit 69."""
+    _check_given(args)
+    if getattr(args, "use_ray", False):
+        check_ray(args.tp_size * args.pp_size)
+
+
+def _check_given(args: Any) -> None:
+    path = pathlib.Path(args.model_path).expanduser()
+    if args.model_path.startswith(("/", "./", "../", "~")) and not path.exists():
+        raise _usage(f"the model {args.model_path} does not exist")
+    for name, allowed in _OURS.items():
+        if getattr(args, name, allowed) != allowed:
+            raise _usage(
+                f"--{name.replace('_', '-')} concerns SGLang's own HTTP server, which an iChat worker replaces"
+            )
+
+
+def _usage(message: str) -> Exit:
+    text = " ".join(message.split())
+    return Exit(EXIT_USAGE, f"SGLang refuses these arguments: {text}")
+
+
+def _metrics() -> dict[str, list[float]]:
+    """Read the samples that SGLang's processes report, by their names."""
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        return {}
+    found: dict[str, list[float]] = {}
+    for metric in MultiProcessCollector(CollectorRegistry()).collect():
+        for sample in metric.samples:
+            found.setdefault(sample.name, []).append(sample.value)
+    return found
+
+
+def _info(args: Any, steps: Sequence[Step], version: str) -> EngineInfo:
+    import torch
+
+    values = args.resolved_dict() if hasattr(args, "resolved_dict") else vars(args)
+    shown = masked({name: value for name, value in values.items() if name[0] != "_"})
+    names = [word for step in steps if step.given[:1] == ["--served-model-name"] for word in step.given[1:]]
+    group = Group(str(args.dist_init_addr), args.node_rank, args.nnodes) if args.nnodes > 1 else None
+    return EngineInfo(
+        model_path=args.model_path,
+        model_names=names or [args.served_model_name or args.model_path],
+        args=json.loads(json.dumps(shown, default=str)),
+        versions={
+            "ichat": ichat.__version__,
+            "sglang": version,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        steps=steps,
+        group=group,
+    )

@@ -1,0 +1,88 @@
+"""What has to be known of an encoder (BERT and its kin) before SGLang serves it, read from the model's own files.
+
+SGLang serves an encoder's requests in pieces and from its prefix cache unless it is told not to, which gives vectors
+that are wrong; it takes the first token's vector whatever the model says; asked to rerank with a model that is no
+cross-encoder it ends; and it leaves a cross-encoder's score as the network gives it, where vLLM brings it between 0
+and 1.
+"""
+
+# huggingface_hub comes with SGLang and is not there where types are checked.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+
+from ichat.engines.args import Step
+from ichat.errors import EXIT_USAGE, Exit
+
+_KIN = ("Bert", "Roberta", "XLMRoberta", "Contriever")
+_WHOLE = (
+    ("--disable-radix-cache", [], "an encoder reads its whole text at once, so no beginning of it can be kept"),
+    ("--chunked-prefill-size", ["-1"], "an encoder reads its whole text at once"),
+)
+
+
+@attrs.frozen
+class Encoder:
+    """An encoder as SGLang is to serve it."""
+
+    steps: Sequence[Step]
+    """The arguments that it needs and was not given."""
+    is_cross_encoder: bool
+    wants_sigmoid: bool
+    """Whether its scores are to be brought between 0 and 1."""
+
+
+def look_at(model: str, revision: str | None, given: Sequence[str]) -> Encoder | None:
+    """Read what a model is; None for one that is no encoder. `given` are the flags that SGLang gets already.
+
+    Raises Exit 64 for one whose vectors would be wrong.
+    """
+    config = _read(model, "config.json", revision)
+    architecture = str(next(iter(config.get("architectures") or ()), ""))
+    if not architecture.startswith(_KIN):
+        return None
+    is_cross_encoder = architecture.endswith("ForSequenceClassification")
+    pooling = {} if is_cross_encoder else _read(model, "1_Pooling/config.json", revision)
+    modes = [key.removeprefix("pooling_mode_") for key, on in pooling.items() if on is True and "pooling_mode" in key]
+    if modes and modes != ["cls_token"]:
+        raise Exit(
+            EXIT_USAGE,
+            f"SGLang refuses these arguments: it would take the first token's vector, where {model} wants"
+            f" {' and '.join(modes)}, and so give wrong vectors: serve this model with --backend vllm",
+        )
+    steps = [
+        Step([], [flag, *values], f"{why}: SGLang would answer wrongly without it")
+        for flag, values, why in _WHOLE
+        if flag not in given
+    ]
+    return Encoder(steps, is_cross_encoder, is_cross_encoder and _wants_sigmoid(config))
+
+
+def _wants_sigmoid(config: Mapping[str, Any]) -> bool:
+    """Say whether vLLM would put the score through a sigmoid where SGLang does not."""
+    labels = len(cast("dict[str, str]", config.get("id2label", {"0": ""})))
+    if config.get("sbert_ce_default_activation_function") or labels != 1:
+        return False
+    name = (config.get("sentence_transformers") or {}).get("activation_fn")
+    return name.endswith(".Sigmoid") if name else config.get("problem_type") != "regression"
+
+
+def _read(model: str, name: str, revision: str | None) -> dict[str, Any]:
+    """Read a file of JSON of a model, which is a directory or a name on the hub; empty where there is none."""
+    try:
+        if os.path.isdir(model):
+            text = (pathlib.Path(model) / name).read_text()
+        else:
+            from huggingface_hub import hf_hub_download
+
+            text = pathlib.Path(str(hf_hub_download(model, name, revision=revision))).read_text()
+        found: object = json.loads(text)
+    except (OSError, ValueError, ImportError, RuntimeError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

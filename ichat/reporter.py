@@ -1,0 +1,137 @@
+"""The worker's side of the beats: it tells the gateway everything, and hears what its group has lost."""
+
+import contextlib
+import json
+import logging
+import socket
+import urllib.parse
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import httpx
+import trio
+
+from ichat.beat import Beat, Lost
+from ichat.http.tls import client_context
+
+log = logging.getLogger(__name__)
+
+BEAT_TIMEOUT_S = 5.0
+BEAT_RETRY_S = 1.0
+GOODBYE_S = 2.0
+ASK_TIMES = 2
+"""How often another member of the group is asked, after the gateway has not heard of it, before it counts as lost."""
+
+
+class Reporter:
+    """Tells one gateway of one worker."""
+
+    def __init__(
+        self, address: str, *, ca_file: str | None, host: str, now: Callable[[], Beat], lost: Callable[[str], None]
+    ) -> None:
+        """`address` is a URL, or ``unix:/path``; `host` is where the worker listens, or how the gateway reaches it.
+
+        `now` gives the beat to send, and `lost` is called when another member of the group is gone.
+        """
+        self._address = address
+        self._ca_file = ca_file
+        self._host = host
+        self._now = now
+        self._lost = lost
+        self._changed = trio.Event()
+        self._beating = trio.CancelScope()
+        self._own_address = "127.0.0.1"
+        self._silent: dict[str, int] = {}
+
+    def changed(self) -> None:
+        """Beat now rather than at the next interval."""
+        self._changed.set()
+
+    async def beat_forever(self) -> None:
+        """Tell the gateway everything, at every change and interval; a gateway that is away is asked again soon."""
+        reached = True
+        with self._beating:
+            async with self._gateway() as gateway:
+                while True:
+                    self._changed = trio.Event()
+                    beat = await self._beat_now()
+                    error = await self._beat(gateway, beat)
+                    if error and reached:
+                        log.warning("the gateway %s does not take beats: %s; trying again", self._address, error)
+                    elif not error and not reached:
+                        log.info("the gateway %s takes beats again", self._address)
+                    reached = not error
+                    with trio.move_on_after(beat.heartbeat_interval if reached else BEAT_RETRY_S):
+                        await self._changed.wait()
+
+    async def say_goodbye(self) -> None:
+        """Tell the gateway that this worker is gone, if that can be done quickly; it beats no more."""
+        self._beating.cancel()
+        with trio.move_on_after(GOODBYE_S):
+            async with self._gateway() as gateway:
+                await self._beat(gateway, attrs.evolve(await self._beat_now(), state="gone"))
+
+    def _gateway(self) -> httpx.AsyncClient:
+        url = urllib.parse.urlsplit(self._address)
+        if url.scheme == "unix":
+            transport = httpx.AsyncHTTPTransport(uds=url.path)
+            return httpx.AsyncClient(base_url="http://localhost", timeout=BEAT_TIMEOUT_S, transport=transport)
+        context = client_context(self._ca_file) if url.scheme == "https" else False
+        return httpx.AsyncClient(base_url=self._address, timeout=BEAT_TIMEOUT_S, trust_env=False, verify=context)
+
+    async def _beat(self, gateway: httpx.AsyncClient, beat: Beat) -> str | None:
+        """Send one beat; give what went wrong."""
+        try:
+            response = await gateway.post("/v1/workers/heartbeat", json=attrs.asdict(beat))
+        except (httpx.HTTPError, ValueError) as error:
+            return str(error) or type(error).__name__
+        if not response.is_success:
+            return f"{response.status_code} {response.text[:300]}"
+        with contextlib.suppress(ValueError, TypeError, AttributeError):
+            lost: dict[str, Any] | None = json.loads(response.content).get("lost")
+            if lost is None:
+                self._silent.clear()
+            elif beat.state != "gone":
+                await self._believe(Lost(**lost))
+        return None
+
+    async def _believe(self, lost: Lost) -> None:
+        """Take a loss for true that is certain; a member that was only silent is asked itself first."""
+        if not lost.is_certain:
+            if await _answers(lost):
+                return
+            self._silent[lost.worker_id] = self._silent.get(lost.worker_id, 0) + 1
+            if self._silent[lost.worker_id] < ASK_TIMES:
+                self.changed()
+                return
+        self._lost(f"{lost.worker_id}, another member of its group, {lost.why}")
+
+    async def _beat_now(self) -> Beat:
+        return attrs.evolve(self._now(), host=await self._reachable())
+
+    async def _reachable(self) -> str:
+        """Give the address at which the gateway reaches this worker: the one from which it would be reached itself."""
+        if self._host not in ("", "0.0.0.0", "::"):
+            return self._host
+        url = urllib.parse.urlsplit(self._address)
+        if url.scheme == "unix":
+            return self._own_address
+        with trio.move_on_after(BEAT_TIMEOUT_S), contextlib.suppress(OSError, UnicodeError):
+            found = await trio.socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_DGRAM)
+            family, kind, _, _, there = found[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(there)
+                self._own_address = probe.getsockname()[0]
+        return self._own_address
+
+
+async def _answers(lost: Lost) -> bool:
+    """Say whether a worker answers anything at all."""
+    host = f"[{lost.host}]" if ":" in lost.host else lost.host
+    async with httpx.AsyncClient(timeout=BEAT_TIMEOUT_S, trust_env=False) as client:
+        try:
+            await client.get(f"http://{host}:{lost.port}/health")
+        except (httpx.HTTPError, ValueError):
+            return False
+    return True

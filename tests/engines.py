@@ -1,0 +1,100 @@
+"""The real engines on the CPU, each behind a real worker and a real gateway.
+
+What a test asks for is written in the common vocabulary, once for all engines; what an engine needs besides, to run
+without a GPU at all, stands here.
+"""
+
+import json
+import re
+import sys
+import urllib.request
+
+from programs import ROOT, Program
+
+ENGINES = ("vllm", "sglang")
+PYZ = ROOT / "ichat.pyz"
+MODELS = ROOT / ".build/tiny"
+LOAD_S = 300
+ON_THE_CPU = {
+    "vllm": {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}},
+    "sglang": {
+        "device": "cpu", "max_total_tokens": 16384, "mem_fraction_static": 0.1, "sleep_on_idle": True,
+        "constrained_json_disable_any_whitespace": True, "lora_backend": "torch_native",
+    },
+}  # fmt: skip
+ENV = {
+    "vllm": {"VLLM_CPU_KVCACHE_SPACE": "1"},
+    "sglang": {"PYTHONPATH": str(ROOT / "tests/sglang_on_cpu")},
+}
+TWO_RANKS = {
+    "vllm": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+    "sglang": {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "SGLANG_NCCL_SO_PATH": "none"},
+}
+MESSAGES = [{"role": "user", "content": "Tell me a story."}]
+
+
+def python_of(engine):
+    return ROOT / f".engines/{engine}/bin/python"
+
+
+def flags_of(engine):
+    """Give what an engine needs on the CPU, as a command line."""
+    words = []
+    for key, value in ON_THE_CPU[engine].items():
+        words.append("--" + key.replace("_", "-"))
+        if value is not True:
+            words.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    return words
+
+
+class Deployment:
+    """A gateway with one managed worker called `tiny-0`, serving a model called `tiny`."""
+
+    def __init__(self, engine, model, directory, *, env=None, **arguments):
+        """`model` is a kind of `tiny_models.py`; `arguments` are the engine's, in the common vocabulary."""
+        self.engine = engine
+        lines = [
+            "[server_settings]", "port = 0",
+            f"[engines.{engine}]", f'python = "{python_of(engine)}"',
+            "[[managed_workers]]", 'model_name = "tiny"', f'model_path = "{MODELS / model}"', f'backend = "{engine}"',
+            "heartbeat_interval = 2",
+        ]  # fmt: skip
+        lines += [f"env = {_toml({**ENV[engine], **(env or {})})}"]
+        lines += [f"{key} = {_toml(value)}" for key, value in {**arguments, **ON_THE_CPU[engine]}.items()]
+        config = directory / "ichat.toml"
+        config.write_text("\n".join(lines))
+        command = [sys.executable, PYZ, "gateway", "-c", config]
+        self.program = Program(command, directory / "gateway.log", {"PYTHONPATH": ""})
+
+    def wait(self):
+        self.program.wait_for_port().wait_until_ready("tiny-0", LOAD_S)
+        return self
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.program.port}"
+
+    @property
+    def worker_url(self):
+        return f"http://127.0.0.1:{self.worker()['port']}"
+
+    def worker(self):
+        return self.program.get("/v1/admin/workers/tiny-0")[1]
+
+    def metric(self, name):
+        """Sum the samples of the worker's metrics of a name."""
+        text = urllib.request.urlopen(self.worker_url + "/metrics", timeout=20).read().decode()
+        return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if re.match(rf"{name}[ {{]", line))
+
+    def running(self):
+        """Give how many requests the engine itself says that it is working on."""
+        names = {"vllm": ("vllm:num_requests_running", "vllm:num_requests_waiting")}
+        return sum(map(self.metric, names.get(self.engine, ("sglang:num_running_reqs", "sglang:num_queue_reqs"))))
+
+
+def _toml(value):
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps([str(inner) for inner in value] if isinstance(value, list) else value)
