@@ -101,7 +101,7 @@ class Lost:
     host: str
     port: int
     is_certain: bool
-    """Whether it is known to have ended; otherwise it has only been silent, and may be asked itself."""
+    """Whether it is known to have ended; otherwise it has only been silent, and is to be asked itself."""
 
 
 @attrs.frozen
@@ -131,6 +131,8 @@ class Beat:
     max_in_flight: int = checked(between(0, 1_000_000), 0)
     """Requests that it wants to be sent at the same time, at most; 0: it has no wish."""
     pid: int = 0
+    start_id: str = ""
+    """Another one at each start of the worker: ids and pids come again."""
     args: dict[str, Any] = checked(_are_args, attrs.Factory(dict[str, Any]))
     versions: dict[str, str] = attrs.field(factory=dict[str, str])
     progress: dict[str, float | None] = checked(_is_progress, attrs.Factory(dict[str, float | None]))

@@ -36,7 +36,10 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?|")
 _PATH = re.compile(r"[!-~]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"(^|[-_])(api[-_]key|token|password|secret)$")
+_SECRET = re.compile(
+    r"(^|[-_])((api|access|private|secret)[-_]key|token|password|passphrase|secret|credentials?|authorization)$",
+    re.IGNORECASE,
+)
 _FRAMING_HEADERS = frozenset(("host", "content-length", "transfer-encoding", "connection", "expect", "x-request-id"))
 
 MODEL_NAME_CHARACTERS_MAX = 256

@@ -76,12 +76,11 @@ def make_app(registry: Registry, metrics: CollectorRegistry, gateway_id: str, st
             raise errors.bad_request(f"The body is not JSON: {error}.") from error
         beat = read_beat(body)
         new = registry.beat(beat)
-        lost = registry.lost(beat.worker_id)
         return _json({
             "status": "registered" if new else "ok",
             "gateway_id": gateway_id,
             "heartbeat_interval": beat.heartbeat_interval,
-            "lost": attrs.asdict(lost) if lost else None,
+            "lost": [attrs.asdict(lost) for lost in registry.lost(beat.worker_id)],
         })  # fmt: skip
 
     @app.get("/v1/admin/workers")

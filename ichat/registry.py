@@ -34,7 +34,9 @@ class Worker:
     """The newest one; None for a managed worker that has not beaten yet."""
     beat_at: float = -math.inf
     known_since: float = math.inf
-    """When its first beat came."""
+    """When the first beat of this start of it came."""
+    well_at: float = -math.inf
+    """When its newest beat came that was no good-bye: those who came later are none of its group."""
     lost: Lost | None = None
     """What its group has lost for good."""
     expected: list[str] = attrs.field(factory=list[str])
@@ -124,8 +126,8 @@ class Registry:
             if not worker.managed and self._clock() - worker.beat_at > max(FORGET_S, interval * BEATS_MISSED_MAX):
                 del self._workers[worker.id]
         known = self._workers.get(beat.worker_id)
-        if beat.state == "gone":
-            self._tell_group(beat, "has ended")
+        if known is not None and beat.state == "gone":
+            self._tell_group(known, "has ended")
         if beat.state == "gone" and not (known and known.managed):
             self._workers.pop(beat.worker_id, None)
             return False
@@ -136,10 +138,13 @@ class Registry:
         taken = self._external.keys() & set(names_of(beat))
         if taken and known is None:
             log.warning("worker %s gets no requests for %s: external routes have that name", worker.id, sorted(taken))
-        if worker.beat is not None and worker.beat.pid != beat.pid:
+        if worker.beat is not None and (worker.beat.start_id, worker.beat.pid) != (beat.start_id, beat.pid):
+            self._tell_group(worker, "was started again")
             worker.known_since, worker.lost = math.inf, None
         worker.beat = beat
         worker.beat_at = self._clock()
+        if beat.state not in ("draining", "gone"):
+            worker.well_at = worker.beat_at
         worker.known_since = min(worker.known_since, worker.beat_at)
         self._place(worker, beat)
         self.changed()
@@ -161,38 +166,37 @@ class Registry:
     def fail(self, worker: Worker, failure: str) -> None:
         """Note why a managed worker's process ended, where nobody had asked for it."""
         worker.failure = failure
-        if worker.beat is not None:
-            self._tell_group(worker.beat, failure)
+        self._tell_group(worker, failure)
 
-    def _tell_group(self, gone: Beat, why: str) -> None:
+    def _tell_group(self, gone: Worker, why: str) -> None:
         """Note for the others of a group that one of them has ended: none of them is of any use now."""
         for other in self._group_of(gone):
-            if other.lost is None:
-                log.error("the group of worker %s is broken: worker %s %s", other.id, gone.worker_id, why)
-            other.lost = other.lost or Lost(gone.worker_id, why, gone.host, gone.port, is_certain=True)
+            if gone.beat and other.lost is None and other.known_since <= gone.well_at:
+                log.error("the group of worker %s is broken: worker %s %s", other.id, gone.id, why)
+                other.lost = Lost(gone.id, why, gone.beat.host, gone.beat.port, is_certain=True)
 
-    def _group_of(self, beat: Beat) -> list[Worker]:
+    def _group_of(self, worker: Worker) -> list[Worker]:
         """Give the other workers of a worker's group."""
-        if beat.group is None:
-            return []
+        group = worker.beat.group if worker.beat else None
         return [
-            worker
-            for worker in self._workers.values()
-            if worker.beat and worker.beat.group and worker.beat.group.id == beat.group.id
-            if worker.id != beat.worker_id and worker.beat.state != "gone"
+            other
+            for other in self._workers.values()
+            if group and other.beat and other.beat.group and other.beat.group.id == group.id
+            if other is not worker and other.beat.state != "gone"
         ]
 
-    def lost(self, worker_id: str) -> Lost | None:
+    def lost(self, worker_id: str) -> list[Lost]:
         """Say what the group of a worker has lost, or seems to have lost since this worker is there."""
         worker = self._workers.get(worker_id)
-        if worker is None or worker.beat is None or worker.lost is not None:
-            return worker.lost if worker else None
+        if worker is None or worker.lost is not None:
+            return [worker.lost] if worker and worker.lost else []
         now = self._clock()
-        for other in self._group_of(worker.beat):
-            if other.beat and other.state(now) == "unhealthy" and other.beat_at >= worker.known_since:
-                why = f"has been silent for {now - other.beat_at:.0f} s"
-                return Lost(other.id, why, other.beat.host, other.beat.port, is_certain=False)
-        return None
+        return [
+            Lost(other.id, f"has been silent for {silent_s:.0f} s", other.beat.host, other.beat.port, is_certain=False)
+            for other in self._group_of(worker)
+            if other.beat and other.well_at >= worker.known_since
+            if (silent_s := now - other.beat_at) > other.beat.heartbeat_interval * BEATS_MISSED_MAX
+        ]
 
     def endpoints(self, model: str) -> Sequence[Endpoint]:
         """Give who can serve a model now: its external routes, else its ready workers.
@@ -232,7 +236,6 @@ class Registry:
         """Give everything known of a worker, as JSON can hold it."""
         now = self._clock()
         known = attrs.asdict(worker.beat) if worker.beat else {"worker_id": worker.id}
-        lost = self.lost(worker.id)
         return {
             **known,
             "model_names": worker.names,
@@ -240,7 +243,7 @@ class Registry:
             "managed": worker.managed,
             "in_flight": worker.endpoint.in_flight if worker.endpoint else 0,
             "failure": worker.failure,
-            "lost": attrs.asdict(lost) if lost else None,
+            "lost": [attrs.asdict(lost) for lost in self.lost(worker.id)],
             "beat_age_s": round(now - worker.beat_at, 3) if worker.beat else None,
         }
 

@@ -43,6 +43,7 @@ class Reporter:
         self._beating = trio.CancelScope()
         self._own_address = "127.0.0.1"
         self._silent: dict[str, int] = {}
+        """How often in a row other members of the group have not answered."""
 
     def changed(self) -> None:
         """Beat now rather than at the next interval."""
@@ -62,7 +63,8 @@ class Reporter:
                     elif not error and not reached:
                         log.info("the gateway %s takes beats again", self._address)
                     reached = not error
-                    with trio.move_on_after(beat.heartbeat_interval if reached else BEAT_RETRY_S):
+                    soon = not reached or self._silent
+                    with trio.move_on_after(BEAT_RETRY_S if soon else beat.heartbeat_interval):
                         await self._changed.wait()
 
     async def say_goodbye(self) -> None:
@@ -88,22 +90,27 @@ class Reporter:
             return str(error) or type(error).__name__
         if not response.is_success:
             return f"{response.status_code} {response.text[:300]}"
-        with contextlib.suppress(ValueError, TypeError, AttributeError):
-            lost: dict[str, Any] | None = json.loads(response.content).get("lost")
-            if lost is None:
-                self._silent.clear()
-            elif beat.state != "gone":
-                await self._believe(Lost(**lost))
+        found = _lost(response.content) if beat.state != "gone" else []
+        self._silent = {lost.worker_id: self._silent.get(lost.worker_id, 0) for lost in found}
+        for lost in found:
+            await self._believe(lost)
+        self._silent = {worker_id: count for worker_id, count in self._silent.items() if count}
         return None
+
+    def warn_of_loopback(self) -> None:
+        """Say so where the other members of a group may not reach this worker at the address that it has."""
+        if self._host in ("127.0.0.1", "localhost", "::1"):
+            log.warning(
+                "the other members of the group can ask for this worker only from this machine: give --host 0.0.0.0,"
+                " or --advertise-host, where they are on others"
+            )
 
     async def _believe(self, lost: Lost) -> None:
         """Take a loss for true that is certain; a member that was only silent is asked itself first."""
         if not lost.is_certain:
-            if await _answers(lost):
-                return
-            self._silent[lost.worker_id] = self._silent.get(lost.worker_id, 0) + 1
-            if self._silent[lost.worker_id] < ASK_TIMES:
-                self.changed()
+            count = 0 if await _answers(lost) else self._silent.get(lost.worker_id, 0) + 1
+            self._silent[lost.worker_id] = count
+            if count < ASK_TIMES:
                 return
         self._lost(f"{lost.worker_id}, another member of its group, {lost.why}")
 
@@ -126,12 +133,22 @@ class Reporter:
         return self._own_address
 
 
+def _lost(answer: bytes) -> list[Lost]:
+    """Read from the gateway's answer what the group has lost; a gateway of another kind says nothing of it."""
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        found: list[dict[str, Any]] = json.loads(answer).get("lost") or []
+        return [Lost(**lost) for lost in found]
+    return []
+
+
 async def _answers(lost: Lost) -> bool:
-    """Say whether a worker answers anything at all."""
+    """Say whether it is still this worker that answers there; of an address that is none, nothing can be said."""
     host = f"[{lost.host}]" if ":" in lost.host else lost.host
     async with httpx.AsyncClient(timeout=BEAT_TIMEOUT_S, trust_env=False) as client:
         try:
-            await client.get(f"http://{host}:{lost.port}/health")
-        except (httpx.HTTPError, ValueError):
+            answer = await client.get(f"http://{host}:{lost.port}/health")
+        except (httpx.InvalidURL, ValueError):
+            return True
+        except httpx.HTTPError:
             return False
-    return True
+    return answer.headers.get("x-ichat-worker") == lost.worker_id

@@ -15,7 +15,8 @@ import trio
 
 import ichat
 from ichat import processes
-from ichat.config import Config, ManagedWorker, engine_flags, is_secret
+from ichat.config import Config, ManagedWorker, engine_flags
+from ichat.masking import shown
 from ichat.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Supervisor:
         watched, ours = os.pipe()
         try:
             command = self._command(worker_id, worker, unix_socket)
-            log.info("starting worker %s: %s", worker_id, " ".join(map(_shown, command)))
+            log.info("starting worker %s: %s", worker_id, shown(command))
             try:
                 process = await trio.lowlevel.open_process(
                     command,
@@ -175,12 +176,6 @@ class Supervisor:
             source = os.path.dirname(os.path.dirname(os.path.abspath(ichat.__file__)))
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
         return {**environment, **worker.env}
-
-
-def _shown(word: str) -> str:
-    """Give a word of a command line as the log may show it."""
-    name, equals, _ = word.partition("=")
-    return f"{name}=***" if equals and is_secret(name) else word
 
 
 def _program(python: str) -> Sequence[str]:

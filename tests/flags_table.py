@@ -18,8 +18,9 @@ ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from ichat.engines import sglang_args, vllm_args  # noqa: E402
-from ichat.engines.args import Step, shown, translate  # noqa: E402
+from ichat.engines.args import Step, translate  # noqa: E402
 from ichat.errors import Exit  # noqa: E402
+from ichat.masking import shown  # noqa: E402
 
 FILE = ROOT / "ichat/engines/FLAGS.md"
 TABLES = {"vllm": vllm_args.TABLE, "sglang": sglang_args.TABLE}

@@ -225,7 +225,7 @@ def test_followers_get_no_requests(registry):
     registry.beat(member(0))
     registry.beat(member(1, "following"))
     assert serving(registry) == {"node-0"}
-    assert registry.lost("node-0") is None
+    assert registry.lost("node-0") == []
 
 
 def test_a_group_without_one_of_its_members_is_broken(registry, clock):
@@ -234,14 +234,14 @@ def test_a_group_without_one_of_its_members_is_broken(registry, clock):
     registry.beat(member(1, "following"))
     clock.now += 1
     registry.beat(member(1, "gone"))
-    assert registry.lost("node-0").is_certain
+    assert [lost.is_certain for lost in registry.lost("node-0")] == [True]
     assert registry.get("node-0").state(clock.now) == "broken"
     with pytest.raises(ApiError, match="worker node-0 lost node-1, which has ended"):
         registry.endpoints("m")
     clock.now += 1
     registry.beat(member(0, pid=2))
     registry.beat(member(1, "following", pid=2))
-    assert registry.lost("node-0") is None
+    assert registry.lost("node-0") == []
     assert serving(registry) == {"node-0"}
 
 
@@ -251,11 +251,11 @@ def test_a_silent_member_is_only_suspected(registry, clock):
     clock.now += 31
     registry.beat(member(0))
     registry.beat(member(1, "following"))
-    assert registry.lost("node-0") is None
+    assert registry.lost("node-0") == []
     clock.now += 20
     registry.beat(member(0))
     clock.now += 11
-    lost = registry.lost("node-0")
+    [lost] = registry.lost("node-0")
     assert (lost.worker_id, lost.port, lost.is_certain) == ("node-1", 1, False)
     assert serving(registry) == {"node-0"}
 
@@ -266,7 +266,7 @@ def test_a_managed_member_that_fails_is_lost(registry):
     registry.beat(member(0))
     registry.beat(member(1, "following"))
     registry.fail(worker, "ended with exit code 70")
-    assert registry.lost("node-0").why == "ended with exit code 70"
+    assert registry.lost("node-0")[0].why == "ended with exit code 70"
 
 
 def test_adapters_are_models(registry):
@@ -279,3 +279,42 @@ def test_adapters_are_models(registry):
     assert found["pirate"] == models[1]
     assert serving(registry, "pirate") == {"w"}
     assert serving(registry, "m") == {"w", "other"}
+
+
+def test_a_member_that_was_started_again_breaks_the_old_group(registry, clock):
+    """The same id with another start is proof that the one before has ended, however quickly it came back."""
+    registry.beat(member(0))
+    registry.beat(member(1, "following"))
+    clock.now += 2
+    registry.beat(member(1, "starting", pid=2))
+    assert registry.lost("node-0")[0].why == "was started again"
+    assert registry.lost("node-1") == []
+
+
+def test_a_late_goodbye_is_none_of_those_who_came_later(registry, clock):
+    """The old leader drains while the new follower is there already: its end breaks nothing any more."""
+    registry.beat(member(0, worker_id="old"))
+    clock.now += 1
+    registry.beat(member(0, "draining", worker_id="old"))
+    clock.now += 1
+    registry.beat(member(1, "loading", worker_id="new"))
+    clock.now += 1
+    registry.beat(member(0, "draining", worker_id="old"))
+    registry.beat(member(0, "gone", worker_id="old"))
+    assert registry.lost("new") == []
+
+
+def test_every_silent_member_is_named(registry, clock):
+    """One that is cut off from the gateway alone does not hide another that is dead."""
+    for rank in range(3):
+        registry.beat(member(rank))
+    clock.now += 31
+    registry.beat(member(0))
+    assert {lost.worker_id for lost in registry.lost("node-0")} == {"node-1", "node-2"}
+
+
+def test_a_goodbye_of_nobody_breaks_nothing(registry):
+    """Only who was known can be lost."""
+    registry.beat(member(0))
+    registry.beat(member(1, "gone"))
+    assert registry.lost("node-0") == []

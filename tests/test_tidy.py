@@ -21,6 +21,7 @@ LEVELS = [
     {"ichat.processes", "ichat.usage", "ichat.accesslog", "ichat.bodies", "ichat.http.framing", "ichat.http.hub"},
     {"ichat.forms", "ichat.http.heads", "ichat.http.listeners", "ichat.http.tls", "ichat.params"},
     {"ichat.config"},
+    {"ichat.masking"},
     {"ichat.engines.args"},
     {"ichat.beat", "ichat.http.request", "ichat.http.pool"},
     {"ichat.http.server"},

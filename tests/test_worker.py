@@ -1,20 +1,22 @@
 """The worker in this process, with a fake engine on its thread: the call across, and what ends it."""
 
 import json
+import re
 import sys
 
 import attrs
 import pytest
 import trio
-from peers import code_of, until
+from peers import code_of, plain, until
 
 from ichat.config import Limits, Timeouts
-from ichat.engines import find
+from ichat.engines import find, host
 from ichat.engines.host import Host
 from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.server import FrontDoor
+from ichat.reporter import Reporter
 from ichat.roles.worker import Worker, read_command_line
 
 
@@ -237,6 +239,54 @@ async def test_an_engine_that_dies_fails_its_requests(make_worker, connect):
     assert (await hanging.get(b"/health"))[0] == 503
 
 
+async def test_a_stream_whose_engine_dies_ends_with_an_error(make_worker, connect, monkeypatch):
+    """One error as the last event, a clean end of the chunks, no [DONE], and the end of the connection."""
+    monkeypatch.setattr(host, "FAIL_S", 0.1)
+    rig, port = await make_worker()
+    client = await connect(port)
+    status, headers, body = await client.ask(target=b"/die", stream=True)
+    assert (status, headers[b"transfer-encoding"]) == (200, b"chunked")
+    first, last, rest = body.split(b"\n\n")
+    assert (first, rest) == (b'data: {"n": 0}', b"")
+    assert last.startswith(b'data: {"error"')
+    assert code_of(last.removeprefix(b"data: ")) == "engine_failed"
+    assert b"killed by a test" in last
+    assert await client.everything() == b""
+    with trio.fail_after(5):
+        await rig.host.ended.wait()
+
+
+async def test_an_engine_that_dies_while_it_loads_is_given_up(make_worker, connect, monkeypatch):
+    """It does not notice itself: after a while the worker does, and says what it was doing."""
+    monkeypatch.setattr(host, "WATCH_S", 0.05)
+    monkeypatch.setattr(host, "UNNOTICED_S", 0.2)
+    rig, port = await make_worker("--dies-loading", wait=False)
+    client = await connect(port)
+    with trio.fail_after(5):
+        await rig.host.watch_loading()
+    assert rig.host.ended.is_set()
+    assert rig.host.failure.code == EXIT_SOFTWARE
+    assert str(rig.host.failure) == "The engine was given up while loading: killed while it loaded"
+    assert (await client.get(b"/health"))[0] == 503
+    rig.engine.go_on.set()
+
+
+async def test_an_engine_that_notices_its_death_tells_it_itself(make_worker, monkeypatch, caplog):
+    """Its own account is better, so it gets the time to give it."""
+    monkeypatch.setattr(host, "WATCH_S", 0.05)
+    monkeypatch.setattr(host, "UNNOTICED_S", 3600)
+    rig, _ = await make_worker("--dies-loading", wait=False)
+    await until(lambda: rig.engine.dead)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rig.host.watch_loading)
+        await trio.sleep(0.2)
+        assert not rig.host.ended.is_set()
+        rig.engine.go_on.set()
+        nursery.cancel_scope.deadline = trio.current_time() + 5
+    assert not nursery.cancel_scope.cancelled_caught
+    assert str(rig.host.failure) == "The engine failed while loading: it noticed by itself"
+
+
 async def test_an_engine_that_cannot_load(make_worker, connect, caplog):
     """The reason is one sentence with the phase, and the traceback is in the log."""
     rig, _ = await make_worker("--fail", wait=False)
@@ -265,6 +315,72 @@ async def test_stopping_ends_what_is_under_way(make_worker, connect):
     assert rig.host.ended.is_set()
     assert rig.engine.running == 0
     assert (await client.response())[0] == 503
+
+
+async def test_the_models_are_listed_by_the_worker(make_worker, connect):
+    """Whatever the engine has for it: all of them, or one by its name, in any spelling of it, and 404 for another."""
+    _, port = await make_worker("--served-model-name", "org/m", "a b")
+    client = await connect(port)
+    status, _, body = await client.get(b"/v1/models")
+    listed = json.loads(body)
+    assert (status, listed["object"]) == (200, "list")
+    first, second = listed["data"]
+    assert first["created"] > 1_700_000_000
+    entry = {"object": "model", "created": first["created"], "owned_by": "fake", "root": "m", "parent": None}
+    assert first == {**entry, "id": "org/m", "max_model_len": 4096}
+    assert second == {**entry, "id": "a b", "max_model_len": None}
+    for path, entry in ((b"org/m", first), (b"org%2Fm", first), (b"org%2fm", first), (b"a%20b", second)):
+        status, headers, body = await client.get(b"/v1/models/" + path)
+        assert (status, json.loads(body)) == (200, entry)
+        assert headers[b"content-type"] == b"application/json"
+    assert (await client.get(b"/v1/models/?x=1"))[0] == 200
+    assert (await client.ask(method=b"HEAD", target=b"/v1/models/org%2Fm"))[::2] == (200, b"")
+    for path in (b"m", b"org", b"org%252Fm", b"org/m/", b"org/m/x"):
+        status, _, body = await client.get(b"/v1/models/" + path)
+        assert (status, code_of(body)) == (404, "model_not_found")
+        assert b"Models here: a b, org/m." in body
+
+
+async def test_the_engines_metrics_come_first_and_then_the_workers(make_worker, connect):
+    """Both in one text of one form, whatever form is asked for, with the length that it has become."""
+    _, port = await make_worker()
+    client = await connect(port)
+    for accept in (b"*/*", b"application/openmetrics-text;version=1.0.0"):
+        await client.send(b"GET /metrics HTTP/1.1\r\nhost: x\r\naccept: %b\r\n\r\n" % accept)
+        status, headers, body = await client.response(b"GET")
+        assert (status, headers[b"content-type"]) == (200, b"text/plain; version=0.0.4")
+        assert re.match(rb"fake_done \d+\n# HELP ichat_worker_in_flight ", body)
+        assert b"# EOF" not in body
+        lines = body.decode().splitlines()
+        assert "ichat_worker_in_flight 1.0" in lines
+        assert "ichat_engine_aborts_total 0.0" in lines
+        assert any(line.startswith("ichat_worker_load_seconds ") for line in lines)
+
+
+async def test_the_gateway_hears_at_once_of_other_models(make_worker, connect, serve, nursery):
+    """A route that loads or unloads an adapter makes the worker beat, long before the next beat is due."""
+
+    async def take(stream, head, body):
+        await stream.send_all(plain(b'{"lost": []}'))
+
+    gateway, gateway_port = await serve(take)
+    rig, port = await make_worker()
+    address = f"http://127.0.0.1:{gateway_port}"
+    reporter = Reporter(address, ca_file=None, host="127.0.0.1", now=rig.worker.beat, lost=rig.host.fail)
+    rig.worker.changed = reporter.changed
+    nursery.start_soon(reporter.beat_forever)
+    await until(lambda: len(gateway.requests) == 1)
+    client = await connect(port)
+    beats = 1
+    for path in (b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/load_lora_adapter", b"/unload_lora_adapter"):
+        assert (await client.ask())[0] == 200
+        assert (await client.ask(target=path))[0] == 200
+        beats += 1
+        await until(lambda beats=beats: len(gateway.requests) >= beats, 5)
+    assert len(gateway.requests) == beats
+    assert json.loads(gateway.requests[-1][1])["state"] == "ready"
+    await reporter.say_goodbye()
+    assert json.loads(gateway.requests[-1][1])["state"] == "gone"
 
 
 def split(line):

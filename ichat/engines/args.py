@@ -8,23 +8,18 @@ between that file and the engine.
 """
 
 import argparse
-import contextlib
 import difflib
 import json
 import re
-import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import attrs
 
-from ichat.config import is_secret
 from ichat.errors import EXIT_USAGE, Exit
+from ichat.masking import is_flag, shown
 
-MASK = "***"
-_NUMBER = re.compile(r"-(\d+|\d*\.\d+)$")
-_COUNT = re.compile(r"(first|adapter)[-_]token$")
 """Names that look like a secret's, and are not."""
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 _GIVEN_WIDTH_MAX, _WHY_WIDTH = 44, 76
@@ -63,7 +58,7 @@ class Flag:
     def words(self) -> list[str]:
         """Write it as the engine's parser reads it."""
         name = ".".join([self.name, *self.path])
-        return [f"{name}={self.values[0]}"] if any(map(_is_flag, self.values)) else [name, *self.values]
+        return [f"{name}={self.values[0]}"] if any(map(is_flag, self.values)) else [name, *self.values]
 
 
 @attrs.frozen
@@ -448,17 +443,13 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[list[str], Flag]]
     strays: list[str] = []
     found: list[list[str]] = []
     for word in argv:
-        if _is_flag(word):
+        if is_flag(word):
             found.append([word])
         elif found:
             found[-1].append(word)
         else:
             strays.append(word)
     return strays, [(words, _read(words)) for words in found]
-
-
-def _is_flag(word: str) -> bool:
-    return word[:1] == "-" and len(word) > 1 and not _NUMBER.match(word) and " " not in word.partition("=")[0]
 
 
 def _read(words: Sequence[str]) -> Flag:
@@ -485,35 +476,3 @@ def explain(steps: Sequence[Step]) -> str:
         lines += [" " * (width + 4) + line for line in textwrap.wrap(why, _WHY_WIDTH, break_on_hyphens=False)]
     whole_ = " ".join(text for text in (shown(step.passed) for step in steps) if text)
     return "\n".join([*lines, "", "The engine gets:", f"  {whole_}"])
-
-
-def shown(words: Sequence[str]) -> str:
-    """Write words as a shell would read them, without the values that are secret."""
-    texts: list[str] = []
-    hidden = False
-    for word in words:
-        if _is_flag(word):
-            name, equals, value = word.partition("=")
-            hidden = _is_secret(name.rpartition(".")[2])
-            texts.append(name + equals + (MASK if hidden and equals else _quoted(value) if equals else ""))
-        else:
-            texts.append(MASK if hidden else _quoted(word))
-    return " ".join(texts)
-
-
-def _is_secret(name: str) -> bool:
-    return is_secret(name) and not _COUNT.search(name)
-
-
-def _quoted(word: str) -> str:
-    with contextlib.suppress(ValueError):
-        return shlex.quote(json.dumps(masked(json.loads(word))) if word[:1] == "{" else word)
-    return shlex.quote(word)
-
-
-def masked(value: Any) -> Any:
-    """Give a value as JSON knows it, with a mask in place of each secret that has a name in it."""
-    if isinstance(value, dict):
-        found = cast("dict[str, Any]", value)
-        return {key: MASK if _is_secret(key) and inner else masked(inner) for key, inner in found.items()}
-    return [masked(inner) for inner in cast("list[Any]", value)] if isinstance(value, list) else value

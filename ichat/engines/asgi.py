@@ -21,7 +21,7 @@ from ichat.http.request import Request
 
 log = logging.getLogger(__name__)
 
-REWRITTEN_BYTES_MAX = 64 * 1024 * 1024
+REWRITTEN_BYTES_MAX = 512 * 1024 * 1024
 """Bytes of a response body that is rewritten, and so gathered first."""
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}

@@ -34,33 +34,48 @@ def adopt_children() -> None:
 
 @attrs.frozen
 class Child:
-    """A process that multiprocessing started from here."""
+    """A process that stems from this one."""
 
-    process: BaseProcess
+    process: BaseProcess | psutil.Process
+    """As multiprocessing knows it, where it was started by this process itself."""
     title: str
-    """What it calls itself: more than multiprocessing knows, and known only while it lives."""
+    """What it calls itself, which is known only while it lives."""
+
+    def has_ended(self) -> bool:
+        """Say whether it runs no more."""
+        if isinstance(self.process, BaseProcess):
+            return not self.process.is_alive()
+        try:
+            return not self.process.is_running() or self.process.status() == psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return True
 
 
-def children() -> list[Child]:
-    """Give the processes that multiprocessing started from here and that are still alive."""
-    return [Child(process, _title(process)) for process in multiprocessing.active_children()]
+def children(kin: str = "") -> list[Child]:
+    """Give the processes that multiprocessing started from here and that are alive.
 
-
-def _title(process: BaseProcess) -> str:
-    with contextlib.suppress(psutil.Error):
-        words = psutil.Process(process.pid).cmdline()
-        if words and "python" not in words[0]:
-            return words[0]
-    return process.name
+    Where `kin` is given, so are all others that stem from this one and call themselves something beginning with it.
+    """
+    own = {process.pid: process for process in multiprocessing.active_children()}
+    found: list[Child] = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            title = words[0] if words and "python" not in words[0] else ""
+            if process.pid in own:
+                found.append(Child(own[process.pid], title or own[process.pid].name))
+            elif kin and title.startswith(kin):
+                found.append(Child(process, title))
+    return found
 
 
 def first_dead(among: Iterable[Child]) -> str | None:
     """Say which of these processes has ended, and how; None while all are alive."""
     for child in among:
-        if not child.process.is_alive():
-            code = child.process.exitcode
-            how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-            return f"its process {child.title} (pid {child.process.pid}) ended with {how}"
+        if child.has_ended():
+            code = child.process.exitcode if isinstance(child.process, BaseProcess) else None
+            how = "" if code is None else f" with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+            return f"its process {child.title} (pid {child.process.pid}) ended{how}"
     return None
 
 
@@ -68,4 +83,5 @@ def wait_for_end(of: Iterable[Child], limit_s: float) -> None:
     """Wait until all of these processes have ended, for so long at most. Blocks."""
     deadline = time.monotonic() + limit_s
     for child in of:
-        child.process.join(max(deadline - time.monotonic(), _LOOK_S))
+        if isinstance(child.process, BaseProcess):
+            child.process.join(max(deadline - time.monotonic(), _LOOK_S))

@@ -195,7 +195,8 @@ class Host:
             self._enter(f"loading {self.name}")
             self._engine.run(phase=self._enter, serve=self._serve)
         except Exit as exit_:
-            self.failure = exit_
+            if not self._stop_asked:
+                self.failure = exit_
         except BaseException as error:  # noqa: ASYNC103
             if not self._stop_asked:
                 log.exception("the engine failed after %.1f s", time.monotonic() - self._started_at)

@@ -11,7 +11,8 @@ from ichat.engines import Application, Message, Scope
 class Answer:
     """A response, as far as `requests.Response` is asked for here."""
 
-    def __init__(self, status_code: int, content: bytes) -> None:
+    def __init__(self, status_code: int, content: bytes, failure: type[Exception]) -> None:
+        self._failure = failure
         self.status_code = status_code
         self.content = content
 
@@ -25,9 +26,9 @@ class Answer:
         return json.loads(self.content)
 
     def raise_for_status(self) -> None:
-        """Raise OSError for a status of 400 or more; `requests` raises a kind of OSError, too."""
+        """Raise the real module's HTTPError for a status of 400 or more."""
         if self.status_code >= 400:
-            raise OSError(f"{self.status_code}: {self.text[:300]}")
+            raise self._failure(f"{self.status_code}: {self.text[:300]}")
 
 
 class InProcess:
@@ -36,7 +37,9 @@ class InProcess:
     They block, so they are for other threads than the loop's. Whatever else is asked for is the real module's.
     """
 
-    def __init__(self, app: Application, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, app: Application, loop: asyncio.AbstractEventLoop, real: Any) -> None:
+        """`real` is the module in whose place this stands, and whose exceptions are raised."""
+        self._real = real
         self._app = app
         self._loop = loop
         self._asking: set[concurrent.futures.Future[Answer]] = set()
@@ -49,9 +52,7 @@ class InProcess:
             asking.cancel()
 
     def __getattr__(self, name: str) -> Any:
-        import requests  # pyright: ignore[reportMissingModuleSource]
-
-        return getattr(requests, name)
+        return getattr(self._real, name)
 
     def get(self, url: str, *, headers: dict[str, str] | None = None, timeout: float = 5, **_: object) -> Answer:
         """Ask for a path, which is what follows the host in the URL."""
@@ -82,11 +83,14 @@ class InProcess:
             "state": {},
         }
         if self._given_up:
-            raise OSError("the engine is not there any more")
+            raise self._real.ConnectionError("the engine is not there any more")
         asking = asyncio.run_coroutine_threadsafe(self._call(scope, body), self._loop)
         self._asking.add(asking)
         try:
             return asking.result(limit_s)
+        except TimeoutError as error:
+            asking.cancel()
+            raise self._real.Timeout(f"no answer within {limit_s:g} s") from error
         finally:
             self._asking.discard(asking)
 
@@ -107,7 +111,7 @@ class InProcess:
             content += message.get("body", b"")
 
         await self._app(scope, receive, send)
-        return Answer(status, content)
+        return Answer(status, content, self._real.HTTPError)
 
 
 def _dump(value: Any) -> bytes:

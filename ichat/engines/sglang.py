@@ -1,9 +1,10 @@
 """SGLang inside the worker: its own `launch_server`, called on the engine's thread, with uvicorn taken out of it.
 
 SGLang starts its processes, makes its FastAPI application and hands it to uvicorn, all in one function whose parts
-change from release to release. So the function is left whole, and four things in its modules are replaced: `uvicorn`,
+change from release to release. So the function is left whole, and five things in its modules are replaced: `uvicorn`,
 by what serves the application here; `requests`, by calls into the application, since SGLang warms itself up through
-its own port; `kill_process_tree`, which would end the worker without a word; and the health server of a follower.
+its own port; `kill_process_tree`, which would end the worker without a word; the health server of a follower; and
+`signal`, since only the main thread may set handlers.
 """
 
 # SGLang is not there where types are checked, so nothing about it is known to them.
@@ -30,7 +31,7 @@ from typing import Any
 import ichat
 from ichat.beat import Group, Model
 from ichat.engines import Application, EngineInfo, Progress, Serve
-from ichat.engines.args import Step, masked, translate
+from ichat.engines.args import Step, translate
 from ichat.engines.child import Child, adopt_children, children, first_dead, wait_for_end
 from ichat.engines.inprocess import InProcess
 from ichat.engines.ray import check_ray
@@ -39,6 +40,7 @@ from ichat.engines.sglang_encoders import look_at
 from ichat.engines.sglang_wire import SGLangWire
 from ichat.engines.versions import check_version
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+from ichat.masking import masked
 
 OLDEST = (0, 5, 5)
 NEWEST = (0, 5, 23)
@@ -89,6 +91,7 @@ class SGLang:
         self._manager: Any = None
         self._children: list[Child] = []
         self._dead: str | None = None
+        self._has_begun = False
         self._warm = threading.Event()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGQUIT, self._child_failed)
@@ -117,22 +120,23 @@ class SGLang:
         steps = translate(argv, parser, TABLE)
         if not any("--enable-metrics" in step.passed for step in steps):
             steps.append(Step([], ["--enable-metrics"], "its metrics are what the worker reports to the gateway"))
-        words = [word for step in steps for word in step.passed]
+        words = _words_of(steps)
         if "--config" not in words:
-            steps += self._for_an_encoder(_read(words, parser), words)
-        self._args = _record([word for step in steps for word in step.passed])
-        _check(self._args)
+            _read(words, parser)
+        self._args = _record(words)
+        encoder = look_at(self._args.model_path, self._args.revision, words)
+        if encoder is not None and encoder.steps:
+            steps += encoder.steps
+            self._args = _record(_words_of(steps))
+        self.wire.only_reranks = encoder is not None and encoder.is_cross_encoder
+        self.wire.squashes = encoder is not None and encoder.wants_sigmoid
+        self.wire.reranks = self.wire.only_reranks or not _resolved(self._args).get("is_embedding")
+        _check(self._args, parser)
+        if getattr(self._args, "disaggregation_mode", "null") != "null" and not self._args.skip_server_warmup:
+            steps.append(Step([], ["--skip-server-warmup"], "SGLang would warm up through a port that is not open yet"))
+            self._args = _record(_words_of(steps))
         self._info = _info(self._args, steps, sglang.__version__)
         return self._info
-
-    def _for_an_encoder(self, args: argparse.Namespace, words: Sequence[str]) -> Sequence[Step]:
-        """Give the arguments that an encoder needs besides."""
-        if not args.is_embedding:
-            return ()
-        encoder = look_at(args.model_path, args.revision, words)
-        self.wire.reranks = encoder is not None and encoder.is_cross_encoder
-        self.wire.squashes = encoder is not None and encoder.wants_sigmoid
-        return encoder.steps if encoder else ()
 
     def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
         """See `Engine.run`."""
@@ -140,8 +144,9 @@ class SGLang:
 
         self._serve = serve
         http_server.uvicorn = types.SimpleNamespace(
-            Config=_Config, Server=functools.partial(_Server, self._lead), run=_refuse
+            Config=_Config, Server=functools.partial(_Server, self._lead), run=self._lead
         )
+        engine.signal = types.SimpleNamespace(**{**vars(signal), "signal": _keep})
         engine.launch_dummy_health_check_server = self._follow
         self._spare_this_process()
         if getattr(self._args, "use_ray", False):
@@ -153,11 +158,11 @@ class SGLang:
         except _Served:
             pass
         except (ValueError, TypeError, AssertionError) as error:
-            if children():
+            if self._has_begun or children() or getattr(self._args, "use_ray", False):
                 raise
             raise _usage(str(error)) from error
 
-    def _lead(self, app: Application) -> None:
+    def _lead(self, app: Application, **_: object) -> None:
         """Serve the application on a loop of this thread, once it is warm."""
         import uvloop
 
@@ -167,10 +172,14 @@ class SGLang:
     async def _serve_when_warm(self, app: Any) -> None:
         from sglang.srt.entrypoints import http_server
 
-        http_server.requests = inside = InProcess(app, asyncio.get_running_loop())
-        self._children = children()
+        self._has_begun = True
+        requests = http_server.requests
+        http_server.requests = inside = InProcess(app, asyncio.get_running_loop(), requests)
+        self._children = children("sglang::")
+        threading.excepthook = self._thread_failed
         async with app.router.lifespan_context(app):
-            manager = http_server.get_global_state().tokenizer_manager
+            manager = http_server._global_state.tokenizer_manager
+            _abort_what_is_forgotten(manager)
             manager.auto_create_handle_loop()
             while not self._warm.is_set():
                 why = self.why_dead()
@@ -199,6 +208,12 @@ class SGLang:
         self._children = children()
         asyncio.run(self._serve(None))  # type: ignore[arg-type]
         raise _Served
+
+    def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
+        """Note what ended a thread of SGLang's; before the engine is warm it was the warm-up, for which all wait."""
+        threading.__excepthook__(failure)
+        if not self._warm.is_set():
+            self._dead = self._dead or f"its warm-up failed: {failure.exc_value!r}"
 
     def _child_failed(self, *_: object) -> None:
         self._dead = self._dead or first_dead(self._children) or "one of its processes failed; the log has the cause"
@@ -286,8 +301,22 @@ class _Server:
         self._run(self._config.app)
 
 
-def _refuse(*_: object, **__: object) -> None:
-    raise RuntimeError("SGLang wants to serve HTTP in processes of its own, which an iChat worker does not support")
+def _abort_what_is_forgotten(manager: Any) -> None:
+    """Have SGLang 0.5.18 and 0.5.19 abort a stream whose client left: they forget it, and generate it to its end."""
+    forget = getattr(manager, "_discard_pending_req_states", None)
+    if forget is None:
+        return
+
+    def abort(asked: Any, *more: Any) -> None:
+        for rid in [asked.rid] if isinstance(asked.rid, str) else asked.rid or ():
+            manager.abort_request(rid)
+        forget(asked, *more)
+
+    manager._discard_pending_req_states = abort
+
+
+def _keep(*_: object) -> None:
+    """Leave a signal's handler as it is: only the main thread may set one, and it has."""
 
 
 def _read(words: list[str], parser: argparse.ArgumentParser) -> argparse.Namespace:
@@ -301,7 +330,7 @@ def _read(words: list[str], parser: argparse.ArgumentParser) -> argparse.Namespa
         raise _usage(str(error)) from error
     finally:
         logging.disable(logging.NOTSET)
-    _check_given(args)
+    _check_given(args, parser)
     return args
 
 
@@ -330,19 +359,20 @@ def _record(words: list[str]) -> Any:
     return record
 
 
-def _check(args: Any) -> None:
+def _check(args: Any, parser: argparse.ArgumentParser) -> None:
     """Find before the load what SGLang would find after it. Raises Exit 64, Exit 69."""
-    _check_given(args)
+    _check_given(args, parser)
     if getattr(args, "use_ray", False):
         check_ray(args.tp_size * args.pp_size)
 
 
-def _check_given(args: Any) -> None:
+def _check_given(args: Any, parser: argparse.ArgumentParser) -> None:
     path = pathlib.Path(args.model_path).expanduser()
     if args.model_path.startswith(("/", "./", "../", "~")) and not path.exists():
         raise _usage(f"the model {args.model_path} does not exist")
+    flags = {action.dest for action in parser._actions}
     for name, allowed in _OURS.items():
-        if getattr(args, name, allowed) != allowed:
+        if name in flags and getattr(args, name, allowed) != allowed:
             raise _usage(
                 f"--{name.replace('_', '-')} concerns SGLang's own HTTP server, which an iChat worker replaces"
             )
@@ -367,13 +397,24 @@ def _metrics() -> dict[str, list[float]]:
     return found
 
 
+def _resolved(args: Any) -> Mapping[str, Any]:
+    return args.resolved_dict() if hasattr(args, "resolved_dict") else vars(args)
+
+
+def _words_of(steps: Sequence[Step]) -> list[str]:
+    """Give the command line that these steps make; a file of arguments is looked for by its flag as a word."""
+    words: list[str] = []
+    for word in (word for step in steps for word in step.passed):
+        words += word.split("=", 1) if word.startswith("--config=") else [word]
+    return words
+
+
 def _info(args: Any, steps: Sequence[Step], version: str) -> EngineInfo:
     import torch
 
-    values = args.resolved_dict() if hasattr(args, "resolved_dict") else vars(args)
-    shown = masked({name: value for name, value in values.items() if name[0] != "_"})
+    shown = masked({name: value for name, value in _resolved(args).items() if name[0] != "_"})
     names = [word for step in steps if step.given[:1] == ["--served-model-name"] for word in step.given[1:]]
-    group = Group(str(args.dist_init_addr), args.node_rank, args.nnodes) if args.nnodes > 1 else None
+    group = Group(f"{args.dist_init_addr} {args.model_path}", args.node_rank, args.nnodes) if args.nnodes > 1 else None
     return EngineInfo(
         model_path=args.model_path,
         model_names=names or [args.served_model_name or args.model_path],

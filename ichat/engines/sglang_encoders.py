@@ -8,6 +8,7 @@ and 1.
 
 # huggingface_hub comes with SGLang and is not there where types are checked.
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any, cast
 import attrs
 
 from ichat.engines.args import Step
-from ichat.errors import EXIT_USAGE, Exit
+from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 
 _KIN = ("Bert", "Roberta", "XLMRoberta", "Contriever")
 _WHOLE = (
@@ -73,16 +74,29 @@ def _wants_sigmoid(config: Mapping[str, Any]) -> bool:
     return name.endswith(".Sigmoid") if name else config.get("problem_type") != "regression"
 
 
-def _read(model: str, name: str, revision: str | None) -> dict[str, Any]:
-    """Read a file of JSON of a model, which is a directory or a name on the hub; empty where there is none."""
-    try:
-        if os.path.isdir(model):
-            text = (pathlib.Path(model) / name).read_text()
-        else:
-            from huggingface_hub import hf_hub_download
+def _find(model: str, name: str, revision: str | None) -> pathlib.Path | None:
+    if os.path.exists(model):
+        return pathlib.Path(model) / name if os.path.isdir(model) else None
+    from huggingface_hub import errors, hf_hub_download
 
-            text = pathlib.Path(str(hf_hub_download(model, name, revision=revision))).read_text()
-        found: object = json.loads(text)
-    except (OSError, ValueError, ImportError, RuntimeError):
+    try:
+        return pathlib.Path(str(hf_hub_download(model, name, revision=revision)))
+    except errors.LocalEntryNotFoundError as error:  # a kind of the next, where the hub cannot be asked
+        raise OSError(" ".join(str(error).split())[:300]) from error
+    except (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.HFValidationError):
+        return None
+
+
+def _read(model: str, name: str, revision: str | None) -> dict[str, Any]:
+    """Read a file of JSON of a model, which is a directory or a name on the hub; empty where there is none.
+
+    Raises Exit 69 where it cannot be told whether there is one.
+    """
+    try:
+        path = _find(model, name, revision)
+        found: object = json.loads(path.read_text()) if path else {}
+    except FileNotFoundError:
         return {}
+    except (OSError, ValueError) as error:
+        raise Exit(EXIT_UNAVAILABLE, f"{name} of the model {model} cannot be read: {error}") from error
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

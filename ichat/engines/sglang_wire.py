@@ -4,6 +4,7 @@ SGLang takes any model's name, knows a request by `rid` in its body, loads an ad
 name with a colon says so, reranks in a form of its own, and has another thing under the name of score.
 """
 
+import codecs
 import functools
 import itertools
 import json
@@ -38,6 +39,9 @@ _WITH_RID = {_CHAT: "chatcmpl", b"/invocations": "chatcmpl", _COMPLETIONS: "cmpl
 """Routes that take a request's id, and what vLLM puts before it there."""
 _SINGLE = frozenset((_EMBEDDINGS, _CLASSIFY))
 """Those of them that fail with one id for a list of inputs."""
+_PREFIXES = tuple(f"{prefix}-" for prefix in set(_WITH_RID.values()))
+_NATIVE = frozenset((b"/generate", b"/encode", b"/classify"))
+"""Routes of SGLang's own, which take a request's id as the client gives it."""
 _LORA_PATH = frozenset((_CHAT, b"/invocations", _COMPLETIONS, _EMBEDDINGS))
 """Routes that take an adapter in a field of its own."""
 _ANY_NAME = frozenset((
@@ -64,6 +68,8 @@ class SGLangWire(Wire):
         self._count = itertools.count(1)
         self.reranks = True
         """Whether the model can be asked to rerank: SGLang ends where it cannot."""
+        self.only_reranks = False
+        """Whether it is a cross-encoder: SGLang ends where one is asked for a vector and a score at once."""
         self.squashes = False
         """Whether scores are to be brought between 0 and 1, by a sigmoid."""
 
@@ -76,18 +82,22 @@ class SGLangWire(Wire):
                 self._named(request.path, await _model_of(request.body, form))
             else:
                 rewrite = await self._prepare(request)
+        elif request.method == b"POST" and request.path in _NATIVE:
+            await self._check_native(request)
         restate(request)
         return rewrite
 
     async def _prepare(self, request: Request) -> Rewrite | None:
         path = request.path
         given = await _read(request.body, whole=path in (_RERANK, _SCORE))
+        if not self.reranks and (path == _RERANK or (path == _SCORE and given.get("label_token_ids") is None)):
+            raise bad_request("This model gives vectors, not scores: it cannot rerank.", param="model")
+        if self.only_reranks and path in _SINGLE:
+            raise bad_request("This model gives scores, not vectors: it can only rerank.", param="model")
         model = given.get("model")
         if model is not None and not isinstance(model, str):
             return None
         name, adapter = self._named(path, model)
-        if not self.reranks and (path == _RERANK or (path == _SCORE and "label_token_ids" not in given)):
-            raise bad_request(f"The model `{name}` gives vectors, not scores: it cannot rerank.", param="model")
         if path == _RERANK:
             return _translate_rerank(request, given, name, squashes=self.squashes)
         if path == _SCORE and (pair := next((pair for pair in _PAIRS if set(pair) <= given.keys()), None)):
@@ -98,17 +108,29 @@ class SGLangWire(Wire):
         elif adapter and not given.get("lora_path"):
             name = f"{self._names()[0][0]}:{adapter}"
         prefix = _WITH_RID.get(path)
-        if prefix and "rid" not in given and (path not in _SINGLE or isinstance(given.get("input"), str)):
+        if prefix and (path not in _SINGLE or isinstance(given.get("input"), str)):
             new["rid"] = f"{prefix}-{next(self._count):08x}-{request.id.decode()}"
-        if name != model:
-            if "model" in given:
-                value = json.dumps(name).encode()
-                request.body = rewrite_json(request.body, await members_of(request.body), {"model": value}, ())
-            elif path not in _NAMED_ALWAYS:
-                new["model"] = name
+        if name != model and (path not in _NAMED_ALWAYS or "model" in given):
+            new["model"] = name
+        old = {member: json.dumps(value).encode() for member, value in new.items() if member in given}
+        new = {member: value for member, value in new.items() if member not in given}
+        drop = ["rid"] if prefix and "rid" in given and "rid" not in old else []
+        if old or drop:
+            request.body = rewrite_json(request.body, await members_of(request.body), old, drop)
         if new:
             request.body = _with_members(request.body, new)
         return functools.partial(_naming, model=name) if path == _EMBEDDINGS else None
+
+    async def _check_native(self, request: Request) -> None:
+        """Refuse an id that others' begin with: SGLang aborts every request whose id begins with one that is left."""
+        given = await _read(request.body, whole=False)
+        rid = given.get("rid")
+        rids = cast("list[object]", rid) if isinstance(rid, list) else [rid]
+        texts = [rid for rid in rids if isinstance(rid, str)]
+        if any(prefix.startswith(text) or text.startswith(prefix) for text in texts for prefix in _PREFIXES):
+            raise bad_request("`rid` must not begin like the ids that the worker gives.", param="rid")
+        if self.only_reranks:
+            raise bad_request("This model gives scores, not vectors: it can only rerank.", param="model")
 
     def _named(self, path: bytes, model: str | None) -> tuple[str, str | None]:
         """Give the name by which SGLang shall know the model, and the adapter that it shall use.
@@ -159,7 +181,7 @@ async def _read(body: Body, *, whole: bool) -> Mapping[str, object]:
             for member in await members_of(body)
         }
     try:
-        found: object = json.loads(body.decode("utf-8", "surrogatepass"))
+        found: object = json.loads(body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise bad_request(f"The request body is not JSON: {error}.") from error
     if not isinstance(found, dict):
@@ -284,8 +306,9 @@ def _naming(status: int, body: bytes, *, model: str) -> tuple[int, bytes]:
     before, key, after = body.rpartition(b'"model":')
     if not key:
         return status, body
-    path, end = json.JSONDecoder().raw_decode(after.decode())
-    rest = after.decode()[end:].encode()
+    text = after.decode().lstrip()
+    path, end = json.JSONDecoder().raw_decode(text)
+    rest = text[end:].encode()
     return status, before + key + json.dumps(model if isinstance(path, str) else path).encode() + rest
 
 

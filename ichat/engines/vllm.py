@@ -27,15 +27,16 @@ import attrs
 import ichat
 from ichat.beat import Group, Model
 from ichat.engines import EngineInfo, Progress, Serve
-from ichat.engines.args import Step, masked, translate
+from ichat.engines.args import Step, translate
 from ichat.engines.child import Child, adopt_children, children, first_dead
 from ichat.engines.ray import check_ray
 from ichat.engines.versions import check_version
 from ichat.engines.vllm_args import TABLE
 from ichat.engines.wire import VLLM_PATHS, Wire
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+from ichat.masking import masked
 
-OLDEST = (0, 13)
+OLDEST = (0, 12)
 NEWEST = (0, 32)
 """The newest minor version that this was tested with, and the oldest."""
 
@@ -55,18 +56,23 @@ _PLACES: Mapping[str, Sequence[str]] = {
     "ReasoningParserManager": ("vllm.reasoning",),
     "MultiprocExecutor": ("vllm.v1.executor.multiproc_executor",),
     "CoreEngineProcManager": ("vllm.v1.engine.utils",),
+    "EngineCoreProc": ("vllm.v1.engine.core",),
 }
 """Where vLLM keeps what is called here, newest place first."""
-_OURS: Mapping[str, object] = {
-    "uds": None,
-    "ssl_keyfile": None,
-    "ssl_certfile": None,
-    "ssl_ca_certs": None,
-    "grpc": False,
-    "grpc_port": None,
-    "api_server_count": None,
+_OURS: Mapping[str, Sequence[object]] = {
+    "uds": (None,),
+    "ssl_keyfile": (None,),
+    "ssl_certfile": (None,),
+    "ssl_ca_certs": (None,),
+    "grpc": (False,),
+    "grpc_port": (None,),
+    "api_server_count": (None, 1),
 }
-"""Flags that concern vLLM's own HTTP server, which the worker replaces, with the only value that they may have."""
+"""Flags that concern vLLM's own HTTP server, which the worker replaces, with the only values that they may have."""
+
+
+_ALONE, _RPC_PORT = "127.0.0.1", 29550
+"""Where the machines of a data-parallel model meet, where vLLM is not told."""
 
 
 @attrs.define
@@ -121,8 +127,7 @@ class VLLM:
         """See `Engine.run`."""
         import uvloop
 
-        group = self._info.group
-        if group is not None and group.rank > 0:
+        if _follows(self._args):
             self._follow(serve)
         else:
             uvloop.run(self._lead(self._args, serve))
@@ -166,21 +171,23 @@ class VLLM:
         if getattr(parallel, "node_rank_within_dp", 0) > 0:
             processes = _symbol("MultiprocExecutor")(config, monitor_workers=False)
         else:
-            processes = _symbol("CoreEngineProcManager")(
-                local_engine_count=parallel.data_parallel_size_local,
-                start_index=parallel.data_parallel_rank,
-                local_start_index=0,
-                vllm_config=config,
-                local_client=False,
-                handshake_address=f"tcp://{parallel.data_parallel_master_ip}:{parallel.data_parallel_rpc_port}",
-                executor_class=vllm.v1.executor.Executor.get_class(config),
-                log_stats=not args.disable_log_stats,
-            )
+            known = {
+                "target_fn": _symbol("EngineCoreProc").run_engine_core,
+                "local_engine_count": parallel.data_parallel_size_local,
+                "start_index": parallel.data_parallel_rank,
+                "local_start_index": 0,
+                "vllm_config": config,
+                "local_client": False,
+                "handshake_address": f"tcp://{parallel.data_parallel_master_ip}:{parallel.data_parallel_rpc_port}",
+                "executor_class": vllm.v1.executor.Executor.get_class(config),
+                "log_stats": not args.disable_log_stats,
+            }
+            processes = _call(_symbol("CoreEngineProcManager"), known)
         self._followers = children()
         try:
             asyncio.run(serve(None))  # type: ignore[arg-type]
         finally:
-            processes.shutdown()
+            (getattr(processes, "shutdown", None) or processes.close)()
 
     def why_dead(self) -> str | None:
         """See `Engine.why_dead`."""
@@ -288,7 +295,7 @@ def _check(args: argparse.Namespace) -> None:
         _symbol("ReasoningParserManager").import_reasoning_parser(args.reasoning_parser_plugin)
     _symbol("validate_api_server_args")(args)
     for name, allowed in _OURS.items():
-        if getattr(args, name, allowed) != allowed:
+        if getattr(args, name, allowed[0]) not in allowed:
             raise _usage(f"--{name.replace('_', '-')} concerns vLLM's own HTTP server, which an iChat worker replaces")
     path = pathlib.Path(args.model).expanduser()
     if args.model.startswith(("/", "./", "../", "~")) and not path.exists():
@@ -301,11 +308,19 @@ def _group(args: argparse.Namespace) -> Group | None:
     """Give the group of machines that these arguments speak of."""
     nodes = getattr(args, "nnodes", None) or 1
     if nodes > 1:
-        return Group(f"{args.master_addr}:{args.master_port}", args.node_rank, nodes)
-    if args.headless:
-        address = f"{args.data_parallel_address}:{args.data_parallel_rpc_port}"
-        return Group(address, args.data_parallel_start_rank or 1, args.data_parallel_size)
-    return None
+        return Group(f"{args.master_addr}:{args.master_port} {args.model}", args.node_rank, nodes)
+    here = getattr(args, "data_parallel_size_local", None)
+    apart = getattr(args, "data_parallel_external_lb", False) or getattr(args, "data_parallel_hybrid_lb", False)
+    if not args.headless and (apart or here is None or here >= args.data_parallel_size):
+        return None
+    meeting = f"{args.data_parallel_address or _ALONE}:{args.data_parallel_rpc_port or _RPC_PORT} {args.model}"
+    rank = getattr(args, "data_parallel_start_rank", None)
+    return Group(meeting, (rank or 1) if args.headless else 0, args.data_parallel_size)
+
+
+def _follows(args: argparse.Namespace) -> bool:
+    """Say whether vLLM serves no requests on this machine."""
+    return args.headless or (bool(getattr(args, "node_rank", 0)) and args.data_parallel_size == 1)
 
 
 def _usage(message: str, parser: argparse.ArgumentParser | None = None) -> Exit:

@@ -434,7 +434,7 @@ _SGLANG: Mapping[str, Entry] = {
     "--bucket-time-to-first-token": _buckets("time_to_first_token"),
     "--bucket-inter-token-latency": _buckets("inter_token_latency"),
     "--bucket-e2e-request-latency": _buckets("request_latency"),
-    "--watchdog-timeout": refused("vLLM has no watchdog; iChat reports an engine whose steps stand still"),
+    "--watchdog-timeout": refused("vLLM has no watchdog"),
     "--warmups": refused("vLLM has no warm-ups of your own; send requests once the worker is ready"),
     "--lora-paths": Entry(_adapters),
     "--max-loras-per-batch": Entry(_adapters_in_batch),

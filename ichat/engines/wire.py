@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, cast
 
 from ichat.bodies import Member, members_of, rewrite_json, value_of
+from ichat.errors import bad_request
 from ichat.http.heads import Headers
 from ichat.http.request import Request
 
@@ -268,9 +269,12 @@ async def _rerank(request: Request) -> Rewrite | None:
 
 
 def plain(value: object) -> object:
-    """Give a text for an object that has nothing but one, and so for each of a list."""
+    """Give a text for an object that has nothing but one, and so for each of a list. Raises ApiError 400."""
     if isinstance(value, list):
-        return [plain(one) for one in cast("list[object]", value)]
+        values = cast("list[object]", value)
+        if any(isinstance(one, list) for one in values):
+            raise bad_request("A list of texts must not hold lists.")
+        return [plain(one) for one in values]
     if isinstance(value, dict):
         members = cast("dict[str, object]", value)
         is_text = isinstance(members.get("text"), str) and not members.keys() & {"content", "type"}

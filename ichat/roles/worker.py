@@ -188,8 +188,11 @@ class Worker:
         self.id = options.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self.draining = False
         self._created = int(time.time())
+        self._start_id = secrets.token_hex(8)
         self.changed: Callable[[], None] = _tell_nobody
         """Called when the gateway should hear of something now."""
+        self.grouped: Callable[[], None] = _tell_nobody
+        """Called when the worker turns out to be one of several that serve a model together."""
 
     def __repr__(self) -> str:
         return f"<Worker {self.id}: {self.state()}, {self.host!r}>"
@@ -209,9 +212,11 @@ class Worker:
         asks = request.method in (b"GET", b"HEAD")
         if asks and request.path == b"/health":
             await self._tell_health(request, client)
+        elif not asks and b"%" in request.path:
+            raise errors.bad_request("The path must be written without percent signs.")  # routes are told by it
         elif self.draining and not self.host.is_ready():
             raise errors.draining()
-        elif asks and self.host.is_ready() and (request.path + b"/").startswith(b"/v1/models/"):
+        elif asks and self._lists_models() and (request.path + b"/").startswith(b"/v1/models/"):
             await self._list_models(request, client)
         elif asks and request.path == b"/metrics":
             request.headers = [header for header in request.headers if header[0] != b"accept"]  # plain text, please
@@ -221,11 +226,17 @@ class Worker:
             if request.path in _CHANGES_MODELS:
                 self.changed()
 
+    def _lists_models(self) -> bool:
+        """Say whether the list of models is for everybody: where the engine has a key, it guards the list as well."""
+        info = self.host.info
+        return self.host.is_ready() and info is not None and not info.args.get("api_key")
+
     async def _tell_health(self, request: Request, client: Client) -> None:
         """200 while requests are answered, or while a follower follows; 503 with the phase otherwise."""
         well = self.host.is_ready() or self.host.is_following()
         status = {"status": "ok"} if well else {"status": "unavailable", "phase": self.host.phase}
-        await client.respond(request, 200 if well else 503, _JSON, json.dumps(status).encode())
+        headers = [*_JSON, (b"x-ichat-worker", self.id.encode())]
+        await client.respond(request, 200 if well else 503, headers, json.dumps(status).encode())
 
     async def _list_models(self, request: Request, client: Client) -> None:
         """Answer `/v1/models` and `/v1/models/NAME`, the same for every engine."""
@@ -261,6 +272,7 @@ class Worker:
             unix_socket=self.options.unix_socket is not None,
             max_in_flight=self.options.max_in_flight,
             pid=os.getpid(),
+            start_id=self._start_id,
             args=info.args if info else {},
             versions=info.versions if info else {},
             progress=attrs.asdict(self._engine.progress()),
@@ -323,6 +335,7 @@ async def run(
             lost=host.fail,
         )
         worker.changed = reporter.changed
+        worker.grouped = reporter.warn_of_loopback
     patience = trio.CancelScope()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
@@ -380,6 +393,8 @@ async def _wait_for_the_end(worker: Worker, signals: AsyncIterator[int]) -> None
         nursery.start_soon(until, signals.__anext__, "told to stop")
         nursery.start_soon(host.watch_loading)
         await host.parsed.wait()
+        if host.info is not None and host.info.group is not None:
+            worker.grouped()
         worker.changed()
         await host.ready.wait()
         worker.changed()

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import threading
 import time
 
 from ichat.beat import Group, Model
@@ -30,6 +31,7 @@ class Fake:
         self.aborted = 0
         self.done = 0
         self.dead = None
+        self.go_on = threading.Event()
 
     def check(self):
         pass
@@ -42,6 +44,7 @@ class Fake:
         parser.add_argument("--port")
         parser.add_argument("--load-s", type=float, default=0.0)
         parser.add_argument("--fail", action="store_true")
+        parser.add_argument("--dies-loading", action="store_true")
         parser.add_argument("--children", type=int, default=0)
         parser.add_argument("--group")
         parser.add_argument("--rank", type=int, default=0)
@@ -56,6 +59,10 @@ class Fake:
         time.sleep(args.load_s)
         if args.fail:
             raise RuntimeError("no such weights")
+        if args.dies_loading:
+            self.dead = "killed while it loaded"
+            self.go_on.wait(3600)
+            raise RuntimeError("it noticed by itself")
         if args.children:
             adopt_children()
             context = multiprocessing.get_context("spawn")
@@ -123,7 +130,11 @@ class Fake:
             await send({"type": "http.response.body"})
         elif path == "/wait":
             await asyncio.sleep(3600)
+        elif path == "/metrics":
+            await self.metrics(dict(scope["headers"]), send)
         elif path == "/die":
+            if body.get("stream"):
+                await self.begin(send, {"n": 0})
             self.dead = "killed by a test"
             await asyncio.sleep(3600)
         elif path == "/block":
@@ -149,9 +160,24 @@ class Fake:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": data})
 
-    async def stream(self, body, send):
+    async def metrics(self, headers, send):
+        """Answer like prometheus_client's application: in the form that is asked for."""
+        is_open = b"openmetrics" in headers.get(b"accept", b"")
+        kind = b"application/openmetrics-text; version=1.0.0" if is_open else b"text/plain; version=0.0.4"
+        data = b"fake_done %d\n%b" % (self.done, b"# EOF\n" if is_open else b"")
+        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(data))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": data})
+
+    async def begin(self, send, *events):
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for event in events:
+            data = b"data: %b\n\n" % json.dumps(event).encode()
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def stream(self, body, send):
+        await self.begin(send)
         for number in range(body.get("events", 3)):
             event = {"choices": [{"index": 0, "delta": {"content": f"{number} "}}], "seed": body.get("seed")}
             await send(
