@@ -64,23 +64,26 @@ class Worker:
             return "failed"
         if self.beat is None:
             return "starting"
-        if self.lost is not None:
-            return "broken"
         if self.is_unreachable or now - self.beat_at > self.beat.heartbeat_interval * BEATS_MISSED_MAX:
             return "unhealthy"
-        return self.beat.state
+        return "broken" if self.lost is not None else self.beat.state
+
+    def met(self, other: "Worker") -> bool:
+        """Say whether the other was well when this start of the worker was there already, or came within a beat."""
+        interval = other.beat.heartbeat_interval if other.beat else 0
+        return self.known_since <= other.well_at + interval
 
     def why_not_ready(self, now: float) -> str:
         """Say in a few words what stands between it and a request."""
         state = self.state(now)
         if state == "failed":
             return f"worker {self.id} {self.failure}"
-        if self.lost is not None:
-            return f"worker {self.id} lost {self.lost.worker_id}, which {self.lost.why}"
         if self.is_unreachable:
             return f"worker {self.id} cannot be reached"
         if state == "unhealthy":
             return f"worker {self.id} has not been heard of for {now - self.beat_at:.0f} s"
+        if self.lost is not None:
+            return f"worker {self.id} lost {self.lost.worker_id}, which {self.lost.why}"
         phase = self.beat.phase if self.beat else ""
         return f"worker {self.id} is {state}" + (f" ({phase})" if phase and phase != state else "")
 
@@ -171,7 +174,7 @@ class Registry:
     def _tell_group(self, gone: Worker, why: str) -> None:
         """Note for the others of a group that one of them has ended: none of them is of any use now."""
         for other in self._group_of(gone):
-            if gone.beat and other.lost is None and other.known_since <= gone.well_at:
+            if gone.beat and other.lost is None and other.met(gone):
                 log.error("the group of worker %s is broken: worker %s %s", other.id, gone.id, why)
                 other.lost = Lost(gone.id, why, gone.beat.host, gone.beat.port, is_certain=True)
 
@@ -194,7 +197,7 @@ class Registry:
         return [
             Lost(other.id, f"has been silent for {silent_s:.0f} s", other.beat.host, other.beat.port, is_certain=False)
             for other in self._group_of(worker)
-            if other.beat and other.well_at >= worker.known_since
+            if other.beat and worker.met(other)
             if (silent_s := now - other.beat_at) > other.beat.heartbeat_interval * BEATS_MISSED_MAX
         ]
 

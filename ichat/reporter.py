@@ -24,6 +24,18 @@ ASK_TIMES = 2
 """How often another member of the group is asked, after the gateway has not heard of it, before it counts as lost."""
 
 
+def is_address(address: str) -> bool:
+    """Say whether beats can be sent there: ``http://gw:4000``, https, or ``unix:/path``."""
+    try:
+        url = urllib.parse.urlsplit(address)
+        if url.scheme == "unix":
+            return bool(url.path)
+        httpx.URL(address)
+    except (ValueError, httpx.InvalidURL):
+        return False
+    return url.scheme in ("http", "https") and bool(url.hostname)
+
+
 class Reporter:
     """Tells one gateway of one worker."""
 
@@ -135,9 +147,9 @@ class Reporter:
 
 def _lost(answer: bytes) -> list[Lost]:
     """Read from the gateway's answer what the group has lost; a gateway of another kind says nothing of it."""
-    with contextlib.suppress(ValueError, TypeError, AttributeError):
+    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
         found: list[dict[str, Any]] = json.loads(answer).get("lost") or []
-        return [Lost(**lost) for lost in found]
+        return [Lost(**{field.name: lost[field.name] for field in attrs.fields(Lost)}) for lost in found]
     return []
 
 

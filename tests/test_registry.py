@@ -291,12 +291,23 @@ def test_a_member_that_was_started_again_breaks_the_old_group(registry, clock):
     assert registry.lost("node-1") == []
 
 
+def test_a_member_that_ends_right_after_another_came(registry, clock):
+    """It has not beaten since, and is missed all the same; a dead one shows as what it is."""
+    registry.beat(member(1, "following"))
+    clock.now += 1
+    registry.beat(member(0))
+    registry.beat(member(1, "gone"))
+    assert [lost.worker_id for lost in registry.lost("node-0")] == ["node-1"]
+    clock.now += 31
+    assert registry.get("node-0").state(clock.now) == "unhealthy"
+
+
 def test_a_late_goodbye_is_none_of_those_who_came_later(registry, clock):
     """The old leader drains while the new follower is there already: its end breaks nothing any more."""
     registry.beat(member(0, worker_id="old"))
     clock.now += 1
     registry.beat(member(0, "draining", worker_id="old"))
-    clock.now += 1
+    clock.now += 11
     registry.beat(member(1, "loading", worker_id="new"))
     clock.now += 1
     registry.beat(member(0, "draining", worker_id="old"))

@@ -33,7 +33,7 @@ from ichat.http.listeners import open_listeners, open_unix_listener, port_of
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
 from ichat.processes import LAUNCHER_FD
-from ichat.reporter import Reporter
+from ichat.reporter import Reporter, is_address
 from ichat.usage import Usage
 
 if TYPE_CHECKING:
@@ -149,13 +149,11 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
     if not 0 <= options.port < 65536:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --port must be from 0 to 65535, not {options.port}")
     _check_beat(options, usage.prog)
-    if options.gateway_address is not None:
-        url = urllib.parse.urlsplit(options.gateway_address)
-        if (url.scheme not in ("http", "https") or not url.hostname) and not (url.scheme == "unix" and url.path):
-            raise Exit(
-                EXIT_USAGE,
-                f"{usage.prog}: --gateway-address must be like http://gw:4000, not {options.gateway_address!r}",
-            )
+    if options.gateway_address is not None and not is_address(options.gateway_address):
+        raise Exit(
+            EXIT_USAGE,
+            f"{usage.prog}: --gateway-address must be like http://gw:4000, not {options.gateway_address!r}",
+        )
     if options.served_model_name:
         theirs += ["--served-model-name", *options.served_model_name]
     return options, theirs
