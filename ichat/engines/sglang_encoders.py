@@ -82,6 +82,8 @@ def _find(model: str, name: str, revision: str | None) -> pathlib.Path | None:
     try:
         return pathlib.Path(str(hf_hub_download(model, name, revision=revision)))
     except errors.LocalEntryNotFoundError as error:  # a kind of the next, where the hub cannot be asked
+        if name == "config.json":
+            return None  # SGLang has read it already, so it has the model from elsewhere
         raise OSError(" ".join(str(error).split())[:300]) from error
     except (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.HFValidationError):
         return None
