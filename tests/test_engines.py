@@ -317,6 +317,7 @@ LONG = {"model": "tiny", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
 def test_a_client_that_hangs_up_aborts_the_generation(chat, stream):
     """The engine's own count of running requests falls to 0, long before the generation would have ended."""
+    chat.program.until(lambda: chat.metric("ichat_worker_in_flight") == 1)  # which is the question itself
     aborts = chat.metric("ichat_engine_aborts_total")
     clients = [send(chat.program.port, {**LONG, "stream": stream}) for _ in range(5)]
     chat.program.until(lambda: chat.running() == 15)
