@@ -55,14 +55,24 @@ class Bench:
 
     name = "bench"
 
+    def __init__(self):
+        from ichat.engines.wire import Wire
+
+        self.wire = Wire()
+
     def check(self):
         pass
 
-    def run(self, argv, *, parsed, phase, serve):
+    def parse(self, argv):
         from ichat.engines import EngineInfo
 
-        parsed(EngineInfo("bench", ["tiny"], {}, {}))
+        return EngineInfo("bench", ["tiny"], {}, {})
+
+    def run(self, *, phase, serve):
         run(serve(app))
+
+    def models(self):
+        return []
 
     def why_dead(self):
         return None
