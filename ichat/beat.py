@@ -80,6 +80,12 @@ class Model:
     """Tokens that prompt and answer may have together."""
 
 
+def entry_of(model: Model, created: int, owner: str) -> dict[str, object]:
+    """Write a model as an entry of `/v1/models`: since when there is it (Unix time), and who serves it."""
+    known = {**attrs.asdict(model), "root": model.root or model.id}
+    return {**known, "object": "model", "created": created, "owned_by": owner}
+
+
 @attrs.frozen
 class Group:
     """A model that several machines serve together; each of them runs a worker, and one of these answers requests."""

@@ -63,13 +63,7 @@ class Member:
 async def model_in_json(body: Body) -> str:
     """Give the model that a JSON body names; where it is named several times, the last counts. Raises ApiError 400."""
     if len(body) <= PARSED_BYTES_MAX:
-        try:
-            parsed: object = json.loads(body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass"))
-        except (ValueError, RecursionError) as error:
-            raise bad_request(f"The request body is not JSON: {error}.") from error
-        if not isinstance(parsed, dict):
-            raise bad_request("The request body must be a JSON object.")
-        model = cast("dict[str, object]", parsed).get("model")
+        model = object_of(body).get("model")
     else:
         named = [member for member in await members_of(body) if member.name == "model"]
         short = named and named[-1].end - named[-1].value_start <= NAME_BYTES_MAX
@@ -77,6 +71,17 @@ async def model_in_json(body: Body) -> str:
     if not isinstance(model, str) or not model:
         raise bad_request("The request must name its model: a string `model`.", param="model")
     return model
+
+
+def object_of(body: Body) -> dict[str, object]:
+    """Parse a body of at most PARSED_BYTES_MAX, which must be a JSON object in UTF-8. Raises ApiError 400."""
+    try:
+        parsed: object = json.loads(body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"The request body is not JSON: {error}.") from error
+    if not isinstance(parsed, dict):
+        raise bad_request("The request body must be a JSON object.")
+    return cast("dict[str, object]", parsed)
 
 
 async def members_of(body: Body) -> list[Member]:

@@ -19,7 +19,7 @@ from werkzeug.exceptions import HTTPException
 
 import ichat
 from ichat import errors
-from ichat.beat import Model, read_beat
+from ichat.beat import Model, entry_of, read_beat
 from ichat.errors import ApiError
 from ichat.registry import Registry
 
@@ -44,8 +44,7 @@ def make_app(registry: Registry, metrics: CollectorRegistry, gateway_id: str, st
     app.config.update(MAX_CONTENT_LENGTH=BODY_BYTES_MAX, BODY_TIMEOUT=BODY_S, RESPONSE_TIMEOUT=None)
 
     def entry(model: Model, owner: str) -> dict[str, object]:
-        known = {**attrs.asdict(model), "root": model.root or model.id}
-        return {**known, "object": "model", "created": started_at, "owned_by": owner or "ichat"}
+        return entry_of(model, started_at, owner or "ichat")
 
     @app.get("/health")
     async def health() -> Response:

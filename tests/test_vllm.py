@@ -200,14 +200,11 @@ def test_tools_are_called_as_vllm_calls_them(client, stock, choice):
 
 
 def test_a_wrong_argument_ends_the_worker_within_seconds():
-    """A typing error, a bad value, a bad combination: vLLM's own message, exit code 64, and nothing is loaded."""
+    """What vLLM itself would find after the load, a value without its flag, no model: one sentence, exit code 64, and nothing is loaded."""
     cases = {
-        ("--max-model-length", "5"): "--max-model-length (did you mean --max-model-len?)",
-        ("--max-model-len", "many"): "argument --max-model-len: ",
         ("--tool-call-parser", "none", "--enable-auto-tool-choice"): "invalid tool call parser: none",
         ("--kv-cache-memory-bytes", "-5", "--block-size", "-3"): "",
         ("True",): "'True' stands alone",
-        ("--uds", "/x"): "--uds concerns vLLM's own HTTP server",
     }
 
     def run(arguments):
@@ -229,9 +226,6 @@ def test_a_wrong_argument_ends_the_worker_within_seconds():
     command = [PYTHON, PYZ, "worker", "--port", "0"]
     without = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (without.returncode, "--model is missing" in without.stderr) == (64, True)
-    missing = run(["--model", "/no/such/model"])
-    assert missing.returncode == 64
-    assert missing.stderr.splitlines()[-1].endswith("the model /no/such/model does not exist")
 
 
 def test_a_worker_by_hand_and_its_sudden_end(gateway, tmp_path):

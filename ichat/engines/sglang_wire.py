@@ -4,7 +4,6 @@ SGLang takes any model's name, knows a request by `rid` in its body, loads an ad
 name with a colon says so, reranks in a form of its own, and has another thing under the name of score.
 """
 
-import codecs
 import functools
 import itertools
 import json
@@ -14,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from ichat.bodies import NAME_BYTES_MAX, PARSED_BYTES_MAX, Body, members_of, rewrite_json, value_of
+from ichat.bodies import NAME_BYTES_MAX, PARSED_BYTES_MAX, Body, members_of, object_of, rewrite_json, value_of
 from ichat.engines.wire import Rewrite, Wire, plain, restate
 from ichat.errors import ApiError, bad_request
 from ichat.forms import model_in_form
@@ -173,20 +172,14 @@ async def _read(body: Body, *, whole: bool) -> Mapping[str, object]:
 
     Of a large one, long values are given as what they begin with, unless the whole is asked for.
     """
-    if len(body) > PARSED_BYTES_MAX:
-        return {
-            member.name: value_of(body, member)
-            if whole or member.end - member.value_start <= NAME_BYTES_MAX
-            else _beginning(body[member.value_start : member.value_start + NAME_BYTES_MAX])
-            for member in await members_of(body)
-        }
-    try:
-        found: object = json.loads(body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"The request body is not JSON: {error}.") from error
-    if not isinstance(found, dict):
-        raise bad_request("The request body must be a JSON object.")
-    return cast("dict[str, object]", found)
+    if len(body) <= PARSED_BYTES_MAX:
+        return object_of(body)
+    return {
+        member.name: value_of(body, member)
+        if whole or member.end - member.value_start <= NAME_BYTES_MAX
+        else _beginning(body[member.value_start : member.value_start + NAME_BYTES_MAX])
+        for member in await members_of(body)
+    }
 
 
 def _beginning(value: Body) -> object:

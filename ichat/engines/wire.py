@@ -6,13 +6,13 @@ gives what Cohere's and Jina's clients know. Streams are never touched.
 """
 
 import ast
-import functools
 import http
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, cast
+from typing import cast
 
+from ichat.beat import Model, entry_of
 from ichat.bodies import Member, members_of, rewrite_json, value_of
 from ichat.errors import bad_request
 from ichat.http.heads import Headers
@@ -83,19 +83,6 @@ _SUBJECTS = {
 """Fields that a message without a place may begin with, and how a request calls them."""
 _NO_FIELDS = frozenset(("", "input_tokens", "input_text"))
 """What vLLM gives for a prompt that is too long."""
-
-
-class Listed(Protocol):
-    """What a list of models says of one: see `Model`."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def root(self) -> str: ...
-    @property
-    def parent(self) -> str | None: ...
-    @property
-    def max_model_len(self) -> int | None: ...
 
 
 class Wire:
@@ -289,24 +276,11 @@ def _without_documents(status: int, body: bytes) -> tuple[int, bytes]:
     return status, json.dumps(answer).encode()
 
 
-def model_body(model: Listed, created: int, owner: str) -> bytes:
+def model_body(model: Model, created: int, owner: str) -> bytes:
     """Give the answer to `GET /v1/models/{name}`: since when there is the model, and who serves it."""
-    return json.dumps(_entry(model, created, owner)).encode()
+    return json.dumps(entry_of(model, created, owner)).encode()
 
 
-def models_body(models: Iterable[Listed], created: int, owner: str) -> bytes:
+def models_body(models: Iterable[Model], created: int, owner: str) -> bytes:
     """Give the answer to `GET /v1/models`."""
-    entry = functools.partial(_entry, created=created, owner=owner)
-    return json.dumps({"object": "list", "data": [entry(model) for model in models]}).encode()
-
-
-def _entry(model: Listed, created: int, owner: str) -> dict[str, object]:
-    return {
-        "id": model.id,
-        "object": "model",
-        "created": created,
-        "owned_by": owner,
-        "root": model.root or model.id,
-        "parent": model.parent,
-        "max_model_len": model.max_model_len,
-    }
+    return json.dumps({"object": "list", "data": [entry_of(model, created, owner) for model in models]}).encode()
