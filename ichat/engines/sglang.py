@@ -260,19 +260,21 @@ class SGLang:
             return []
         path, names = self._info.model_path, self._info.model_names
         longest = self._manager.model_config.context_len if self._manager is not None else None
+        return [
+            *(Model(name, path, None, longest) for name in names),
+            *(Model(name, root, names[0]) for name, root in self._adapters().items()),
+        ]
+
+    def _adapters(self) -> dict[str, str]:
+        """Give the adapters' names, each with its path; those that were put aside are loaded again when asked for."""
         registry = getattr(self._manager, "lora_registry", None)
         loaded = registry.get_all_adapters().values() if registry is not None else ()
         put_aside = (getattr(self._manager, "lora_ref_cache", None) or {}).values()
-        adapters = {adapter.lora_name: adapter.lora_path for adapter in [*put_aside, *loaded]}
-        return [
-            *(Model(name, path, None, longest) for name in names),
-            *(Model(name, root, names[0]) for name, root in adapters.items()),
-        ]
+        return {adapter.lora_name: adapter.lora_path for adapter in [*put_aside, *loaded]}
 
     def _names(self) -> tuple[list[str], list[str]]:
-        """Give the names of the model and those of its adapters."""
-        models = self.models()
-        return [model.id for model in models if not model.parent], [model.id for model in models if model.parent]
+        """Give the names of the model and those of its adapters. Asked for with every request."""
+        return (self._info.model_names if self._info else []), list(self._adapters())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -346,9 +348,11 @@ def _record(words: list[str]) -> Any:
     handlers, level = list(root.handlers), root.level
     try:
         record = prepare_server_args(words)
-        with contextlib.suppress(RuntimeError):  # what this machine lacks is said again when the model is loaded
+        try:
             if hasattr(record, "resolve_once"):
                 record.resolve_once()
+        except (RuntimeError, OSError):  # a GPU or a hub that is missing is said again by the load, of a new record
+            record = prepare_server_args(words)
     except SystemExit as exit_:
         raise Exit(int(exit_.code or 0), "") from exit_
     except (argparse.ArgumentError, ValueError, TypeError, AssertionError, OSError) as error:
