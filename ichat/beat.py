@@ -12,7 +12,8 @@ import attrs
 from cattrs.errors import BaseValidationError
 
 from ichat import errors
-from ichat.config import MODEL_NAME_CHARACTERS_MAX, between, checked, problems_of, section_hook, strict_converter
+from ichat.config import MODEL_NAME_CHARACTERS_MAX
+from ichat.tables import between, checked, problems_of, section_hook, strict_converter
 
 WorkerState = Literal["starting", "loading", "ready", "following", "draining", "gone"]
 """What a worker says of itself; `following` is a worker that works for the leader of its group, `gone` a good-bye."""
@@ -20,6 +21,7 @@ WorkerState = Literal["starting", "loading", "ready", "following", "draining", "
 NAMES_MAX = 256
 MODELS_MAX = 4096
 ARGS_BYTES_MAX = 256 * 1024
+FAILURE_CHARACTERS_MAX = 2000
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 
@@ -38,6 +40,17 @@ def _is_host(value: str) -> None:
 def _is_name(value: str) -> None:
     if len(value) > MODEL_NAME_CHARACTERS_MAX or not value.isprintable():
         raise ValueError(f"must be at most {MODEL_NAME_CHARACTERS_MAX} printable characters")
+
+
+def _is_sentence(value: str) -> None:
+    if len(value) > FAILURE_CHARACTERS_MAX or not value.isprintable():
+        raise ValueError(f"must be at most {FAILURE_CHARACTERS_MAX} printable characters")
+
+
+def sentence(text: str) -> str:
+    """Make of any text what a beat takes as a failure: one line, printable, and of a bounded length."""
+    line = "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+    return line if len(line) <= FAILURE_CHARACTERS_MAX else line[: FAILURE_CHARACTERS_MAX - 2] + " …"
 
 
 def _are_names(values: list[str]) -> None:
@@ -130,6 +143,8 @@ class Beat:
     state: WorkerState = "ready"
     phase: str = ""
     """What it is doing, in a few words."""
+    failure: str = checked(_is_sentence, "")
+    """Why its engine ended, where nobody had asked for that; empty otherwise."""
     heartbeat_interval: float = checked(between(0.01, 3600), 30.0)
     """Seconds until the next beat, at the latest."""
     unix_socket: bool = False

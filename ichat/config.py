@@ -5,32 +5,26 @@ Names follow `ichat.toml.example`, which explains each of them. Units stand last
 
 import difflib
 import json
-import math
 import pathlib
 import re
 import tomllib
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast, get_origin
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 import attrs
 import cattrs
 from attrs import field, frozen
-from cattrs.errors import (
-    BaseValidationError,
-    ClassValidationError,
-    ForbiddenExtraKeysError,
-    IterableValidationError,
-)
-from cattrs.gen import make_dict_structure_fn, override
+from cattrs.errors import BaseValidationError
 
+from ichat import errors
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.params import KNOWN, check_paths
+from ichat.tables import between, checked, one_of, problems_of, section_hook, shown, strict_converter
 
 Scalar = str | int | float | bool
 EngineValue = Scalar | list[Scalar] | dict[str, Any]
 """What an engine argument may be in TOML."""
-
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?|")
@@ -43,39 +37,26 @@ _SECRET = re.compile(
 _FRAMING_HEADERS = frozenset(("host", "content-length", "transfer-encoding", "connection", "expect", "x-request-id"))
 
 MODEL_NAME_CHARACTERS_MAX = 256
+LINE_BYTES_LIMIT = 64 * 1024
+"""What `logs.line_bytes_max` may be at most; what holds lines holds one of that length."""
 POLICY_NAMES = ("least_loaded", "power_of_two", "round_robin", "random")
 """The policies of `balance.py`."""
 
-Check = Callable[[Any], None]
-"""Raises ValueError with what is wrong about a value of the right type."""
-
-
-def between(low: float, high: float) -> Check:
-    """Make the check that a number is in this range, both ends included."""
-
-    def check(value: float) -> None:
-        if not low <= value <= high:
-            raise ValueError(f"must be from {low:g} to {high:g}, not {value:g}")
-
-    return check
-
-
 _PORT = between(0, 65535)
 _SECONDS = between(0.001, 1e9)
+_SECONDS_OR_0 = between(0, 1e9)
 _COUNT = between(1, 1_000_000)
-
-
-def _one_of(*allowed: str) -> Check:
-    def check(value: str) -> None:
-        if value not in allowed:
-            raise ValueError(f"must be one of {', '.join(allowed)}, not {value!r}")
-
-    return check
+_BYTES = between(LINE_BYTES_LIMIT, 1024**4)
 
 
 def _not_empty(value: str) -> None:
     if not value:
         raise ValueError("must not be empty")
+
+
+def _is_path(value: str | None) -> None:
+    if value is not None and (not value or "\0" in value):
+        raise ValueError("must be a path")
 
 
 def _is_http(value: str) -> None:
@@ -130,29 +111,26 @@ def _is_count(value: int | None) -> None:
         _COUNT(value)
 
 
-def checked(check: Check, default: Any = attrs.NOTHING) -> Any:
-    """Declare a field whose value must pass a check, which is run while structuring: all problems are found at once."""
-    return field(default=default, metadata={"check": check})
-
-
 @frozen
 class ServerSettings:
     """`[server_settings]`."""
 
     host: str = "127.0.0.1"
     port: int = checked(_PORT, 4000)
-    log_level: str = checked(_one_of("debug", "info", "warning", "error"), "info")
+    log_level: str = checked(one_of("debug", "info", "warning", "error"), "info")
     tls_certificate: str | None = None
     tls_key: str | None = None
     worker_header: bool = True
     overhead_header: bool = True
+    state_directory: str | None = checked(_is_path, None)
+    watch_config: bool = True
 
 
 @frozen
 class Routing:
     """`[routing]`: who gets a request."""
 
-    policy: str = checked(_one_of(*POLICY_NAMES), "least_loaded")
+    policy: str = checked(one_of(*POLICY_NAMES), "least_loaded")
     session_header: str = checked(_is_header_name, "x-session-id")
     max_in_flight: int = checked(_COUNT, 4096)
     queue_max: int = checked(between(0, 1_000_000), 1024)
@@ -160,10 +138,21 @@ class Routing:
 
 @frozen
 class Logs:
-    """`[logs]`."""
+    """`[logs]`: the gateway's log of requests, and what it keeps of its workers' output."""
 
     access_log: str = "-"
     access_lines_max: int = checked(_COUNT, 10_000)
+    ring_lines_max: int = checked(_COUNT, 10_000)
+    ring_bytes_max: int = checked(_BYTES, 2 * 1024 * 1024)
+    line_bytes_max: int = checked(between(256, LINE_BYTES_LIMIT), 16 * 1024)
+    echo: bool = True
+    echo_bytes_max: int = checked(_BYTES, 4 * 1024 * 1024)
+    directory: str | None = checked(_is_path, None)
+    file_bytes_max: int = checked(_BYTES, 16 * 1024 * 1024)
+    keep_days: float = checked(between(0.01, 36500), 30.0)
+    files_max: int = checked(between(1, 1000), 3)
+    last_lines_max: int = checked(between(0, 1000), 50)
+    followed_max: int = checked(between(0, 4096), 256)
 
 
 @frozen
@@ -188,8 +177,22 @@ class Timeouts:
     upstream_idle_s: float = checked(_SECONDS, 30.0)
     first_byte_s: float = checked(_SECONDS, 600.0)
     stream_stall_s: float = checked(_SECONDS, 600.0)
-    drain_s: float = checked(between(0, 1e9), 30.0)
+    drain_s: float = checked(_SECONDS_OR_0, 30.0)
     stop_s: float = checked(_SECONDS, 15.0)
+    load_s: float = checked(_SECONDS, 3600.0)
+    wedged_after_s: float = checked(_SECONDS, 120.0)
+    stuck_s: float = checked(_SECONDS_OR_0, 300.0)
+    orphan_after_s: float = checked(_SECONDS_OR_0, 600.0)
+
+
+@frozen
+class Restart:
+    """`[restart]`: when a managed worker that ended is started again."""
+
+    first_s: float = checked(_SECONDS, 1.0)
+    longest_s: float = checked(_SECONDS, 60.0)
+    attempts_max: int = checked(_COUNT, 5)
+    well_s: float = checked(_SECONDS_OR_0, 60.0)
 
 
 @frozen
@@ -204,6 +207,9 @@ class ManagedWorker:
     port: int = checked(_PORT, 0)
     heartbeat_interval: float = checked(between(0.1, 3600), 3.0)
     max_in_flight: int | None = checked(_is_count, None)
+    share_gpus: bool = False
+    on_gateway_exit: str = checked(one_of("stop", "keep"), "stop")
+    log_streaming: bool = True
     python: str | None = None
     env: dict[str, str] = field(factory=dict[str, str])
     backend_args: dict[str, EngineValue] = field(factory=dict[str, EngineValue])
@@ -250,6 +256,7 @@ class Config:
     routing: Routing = Routing()
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
+    restart: Restart = Restart()
     logs: Logs = Logs()
     litellm_settings: LitellmSettings = LitellmSettings()
     managed_workers: list[ManagedWorker] = field(factory=list[ManagedWorker])
@@ -258,7 +265,7 @@ class Config:
 
 
 _SECTIONS: tuple[type[Any], ...] = (
-    ServerSettings, Routing, Limits, Timeouts, Logs, LitellmSettings,
+    ServerSettings, Routing, Limits, Timeouts, Restart, Logs, LitellmSettings,
     ManagedWorker, ExternalRoute, EngineSettings, Config,
 )  # fmt: skip
 
@@ -277,7 +284,7 @@ def parse(text: str, source: str) -> Config:
     """Read a configuration from text; `source` is what messages call it. Raises Exit 64."""
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # tomllib lets those of int() and of deep nesting through
         raise Exit(EXIT_USAGE, f"{source} is not valid TOML: {error}.") from error
     try:
         config = _converter().structure(tables, Config)
@@ -288,6 +295,32 @@ def parse(text: str, source: str) -> Config:
         if not problems:
             return config
     raise Exit(EXIT_USAGE, "\n".join([f"{source} was not accepted:", *(f"  {problem}" for problem in problems)]))
+
+
+def read_worker(table: object, config: Config) -> ManagedWorker:
+    """Make a worker of parsed JSON that has the keys of `[[managed_workers]]`; a null means that a key is left out.
+
+    `config` is what it must not contradict. Raises ApiError 400 with every problem.
+    """
+    if isinstance(table, dict):
+        table = _without_nulls(cast("dict[str, Any]", table))
+        if isinstance(table.get("backend_args"), dict):
+            table["backend_args"] = _without_nulls(table["backend_args"])
+    try:
+        worker = _converter().structure(table, ManagedWorker)
+    except BaseValidationError as error:
+        problems = sorted(problems_of(error))
+    except ValueError as error:
+        raise errors.bad_request(f"A worker is a JSON object: {error}.") from error
+    else:
+        problems = sorted(_contradictions_of(worker, config))
+        if not problems:
+            return worker
+    raise errors.bad_request(f"This is not a worker that can be launched: {'; '.join(problems)}.")
+
+
+def _without_nulls(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def is_secret(name: str) -> bool:
@@ -308,22 +341,12 @@ def engine_flags(arguments: Mapping[str, EngineValue]) -> list[str]:
         elif value is False:
             flags.append(f"--no-{name}")
         elif isinstance(value, list):
-            flags += [f"--{name}", *map(str, value)]
+            flags += [f"--{name}", *(json.dumps(one) if isinstance(one, dict | list) else str(one) for one in value)]
         elif isinstance(value, dict):
             flags += [f"--{name}", json.dumps(value)]
         else:
             flags.append(f"--{name}={value}")
     return flags
-
-
-def strict_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
-    """Make a converter that coerces nothing: strings, whole numbers, numbers and booleans are what they are."""
-    converter = cattrs.Converter(forbid_extra_keys=forbid_extra_keys, detailed_validation=True)
-    exact: list[tuple[type, str]] = [(str, "a string"), (int, "a whole number"), (bool, "true or false")]
-    for kind, words in exact:
-        converter.register_structure_hook(kind, _exactly(kind, words))
-    converter.register_structure_hook(float, _number)
-    return converter
 
 
 def _converter() -> cattrs.Converter:
@@ -335,62 +358,12 @@ def _converter() -> cattrs.Converter:
     return converter
 
 
-def section_hook(
-    section: type[Any],
-    converter: cattrs.Converter,
-    prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
-) -> Callable[[Any, Any], Any]:
-    """Structure one table: exactly its keys, each of the right type and past its check."""
-
-    def hook(attribute: "attrs.Attribute[Any]") -> Callable[[Any, Any], Any]:
-        check: Check | None = attribute.metadata.get("check")
-        container = get_origin(attribute.type)
-
-        def structure(value: Any, kind: Any) -> Any:
-            if container in (list, dict) and type(value) is not container:
-                raise ValueError(f"must be {'an array' if container is list else 'a table'}, not {_shown(value)}")
-            structured = converter.structure(value, kind)
-            if check is not None:
-                check(structured)
-            return structured
-
-        return structure
-
-    overrides: Any = {attribute.name: override(struct_hook=hook(attribute)) for attribute in attrs.fields(section)}
-    structure = make_dict_structure_fn(section, converter, **overrides)
-
-    def table(value: Any, kind: Any) -> Any:
-        if type(value) is not dict:
-            raise ValueError(f"must be a table, not {_shown(value)}")
-        mapping = cast("Mapping[str, Any]", value)
-        return structure(prepare(mapping) if prepare else mapping, kind)
-
-    return table
-
-
-def _exactly(kind: type, words: str) -> Callable[[Any, Any], Any]:
-    def structure(value: Any, _: Any) -> Any:
-        if type(value) is not kind:
-            raise ValueError(f"must be {words}, not {_shown(value)}")
-        return value
-
-    return structure
-
-
-def _number(value: Any, _: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"must be a number, not {_shown(value)}")
-    return float(value)
-
-
 def _engine_value(value: Any, _: Any) -> EngineValue:
     if type(value) not in (str, int, float, bool, list, dict):
-        raise ValueError(f"must be a string, number, boolean, list or table, not {_shown(value)}")
+        raise ValueError(f"must be a string, number, boolean, list or table, not {shown(value)}")
+    if type(value) is list and None in value:
+        raise ValueError("must not hold a null")
     return cast("EngineValue", value)
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value, default=str)[:60]
 
 
 def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -405,44 +378,27 @@ def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _NOT_THE_ENGINES = frozenset((
     "served_model_name", "model", "backend", "host", "port", "worker_id", "gateway_address", "heartbeat_interval",
-    "advertise_host", "unix_socket", "max_in_flight", "drain_s", "stop_s",
+    "advertise_host", "unix_socket", "max_in_flight", "drain_s", "stop_s", "log_streaming", "orphan_after_s",
 ))  # fmt: skip
 
 
 def _contradictions(config: Config) -> Iterable[str]:
-    routes = {route.model_name for route in config.external_routes}
     settings = config.server_settings
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         yield "server_settings: tls_certificate and tls_key go together"
     for index, worker in enumerate(config.managed_workers):
-        for name in sorted(_NOT_THE_ENGINES.intersection(worker.backend_args)):
-            yield f"managed_workers[{index}].backend_args.{name}: is iChat's, not the engine's"
-        if worker.model_name in routes:
-            yield f"managed_workers[{index}].model_name: {worker.model_name!r} is also an external route"
+        for problem in _contradictions_of(worker, config):
+            yield f"managed_workers[{index}].{problem}"
 
 
-def problems_of(error: Exception, path: str = "") -> Iterable[str]:
-    """Turn cattrs' tree of errors into one line for each leaf, with its path."""
-    if isinstance(error, ClassValidationError):
-        for inner, note in error.group_exceptions()[0]:
-            yield from problems_of(inner, f"{path}.{note.name}" if path else note.name)
-        for inner in error.group_exceptions()[1]:
-            yield from problems_of(inner, path)
-    elif isinstance(error, IterableValidationError):
-        for inner, note in error.group_exceptions()[0]:
-            index = note.index if isinstance(note.index, int) else f"{note.index}"
-            yield from problems_of(inner, f"{path}[{index}]" if isinstance(index, int) else f"{path}.{index}")
-        for inner in error.group_exceptions()[1]:
-            yield from problems_of(inner, path)
-    elif isinstance(error, ForbiddenExtraKeysError):
-        known = [attribute.name for attribute in attrs.fields(error.cl)]
-        for key in sorted(error.extra_fields):
-            close = difflib.get_close_matches(key, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}"
-            yield f"{path}.{key}: unknown key{hint}" if path else f"{key}: unknown key{hint}"
-    elif isinstance(error, KeyError):
-        yield f"{path}: is missing"
-    elif ".headers" in path or ".env" in path:
-        yield f"{path}: {str(error).partition(', not ')[0]}"  # what is there may be a secret
-    else:
-        yield f"{path}: {error}"
+def _contradictions_of(worker: ManagedWorker, config: Config) -> Iterable[str]:
+    settings = config.server_settings
+    for name in sorted(_NOT_THE_ENGINES.intersection(worker.backend_args)):
+        yield f"backend_args.{name}: is iChat's, not the engine's"
+    if any(route.model_name == worker.model_name for route in config.external_routes):
+        yield f"model_name: {worker.model_name!r} is also an external route"
+    if worker.on_gateway_exit == "keep":
+        if settings.port == 0 and settings.state_directory is None:
+            yield 'on_gateway_exit: "keep" needs a server_settings.port that is not 0, or a state_directory there'
+        if not worker.log_streaming:
+            yield 'on_gateway_exit: "keep" needs log_streaming, or its output is lost with its gateway'

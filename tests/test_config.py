@@ -7,9 +7,11 @@ import attrs
 import pytest
 
 from ichat import config as configuration
-from ichat.errors import EXIT_USAGE, Exit
+from ichat.errors import EXIT_USAGE, ApiError, Exit
 
-EXAMPLE = pathlib.Path(__file__).parent.parent / "ichat.toml.example"
+ROOT = pathlib.Path(__file__).parent.parent
+EXAMPLE = ROOT / "ichat.toml.example"
+NONE = configuration.Config()
 
 
 def problems_of(text):
@@ -75,6 +77,8 @@ def test_every_problem_is_reported_with_its_path():
         "engines = 3",
         "engines.vllm = 3",
         "a = [",
+        "a = " + "[" * 5000,
+        "a = " + "1" * 5000,
         "\0",
     ],
 )
@@ -152,11 +156,142 @@ def test_a_certificate_needs_its_key():
     assert "go together" in problems_of('[server_settings]\ntls_key = "k"')[1]
 
 
+def test_a_worker_that_is_kept_can_be_found_again():
+    """It outlives its gateway only where the next one finds it, and its output needs no gateway."""
+    worker = 'managed_workers = [{ model_name = "a", model_path = "/a", on_gateway_exit = "keep"%s }]\n'
+    settings = "[server_settings]\nport = 0\n"
+    (found,) = problems_of(worker % "" + settings)[1:]
+    assert found.startswith("  managed_workers[0].on_gateway_exit: ")
+    assert "state_directory" in found
+    (found,) = problems_of(worker % ", log_streaming = false")[1:]
+    assert found.startswith("  managed_workers[0].on_gateway_exit: ")
+    assert "log_streaming" in found
+    for text in (worker % "", worker % "" + settings + "state_directory = '/x'"):
+        assert configuration.parse(text, "x.toml").managed_workers[0].on_gateway_exit == "keep"
+
+
+def test_what_is_wrong_about_logs_and_restarts():
+    """Each new bound is checked, and a path is one."""
+    found = problems_of("""
+        [server_settings]
+        state_directory = ""
+        watch_config = "yes"
+        [logs]
+        line_bytes_max = 65537
+        ring_bytes_max = 65535
+        directory = "a\\u0000b"
+        files_max = 0
+        echo = 1
+        [restart]
+        attempts_max = 0
+        first_s = 0
+        [timeouts]
+        stuck_s = -1
+        load_s = 0
+        [[managed_workers]]
+        model_name = "a"
+        model_path = "/a"
+        on_gateway_exit = "stay"
+        share_gpus = 1
+        gpu_ids = {}
+        orphan_after_s = 3
+    """)
+    assert [line.strip().split(":")[0] for line in found[1:]] == [
+        "logs.directory",
+        "logs.echo",
+        "logs.files_max",
+        "logs.line_bytes_max",
+        "logs.ring_bytes_max",
+        "managed_workers[0].gpu_ids",
+        "managed_workers[0].on_gateway_exit",
+        "managed_workers[0].share_gpus",
+        "restart.attempts_max",
+        "restart.first_s",
+        "server_settings.state_directory",
+        "server_settings.watch_config",
+        "timeouts.load_s",
+        "timeouts.stuck_s",
+    ]
+    found = problems_of('managed_workers = [{ model_name = "a", model_path = "/a", orphan_after_s = 3 }]')
+    assert "backend_args.orphan_after_s: is iChat's" in found[1]
+
+
+def test_no_flag_of_an_engine_looks_like_a_typing_error():
+    """Every flag that the documents name can stand inline, unless iChat has the same."""
+    ours = {attribute.name for attribute in attrs.fields(configuration.ManagedWorker)}
+    text = (ROOT / "ichat/engines/FLAGS.md").read_text()
+    flags = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z0-9-]+)", text)} - ours
+    assert len(flags) > 300
+    flags -= configuration._NOT_THE_ENGINES
+    worker = configuration.read_worker({"model_name": "a", "model_path": "/a"} | dict.fromkeys(flags, 1), NONE)
+    assert set(worker.backend_args) == flags
+
+
+def refusal(table, config=NONE):
+    with pytest.raises(ApiError) as caught:
+        configuration.read_worker(table, config)
+    assert (caught.value.status, caught.value.code) == (400, "bad_request")
+    return caught.value.message
+
+
+def test_a_worker_of_the_api_has_the_keys_of_the_file():
+    """The same table, as JSON: engine arguments inline or apart, null for what is left out."""
+    table = {
+        "model_name": "a", "model_path": "/a", "backend": "sglang", "gpu_ids": [0], "host": "0.0.0.0", "port": 9000,
+        "heartbeat_interval": 3, "max_in_flight": None, "python": None, "on_gateway_exit": None, "tensor_parallel_size": 2,
+        "seed": None, "hf_overrides": {"x": None}, "backend_args": {"dtype": "half", "seed": None},
+    }  # fmt: skip
+    given = dict(table)
+    worker = configuration.read_worker(table, NONE)
+    assert worker == configuration.ManagedWorker(
+        model_name="a", model_path="/a", backend="sglang", gpu_ids=[0], host="0.0.0.0", port=9000,
+        backend_args={"tensor_parallel_size": 2, "hf_overrides": {"x": None}, "dtype": "half"},
+    )  # fmt: skip
+    assert table == given
+    assert configuration.read_worker(attrs.asdict(worker), NONE) == worker
+
+
+def test_every_problem_of_the_apis_worker_is_said_at_once():
+    """In one sentence, each with its path; what may be secret is not repeated."""
+    message = refusal({"model_nam": "a", "port": "1", "gpu_ids": "01", "env": {"TOKEN": 12345}, "x": [1, None]})
+    for path in ("model_name: is missing", "model_path: is missing", "port: must be a whole", "gpu_ids: must be an array",
+                 "env.TOKEN: must be a string", "did you mean model_name?", "backend_args.x: must not hold a null"):  # fmt: skip
+        assert message.count(path) == 1, (path, message)
+    assert "12345" not in message
+    assert "\n" not in message
+    assert "hunter2" not in refusal({"model_name": "a", "model_path": "/a", "env": "hunter2"})
+
+
+@pytest.mark.parametrize("body", [None, 3, "x", [], [{}], {}, {"model_name": 10**400, "model_path": []}])
+def test_what_is_no_worker_at_all(body):
+    """Any JSON is answered with a sentence."""
+    assert refusal(body)
+
+
+def test_numbers_beyond_reason_are_refused():
+    """Not even what no float can hold is more than a wrong value."""
+    message = refusal({"model_name": "a", "model_path": "/a", "port": 10**400, "heartbeat_interval": 10**400})
+    assert "port: " in message
+    assert "heartbeat_interval: " in message
+
+
+def test_a_worker_of_the_api_contradicts_nothing():
+    """What the file may not say, the API may not either."""
+    config = configuration.parse('external_routes = [{ model_name = "a", api_base = "http://x/v1" }]', "x.toml")
+    worker = {"model_name": "a", "model_path": "/a"}
+    assert "is also an external route" in refusal(worker, config)
+    assert "backend_args.worker_id: is iChat's" in refusal(worker | {"worker_id": "x"})
+    port_0 = configuration.parse("[server_settings]\nport = 0", "x.toml")
+    message = refusal(worker | {"on_gateway_exit": "keep", "log_streaming": False}, port_0)
+    assert message.count("on_gateway_exit: ") == 2
+
+
 def test_the_example_is_accepted_and_complete():
     """The example loads, and every key that there is stands in it with an explanation; defaults are as it says."""
     text = EXAMPLE.read_text()
     config = configuration.load(EXAMPLE)
-    for name in ("server_settings", "routing", "limits", "timeouts", "logs", "litellm_settings"):
+    tables = {"managed_workers", "external_routes", "engines"}
+    for name in {attribute.name for attribute in attrs.fields(configuration.Config)} - tables:
         section = getattr(config, name)
         assert section == type(section)(), "the example shows the defaults"
         for attribute in attrs.fields(type(section)):

@@ -1,0 +1,145 @@
+"""Tables read strictly: TOML or JSON in, frozen objects out, every problem at once and with its path.
+
+Nothing is coerced: strings, whole numbers, numbers and booleans are what they are.
+"""
+
+import difflib
+import json
+import math
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast, get_args, get_origin
+
+import attrs
+import cattrs
+from attrs import field
+from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
+from cattrs.gen import make_dict_structure_fn, override
+
+SHOWN_CHARACTERS_MAX = 60
+_HOLDS_SECRETS = re.compile(r"(^|\.)(env|headers)([.\[]|$)")
+"""Paths of values that are shown to nobody."""
+
+Check = Callable[[Any], None]
+"""Raises ValueError with what is wrong about a value of the right type."""
+
+
+def between(low: float, high: float) -> Check:
+    """Make the check that a number is in this range, both ends included."""
+
+    def check(value: float) -> None:
+        if not low <= value <= high:
+            raise ValueError(f"must be from {low:g} to {high:g}, not {value:g}")
+
+    return check
+
+
+def one_of(*allowed: str) -> Check:
+    """Make the check that a text is one of these."""
+
+    def check(value: str) -> None:
+        if value not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}, not {value!r}")
+
+    return check
+
+
+def checked(check: Check, default: Any = attrs.NOTHING) -> Any:
+    """Declare a field whose value must pass a check, which is run while structuring: all problems are found at once."""
+    return field(default=default, metadata={"check": check})
+
+
+def strict_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
+    """Make a converter that coerces nothing: strings, whole numbers, numbers and booleans are what they are."""
+    converter = cattrs.Converter(forbid_extra_keys=forbid_extra_keys, detailed_validation=True)
+    exact: list[tuple[type, str]] = [(str, "a string"), (int, "a whole number"), (bool, "true or false")]
+    for kind, words in exact:
+        converter.register_structure_hook(kind, _exactly(kind, words))
+    converter.register_structure_hook(float, _number)
+    return converter
+
+
+def section_hook(
+    section: type[Any],
+    converter: cattrs.Converter,
+    prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+) -> Callable[[Any, Any], Any]:
+    """Structure one table: exactly its keys, each of the right type and past its check."""
+
+    def hook(attribute: "attrs.Attribute[Any]") -> Callable[[Any, Any], Any]:
+        check: Check | None = attribute.metadata.get("check")
+        kinds = get_args(attribute.type) if get_origin(attribute.type) is types.UnionType else (attribute.type,)
+        container = next((origin for origin in map(get_origin, kinds) if origin in (list, dict)), None)
+
+        def structure(value: Any, kind: Any) -> Any:
+            is_left_out = value is None and type(None) in kinds
+            if container and type(value) is not container and not is_left_out:
+                raise ValueError(f"must be {'an array' if container is list else 'a table'}, not {shown(value)}")
+            structured = converter.structure(value, kind)
+            if check is not None:
+                check(structured)
+            return structured
+
+        return structure
+
+    overrides: Any = {attribute.name: override(struct_hook=hook(attribute)) for attribute in attrs.fields(section)}
+    structure = make_dict_structure_fn(section, converter, **overrides)
+
+    def table(value: Any, kind: Any) -> Any:
+        if type(value) is not dict:
+            raise ValueError(f"must be a table, not {shown(value)}")
+        mapping = cast("Mapping[str, Any]", value)
+        return structure(prepare(mapping) if prepare else mapping, kind)
+
+    return table
+
+
+def _exactly(kind: type, words: str) -> Callable[[Any, Any], Any]:
+    def structure(value: Any, _: Any) -> Any:
+        if type(value) is not kind:
+            raise ValueError(f"must be {words}, not {shown(value)}")
+        return value
+
+    return structure
+
+
+def _number(value: Any, _: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"must be a number, not {shown(value)}")
+    return float(value)
+
+
+def shown(value: Any) -> str:
+    """Write a value for a message, as JSON that is cut after `SHOWN_CHARACTERS_MAX` characters."""
+    try:
+        return json.dumps(value, default=str)[:SHOWN_CHARACTERS_MAX]
+    except RecursionError:
+        return "something that is nested too deep"
+
+
+def problems_of(error: Exception, path: str = "") -> Iterable[str]:
+    """Turn cattrs' tree of errors into one line for each leaf, with its path."""
+    if isinstance(error, ClassValidationError):
+        for inner, note in error.group_exceptions()[0]:
+            yield from problems_of(inner, f"{path}.{note.name}" if path else note.name)
+        for inner in error.group_exceptions()[1]:
+            yield from problems_of(inner, path)
+    elif isinstance(error, IterableValidationError):
+        for inner, note in error.group_exceptions()[0]:
+            index = note.index if isinstance(note.index, int) else f"{note.index}"
+            yield from problems_of(inner, f"{path}[{index}]" if isinstance(index, int) else f"{path}.{index}")
+        for inner in error.group_exceptions()[1]:
+            yield from problems_of(inner, path)
+    elif isinstance(error, ForbiddenExtraKeysError):
+        known = [attribute.name for attribute in attrs.fields(error.cl)]
+        for key in sorted(error.extra_fields):
+            close = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}"
+            yield f"{path}.{key}: unknown key{hint}" if path else f"{key}: unknown key{hint}"
+    elif isinstance(error, KeyError):
+        yield f"{path}: is missing"
+    elif _HOLDS_SECRETS.search(path):
+        yield f"{path}: {str(error).partition(', not ')[0]}"
+    else:
+        yield f"{path}: {error}"

@@ -1,0 +1,353 @@
+"""The plan of a reload: what changed is done, what did not is not touched, and the reasons give nothing away."""
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ichat import config as configuration
+from ichat.config import Config, EngineSettings, ManagedWorker
+from ichat.plan import Change, Running, Step, changes_of_workers, step_of, steps_of_settings, summary
+
+
+def spec(model_name="a", **keys):
+    return ManagedWorker(model_name=model_name, model_path=f"/{model_name}", **keys)
+
+
+def runs(specs, failed=(), launched=()):
+    return [Running(f"w{i}", one, i in launched, i in failed) for i, one in enumerate(specs)]
+
+
+def plan(old, new, *, failed=(), launched=(), engines=({}, {})):
+    return changes_of_workers(runs(old, failed, launched), new, *engines)
+
+
+def actions(changes):
+    return [(change.action, change.worker_id) for change in changes]
+
+
+def the_change(old, new, **more):
+    (change,) = plan([old], [new], **more)
+    return change
+
+
+def config(text):
+    return configuration.parse(text, "x.toml")
+
+
+def steps(old, new):
+    return [(step.action, step.what) for step in steps_of_settings(config(old), config(new))]
+
+
+# Workers.
+
+
+def test_what_is_the_same_stays_wherever_it_stands():
+    """The order of workers, of their keys and of their arguments means nothing."""
+    a = spec(backend_args={"x": 1, "y": {"p": 1, "q": 2}}, env={"A": "1", "B": "2"})
+    again = spec(env={"B": "2", "A": "1"}, backend_args={"y": {"q": 2, "p": 1}, "x": 1})
+    changes = plan([a, spec("b"), a], [spec("b"), again, again])
+    assert actions(changes) == [("keep", "w0"), ("keep", "w1"), ("keep", "w2")]
+    assert not any(change.why or change.new_first for change in changes)
+    assert all(change.spec is not None for change in changes)
+
+
+def test_new_ones_start_and_those_that_are_gone_stop():
+    changes = plan([spec("a"), spec("b")], [spec("b"), spec("c")])
+    assert changes == [
+        Change("stop", "w0", None, "the configuration has it no more"),
+        Change("keep", "w1", spec("b"), ""),
+        Change("start", "", spec("c"), "it is new in the configuration"),
+    ]
+
+
+def test_what_changed_restarts_by_model_and_in_order():
+    """Of three alike one goes and another changes: the third goes on."""
+    old = [spec(gpu_ids=[0]), spec(gpu_ids=[1]), spec(gpu_ids=[2])]
+    changes = plan(old, [spec(gpu_ids=[2]), spec(gpu_ids=[7])])
+    assert actions(changes) == [("restart", "w0"), ("stop", "w1"), ("keep", "w2")]
+    assert changes[0].spec == spec(gpu_ids=[7])
+    assert changes[0].why == "gpu_ids: [0] -> [7]"
+
+
+def test_another_model_is_another_worker():
+    """A worker is never turned into one of another name, even on the same port."""
+    assert actions(plan([spec("a", port=1)], [spec("b", port=1)])) == [("stop", "w0"), ("start", "")]
+
+
+def test_bounds_change_without_a_restart():
+    change = the_change(spec(), spec(max_in_flight=5, share_gpus=True))
+    assert (change.action, change.why) == ("update", "max_in_flight: not set -> 5; share_gpus: false -> true")
+    change = the_change(spec(), spec(max_in_flight=5, heartbeat_interval=4.0))
+    assert (change.action, change.why) == ("restart", "heartbeat_interval: 3.0 -> 4.0; max_in_flight: not set -> 5")
+
+
+def test_an_engines_argument_named_like_a_key_restarts():
+    """`share_gpus` under backend_args is the engine's, not ours."""
+    assert the_change(spec(), spec(backend_args={"share_gpus": True})).action == "restart"
+
+
+def test_an_update_is_preferred_to_a_restart():
+    """The one of which only a bound changed is matched before those that must restart anyway."""
+    changes = plan([spec(gpu_ids=[0]), spec(gpu_ids=[1])], [spec(gpu_ids=[1], max_in_flight=5), spec(gpu_ids=[2])])
+    assert actions(changes) == [("restart", "w0"), ("update", "w1")]
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 1.0), (1, True), (0, False), ("1", 1), ([0, 1], [1, 0])])
+def test_values_that_only_look_alike_differ(old, new):
+    """1, 1.0 and true are different flags, and the order of a list counts."""
+    assert the_change(spec(backend_args={"x": old}), spec(backend_args={"x": new})).action == "restart"
+
+
+def test_not_a_number_is_itself():
+    nan = spec(backend_args={"x": float("nan")})
+    assert the_change(nan, spec(backend_args={"x": float("nan")})).action == "keep"
+
+
+def test_a_worker_that_failed_is_tried_again():
+    change = the_change(spec(), spec(), failed=[0])
+    assert (change.action, change.why, change.new_first) == ("restart", "it has failed", False)
+    change = the_change(spec(gpu_ids=[0]), spec(gpu_ids=[1], max_in_flight=5), failed=[0])
+    assert (change.action, change.new_first) == ("restart", False)
+    assert change.why == "it has failed; gpu_ids: [0] -> [1]; max_in_flight: not set -> 5"
+    assert the_change(spec(), spec(max_in_flight=5), failed=[0]).action == "restart"
+
+
+def test_of_two_alike_the_one_that_works_stays():
+    assert actions(plan([spec(), spec()], [spec()], failed=[0])) == [("stop", "w0"), ("keep", "w1")]
+
+
+def test_what_was_launched_over_the_api_is_never_touched():
+    """Not even where the configuration has the same, or its engine's interpreter changes."""
+    engines = ({}, {"vllm": EngineSettings("/new")})
+    changes = plan([spec(), spec("b")], [spec()], launched=[0, 1], failed=[1], engines=engines)
+    assert actions(changes) == [("keep", "w0"), ("keep", "w1"), ("start", "")]
+    assert changes[1].spec == spec("b")
+
+
+def test_another_interpreter_restarts_those_that_have_it():
+    """A worker with its own, or of another engine, has nothing to do with it."""
+    workers = [spec("a"), spec("b", python="/own"), spec("c", backend="sglang")]
+    engines = ({"sglang": EngineSettings("/s")}, {"sglang": EngineSettings("/s"), "vllm": EngineSettings("/new")})
+    changes = plan(workers, workers, engines=engines)
+    assert actions(changes) == [("restart", "w0"), ("keep", "w1"), ("keep", "w2")]
+    assert changes[0].why == 'engines.vllm.python: not set -> "/new"'
+    assert plan(workers, workers, engines=({"vllm": EngineSettings()}, {}))[0].action == "keep"
+    change = the_change(spec(), spec(max_in_flight=1), engines=engines)
+    assert (change.action, change.why) == (
+        "restart",
+        'max_in_flight: not set -> 1; engines.vllm.python: not set -> "/new"',
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_first"),
+    [
+        ({"gpu_ids": [0]}, {"gpu_ids": [1]}, True),
+        ({"gpu_ids": [0, 1]}, {"gpu_ids": [1, 2]}, False),
+        ({"gpu_ids": [0]}, {"gpu_ids": []}, True),
+        ({"gpu_ids": []}, {"gpu_ids": [], "host": "0.0.0.0"}, True),
+        ({"gpu_ids": []}, {"gpu_ids": None}, False),
+        ({"gpu_ids": None}, {"gpu_ids": [0]}, False),
+        ({"gpu_ids": [0], "port": 5}, {"gpu_ids": [1], "port": 5}, False),
+        ({"gpu_ids": [0], "port": 5}, {"gpu_ids": [1], "port": 6}, True),
+        ({"gpu_ids": [0], "port": 5}, {"gpu_ids": [1], "port": 0}, True),
+    ],
+)  # fmt: skip
+def test_the_new_one_comes_first_where_both_have_room(old, new, is_first):
+    change = the_change(spec(**old), spec(**new))
+    assert (change.action, change.new_first) == ("restart", is_first)
+
+
+def test_two_that_change_places_cannot_both_come_first():
+    """What another restarted worker still has is not free; what a failed one had is."""
+    old, new = [spec("a", gpu_ids=[0]), spec("b", gpu_ids=[1])], [spec("a", gpu_ids=[1]), spec("b", gpu_ids=[0])]
+    assert [change.new_first for change in plan(old, new)] == [False, False]
+    assert [change.new_first for change in plan(old, new, failed=[1])] == [True, False]
+    new = [spec("a", gpu_ids=[2]), spec("b", gpu_ids=[0])]
+    assert [change.new_first for change in plan(old, new)] == [True, False]
+
+
+def test_reasons_name_what_changed_and_hide_what_is_secret():
+    old = spec(
+        env={"HF_TOKEN": "hf_1", "A": "old", "B": "old"},
+        backend_args={
+            "api_key": "k1",
+            "gone": [1, 2],
+            "hf_overrides": {"auth_token": "t1"},
+            "tokenizer": "https://me:pw@x/y",
+        },
+    )
+    new = spec(
+        env={"HF_TOKEN": "hf_2", "A": "new", "C": "new"},
+        backend_args={
+            "api_key": "k2",
+            "hf_overrides": {"auth_token": "t2"},
+            "tokenizer": "https://x/y",
+            "long": "x" * 500,
+        },
+    )
+    why = the_change(old, new).why
+    for part in (
+        "env.HF_TOKEN has changed", "env.A has changed", "env.B is gone", "env.C is new", "api_key has changed",
+        "gone: [1, 2] -> not set", "hf_overrides has changed", 'tokenizer: "https://***@x/y" -> "https://x/y"',
+    ):  # fmt: skip
+        assert part in why.split("; ")
+    for secret in ("hf_1", "hf_2", "k1", "k2", "t1", "t2", "old", "pw", "x" * 100):
+        assert secret not in why
+
+
+SPECS = st.builds(
+    spec,
+    st.sampled_from("ab"),
+    gpu_ids=st.sampled_from([None, [], [0], [1]]),
+    port=st.sampled_from([0, 1]),
+    max_in_flight=st.sampled_from([None, 5]),
+)
+
+
+@given(st.lists(SPECS, max_size=6), st.lists(SPECS, max_size=6), st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5)))
+def test_a_plan_leads_where_it_should(old, new, failed, launched):
+    """Whatever there is and is wanted: the result is what is wanted, each worker is named once, and no more is done than needed."""
+    running = runs(old, failed, launched)
+    changes = plan(old, new, failed=failed, launched=launched)
+    by_id = {one.worker_id: one for one in running}
+    assert [change.worker_id for change in changes if change.worker_id] == list(by_id)
+    ours = [change for change in changes if not (change.worker_id and by_id[change.worker_id].is_launched)]
+    key = attrs.astuple
+    after = [change.spec for change in ours if change.spec]
+    assert sorted(map(repr, map(key, after))) == sorted(map(repr, map(key, new)))
+    for change in changes:
+        one = by_id.get(change.worker_id)
+        assert (change.action == "start") == (one is None)
+        assert (change.action == "stop") == (change.spec is None)
+        assert not change.new_first or change.action == "restart"
+        if change.action == "keep":
+            assert change.spec == one.spec
+        if change.action in ("restart", "update"):
+            assert change.spec.model_name == one.spec.model_name
+            assert change.why
+            assert change.spec != one.spec or one.has_failed
+    for name in "ab":
+        here = {change.action for change in ours if (change.spec or by_id[change.worker_id].spec).model_name == name}
+        assert not {"start", "stop"} <= here
+    kept = sum(
+        change.action in ("keep", "restart") and by_id[change.worker_id].spec == change.spec
+        for change in ours
+        if change.worker_id
+    )
+    wanted, same = list(new), 0
+    for one in running:
+        if not one.is_launched and one.spec in wanted:
+            wanted.remove(one.spec)
+            same += 1
+    assert kept == same
+
+
+@given(st.lists(SPECS, max_size=6), st.randoms())
+def test_the_same_configuration_changes_nothing(specs, random):
+    shuffled = random.sample(specs, len(specs))
+    assert {change.action for change in plan(specs, shuffled)} <= {"keep"}
+
+
+# Everything else.
+
+
+def test_the_same_settings_have_no_steps():
+    text = "[limits]\nbody_bytes_max = 4096\n[engines.vllm]\npython = 'p'\n"
+    assert steps(text, text) == []
+    assert steps("", "[timeouts]\nstop_s = 15\n[engines.vllm]\n") == []
+
+
+SECTIONS = ("server_settings", "routing", "limits", "timeouts", "restart", "logs", "litellm_settings")
+LATER = {
+    "server_settings.host", "server_settings.port", "server_settings.state_directory", "logs.access_log", "logs.access_lines_max", "logs.directory",
+}  # fmt: skip
+WORKERS_TOO = {
+    "limits.head_bytes_max", "limits.body_bytes_max", "limits.connections_max",
+    "timeouts.client_stall_s", "timeouts.stop_s", "timeouts.orphan_after_s",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [(section, attribute.name) for section in SECTIONS for attribute in attrs.fields(type(getattr(Config(), section)))],
+)
+def test_every_setting_has_its_step(section, name):
+    """A changed value is taken at once, or with a restart of the gateway, and the step says which."""
+    before = getattr(Config(), section)
+    value = getattr(before, name)
+    other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else "/other"
+    after = attrs.evolve(Config(), **{section: attrs.evolve(before, **{name: other})})
+    (step,) = steps_of_settings(Config(), after)
+    path = f"{section}.{name}"
+    assert step.what == path
+    assert step.why.startswith(f"{name}: ")
+    assert step.action == ("later" if path in LATER else "update")
+    assert ("only with a restart of the gateway" in step.why) == (path in LATER)
+    assert ("workers take it at their next start" in step.why) == (path in WORKERS_TOO)
+
+
+def test_every_section_of_the_configuration_is_looked_at():
+    assert {field.name for field in attrs.fields(Config)} == {
+        *SECTIONS,
+        "managed_workers",
+        "external_routes",
+        "engines",
+    }
+
+
+def test_an_interpreter_that_changed_has_a_step():
+    (step,) = steps_of_settings(config(""), config("[engines.vllm]\npython = '/p'"))
+    assert step == Step("update", "engines.vllm.python", 'python: not set -> "/p"; for workers that start from now on')
+
+
+def test_external_routes_have_one_step_a_model():
+    old = """
+        external_routes = [
+            { model_name = "same", api_base = "http://a/v1" }, { model_name = "same", api_base = "http://b/v1" },
+            { model_name = "gone", api_base = "http://a/v1" },
+            { model_name = "other", api_base = "http://a/v1", headers = { X-Key = "k1", X-Old = "k2" } },
+            { model_name = "more", api_base = "http://a/v1" },
+        ]"""
+    new = """
+        external_routes = [
+            { model_name = "new", api_base = "http://a/v1" },
+            { model_name = "same", api_base = "http://b/v1" }, { model_name = "same", api_base = "http://a/v1" },
+            { model_name = "more", api_base = "http://a/v1" }, { model_name = "more", api_base = "http://b/v1" },
+            { model_name = "other", api_base = "http://b/v1", headers = { X-Key = "k3", X-New = "k4" } },
+        ]"""
+    found = steps_of_settings(config(old), config(new))
+    assert [(step.action, step.what) for step in found] == [
+        ("stop", "external route gone"),
+        ("update", "external route other"),
+        ("update", "external route more"),
+        ("start", "external route new"),
+    ]
+    assert found[1].why == (
+        'api_base: "http://a/v1" -> "http://b/v1"; headers.X-Key has changed; headers.X-Old is gone; headers.X-New is new'
+    )
+    assert found[2].why == "1 of them -> 2"
+    assert steps(new, new) == []
+    fewer = new.replace('{ model_name = "same", api_base = "http://a/v1" },', "")
+    assert steps(new, fewer) == [("update", "external route same")]
+
+
+def test_two_routes_that_are_quite_the_same_are_counted():
+    one = '{ model_name = "a", api_base = "http://a/v1" },'
+    (step,) = steps_of_settings(config(f"external_routes = [{one}{one}]"), config(f"external_routes = [{one}]"))
+    assert step == Step("update", "external route a", "2 of them -> 1")
+
+
+def test_what_operators_read():
+    changes = plan([spec("a"), spec("b"), spec("c")], [spec("b", port=1), spec("c"), spec("d")])
+    found = [step_of(change) for change in changes]
+    assert [(step.action, step.what) for step in found] == [
+        ("stop", "worker w0"), ("restart", "worker w1"), ("keep", "worker w2"), ("start", "a worker of d"),
+    ]  # fmt: skip
+    assert summary(found) == "+1 start, ~1 restart, -1 stop, 1 untouched"
+    more = [Step("update", "x", ""), Step("later", "y", "")]
+    assert summary(more) == (
+        "+0 start, ~0 restart, -0 stop, 1 update, 1 only with a restart of the gateway, 0 untouched"
+    )
+    assert summary([]) == "+0 start, ~0 restart, -0 stop, 0 untouched"
