@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import select
 import signal
+import threading
 from collections.abc import Iterable
 
 import psutil
@@ -39,10 +41,44 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def kill_own_children(wait_s: float) -> None:
-    """Kill everything that this process has started, and wait until it is gone; resource trackers end by themselves."""
-    left = [process for process in descendants(os.getpid()) if not is_resource_tracker(process)]
+    """Kill everything that stems from this process, and wait until it is gone; resource trackers end by themselves.
+
+    What has lost its parent meanwhile is found where the session is this process' own.
+    """
+    own = os.getpid()
+    found = descendants(own)
+    if os.getsid(0) == own:
+        found += [process for process in session_members(own) if process.pid != own and process not in found]
+    left = [process for process in found if not is_resource_tracker(process)]
     kill(left)
     psutil.wait_procs(left, timeout=wait_s)
+
+
+def launcher_pipe() -> int | None:
+    """Give the descriptor that LAUNCHER_FD names; None where it names none. No child inherits it from now on."""
+    value = os.environ.get(LAUNCHER_FD)
+    if not value:
+        return None
+    os.set_inheritable(int(value), False)
+    return int(value)
+
+
+def end_without_launcher(pipe: int, grace_s: float, kill_s: float, code: int) -> None:
+    """See to it that nothing of this process is left some time after the end of its launcher, whose pipe this is.
+
+    After `grace_s` everything is killed, with `kill_s` to disappear, and the process ends with `code`. A thread does
+    it that waits for no other: it is for the case that the rest of the process hangs.
+    """
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        poll.poll()
+        threading.Event().wait(grace_s)
+        kill_own_children(kill_s)
+        os._exit(code)
+
+    threading.Thread(target=wait, name="launcher", daemon=True).start()
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -3,10 +3,11 @@
 import contextlib
 import json
 import logging
+import math
 import socket
 import urllib.parse
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import attrs
 import httpx
@@ -40,20 +41,37 @@ class Reporter:
     """Tells one gateway of one worker."""
 
     def __init__(
-        self, address: str, *, ca_file: str | None, host: str, now: Callable[[], Beat], lost: Callable[[str], None]
+        self,
+        address: str,
+        *,
+        ca_file: str | None,
+        host: str,
+        now: Callable[[], Beat],
+        lost: Callable[[str], None],
+        orphan_after_s: float = math.inf,
     ) -> None:
         """`address` is a URL, or ``unix:/path``; `host` is where the worker listens, or how the gateway reaches it.
 
-        `now` gives the beat to send, and `lost` is called when another member of the group is gone.
+        `now` gives the beat to send, and `lost` is called when another member of the group is gone. `orphan_after_s`
+        is how long the worker stays without a gateway.
         """
         self._address = address
         self._ca_file = ca_file
         self._host = host
         self._now = now
         self._lost = lost
+        self._orphan_after_s = orphan_after_s
         self._changed = trio.Event()
         self._beating = trio.CancelScope()
         self._own_address = "127.0.0.1"
+        self._gateway_id = ""
+        """Which start of the gateway took the last beat, where it says that."""
+        self._is_echo = False
+        """Whether the next beat is sent only because the gateway was started anew."""
+        self._away_since: float | None = None
+        """When a beat was not taken for the first time since the last one that was."""
+        self.orphaned = trio.Event()
+        """Set when no beat was taken for `orphan_after_s`, from the first that was not."""
         self._silent: dict[str, int] = {}
         """How often in a row other members of the group have not answered."""
 
@@ -75,9 +93,20 @@ class Reporter:
                     elif not error and not reached:
                         log.info("the gateway %s takes beats again", self._address)
                     reached = not error
+                    self._look_for_orphan(reached=reached)
                     soon = not reached or self._silent
                     with trio.move_on_after(BEAT_RETRY_S if soon else beat.heartbeat_interval):
                         await self._changed.wait()
+
+    def _look_for_orphan(self, *, reached: bool) -> None:
+        """Judge by beats that were sent: a machine that stood still has not lost its gateway by that."""
+        if reached:
+            self._away_since = None
+            return
+        now = trio.current_time()
+        self._away_since = now if self._away_since is None else self._away_since
+        if now - self._away_since >= self._orphan_after_s:
+            self.orphaned.set()
 
     async def say_goodbye(self) -> None:
         """Tell the gateway that this worker is gone, if that can be done quickly; it beats no more."""
@@ -102,12 +131,23 @@ class Reporter:
             return str(error) or type(error).__name__
         if not response.is_success:
             return f"{response.status_code} {response.text[:300]}"
-        found = _lost(response.content) if beat.state != "gone" else []
+        answer = _answer(response.content)
+        self._meet(str(answer.get("gateway_id") or ""))
+        found = _lost(answer) if beat.state != "gone" else []
         self._silent = {lost.worker_id: self._silent.get(lost.worker_id, 0) for lost in found}
         for lost in found:
             await self._believe(lost)
         self._silent = {worker_id: count for worker_id, count in self._silent.items() if count}
         return None
+
+    def _meet(self, gateway_id: str) -> None:
+        """Beat again at once to a gateway that was started anew; not twice in a row, should two share the address."""
+        is_new = bool(self._gateway_id and gateway_id and gateway_id != self._gateway_id)
+        if is_new and not self._is_echo:
+            log.info("the gateway %s was started anew", self._address)
+            self.changed()
+        self._is_echo = is_new and not self._is_echo
+        self._gateway_id = gateway_id or self._gateway_id
 
     def warn_of_loopback(self) -> None:
         """Say so where the other members of a group may not reach this worker at the address that it has."""
@@ -145,10 +185,19 @@ class Reporter:
         return self._own_address
 
 
-def _lost(answer: bytes) -> list[Lost]:
+def _answer(body: bytes) -> dict[str, Any]:
+    """Parse a gateway's answer; empty for one of another kind."""
+    with contextlib.suppress(ValueError, RecursionError):
+        answer = json.loads(body)
+        if isinstance(answer, dict):
+            return cast("dict[str, Any]", answer)
+    return {}
+
+
+def _lost(answer: Mapping[str, Any]) -> list[Lost]:
     """Read from the gateway's answer what the group has lost; a gateway of another kind says nothing of it."""
-    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
-        found: list[dict[str, Any]] = json.loads(answer).get("lost") or []
+    with contextlib.suppress(TypeError, KeyError):
+        found: list[dict[str, Any]] = answer.get("lost") or []
         return [Lost(**{field.name: lost[field.name] for field in attrs.fields(Lost)}) for lost in found]
     return []
 

@@ -265,6 +265,46 @@ async def test_while_draining_nothing_new_is_accepted(door, connect, nursery):
     assert (await busy.response(b"GET"))[0] == 200
 
 
+async def test_draining_does_not_wait_for_who_stands_aside(make_door, connect, nursery):
+    """What goes on until the end holds up no drain, whether it came before or stands aside during it; nothing cuts it."""
+    door = make_door(drain_s=3600)
+    port = await door.open()
+    following, late = await connect(port), await connect(port)
+    for client in (following, late):
+        await client.send(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: len(door.requests) == 2)
+    first, second = door.door.clients
+    first.stand_aside()
+    drained = trio.Event()
+
+    async def drain():
+        await door.door.drain()
+        drained.set()
+
+    nursery.start_soon(drain)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert not drained.is_set()
+    second.stand_aside()
+    with trio.fail_after(5):
+        await drained.wait()
+    assert (len(door.door.clients), door.cancelled) == (2, 0)
+
+
+async def test_standing_aside_is_for_one_exchange(door, connect):
+    """The next request on the same connection is waited for."""
+    client = await connect(await door.open())
+    await client.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: door.requests)
+    (served,) = door.door.clients
+    served.stand_aside()
+    assert (await client.response(b"GET"))[0] == 200
+    await client.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: len(door.requests) == 2)
+    with trio.fail_after(5):
+        await door.door.drain()
+    assert (await client.response(b"GET"))[::2] == (200, b"hello")
+
+
 @pytest.mark.parametrize("kind", ["pipelined", "chunks"])
 async def test_one_connection_does_not_starve_the_others(door, connect, nursery, kind):
     """A flood on one connection is served in turns with everybody else's requests."""

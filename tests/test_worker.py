@@ -396,6 +396,7 @@ def test_the_command_line_is_split_by_exact_names():
     assert options["backend"] == "fake"
     assert options["gateway_address"] == "http://gw:4000"
     assert options["heartbeat_interval"] == 3
+    assert (options["log_streaming"], options["orphan_after_s"]) == (True, 0)
     assert options["served_model_name"] == ["a", "b"]
     assert engine == "--model M --max_model_len 5 -tp 2 -O3 --served-model-name a b".split()
 
@@ -408,6 +409,9 @@ def test_the_command_line_is_split_by_exact_names():
         "--heartbeat-interval 0",
         "--gateway-address gw:4000",
         "--worker-id",
+        "--log-streaming maybe",
+        "--orphan-after-s -1",
+        "--orphan-after-s nan",
         "--backend a b --drain-s z",
     ],
 )

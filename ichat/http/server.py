@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 ACCEPT_RETRY_S = 0.1
 ACCEPT_MAX = 64
 """Connections accepted before other tasks get their turn."""
+LEFT_POLL_S = 0.02
 LINGER_S = 1.0
 LINGER_RECVS_MAX = 4096
 _FAMILIES = {socket.AF_INET, socket.AF_INET6}
@@ -44,7 +45,7 @@ class Client:
 
     __slots__ = (
         "_door", "_owns_socket", "_reader", "_scope",
-        "has_left", "head_sent", "is_broken", "keep_alive", "peer", "sock",
+        "has_left", "head_sent", "is_broken", "is_waited_for", "keep_alive", "peer", "sock",
     )  # fmt: skip
 
     def __init__(self, door: "FrontDoor", sock: socket.socket, peer: str) -> None:
@@ -61,6 +62,8 @@ class Client:
         self.has_left = False
         self.is_broken = False
         """Whether the connection must end in an error: an end in good order would be taken for that of the response."""
+        self.is_waited_for = True
+        """Whether a drain waits for the current exchange; see `stand_aside`."""
 
     def __repr__(self) -> str:
         return f"<Client {self.peer}{' idle' if self.idle else ''}>"
@@ -100,6 +103,11 @@ class Client:
         self.has_left = True
         self._door.hub.forget(self.sock.fileno())
         self._scope.cancel()
+
+    def stand_aside(self) -> None:
+        """Let no drain wait for the current exchange: it goes on for as long as this process does, as a log does."""
+        self.is_waited_for = False
+        self._door.look_for_end()
 
     def leave_socket(self) -> None:
         """Break the connection, but leave the socket open for somebody who may still write to it, and who has it."""
@@ -175,6 +183,8 @@ class Client:
             failure = errors.internal_error()
         else:
             return
+        finally:
+            self.is_waited_for = True
         if self.head_sent:
             self.keep_alive = False
         else:
@@ -231,7 +241,10 @@ class FrontDoor:
             close_all(listeners)
 
     async def drain(self) -> None:
-        """Stop accepting, close idle connections, and wait for every exchange to end, up to `timeouts.drain_s`."""
+        """Stop accepting, close idle connections, and wait for every exchange to end, up to `timeouts.drain_s`.
+
+        Those that stand aside are neither waited for nor cut; they end with `serve_forever` at the latest.
+        """
         self.draining = True
         self._accepting.cancel()
         for client in list(self.clients):
@@ -239,10 +252,19 @@ class FrontDoor:
                 client.hung_up()
         self._waiting.deadline = trio.current_time() + self.timeouts.drain_s
         with self._waiting:
-            if self.clients:
-                await self._empty.wait()
+            self.look_for_end()
+            await self._empty.wait()
         if self._waiting.cancelled_caught:
-            log.warning("%d exchanges are cut: they did not end within %g s", len(self.clients), self.timeouts.drain_s)
+            left = sum(client.is_waited_for for client in self.clients)
+            log.warning("%d exchanges are cut: they did not end in time", left)
+
+    async def wait_until_left(self, wait_s: float) -> None:
+        """Wait for those too that stand aside, for so long."""
+        with trio.move_on_after(wait_s):
+            while True:
+                if not self.clients:
+                    break
+                await trio.sleep(LEFT_POLL_S)
 
     def hurry(self) -> None:
         """Cut short a drain that is under way or to come."""
@@ -324,5 +346,9 @@ class FrontDoor:
 
     def _forget(self, client: Client) -> None:
         self.clients.discard(client)
-        if self.draining and not self.clients:
+        self.look_for_end()
+
+    def look_for_end(self) -> None:
+        """Look whether a drain has anything left to wait for."""
+        if self.draining and not any(client.is_waited_for for client in self.clients):
             self._empty.set()

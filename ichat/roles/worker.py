@@ -6,8 +6,10 @@ hub                                    sockets' events; ends last
 └ watch                                a signal, the launcher's end or the engine's end begins the shutdown
 """
 
+import argparse
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -21,18 +23,20 @@ import attrs
 import trio
 
 from ichat import errors
-from ichat.beat import Beat, WorkerState, read_beat
+from ichat.beat import Beat, WorkerState, read_beat, sentence
+from ichat.capture import Capture
 from ichat.config import Limits, Timeouts
 from ichat.engines import Engine, find
 from ichat.engines.args import explain
 from ichat.engines.host import Host
 from ichat.engines.wire import model_body, models_body
-from ichat.errors import EXIT_USAGE, Exit
+from ichat.errors import EXIT_USAGE, ApiError, Exit
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, open_unix_listener, port_of
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
-from ichat.processes import LAUNCHER_FD
+from ichat.ownlog import OwnLog
+from ichat.processes import launcher_pipe
 from ichat.reporter import Reporter, is_address
 from ichat.usage import Usage
 
@@ -43,6 +47,10 @@ log = logging.getLogger(__name__)
 
 GROUP_BEAT_S = 3.0
 """Members of a group beat at least so often: each of them is of no use without the others."""
+LAST_LINES_S = 2.0
+"""How long those that follow the log may take for its end."""
+WITHOUT_LAUNCHER_S = (2.0, 5.0, 6.0)
+"""How long after the launcher's end, at most, exchanges may go on, the engine may take to end, and the last words."""
 _JSON = [(b"content-type", b"application/json")]
 _CHANGES_MODELS = frozenset((
     b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/load_lora_adapter", b"/unload_lora_adapter",
@@ -65,6 +73,8 @@ class Options:
     unix_socket: str | None
     max_in_flight: int
     gateway_ca: str | None
+    orphan_after_s: float
+    log_streaming: bool
     head_bytes_max: int
     body_bytes_max: int
     connections_max: int
@@ -101,6 +111,14 @@ def parser() -> Usage:
         help="requests that the gateway may send at the same time (as its configuration says)",
     )  # fmt: skip
     add("--gateway-ca", metavar="FILE", help="authorities to trust for a gateway with https (those of the system)")
+    add(
+        "--orphan-after-s", type=float, default=0.0, metavar="S",
+        help="end by itself when the gateway has taken no beat for so long (0: never)",
+    )  # fmt: skip
+    add(
+        "--log-streaming", "--ls", type=_truth, default=True, metavar="BOOL",
+        help="keep the last lines of the output, for /logs/stream (true)",
+    )  # fmt: skip
     for name, default, help_ in (
         ("--head-bytes-max", limits.head_bytes_max, "the largest head of a request"),
         ("--body-bytes-max", limits.body_bytes_max, "the largest body of a request"),
@@ -116,6 +134,12 @@ def parser() -> Usage:
     add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
     add("--explain-args", action="store_true", help="print what the engine would get, and why, and end")
     return usage
+
+
+def _truth(word: str) -> bool:
+    if word.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"must be true or false, not {word!r}")
+    return word.lower() == "true"
 
 
 def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
@@ -148,6 +172,8 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
     options = Options(**vars(found))
     if not 0 <= options.port < 65536:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --port must be from 0 to 65535, not {options.port}")
+    if not 0 <= options.orphan_after_s < math.inf:
+        raise Exit(EXIT_USAGE, f"{usage.prog}: --orphan-after-s must be 0 or more, not {options.orphan_after_s}")
     _check_beat(options, usage.prog)
     if options.gateway_address is not None and not is_address(options.gateway_address):
         raise Exit(
@@ -178,7 +204,8 @@ def _check_beat(options: Options, prog: str) -> None:
 class Worker:
     """The worker's parts, and how they answer."""
 
-    def __init__(self, options: Options, engine: Engine, host: Host, port: int) -> None:
+    def __init__(self, options: Options, engine: Engine, host: Host, port: int, capture: Capture | None = None) -> None:
+        """`capture` has the lines of this process, where they are kept."""
         self.options = options
         self.host = host
         self._engine = engine
@@ -187,6 +214,8 @@ class Worker:
         self.draining = False
         self._created = int(time.time())
         self._start_id = secrets.token_hex(8)
+        own = [(b"x-ichat-worker", self.id.encode())]
+        self.log = OwnLog(capture.ring, capture.settle, own) if capture is not None else None
         self.changed: Callable[[], None] = _tell_nobody
         """Called when the gateway should hear of something now."""
         self.grouped: Callable[[], None] = _tell_nobody
@@ -210,6 +239,12 @@ class Worker:
         asks = request.method in (b"GET", b"HEAD")
         if asks and request.path == b"/health":
             await self._tell_health(request, client)
+        elif request.path == b"/logs/stream":
+            if self.log is None:
+                raise ApiError(404, "not_found", "This worker keeps no log: start it with --log-streaming true.")
+            await self.log.answer(request, client)
+        elif request.path == b"/beat":
+            await self._beat_at_once(request, client)
         elif not asks and b"%" in request.path:
             raise errors.bad_request("The path must be written without percent signs.")  # routes are told by it
         elif self.draining and not self.host.is_ready():
@@ -235,6 +270,17 @@ class Worker:
         status = {"status": "ok"} if well else {"status": "unavailable", "phase": self.host.phase}
         headers = [*_JSON, (b"x-ichat-worker", self.id.encode())]
         await client.respond(request, 200 if well else 503, headers, json.dumps(status).encode())
+
+    async def _beat_at_once(self, request: Request, client: Client) -> None:
+        """Do what a gateway asks for that knows of no worker yet, such as one that was started anew."""
+        if request.method != b"POST":
+            raise errors.method_not_allowed(request.method.decode("latin-1"), "/beat", "POST")
+        if self.options.gateway_address is None:
+            raise ApiError(
+                409, "no_gateway", "This worker has no gateway: it was started without --gateway-address.", retry=False
+            )
+        self.changed()
+        await client.respond(request, 200, _JSON, b'{"status": "ok"}')
 
     async def _list_models(self, request: Request, client: Client) -> None:
         """Answer `/v1/models` and `/v1/models/NAME`, the same for every engine."""
@@ -266,6 +312,7 @@ class Worker:
             model_path=info.model_path if info else "",
             state=self.state(),
             phase=self.host.phase,
+            failure=sentence(str(self.host.failure or "")),
             heartbeat_interval=min(interval, GROUP_BEAT_S) if group else interval,
             unix_socket=self.options.unix_socket is not None,
             max_in_flight=self.options.max_in_flight,
@@ -304,10 +351,45 @@ def explain_args(options: Options, engine_argv: Sequence[str]) -> str:
     return explain(engine.parse([*engine_argv, "--host", options.host, "--port", str(options.port)]).steps)
 
 
+class Patience:
+    """What the end of a worker waits for, and what cuts that short."""
+
+    def __init__(self, door: FrontDoor) -> None:
+        self._door = door
+        self.for_engine = trio.CancelScope()
+        self.for_last_words = trio.CancelScope()
+        self.alone = trio.Event()
+        """Set when the launcher is gone."""
+
+    async def hurry_when_told(self, signals: AsyncIterator[int]) -> None:
+        """Wait for neither exchanges nor engine after the next signal."""
+        await anext(signals)
+        log.info("told again: not waiting any longer")
+        self._door.hurry()
+        self.for_engine.cancel()
+
+    async def hurry_when_alone(self, pipe: int) -> None:
+        """Wait for nothing very long after the launcher's end, which is that of this pipe."""
+        await trio.lowlevel.wait_readable(pipe)
+        self.alone.set()
+        now = trio.current_time()
+        hurries = (self._door.hurry, self.for_engine.cancel, self.for_last_words.cancel)
+        for wait_s, hurry in zip(WITHOUT_LAUNCHER_S, hurries, strict=True):
+            await trio.sleep_until(now + wait_s)
+            hurry()
+
+
 async def run(
-    options: Options, engine_argv: Sequence[str], *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+    options: Options,
+    engine_argv: Sequence[str],
+    capture: Capture | None = None,
+    *,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a worker until it is told to stop; `started` with its port. Raises Exit where the engine fails."""
+    """Run a worker until it is told to stop; `started` with its port. Raises Exit where the engine fails.
+
+    `capture` has the lines of this process, where they are kept.
+    """
     engine = find(options.backend)
     engine.check()
     listeners = await open_listeners(options.host, options.port)
@@ -318,7 +400,7 @@ async def run(
     port = port_of(listeners)
     argv = [*engine_argv, "--host", options.host, "--port", str(port)]
     host = Host(engine, argv, client_stall_s=timeouts.client_stall_s)
-    worker = Worker(options, engine, host, port)
+    worker = Worker(options, engine, host, port, capture)
     hub = Hub()
     door = FrontDoor(b"worker", worker.answer, hub, limits, timeouts)
     log.info("worker %s listens on %s:%d", worker.id, options.host, worker.port)
@@ -331,10 +413,12 @@ async def run(
             host=options.advertise_host or options.host,
             now=worker.beat,
             lost=host.fail,
+            orphan_after_s=options.orphan_after_s or math.inf,
         )
         worker.changed = reporter.changed
         worker.grouped = reporter.warn_of_loopback
-    patience = trio.CancelScope()
+    patience = Patience(door)
+    pipe = launcher_pipe()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hub.run_forever)
@@ -342,18 +426,11 @@ async def run(
             host.start()
             if reporter is not None:
                 nursery.start_soon(reporter.beat_forever)
-            await _wait_for_the_end(worker, signals)
-            nursery.start_soon(_hurry_when_told, signals, door, patience)
-            worker.draining = True
-            worker.changed()
-            await door.drain()
-            with patience:
-                await host.stop(options.stop_s)
-            if not host.ended.is_set():
-                log.warning("the engine did not end in time (%s); its processes are killed", host.phase)
-                host.give_up()
-            if reporter is not None:
-                await reporter.say_goodbye()
+            if pipe is not None:
+                nursery.start_soon(patience.hurry_when_alone, pipe)
+            await _wait_for_the_end(worker, signals, patience.alone, reporter)
+            nursery.start_soon(patience.hurry_when_told, signals)
+            await _leave(worker, door, patience, reporter)
             nursery.cancel_scope.cancel()
     if host.failure is not None:
         raise host.failure
@@ -363,17 +440,31 @@ def _tell_nobody() -> None:
     """Stand in for a gateway's reporter where there is no gateway."""
 
 
-async def _hurry_when_told(signals: AsyncIterator[int], door: FrontDoor, patience: trio.CancelScope) -> None:
-    await anext(signals)
-    log.info("told again: not waiting any longer")
-    door.hurry()
-    patience.cancel()
-
-
-async def _wait_for_the_end(worker: Worker, signals: AsyncIterator[int]) -> None:
-    """Return when a signal comes, the launcher ends, or the engine does; tell the gateway of changes meanwhile."""
+async def _leave(worker: Worker, door: FrontDoor, patience: Patience, reporter: Reporter | None) -> None:
+    """End in good order: exchanges, the engine, those that follow the log, and then the good-bye."""
     host = worker.host
-    launcher = os.environ.get(LAUNCHER_FD)
+    if host.failure is not None:
+        log.error("%s", sentence(str(host.failure)))  # those that follow the log do not get the process' last words
+    worker.draining = True
+    worker.changed()
+    await door.drain()
+    with patience.for_engine:
+        await host.stop(worker.options.stop_s)
+    if not host.ended.is_set():
+        log.warning("the engine did not end in time (%s); its processes are killed", host.phase)
+        host.give_up()
+    with patience.for_last_words:
+        if worker.log is not None:
+            await worker.log.finish(LAST_LINES_S)
+        if reporter is not None:
+            await reporter.say_goodbye()
+
+
+async def _wait_for_the_end(
+    worker: Worker, signals: AsyncIterator[int], alone: trio.Event, reporter: Reporter | None
+) -> None:
+    """Return when a signal comes, or launcher, engine or gateway are gone; tell the gateway of changes meanwhile."""
+    host = worker.host
     async with trio.open_nursery() as nursery:
 
         async def until(wait: Callable[[], Awaitable[object]], why: str) -> None:
@@ -381,12 +472,10 @@ async def _wait_for_the_end(worker: Worker, signals: AsyncIterator[int]) -> None
             log.info("%s: shutting down", why)
             nursery.cancel_scope.cancel()
 
-        async def launcher_gone() -> None:
-            await trio.lowlevel.wait_readable(int(launcher or 0))
-
-        if launcher is not None:
-            os.set_inheritable(int(launcher), False)
-            nursery.start_soon(until, launcher_gone, "the launcher is gone")
+        nursery.start_soon(until, alone.wait, "the launcher is gone")
+        if reporter is not None:
+            why = f"the gateway has taken no beat for {worker.options.orphan_after_s:g} s"
+            nursery.start_soon(until, reporter.orphaned.wait, why)
         nursery.start_soon(until, host.ended.wait, "the engine ended")
         nursery.start_soon(until, signals.__anext__, "told to stop")
         nursery.start_soon(host.watch_loading)

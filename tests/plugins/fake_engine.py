@@ -7,6 +7,8 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import subprocess
+import sys
 import threading
 import time
 
@@ -31,7 +33,9 @@ class Fake:
         self.aborted = 0
         self.done = 0
         self.dead = None
+        self.args = None
         self.go_on = threading.Event()
+        self.hanging = False
 
     def check(self):
         pass
@@ -46,6 +50,8 @@ class Fake:
         parser.add_argument("--fail", action="store_true")
         parser.add_argument("--dies-loading", action="store_true")
         parser.add_argument("--children", type=int, default=0)
+        parser.add_argument("--leftovers", type=int, default=0, help="processes without a parent")
+        parser.add_argument("--stands-still", action="store_true", help="its count of steps does")
         parser.add_argument("--group")
         parser.add_argument("--rank", type=int, default=0)
         self.args = args = parser.parse_args(list(argv))
@@ -68,17 +74,24 @@ class Fake:
             context = multiprocessing.get_context("spawn")
             for _ in range(args.children):
                 context.Process(target=time.sleep, args=(3600,), daemon=True, name="fake-child").start()
+        for _ in range(args.leftovers):
+            subprocess.run("sleep 3600 &", shell=True, check=True)
         asyncio.run(serve(None if args.rank else self.app))
 
     def why_dead(self):
         return self.dead
 
     def models(self):
+        if self.hanging:
+            print("hanging", flush=True)
+            time.sleep(3600)
         names = self.args.served_model_name or [self.args.model]
         return [Model(names[0], self.args.model, None, 4096), *(Model(name, self.args.model) for name in names[1:])]
 
     def progress(self):
-        return Progress(running=self.running, tokens_out=self.done)
+        if self.args is None:
+            return Progress()
+        return Progress(running=self.running, steps=0 if self.args.stands_still else None, tokens_out=self.done)
 
     async def app(self, scope, receive, send):
         message = await receive()
@@ -140,6 +153,11 @@ class Fake:
         elif path == "/block":
             print("blocking", flush=True)
             time.sleep(3600)  # noqa: ASYNC251
+        elif path == "/hang":
+            self.hanging = True
+            await self.plain(send, {})
+        elif path == "/print":
+            await self.plain(send, await asyncio.to_thread(print_much, body["lines"], body.get("text", "line")))
         elif path == "/large":
             data = bytes(body["bytes"])
             await send(
@@ -193,3 +211,17 @@ class Fake:
             await send({"type": "http.response.body", "body": (b"%08d" % number) * 8192, "more_body": True})
             self.done = number
         await send({"type": "http.response.body"})
+
+
+def print_much(lines, text):
+    """Print so many lines here and as many in another process, at the same time; give the seconds that each took."""
+    program = (
+        f"import sys\nfor n in range({lines}): sys.stdout.write(f'child {text} {{n}}\\n')\nprint('child took its time')"
+    )
+    with subprocess.Popen([sys.executable, "-c", program]) as child:
+        began = time.monotonic()
+        for number in range(lines):
+            sys.stdout.write(f"own {text} {number}\n")
+        took = time.monotonic() - began
+        assert child.wait() == 0
+    return {"own_s": took, "all_s": time.monotonic() - began}

@@ -1,0 +1,279 @@
+"""Following the lines of a worker that was not started here: its `/logs/stream`, over every break, for little.
+
+What comes is not trusted: sizes are bounded, nothing is queued, and one worker costs at most a fifth of the thread.
+"""
+
+import json
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime
+
+import attrs
+import h11
+import trio
+
+from ichat.logs import LINE_BYTES_MAX
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 5.0
+SILENCE_S = 45.0
+"""A stream of which nothing came for so long, not even a comment, is dead: a new one goes on where it stood."""
+PAUSE_S, PAUSE_S_MAX = 0.5, 10.0
+"""How long it takes until a stream that has ended is asked for again; doubled each time that nothing came."""
+READ_BYTES = 16 * 1024
+NAP_S = 0.02
+NAP_S_MAX = 2.0
+NAP_RATIO = 4
+"""After a piece was worked on it naps for so many times as long."""
+EVENT_BYTES_MAX = 8 * LINE_BYTES_MAX
+"""JSON needs up to six bytes for one."""
+CUT_BYTES = 64
+"""What a worker may add to a line that it has cut itself."""
+LOST_MAX = 10**15
+_NUMBER = re.compile(rb"[0-9]{1,18}")
+_ASK_AGAIN = frozenset((408, 425, 429))
+
+Stamped = tuple[float, bytes]
+"""When a line was read, in seconds since 1970, and the line."""
+
+
+@attrs.frozen
+class Source:
+    """How a worker is reached, and which start of it that is."""
+
+    start_id: str
+    """Another one at each start; "" where that is not known."""
+    host: str = ""
+    port: int = 0
+    unix_socket: str | None = None
+    """A path, which goes before host and port."""
+
+
+class Events:
+    """Splits a stream into events, none of which is larger than EVENT_BYTES_MAX."""
+
+    def __init__(self) -> None:
+        self._partial = b""
+        self._is_skipping = False
+
+    def __repr__(self) -> str:
+        return f"<Events {len(self._partial)} bytes of a partial one{', too large' if self._is_skipping else ''}>"
+
+    def feed(self, data: bytes) -> list[dict[bytes, bytes] | None]:
+        """Take what was read; give the fields of each event that is complete now, None for one that was too large."""
+        *blocks, self._partial = (self._partial + data).split(b"\n\n")
+        found: list[dict[bytes, bytes] | None] = []
+        for block in blocks:
+            too_large = self._is_skipping or len(block) > EVENT_BYTES_MAX
+            self._is_skipping = False
+            found.append(None if too_large else _fields(block))
+        if self._is_skipping or len(self._partial) > EVENT_BYTES_MAX:
+            self._is_skipping = True
+            self._partial = self._partial[-1:]
+        return found
+
+
+def _fields(block: bytes) -> dict[bytes, bytes]:
+    lines = (line.partition(b":") for line in block.split(b"\n"))
+    return {name: value.removeprefix(b" ") for name, _, value in lines}
+
+
+class Collector:
+    """Follows one worker; it remembers what it has, however often the connection breaks."""
+
+    def __init__(
+        self,
+        source: Source,
+        line_bytes_max: int,
+        take: Callable[[Sequence[Stamped]], Awaitable[None]],
+        began_anew: Callable[[], None],
+    ) -> None:
+        """`take` gets the lines; `began_anew` is called before those of a start that nobody has told of."""
+        self.source = source
+        self._bytes_max = line_bytes_max
+        self._take = take
+        self._began_anew = began_anew
+        self._last = 0
+        """The number of the last line taken; 0: none."""
+        self._is_first = True
+        self._lost = 0
+        """Lines that are missing before the next one."""
+        self._connection_ended = trio.Event()
+        self._connection_ended.set()
+
+    def __repr__(self) -> str:
+        return f"<Collector of {self.source}, last {self._last}{', connected' if self.is_connected else ''}>"
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether lines come, or would if there were any."""
+        return not self._connection_ended.is_set()
+
+    async def wait_disconnected(self) -> None:
+        """Wait until everything has come that came over the connection there is now."""
+        await self._connection_ended.wait()
+
+    async def follow(self) -> str:
+        """Hand over what comes, again and again; return why, where there is nothing to follow at this worker."""
+        pause_s = PAUSE_S
+        while True:
+            last = self._last
+            try:
+                refusal = await self._read()
+            except (OSError, trio.TooSlowError, trio.BrokenResourceError, h11.ProtocolError, ValueError) as error:
+                refusal = ""
+                log.debug("the lines of %s broke off: %r", self.source, error)
+            finally:
+                self._connection_ended.set()
+            if refusal:
+                return refusal
+            pause_s = PAUSE_S if self._last != last else min(2 * pause_s, PAUSE_S_MAX)
+            await trio.sleep(pause_s)
+
+    async def _read(self) -> str:
+        """Follow one connection to its end; give why there should not be another one, or nothing."""
+        with trio.fail_after(CONNECT_S):
+            stream = await self._connect()
+        async with stream:
+            # a response's body is never decoded by h11, so what is compressed stays as small as it came
+            parser = h11.Connection(h11.CLIENT)
+            with trio.fail_after(SILENCE_S):
+                await stream.send_all(self._request(parser))
+                head = await _read_head(parser, stream)
+            refusal = _refusal(head)
+            if refusal or head.status_code != 200:
+                return refusal
+            self._connection_ended, self._is_first, self._lost = trio.Event(), True, 0
+            events = Events()
+            while True:
+                began = time.thread_time()
+                size, data, is_over = _data_of(parser)
+                lines = self._lines(events.feed(data)) if data else []
+                spent_s = time.thread_time() - began
+                if lines:
+                    await self._take(lines)
+                if is_over:
+                    return ""
+                nap_s = NAP_RATIO * spent_s if size >= READ_BYTES else max(NAP_S if size else 0, NAP_RATIO * spent_s)
+                await trio.sleep(min(nap_s, NAP_S_MAX))
+                with trio.fail_after(SILENCE_S):
+                    parser.receive_data(await stream.receive_some(READ_BYTES))
+
+    async def _connect(self) -> trio.SocketStream:
+        if self.source.unix_socket is not None:
+            return await trio.open_unix_socket(self.source.unix_socket)
+        return await trio.open_tcp_stream(self.source.host, self.source.port)
+
+    def _request(self, parser: h11.Connection) -> bytes:
+        host = f"[{self.source.host}]" if ":" in self.source.host else self.source.host or "localhost"
+        headers = [("host", host), ("accept", "text/event-stream"), ("connection", "close")]
+        if self._last:
+            headers.append(("last-event-id", str(self._last)))
+        head = parser.send(h11.Request(method="GET", target="/logs/stream", headers=headers))
+        return (head or b"") + (parser.send(h11.EndOfMessage()) or b"")
+
+    def _lines(self, events: Iterable[dict[bytes, bytes] | None]) -> list[Stamped]:
+        """Make lines of events, and a line of those that are missing."""
+        found: list[Stamped] = []
+        for fields in events:
+            if fields is None:
+                self._lost += 1
+            elif fields.get(b"event") == b"gap":
+                self._lost += _read_gap(fields.get(b"data", b""))
+            elif b"data" in fields:
+                self._take_line(fields, found)
+        return found
+
+    def _take_line(self, fields: dict[bytes, bytes], found: list[Stamped]) -> None:
+        number = _NUMBER.fullmatch(fields.get(b"id", b""))
+        line = _read_line(fields[b"data"], self._bytes_max)
+        if number is None or line is None:
+            self._lost += 1
+            return
+        seq = int(number[0])
+        if seq <= self._last:
+            if not self._is_first:
+                return
+            self._began_anew()
+        self._is_first, self._last = False, seq
+        if self._lost:
+            found.append((line[0], missing(self._lost)))
+            self._lost = 0
+        found.append(line)
+
+
+def missing(count: int) -> bytes:
+    """Write the line that stands for lines that are missing."""
+    return b"[ichat: %d line%b missing here]" % (count, b" is" if count == 1 else b"s are")
+
+
+async def _read_head(parser: h11.Connection, stream: trio.SocketStream) -> h11.Response:
+    while True:
+        event = parser.next_event()
+        if isinstance(event, h11.Response):
+            return event
+        if event is h11.NEED_DATA:
+            parser.receive_data(await stream.receive_some(READ_BYTES))
+        elif not isinstance(event, h11.InformationalResponse):
+            raise h11.RemoteProtocolError("no response")
+
+
+def _data_of(parser: h11.Connection) -> tuple[int, bytes, bool]:
+    """Give what of the body was received: bytes as they came, the body's part of them, and whether that was its end."""
+    size = len(parser.trailing_data[0])
+    data: list[bytes] = []
+    while True:
+        event = parser.next_event()
+        if isinstance(event, h11.Data):
+            data.append(bytes(event.data))
+        else:
+            return size, b"".join(data), event is not h11.NEED_DATA
+
+
+def _refusal(head: h11.Response) -> str:
+    """Say why a response is none that can be followed, now or later; nothing where it is one, or may be soon."""
+    status = head.status_code
+    headers = dict(head.headers)
+    if status == 200:
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != b"text/event-stream" or headers.get(b"content-encoding", b"identity") != b"identity":
+            return "it answers with something else"
+    elif status < 500 and status not in _ASK_AGAIN:
+        return f"it answers with {status}"
+    return ""
+
+
+def _read_gap(data: bytes) -> int:
+    try:
+        lost = json.loads(data)["lost"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return 1
+    return min(lost, LOST_MAX) if isinstance(lost, int) and lost > 0 else 1
+
+
+def _read_line(data: bytes, bytes_max: int) -> Stamped | None:
+    """Read one line; None where it is none. A time that is none becomes that of now."""
+    try:
+        entry = json.loads(data)
+        text, at = entry["line"], entry["time"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None
+    if not isinstance(text, str):
+        return None
+    line = text.encode(errors="replace").replace(b"\r", b" ").replace(b"\n", b" ")
+    if len(line) > bytes_max + CUT_BYTES:
+        line = line[:bytes_max] + f" … [{len(line) - bytes_max} bytes more]".encode()
+    return _seconds(at), line
+
+
+def _seconds(at: object) -> float:
+    try:
+        time_of_day = datetime.fromisoformat(at) if isinstance(at, str) else None
+        if time_of_day is not None and time_of_day.tzinfo is not None and 1970 < time_of_day.year < 9999:
+            return time_of_day.timestamp()
+    except (ValueError, OverflowError):
+        pass
+    return time.time()

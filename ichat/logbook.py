@@ -1,0 +1,500 @@
+"""The gateway's book of logs: every worker's lines, in a ring and in files, of workers that are dead too.
+
+One ring lasts as long as its worker is in the book, through all of its starts, so a follower goes on with the next
+start by itself. Files are those of one start: the newest, and the one before, which is `previous`.
+"""
+
+import contextlib
+import functools
+import itertools
+import logging
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from operator import itemgetter
+from typing import Never
+
+import attrs
+import trio
+
+from ichat.collector import Collector, Source, Stamped
+from ichat.config import Logs
+from ichat.errors import ApiError
+from ichat.logfiles import Drain, LogFile, Tee, follow, load, make_pipe, previous_path
+from ichat.logs import KEEP_ALIVE_S, Bell, Lines, LogQuery, Reader, Ring
+
+log = logging.getLogger(__name__)
+
+END_S = 2.0
+"""How long what a worker has left may take to be read, once its processes are gone."""
+CLOSE_S = 2.0
+STDERR = 2
+LOOK_S = 1.0
+LOOK_PAUSE_S = 0.1
+LAST_BYTES = 256 * 1024
+"""Read of the end of a file, to know when its last line came."""
+THREADS_MAX = 4
+"""That wait for the disk, of those that write what is followed, and of those that read for streams."""
+AGAIN = b"[ichat: started again]"
+COMMENT = b": \n\n"
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_PREVIOUS = ".previous"
+
+
+class Echo:
+    """Passes one worker's lines on to the gateway's standard error."""
+
+    def __init__(self, worker_id: str, tee: Tee) -> None:
+        self._prefix = f"[{worker_id}] ".encode()
+        self._tee = tee
+
+    def append(self, lines: Sequence[bytes], now: float) -> None:
+        """Have lines written soon, or lose them."""
+        self._tee.add(b"".join([b"%b%b\n" % (self._prefix, line) for line in lines]))
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """The others go on."""
+
+
+class Record:
+    """One worker's lines, through all of its starts."""
+
+    def __init__(self, start: int, settings: Logs) -> None:
+        """`start` is the number before that of the first line."""
+        self.ring = Ring(settings.ring_lines_max, settings.ring_bytes_max, start)
+        self.bell = Bell()
+        self.ring.changed = self.bell.strike
+        self.run_after = start
+        """The number before that of the first line of the newest start."""
+        self.is_managed = False
+        """Whether somebody tells of its end: then it stays, and its followers wait for its next start."""
+        self.drain: Drain | None = None
+        """Who reads its pipe, of one that was started here."""
+        self.start_id: str | None = None
+        """Which start it is, of one that is followed; None where the next that is told of is this one."""
+        self.is_early = False
+        """Whether that start has ended, and lines of the next came before anybody told of it."""
+        self.collector: Collector | None = None
+        self.scope: trio.CancelScope | None = None
+        """Of the task that follows it, while it runs."""
+        self.refused: str | None = None
+        """The start that has no lines to follow."""
+        self.goes_on = False
+        """Whether the file of one that is followed goes on when it is opened, since it is of this start."""
+        self.turn = 0
+        """Grows whenever the file is left: a thread that writes for an earlier turn comes too late."""
+        self._file: LogFile | None = None
+        """Of one that is followed; else the drain has it."""
+        self._file_after = -math.inf
+        """When the last line came that the file had before it was opened."""
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Record {self.ring!r}, {self.drain or self.collector}>"
+
+    def begin_run(self) -> None:
+        """Leave the file, and note that lines of another start follow."""
+        self.leave_file()
+        self.goes_on = False
+        self.ring.ended = False
+        if self.ring.last > self.ring.start:
+            self.ring.append([AGAIN], time.time())
+        self.run_after = self.ring.last
+
+    def write(self, turn: int, lines: Sequence[Stamped], open_file: Callable[[bool], LogFile]) -> None:
+        """Write lines to the file, unless it was left since; in a thread, since that may wait for the disk.
+
+        Where the file goes on, lines that it had before are left out, by their time. `open_file` is told about that.
+        """
+        with self._lock:
+            if turn != self.turn:
+                return
+            if self._file is None:
+                self._file = open_file(self.goes_on)
+                self._file_after = _last_time(self._file) if self.goes_on else -math.inf
+                self.goes_on = True
+            new = list(itertools.dropwhile(lambda line: line[0] <= self._file_after, lines))
+            if new:
+                self._file_after = -math.inf
+                for at, group in itertools.groupby(new, itemgetter(0)):
+                    self._file.append([line for _, line in group], at)
+                self._file.flush()
+
+    def leave_file(self) -> None:
+        """Close the file of a worker that is followed."""
+        with self._lock:
+            self.turn += 1
+            file, self._file = self._file, None
+            if file is not None:
+                file.close()
+
+    def stop_following(self) -> None:
+        """Have the task that follows it end."""
+        if self.scope is not None:
+            self.scope.cancel()
+
+
+class LogStream:
+    """One client's stream: blocks of server-sent events, until there is nothing to come."""
+
+    def __init__(
+        self,
+        make_reader: Callable[[], Reader],
+        bell: Bell | None,
+        is_over: Callable[[], bool | None],
+        threads: trio.CapacityLimiter,
+    ) -> None:
+        """Make the reader now, or in a thread where there is no bell: then its ring comes from files.
+
+        `is_over` says whether it shall end: None for not, False for after what is there, True for now.
+        """
+        self._make_reader = make_reader
+        self._bell = bell
+        self._is_over = is_over
+        self._threads = threads
+        self._reader = make_reader() if bell is not None else None
+
+    def __repr__(self) -> str:
+        return f"<LogStream {self._reader!r}>"
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._reader is None:
+            self._reader = await trio.to_thread.run_sync(
+                self._make_reader, abandon_on_cancel=True, limiter=self._threads
+            )
+        while True:
+            await trio.lowlevel.checkpoint()
+            is_over = self._is_over()
+            is_done = self._reader.is_done() or is_over is not None
+            block = b"" if is_over else self._reader.next()
+            if block:
+                return block
+            if is_done or self._bell is None:
+                raise StopAsyncIteration
+            with trio.move_on_after(KEEP_ALIVE_S) as waiting:
+                await self._bell.wait_struck()
+            if waiting.cancelled_caught:
+                return COMMENT
+
+
+class Logbook:
+    """Every worker's lines, as the gateway keeps them: a ring and rotating files each, for dead workers too."""
+
+    def __init__(self, directory: str, settings: Logs) -> None:
+        """Keep the files in this directory, which is made where it is missing. Belongs to one run of Trio."""
+        self._directory = directory
+        self.settings = settings
+        """May be replaced: what begins later goes by the new ones."""
+        self._records: dict[str, Record] = {}
+        self._tee: Tee | None = None
+        self._changed = trio.Event()
+        self._writers, self._readers = trio.CapacityLimiter(THREADS_MAX), trio.CapacityLimiter(THREADS_MAX)
+        self._over_at: float | None = None
+        """When streams end that have not come to their end, after `close_streams`."""
+        self._told_full = False
+
+    def __repr__(self) -> str:
+        return f"<Logbook {self._directory}, {len(self._records)} workers>"
+
+    def path_of(self, worker_id: str) -> str:
+        """Give the file that has the newest lines of a worker. Raises ValueError for an id that is none."""
+        return os.path.join(self._directory, f"{_name_of(worker_id)}.log")
+
+    def begin(self, worker_id: str) -> int:
+        """Begin a new start of a managed worker; the one before becomes `previous`.
+
+        Give the descriptor for its standard output and error, which is the caller's to close once it is started.
+        Raises OSError where there are no more descriptors, and ValueError for an id that is none.
+        """
+        record = self._record(worker_id)
+        self._leave(record)
+        with contextlib.ExitStack() as stack:
+            reading, writing = make_pipe()
+            stack.callback(os.close, reading)
+            stack.callback(os.close, writing)
+            file = self._open_file(worker_id, goes_on=False)
+            stack.callback(file.close)
+            record.is_managed, record.start_id, record.refused = True, None, None
+            record.begin_run()
+            lines = Lines(self.settings.line_bytes_max)
+            record.drain = follow(reading, record.ring, file, *self._echo(worker_id), lines=lines, ends_ring=False)
+            stack.pop_all()
+        return writing
+
+    async def end(self, worker_id: str) -> None:
+        """Read what is left of a start whose processes are gone, for END_S at most, and close its file.
+
+        Followers wait for the next start. Returns at once where there is nothing of the kind.
+        """
+        record = self._records.get(worker_id)
+        if record is None:
+            return
+        with trio.move_on_after(END_S, shield=True):
+            if record.drain is not None:
+                await trio.to_thread.run_sync(record.drain.stop, END_S, abandon_on_cancel=True)
+            if record.collector is not None and self._over_at is None:
+                await record.collector.wait_disconnected()
+        record.stop_following()
+        record.goes_on = record.goes_on or record.collector is not None
+        record.drain = record.collector = None
+        with trio.move_on_after(END_S, shield=True):
+            await trio.to_thread.run_sync(record.leave_file, abandon_on_cancel=True)
+
+    def finish(self, worker_id: str) -> None:
+        """Let followers' streams end: there will be no other start, unless there is one after all."""
+        record = self._records.get(worker_id)
+        if record is not None:
+            record.ring.end()
+
+    def resume(self, worker_id: str, start_id: str | None = None, *, is_managed: bool = True) -> None:
+        """Go on with the file of a worker that outlived an earlier gateway: its lines come by `follow_forever`.
+
+        `start_id` says of which start the file is; None: of that which is told of first. Of a managed worker `end`
+        will be told. Raises ValueError for an id that is none.
+        """
+        record = self._record(worker_id)
+        self._leave(record)
+        record.is_managed, record.start_id, record.refused = is_managed, start_id, None
+        record.goes_on = True
+
+    def last_lines(self, worker_id: str, count: int) -> list[str]:
+        """Give the last lines of the newest start, oldest first; none where nothing is known."""
+        record = self._records.get(worker_id)
+        if record is None:
+            return []
+        count = min(count, record.ring.last - record.run_after)
+        return [line.text for line in record.ring.tail(count)] if count > 0 else []
+
+    def forget(self, worker_id: str) -> None:
+        """Let a worker go that was removed: its streams end, its ring is given up, its files stay."""
+        record = self._records.pop(worker_id, None)
+        if record is not None:
+            self._leave(record)
+            record.ring.end()
+
+    def stream(self, worker_id: str, query: LogQuery) -> LogStream:
+        """Give what a request asks for. Raises ApiError 404 where there is nothing of such a worker, or run."""
+        settings = self.settings
+        record = self._records.get(worker_id)
+        path = self.path_of(worker_id) if _ID.fullmatch(worker_id) else ""
+        if record is None and not (path and os.path.exists(path)):
+            raise ApiError(404, "not_found", f"There is no worker {worker_id} whose lines are known here.")
+        if query.previous:
+            path = previous_path(self._directory, _name_of(worker_id))
+            if not os.path.exists(path):
+                raise ApiError(404, "not_found", f"There is no log of a run of {worker_id} before the newest one.")
+        elif record is not None and record.refused is not None and record.ring.last == record.ring.start:
+            raise ApiError(404, "not_found", f"The worker {worker_id} does not stream its lines (see --log-streaming).")
+        elif record is not None and (query.follow or record.ring.last > record.ring.start):
+            ring = record.ring
+            return LogStream(lambda: _reader(ring, query), record.bell, self._is_over, self._readers)
+
+        def read() -> Reader:
+            bounds = {"lines_max": settings.ring_lines_max, "bytes_max": settings.ring_bytes_max}
+            return _reader(load(path, files_max=settings.files_max, **bounds), query)
+
+        return LogStream(read, None, self._is_over, self._readers)
+
+    def close_streams(self) -> None:
+        """Let all streams end after what is there, within CLOSE_S: the gateway stops."""
+        self._over_at = trio.current_time() + CLOSE_S
+        for record in self._records.values():
+            record.bell.strike()
+
+    def changed(self) -> None:
+        """Look at the sources again soon."""
+        self._changed.set()
+
+    async def follow_forever(self, sources: Callable[[], Mapping[str, Source]]) -> Never:
+        """Follow every worker that `sources` gives by its id, and no other; `logs.followed_max` of them.
+
+        Those that were started here are left out. A source with another `start_id` is a new run of that worker.
+        """
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._changed = trio.Event()
+                wanted = sources()
+                self._drop_idle(wanted)
+                for worker_id in self._to_follow(wanted):
+                    record, collector, scope = self._prepare(worker_id, wanted[worker_id])
+                    nursery.start_soon(self._follow, worker_id, record, collector, scope)
+                await trio.sleep(LOOK_PAUSE_S)
+                with trio.move_on_after(LOOK_S):
+                    await self._changed.wait()
+
+    def close(self) -> None:
+        """Write what there is, and end everything, within 2 * CLOSE_S; the streams as well."""
+        deadline = time.monotonic() + CLOSE_S
+        for record in self._records.values():
+            record.stop_following()
+            if record.drain is not None:
+                record.drain.stop(max(0.0, deadline - time.monotonic()))
+            record.leave_file()
+            record.ring.end()
+        if self._tee is not None:
+            self._tee.close(CLOSE_S)
+
+    def _is_over(self) -> bool | None:
+        return None if self._over_at is None else trio.current_time() > self._over_at
+
+    def _record(self, worker_id: str) -> Record:
+        """Give the record of a worker, which is made where there is none.
+
+        Numbers go on growing over a restart of the gateway, so that no number a client knows means another line.
+        """
+        record = self._records.get(worker_id)
+        if record is None:
+            start = int(time.time() * 1e6) if os.path.exists(self.path_of(worker_id)) else 0
+            record = self._records[worker_id] = Record(start, self.settings)
+        return record
+
+    def _open_file(self, worker_id: str, *, goes_on: bool) -> LogFile:
+        settings = self.settings
+        return LogFile(
+            self._directory,
+            _name_of(worker_id),
+            bytes_max=settings.file_bytes_max,
+            files_max=settings.files_max,
+            goes_on=goes_on,
+        )
+
+    def _echo(self, worker_id: str) -> list[Echo]:
+        if not self.settings.echo:
+            return []
+        if self._tee is None:
+            self._tee = Tee(STDERR, self.settings.echo_bytes_max)
+        return [Echo(worker_id, self._tee)]
+
+    def _leave(self, record: Record) -> None:
+        """Have nobody add lines to a record any more."""
+        drain, record.drain = record.drain, None
+        if drain is not None:
+            drain.stop(END_S)
+        record.stop_following()
+        record.collector = None
+        record.leave_file()
+
+    def _to_follow(self, wanted: Mapping[str, Source]) -> list[str]:
+        """Choose whom to follow from now on; others are told that their address, or start, has changed."""
+        found: list[str] = []
+        busy = sum(record.scope is not None for record in self._records.values())
+        is_full = False
+        for worker_id, source in wanted.items():
+            record = self._records.get(worker_id)
+            if not _ID.fullmatch(worker_id) or (record and (record.drain or record.refused == source.start_id)):
+                continue
+            if record and record.scope is not None:
+                self._tell(record, source)
+            elif busy + len(found) < self.settings.followed_max:
+                found.append(worker_id)
+            else:
+                is_full = True
+        if is_full and not self._told_full:
+            followed = busy + len(found)
+            log.warning("the lines of %d workers are followed, and not of more: see logs.followed_max", followed)
+        self._told_full = is_full
+        return found
+
+    def _tell(self, record: Record, source: Source) -> None:
+        """Let the task that follows a worker know where it is; it ends where it has to begin anew."""
+        collector = record.collector
+        if collector is None or collector.source == source:
+            return
+        if record.is_early and attrs.evolve(collector.source, start_id=source.start_id) == source:
+            record.start_id, record.is_early = source.start_id, False
+            collector.source = source
+        else:
+            record.stop_following()
+
+    def _prepare(self, worker_id: str, source: Source) -> tuple[Record, Collector, trio.CancelScope]:
+        """Have all that is needed to follow a worker."""
+        record = self._record(worker_id)
+        is_new = record.collector is None and not record.goes_on
+        is_other = record.start_id not in (None, source.start_id)
+        if is_new or (is_other and not record.is_early):
+            record.begin_run()
+            record.collector = None
+        record.is_early = record.is_early and not is_other
+        record.ring.ended = False
+        record.start_id, record.refused = source.start_id, None
+        if record.collector is None:
+
+            def began_anew() -> None:
+                record.begin_run()
+                record.is_early = True
+
+            take = functools.partial(self._take, worker_id, record)
+            record.collector = Collector(source, self.settings.line_bytes_max, take, began_anew)
+        record.collector.source = source
+        record.scope = trio.CancelScope()
+        return record, record.collector, record.scope
+
+    def _drop_idle(self, wanted: Container[str]) -> None:
+        """Follow nobody who is not wanted any more, and keep the rings of only so many of them.
+
+        A managed worker is followed until its end is told, which has its last words read.
+        """
+        others = [worker_id for worker_id, record in self._records.items() if not record.is_managed]
+        idle = [worker_id for worker_id in others if worker_id not in wanted]
+        for worker_id in idle:
+            record = self._records[worker_id]
+            record.stop_following()
+            if not record.ring.ended:
+                record.ring.end()
+        for worker_id in idle[: max(0, len(idle) - self.settings.followed_max)]:
+            self.forget(worker_id)
+
+    async def _follow(self, worker_id: str, record: Record, collector: Collector, scope: trio.CancelScope) -> None:
+        refusal = ""
+        try:
+            with scope:
+                refusal = await collector.follow()
+                log.info("worker %s has no lines to follow: %s", worker_id, refusal)
+        except Exception:
+            refusal = "bug"
+            log.exception("a bug following the lines of worker %s", worker_id)
+        finally:
+            if refusal:
+                record.refused = collector.source.start_id
+            if record.scope is scope:
+                record.scope = None
+            self._changed.set()
+
+    async def _take(self, worker_id: str, record: Record, lines: Sequence[Stamped]) -> None:
+        """Keep lines of a worker that is followed; its own task waits for the disk, and thereby its worker."""
+        turn = record.turn
+        for at, group in itertools.groupby(lines, itemgetter(0)):
+            record.ring.append([line for _, line in group], at)
+
+        def write() -> None:
+            record.write(turn, lines, lambda goes_on: self._open_file(worker_id, goes_on=goes_on))
+
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(write, limiter=self._writers)
+
+
+def _name_of(worker_id: str) -> str:
+    """Give the name of a worker's files. Raises ValueError for an id that is none."""
+    if not _ID.fullmatch(worker_id):
+        raise ValueError(f"not a worker's id: {worker_id[:200]!r}")
+    return f"{worker_id}~" if worker_id.endswith(_PREVIOUS) else worker_id
+
+
+def _reader(ring: Ring, query: LogQuery) -> Reader:
+    after = query.after if query.after is not None and query.after >= ring.start else None
+    return Reader(ring, tail=query.tail, after=after, follow=query.follow)
+
+
+def _last_time(file: LogFile) -> float:
+    """Give when the last line of a file came."""
+    last = load(file.path, lines_max=1, bytes_max=LAST_BYTES).tail(1)
+    return last[0].time if last else -math.inf

@@ -1,0 +1,332 @@
+"""Lines of output: kept in a ring, numbered, and read by any number of cursors, as server-sent events.
+
+A thread appends what a process writes (`logfiles.py`), batch by batch; whoever reads has a number, that of the last
+line it knows, and no queue. So a reader that stands still costs nothing and holds up nobody: it is told how many
+lines it has missed.
+"""
+
+import collections
+import contextlib
+import functools
+import itertools
+import json
+import re
+import threading
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable, Sequence
+
+import attrs
+import trio
+
+from ichat.errors import bad_request
+
+LINES_MAX = 10_000
+BYTES_MAX = 2 * 1024 * 1024
+LINE_BYTES_MAX = 16 * 1024
+BLOCK_LINES_MAX = 256
+"""Lines that are sent at a time, before other tasks get their turn."""
+KEEP_ALIVE_S = 15.0
+"""A stream of which nothing came for so long gets a comment, so that nothing on the way gives it up."""
+SSE_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+_COMMENT = b": \n\n"
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_YES = frozenset({"true", "1", "yes"})
+_NO = frozenset({"false", "0", "no"})
+_KNOWN = ("tail", "follow", "previous")
+
+
+@attrs.frozen
+class Line:
+    """A line as readers see it."""
+
+    seq: int
+    """Grows by one with each line, from 1."""
+    time: float
+    """When it was read, in seconds since 1970."""
+    text: str
+
+
+class Lines:
+    """Makes lines of what is read from one pipe.
+
+    As a terminal would, it forgets what a carriage return overwrites: of a progress bar the last state stays.
+    """
+
+    def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+        self._bytes_max = line_bytes_max
+        self._partial = b""
+        self._cut = 0
+        """Bytes of the partial line that were not kept."""
+        self._returned = False
+        """Whether what comes next overwrites the partial line."""
+        self.since = 0.0
+        """When (monotonic) the partial line began."""
+
+    def __repr__(self) -> str:
+        return f"<Lines {len(self._partial) + self._cut} bytes of a partial line>"
+
+    def has_partial(self) -> bool:
+        """Say whether a line has begun and not ended."""
+        return bool(self._partial)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take what was read; give the lines that are complete now, without their ends."""
+        first, *others = data.split(b"\n")
+        if not self._partial:
+            self.since = time.monotonic()
+        self._hold(first)
+        if not others:
+            return []
+        lines = [self._take()]
+        *whole, rest = others
+        bytes_max = self._bytes_max
+        for line in whole:
+            if len(line) <= bytes_max and b"\r" not in line:
+                lines.append(line)
+            else:
+                self._hold(line)
+                lines.append(self._take())
+        self.since = time.monotonic()
+        self._hold(rest)
+        return lines
+
+    def flush(self) -> list[bytes]:
+        """Give the partial line, if there is one, as if it had ended."""
+        return [self._take()] if self._partial else []
+
+    def _hold(self, piece: bytes) -> None:
+        text = piece.rstrip(b"\r")
+        if text:
+            if self._returned or b"\r" in text:
+                self._partial, self._cut = b"", 0
+                text = text[text.rfind(b"\r") + 1 :]
+            held = self._partial + text
+            self._cut += max(0, len(held) - self._bytes_max)
+            self._partial = held[: self._bytes_max]
+        if piece:
+            self._returned = piece[-1:] == b"\r"
+
+    def _take(self) -> bytes:
+        line, cut = self._partial, self._cut
+        self._partial, self._cut, self._returned = b"", 0, False
+        return line + f" … [{cut} bytes more]".encode() if cut else line
+
+
+class Ring:
+    """The last lines of one source. One thread appends, any may read."""
+
+    def __init__(self, lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX, start: int = 0) -> None:
+        """Keep so many lines, and so many bytes of text; the first number is the one after `start`."""
+        self._lines_max = lines_max
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._lines: collections.deque[tuple[float, bytes]] = collections.deque()
+        self._bytes = 0
+        self.start = start
+        self.last = start
+        """The number of the newest line; `start` where there is none."""
+        self.ended = False
+        """Whether no line will follow."""
+        self.changed: Callable[[], None] = _tell_nobody
+        """Called, by the thread that appends, once after each batch and at the end."""
+
+    def __repr__(self) -> str:
+        end = ", ended" if self.ended else ""
+        return f"<Ring {self.last - len(self._lines) + 1}..{self.last}, {self._bytes} bytes{end}>"
+
+    def append(self, lines: Sequence[bytes], now: float) -> None:
+        """Add lines that came at one time, for the oldest ones where there is no room."""
+        if not lines:
+            return
+        with self._lock:
+            kept = self._lines
+            kept.extend([(now, line) for line in lines])
+            self._bytes += sum(map(len, lines))
+            self.last += len(lines)
+            while len(kept) > self._lines_max or self._bytes > self._bytes_max:
+                self._bytes -= len(kept.popleft()[1])
+        self.changed()
+
+    def end(self) -> None:
+        """Let readers know that nothing follows."""
+        self.ended = True
+        self.changed()
+
+    def after(self, seq: int, lines_max: int) -> tuple[list[Line], int]:
+        """Give lines after that of number `seq`, oldest first, and how many between are not kept any more."""
+        with self._lock:
+            oldest = self.last - len(self._lines) + 1
+            first = max(seq + 1, oldest)
+            index = first - oldest
+            found = list(itertools.islice(self._lines, index, index + lines_max))
+        lines = [Line(first + offset, at, line.decode(errors="replace")) for offset, (at, line) in enumerate(found)]
+        return lines, max(0, oldest - seq - 1)
+
+    def tail(self, count: int) -> list[Line]:
+        """Give the last lines, oldest first."""
+        return self.after(self.last - count, count)[0]
+
+
+class Bell:
+    """Wakes Trio's tasks from another thread: once, however often it is struck until they run."""
+
+    def __init__(self) -> None:
+        """Belongs to the run of Trio in which it is made."""
+        self._token = trio.lowlevel.current_trio_token()
+        self._struck = trio.Event()
+        self._waiting = 0
+
+    def __repr__(self) -> str:
+        return f"<Bell {self._waiting} wait>"
+
+    def strike(self) -> None:
+        """Wake those that wait; from any thread, and of no effect after the end of the run."""
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._wake, idempotent=True)
+
+    def _wake(self) -> None:
+        if self._waiting:
+            self._struck.set()
+            self._struck = trio.Event()
+
+    async def wait_struck(self) -> None:
+        """Wait for the next time; nothing is missed between a look at the ring and this, but for a checkpoint."""
+        self._waiting += 1
+        try:
+            await self._struck.wait()
+        finally:
+            self._waiting -= 1
+
+
+class Reader:
+    """One reader of a ring: history, then what comes, as server-sent events."""
+
+    def __init__(self, ring: Ring, *, tail: int | None = None, after: int | None = None, follow: bool = True) -> None:
+        """Begin `after` a line, or with the last `tail` lines, or with the oldest one; end now, or with the ring.
+
+        A number that the ring has not reached is from an earlier one: then everything is new.
+        """
+        self._ring = ring
+        last = ring.last
+        if after is not None:
+            self._seq = after if after <= last else ring.start
+        else:
+            self._seq = ring.start if tail is None else max(ring.start, last - tail)
+        self._end = None if follow else last
+
+    def __repr__(self) -> str:
+        return f"<Reader after {self._seq} of {self._ring!r}>"
+
+    def next(self) -> bytes:
+        """Give what is there by now, up to BLOCK_LINES_MAX lines; nothing where there is nothing new."""
+        lines, lost = self._ring.after(self._seq, BLOCK_LINES_MAX)
+        if self._end is not None:
+            lost = min(lost, self._end - self._seq)
+            lines = [line for line in lines if line.seq <= self._end]
+        self._seq += lost + len(lines)
+        return (gap(lost) if lost else b"") + b"".join(map(event, lines))
+
+    def finish(self) -> None:
+        """End with what is there now, rather than with the ring."""
+        if self._end is None:
+            self._end = self._ring.last
+
+    def is_done(self) -> bool:
+        """Say whether nothing will follow."""
+        if self._end is not None:
+            return self._seq >= self._end
+        return self._ring.ended and self._seq >= self._ring.last
+
+
+async def stream(reader: Reader, bell: Bell, send_all: Callable[[bytes], Awaitable[None]]) -> None:
+    """Send all that a reader gives until it is done; `bell` is struck when its ring has changed."""
+    while True:
+        await trio.lowlevel.checkpoint()
+        done = reader.is_done()
+        block = reader.next()
+        if block:
+            await send_all(block)
+        elif done:
+            return
+        else:
+            with trio.move_on_after(KEEP_ALIVE_S) as waiting:
+                await bell.wait_struck()
+            if waiting.cancelled_caught:
+                await send_all(_COMMENT)
+
+
+def event(line: Line) -> bytes:
+    """Make a line an event, whose id a client gives back as Last-Event-ID."""
+    data = json.dumps({"seq": line.seq, "time": timestamp(line.time), "line": line.text}, ensure_ascii=False)
+    return f"id: {line.seq}\ndata: {data}\n\n".encode()
+
+
+def gap(lost: int) -> bytes:
+    """Make an event of the lines that a reader has missed; it has no id, so that it is repeated to whoever resumes."""
+    return b'event: gap\ndata: {"lost": %d}\n\n' % lost
+
+
+@attrs.frozen
+class LogQuery:
+    """What a request for lines asks."""
+
+    tail: int | None
+    """Only so many lines of history; None: all that is kept."""
+    follow: bool
+    previous: bool
+    """The run before this one; never with `follow`."""
+    after: int | None
+    """The line that the client knows already (Last-Event-ID), which goes before `tail`."""
+
+
+def read_query(query: str, last_event_id: str) -> LogQuery:
+    """Read the query of a target (`tail=100&follow=false`) and the header ("" where it is not there). Raises 400."""
+    values: dict[str, str] = {}
+    for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
+        if name not in _KNOWN:
+            raise bad_request(f"There is no parameter {name!r} here; there are {', '.join(_KNOWN)}.", param=name)
+        if name in values:
+            raise bad_request(f"{name} is given twice.", param=name)
+        values[name] = value
+    previous = _flag(values, "previous", default=False)
+    follow = _flag(values, "follow", default=not previous)
+    if previous and follow:
+        raise bad_request("previous is a run that has ended: it cannot be followed.", param="follow")
+    tail = values.get("tail")
+    if tail is not None and not _NUMBER.fullmatch(tail):
+        raise bad_request(f"tail must be a number of lines, not {tail!r}.", param="tail")
+    after = last_event_id.strip()
+    if after and not _NUMBER.fullmatch(after):
+        raise bad_request(f"Last-Event-ID must be the id of an event, a number, not {after!r}.")
+    return LogQuery(None if tail is None else int(tail), follow, previous, int(after) if after else None)
+
+
+def _flag(values: dict[str, str], name: str, *, default: bool) -> bool:
+    value = values.get(name)
+    if value is None:
+        return default
+    if value.lower() in _YES:
+        return True
+    if value.lower() in _NO:
+        return False
+    raise bad_request(f"{name} must be true or false, not {value!r}.", param=name)
+
+
+def timestamp(seconds: float) -> str:
+    """Give a time of day (RFC 3339, UTC, milliseconds)."""
+    whole = int(seconds)
+    return f"{_to_the_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
+
+
+@functools.lru_cache(maxsize=16)
+def _to_the_second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+def _tell_nobody() -> None:
+    """Stand in for whoever wants to know that a ring has changed."""

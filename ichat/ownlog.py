@@ -1,0 +1,89 @@
+"""A worker's own output for those that follow it over HTTP: server-sent events, answered by Trio, not by the engine."""
+
+from collections.abc import Callable
+
+import trio
+
+from ichat import errors
+from ichat.http.heads import Headers, date_header, response_head
+from ichat.http.request import Request
+from ichat.http.server import Client
+from ichat.logs import SSE_HEADERS, Bell, Reader, Ring, read_query, stream
+
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class OwnLog:
+    """Sends the lines of this process to its followers, for as long as it can."""
+
+    def __init__(self, ring: Ring, settle: Callable[[float], object], headers: Headers) -> None:
+        """`settle` waits, for so many seconds, until the ring has what was written by then; it may block.
+
+        `headers` are put on every response.
+        """
+        self._ring = ring
+        self._settle = settle
+        self._headers = headers
+        self._bell = Bell()
+        self._readers: set[Reader] = set()
+        self._finished = False
+        self._left = trio.Event()
+        ring.changed = self._bell.strike
+
+    def __repr__(self) -> str:
+        return f"<OwnLog {self._ring!r}, {len(self._readers)} readers>"
+
+    async def answer(self, request: Request, client: Client) -> None:
+        """Answer a request for the lines: `?tail=N`, `?follow=false`, `Last-Event-ID`. Raises ApiError 400, 405.
+
+        A drain does not wait for who follows; `finish` ends that.
+        """
+        if request.method not in (b"GET", b"HEAD"):
+            path = request.path.decode("latin-1")
+            raise errors.method_not_allowed(request.method.decode("latin-1"), path, "GET, HEAD")
+        last_id = next((value for name, value in request.headers if name == b"last-event-id"), b"")
+        query = read_query(request.target.partition(b"?")[2].decode("latin-1"), last_id.decode("latin-1"))
+        if query.previous:
+            raise errors.bad_request("A worker knows its own run only: ask its gateway.", param="previous")
+        reader = Reader(self._ring, tail=query.tail, after=query.after, follow=query.follow and not self._finished)
+        is_chunked = request.version == b"1.1"
+        client.keep_alive = client.keep_alive and is_chunked
+        await client.send_all(self._head(request.id, is_chunked=is_chunked, keep_alive=client.keep_alive))
+        if request.method == b"HEAD":
+            return
+
+        async def send_chunk(block: bytes) -> None:
+            await client.send_all(b"%x\r\n%b\r\n" % (len(block), block))
+
+        client.stand_aside()
+        self._readers.add(reader)
+        try:
+            await stream(reader, self._bell, send_chunk if is_chunked else client.send_all)
+            if is_chunked:
+                await client.send_all(_LAST_CHUNK)
+        finally:
+            self._readers.discard(reader)
+            if not self._readers:
+                self._left.set()
+
+    async def finish(self, wait_s: float) -> None:
+        """End all followers, with every line that was written by now, in so much time; what it is short of is cut."""
+        self._finished = True
+        if not self._readers:
+            return
+        with trio.move_on_after(wait_s):
+            await trio.to_thread.run_sync(self._settle, wait_s, abandon_on_cancel=True)
+            for reader in self._readers:
+                reader.finish()
+            self._left = trio.Event()
+            self._bell.strike()
+            if self._readers:
+                await self._left.wait()
+
+    def _head(self, request_id: bytes, *, is_chunked: bool, keep_alive: bool) -> bytes:
+        head = [date_header(), *SSE_HEADERS, *self._headers, (b"x-request-id", request_id)]
+        if is_chunked:
+            head.append((b"transfer-encoding", b"chunked"))
+        if not keep_alive:
+            head.append((b"connection", b"close"))
+        return response_head(200, head)
