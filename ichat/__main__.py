@@ -3,6 +3,7 @@
 Heavy imports wait until the role is known, so that `--help` and `--version` answer at once.
 """
 
+import contextlib
 import os
 import re
 import sys
@@ -13,10 +14,17 @@ from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 NEEDED = {"trio": (0, 31), "h11": (0, 16), "attrs": (24, 1), "cattrs": (25, 1), "httpx": (0, 28), "psutil": (6, 0)}
 """The least versions of what a worker takes from its engine's environment where that has it; as in pyproject.toml."""
 
+LAUNCHER_GRACE_S = 8.0
+"""How long after its launcher's end a worker may take to end by itself, before it is killed with all that it has."""
+KILL_S = 1.0
+
 HELP = """\
-usage: ichat.pyz gateway -c FILE          one OpenAI-compatible entry to many models
-       ichat.pyz worker [FLAGS]           one model, served with vLLM or SGLang in this process
-       ichat.pyz gateway|worker --help    the flags of each
+usage: ichat.pyz gateway -c FILE            one OpenAI-compatible entry to many models
+       ichat.pyz worker [FLAGS]             one model, served with vLLM or SGLang in this process
+
+to a gateway that runs:
+{commands}
+       ichat.pyz COMMAND --help             the flags of each
        ichat.pyz --version
 """
 
@@ -38,7 +46,7 @@ def main() -> None:
 def _run(argv: list[str]) -> int:
     command = argv[0] if argv else ""
     if command in ("-h", "--help", "help"):
-        print(HELP, end="")
+        print(_help(), end="")
         return 0
     if command in ("-V", "--version", "version"):
         print(f"ichat {__version__}")
@@ -47,18 +55,28 @@ def _run(argv: list[str]) -> int:
         return _gateway(argv[1:])
     if command == "worker":
         return _worker(argv[1:])
-    print(HELP, end="", file=sys.stderr)
+    from ichat import terminal
+
+    if command in terminal.COMMANDS:
+        return terminal.run(argv)
+    print(_help(), end="", file=sys.stderr)
     raise Exit(EXIT_USAGE, f"ichat.pyz: there is no command {command!r}." if command else "")
+
+
+def _help() -> str:
+    from ichat import terminal
+
+    return HELP.format(commands=terminal.HELP)
 
 
 def _gateway(argv: list[str]) -> int:
     from ichat.roles import gateway
 
-    config = gateway.read_command_line(argv)
+    config, path = gateway.read_command_line(argv)
     import trio
 
     _prepare(config.server_settings.log_level)
-    trio.run(gateway.run, config)
+    trio.run(gateway.run, config, path)
     return 0
 
 
@@ -70,27 +88,40 @@ def _worker(argv: list[str]) -> int:
     options, engine_argv = worker.read_command_line(argv)
     import trio
 
-    from ichat.processes import kill_own_children
+    from ichat.processes import end_without_launcher, kill_own_children, launcher_pipe
 
+    pipe = launcher_pipe()
+    if pipe is not None:
+        end_without_launcher(pipe, LAUNCHER_GRACE_S, KILL_S, EXIT_SOFTWARE)
+    capture = None
+    if options.log_streaming and not options.explain_args:
+        from ichat.capture import Capture
+        from ichat.logs import Ring
+
+        capture = Capture(Ring())
     _prepare("info")
     code = EXIT_SOFTWARE
     try:
         if options.explain_args:
             print(worker.explain_args(options, engine_argv))
         else:
-            trio.run(worker.run, options, engine_argv)
+            trio.run(worker.run, options, engine_argv, capture)
         code = 0
     except Exit as exit_:
-        if str(exit_):
-            print(str(exit_), file=sys.stderr)
         code = exit_.code
+        with contextlib.suppress(OSError):  # nobody may be left to read it
+            print(str(exit_), end="\n" if str(exit_) else "", file=sys.stderr)
     except BaseException:  # noqa: ASYNC103
         import traceback
 
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
     kill_own_children(5.0)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    if capture is not None:
+        capture.close()
     os._exit(code)
 
 

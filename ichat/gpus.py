@@ -1,0 +1,210 @@
+"""The GPUs of this machine, as NVIDIA's management library (NVML) tells of them.
+
+A number in `gpu_ids` counts in the order of the PCI bus, as nvidia-smi does and `Gpu.index` here. CUDA by itself counts
+the fastest GPU first: workers therefore get ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+"""
+
+# NVML's Python module has no types, and need not be there.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import contextlib
+import ctypes
+import importlib
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import psutil
+import trio
+
+READ_S = 5.0
+"""How long a reading may take, beyond the one call that is under way; and how long one waits for another's end."""
+FIND_S = 12.0
+"""How long `find_gpus` waits: for another reading, for its own, and for a call that is slow."""
+GPUS_MAX = 64
+PROCESSES_MAX = 256
+"""So many processes of each GPU are told of."""
+
+_MODULE = "pynvml"
+_USUAL_ERRORS = (3, 4, 13)
+"""Not supported, no permission, function not found: such a value is not known, and the GPU is well."""
+_PROCESSES = (
+    ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2"),
+    ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses_v2"),
+    ("nvmlDeviceGetMPSComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses_v2"),
+)
+"""Three kinds of processes; the second name of each is for older drivers."""
+_turn = threading.Lock()
+"""A driver that hangs holds one thread, not one for each reading."""
+
+
+@attrs.frozen
+class GpuProcess:
+    """A process that uses a GPU."""
+
+    pid: int
+    """As the driver counts: in a container it may be another process's, or nobody's."""
+    memory_bytes: int | None = None
+    program: str = ""
+
+
+@attrs.frozen
+class Gpu:
+    """One GPU; what is None is not known."""
+
+    index: int
+    """Its number in the order of the PCI bus."""
+    uuid: str = ""
+    name: str = ""
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    use: float | None = None
+    """Share of the last moments in which it computed, 0 to 1."""
+    processes: Sequence[GpuProcess] = ()
+    is_split: bool = False
+    """Whether it is divided into instances (MIG), each of which has memory of its own."""
+    failure: str = ""
+    """Why it does not answer; empty where it does."""
+
+
+async def find_gpus() -> list[Gpu] | None:
+    """Read the GPUs in a thread, for `FIND_S` at most; None where NVML is not there, or does not answer."""
+    with trio.move_on_after(FIND_S):
+        return await trio.to_thread.run_sync(read_gpus, abandon_on_cancel=True)
+    return None
+
+
+def read_gpus() -> list[Gpu] | None:
+    """Read the GPUs, which takes from milliseconds to seconds; None where NVML is not there. Raises nothing.
+
+    Each GPU that the driver counts is in the list, with its `failure` where it does not answer. A single call into
+    a driver that hangs cannot be ended: a caller on an event loop uses `find_gpus`.
+    """
+    driver = _driver()
+    if driver is None or not _turn.acquire(timeout=READ_S):
+        return None
+    try:
+        return driver.read()
+    finally:
+        _turn.release()
+
+
+def _driver() -> "_Driver | None":
+    try:
+        nvml = importlib.import_module(_MODULE)
+    except (ImportError, SyntaxError, OSError, Warning):
+        return None
+    error = getattr(nvml, "NVMLError", None)
+    return _Driver(nvml, error) if isinstance(error, type) and issubclass(error, Exception) else None
+
+
+class _Driver:
+    """NVML for the time of one reading: what it cannot answer is None."""
+
+    def __init__(self, nvml: Any, error: type[Exception]) -> None:
+        self._nvml = nvml
+        mismatch = getattr(nvml, "NVMLLibraryMismatchError", error)  # an older driver lacks a call; no NVMLError
+        self._absent = (AttributeError, *({mismatch} - {error}))
+        self._errors = (
+            error, mismatch, AttributeError, OSError, TypeError, ValueError, LookupError, RuntimeError,
+            ctypes.ArgumentError,
+        )  # fmt: skip
+        self._deadline = time.monotonic() + READ_S
+        self._why = ""
+
+    def read(self) -> list[Gpu] | None:
+        """Give every GPU in the order of the PCI bus."""
+        try:
+            self._nvml.nvmlInit()
+        except self._errors:
+            return None
+        try:
+            count = self._ask("nvmlDeviceGetCount")
+            if count is None:
+                return None
+            return [self._gpu(index, *found) for index, found in enumerate(self._handles(min(count, GPUS_MAX)))]
+        finally:
+            with contextlib.suppress(*self._errors):
+                self._nvml.nvmlShutdown()
+
+    def _ask(self, call: str, *args: Any) -> Any:
+        if time.monotonic() > self._deadline:
+            self._why = f"the driver has not told everything within {READ_S:g} s"
+            return None
+        try:
+            return getattr(self._nvml, call)(*args)
+        except self._errors as error:
+            if getattr(error, "value", None) not in _USUAL_ERRORS and not isinstance(error, self._absent):
+                self._why = str(error) or type(error).__name__
+            return None
+
+    def _handles(self, count: int) -> list[tuple[Any, str]]:
+        """Give each handle, or why there is none.
+
+        They are sorted by the PCI bus where all of them answer: NVML promises no order, though it has that one.
+        """
+        found: list[tuple[Any, str]] = []
+        places: list[Any] = []
+        for index in range(count):
+            self._why = ""
+            handle = self._ask("nvmlDeviceGetHandleByIndex", index)
+            found.append((handle, self._why))
+            places.append(None if handle is None else self._ask("nvmlDeviceGetPciInfo", handle))
+        try:
+            keys = [(place.domain, place.bus, place.device) for place in places]
+            return [found[index] for index in sorted(range(count), key=lambda index: keys[index])]
+        except (AttributeError, TypeError):
+            return found
+
+    def _gpu(self, index: int, handle: Any, why: str) -> Gpu:
+        if handle is None:
+            return Gpu(index, failure=why or "the driver gives no access to it")
+        self._why = ""
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        mode = self._ask("nvmlDeviceGetMigMode", handle)
+        percent = _count(getattr(rates, "gpu", None))
+        return Gpu(
+            index,
+            uuid=_text(self._ask("nvmlDeviceGetUUID", handle)),
+            name=_text(self._ask("nvmlDeviceGetName", handle)),
+            memory_total_bytes=_count(getattr(memory, "total", None)),
+            memory_used_bytes=_count(getattr(memory, "used", None)),
+            memory_free_bytes=_count(getattr(memory, "free", None)),
+            use=None if percent is None else min(percent, 100) / 100,
+            processes=self._processes(handle),
+            is_split=isinstance(mode, Sequence) and mode[:1] == [1],
+            failure=self._why,
+        )
+
+    def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
+        """Give those that compute or draw, the largest first; one that does both is told of once."""
+        found: dict[int, int | None] = {}
+        for calls in _PROCESSES:
+            answers = (self._ask(call, handle) for call in calls)
+            for process in next((answer for answer in answers if answer is not None), ()):
+                pid, memory = _count(getattr(process, "pid", None)), _count(getattr(process, "usedGpuMemory", None))
+                if pid is not None:
+                    found[pid] = max(found.get(pid) or 0, memory or 0) or memory
+        largest = sorted(found, key=lambda pid: (-(found[pid] or 0), pid))
+        return tuple(GpuProcess(pid, found[pid], _program(pid)) for pid in largest[:PROCESSES_MAX])
+
+
+def _program(pid: int) -> str:
+    try:
+        return psutil.Process(pid).name()
+    except (psutil.Error, OSError, ValueError):
+        return ""
+
+
+def _text(value: Any) -> str:
+    """Read a name, which older versions of the module give as bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
+
+
+def _count(value: Any) -> int | None:
+    """Read a number; NVML says 2^64 - 1 for one that it does not know."""
+    return value if isinstance(value, int) and 0 <= value < 2**64 - 1 else None

@@ -1,0 +1,163 @@
+"""The operator's terminal: commands to a running gateway. Nothing heavy is imported before a command needs it."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ichat import terminal_chat, terminal_launch, terminal_logs, terminal_views
+from ichat.terminal_client import EXIT_REFUSED, Api, Json, add_flags, find_gateway, objects_of, worker_path
+from ichat.terminal_screen import Screen, give_up_stdout, prepare_streams
+from ichat.usage import Usage
+
+if TYPE_CHECKING:
+    from ichat.terminal_client import Answer
+
+EXIT_INTERRUPTED = 130
+"""Ctrl-C, as shells have it: 128 and the number of the signal."""
+RELOAD_S = 300.0
+_HELP_COLUMNS = 37
+"""Where the texts of HELP begin."""
+
+Run = Callable[[Api, Screen, argparse.Namespace], int]
+
+
+class Command(NamedTuple):
+    """One command."""
+
+    form: str
+    help: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Run
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run a command of COMMANDS, which is the first word, and give the exit code.
+
+    Raises Exit: 64 for a wrong command line, 69 where there is no gateway, 1 where it refuses.
+    """
+    import os
+
+    name, words = argv[0], list(argv[1:])
+    command = COMMANDS[name]
+    usage = Usage(prog=f"ichat.pyz {name}", description=command.help, allow_abbrev=False)
+    command.add_flags(usage)
+    add_flags(usage)
+    engine: Json = {}
+    if name == "launch" and not {"-h", "--help"} & set(words):
+        words, engine_words = terminal_launch.split(usage, words)
+        engine = terminal_launch.engine_arguments(engine_words)
+    args = usage.parse_intermixed_args(words)
+    args.engine = engine
+    place = find_gateway(args)
+    prepare_streams()
+    api = Api(place, args.api_key or os.environ.get("ICHAT_API_KEY") or None)
+    try:
+        code = command.run(api, Screen(), args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        give_up_stdout()
+        return EXIT_REFUSED
+    finally:
+        api.close()
+    return code
+
+
+def _show(screen: Screen, args: argparse.Namespace, answer: "Answer", show: Callable[[Screen, Json], None]) -> None:
+    if args.json:
+        screen.line(answer.text.rstrip("\n"))
+    else:
+        show(screen, answer.value)
+
+
+def _workers(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    if args.worker_id is not None:
+        return _worker(api, screen, args)
+    _show(screen, args, api.get("/v1/admin/workers"), terminal_views.show_workers)
+    return 0
+
+
+def _worker(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    _show(screen, args, api.get(worker_path(args.worker_id)), terminal_views.show_worker)
+    return 0
+
+
+def _logs(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    logs = terminal_logs.Logs(api, screen, args)
+    return logs.follow() if args.follow else logs.show()
+
+
+def _launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    return terminal_launch.launch(api, screen, args, args.engine)
+
+
+def _status(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    _show(screen, args, api.get("/v1/admin/cluster/status"), terminal_views.show_status)
+    return 0
+
+
+def _models(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    _show(screen, args, api.get("/v1/models"), terminal_views.show_models)
+    return 0
+
+
+def _chat(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    return terminal_chat.Chat(api, screen, args).run()
+
+
+def _reload(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Show the plan; one that should have been carried out and was not is a refusal."""
+    params = {"dry_run": "1"} if args.dry_run else None
+    answer = api.call("POST", "/v1/admin/config/reload", params=params, answer_s=RELOAD_S)
+    _show(screen, args, answer, terminal_views.show_plan)
+    changes = [step for step in objects_of(answer.value.get("plan")) if step.get("action") not in ("keep", "later")]
+    return EXIT_REFUSED if changes and not args.dry_run and answer.value.get("applied") is False else 0
+
+
+def _no_flags(usage: argparse.ArgumentParser) -> None:
+    """Add nothing."""
+
+
+def _maybe_id(usage: argparse.ArgumentParser) -> None:
+    usage.add_argument("worker_id", metavar="ID", nargs="?", help="only this one, with everything known of it")
+
+
+def _id(usage: argparse.ArgumentParser) -> None:
+    usage.add_argument("worker_id", metavar="ID")
+
+
+def _stop_flags(usage: argparse.ArgumentParser) -> None:
+    _id(usage)
+    usage.add_argument("--drain-s", type=_seconds, metavar="S", help="how long its requests may take; 0: none waits")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= 1e9:
+        raise argparse.ArgumentTypeError("must be from 0 to 1e9")
+    return seconds
+
+
+def _reload_flags(usage: argparse.ArgumentParser) -> None:
+    usage.add_argument("--dry-run", action="store_true", help="only show what would be done")
+
+
+COMMANDS = {
+    "workers": Command("workers [ID]", "every worker: its state, its load, why it failed", _maybe_id, _workers),
+    "worker-show": Command("worker-show ID", "everything known of a worker", _id, _worker),
+    "logs": Command("logs [-f] [--tail N] ID", "a worker's output", terminal_logs.add_log_flags, _logs),
+    "launch": Command("launch MODEL_PATH [FLAGS]", "start a worker", terminal_launch.add_launch_flags, _launch),
+    "stop": Command("stop ID [--drain-s S]", "end a worker of the gateway's", _stop_flags, terminal_launch.stop),
+    "status": Command("status", "the gateway, its machine, its models", _no_flags, _status),
+    "models": Command("models", "what can be asked for now", _no_flags, _models),
+    "chat": Command("chat MODEL [PROMPT]", "talk to a model", terminal_chat.add_chat_flags, _chat),
+    "reload": Command("reload [--dry-run]", "read the configuration again", _reload_flags, _reload),
+}
+"""By their names, in the order in which help lists them."""
+
+HELP = "".join(
+    f"       {f'ichat.pyz {command.form}'.ljust(_HELP_COLUMNS)}{command.help}\n" for command in COMMANDS.values()
+)
+"""A line for each command, for the help of the whole program."""

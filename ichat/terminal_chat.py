@@ -1,0 +1,215 @@
+"""Talking to a model: one answer to a prompt, or a conversation."""
+
+import argparse
+import contextlib
+import sys
+import time
+from typing import Any
+
+from ichat.errors import EXIT_USAGE, Exit
+from ichat.terminal_client import EXIT_REFUSED, Api, Event, Json, Refused, object_of, objects_of, parse_object
+from ichat.terminal_screen import Screen, clean, note, one_line
+
+SILENCE_S = 600.0
+"""How long a model may say nothing."""
+PROMPT = "> "
+MORE = "… "
+
+
+def add_chat_flags(usage: argparse.ArgumentParser) -> None:
+    """Add the flags of `chat`."""
+    usage.add_argument("model", metavar="MODEL", help="its name, as `models` has it")
+    usage.add_argument("prompt", metavar="PROMPT", nargs="*", help="ask this only; a word - is standard input")
+    usage.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    usage.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer")
+    usage.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest token")
+
+
+class BrokenOff(Exit):
+    """An answer ended early; what came of it stays."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(EXIT_REFUSED, sentence)
+
+
+class Reply:
+    """One answer as it comes."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._asked_at = time.monotonic()
+        self._first_at: float | None = None
+        self._last_at = 0.0
+        self._pieces = 0
+        self._usage: Json = {}
+        self._finish = ""
+        self._is_thinking = False
+        self._line_open = False
+        self.text = ""
+        self.is_done = False
+
+    def __repr__(self) -> str:
+        return f"<Reply of {self._pieces} pieces{', done' if self.is_done else ''}>"
+
+    def add(self, event: Event) -> None:
+        """Take one event, and show what is new. Raises BrokenOff for an error."""
+        if event.data == "[DONE]":
+            self.is_done = True
+            return
+        chunk = parse_object(event.data)
+        if "error" in chunk:
+            error = object_of(chunk["error"])
+            raise BrokenOff(one_line(error.get("message") or chunk["error"]))
+        self._usage = object_of(chunk.get("usage")) or self._usage
+        for choice in objects_of(chunk.get("choices"))[:1]:
+            delta = object_of(choice.get("delta"))
+            self._finish = str(choice.get("finish_reason") or self._finish)
+            self._piece(delta.get("reasoning") or delta.get("reasoning_content"), thought=True)
+            self._piece(delta.get("content"), thought=False)
+
+    def _piece(self, text: Any, *, thought: bool) -> None:
+        if not isinstance(text, str) or not text:
+            return
+        self._last_at = time.monotonic()
+        self._first_at = self._first_at or self._last_at
+        self._pieces += 1
+        if self._is_thinking and not thought:
+            self._end_line()
+        self._is_thinking = thought
+        if not thought:
+            self.text += text
+        shown = clean(text)
+        if not thought or self._screen.is_terminal:
+            self._screen.write(shown, "dim" if thought else "")
+            self._line_open = not shown.endswith("\n") if shown else self._line_open
+
+    def _end_line(self) -> None:
+        if self._line_open:
+            self._screen.line("")
+        self._line_open = False
+
+    def end(self) -> None:
+        """Show how fast it was, on standard error."""
+        self._end_line()
+        if self._first_at is None:
+            return
+        exact = self._usage.get("completion_tokens")
+        tokens = exact if isinstance(exact, int) else self._pieces
+        spent_s = self._last_at - self._first_at
+        words = [f"{'' if isinstance(exact, int) else 'about '}{tokens} tokens"]
+        if tokens > 1 and spent_s > 0:
+            words.append(f"{(tokens - 1) / spent_s:.1f} tokens/s")
+        words.append(f"the first after {self._first_at - self._asked_at:.2f} s")
+        if self._finish not in ("", "stop"):
+            words.append(f"ended by {one_line(self._finish)}")
+        note(f"[{', '.join(words)}]", "dim")
+
+
+class Chat:
+    """A conversation with one model."""
+
+    def __init__(self, api: Api, screen: Screen, args: argparse.Namespace) -> None:
+        self._api = api
+        self._screen = screen
+        self._args = args
+        self._messages: list[Json] = [{"role": "system", "content": args.system}] if args.system else []
+
+    def __repr__(self) -> str:
+        return f"<Chat with {self._args.model}, {len(self._messages)} messages>"
+
+    def run(self) -> int:
+        """Ask once, where a prompt is given or standard input is no terminal; else converse."""
+        self._screen.prepare()
+        words = self._args.prompt
+        if not words and sys.stdin.isatty():
+            if self._args.json:
+                raise Exit(EXIT_USAGE, "--json needs a prompt, or one on standard input.")
+            return self._converse()
+        prompt = "\n".join(sys.stdin.read() if word == "-" else word for word in _joined(words or ["-"]))
+        if not prompt.strip():
+            raise Exit(EXIT_USAGE, "The prompt is empty.")
+        self._ask(prompt)
+        return 0
+
+    def _converse(self) -> int:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        note(f"{self._args.model}: Ctrl-C stops an answer, Ctrl-D ends; a \\ at the end of a line goes on.", "dim")
+        while True:
+            try:
+                prompt = self._read_prompt()
+            except EOFError:
+                self._screen.line("")
+                return 0
+            except KeyboardInterrupt:
+                self._screen.line("")
+                note("Ctrl-D ends.", "dim")
+                continue
+            if not prompt.strip():
+                continue
+            try:
+                self._ask(prompt)
+            except KeyboardInterrupt:
+                note("[stopped]", "dim")
+            except Exit as error:
+                if isinstance(error, Refused) and error.status in (401, 403, 404):
+                    raise
+                note(str(error), "red")
+
+    def _read_prompt(self) -> str:
+        lines: list[str] = []
+        while not lines or lines[-1].endswith("\\"):
+            prompt = MORE if lines else PROMPT
+            if not self._screen.is_terminal:
+                sys.stderr.write(prompt)
+                sys.stderr.flush()
+                prompt = ""
+            lines.append(input(prompt))
+        return "\n".join(line.removesuffix("\\") for line in lines)
+
+    def _ask(self, prompt: str) -> None:
+        """Show the answer to a prompt. What was said stays in the conversation, an answer that was stopped as well."""
+        args = self._args
+        messages = [*self._messages, {"role": "user", "content": prompt}]
+        body: Json = {"model": args.model, "messages": messages, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        options = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+        body |= {name: value for name, value in options.items() if value is not None}
+        reply = Reply(self._screen)
+        try:
+            self._receive(reply, body)
+        finally:
+            if not args.json:
+                reply.end()
+            if reply.text:
+                self._messages = [*messages, {"role": "assistant", "content": reply.text}]
+
+    def _receive(self, reply: Reply, body: Json) -> None:
+        with self._api.events("POST", "/v1/chat/completions", silence_s=SILENCE_S, body=body) as events:
+            for event in events:
+                if not self._args.json:
+                    reply.add(event)
+                elif event.data != "[DONE]":
+                    self._screen.line(event.data)
+                    _raise_error(event)
+                else:
+                    reply.is_done = True
+        if not reply.is_done:
+            raise BrokenOff("The answer broke off.")
+
+
+def _joined(words: list[str]) -> list[str]:
+    """Join the words of a prompt by blanks; standard input stands on lines of its own."""
+    parts: list[str] = []
+    for word in words:
+        if parts and word != "-" and parts[-1] != "-":
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    return parts
+
+
+def _raise_error(event: Event) -> None:
+    error = parse_object(event.data).get("error")
+    if error is not None:
+        raise BrokenOff(one_line(object_of(error).get("message") or error))

@@ -1,0 +1,323 @@
+"""The operator's connection to a running gateway: where it is, what it answers, why it refuses."""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import select
+import ssl
+import urllib.parse
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+from ichat.terminal_screen import one_line
+
+if TYPE_CHECKING:
+    import httpx
+
+EXIT_REFUSED = 1
+"""The gateway, or who answered through it, did not do what it was asked."""
+GATEWAY = "http://127.0.0.1:4000"
+CONNECT_S = 5.0
+ANSWER_S = 30.0
+"""How long the gateway may take to answer, where a command does not say otherwise."""
+EVENT_BYTES_MAX = 64 * 1024 * 1024
+
+Json = dict[str, Any]
+
+
+class Refused(Exit):
+    """The gateway said no."""
+
+    def __init__(self, status: int, code: str, sentence: str) -> None:
+        super().__init__(EXIT_REFUSED, sentence)
+        self.status = status
+        self.kind = code
+        """OpenAI's `code`, for example `model_not_found`."""
+
+
+class Unreachable(Exit):
+    """There is no gateway, or it went away."""
+
+    def __init__(self, sentence: str, *, timed_out: bool = False) -> None:
+        super().__init__(EXIT_UNAVAILABLE, sentence)
+        self.timed_out = timed_out
+
+
+class Place(NamedTuple):
+    """Where a gateway is."""
+
+    url: str
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs on this machine, so that paths mean the same to it."""
+        return urllib.parse.urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1")
+
+
+class Answer(NamedTuple):
+    """A JSON object, and exactly the text that it came in."""
+
+    value: Json
+    text: str
+
+
+class Event(NamedTuple):
+    """One server-sent event."""
+
+    name: str
+    data: str
+    id: str
+    """Of this event, or of the last one before it that had one."""
+
+
+def add_flags(usage: argparse.ArgumentParser) -> None:
+    """Add what every command takes."""
+    common = usage.add_argument_group("the gateway")
+    place = common.add_mutually_exclusive_group()
+    place.add_argument("--gateway", "-g", metavar="URL", help=f"where it is (or ICHAT_GATEWAY; {GATEWAY})")
+    place.add_argument("--config", "-c", metavar="FILE", help="its configuration, which says where it listens")
+    common.add_argument("--api-key", metavar="KEY", help="better in ICHAT_API_KEY: flags are seen by everybody")
+    common.add_argument("--ca-certificates", metavar="FILE", help="authorities to believe, for https (PEM)")
+    usage.add_argument("--json", action="store_true", help="show exactly what the gateway answers")
+
+
+def find_gateway(args: argparse.Namespace) -> Place:
+    """Find the gateway: by the flags, else by the environment, else at its usual place. Raises Exit 64."""
+    if args.config:
+        return _configured(args.config, args.ca_certificates)
+    url = args.gateway or os.environ.get("ICHAT_GATEWAY") or GATEWAY
+    if "://" not in url:
+        url = f"http://{url}"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        is_right = is_right and re.fullmatch(r"[!-~]+", url) and not (parts.query or parts.fragment or parts.username)
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise Exit(EXIT_USAGE, f"The gateway's address must be like {GATEWAY} or https://gw.example, not {url!r}.")
+    url = url.rstrip("/").removesuffix("/v1")
+    return Place(url, _context(args.ca_certificates) if url.startswith("https:") else None)
+
+
+def _configured(path: str, ca_certificates: str | None) -> Place:
+    """Read where a gateway with this configuration listens; its own certificate is believed, whatever its names."""
+    import pathlib
+
+    from ichat import config as configuration
+
+    settings = configuration.load(pathlib.Path(path)).server_settings
+    if settings.port == 0:
+        raise Exit(EXIT_USAGE, f"{path} lets the gateway take any free port: use --gateway http://HOST:PORT instead.")
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    host = f"[{host}]" if ":" in host else host
+    if settings.tls_certificate is None:
+        return Place(f"http://{host}:{settings.port}")
+    context = _context(ca_certificates) if ca_certificates else _context_for(settings.tls_certificate)
+    return Place(f"https://{host}:{settings.port}", context)
+
+
+def _context(ca_certificates: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_certificates)
+    except (ssl.SSLError, OSError) as error:
+        raise Exit(EXIT_USAGE, f"The certificates {ca_certificates} cannot be used: {error}.") from error
+
+
+def _context_for(certificate: str) -> ssl.SSLContext:
+    """Believe who has the key of this one certificate, and nobody else: it may be self-signed, or for other names."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        with open(certificate, encoding="ascii", errors="replace") as file:
+            first = file.read().partition("-----END CERTIFICATE-----")
+        context.load_verify_locations(cadata=first[0] + first[1])
+    except (ssl.SSLError, OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise Exit(EXIT_USAGE, f"The certificate {certificate} cannot be used: {why}.") from error
+    return context
+
+
+class Api:
+    """The gateway's API. Every call raises Refused or Unreachable, each with a sentence and its exit code."""
+
+    def __init__(self, place: Place, key: str | None) -> None:
+        import httpx
+
+        if key is not None and not re.fullmatch(r"[!-~]+", key):
+            raise Exit(EXIT_USAGE, "The API key must be printable ASCII characters without blanks.")
+        self.place = place
+        try:
+            self._client = httpx.Client(
+                base_url=place.url,
+                headers={"authorization": f"Bearer {key}"} if key else None,
+                verify=place.tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+                trust_env=False,
+                timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+            )
+        except httpx.InvalidURL as error:
+            raise Exit(EXIT_USAGE, f"The gateway's address {place.url!r} cannot be used: {error}.") from error
+
+    def __repr__(self) -> str:
+        return f"<Api {self.place.url}>"
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+    def get(self, path: str) -> Answer:
+        """Ask for something."""
+        return self.call("GET", path)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        answer_s: float = ANSWER_S,
+    ) -> Answer:
+        """Make a request and give its answer, which must be a JSON object."""
+        import httpx
+
+        timeout = httpx.Timeout(answer_s, connect=CONNECT_S)
+        try:
+            response = self._client.request(method, path, params=params, json=body, timeout=timeout)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        self._check(response)
+        return Answer(self._object(response), response.text)
+
+    @contextlib.contextmanager
+    def events(
+        self,
+        method: str,
+        path: str,
+        *,
+        silence_s: float,
+        params: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Generator[Iterator[Event]]:
+        """Make a request that is answered by a stream of events; leaving ends it. Long silence is Unreachable."""
+        import httpx
+
+        timeout = httpx.Timeout(silence_s, connect=CONNECT_S)
+        more = {"accept": "text/event-stream", "accept-encoding": "identity", **(headers or {})}
+        try:
+            with self._client.stream(method, path, params=params, json=body, headers=more, timeout=timeout) as response:
+                if response.status_code != 200:
+                    response.read()
+                self._check(response)
+                if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise self._is_no_gateway(response)
+                yield read_events(response.iter_bytes())
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def _check(self, response: "httpx.Response") -> None:
+        if response.is_success:
+            return
+        body = self._object(response)
+        inner = body.get("error")
+        error = cast("Json", inner) if isinstance(inner, dict) else body
+        said = error.get("message") or error.get("detail")
+        sentence = one_line(said or f"Refused with status {response.status_code}.")
+        if response.status_code == 401 and "authorization" not in self._client.headers:
+            sentence += " Set ICHAT_API_KEY, or give --api-key."
+        raise Refused(response.status_code, str(error.get("code") or ""), sentence)
+
+    def _object(self, response: "httpx.Response") -> Json:
+        try:
+            value = response.json()
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise self._is_no_gateway(response)
+        return cast("Json", value)
+
+    def _is_no_gateway(self, response: "httpx.Response") -> Unreachable:
+        what = f"status {response.status_code}, {response.headers.get('content-type', 'no content')}"
+        return Unreachable(f"What answers at {self.place.url} is not iChat's gateway ({one_line(what)}).")
+
+    def _unreachable(self, error: "httpx.TransportError") -> Unreachable:
+        import httpx
+
+        url = self.place.url
+        if isinstance(error, httpx.ConnectTimeout):
+            return Unreachable(f"The gateway at {url} cannot be reached: no answer within {CONNECT_S:g} s.")
+        if isinstance(error, httpx.TimeoutException):
+            return Unreachable(f"The gateway at {url} took too long to answer.", timed_out=True)
+        why = re.sub(r"\[Errno -?\d+\] |\s*\(_ssl\.c:\d+\)|\.$", "", one_line(error)) or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in why:
+            why = re.sub(r"^\[.*?\] ", "", why) + "; --ca-certificates says whom to believe"
+        if isinstance(error, httpx.ConnectError):
+            return Unreachable(f"The gateway at {url} cannot be reached: {why}.")
+        return Unreachable(f"The connection to the gateway at {url} broke: {why}.")
+
+
+def read_events(chunks: Iterable[bytes]) -> Iterator[Event]:
+    """Read server-sent events. Lines end with LF or CRLF only: a text may hold whatever else ends lines elsewhere."""
+    rest = bytearray()
+    name, last_id, data = "", "", list[str]()
+    for chunk in chunks:
+        rest += chunk
+        if b"\n" not in chunk:
+            if len(rest) > EVENT_BYTES_MAX:
+                raise Exit(EXIT_REFUSED, f"An event is longer than {EVENT_BYTES_MAX} bytes.")
+            continue
+        *lines, rest = rest.split(b"\n")
+        for raw in lines:
+            line = raw.decode("utf-8", "replace").removesuffix("\r")
+            field, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if not line:
+                if data:
+                    yield Event(name or "message", "\n".join(data), last_id)
+                name, data = "", []
+            elif field == "data":
+                data.append(value)
+            elif field == "event":
+                name = value
+            elif field == "id" and "\0" not in value:
+                last_id = value
+
+
+def parse_object(text: str) -> Json:
+    """Read a JSON object; give an empty one for anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("Json", value) if isinstance(value, dict) else {}
+
+
+def list_of(value: object) -> list[object]:
+    """Give what should be a list; an empty one for anything else."""
+    return cast("list[object]", value) if isinstance(value, list) else []
+
+
+def objects_of(value: object) -> list[Json]:
+    """Give the objects in what should be a list of them."""
+    return [cast("Json", item) for item in list_of(value) if isinstance(item, dict)]
+
+
+def object_of(value: object) -> Json:
+    """Give what should be an object; an empty one for anything else."""
+    return cast("Json", value) if isinstance(value, dict) else {}
+
+
+def worker_path(worker_id: str) -> str:
+    """Give the path of a worker in the admin API."""
+    return f"/v1/admin/workers/{urllib.parse.quote(worker_id, safe='')}"
+
+
+def pause(seconds: float) -> None:
+    """Wait; Ctrl-C ends that at once."""
+    select.select([], [], [], seconds)

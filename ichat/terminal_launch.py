@@ -1,0 +1,258 @@
+"""Launching and stopping workers from the command line, and watching until they are ready or gone."""
+
+import argparse
+import os
+import queue
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from ichat.errors import EXIT_USAGE, Exit
+from ichat.terminal_client import EXIT_REFUSED, Answer, Api, Json, Refused, Unreachable, list_of, pause, worker_path
+from ichat.terminal_screen import Progress, Screen, log_line, note, one_line
+from ichat.terminal_views import failure_of, progress_of
+
+POLL_S = 0.5
+LAUNCH_S = 60.0
+STOP_MORE_S = 90.0
+"""What a stop may take beyond the time to drain: for the worker to end, and for what it leaves to be killed."""
+DRAIN_S = 600.0
+"""The longest time to drain that is waited for where none is given: the gateway's configuration says it then."""
+MISSED_MAX = 10
+"""Polls that may fail in a row, before a gateway counts as gone."""
+_NUMBER = re.compile(r"-(\d|\.\d)")
+_READY, _ENDED = ("ready", "following"), ("failed", "broken", "stopped", "gone")
+
+
+def add_launch_flags(usage: argparse.ArgumentParser) -> None:
+    """Add the flags of `launch`; those of the engine are taken apart by `split`."""
+    usage.epilog = (
+        "Every other flag after MODEL_PATH is a key of [[managed_workers]] (--share-gpus, --max-in-flight 8) or one of"
+        " the engine's (--max-model-len 8192); after -- all of them are."
+    )
+    usage.add_argument("model_path", metavar="MODEL_PATH", help="a directory, or a name on the model hub")
+    usage.add_argument(
+        "--model-name",
+        "--served-model-name",
+        "-n",
+        metavar="NAME",
+        help="what clients call it; else made of MODEL_PATH",
+    )
+    usage.add_argument("--backend", "-be", metavar="NAME", help="the engine: vllm, sglang, …")
+    usage.add_argument("--gpu-ids", type=_gpu_ids, metavar="0,1", help="the GPUs that it may use, or none; else all")
+    usage.add_argument("--host", help="where it listens")
+    usage.add_argument("--port", type=int, help="0: any free one")
+    usage.add_argument("--heartbeat-interval", type=float, metavar="S", help="seconds between two of its beats")
+    usage.add_argument("--wait", action="store_true", help="show its progress until it is ready or has failed")
+    usage.add_argument("--timeout-s", type=float, metavar="S", help="with --wait: give up waiting after so long")
+
+
+def split(usage: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Part a command line into our words and the engine's flags, which stand after the model. Raises Exit 64."""
+    ours, engine = list[str](), list[str]()
+    known = usage._option_string_actions
+    has_model = False
+    words = iter(argv)
+    for word in words:
+        action = known.get(word.partition("=")[0] if word.startswith("--") else word)
+        if word == "--":
+            engine += words
+        elif action is not None:
+            ours.append(word)
+            if action.nargs is None and "=" not in word:
+                ours += [value for value in [next(words, None)] if value is not None]
+        elif has_model:
+            engine.append(word)
+        elif word.startswith("-"):
+            raise Exit(EXIT_USAGE, f"{usage.prog}: {word} is no flag of it; the engine's flags stand after MODEL_PATH.")
+        else:
+            ours.append(word)
+            has_model = True
+    return ours, engine
+
+
+def engine_arguments(words: Sequence[str]) -> Json:
+    """Read an engine's flags as the arguments that the API takes: ``--max-model-len 8192`` is max_model_len = 8192.
+
+    A flag alone is true, its ``--no-`` form false, several values are a list, ``--name.key`` is a key of a table.
+    Raises Exit 64 where that could not be turned back into the same flags.
+    """
+    given: list[tuple[str, list[str]]] = []
+    for word in words:
+        if not word.startswith("-") or _NUMBER.match(word):
+            if not given:
+                raise Exit(EXIT_USAGE, f"{word} belongs to no flag.")
+            given[-1][1].append(word)
+        elif not re.match(r"--\w", word):
+            raise Exit(EXIT_USAGE, f"{word}: write the long form of an engine's flag.")
+        else:
+            name, equals, value = word[2:].partition("=")
+            given.append((name, [value] if equals else []))
+    arguments: Json = {}
+    for flag, values in given:
+        name, *keys = flag.split(".")
+        name = name.replace("-", "_")
+        value: Any = [_value(value) for value in values]
+        if not values and name.startswith("no_") and not keys:
+            name, value = name.removeprefix("no_"), False
+        elif len(values) < 2:
+            value = value[0] if value else True
+        _put(arguments, [name, *keys], value, flag)
+    return arguments
+
+
+def _put(table: Json, keys: Sequence[str], value: Any, flag: str) -> None:
+    *above, last = keys
+    for key in above:
+        inner = table.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise Exit(EXIT_USAGE, f"--{flag}: --{key} has a value already.")
+        table = cast("Json", inner)
+    if last in table or not last or last.endswith("+"):
+        why = "is given twice" if last in table else "is not understood; give JSON instead"
+        raise Exit(EXIT_USAGE, f"--{flag} {why}.")
+    table[last] = value
+
+
+def _value(text: str) -> str | int | float:
+    """Take a number for a number only where it is written as one writes it: 007 and 1e3 stay as they are."""
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        if str(number) == text and text not in ("nan", "inf", "-inf"):
+            return number
+    return text
+
+
+def _gpu_ids(text: str) -> list[int]:
+    if text == "none":
+        return []
+    if not re.fullmatch(r"[0-9]+(,[0-9]+)*", text):
+        raise argparse.ArgumentTypeError(f"must be like 0,1 or none, not {text!r}")
+    return [int(one) for one in text.split(",")]
+
+
+def launch(api: Api, screen: Screen, args: argparse.Namespace, engine: Json) -> int:
+    """Launch a worker; wait until it is ready, if that is wanted."""
+    path = args.model_path
+    if api.place.is_here and os.path.isdir(path):
+        path = os.path.abspath(path)  # the gateway may run in another directory
+    name = args.model_name or (os.path.basename(path.rstrip("/")) if path[:1] in "/.~" else path)
+    ours = ("backend", "gpu_ids", "host", "port", "heartbeat_interval")
+    body: Json = {"model_name": name, "model_path": path}
+    body |= {key: getattr(args, key) for key in ours if getattr(args, key) is not None}
+    twice = sorted(body.keys() & engine.keys())
+    if twice:
+        raise Exit(EXIT_USAGE, f"--{twice[0].replace('_', '-')} is given twice.")
+    answer = api.call("POST", "/v1/admin/workers/launch", body={**engine, **body}, answer_s=LAUNCH_S)
+    worker_id = str(answer.value.get("worker_id") or "")
+    if not args.wait:
+        _show(screen, answer, is_json=args.json)
+        return 0
+    _show(screen, _wait_until_ready(api, worker_id, args.timeout_s), is_json=args.json)
+    return 0
+
+
+def _show(screen: Screen, answer: Answer, *, is_json: bool) -> None:
+    if is_json:
+        screen.line(answer.text.rstrip("\n"))
+    else:
+        worker = answer.value
+        screen.line(f"{one_line(worker.get('worker_id', ''))} {one_line(worker.get('state', ''))}")
+
+
+def _wait_until_ready(api: Api, worker_id: str, timeout_s: float | None) -> Answer:
+    """Give the worker once it is ready. Raises Exit 1 where it has failed, has gone, or takes too long."""
+    missed = 0
+    with Progress() as progress:
+        try:
+            while True:
+                try:
+                    answer = api.get(worker_path(worker_id))
+                    missed = 0
+                except Unreachable:
+                    missed += 1
+                    if missed > MISSED_MAX:
+                        raise
+                else:
+                    state = answer.value.get("state")
+                    if state in _READY:
+                        return answer
+                    if state in _ENDED:
+                        break
+                    progress.show(progress_of(answer.value))
+                if timeout_s is not None and progress.elapsed_s > timeout_s:
+                    sentence = f"Worker {worker_id} was not ready within {timeout_s:g} s; it goes on loading."
+                    raise Exit(EXIT_REFUSED, sentence)
+                pause(POLL_S)
+        except KeyboardInterrupt:
+            note(f"Not waiting any longer; worker {worker_id} goes on loading.")
+            raise
+    for line in list_of(answer.value.get("last_lines")):
+        note(log_line(str(line), colours=False))
+    raise Exit(EXIT_REFUSED, f"Worker {worker_id} {failure_of(answer.value)}.")
+
+
+def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Stop a worker and show what it still does, until it is gone."""
+    params = {} if args.drain_s is None else {"drain_s": f"{args.drain_s:g}"}
+    wait_s = (DRAIN_S if args.drain_s is None else args.drain_s) + STOP_MORE_S
+    path = worker_path(args.worker_id)
+    outcome: queue.SimpleQueue[Answer | Exit] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            outcome.put(api.call("DELETE", path, params=params, answer_s=wait_s))
+        except Exit as error:
+            outcome.put(error)
+
+    threading.Thread(target=ask, name="stop", daemon=True).start()  # it is answered when the worker has ended
+    with Progress() as progress:
+        try:
+            answer = _wait_until_gone(api, path, outcome, progress, wait_s)
+        except KeyboardInterrupt:
+            note(f"Not waiting any longer for worker {args.worker_id}.")
+            raise
+    _show(screen, answer, is_json=args.json)
+    return 0
+
+
+def _wait_until_gone(
+    api: Api, path: str, outcome: "queue.SimpleQueue[Answer | Exit]", progress: Progress, wait_s: float
+) -> Answer:
+    answer: Answer | None = None
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        if answer is None:
+            try:
+                given = outcome.get(timeout=POLL_S)
+            except queue.Empty:
+                pass
+            else:
+                if isinstance(given, Exit):
+                    raise given
+                answer = given
+        else:
+            pause(POLL_S)
+        if answer is not None and answer.value.get("state", "stopped") in ("stopped", "gone"):
+            return answer
+        try:
+            worker = api.get(path).value
+        except Refused as refusal:
+            if refusal.status == 404 and answer is not None:
+                return answer._replace(value={**answer.value, "state": "stopped"})
+        except Unreachable:
+            continue
+        else:
+            progress.show(_draining(worker))
+    raise Exit(EXIT_REFUSED, f"The worker has not ended within {wait_s:g} s.")
+
+
+def _draining(worker: Mapping[str, Any]) -> str:
+    in_flight = worker.get("in_flight")
+    waits = f", {in_flight} requests under way" if isinstance(in_flight, int) and in_flight else ""
+    return progress_of(dict(worker)) + waits

@@ -1,0 +1,125 @@
+"""A worker's captured output on the operator's terminal: what there is, then what comes, over every break."""
+
+import argparse
+import time
+from typing import Any
+
+from ichat.errors import Exit
+from ichat.terminal_client import Api, Event, Json, Refused, Unreachable, parse_object, pause, worker_path
+from ichat.terminal_screen import Screen, log_line, note
+
+SILENCE_S = 60.0
+"""After so long without a line a connection may be dead: a new one goes on where it stood."""
+AWAY_S = 120.0
+"""How long ago a gateway may have said its last word, while its logs are followed; more than SILENCE_S."""
+PAUSES_S = (0.25, 0.5, 1.0, 2.0)
+_ENDED = ("failed", "stopped", "gone")
+
+
+def add_log_flags(usage: argparse.ArgumentParser) -> None:
+    """Add the flags of `logs`."""
+    usage.add_argument("worker_id", metavar="ID", help="the worker, as `workers` has it")
+    which = usage.add_mutually_exclusive_group()
+    which.add_argument("--follow", "-f", action="store_true", help="go on with what comes, until Ctrl-C")
+    which.add_argument("--previous", action="store_true", help="of the process before the newest start")
+    usage.add_argument("--tail", type=_count, metavar="N", help="begin with the last N lines")
+    usage.add_argument("--timestamps", "-t", action="store_true", help="each line with its time")
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be a number from 0 on, not {text!r}")
+    return int(text)
+
+
+class Logs:
+    """One worker's lines."""
+
+    def __init__(self, api: Api, screen: Screen, args: argparse.Namespace) -> None:
+        self._api = api
+        self._screen = screen
+        self._args = args
+        self._last_id = ""
+        self._heard_at = time.monotonic()
+        """When the gateway last said something."""
+
+    def __repr__(self) -> str:
+        return f"<Logs of {self._args.worker_id}, last {self._last_id or 'none'}>"
+
+    def show(self) -> int:
+        """Show what there is."""
+        self._read()
+        return 0
+
+    def follow(self) -> int:
+        """Show what there is and what comes, until the worker has ended. Raises Exit where the gateway stays away."""
+        pauses, has_begun, is_away = 0, False, False
+        while True:
+            last_id = self._last_id
+            try:
+                self._read()
+                has_begun, is_away = True, False
+                if self._has_ended():
+                    return 0
+            except (Unreachable, Refused) as error:
+                is_silent = isinstance(error, Unreachable) and error.timed_out
+                has_begun = has_begun or is_silent or self._last_id != ""
+                if not has_begun or not _may_pass(error) or time.monotonic() - self._heard_at > AWAY_S:
+                    raise
+                if not is_away and not is_silent:
+                    note(f"{error} Trying again.", "dim")
+                is_away = not is_silent
+            pauses = 0 if self._last_id != last_id else pauses + 1
+            pause(PAUSES_S[min(pauses, len(PAUSES_S) - 1)])
+
+    def _read(self) -> None:
+        args = self._args
+        params = {"follow": "true" if args.follow else "false"}
+        if args.tail is not None and not self._last_id:
+            params["tail"] = str(args.tail)
+        if args.previous:
+            params["previous"] = "1"
+        path = worker_path(args.worker_id).replace("/v1/admin/workers/", "/v1/logs/stream/")
+        headers = {"last-event-id": self._last_id} if self._last_id else None
+        with self._api.events("GET", path, silence_s=SILENCE_S, params=params, headers=headers) as events:
+            self._heard_at = time.monotonic()
+            for event in events:
+                self._heard_at = time.monotonic()
+                self._last_id = event.id or self._last_id
+                self._show(event)
+
+    def _show(self, event: Event) -> None:
+        screen = self._screen
+        if self._args.json:
+            screen.line(event.data)
+            return
+        entry = parse_object(event.data)
+        if event.name == "gap":
+            screen.line(f"--- {entry.get('lost', 'some')} lines are lost ---", "yellow")
+        elif event.name == "message":
+            line = log_line(str(entry.get("line", event.data)), colours=screen.has_colours)
+            screen.line(_time(entry) + line if self._args.timestamps else line)
+
+    def _has_ended(self) -> bool:
+        """Say whether a stream that has ended properly was the last one."""
+        try:
+            worker: Json = self._api.get(worker_path(self._args.worker_id)).value
+        except Refused as refusal:
+            if refusal.status == 404:
+                return True
+            raise
+        return worker.get("state") in _ENDED
+
+
+def _may_pass(error: Exit) -> bool:
+    """Say whether a failure may be over soon: a gateway that was restarted has not heard of the worker yet."""
+    return not isinstance(error, Refused) or error.status == 404 or error.status >= 500
+
+
+def _time(entry: Json) -> str:
+    at: Any = entry.get("time")
+    if isinstance(at, int | float):
+        import datetime as dt
+
+        at = dt.datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
+    return f"{at} " if at else ""

@@ -1,0 +1,237 @@
+"""What the operator sees: tables and colours on a terminal, plain columns for `grep` and `awk` anywhere else.
+
+Whatever a worker or a model says may hold escape sequences, with which it could move the cursor, change the title or
+paste into the terminal. None of them gets through; colours of log lines do, where colours are wanted.
+"""
+
+import io
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+NONE = "-"
+"""An empty cell: a column is a column for `awk` only when every row has it."""
+GAP = "  "
+CELL_WIDTH = 24
+"""So much of a longer cell is enough for a column to stay; the rest is folded."""
+SHORT_WIDTH = 12
+"""Columns up to this width are never folded."""
+REFRESHES_PER_S = 8
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
+_SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(\x07|\x1b\\)?|[ -/]*[0-~])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_GOOD, _BUSY, _BAD = "green", "yellow", "bold red"
+_STYLES: Mapping[str, Mapping[str, str]] = {
+    "state": {
+        "ready": _GOOD, "following": _GOOD, "starting": _BUSY, "loading": _BUSY, "draining": _BUSY, "stale": _BUSY,
+        "restarting": _BAD, "unhealthy": _BAD, "wedged": _BAD, "failed": _BAD, "broken": _BAD, "gone": "dim",
+    },
+    "action": {"start": _GOOD, "stop": _BAD, "restart": _BUSY, "update": _BUSY, "later": _BUSY, "keep": "dim"},
+}  # fmt: skip
+"""How the words of a column look, by the column's name."""
+
+
+def clean(text: str) -> str:
+    """Take out of a text what is not to be shown but to be done by a terminal; line ends and tabs stay."""
+    return _SURROGATE.sub("\ufffd", _CONTROL.sub("", _SEQUENCE.sub("", text)))
+
+
+def one_line(value: object) -> str:
+    """Write anything as one clean line."""
+    return " ".join(clean(str(value)).split())
+
+
+def log_line(line: str, *, colours: bool) -> str:
+    """Make a captured line fit to be shown: its colours stay if wanted; of a progress bar, its last state."""
+    line = line.rstrip("\r\n").rpartition("\r")[2]
+    if not colours or "\x1b" not in line:
+        return clean(line)
+    parts = _COLOUR.split(line)
+    return "".join(part if number % 2 else clean(part) for number, part in enumerate(parts)) + "\x1b[0m"
+
+
+def percent(share: object) -> str:
+    """Write a share from 0 to 1."""
+    return f"{share * 100:.0f}%" if isinstance(share, int | float) else NONE
+
+
+def size(number: object) -> str:
+    """Write a number of bytes."""
+    if not isinstance(number, int | float):
+        return NONE
+    for unit, factor in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2)):
+        if number >= factor:
+            return f"{number / factor:.1f}{unit}"
+    return f"{number / 1024:.0f}KiB"
+
+
+def duration(seconds: object) -> str:
+    """Write a length of time by its two largest units."""
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        return NONE
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    units = [("d", whole // 86400), ("h", whole // 3600 % 24), ("m", whole // 60 % 60), ("s", whole % 60)]
+    first = next(index for index, (unit, count) in enumerate(units) if count or unit == "s")
+    return "".join(f"{count}{unit}" for unit, count in units[first : first + 2])
+
+
+class Screen:
+    """Standard output: a terminal, or a file or pipe that gets plain text."""
+
+    def __init__(self) -> None:
+        self.is_terminal = sys.stdout.isatty()
+        self._console: Console | None = None
+
+    def __repr__(self) -> str:
+        return f"<Screen {'terminal' if self.is_terminal else 'plain'}>"
+
+    @property
+    def has_colours(self) -> bool:
+        """Whether colours are shown: on a terminal that has them, unless NO_COLOR is set."""
+        return self.is_terminal and not self._rich.no_color and self._rich.color_system is not None
+
+    def prepare(self) -> None:
+        """Import now what would otherwise be imported while something is measured."""
+        if self.is_terminal:
+            self._rich.out("", style="dim", end="")
+
+    @property
+    def _rich(self) -> "Console":
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console(markup=False, highlight=False, emoji=False)
+        return self._console
+
+    def write(self, text: str, style: str = "", end: str = "") -> None:
+        """Write text that has been cleaned, at once; `style` is for terminals."""
+        if self.is_terminal and style:
+            self._rich.out(text, style=style, highlight=False, end=end)
+        else:
+            sys.stdout.write(text + end)
+        sys.stdout.flush()
+
+    def line(self, text: str, style: str = "") -> None:
+        """Write one line that has been cleaned."""
+        self.write(text, style, "\n")
+
+    def facts(self, facts: Iterable[tuple[str, object]]) -> None:
+        """Write names and what they are, one a line; facts that are None or empty are left out."""
+        shown = [(name, one_line(value)) for name, value in facts if value is not None and value != ""]
+        width = max((len(name) for name, _value in shown), default=0)
+        for name, value in shown:
+            self.write(name.ljust(width) + GAP, "dim")
+            self.line(value, _STYLES.get(name, {}).get(value, ""))
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], can_go: Sequence[str] = ()) -> None:
+        """Write a table; a cell that is None or empty shows as `-`.
+
+        On a terminal columns without content are left out, and where it is too narrow those of `can_go`, in this order.
+        """
+        cells = [[NONE if cell is None else one_line(cell) or NONE for cell in row] for row in rows]
+        if self.is_terminal:
+            self._rich_table({name: [row[index] for row in cells] for index, name in enumerate(columns)}, can_go)
+            return
+        head = [column.upper().replace(" ", "_") for column in columns]
+        widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+        for row in [head, *cells]:
+            padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            self.line(GAP.join(padded).rstrip())
+
+    def _rich_table(self, columns: Mapping[str, list[str]], can_go: Sequence[str]) -> None:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
+        shown = {name: cells for name, cells in columns.items() if set(cells) != {NONE}}
+        widths = {name: max(map(len, [name, *cells])) for name, cells in shown.items()}
+        for name in can_go:
+            if sum(min(width, CELL_WIDTH) + len(GAP) for width in widths.values()) <= self._rich.width:
+                break
+            widths.pop(name, None)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        for name, width in widths.items():
+            table.add_column(name, overflow="fold", no_wrap=width <= SHORT_WIDTH)
+        for row in zip(*(shown[name] for name in widths), strict=True):
+            styles = (_STYLES.get(name, {}) for name in widths)
+            table.add_row(*(Text(cell, style.get(cell, "")) for cell, style in zip(row, styles, strict=True)))
+        self._rich.print(table)
+
+
+class Progress:
+    """What is happening, on standard error: one line that changes on a terminal, a line for each change elsewhere."""
+
+    def __init__(self) -> None:
+        self._status: Status | None = None
+        self._shown = ""
+        self._started_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+            self._status = console.status("", refresh_per_second=REFRESHES_PER_S)
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since when it is shown."""
+        return time.monotonic() - self._started_at
+
+    def show(self, text: str) -> None:
+        """Show what is happening now."""
+        text = one_line(text)
+        if self._status is not None:
+            from rich.text import Text
+
+            self._status.update(Text.assemble(text, (f"  {duration(self.elapsed_s)}", "dim")))
+        elif text != self._shown:
+            note(text)
+        self._shown = text
+
+
+def note(text: str, style: str = "") -> None:
+    """Write a line to standard error, after what stands on standard output."""
+    sys.stdout.flush()
+    if style and sys.stderr.isatty():
+        from rich.console import Console
+
+        Console(stderr=True).out(text, style=style, highlight=False)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+def prepare_streams() -> None:
+    """Let no character that a stream cannot encode end the process."""
+    streams: tuple[TextIO | Any, ...] = (sys.stdout, sys.stderr)
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def give_up_stdout() -> None:
+    """Let what is still to be written to a pipe that nobody reads go nowhere: the process ends quietly."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,236 @@
+"""How answers of the admin API look. Keys that an older or newer gateway leaves out show as `-`, or not at all."""
+
+import json
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+from ichat.terminal_client import Json, list_of, object_of, objects_of
+from ichat.terminal_screen import NONE, Screen, clean, duration, log_line, one_line, percent, size
+
+REMARK_CHARS_MAX = 100
+"""So much of a long remark is shown in a table on a terminal; `worker-show` has all of it."""
+SECONDS_MAX = 2**36
+"""Since 1970: what a calendar can show."""
+_ORIGINS = {"configuration": "the gateway, by its configuration", "api": "the gateway, by its API"}
+
+
+def show_workers(screen: Screen, answer: Json) -> None:
+    """Show every worker in a line: what it is, how busy it is, and what is to be said of it."""
+    columns = ("worker", "state", "model", "backend", "address", "in flight", "running", "waiting", "kv use")
+    rows: list[list[object]] = []
+    for worker in objects_of(answer.get("data")):
+        progress = object_of(worker.get("progress"))
+        rows.append([
+            worker.get("worker_id"),
+            worker.get("state"),
+            ",".join(_names(worker)),
+            worker.get("backend"),
+            _address(worker),
+            worker.get("in_flight"),
+            _count(progress.get("running")),
+            _count(progress.get("waiting")),
+            percent(progress.get("kv_use")),
+            duration(worker.get("beat_age_s")),
+            worker.get("restarts"),
+            _remark(worker, chars_max=REMARK_CHARS_MAX if screen.is_terminal else None),
+        ])  # fmt: skip
+    if not rows and screen.is_terminal:
+        screen.line("There are no workers.")
+        return
+    can_go = ("last beat", "kv use", "waiting", "running", "restarts", "backend", "address")
+    screen.table((*columns, "last beat", "restarts", "remark"), rows, can_go)
+
+
+def show_worker(screen: Screen, worker: Json) -> None:
+    """Show everything that is known of one worker."""
+    group, progress = object_of(worker.get("group")), object_of(worker.get("progress"))
+    steps, tokens = _count(progress.get("steps")), _count(progress.get("tokens_out"))
+    screen.facts([
+        ("worker", worker.get("worker_id")),
+        ("state", worker.get("state")),
+        ("phase", worker.get("phase")),
+        ("failure", worker.get("failure")),
+        ("cause", worker.get("cause") if worker.get("failure") else None),
+        ("starts in", duration(worker["retry_in_s"]) if worker.get("retry_in_s") is not None else None),
+        ("ended last", _last_end(worker)),
+        ("lost", _lost(worker)),
+        ("models", ", ".join(_names(worker))),
+        ("model path", worker.get("model_path")),
+        ("backend", " ".join([str(worker.get("backend") or ""), *_versions(worker)])),
+        ("address", _address(worker)),
+        ("process", worker.get("pid")),
+        ("started by", _ORIGINS.get(str(worker.get("origin")), "the gateway" if worker.get("managed") else "hand")),
+        ("gpus", _gpus(worker)),
+        ("log file", worker.get("log_file")),
+        ("group", f"rank {group.get('rank')} of {group.get('size')} in {group.get('id')}" if group else None),
+        ("load time", duration(worker["load_s"]) if worker.get("load_s") is not None else None),
+        ("restarts", worker.get("restarts")),
+        ("last beat", duration(worker["beat_age_s"]) + " ago" if worker.get("beat_age_s") is not None else None),
+        ("in flight", worker.get("in_flight")),
+        ("requests", _running(progress)),
+        ("kv use", percent(progress["kv_use"]) if progress.get("kv_use") is not None else None),
+        ("engine", f"{steps or NONE} steps, {tokens or NONE} tokens" if steps or tokens else None),
+    ])  # fmt: skip
+    arguments = object_of(worker.get("args"))
+    if arguments:
+        screen.line("\narguments", "bold")
+        known = {name: value for name, value in sorted(arguments.items()) if value is not None}
+        screen.facts((f"  {name}", _value(value)) for name, value in known.items())
+    show_last_lines(screen, worker)
+
+
+def show_last_lines(screen: Screen, worker: Json) -> None:
+    """Show the last lines that a worker wrote, where they are known."""
+    lines = list_of(worker.get("last_lines"))
+    if lines:
+        screen.line("\nlast lines" + (" before it ended" if worker.get("ended_at") else ""), "bold")
+        for line in lines:
+            screen.line("  " + log_line(str(line), colours=screen.has_colours))
+
+
+def show_models(screen: Screen, answer: Json) -> None:
+    """Show the models that can be asked for now."""
+    models = objects_of(answer.get("data"))
+    if not models and screen.is_terminal:
+        screen.line("No model can be asked for yet.")
+        return
+    rows = [[model.get(key) for key in ("id", "owned_by", "max_model_len", "parent", "root")] for model in models]
+    screen.table(("model", "served by", "length", "adapter of", "root"), rows)
+
+
+def show_status(screen: Screen, status: Json) -> None:
+    """Show the gateway, what its machine has left, its workers by state, and what is asked for."""
+    gateway, resources = object_of(status.get("gateway")), object_of(status.get("resources"))
+    cpu, memory = object_of(resources.get("cpu")), object_of(resources.get("memory"))
+    workers = object_of(status.get("workers"))
+    screen.facts([
+        ("gateway", gateway.get("id")),
+        ("version", gateway.get("version")),
+        ("process", gateway.get("pid")),
+        ("up", duration(gateway.get("uptime_s"))),
+        ("cpu", f"{percent(cpu.get('use'))} of {cpu.get('count', NONE)}" if cpu else None),
+        ("memory", f"{size(_bytes(memory, 'available'))} free of {size(_bytes(memory, 'total'))}" if memory else None),
+        ("workers", ", ".join(f"{count} {state}" for state, count in sorted(workers.items())) or "none"),
+    ])  # fmt: skip
+    gpus = objects_of(resources.get("gpus"))
+    if gpus:
+        screen.line("")
+        screen.table(("gpu", "name", "use", "memory used", "memory total", "held by"), map(_gpu, gpus))
+    models = objects_of(status.get("models"))
+    if models:
+        screen.line("")
+        rows = ([model.get(key) for key in ("id", "workers", "in_flight", "queued")] for model in models)
+        screen.table(("model", "workers", "in flight", "queued"), rows)
+
+
+def show_plan(screen: Screen, answer: Json) -> None:
+    """Show what a reload of the configuration does, and the gateway's own words for all of it."""
+    steps = objects_of(answer.get("plan"))
+    columns = ("action", "what", "why")
+    if steps:
+        screen.table(columns, ([step.get(column) for column in columns] for step in steps))
+    if answer.get("summary"):
+        screen.line(one_line(answer["summary"]))
+    elif not steps and screen.is_terminal:
+        screen.line("Nothing has changed.")
+
+
+def failure_of(worker: Json) -> str:
+    """Say in one line why a worker has failed. A cause without a failure is of an end that is over."""
+    keys = ("failure", "cause") if worker.get("failure") else ()
+    reasons = [one_line(worker[key]).rstrip(".") for key in keys if worker.get(key)]
+    lost = _lost(worker)
+    return ": ".join(reasons or [f"has lost {lost}" if lost else f"is {one_line(worker.get('state'))}"])
+
+
+def progress_of(worker: Json) -> str:
+    """Say in one line what a worker is doing; one that is about to be started again has a reason."""
+    state, phase, restarts = worker.get("state"), worker.get("phase"), worker.get("restarts")
+    words = [f"{worker.get('worker_id')}: {state}"]
+    if state == "restarting":
+        words.append(f"since it {failure_of(worker)}" if worker.get("failure") else "")
+    elif phase and phase != state:
+        words.append(f"({phase})")
+    if restarts:
+        words.append(f"after {restarts} restart{'' if restarts == 1 else 's'}")
+    return one_line(" ".join(words))
+
+
+def _remark(worker: Json, *, chars_max: int | None) -> str:
+    if worker.get("failure") or worker.get("lost"):
+        why = failure_of(worker)
+        why = why if chars_max is None else textwrap.shorten(why, chars_max, placeholder=" …")
+        return f"{why}; starts in {duration(worker['retry_in_s'])}" if worker.get("retry_in_s") is not None else why
+    phase = worker.get("phase")
+    return str(phase) if phase and phase != worker.get("state") else ""
+
+
+def _lost(worker: Json) -> str | None:
+    lost = objects_of(worker.get("lost"))
+    gone = " and ".join(f"worker {one.get('worker_id')}, which {one.get('why')}" for one in lost)
+    return f"{gone}, of its group" if lost else None
+
+
+def _last_end(worker: Json) -> str | None:
+    """Say when and how it ended last, of one that runs again; where it is down, its failure says how."""
+    at = worker.get("ended_at")
+    if not isinstance(at, int | float) or not 0 <= at <= SECONDS_MAX:
+        return None
+    import datetime as dt
+
+    when = dt.datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")
+    if worker.get("failure"):
+        return when
+    code = worker.get("exit_code")
+    how = worker.get("signal") or (f"exit code {code}" if code is not None else "")
+    return ", ".join(str(word) for word in (when, how, worker.get("cause")) if word)
+
+
+def _gpus(worker: Json) -> str | None:
+    if "gpu_ids" not in worker:
+        return None
+    gpus = worker["gpu_ids"]
+    return "all" if gpus is None else ", ".join(map(str, list_of(gpus))) or "none"
+
+
+def _names(worker: Json) -> Iterable[str]:
+    return map(str, list_of(worker.get("model_names")) or [worker.get("model_name") or ""])
+
+
+def _address(worker: Json) -> str | None:
+    host = str(worker.get("host") or "")
+    host = f"[{host}]" if ":" in host else host
+    return f"{host}:{worker.get('port')}" if host and worker.get("port") else None
+
+
+def _versions(worker: Json) -> list[str]:
+    backend = worker.get("backend")
+    versions = object_of(worker.get("versions"))
+    return [str(version) if name == backend else f"{name} {version}" for name, version in versions.items()]
+
+
+def _running(progress: Json) -> str | None:
+    if progress.get("running") is None and progress.get("waiting") is None:
+        return None
+    running, waiting = _count(progress.get("running")), _count(progress.get("waiting"))
+    return f"{running or NONE} running, {waiting or NONE} waiting"
+
+
+def _gpu(gpu: Json) -> list[object]:
+    holders = objects_of(gpu.get("held_by"))
+    held = (str(holder.get("worker_id") or f"process {holder.get('pid')}") for holder in holders)
+    numbers = [percent(gpu.get("use")), size(_bytes(gpu, "memory_used")), size(_bytes(gpu, "memory_total"))]
+    return [gpu.get("index"), gpu.get("name"), *numbers, gpu.get("failure") or ", ".join(dict.fromkeys(held))]
+
+
+def _bytes(table: Json, name: str) -> object:
+    return table.get(f"{name}_bytes", table.get(name))
+
+
+def _count(number: object) -> str:
+    return f"{number:.0f}" if isinstance(number, int | float) else ""
+
+
+def _value(value: Any) -> str:
+    return clean(value) if isinstance(value, str) else json.dumps(value)
