@@ -177,6 +177,14 @@ class Balancer:
         """How many requests wait."""
         return sum(map(len, self._queues.values()))
 
+    def waiting_for(self, model: str) -> int:
+        """How many requests wait for a model."""
+        return len(self._queues.get(model, ()))
+
+    def set(self, policy: str, queue_max: int) -> None:
+        """Choose by another policy, or with other bounds, from the next request on."""
+        self._choose, self._queue_max = POLICIES[policy], queue_max
+
     def lease(self, model: str, session: bytes = b"", tried: Collection[Endpoint] = ()) -> Lease | None:
         """Give a place at an endpoint that has not been tried; None where all are full or others wait already.
 

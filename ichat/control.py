@@ -3,10 +3,7 @@
 The front door relays to it like to any other upstream, so frameworks stay where they help.
 """
 
-import json
-import platform
 from collections.abc import Awaitable, Callable, Iterable
-from importlib import metadata
 
 import attrs
 import hypercorn.config
@@ -17,11 +14,10 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-import ichat
 from ichat import errors
+from ichat.admin import Parts, add_routes, json_response, read_json
 from ichat.beat import Model, entry_of, read_beat
 from ichat.errors import ApiError
-from ichat.registry import Registry
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """The largest body that a control route takes."""
@@ -31,24 +27,19 @@ KEEP_ALIVE_S = 3600.0
 SHUTDOWN_S = 3.0
 BACKLOG = 4096
 
-PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
 
-
-def make_app(registry: Registry, metrics: CollectorRegistry, gateway_id: str, started_at: int) -> QuartTrio:
-    """Make the application.
-
-    `gateway_id` tells one start of the gateway from the next; `started_at` is in seconds since the epoch, for the
-    models' `created`.
-    """
+def make_app(parts: Parts, metrics: CollectorRegistry) -> QuartTrio:
+    """Make the application."""
+    registry = parts.registry
     app = QuartTrio("ichat")
     app.config.update(MAX_CONTENT_LENGTH=BODY_BYTES_MAX, BODY_TIMEOUT=BODY_S, RESPONSE_TIMEOUT=None)
 
     def entry(model: Model, owner: str) -> dict[str, object]:
-        return entry_of(model, started_at, owner or "ichat")
+        return entry_of(model, int(parts.started_at), owner or "ichat")
 
     @app.get("/health")
     async def health() -> Response:
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     @app.get("/metrics")
     async def expose() -> Response:
@@ -57,47 +48,29 @@ def make_app(registry: Registry, metrics: CollectorRegistry, gateway_id: str, st
     @app.get("/v1/models")
     async def models() -> Response:
         found = registry.models()
-        return _json({"object": "list", "data": [entry(*found[name]) for name in sorted(found)]})
+        return json_response({"object": "list", "data": [entry(*found[name]) for name in sorted(found)]})
 
     @app.get("/v1/models/<path:name>")
     async def one_model(name: str) -> Response:
         found = registry.models()
         if name not in found:
             raise errors.model_not_found(name, found)
-        return _json(entry(*found[name]))
+        return json_response(entry(*found[name]))
 
     @app.post("/v1/workers/heartbeat")
     @app.post("/register")
     async def heartbeat() -> Response:
-        try:
-            body = json.loads(await request.get_data())
-        except (ValueError, RecursionError) as error:
-            raise errors.bad_request(f"The body is not JSON: {error}.") from error
-        beat = read_beat(body)
+        beat = read_beat(await read_json())
         new = registry.beat(beat)
-        return _json({
+        parts.logbook.changed()
+        return json_response({
             "status": "registered" if new else "ok",
-            "gateway_id": gateway_id,
+            "gateway_id": parts.gateway_id,
             "heartbeat_interval": beat.heartbeat_interval,
             "lost": [attrs.asdict(lost) for lost in registry.lost(beat.worker_id)],
         })  # fmt: skip
 
-    @app.get("/v1/admin/workers")
-    async def workers() -> Response:
-        return _json({"object": "list", "data": [registry.describe(worker) for worker in registry]})
-
-    @app.get("/v1/admin/workers/<worker_id>")
-    async def one_worker(worker_id: str) -> Response:
-        worker = registry.get(worker_id)
-        if worker is None:
-            known = ", ".join(one.id for one in registry) or "none"
-            raise ApiError(404, "not_found", f"There is no worker {worker_id}. Workers here: {known}.")
-        return _json(dict(registry.describe(worker)))
-
-    @app.get("/v1/admin/cluster/version")
-    async def version() -> Response:
-        packages = {name: metadata.version(name) for name in PACKAGES}
-        return _json({"version": ichat.__version__, "python": platform.python_version(), "packages": packages})
+    add_routes(app, parts)
 
     @app.errorhandler(ApiError)
     async def api_error(error: ApiError) -> Response:
@@ -126,10 +99,6 @@ def make_app(registry: Registry, metrics: CollectorRegistry, gateway_id: str, st
 def _methods(error: HTTPException) -> Iterable[str]:
     """Give the methods that a route has, of the error that it has not another one."""
     return getattr(error, "valid_methods", None) or ()
-
-
-def _json(value: object) -> Response:
-    return Response(json.dumps(value), content_type="application/json")
 
 
 async def serve(app: QuartTrio, path: str, *, task_status: trio.TaskStatus[None]) -> None:

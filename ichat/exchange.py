@@ -42,9 +42,9 @@ _DOTS = re.compile(rb"/(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)
 """What an upstream may take for a way out of its base path."""
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Means:
-    """What all exchanges share."""
+    """What all exchanges share; another configuration changes it while they run."""
 
     balancer: Balancer
     pool: Pool

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,11 +18,37 @@ log = logging.getLogger(__name__)
 BEATS_MISSED_MAX = 3
 """A worker that has been silent for so many of its intervals is unhealthy."""
 FORGET_S = 3600.0
+FAILED_S = 600.0
+"""How long a worker is shown that has said good-bye since it failed."""
 WORKERS_MAX = 4096
 RETRY_AFTER_S = 5
 
-State = WorkerState | Literal["unhealthy", "failed", "broken"]
-"""`broken` is a worker whose group has lost another member for good."""
+State = WorkerState | Literal["unhealthy", "wedged", "stale", "restarting", "failed", "broken"]
+"""What a worker says of itself, or what the gateway knows better.
+
+`wedged` has requests and makes no step; `stale` is known from before the gateway's start and has not beaten since;
+`restarting` has ended and will be started again, `failed` has not; `broken` has lost another member of its group.
+"""
+
+
+@attrs.frozen
+class End:
+    """How a worker's process ended, and what can be told of the reason."""
+
+    why: str
+    """In a few words, to be put after the worker's name."""
+    at: float
+    """In seconds since 1970."""
+    exit_code: int | None = None
+    signal: str | None = None
+    oom_killed: bool = False
+    """Whether the kernel ended it, or a process of it, since there was no memory left."""
+    cause: str = ""
+    """In a sentence, where it is known."""
+    last_lines: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.cause}" if self.cause else self.why
 
 
 @attrs.define(eq=False)
@@ -41,12 +68,31 @@ class Worker:
     """What its group has lost for good."""
     expected: list[str] = attrs.field(factory=list[str])
     """The names that a managed worker will serve, known before its first beat."""
-    failure: str | None = None
-    """Why a managed worker's process ended, where nobody had asked for it."""
+    end: End | None = None
+    """How it ended last, where nobody had asked for it; it may have been started again since."""
+    is_down: bool = False
+    """Whether `end` is how things are now."""
+    retry_at: float | None = None
+    """When a worker that is down will be started again."""
+    restarts: int = 0
+    is_draining: bool = False
+    """Whether it gets no more requests, since it is about to be stopped."""
+    is_stale: bool = False
+    """Whether the beat is from before the gateway's start."""
+    busy_steps: float | None = None
+    """The count of its engine's steps by which it is known to be busy."""
+    stuck_since: float = math.inf
+    """Since when it has had requests and that count has stood still."""
+    is_piped: bool = False
+    """Whether its lines come through a pipe, since its newest start was here."""
     unix_socket: str | None = None
     """Where it is reached by a shorter way than its port, known of a managed worker."""
     endpoint: Endpoint | None = None
     """Where its requests go, known from its first beat on."""
+    max_in_flight: int | None = None
+    """Requests under way at once, at most, where the gateway's configuration says so."""
+    settings: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    """What operators see of how a managed worker is run."""
 
     @property
     def is_unreachable(self) -> bool:
@@ -58,27 +104,57 @@ class Worker:
         """Every model name that it serves or will serve."""
         return names_of(self.beat) if self.beat and self.beat.model_name else self.expected
 
-    def state(self, now: float) -> State:
+    def state(self, now: float, wedged_after_s: float = math.inf) -> State:
         """Give the state, by what it said last and how long ago that was."""
-        if self.failure is not None:
-            return "failed"
+        if self.is_down:
+            return "failed" if self.retry_at is None else "restarting"
+        if self.is_draining:
+            return "draining"
         if self.beat is None:
             return "starting"
+        if self.is_stale:
+            return "stale"
         if self.is_unreachable or now - self.beat_at > self.beat.heartbeat_interval * BEATS_MISSED_MAX:
             return "unhealthy"
-        return "broken" if self.lost is not None else self.beat.state
+        if self.lost is not None:
+            return "broken"
+        if self.beat.state == "ready" and now - self.stuck_since > wedged_after_s:
+            return "wedged"
+        return self.beat.state
+
+    def note_steps(self, beat: Beat, now: float) -> None:
+        """See in a beat whether the engine does something: a busy one whose count of steps stands still is stuck."""
+        progress = beat.progress
+        steps = progress.get("steps")
+        steps = progress.get("tokens_out") if steps is None else steps
+        busy = any((progress.get(name) or 0) > 0 for name in ("running", "waiting"))
+        if not busy or steps is None or steps != self.busy_steps:
+            self.stuck_since = math.inf if not busy or steps is None else now
+            self.busy_steps = steps if busy else None
+
+    def begin(self) -> None:
+        """Forget what was known of an earlier start of it: there is a new one."""
+        self.beat, self.beat_at, self.lost = None, -math.inf, None
+        self.known_since, self.well_at = math.inf, -math.inf
+        self.is_down, self.retry_at, self.is_draining = False, None, False
+        self.busy_steps, self.stuck_since = None, math.inf
 
     def met(self, other: "Worker") -> bool:
         """Say whether the other was well when this start of the worker was there already, or came within a beat."""
         interval = other.beat.heartbeat_interval if other.beat else 0
         return self.known_since <= other.well_at + interval
 
-    def why_not_ready(self, now: float) -> str:
+    def why_not_ready(self, now: float, wedged_after_s: float) -> str:
         """Say in a few words what stands between it and a request."""
-        state = self.state(now)
-        if state == "failed":
-            return f"worker {self.id} {self.failure}"
-        if self.is_unreachable:
+        state = self.state(now, wedged_after_s)
+        if self.is_down:
+            again = "" if self.retry_at is None else f"; it is started again in {max(0, self.retry_at - now):.0f} s"
+            return f"worker {self.id} {self.end}{again}"
+        if state == "wedged":
+            return f"worker {self.id} has had requests for {now - self.stuck_since:.0f} s and made no step"
+        if state == "stale":
+            return f"worker {self.id} has not been heard of since the gateway was started"
+        if self.is_unreachable and state == "unhealthy":
             return f"worker {self.id} cannot be reached"
         if state == "unhealthy":
             return f"worker {self.id} has not been heard of for {now - self.beat_at:.0f} s"
@@ -92,19 +168,25 @@ class Registry:
     """Workers by id, and who serves a model."""
 
     def __init__(
-        self, external: Mapping[str, Sequence[Endpoint]], clock: Callable[[], float], max_in_flight: int
+        self,
+        external: Mapping[str, Sequence[Endpoint]],
+        clock: Callable[[], float],
+        max_in_flight: int,
+        wedged_after_s: float = math.inf,
     ) -> None:
         """`external` has the endpoints of each external model; `max_in_flight` is for workers that say nothing else."""
         self._clock = clock
         self._workers: dict[str, Worker] = {}
-        self._external = external
-        self._max_in_flight = max_in_flight
+        self.external = external
+        self.max_in_flight = max_in_flight
+        self.wedged_after_s = wedged_after_s
         self.changed: Callable[[], None] = _ignore
         """Called when more requests may be served than before."""
+        self.version = 0
+        """Grows whenever there is something to remember: a worker comes, goes, or is somewhere else."""
 
     def __repr__(self) -> str:
-        now = self._clock()
-        return f"<Registry {', '.join(f'{worker.id}={worker.state(now)}' for worker in self)}>"
+        return f"<Registry {', '.join(f'{worker.id}={self.state(worker)}' for worker in self)}>"
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))
@@ -113,11 +195,38 @@ class Registry:
         """Give the worker of this id."""
         return self._workers.get(worker_id)
 
+    def state(self, worker: Worker) -> State:
+        """Give the state of a worker now."""
+        return worker.state(self._clock(), self.wedged_after_s)
+
     def expect(self, worker_id: str, names: list[str], unix_socket: str | None = None) -> Worker:
         """Add a worker that is being started here, before its first beat."""
         worker = Worker(worker_id, managed=True, expected=names, unix_socket=unix_socket)
         self._workers[worker_id] = worker
+        self.version += 1
         return worker
+
+    def remove(self, worker: Worker) -> None:
+        """Forget a worker."""
+        if self._workers.get(worker.id) is worker:
+            del self._workers[worker.id]
+            self.version += 1
+
+    def snapshot(self) -> list[tuple[Beat, float]]:
+        """Give the newest beats of the workers that were not started here, each with its age in seconds."""
+        now = self._clock()
+        return [
+            (worker.beat, now - worker.beat_at)
+            for worker in self._workers.values()
+            if worker.beat and not worker.managed and not worker.is_down
+        ]
+
+    def restore(self, beat: Beat, age_s: float) -> None:
+        """Know a worker from before the gateway's start: it is stale until it beats."""
+        if beat.worker_id not in self._workers and len(self._workers) < WORKERS_MAX and age_s < FORGET_S:
+            worker = Worker(beat.worker_id, managed=False, beat=beat, is_stale=True)
+            worker.beat_at = self._clock() - age_s
+            self._workers[beat.worker_id] = worker
 
     def beat(self, beat: Beat) -> bool:
         """Take a beat; say whether the worker was new. A good-bye removes a worker that was not started here.
@@ -126,26 +235,26 @@ class Registry:
         """
         for worker in self:
             interval = worker.beat.heartbeat_interval if worker.beat else 0
-            if not worker.managed and self._clock() - worker.beat_at > max(FORGET_S, interval * BEATS_MISSED_MAX):
-                del self._workers[worker.id]
+            keep_s = FAILED_S if worker.is_down else max(FORGET_S, interval * BEATS_MISSED_MAX)
+            if not worker.managed and self._clock() - worker.beat_at > keep_s:
+                self.remove(worker)
         known = self._workers.get(beat.worker_id)
         if known is not None and beat.state == "gone":
-            self._tell_group(known, "has ended")
+            self._tell_group(known, "has failed" if beat.failure else "has ended")
         if beat.state == "gone" and not (known and known.managed):
-            self._workers.pop(beat.worker_id, None)
+            self._say_goodbye(known, beat)
             return False
         if known is None and len(self._workers) >= WORKERS_MAX:
             raise errors.too_many_workers(WORKERS_MAX)
         worker = known or Worker(beat.worker_id, managed=False)
         self._workers[beat.worker_id] = worker
-        taken = self._external.keys() & set(names_of(beat))
+        taken = self.external.keys() & set(names_of(beat))
         if taken and known is None:
             log.warning("worker %s gets no requests for %s: external routes have that name", worker.id, sorted(taken))
         if worker.beat is not None and (worker.beat.start_id, worker.beat.pid) != (beat.start_id, beat.pid):
             self._tell_group(worker, "was started again")
-            worker.known_since, worker.lost = math.inf, None
-        worker.beat = beat
-        worker.beat_at = self._clock()
+            worker.begin()
+        self._note(worker, beat, is_new=known is None)
         if beat.state not in ("draining", "gone"):
             worker.well_at = worker.beat_at
         worker.known_since = min(worker.known_since, worker.beat_at)
@@ -153,23 +262,47 @@ class Registry:
         self.changed()
         return known is None
 
+    def _say_goodbye(self, worker: Worker | None, beat: Beat) -> None:
+        """Forget a worker that has ended in good order; one that failed is shown with its reason until it is old."""
+        if worker is None:
+            return
+        if not beat.failure:
+            self.remove(worker)
+            return
+        log.error("worker %s %s", worker.id, beat.failure)
+        self._note(worker, beat, is_new=False)
+        self.fail(worker, End("has failed", time.time(), cause=beat.failure))
+
+    def _note(self, worker: Worker, beat: Beat, *, is_new: bool) -> None:
+        """Keep a beat as the newest one."""
+        before = worker.beat
+        place = ("host", "port", "start_id", "model_names", "state")
+        if is_new or worker.is_stale or any(getattr(before, name, None) != getattr(beat, name) for name in place):
+            self.version += 1
+        worker.beat, worker.beat_at, worker.is_stale = beat, self._clock(), False
+        if not worker.managed:
+            worker.is_down = False
+        worker.note_steps(beat, worker.beat_at)
+
     def _place(self, worker: Worker, beat: Beat) -> None:
         """Say where the worker's requests go, by what it says of itself."""
         host, port = (worker.unix_socket, 0) if worker.unix_socket and beat.unix_socket else (beat.host, beat.port)
         endpoint = worker.endpoint
         if endpoint is None:
             upstream = Upstream(f"worker {worker.id}", host, port)
-            endpoint = worker.endpoint = Endpoint(upstream, worker.id.encode(), self._max_in_flight)
+            endpoint = worker.endpoint = Endpoint(upstream, worker.id.encode(), self.max_in_flight)
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
             endpoint.upstream = Upstream(f"worker {worker.id}", host, port)
-        endpoint.in_flight_max = beat.max_in_flight or self._max_in_flight
+        endpoint.in_flight_max = worker.max_in_flight or beat.max_in_flight or self.max_in_flight
         counts = (beat.progress.get("running"), beat.progress.get("waiting"))
         endpoint.report(int(sum(count for count in counts if count is not None)), self._clock())
 
-    def fail(self, worker: Worker, failure: str) -> None:
-        """Note why a managed worker's process ended, where nobody had asked for it."""
-        worker.failure = failure
-        self._tell_group(worker, failure)
+    def fail(self, worker: Worker, end: End, retry_at: float | None = None) -> None:
+        """Note how a worker ended, where nobody had asked for it, and when it will be started again."""
+        if not worker.is_down:
+            self._tell_group(worker, end.why)
+        worker.end, worker.is_down, worker.retry_at = end, True, retry_at
+        self.version += 1
 
     def _tell_group(self, gone: Worker, why: str) -> None:
         """Note for the others of a group that one of them has ended: none of them is of any use now."""
@@ -206,28 +339,40 @@ class Registry:
 
         Raises ApiError: 404 for an unknown model, 503 for one that nobody can serve now.
         """
-        external = self._external.get(model)
+        external = self.external.get(model)
         if external is not None:
             return external
         now = self._clock()
         having = [worker for worker in self._workers.values() if model in worker.names]
         if not having:
             raise errors.model_not_found(model, self.models())
-        ready = [worker.endpoint for worker in having if worker.endpoint and worker.state(now) == "ready"]
+        wedged_after_s = self.wedged_after_s
+        ready = [one.endpoint for one in having if one.endpoint and one.state(now, wedged_after_s) == "ready"]
         if not ready:
-            reasons = "; ".join(worker.why_not_ready(now) for worker in having)
+            reasons = "; ".join(worker.why_not_ready(now, wedged_after_s) for worker in having)
             raise errors.model_not_ready(model, reasons, RETRY_AFTER_S)
         return ready
+
+    def names(self) -> set[str]:
+        """Give every name of a model, whether anybody can serve it now or not."""
+        return {*self.external, *(name for worker in self._workers.values() for name in worker.names)}
+
+    def load_of(self, model: str) -> dict[str, int]:
+        """Give how many can serve a model now, and how many requests they work on."""
+        try:
+            endpoints = self.endpoints(model)
+        except errors.ApiError:
+            endpoints = ()
+        return {"workers": len(endpoints), "in_flight": sum(one.in_flight for one in endpoints)}
 
     def models(self) -> dict[str, tuple[Model, str]]:
         """Give the models that can be asked for now, by their names, each with who owns it.
 
         Where several workers serve one, it is as long as the shortest of them.
         """
-        now = self._clock()
-        found: dict[str, tuple[Model, str]] = {name: (Model(name), "external") for name in self._external}
+        found: dict[str, tuple[Model, str]] = {name: (Model(name), "external") for name in self.external}
         for worker in self._workers.values():
-            if worker.beat is None or worker.state(now) != "ready":
+            if worker.beat is None or self.state(worker) != "ready":
                 continue
             for model in worker.beat.models or [Model(name, worker.beat.model_path) for name in worker.names]:
                 known, owner = found.get(model.id, (model, worker.beat.backend))
@@ -239,13 +384,24 @@ class Registry:
         """Give everything known of a worker, as JSON can hold it."""
         now = self._clock()
         known = attrs.asdict(worker.beat) if worker.beat else {"worker_id": worker.id}
+        known.setdefault("model_name", worker.names[0] if worker.names else "")
+        end = worker.end
         return {
             **known,
+            **worker.settings,
             "model_names": worker.names,
-            "state": worker.state(now),
+            "state": self.state(worker),
             "managed": worker.managed,
             "in_flight": worker.endpoint.in_flight if worker.endpoint else 0,
-            "failure": worker.failure,
+            "restarts": worker.restarts,
+            "failure": end.why if end and worker.is_down else None,
+            "retry_in_s": max(0.0, round(worker.retry_at - now, 3)) if worker.retry_at is not None else None,
+            "cause": end.cause or None if end else None,
+            "exit_code": end.exit_code if end else None,
+            "signal": end.signal if end else None,
+            "oom_killed": end.oom_killed if end else False,
+            "ended_at": round(end.at, 3) if end else None,
+            "last_lines": list(end.last_lines) if end else [],
             "lost": [attrs.asdict(lost) for lost in self.lost(worker.id)],
             "beat_age_s": round(now - worker.beat_at, 3) if worker.beat else None,
         }

@@ -1,200 +1,217 @@
-"""The workers that the gateway starts: their processes, from the launch to the proof that nothing of them is left."""
+"""The workers that the gateway starts: which there are, those of the gateway before it included."""
 
 import contextlib
 import logging
-import os
-import re
-import signal
-import subprocess
-import sys
-import zipfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
+from typing import Any
 
-import psutil
+import attrs
 import trio
 
-import ichat
-from ichat import processes
-from ichat.config import Config, ManagedWorker, engine_flags
-from ichat.masking import shown
+from ichat import errors
+from ichat.beat import read_beat
+from ichat.config import Config, ManagedWorker, read_worker
+from ichat.errors import ApiError
+from ichat.launch import id_for
+from ichat.logbook import Logbook
+from ichat.managed import Managed, Shared
+from ichat.plan import Change, Running, changes_of_workers
+from ichat.recall import ask_to_beat
 from ichat.registry import Registry
+from ichat.state import Heard, Known, Started, StateDirectory
+from ichat.subreaper import Adopted, stamp_of
 
 log = logging.getLogger(__name__)
 
-SWEEP_S = 5.0
-"""How long killed processes may take to disappear."""
-SWEEP_POLL_S = 0.05
-STDERR = 2
-HEAD_BYTES_MORE = 8192
-"""What the gateway may add to the head of a request."""
-
-
-_SIGNALS = {int(number): number.name for number in signal.Signals}
+REMEMBER_S = 1.0
+"""Beats that change what is remembered are written so often at most; the workers started here are at once."""
+REPLACE_POLL_S = 0.2
+ADOPTED_DRAIN_S = 0.0
 
 
 class Supervisor:
-    """Starts the configured workers and ends them."""
+    """Starts workers, ends them, and remembers them for the next gateway."""
 
-    def __init__(self, config: Config, registry: Registry, directory: str, control_socket: str) -> None:
-        """`directory` is for the workers' unix sockets; they beat to the control socket."""
-        self._config = config
+    def __init__(self, config: Config, registry: Registry, logbook: Logbook, state: StateDirectory) -> None:
+        self._state = state
         self._registry = registry
-        self._directory = directory
-        self._control_socket = control_socket
-        self._hurry = trio.Event()
+        self._changed = trio.Event()
+        self._written_version = -1
+        self._is_failing = False
+        self._nursery: trio.Nursery | None = None
+        self._shared = Shared(config, registry, logbook, state, self._remember_soon)
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {list(self._shared.workers.values())}>"
 
     def hurry(self) -> None:
         """Kill rather than wait, from now on."""
-        self._hurry.set()
+        self._shared.hurry.set()
+
+    def stop(self) -> None:
+        """Make `run` end every worker that shall not outlive the gateway, and return."""
+        self._shared.is_stopping = True
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+
+    @property
+    def pids(self) -> dict[int, str]:
+        """The first processes of the workers, with the workers' ids."""
+        return {worker.pid: worker.id for worker in self._shared.workers.values() if worker.pid}
 
     async def run(self) -> None:
-        """Start every managed worker and watch over it until cancelled; then end them all, together."""
+        """Take over what an earlier gateway left, start what is configured, and watch over all of it until stopped."""
+        known = self._state.load()
+        for heard in known.heard:
+            with contextlib.suppress(ApiError):
+                beat = read_beat(heard.beat)
+                self._registry.restore(beat, max(0.0, time.time() - heard.at))
+                self._shared.logbook.resume(beat.worker_id, beat.start_id, is_managed=False)
         async with trio.open_nursery() as nursery:
-            taken: set[str] = set()
-            for number, worker in enumerate(self._config.managed_workers):
-                worker_id = _id_for(worker.model_name, taken)
-                taken.add(worker_id)
-                nursery.start_soon(self._guard, worker_id, worker, os.path.join(self._directory, str(number)))
-
-    async def _guard(self, worker_id: str, worker: ManagedWorker, unix_socket: str) -> None:
-        """Watch over one worker; a bug in that must not end the others."""
-        try:
-            await self._watch(worker_id, worker, unix_socket)
-        except Exception:
-            log.exception("a bug watching over worker %s", worker_id)
-
-    async def _watch(self, worker_id: str, worker: ManagedWorker, unix_socket: str) -> None:
-        entry = self._registry.expect(worker_id, [worker.model_name], unix_socket)
-        watched, ours = os.pipe()
-        try:
-            command = self._command(worker_id, worker, unix_socket)
-            log.info("starting worker %s: %s", worker_id, shown(command))
-            try:
-                process = await trio.lowlevel.open_process(
-                    command,
-                    env=self._environment(worker, watched),
-                    stdin=subprocess.DEVNULL,
-                    stdout=STDERR,  # ours is for the access log
-                    start_new_session=True,
-                    pass_fds=(watched,),
-                )
-            except (OSError, ValueError) as error:
-                reason = error.strerror if isinstance(error, OSError) else str(error)
-                self._registry.fail(entry, f"could not be started: {command[0]}: {reason}")
-                log.error("worker %s %s", worker_id, entry.failure)
+            self._nursery = nursery
+            if self._shared.is_stopping:
                 return
-            finally:
-                os.close(watched)
+            nursery.start_soon(self._remember_forever)
+            await self._take_over(known.started)
+            self.apply(self._shared.config, self.changes(self._shared.config))
+            nursery.start_soon(ask_to_beat, self._registry)
+            await trio.sleep_forever()
+        with trio.CancelScope(shield=True):
+            await self._remember()
+
+    async def _take_over(self, started: Sequence[Started]) -> None:
+        """Adopt the workers that outlived a gateway on purpose; end what else is left; start what was launched."""
+        leftovers: list[Started] = []
+        launched: list[tuple[str, ManagedWorker]] = []
+        for one in started:
+            lives = one.pid > 0 and stamp_of(one.pid) == one.stamp
             try:
-                await process.wait()
-                self._registry.fail(entry, _how_it_ended(process.returncode))
-                log.error("worker %s %s", worker_id, entry.failure)
-            finally:
-                with trio.CancelScope(shield=True):
-                    await self._end(worker_id, process)
-        finally:
-            os.close(ours)
+                spec = read_worker(one.spec, self._shared.config)
+            except ApiError as error:
+                log.error("worker %s is not started again: %s", one.worker_id, error)
+                spec = None
+            if lives and spec is not None and spec.on_gateway_exit == "keep":
+                with contextlib.suppress(ProcessLookupError):
+                    log.info("worker %s (process %d) has outlived its gateway: taken over", one.worker_id, one.pid)
+                    self._start(one.worker_id, spec, is_launched=one.is_launched, adopted=Adopted(one.pid))
+                continue
+            if lives:
+                leftovers.append(one)
+            if one.is_launched and spec is not None:
+                launched.append((one.worker_id, spec))
+        async with trio.open_nursery() as nursery:
+            for one in leftovers:
+                nursery.start_soon(self._end_leftover, one)
+        for worker_id, spec in launched:
+            self._start(worker_id, spec, is_launched=True)
 
-    async def _end(self, worker_id: str, process: trio.Process) -> None:
-        """End a worker and every process that stems from it: asked first, killed after `timeouts.stop_s`."""
-        family = processes.descendants(process.pid)
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            await self._wait(process, self._config.timeouts.stop_s)
-        if process.returncode is None:
-            log.warning("worker %s is killed: it did not end by itself", worker_id)
-            process.kill()
-            with trio.move_on_after(SWEEP_S):
-                await process.wait()
-        left = await self._sweep(process.pid, family)
-        if left:
-            log.error("processes of worker %s are still there: %s", worker_id, left)
-        else:
-            log.info("worker %s has ended, and nothing of it is left", worker_id)
-
-    async def _sweep(self, session: int, family: list[psutil.Process]) -> list[psutil.Process]:
-        """Kill what an ended worker has left; give what is still there after a while. Resource trackers come last."""
-        deadline = trio.current_time() + SWEEP_S
-        while True:
-            left = [*processes.session_members(session), *(one for one in family if processes.is_alive(one))]
-            overdue = trio.current_time() > deadline
-            processes.kill(one for one in left if overdue or not processes.is_resource_tracker(one))
-            if not left or overdue:
-                return left
-            await trio.sleep(SWEEP_POLL_S)
-
-    async def _wait(self, process: trio.Process, wait_s: float) -> None:
-        with trio.move_on_after(wait_s):
+    async def _end_leftover(self, one: Started) -> None:
+        """End a worker whose gateway died and that has not ended yet."""
+        log.warning("worker %s (process %d) is still there, its gateway is not: it is ended", one.worker_id, one.pid)
+        with contextlib.suppress(ProcessLookupError):
+            spec = ManagedWorker(model_name=one.worker_id, model_path="")
+            adopted = Adopted(one.pid)
+            left = Managed(one.worker_id, spec, self._shared, is_launched=False, adopted=adopted)
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(left.run)
+                await left.remove(ADOPTED_DRAIN_S)
 
-                async def cancel_in_a_hurry() -> None:
-                    await self._hurry.wait()
-                    nursery.cancel_scope.cancel()
+    def _start(
+        self, worker_id: str, spec: ManagedWorker, *, is_launched: bool, adopted: Adopted | None = None
+    ) -> Managed:
+        worker = Managed(worker_id, spec, self._shared, is_launched=is_launched, adopted=adopted)
+        self._shared.workers[worker_id] = worker
+        self._remember_soon()
+        assert self._nursery is not None
+        self._nursery.start_soon(worker.run)
+        return worker
 
-                nursery.start_soon(cancel_in_a_hurry)
-                await process.wait()
-                nursery.cancel_scope.cancel()
+    def launch(self, spec: ManagedWorker) -> Managed:
+        """Start a worker that the configuration does not have. Raises ApiError where the gateway is about to end."""
+        if self._nursery is None or self._shared.is_stopping:
+            raise errors.draining()
+        return self._start(self._new_id(spec), spec, is_launched=True)
 
-    def _command(self, worker_id: str, worker: ManagedWorker, unix_socket: str) -> list[str]:
-        engine = self._config.engines.get(worker.backend)
-        python = worker.python or (engine.python if engine else None) or sys.executable
-        return [
-            *_program(python),
-            "worker",
-            f"--backend={worker.backend}",
-            f"--worker-id={worker_id}",
-            f"--gateway-address=unix:{self._control_socket}",
-            f"--heartbeat-interval={worker.heartbeat_interval:g}",
-            f"--served-model-name={worker.model_name}",
-            f"--host={worker.host}",
-            f"--port={worker.port}",
-            f"--unix-socket={unix_socket}",
-            f"--max-in-flight={worker.max_in_flight or 0}",
-            *self._bounds(),
-            f"--drain-s={self._config.timeouts.stop_s / 2:g}",
-            f"--stop-s={self._config.timeouts.stop_s / 3:g}",
-            f"--model={worker.model_path}",
-            *engine_flags(worker.backend_args),
-        ]
+    def get(self, worker_id: str) -> Managed | None:
+        """Give the managed worker of this id."""
+        return self._shared.workers.get(worker_id)
 
-    def _bounds(self) -> list[str]:
-        """Give the gateway's own bounds as flags: what it lets through, its worker must not refuse."""
-        limits, timeouts = self._config.limits, self._config.timeouts
-        return [
-            f"--head-bytes-max={limits.head_bytes_max + HEAD_BYTES_MORE}",
-            f"--body-bytes-max={limits.body_bytes_max}",
-            f"--connections-max={limits.connections_max}",
-            f"--client-stall-s={timeouts.client_stall_s:g}",
-        ]
+    def _new_id(self, spec: ManagedWorker) -> str:
+        return id_for(spec.model_name, {*self._shared.workers, *(worker.id for worker in self._registry)})
 
-    def _environment(self, worker: ManagedWorker, watched: int) -> Mapping[str, str]:
-        environment = {**os.environ, processes.LAUNCHER_FD: str(watched), "PYTHONUNBUFFERED": "1"}
-        if worker.gpu_ids is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, worker.gpu_ids))
-        if not zipfile.is_zipfile(sys.argv[0]):
-            source = os.path.dirname(os.path.dirname(os.path.abspath(ichat.__file__)))
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-        return {**environment, **worker.env}
+    def changes(self, config: Config) -> list[Change]:
+        """Say what taking this configuration would do to the workers."""
+        workers = self._shared.workers.values()
+        running = [Running(one.id, one.spec, one.is_launched, one.has_failed) for one in workers]
+        changes = changes_of_workers(running, config.managed_workers, self._shared.config.engines, config.engines)
+        kept = {change.worker_id for change in changes if change.action != "stop"}
+        replaced = {one.replaces.id for one in workers if one.replaces and one.id in kept}
+        return [change for change in changes if change.action != "stop" or change.worker_id not in replaced]
+
+    def apply(self, config: Config, changes: Sequence[Change]) -> None:
+        """Begin with what `changes` said; nothing of it is waited for. Raises ApiError where the gateway ends."""
+        if self._nursery is None or self._shared.is_stopping:
+            raise errors.draining()
+        self._shared.config = config
+        for change in changes:
+            worker = self._shared.workers.get(change.worker_id)
+            if change.action == "start" and change.spec is not None:
+                self._start(self._new_id(change.spec), change.spec, is_launched=False)
+            elif worker is None or change.action == "keep":
+                continue
+            elif change.action == "stop":
+                self._nursery.start_soon(worker.remove, config.timeouts.drain_s)
+            elif change.spec is not None and change.action == "update":
+                worker.update(change.spec)
+            elif change.spec is not None and change.action == "restart":
+                if change.new_first and not worker.entry.is_down:
+                    new = self._start(self._new_id(change.spec), change.spec, is_launched=False)
+                    new.replaces = worker
+                    self._nursery.start_soon(self._replace, new, worker)
+                else:
+                    worker.restart(change.spec)
+
+    async def _replace(self, new: Managed, old: Managed) -> None:
+        """End the old worker once the new one serves; while it does not, the old one goes on."""
+        log.info("worker %s will replace worker %s once it is ready", new.id, old.id)
+        while new.entry.beat is None or self._registry.state(new.entry) != "ready":
+            await trio.sleep(REPLACE_POLL_S)
+            if self._shared.workers.get(new.id) is not new or self._shared.workers.get(old.id) is not old:
+                new.replaces = None
+                return
+        await old.remove(self._shared.config.timeouts.drain_s)
+        new.replaces = None
+
+    def _remember_soon(self) -> None:
+        self._changed.set()
+
+    async def _remember_forever(self) -> None:
+        while True:
+            if self._changed.is_set() or self._registry.version != self._written_version:
+                await self._remember()
+            with trio.move_on_after(REMEMBER_S):
+                if self._is_failing:
+                    await trio.sleep_forever()
+                await self._changed.wait()
+
+    async def _remember(self) -> None:
+        """Write down what the next gateway has to know."""
+        self._changed, self._written_version = trio.Event(), self._registry.version
+        now = time.time()
+        started = [one.started(_table_of(one.spec)) for one in self._shared.workers.values()]
+        heard = [Heard(attrs.asdict(beat), now - age_s) for beat, age_s in self._registry.snapshot()]
+        known = Known(started=[one for one in started if one.is_launched or one.pid], heard=heard)
+        try:
+            await trio.to_thread.run_sync(self._state.save, known)
+        except OSError as error:
+            if not self._is_failing:
+                log.error("%s cannot be written: %s; the next gateway will not know", self._state.path, error.strerror)
+            self._is_failing = True
+            self._changed.set()
+        else:
+            self._is_failing = False
 
 
-def _program(python: str) -> Sequence[str]:
-    """Give the command that runs iChat as this process was started: the same pyz, or the same source."""
-    if zipfile.is_zipfile(sys.argv[0]):
-        return [python, os.path.abspath(sys.argv[0])]
-    return [python, "-m", "ichat"]
-
-
-def _id_for(model_name: str, taken: set[str]) -> str:
-    """Make a worker id of a model's name: readable, fit for a path, and the same at every start."""
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", model_name)[:100].strip("-") or "worker"
-    number = 0
-    while f"{slug}-{number}" in taken:
-        number += 1
-    return f"{slug}-{number}"
-
-
-def _how_it_ended(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"was ended by signal {_SIGNALS.get(-code, -code)}"
-    return f"ended with exit code {code}"
+def _table_of(spec: ManagedWorker) -> dict[str, Any]:
+    return {key: value for key, value in attrs.asdict(spec).items() if value is not None}

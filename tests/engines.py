@@ -4,13 +4,16 @@ What a test asks for is written in the common vocabulary, once for all engines; 
 without a GPU at all, stands here.
 """
 
+import contextlib
 import json
 import re
+import socket
 import sys
 import threading
 import time
 import urllib.request
 
+import psutil
 from programs import ROOT, Program
 
 ENGINES = ("vllm", "sglang")
@@ -49,6 +52,12 @@ def flags_of(engine):
     return words
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Deployment:
     """A gateway with one managed worker called `tiny-0`, serving a model called `tiny`."""
 
@@ -56,17 +65,37 @@ class Deployment:
         """`model` is a kind of `tiny_models.py`; `arguments` are the engine's, in the common vocabulary."""
         self.engine = engine
         lines = [
-            "[server_settings]", "port = 0",
+            "[server_settings]", f"port = {free_port()}", f'state_directory = "{directory}/state"',
             f"[engines.{engine}]", f'python = "{python_of(engine)}"',
             "[[managed_workers]]", 'model_name = "tiny"', f'model_path = "{MODELS / model}"', f'backend = "{engine}"',
             "heartbeat_interval = 8",  # machines that run tests stand still for seconds at times
         ]  # fmt: skip
         lines += [f"env = {_toml({**ENV[engine], **(env or {})})}"]
         lines += [f"{key} = {_toml(value)}" for key, value in {**arguments, **ON_THE_CPU[engine]}.items()]
-        config = directory / "ichat.toml"
-        config.write_text("\n".join(lines))
-        command = [sys.executable, PYZ, "gateway", "-c", config]
-        self.program = Program(command, directory / "gateway.log", {"PYTHONPATH": ""})
+        self.directory = directory
+        self.config = directory / "ichat.toml"
+        self.config.write_text("\n".join(lines))
+        self.start()
+
+    def start(self):
+        """Start the gateway: the first, or the next one."""
+        command = [sys.executable, PYZ, "gateway", "-c", self.config]
+        self.program = Program(command, self.directory / f"gateway-{time.time():.0f}.log", {"PYTHONPATH": ""})
+
+    def end(self):
+        """End everything, what outlived its gateway as well."""
+        self.program.end()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if f"{self.directory}/" in " ".join(process.cmdline()):
+                    for one in [process, *process.children(recursive=True)]:
+                        one.kill()
+
+    def scheduler(self):
+        """Give the process that has the model."""
+        title = {"vllm": "EngineCore", "sglang": "sglang::scheduler"}[self.engine]
+        family = psutil.Process(self.worker()["pid"]).children(recursive=True)
+        return next(process for process in family if title in " ".join(process.cmdline()))
 
     def wait(self):
         self.program.wait_for_port().wait_until_ready("tiny-0", LOAD_S)

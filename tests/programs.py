@@ -57,9 +57,12 @@ class Program:
         return self.ask(path, None)
 
     def ask(self, path, body, timeout=60):
+        return self.ask_by("GET" if body is None else "POST", path, body, timeout)
+
+    def ask_by(self, method, path, body=None, timeout=60):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
-            f"http://{self.host}:{self.port}{path}", data, {"content-type": "application/json"}
+            f"http://{self.host}:{self.port}{path}", data, {"content-type": "application/json"}, method=method
         )
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:

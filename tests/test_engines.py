@@ -19,8 +19,9 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
+import psutil
 import pytest
-from engines import ENGINES, ENV, MESSAGES, MODELS, PYZ, TWO_RANKS, Deployment, Standstill, flags_of, python_of
+from engines import ENGINES, ENV, LOAD_S, MESSAGES, MODELS, PYZ, TWO_RANKS, Deployment, Standstill, flags_of, python_of
 from programs import ROOT, alive
 
 pytestmark = [pytest.mark.engine]
@@ -41,7 +42,7 @@ def opened(engine, model, tmp_path_factory, **arguments):
     try:
         yield deployment.wait()
     finally:
-        deployment.program.end()
+        deployment.end()
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -56,6 +57,7 @@ def chat(request, tmp_path_factory):
         enable_lora=True,
         max_lora_rank=8,
         lora_modules=[f"pirate={MODELS / 'adapter'}"],
+        on_gateway_exit="keep",
         env={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"},
     )
 
@@ -339,11 +341,50 @@ def rest_of(sock):
     return data
 
 
+def test_an_engine_that_stands_still_is_wedged(chat):
+    """SIGSTOP of the scheduler under load: no new requests; SIGCONT: ready, the same process, by a setting taken while it runs."""
+    pid, scheduler = chat.worker()["pid"], chat.scheduler()
+    text = chat.config.read_text()
+    chat.config.write_text("[timeouts]\nwedged_after_s = 3\n" + text)
+    chat.program.until(lambda: "timeouts.wedged_after_s" in chat.program.text())
+    with send(chat.program.port, {**LONG, "stream": True, "n": 1}) as sock:
+        while b"data: " not in (data := sock.recv(65536)):
+            assert data
+        chat.program.until(lambda: chat.running() == 1)
+        scheduler.suspend()
+        try:
+            chat.program.until(lambda: chat.worker()["state"] == "wedged", 60)
+            answer = post(f"{chat.url}/v1/completions", GREEDY)
+            assert (answer[0], answer[2]["error"]["code"]) == (503, "model_not_ready")
+        finally:
+            scheduler.resume()
+        assert b"data: [DONE]" in rest_of(sock)
+    chat.program.until(lambda: chat.worker()["state"] == "ready", 60)
+    assert chat.worker()["pid"] == pid
+    chat.config.write_text(text)
+
+
+def test_the_next_gateway_takes_the_worker_over(chat):
+    """kill -9 of the gateway, `keep`: worker and scheduler stay what they are, and serve through the next gateway."""
+    pid, scheduler = chat.worker()["pid"], chat.scheduler().pid
+    said, url = post(f"{chat.url}/v1/completions", GREEDY)[2]["choices"][0]["text"], chat.worker_url
+    chat.program.process.kill()
+    chat.program.process.wait()
+    assert post(f"{url}/v1/completions", GREEDY)[0] == 200
+    chat.start()
+    chat.program.wait_for_port()
+    began, clock = time.monotonic(), Standstill()
+    chat.program.until(lambda: chat.worker()["state"] == "ready")
+    assert time.monotonic() - began < 8 + clock.stop(), "one heartbeat"
+    assert post(f"{chat.url}/v1/completions", GREEDY)[2]["choices"][0]["text"] == said
+    assert (chat.worker()["pid"], chat.scheduler().pid) == (pid, scheduler)
+    assert chat.worker()["managed"]
+
+
 def test_an_engine_that_dies_is_told_to_everybody(chat):
     """kill -9 of the scheduler with streams and plain requests under way: each client gets an error within 5 s, the worker ends with 70."""
-    family = chat.program.descendants()
-    title = {"vllm": "EngineCore", "sglang": "sglang::scheduler"}[chat.engine]
-    [scheduler] = [process for process in family if title in " ".join(process.cmdline())]
+    scheduler = chat.scheduler()
+    family = [psutil.Process(chat.worker()["pid"]), *psutil.Process(chat.worker()["pid"]).children(recursive=True)]
     body = {**LONG, "n": 1}
     streams = [send(chat.program.port, {**body, "stream": True}) for _ in range(3)]
     direct = send(chat.worker()["port"], {**body, "stream": True})
@@ -363,10 +404,17 @@ def test_an_engine_that_dies_is_told_to_everybody(chat):
             error = json.loads(data.partition(b"\r\n\r\n")[2])["error"]
             assert (error["type"], bool(error["message"])) == ("server_error", True)
     assert time.monotonic() - killed < 5 + clock.stop()
-    chat.program.until(lambda: chat.worker()["state"] == "failed", 15)
-    assert chat.worker()["failure"] == "ended with exit code 70"
+    chat.program.until(lambda: chat.worker()["state"] == "restarting", 15)
     chat.program.until(lambda: not alive(family), 15)
-    assert "The engine died: " in chat.program.text()
+    chat.program.until(lambda: chat.worker()["restarts"] == 1, 15)
+    worker = chat.worker()
+    assert (worker["exit_code"], worker["oom_killed"]) == (None, False)  # only its parent, which is gone, could know
+    assert "The engine died: " in worker["cause"]
+    assert any("The engine died: " in line for line in worker["last_lines"])
+    chat.program.wait_until_ready("tiny-0", LOAD_S)
+    assert post(f"{chat.url}/v1/completions", GREEDY)[0] == 200
+    chat.program.ask_by("DELETE", "/v1/admin/workers/tiny-0?drain_s=0")
+    assert not chat.program.descendants()
     assert chat.program.stop(signal.SIGTERM) == 0
 
 
@@ -425,6 +473,20 @@ def test_reasoning_and_tools(thinking):
         ]
         assert "".join(call.function.name or "" for call in calls) == "weather"
         assert json.loads("".join(call.function.arguments or "" for call in calls)) == {"sunny": True}
+
+
+def test_a_killed_gateway_leaves_nothing_of_two_ranks(thinking):
+    """kill -9 of the gateway under load: no process of the worker is left within 10 s."""
+    family = thinking.program.descendants()
+    assert len(family) >= 3
+    with send(thinking.program.port, {**LONG, "stream": True, "n": 1}) as sock:
+        while b"data: " not in (data := sock.recv(65536)):
+            assert data
+        began, clock = time.monotonic(), Standstill()
+        thinking.program.process.kill()
+        thinking.program.process.wait()
+        thinking.program.until(lambda: not alive(family))
+        assert time.monotonic() - began < 10 + clock.stop()
 
 
 @pytest.fixture(scope="module", params=ENGINES)

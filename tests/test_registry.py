@@ -6,7 +6,7 @@ from ichat.balance import Endpoint
 from ichat.beat import Beat, Group, Model, read_beat
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
-from ichat.registry import Registry
+from ichat.registry import End, Registry
 
 
 class Clock:
@@ -144,7 +144,7 @@ def test_a_managed_worker_is_known_before_its_first_beat(registry, clock):
     worker = registry.expect("mine", ["m"])
     with pytest.raises(ApiError, match="worker mine is starting"):
         registry.endpoints("m")
-    worker.failure = "ended with exit code 64"
+    registry.fail(worker, End("ended with exit code 64", 0.0))
     with pytest.raises(ApiError, match="worker mine ended with exit code 64"):
         registry.endpoints("m")
     assert registry.describe(worker)["state"] == "failed"
@@ -265,7 +265,7 @@ def test_a_managed_member_that_fails_is_lost(registry):
     worker = registry.expect("node-1", ["m"])
     registry.beat(member(0))
     registry.beat(member(1, "following"))
-    registry.fail(worker, "ended with exit code 70")
+    registry.fail(worker, End("ended with exit code 70", 0.0))
     assert registry.lost("node-0")[0].why == "ended with exit code 70"
 
 
@@ -329,3 +329,88 @@ def test_a_goodbye_of_nobody_breaks_nothing(registry):
     registry.beat(member(0))
     registry.beat(member(1, "gone"))
     assert registry.lost("node-0") == []
+
+
+def test_a_busy_engine_without_steps_is_wedged(clock):
+    """Requests, and a count of steps that stands still: wedged after a while, and well again with the next step."""
+    registry = Registry({}, clock, max_in_flight=5, wedged_after_s=60)
+
+    def work(steps, running=2.0):
+        registry.beat(beat(progress={"running": running, "waiting": 0.0, "steps": steps}))
+        return registry.state(registry.get("w"))
+
+    assert work(7.0) == "ready"
+    for _ in range(6):
+        clock.now += 10
+        assert work(7.0) == "ready"
+    clock.now += 1
+    assert work(7.0) == "wedged"
+    with pytest.raises(ApiError, match="worker w has had requests for 61 s and made no step"):
+        registry.endpoints("m")
+    assert work(8.0) == "ready"
+    clock.now += 25
+    assert work(8.0, running=0.0) == "ready", "idle"
+    clock.now += 25
+    assert work(8.0) == "ready", "it has had requests only since now"
+    clock.now += 59
+    assert registry.state(registry.get("w")) == "unhealthy", "silence is told from it"
+
+
+@pytest.mark.parametrize("progress", [{}, {"running": 2.0, "steps": None}, {"running": 2.0, "tokens_out": None}])
+def test_an_engine_that_counts_nothing_is_never_wedged(clock, progress):
+    """Of an engine that does not say, nothing is concluded."""
+    registry = Registry({}, clock, max_in_flight=5, wedged_after_s=1)
+    for _ in range(3):
+        registry.beat(beat(progress=progress))
+        clock.now += 5
+    assert registry.state(registry.get("w")) == "ready"
+
+
+def test_a_restored_worker_is_stale_until_it_beats(registry, clock):
+    """Known from before: no requests yet, a reason for clients, and what is remembered of it again."""
+    registry.restore(beat("old"), 20.0)
+    registry.restore(beat("older"), 4000.0)
+    assert [worker.id for worker in registry] == ["old"]
+    with pytest.raises(ApiError, match="worker old has not been heard of since the gateway was started"):
+        registry.endpoints("m")
+    assert [found.worker_id for found, _ in registry.snapshot()] == ["old"]
+    registry.beat(beat("old"))
+    assert serving(registry) == {"old"}
+
+
+def test_a_failure_is_kept_for_a_while(registry, clock):
+    """A good-bye with a reason: shown as failed, its model is known but not ready; another start makes it well."""
+    registry.beat(beat())
+    registry.beat(beat(state="gone", failure="The engine died: killed"))
+    described = registry.describe(registry.get("w"))
+    assert (described["state"], described["failure"], described["cause"]) == (
+        "failed",
+        "has failed",
+        "The engine died: killed",
+    )
+    assert refusal(registry, "m") == (503, "model_not_ready")
+    registry.beat(beat(start_id="another"))
+    assert serving(registry) == {"w"}
+    registry.beat(beat(state="gone", failure="The engine died: killed"))
+    clock.now += 601
+    registry.beat(beat("new"))
+    assert [worker.id for worker in registry] == ["new"]
+    assert registry.snapshot() != []
+
+
+def test_a_worker_that_is_down_says_when_it_is_back(registry, clock):
+    """Restarting: the reason and the seconds; failed: the reason alone; draining goes before what it says itself."""
+    worker = registry.expect("mine", ["m"])
+    registry.fail(worker, End("was ended by signal SIGKILL", 0.0, cause="CUDA out of memory"), clock.now + 4)
+    with pytest.raises(
+        ApiError, match="mine was ended by signal SIGKILL: CUDA out of memory; it is started again in 4 s"
+    ):
+        registry.endpoints("m")
+    assert registry.state(worker) == "restarting"
+    assert registry.describe(worker)["retry_in_s"] == 4
+    worker.begin()
+    assert registry.state(worker) == "starting"
+    registry.beat(beat("mine"))
+    worker.is_draining = True
+    assert refusal(registry, "m") == (503, "model_not_ready")
+    assert registry.state(worker) == "draining"

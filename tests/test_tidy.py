@@ -17,21 +17,30 @@ MODULE_LINES_MAX = 520
 
 # What may import what: a module imports only modules of lower levels, or of its own where that is listed twice.
 LEVELS = [
-    {"ichat", "ichat.errors"},
-    {"ichat.processes", "ichat.usage", "ichat.accesslog", "ichat.bodies", "ichat.http.framing", "ichat.http.hub"},
-    {"ichat.forms", "ichat.http.heads", "ichat.http.listeners", "ichat.http.tls", "ichat.params"},
-    {"ichat.config"},
-    {"ichat.masking"},
-    {"ichat.engines.args"},
+    {"ichat", "ichat.errors", "ichat.tables"},
+    {"ichat.processes", "ichat.usage", "ichat.accesslog", "ichat.bodies", "ichat.http.framing", "ichat.http.hub"}
+    | {"ichat.causes", "ichat.gpus", "ichat.logs", "ichat.terminal_screen"},
+    {"ichat.forms", "ichat.http.heads", "ichat.http.listeners", "ichat.http.tls", "ichat.params"}
+    | {"ichat.logfiles", "ichat.resources", "ichat.subreaper", "ichat.collector"},
+    {"ichat.config", "ichat.capture"},
+    {"ichat.masking", "ichat.preflight", "ichat.state", "ichat.launch", "ichat.logbook"},
+    {"ichat.engines.args", "ichat.plan", "ichat.terminal_client"},
+    {"ichat.terminal_views", "ichat.terminal_logs", "ichat.terminal_chat"},
+    {"ichat.terminal_launch"},
+    {"ichat.terminal"},
     {"ichat.beat", "ichat.http.request", "ichat.http.pool"},
     {"ichat.http.server"},
+    {"ichat.ownlog"},
     {"ichat.engines.wire", "ichat.engines.ray", "ichat.engines.versions", "ichat.engines.vllm_args"},
     {"ichat.engines.sglang_args", "ichat.engines.sglang_encoders"},
     {"ichat.external", "ichat.http.relay", "ichat.engines"},
     {"ichat.balance"},
     {"ichat.registry", "ichat.engines.asgi", "ichat.engines.child", "ichat.engines.inprocess"},
-    {"ichat.exchange", "ichat.supervisor", "ichat.control", "ichat.reporter", "ichat.engines.sglang_wire"},
-    {"ichat.engines.host", "ichat.engines.vllm", "ichat.engines.sglang"},
+    {"ichat.exchange", "ichat.managed", "ichat.recall", "ichat.schemas", "ichat.reporter", "ichat.engines.sglang_wire"},
+    {"ichat.engines.host", "ichat.engines.vllm", "ichat.engines.sglang", "ichat.supervisor", "ichat.openapi"},
+    {"ichat.reload"},
+    {"ichat.admin"},
+    {"ichat.control"},
     {"ichat.roles.gateway", "ichat.roles.worker", "ichat.roles", "ichat.http"},
     {"ichat.__main__"},
 ]
@@ -45,7 +54,8 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/engines/asgi.py",
     "ichat/engines/host.py",
     "ichat/__main__.py",
-    "ichat/supervisor.py",
+    "ichat/logbook.py",
+    "ichat/managed.py",
 }
 
 

@@ -115,8 +115,8 @@ class Pool:
 
     def __init__(self, hub: Hub, *, connect_s: float, idle_s: float) -> None:
         self.hub = hub
-        self._connect_s = connect_s
-        self._idle_s = idle_s
+        self.connect_s = connect_s
+        self.idle_s = idle_s
         self._idle: dict[Upstream, dict[Connection, None]] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -128,7 +128,7 @@ class Pool:
         idle = self._idle.get(upstream)
         while idle:
             connection, _ = idle.popitem()
-            if trio.current_time() - connection.idle_since < self._idle_s and connection.is_quiet():
+            if trio.current_time() - connection.idle_since < self.idle_s and connection.is_quiet():
                 return connection
             connection.close()
         return None
@@ -154,12 +154,12 @@ class Pool:
     async def connect(self, upstream: Upstream) -> Connection:
         """Open a connection. Raises ApiError 502 with the reason where that fails or takes longer than `connect_s`."""
         try:
-            with trio.fail_after(self._connect_s):
+            with trio.fail_after(self.connect_s):
                 sock = await self._open(upstream)
                 if upstream.tls is not None:
                     return await self._encrypt(upstream, sock, upstream.tls)
         except trio.TooSlowError as error:
-            why = f"no connection to {upstream.host}:{upstream.port} within {self._connect_s:g} s"
+            why = f"no connection to {upstream.host}:{upstream.port} within {self.connect_s:g} s"
             raise errors.upstream_unreachable(upstream.name, why) from error
         except (OSError, UnicodeError) as error:
             if isinstance(error, OSError) and error.errno in _OUR_OWN:
@@ -175,7 +175,7 @@ class Pool:
         failure: OSError | None = None
         for family, _, _, _, address in found:
             try:
-                with trio.fail_after(self._connect_s / len(found)):
+                with trio.fail_after(self.connect_s / len(found)):
                     return await _connect(family, address)
             except OSError as error:
                 failure = error
@@ -195,7 +195,7 @@ class Pool:
             task_status.started()
             while True:
                 await trio.sleep(EXPIRE_EVERY_S)
-                self._expire(trio.current_time() - self._idle_s)
+                self._expire(trio.current_time() - self.idle_s)
 
     def _expire(self, oldest: float) -> None:
         for upstream, idle in list(self._idle.items()):

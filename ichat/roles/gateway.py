@@ -3,20 +3,20 @@
 registry, balancer, metrics            plain objects
 └ access log                           written in the background
 └ hub                                  sockets' events; ends last
-└ pool                               connections to upstreams
-└ control plane                    hypercorn on a unix socket
-└ supervisor                     one task for each managed worker
+└ pool                                 connections to upstreams
+└ control plane                        hypercorn on a unix socket
+└ logbook                              one follower for each registered worker
+└ reloader                             looks at the file, and obeys SIGHUP
+└ supervisor                           one task for each managed worker
 └ front door └ connection └ exchange
 """
 
 import logging
-import os
 import pathlib
 import re
 import secrets
 import signal
 import ssl
-import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
@@ -28,7 +28,7 @@ from ichat import errors
 from ichat.accesslog import AccessLog, Entry
 from ichat.balance import Balancer, Endpoint, external_endpoints
 from ichat.config import Config
-from ichat.errors import EXIT_UNAVAILABLE, ApiError, Exit
+from ichat.errors import ApiError, Exit
 from ichat.exchange import Exchange, Means
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
@@ -36,17 +36,25 @@ from ichat.http.pool import Pool, Upstream
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
 from ichat.http.tls import server_context
+from ichat.logbook import Logbook, Source
+from ichat.logfiles import prune
 from ichat.registry import Registry
+from ichat.reload import Reloader, Take
+from ichat.state import StateDirectory, open_state
+from ichat.subreaper import become_subreaper, reap_forever
 from ichat.supervisor import Supervisor
 from ichat.usage import Usage
 
 log = logging.getLogger(__name__)
 
 CONTROL_REQUESTS_MAX = 1000
-UNIX_PATH_BYTES_MAX = 107
+PRUNE_S = 24 * 3600.0
+LOG_END_S = 2.0
+"""How long those who follow a log may take to get its last lines, when the gateway ends."""
+_LOGS = b"/v1/logs/"
 SHOWN_CHARACTERS_MAX = 256
 """Of what a client chose, in the access log."""
-_CONTROL_EXACT = frozenset((b"/health", b"/metrics", b"/v1/models", b"/register"))
+_CONTROL_EXACT = frozenset((b"/health", b"/metrics", b"/v1/models", b"/register", b"/openapi.json"))
 _CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/")
 _BY_MODEL = re.compile(
     rb"(/v1)?/(chat/completions|completions|embeddings|rerank|score|classify|pooling|responses|messages|tokenize|detokenize"
@@ -60,8 +68,8 @@ def is_control(path: bytes) -> bool:
     return path in _CONTROL_EXACT or path.startswith(_CONTROL_BELOW)
 
 
-def read_command_line(argv: Sequence[str]) -> Config:
-    """Read the gateway's flags and the configuration that they name. Raises Exit 64."""
+def read_command_line(argv: Sequence[str]) -> tuple[Config, pathlib.Path]:
+    """Read the gateway's flags and the configuration that they name; give it and its file. Raises Exit 64."""
     usage = Usage(
         prog="ichat.pyz gateway",
         description="Serve many models behind one OpenAI-compatible entry.",
@@ -72,11 +80,12 @@ def read_command_line(argv: Sequence[str]) -> Config:
     )
     usage.add_argument("--check", action="store_true", help="only say whether the configuration is right")
     args = usage.parse_args(list(argv))
-    config = configuration.load(pathlib.Path(args.config))
+    path = pathlib.Path(args.config)
+    config = configuration.load(path)
     if args.check:
         secure_parts(config)
         raise Exit(0, f"{args.config} is right.")
-    return config
+    return config, path
 
 
 class Metrics:
@@ -93,7 +102,11 @@ class Metrics:
         queued = Gauge("ichat_requests_queued", "Requests that wait for room at a worker.", registry=self.registry)
         queued.set_function(lambda: float(balancer.waiting))
         workers = Gauge("ichat_workers", "Workers in the state `ready`.", registry=self.registry)
-        workers.set_function(lambda: float(sum(worker.state(trio.current_time()) == "ready" for worker in registry)))
+        workers.set_function(lambda: float(sum(registry.state(worker) == "ready" for worker in registry)))
+        restarts = Gauge(
+            "ichat_worker_restarts", "Times that managed workers were started again.", registry=self.registry
+        )
+        restarts.set_function(lambda: float(sum(worker.restarts for worker in registry)))
 
     def count(self, model: str, status: int) -> None:
         """Count a request that has ended."""
@@ -116,6 +129,8 @@ class Gateway:
         """Answer one request through an upstream. Raises ApiError where nothing has been sent."""
         exchange = Exchange(self._means, request, client)
         is_counted = False
+        if request.path.startswith(_LOGS):
+            client.stand_aside()
         try:
             if is_control(request.path):
                 await self._answer_control(exchange)
@@ -184,23 +199,35 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1000, 2)
 
 
-async def run(config: Config, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
-    """Run the gateway until it is told to stop; `started` with its port. Raises Exit where it cannot listen."""
-    from ichat import control  # its frameworks are not needed to say that the configuration is wrong
+async def run(
+    config: Config, path: pathlib.Path | None = None, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Run the gateway until it is told to stop; `started` with its port. Raises Exit where it cannot listen.
 
-    settings = config.server_settings
+    `path` is where the configuration is from, and is read again when it changes.
+    """
+    with open_state(config.server_settings, config.logs.directory) as state:
+        await _run(config, path, state, task_status)
+
+
+async def _run(
+    config: Config, path: pathlib.Path | None, state: StateDirectory, task_status: trio.TaskStatus[int]
+) -> None:
+    from ichat import control  # its frameworks are not needed to say that the configuration is wrong
+    from ichat.admin import Parts
+
+    settings, timeouts = config.server_settings, config.timeouts
     tls, external = secure_parts(config)
     access = AccessLog(config.logs.access_log, config.logs.access_lines_max)
     listeners = await open_listeners(settings.host, settings.port)
     port = port_of(listeners)
-    registry = Registry(external, trio.current_time, config.routing.max_in_flight)
+    registry = Registry(external, trio.current_time, config.routing.max_in_flight, timeouts.wedged_after_s)
     balancer = Balancer(
         registry.endpoints, trio.current_time, policy=config.routing.policy, queue_max=config.routing.queue_max
     )
     registry.changed = balancer.advance
     metrics = Metrics(registry, balancer)
     hub = Hub()
-    timeouts = config.timeouts
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
     means = Means(
         balancer,
@@ -210,39 +237,93 @@ async def run(config: Config, *, task_status: trio.TaskStatus[int] = trio.TASK_S
         worker_header=settings.worker_header,
         overhead_header=settings.overhead_header,
     )
-    app = control.make_app(registry, metrics.registry, secrets.token_hex(8), int(time.time()))
-    with tempfile.TemporaryDirectory(prefix="ichat-") as directory:
-        control_socket = os.path.join(directory, "control")
-        if len(control_socket) > UNIX_PATH_BYTES_MAX:
-            raise Exit(
-                EXIT_UNAVAILABLE, f"{directory} is too long for a unix socket; set TMPDIR to a shorter directory."
-            )
-        gateway = Gateway(means, metrics, access, control_socket)
-        door = FrontDoor(b"gateway", gateway.answer, hub, config.limits, timeouts, tls, gateway.refused)
-        supervisor = Supervisor(config, registry, directory, control_socket)
-        async with trio.open_nursery() as base:
-            base.start_soon(access.run_forever)
-            base.start_soon(hub.run_forever)
-            await base.start(pool.run_forever)
-            await base.start(control.serve, app, control_socket)
-            try:
-                with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-                    async with trio.open_nursery() as doors:
-                        doors.start_soon(door.serve_forever, listeners)
-                        log.info("the gateway listens on %s:%d", settings.host, port)
-                        task_status.started(port)
-                        async with trio.open_nursery() as workers:
-                            workers.start_soon(supervisor.run)
-                            await anext(signals)
-                            log.info("told to stop: draining; a second signal hurries")
-                            balancer.close()
-                            doors.start_soon(_hurry_when_told, signals, door, supervisor)
-                            await door.drain()
-                            workers.cancel_scope.cancel()
-                        doors.cancel_scope.cancel()
-            finally:
-                pool.close_idle()
-            base.cancel_scope.cancel()
+    logbook = Logbook(state.log_directory, config.logs)
+    gateway = Gateway(means, metrics, access, state.control_socket)
+    door = FrontDoor(b"gateway", gateway.answer, hub, config.limits, timeouts, tls, gateway.refused)
+    supervisor = Supervisor(config, registry, logbook, state)
+    reloader = Reloader(config, path, supervisor, lambda new: _check(new, registry, balancer, means, door))
+    parts = Parts(
+        registry, balancer, supervisor, logbook, reloader,
+        gateway_id=secrets.token_hex(8), started_at=time.time(),
+    )  # fmt: skip
+    app = control.make_app(parts, metrics.registry)
+    become_subreaper()
+    async with trio.open_nursery() as base:
+        base.start_soon(access.run_forever)
+        base.start_soon(hub.run_forever)
+        await base.start(pool.run_forever)
+        await base.start(control.serve, app, state.control_socket)
+        base.start_soon(logbook.follow_forever, lambda: _sources(registry))
+        base.start_soon(_prune_forever, state.log_directory, reloader)
+        base.start_soon(reap_forever, lambda: supervisor.pids)
+        base.start_soon(reloader.watch_forever)
+        base.start_soon(reloader.obey_signals_forever)
+        try:
+            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async with trio.open_nursery() as doors:
+                    doors.start_soon(door.serve_forever, listeners)
+                    log.info("the gateway listens on %s:%d", settings.host, port)
+                    task_status.started(port)
+                    async with trio.open_nursery() as workers:
+                        workers.start_soon(supervisor.run)
+                        await anext(signals)
+                        log.info("told to stop: draining; a second signal hurries")
+                        balancer.close()
+                        doors.start_soon(_hurry_when_told, signals, door, supervisor)
+                        await door.drain()
+                        supervisor.stop()
+                    logbook.close_streams()
+                    await door.wait_until_left(LOG_END_S)
+                    doors.cancel_scope.cancel()
+        finally:
+            pool.close_idle()
+            logbook.close()
+        base.cancel_scope.cancel()
+
+
+async def _prune_forever(directory: str, reloader: Reloader) -> None:
+    while True:
+        await trio.to_thread.run_sync(prune, directory, reloader.config.logs.keep_days * PRUNE_S)
+        await trio.sleep(PRUNE_S)
+
+
+def _check(config: Config, registry: Registry, balancer: Balancer, means: Means, door: FrontDoor) -> Take:
+    """Make what a configuration needs, and give what puts it in force. Raises Exit 64."""
+    tls, external = secure_parts(config)
+
+    def take(old: Config) -> None:
+        settings, routing, timeouts = config.server_settings, config.routing, config.timeouts
+        registry.external = {
+            name: registry.external[name] if _routes(old, name) == _routes(config, name) else endpoints
+            for name, endpoints in external.items()
+        }
+        registry.max_in_flight, registry.wedged_after_s = routing.max_in_flight, timeouts.wedged_after_s
+        balancer.set(routing.policy, routing.queue_max)
+        means.timeouts = door.timeouts = timeouts
+        means.session_header = routing.session_header.lower().encode()
+        means.worker_header, means.overhead_header = settings.worker_header, settings.overhead_header
+        means.pool.connect_s, means.pool.idle_s = timeouts.connect_s, timeouts.upstream_idle_s
+        door.limits, door.tls = config.limits, tls
+        logging.getLogger("ichat").setLevel(settings.log_level.upper())
+        balancer.advance()
+
+    return take
+
+
+def _routes(config: Config, name: str) -> Sequence[object]:
+    """Give all that makes the endpoints of an external model what they are; those that go on keep their counts."""
+    routes = [route for route in config.external_routes if route.model_name == name]
+    return [*routes, config.litellm_settings, config.routing.max_in_flight]
+
+
+def _sources(registry: Registry) -> Mapping[str, Source]:
+    """Give the workers whose lines are to be fetched, with where they are reached."""
+    found: dict[str, Source] = {}
+    for worker in registry:
+        if worker.beat is not None and not worker.is_down and not worker.is_piped:
+            host, port = worker.beat.host, worker.beat.port
+            found[worker.id] = Source(worker.beat.start_id, host, port, worker.unix_socket)
+    return found
 
 
 def secure_parts(config: Config) -> tuple[ssl.SSLContext | None, Mapping[str, Sequence[Endpoint]]]:

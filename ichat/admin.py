@@ -1,0 +1,167 @@
+"""The control plane's routes for operators: workers, their logs, the cluster, the configuration."""
+
+import json
+import os
+import platform
+import time
+from importlib import metadata
+from typing import Any
+
+import attrs
+import trio
+from quart import Response, request
+from quart_trio import QuartTrio
+
+import ichat
+from ichat import errors
+from ichat.balance import Balancer
+from ichat.config import read_worker
+from ichat.errors import ApiError
+from ichat.gpus import find_gpus
+from ichat.logbook import Logbook
+from ichat.logs import SSE_HEADERS, read_query
+from ichat.openapi import document
+from ichat.registry import Registry, Worker
+from ichat.reload import Reloader
+from ichat.resources import CpuMeter, read_resources
+from ichat.supervisor import Supervisor
+
+PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
+DRAIN_S_MAX = 3600.0
+
+
+@attrs.frozen
+class Parts:
+    """What the control plane shows and steers."""
+
+    registry: Registry
+    balancer: Balancer
+    supervisor: Supervisor
+    logbook: Logbook
+    reloader: Reloader
+    gateway_id: str
+    """Tells one start of the gateway from the next."""
+    started_at: float
+    """In seconds since 1970."""
+    meter: CpuMeter = attrs.field(factory=CpuMeter)
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """Make a response of what JSON can hold."""
+    return Response(json.dumps(value), status=status, content_type="application/json")
+
+
+async def read_json() -> Any:
+    """Read the request's body. Raises ApiError 400 where it is not JSON."""
+    try:
+        return json.loads(await request.get_data())
+    except (ValueError, RecursionError) as error:
+        raise errors.bad_request(f"The body is not JSON: {error}.") from error
+
+
+def add_routes(app: QuartTrio, parts: Parts) -> None:
+    """Add the routes below /v1/admin and /v1/logs, and /openapi.json."""
+    _add_workers(app, parts)
+    _add_cluster(app, parts)
+
+    @app.get("/v1/logs/stream/<worker_id>")
+    async def logs(worker_id: str) -> Response:
+        query = read_query(request.query_string.decode("latin-1"), request.headers.get("last-event-id", ""))
+        blocks = parts.logbook.stream(worker_id, query)
+        return Response(blocks, headers={name.decode(): value.decode() for name, value in SSE_HEADERS})
+
+    @app.post("/v1/admin/config/reload")
+    async def reload() -> Response:
+        dry_run = _flag("dry_run")
+        return json_response(await parts.reloader.reload(dry_run=dry_run, why="asked over the API"))
+
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        return json_response(document())
+
+
+def _add_workers(app: QuartTrio, parts: Parts) -> None:
+    registry, supervisor = parts.registry, parts.supervisor
+
+    def known(worker_id: str) -> Worker:
+        worker = registry.get(worker_id)
+        if worker is None:
+            names = ", ".join(one.id for one in registry) or "none"
+            raise ApiError(404, "not_found", f"There is no worker {worker_id}. Workers here: {names}.")
+        return worker
+
+    @app.get("/v1/admin/workers")
+    async def workers() -> Response:
+        return json_response({"object": "list", "data": [registry.describe(worker) for worker in registry]})
+
+    @app.get("/v1/admin/workers/<worker_id>")
+    async def one_worker(worker_id: str) -> Response:
+        return json_response(registry.describe(known(worker_id)))
+
+    @app.post("/v1/admin/workers/launch")
+    async def launch() -> Response:
+        worker = supervisor.launch(read_worker(await read_json(), parts.reloader.config))
+        return json_response({"worker_id": worker.id, "state": registry.state(worker.entry)}, 202)
+
+    @app.delete("/v1/admin/workers/<worker_id>")
+    async def stop(worker_id: str) -> Response:
+        worker = known(worker_id)
+        managed = supervisor.get(worker_id)
+        if managed is None:
+            raise ApiError(
+                409,
+                "not_managed",
+                f"Worker {worker_id} was not started by this gateway: stop it where it was started"
+                f" (process {worker.beat.pid if worker.beat else 0} on {worker.beat.host if worker.beat else '?'}).",
+            )
+        await managed.remove(_seconds("drain_s", parts.reloader.config.timeouts.drain_s))
+        return json_response({"worker_id": worker_id, "state": "stopped"})
+
+
+def _add_cluster(app: QuartTrio, parts: Parts) -> None:
+    registry, balancer = parts.registry, parts.balancer
+
+    @app.get("/v1/admin/cluster/status")
+    async def status() -> Response:
+        gpus = await find_gpus()
+        resources = await trio.to_thread.run_sync(read_resources, parts.meter, gpus, parts.supervisor.pids)
+        states: dict[str, int] = {}
+        for worker in registry:
+            state = registry.state(worker)
+            states[state] = states.get(state, 0) + 1
+        gateway = {
+            "id": parts.gateway_id,
+            "version": ichat.__version__,
+            "pid": os.getpid(),
+            "uptime_s": round(time.time() - parts.started_at, 3),
+        }
+        models = [
+            {"id": name, **registry.load_of(name), "queued": balancer.waiting_for(name)}
+            for name in sorted(registry.names())
+        ]
+        return json_response({"gateway": gateway, "resources": resources, "workers": states, "models": models})
+
+    @app.get("/v1/admin/cluster/version")
+    async def version() -> Response:
+        packages = {name: metadata.version(name) for name in PACKAGES}
+        return json_response({
+            "version": ichat.__version__, "python": platform.python_version(), "packages": packages,
+        })  # fmt: skip
+
+
+def _flag(name: str) -> bool:
+    value = request.args.get(name, "false").lower()
+    if value not in ("1", "0", "true", "false", "yes", "no"):
+        raise errors.bad_request(f"{name} must be true or false, not {value!r}.", param=name)
+    return value in ("1", "true", "yes")
+
+
+def _seconds(name: str, default: float) -> float:
+    text = request.args.get(name)
+    try:
+        value = default if text is None else float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= DRAIN_S_MAX:
+        raise errors.bad_request(f"{name} must be from 0 to {DRAIN_S_MAX:g} seconds, not {text!r}.", param=name)
+    return value

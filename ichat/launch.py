@@ -1,0 +1,85 @@
+"""How a managed worker is started: its id, its command line, its environment."""
+
+import os
+import re
+import sys
+import zipfile
+from collections.abc import Collection, Sequence
+
+import ichat
+from ichat import processes
+from ichat.config import Config, ManagedWorker, engine_flags
+from ichat.subreaper import MARK
+
+HEAD_BYTES_MORE = 8192
+"""What the gateway may add to the head of a request."""
+
+
+def id_for(model_name: str, taken: Collection[str]) -> str:
+    """Make a worker id of a model's name: readable, fit for a path, and the same at every start."""
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", model_name)[:100].strip("-") or "worker"
+    number = 0
+    while f"{slug}-{number}" in taken:
+        number += 1
+    return f"{slug}-{number}"
+
+
+def python_of(config: Config, worker: ManagedWorker) -> str:
+    """Give the interpreter that runs a worker."""
+    engine = config.engines.get(worker.backend)
+    return worker.python or (engine.python if engine else None) or sys.executable
+
+
+def command_of(config: Config, worker: ManagedWorker, worker_id: str, unix_socket: str, control: str) -> list[str]:
+    """Write the command of a worker that listens on this socket too, and beats to the control plane's."""
+    limits, timeouts = config.limits, config.timeouts
+    keeps = worker.on_gateway_exit == "keep"
+    return [
+        *_program(python_of(config, worker)),
+        "worker",
+        f"--backend={worker.backend}",
+        f"--worker-id={worker_id}",
+        f"--gateway-address=unix:{control}",
+        f"--heartbeat-interval={worker.heartbeat_interval:g}",
+        f"--served-model-name={worker.model_name}",
+        f"--host={worker.host}",
+        f"--port={worker.port}",
+        f"--unix-socket={unix_socket}",
+        f"--max-in-flight={worker.max_in_flight or 0}",
+        f"--log-streaming={'true' if worker.log_streaming else 'false'}",
+        f"--orphan-after-s={timeouts.orphan_after_s if keeps else 0:g}",
+        # the gateway's own bounds: what it lets through, its worker must not refuse
+        f"--head-bytes-max={limits.head_bytes_max + HEAD_BYTES_MORE}",
+        f"--body-bytes-max={limits.body_bytes_max}",
+        f"--connections-max={limits.connections_max}",
+        f"--client-stall-s={timeouts.client_stall_s:g}",
+        f"--drain-s={timeouts.stop_s / 2:g}",
+        f"--stop-s={timeouts.stop_s / 3:g}",
+        f"--model={worker.model_path}",
+        *engine_flags(worker.backend_args),
+    ]
+
+
+def environment_of(worker: ManagedWorker, mark: str, watched: int | None) -> dict[str, str]:
+    """Make a worker's environment; `watched` is the end of the pipe by which it sees that its launcher is gone.
+
+    The mark says which start of which worker a process belongs to.
+    """
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", MARK: mark}
+    environment.pop(processes.LAUNCHER_FD, None)
+    if watched is not None:
+        environment[processes.LAUNCHER_FD] = str(watched)
+    if worker.gpu_ids is not None:
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts them
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, worker.gpu_ids))
+    if not zipfile.is_zipfile(sys.argv[0]):
+        source = os.path.dirname(os.path.dirname(os.path.abspath(ichat.__file__)))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    return {**environment, **worker.env}
+
+
+def _program(python: str) -> Sequence[str]:
+    """Give the command that runs iChat as this process was started: the same pyz, or the same source."""
+    if zipfile.is_zipfile(sys.argv[0]):
+        return [python, os.path.abspath(sys.argv[0])]
+    return [python, "-m", "ichat"]

@@ -1,0 +1,310 @@
+"""The routes of the gateway as an OpenAPI 3.1 document: `GET /openapi.json`.
+
+The control plane is described in full, the routes of models in short: what they take and give is OpenAI's.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ichat
+from ichat.logs import KEEP_ALIVE_S
+from ichat.schemas import Schema, ref, schemas
+
+_ABOUT = """\
+One entry for many models, and the workers behind it. A request goes to where its `model` is served, and so does any \
+`POST /v1/...` that is not listed here. Every answer has an `x-request-id`, the request's own where it brought one. \
+Times are in seconds, sizes in bytes, unless a name says otherwise."""
+_TAGS = {
+    "models": "OpenAI's routes, relayed byte for byte to a worker or an external route that has the model.",
+    "workers": "What workers tell the gateway, and what operators see and ask of them.",
+    "cluster": "The gateway, its machine and its configuration.",
+}
+_EVENTS = "text/event-stream"
+_STREAMED = "Where the request says `stream: true`: events, the last of them `data: [DONE]`."
+_LINES = f"""\
+Server-sent events. A plain event is a LogLine, whose number is its id; an event `gap` is a LogGap; a comment comes \
+when nothing else has for {KEEP_ALIVE_S:g} s. A stream that is followed goes on with the worker's next start, and ends \
+when the gateway forgets the worker or ends itself."""
+_BY_MODEL = {
+    "chat/completions": "Chat",
+    "completions": "Completion of a text",
+    "embeddings": "Embeddings",
+    "rerank": "Documents sorted by relevance, as Cohere and Jina do it",
+    "score": "Scores of pairs of texts",
+    "classify": "Classification",
+    "pooling": "What a pooling model makes of a text",
+    "responses": "OpenAI's Responses",
+    "messages": "Anthropic's Messages",
+    "tokenize": "Tokens of a text or a chat",
+    "detokenize": "Text of tokens",
+}
+_BY_MODEL_IN_A_FORM = {
+    "audio/transcriptions": "Transcription of speech",
+    "audio/translations": "Translation of speech",
+}
+_FAILURES_OF_MODELS = {
+    "400": "Not JSON, no `model`, or a parameter that an external route does not take.",
+    "404": "There is no such model (`model_not_found`).",
+    "429": "All that serve the model are full, and so is its queue (`overloaded`).",
+    "502": "Who serves it could not be reached, or broke off before the answer began.",
+    "503": "The model is known and nobody is ready to serve it (`model_not_ready`), or no room came in time.",
+    "504": "Nothing came in time.",
+}
+_BODIES_OF_MODELS = {"Model": "application/json", "ModelForm": "multipart/form-data"}
+_FAILED = {status: {"$ref": "#/components/responses/Failed"} for status in ("4XX", "5XX")}
+_HEADERS: dict[str, Schema] = {
+    "x-ichat-worker": {
+        "description": "Who served the request (`server_settings.worker_header`).",
+        "schema": {"type": "string"},
+    },
+    "x-ichat-overhead-ms": {
+        "description": "Milliseconds that the gateway took for itself (`server_settings.overhead_header`).",
+        "schema": {"type": "number"},
+    },
+    "x-ichat-error": {
+        "description": "Who made the error; not there where it is an external route's own.",
+        "schema": {"enum": ["gateway", "worker"]},
+    },
+    "retry-after": {
+        "description": "Seconds after which it is worth trying again, where that is known.",
+        "schema": {"type": "integer"},
+    },
+}
+_NO_WORKER = {"404": "There is no such worker."}
+_ENDING = {"503": "The gateway is about to end (`draining`)."}
+
+
+def document() -> dict[str, Any]:
+    """Make the document, as JSON can hold it; a new one each time."""
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "iChat", "version": ichat.__version__, "description": _ABOUT},
+        "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
+        "paths": {**_of_models(), **_of_workers(), **_of_the_cluster()},
+        "components": {
+            "schemas": schemas(),
+            "requestBodies": {name: _model_body(kind) for name, kind in _BODIES_OF_MODELS.items()},
+            "responses": {
+                "Failed": _failure("Anything that goes wrong, whose `code` says what."),
+                "Model200": _model_answer(),
+                **{f"Model{status}": _failure(text) for status, text in _FAILURES_OF_MODELS.items()},
+            },
+            "headers": _HEADERS,
+        },
+    }
+
+
+def _of_models() -> dict[str, Schema]:
+    paths: dict[str, Schema] = {}
+    for name, summary in (_BY_MODEL | _BY_MODEL_IN_A_FORM).items():
+        is_form = name in _BY_MODEL_IN_A_FORM
+        for path in (f"/v1/{name}", f"/{name}", *(["/v2/rerank"] if name == "rerank" else [])):
+            paths[path] = {"post": _by_model(path, summary, is_form=is_form)}
+    name_of: Schema = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    paths["/v1/models"] = {
+        "get": _operation("models", "get_models", "Models that can be asked for now", _json("Models"))
+    }
+    paths["/v1/models/{name}"] = {
+        "get": _operation(
+            "models",
+            "get_model",
+            "One of them",
+            _json("ModelEntry"),
+            parameters=[{**name_of, "description": "Slashes in it stand as they are."}],
+            failures={"404": "There is no such model now."},
+        )
+    }
+    return paths
+
+
+def _by_model(path: str, summary: str, *, is_form: bool) -> Schema:
+    """Write one route of models: all of them take and give the same as far as the gateway is concerned."""
+    statuses = ["200", *_FAILURES_OF_MODELS]
+    return {
+        "tags": ["models"],
+        "operationId": f"post{path}".replace("/", "_"),
+        "summary": summary,
+        "requestBody": {"$ref": f"#/components/requestBodies/{'ModelForm' if is_form else 'Model'}"},
+        "responses": {status: {"$ref": f"#/components/responses/Model{status}"} for status in statuses} | _FAILED,
+    }
+
+
+def _model_body(kind: str) -> Schema:
+    keys: Schema = {"model": {"type": "string", "description": "One of `GET /v1/models`."}}
+    return {
+        "required": True,
+        "description": "As OpenAI's; of it the gateway reads `model`.",
+        "content": {kind: {"schema": {"type": "object", "properties": keys, "required": ["model"]}}},
+    }
+
+
+def _model_answer() -> Schema:
+    return {
+        "description": "The answer of whoever serves the model, as it is.",
+        "content": {"application/json": {}, _EVENTS: {"schema": {"type": "string", "description": _STREAMED}}},
+        "headers": {name: _header(name) for name in ("x-ichat-worker", "x-ichat-overhead-ms")},
+    }
+
+
+def _of_workers() -> dict[str, Schema]:
+    worker_id: Schema = {"name": "worker_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    paths: dict[str, Schema] = {
+        path: {
+            "post": _operation(
+                "workers",
+                operation,
+                "Register a worker, or tell of one that is known: both are one",
+                _json("BeatAnswer"),
+                body=_json_body("Beat"),
+                failures={"400": "It is not a beat.", "429": "There are too many workers already."},
+            )
+        }
+        for path, operation in (("/v1/workers/heartbeat", "post_heartbeat"), ("/register", "register"))
+    }
+    drain_s = _query(
+        "drain_s",
+        {"type": "number", "minimum": 0, "maximum": 3600},
+        "Seconds that the requests it has may take, at most; left out: `timeouts.drain_s`.",
+    )
+    managed = "This gateway has not started it (`not_managed`)."
+    paths["/v1/admin/workers"] = {"get": _operation("workers", "get_workers", "All workers", _json("Workers"))}
+    paths["/v1/admin/workers/{worker_id}"] = {
+        "parameters": [worker_id],
+        "get": _operation("workers", "get_worker", "One worker", _json("Worker"), failures=_NO_WORKER),
+        "delete": _operation(
+            "workers",
+            "stop_worker",
+            "Stop a worker that the gateway started, and forget it; answers when nothing of it is left",
+            _json("Stopped"),
+            parameters=[drain_s],
+            failures={**_NO_WORKER, "409": managed},
+        ),
+    }
+    paths["/v1/admin/workers/launch"] = {
+        "post": _operation(
+            "workers",
+            "launch_worker",
+            "Start a worker; it is not waited for, and is started again with the next gateway",
+            _json("Launched"),
+            status="202",
+            body=_json_body("Launch"),
+            failures={"400": "It cannot be launched so; the message has every reason.", **_ENDING},
+        )
+    }
+    paths["/v1/logs/stream/{worker_id}"] = {
+        "parameters": [worker_id],
+        "get": _operation(
+            "workers",
+            "get_log",
+            "The lines that a worker has written, also of one that has failed",
+            {"description": _LINES, "content": {_EVENTS: {"schema": {"type": "string"}}}},
+            parameters=_log_parameters(),
+            failures={"400": "A parameter is wrong.", "404": "There are no lines of such a worker, or run."},
+        ),
+    }
+    return paths
+
+
+def _log_parameters() -> list[Schema]:
+    number: Schema = {"type": "integer", "minimum": 0}
+    return [
+        _query("tail", number, "Lines of history, at most; left out: all that are kept."),
+        _query("follow", {"type": "boolean"}, "Whether to go on with what comes; left out: true, but for `previous`."),
+        _query("previous", {"type": "boolean", "default": False}, "The run before the newest one; is never followed."),
+        {
+            "name": "Last-Event-ID",
+            "in": "header",
+            "schema": number,
+            "description": "The last line that is known already; goes before `tail`.",
+        },
+    ]
+
+
+def _of_the_cluster() -> dict[str, Schema]:
+    dry_run = _query("dry_run", {"type": "boolean", "default": False}, "Only say what would be done.")
+    return {
+        "/v1/admin/cluster/status": {
+            "get": _operation("cluster", "get_status", "The gateway, its machine, and the load", _json("Status"))
+        },
+        "/v1/admin/cluster/version": {
+            "get": _operation("cluster", "get_version", "What the gateway consists of", _json("Version"))
+        },
+        "/v1/admin/config/reload": {
+            "post": _operation(
+                "cluster",
+                "reload",
+                "Read the configuration again and take what has changed; workers are not waited for",
+                _json("Reload"),
+                parameters=[dry_run],
+                failures={
+                    "400": "The file is wrong (`bad_configuration`); nothing was changed.",
+                    "409": "The gateway was not started from a file (`no_file`).",
+                    **_ENDING,
+                },
+            )
+        },
+        "/health": {"get": _operation("cluster", "get_health", "Whether the gateway answers", _json("Health"))},
+        "/metrics": {
+            "get": _operation(
+                "cluster",
+                "get_metrics",
+                "Metrics for Prometheus",
+                {"description": "Text.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+            )
+        },
+        "/openapi.json": {
+            "get": _operation(
+                "cluster",
+                "get_openapi",
+                "This document",
+                {"description": "OpenAPI 3.1.", "content": {"application/json": {"schema": {"type": "object"}}}},
+            )
+        },
+    }
+
+
+def _operation(
+    tag: str,
+    operation_id: str,
+    summary: str,
+    answer: Schema,
+    *,
+    status: str = "200",
+    body: Schema | None = None,
+    parameters: Sequence[Schema] = (),
+    failures: Mapping[str, str] | None = None,
+) -> Schema:
+    """Write one method of one route; `failures` has the statuses that are worth a word."""
+    return {
+        "tags": [tag],
+        "operationId": operation_id,
+        "summary": summary,
+        **({"parameters": list(parameters)} if parameters else {}),
+        **({"requestBody": {"required": True, "content": body}} if body else {}),
+        "responses": {
+            status: answer,
+            **{code: _failure(text) for code, text in (failures or {}).items()},
+            **_FAILED,
+        },
+    }
+
+
+def _json(name: str) -> Schema:
+    return {"description": name, "content": _json_body(name)}
+
+
+def _json_body(name: str) -> Schema:
+    return {"application/json": {"schema": ref(name)}}
+
+
+def _query(name: str, schema: Schema, description: str) -> Schema:
+    return {"name": name, "in": "query", "schema": schema, "description": description}
+
+
+def _failure(description: str) -> Schema:
+    headers = {name: _header(name) for name in ("x-ichat-error", "retry-after")}
+    return {"description": description, "headers": headers, "content": _json_body("Error")}
+
+
+def _header(name: str) -> Schema:
+    return {"$ref": f"#/components/headers/{name}"}

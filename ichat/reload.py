@@ -1,0 +1,106 @@
+"""Another configuration while the gateway runs: read, compared, shown, and taken, or refused as a whole."""
+
+import logging
+import os
+import pathlib
+import signal
+from collections.abc import Callable
+from typing import Any, Never
+
+import attrs
+import trio
+
+from ichat import config as configuration
+from ichat.config import Config
+from ichat.errors import ApiError, Exit
+from ichat.plan import step_of, steps_of_settings, summary
+from ichat.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How often the file is looked at; it is read once it has not changed for so long."""
+
+Take = Callable[[Config], None]
+"""Puts a configuration in force, in place of this one."""
+
+
+class Reloader:
+    """Holds the configuration that is in force."""
+
+    def __init__(
+        self, config: Config, path: pathlib.Path | None, supervisor: Supervisor, check: Callable[[Config], Take]
+    ) -> None:
+        """`path` is None for a configuration that is from no file.
+
+        `check` makes everything that a configuration needs, raises Exit where that cannot be, and gives what puts it
+        in force.
+        """
+        self.config = config
+        self._path = path
+        self._supervisor = supervisor
+        self._check = check
+        self._turn = trio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Reloader {self._path}>"
+
+    async def reload(self, *, dry_run: bool, why: str) -> dict[str, Any]:
+        """Read the file and take what has changed: give ``{"applied", "summary", "plan": [{action, what, why}]}``.
+
+        Workers are started and stopped afterwards, which is not waited for. Raises ApiError: 400 for a file that is
+        wrong, 409 where there is none.
+        """
+        if self._path is None:
+            raise ApiError(409, "no_file", "This gateway was not started from a file: there is nothing to read again.")
+        async with self._turn:
+            try:
+                new = await trio.to_thread.run_sync(configuration.load, self._path)
+                take = await trio.to_thread.run_sync(self._check, new)
+            except Exit as exit_:
+                raise ApiError(400, "bad_configuration", f"{exit_} Nothing was changed.") from exit_
+            changes = self._supervisor.changes(new)
+            steps = [*map(step_of, changes), *steps_of_settings(self.config, new)]
+            if not dry_run:
+                log.info("reloading %s (%s): %s", self._path, why, summary(steps))
+                for step in steps:
+                    if step.action != "keep":
+                        log.info("  %s %s: %s", step.action, step.what, step.why)
+                self._supervisor.apply(new, changes)
+                take(self.config)
+                self.config = new
+            return {"applied": not dry_run, "summary": summary(steps), "plan": [attrs.asdict(step) for step in steps]}
+
+    async def watch_forever(self) -> Never:
+        """Take the file whenever it has changed and is whole again (`server_settings.watch_config`)."""
+        taken = seen = await self._look()
+        while True:
+            await trio.sleep(LOOK_S)
+            now = await self._look()
+            if now is not None and now == seen and now != taken:
+                taken = now
+                if self.config.server_settings.watch_config:
+                    await self._reload_quietly("the file has changed")
+            seen = now
+
+    async def obey_signals_forever(self) -> None:
+        """Take the file at each SIGHUP."""
+        with trio.open_signal_receiver(signal.SIGHUP) as signals:
+            async for _ in signals:
+                await self._reload_quietly("SIGHUP")
+
+    async def _reload_quietly(self, why: str) -> None:
+        try:
+            await self.reload(dry_run=False, why=why)
+        except ApiError as error:
+            log.error("the configuration stays as it is: %s", error.message)
+
+    async def _look(self) -> tuple[int, int, int] | None:
+        """Tell one content of the file from the next; None where there is none."""
+        if self._path is None:
+            return None
+        try:
+            status = await trio.to_thread.run_sync(os.stat, self._path)
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size

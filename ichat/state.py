@@ -1,0 +1,170 @@
+"""What the gateway keeps from one start to the next, in one directory that no other gateway uses.
+
+`lock` is held while it runs, `control` is the socket of its control plane, `sockets/` has those of its workers,
+`logs/` their lines, and `workers.json` whom it knows. A file is replaced as a whole, or not at all.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import tempfile
+from collections.abc import Generator
+from typing import Any
+
+import attrs
+import cattrs
+from cattrs.errors import BaseValidationError
+
+from ichat.config import ServerSettings
+from ichat.errors import EXIT_UNAVAILABLE, Exit
+
+log = logging.getLogger(__name__)
+
+UNIX_PATH_BYTES_MAX = 107
+"""unix(7): what fits into an address, without the byte that ends it."""
+VERSION = 1
+_SOCKET_NAME = "12345678"
+
+
+@attrs.frozen
+class Started:
+    """A managed worker as the next gateway has to know it."""
+
+    worker_id: str
+    spec: dict[str, Any]
+    """Its table of the configuration."""
+    is_launched: bool
+    """Whether it was asked for over the API, and is to be started again."""
+    pid: int = 0
+    """Of its first process; 0 while there is none."""
+    stamp: str = ""
+    """`ichat.subreaper.stamp_of` that process."""
+
+
+@attrs.frozen
+class Heard:
+    """A worker that was not started here."""
+
+    beat: dict[str, Any]
+    at: float
+    """When its newest beat came, in seconds since 1970."""
+
+
+@attrs.frozen
+class Known:
+    """Everything that is remembered of workers."""
+
+    version: int = VERSION
+    started: list[Started] = attrs.field(factory=list[Started])
+    heard: list[Heard] = attrs.field(factory=list[Heard])
+
+
+@attrs.frozen
+class StateDirectory:
+    """Where things are, once `open_state` has it."""
+
+    path: str
+    log_directory: str
+
+    @property
+    def control_socket(self) -> str:
+        """Where the control plane listens."""
+        return os.path.join(self.path, "control")
+
+    def socket_of(self, worker_id: str) -> str:
+        """Give where a managed worker listens: the same at every start, and short whatever its id is."""
+        digest = hashlib.blake2b(worker_id.encode(), digest_size=len(_SOCKET_NAME) // 2).hexdigest()
+        return os.path.join(self.path, "sockets", digest)
+
+    def load(self) -> Known:
+        """Read what the gateway before this one knew: nothing where there was none, or what it left is damaged."""
+        path = self._known_path()
+        try:
+            return cattrs.structure(json.loads(path.read_text(encoding="utf-8")), Known)
+        except FileNotFoundError:
+            return Known()
+        except (OSError, ValueError, RecursionError, TypeError, AttributeError, BaseValidationError) as error:
+            log.error("%s cannot be read (%s): the gateway knows nothing from before", path, type(error).__name__)
+            with contextlib.suppress(OSError):
+                path.rename(path.with_suffix(".damaged"))
+            return Known()
+
+    def save(self, known: Known) -> None:
+        """Write all of it, atomically; it blocks for a short time. Raises OSError."""
+        path = self._known_path()
+        written = path.with_suffix(".new")
+        with open(written, "w", encoding="utf-8", opener=_private) as file:  # environments may hold keys
+            json.dump(attrs.asdict(known), file)
+        written.replace(path)
+
+    def _known_path(self) -> pathlib.Path:
+        return pathlib.Path(self.path, "workers.json")
+
+
+@contextlib.contextmanager
+def open_state(settings: ServerSettings, log_directory: str | None) -> Generator[StateDirectory]:
+    """Take the directory for this gateway alone, until the end of the context.
+
+    With port 0 and no directory given it is a temporary one. Raises Exit 69 where another gateway has it, or where
+    it cannot be used.
+    """
+    with contextlib.ExitStack() as stack:
+        path = _path_for(settings) or _usual_path(settings)
+        if path is None:
+            path = stack.enter_context(tempfile.TemporaryDirectory(prefix="ichat-", ignore_cleanup_errors=True))
+        try:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            os.makedirs(os.path.join(path, "sockets"), mode=0o700, exist_ok=True)
+            lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(lock, 0)
+            os.write(lock, b"%d\n" % os.getpid())
+        except BlockingIOError as error:
+            pid = pathlib.Path(path, "lock").read_text(errors="replace").strip()
+            raise Exit(
+                EXIT_UNAVAILABLE,
+                f"Another gateway (process {pid}) uses {path}: set server_settings.state_directory to another one.",
+            ) from error
+        except OSError as error:
+            raise Exit(
+                EXIT_UNAVAILABLE,
+                f"The directory {path} cannot be used: {error.strerror or error}; set"
+                " server_settings.state_directory to one that can.",
+            ) from error
+        if len(os.path.join(path, "sockets", _SOCKET_NAME).encode()) > UNIX_PATH_BYTES_MAX:
+            raise Exit(
+                EXIT_UNAVAILABLE,
+                f"{path} is too long for a unix socket; set server_settings.state_directory (or TMPDIR) to a shorter"
+                " one.",
+            )
+        yield StateDirectory(path, log_directory or os.path.join(path, "logs"))
+
+
+def _path_for(settings: ServerSettings) -> str | None:
+    """Give the directory that was asked for."""
+    if settings.state_directory is not None:
+        return os.path.abspath(settings.state_directory)
+    return os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or None
+
+
+def _usual_path(settings: ServerSettings) -> str | None:
+    """Give the directory that a gateway on this port usually has; None where nothing can be kept."""
+    if settings.port == 0:
+        return None
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    path = os.path.join(base, "ichat", str(settings.port))
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be made (%s): nothing is kept for the next start", path, error.strerror or error)
+        return None
+    return path
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
