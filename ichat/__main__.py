@@ -7,9 +7,15 @@ import contextlib
 import os
 import re
 import sys
+from typing import TYPE_CHECKING
 
 from ichat import __version__
 from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from ichat.logfiles import TeeStream
 
 NEEDED = {"trio": (0, 31), "h11": (0, 16), "attrs": (24, 1), "cattrs": (25, 1), "httpx": (0, 28), "psutil": (6, 0)}
 """The least versions of what a worker takes from its engine's environment where that has it; as in pyproject.toml."""
@@ -17,6 +23,8 @@ NEEDED = {"trio": (0, 31), "h11": (0, 16), "attrs": (24, 1), "cattrs": (25, 1), 
 LAUNCHER_GRACE_S = 8.0
 """How long after its launcher's end a worker may take to end by itself, before it is killed with all that it has."""
 KILL_S = 1.0
+LAST_WORDS_S = 2.0
+"""How long what the gateway has said may take to be written at its end."""
 
 HELP = """\
 usage: ichat.pyz gateway -c FILE            one OpenAI-compatible entry to many models
@@ -70,14 +78,28 @@ def _help() -> str:
 
 
 def _gateway(argv: list[str]) -> int:
+    """Run a gateway; what it says goes through a thread, since a terminal that is held up must hold up nobody."""
+    import signal
+
+    signal.signal(signal.SIGHUP, _ignore)  # until there is somebody to obey it
     from ichat.roles import gateway
 
-    config, path = gateway.read_command_line(argv)
+    config, source = gateway.read_command_line(argv)
     import trio
 
-    _prepare(config.server_settings.log_level)
-    trio.run(gateway.run, config, path)
+    from ichat.logfiles import Tee, TeeStream
+
+    tee = Tee(sys.stderr.fileno(), config.logs.echo_bytes_max)
+    _prepare(config.server_settings.log_level, TeeStream(tee))
+    try:
+        trio.run(gateway.run, config, source)
+    finally:
+        tee.close(LAST_WORDS_S)
     return 0
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing at a signal; unlike SIG_IGN, no child inherits that."""
 
 
 def _worker(argv: list[str]) -> int:
@@ -99,7 +121,7 @@ def _worker(argv: list[str]) -> int:
         from ichat.logs import Ring
 
         capture = Capture(Ring())
-    _prepare("info")
+    _prepare("info", sys.stderr)
     code = EXIT_SOFTWARE
     try:
         if options.explain_args:
@@ -148,14 +170,14 @@ def _engine_first() -> None:
             )
 
 
-def _prepare(log_level: str) -> None:
+def _prepare(log_level: str, stream: "TextIO | TeeStream") -> None:
     import logging
     import resource
 
     form = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    logging.basicConfig(level=log_level.upper(), format=form, stream=sys.stderr)
+    logging.basicConfig(level=log_level.upper(), format=form, stream=stream)
     ours = logging.getLogger("ichat")  # apart, since engines configure the root as they like
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter(form))
     ours.addHandler(handler)
     ours.setLevel(log_level.upper())

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 FLUSH_S = 0.2
 CLOSE_S = 1.0
 STDOUT = 1
+FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 Entry = Mapping[str, str | int | float | None]
 
@@ -33,12 +34,12 @@ class AccessLog:
         self._lines_max = lines_max
         self._lines: list[str] = []
         self._dropped = 0
-        self._fd = STDOUT
+        self._fd, self._path = STDOUT, ""
         self._second = 0
         self._time = ""
         if path not in ("", "-"):
             try:
-                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+                self._fd, self._path = os.open(path, FLAGS, 0o640), path
             except OSError as error:
                 raise Exit(
                     EXIT_UNAVAILABLE, f"The access log {path} cannot be opened: {error.strerror}; see logs.access_log."
@@ -84,9 +85,23 @@ class AccessLog:
             self._dropped = 0
         return "".join(lines).encode()
 
+    def _follow_rename(self) -> None:
+        """Open the file anew where it was moved away or removed, as logrotate does. Raises OSError."""
+        if not self._path:
+            return
+        try:
+            is_same = os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            fd = os.open(self._path, FLAGS, 0o640)
+            os.close(self._fd)
+            self._fd = fd
+
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
         try:
+            self._follow_rename()
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:

@@ -14,7 +14,7 @@ from quart_trio import QuartTrio
 
 import ichat
 from ichat import errors
-from ichat.balance import Balancer
+from ichat.balance import DRAIN_S_MAX, Balancer
 from ichat.config import read_worker
 from ichat.errors import ApiError
 from ichat.gpus import find_gpus
@@ -27,7 +27,6 @@ from ichat.resources import CpuMeter, read_resources
 from ichat.supervisor import Supervisor
 
 PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
-DRAIN_S_MAX = 3600.0
 
 
 @attrs.frozen
@@ -68,7 +67,8 @@ def add_routes(app: QuartTrio, parts: Parts) -> None:
     async def logs(worker_id: str) -> Response:
         query = read_query(request.query_string.decode("latin-1"), request.headers.get("last-event-id", ""))
         blocks = parts.logbook.stream(worker_id, query)
-        return Response(blocks, headers={name.decode(): value.decode() for name, value in SSE_HEADERS})
+        headers = {name.decode(): value.decode() for name, value in SSE_HEADERS}
+        return Response(b"" if request.method == "HEAD" else blocks, headers=headers)
 
     @app.post("/v1/admin/config/reload")
     async def reload() -> Response:
@@ -114,7 +114,7 @@ def _add_workers(app: QuartTrio, parts: Parts) -> None:
                 f"Worker {worker_id} was not started by this gateway: stop it where it was started"
                 f" (process {worker.beat.pid if worker.beat else 0} on {worker.beat.host if worker.beat else '?'}).",
             )
-        await managed.remove(_seconds("drain_s", parts.reloader.config.timeouts.drain_s))
+        await supervisor.remove(managed, _seconds("drain_s", parts.reloader.config.timeouts.drain_s))
         return json_response({"worker_id": worker_id, "state": "stopped"})
 
 
@@ -158,8 +158,10 @@ def _flag(name: str) -> bool:
 
 def _seconds(name: str, default: float) -> float:
     text = request.args.get(name)
+    if text is None:
+        return default
     try:
-        value = default if text is None else float(text)
+        value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value <= DRAIN_S_MAX:

@@ -22,6 +22,8 @@ REPORT_S = 10.0
 """How long a worker's report of its load counts."""
 AVOID_S = 10.0
 """How long an endpoint that could not be reached is asked only if there is no other."""
+DRAIN_S_MAX = 3600.0
+"""How long a request to stop a worker may give it to answer what it has."""
 RETRY_AFTER_S = 2
 """What a client is told to wait that was refused since a queue was full, or waited in vain."""
 
@@ -47,6 +49,14 @@ class Endpoint:
     """When it was last chosen, counted in requests."""
     unreachable: bool = False
     """Whether a connection to it failed since it was last heard of."""
+    timeouts: tuple[float, float] | None = None
+    """Seconds until its first byte, and between two bytes, where they are not the configured ones."""
+
+    def take(self, other: "Endpoint") -> None:
+        """Become another one for later requests, with its certificates and keys, and keep the counts."""
+        self.route = other.route
+        if self.upstream.tls is not None:
+            self.upstream = other.upstream
 
     def load(self, now: float) -> int:
         """Give how many requests it works on: a report counts while it is fresh."""

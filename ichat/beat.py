@@ -6,7 +6,7 @@ checked: a name that is not plain text would end up in a header.
 
 import json
 import re
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import attrs
 from cattrs.errors import BaseValidationError
@@ -21,6 +21,7 @@ WorkerState = Literal["starting", "loading", "ready", "following", "draining", "
 NAMES_MAX = 256
 MODELS_MAX = 4096
 ARGS_BYTES_MAX = 256 * 1024
+ARGS_DEPTH_MAX = 32
 FAILURE_CHARACTERS_MAX = 2000
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
@@ -65,12 +66,18 @@ def _are_models(values: "list[Model]") -> None:
         raise ValueError(f"must be at most {MODELS_MAX} models")
 
 
+def _depth_of(value: object) -> int:
+    """Say how deep lists and tables are nested, up to one more than is taken."""
+    depth, level = 0, [value]
+    while level and depth <= ARGS_DEPTH_MAX:
+        inner = [list(cast("dict[str, object]", one).values()) if isinstance(one, dict) else one for one in level]
+        level = [item for one in inner if isinstance(one, list) for item in cast("list[object]", one)]
+        depth += bool(level)
+    return depth
+
+
 def _are_args(value: dict[str, Any]) -> None:
-    try:
-        size = len(json.dumps(value))
-    except RecursionError:
-        size = ARGS_BYTES_MAX + 1
-    if size > ARGS_BYTES_MAX:
+    if _depth_of(value) > ARGS_DEPTH_MAX or len(json.dumps(value)) > ARGS_BYTES_MAX:
         raise ValueError(f"must be at most {ARGS_BYTES_MAX} bytes of JSON, and not nested too deep")
 
 

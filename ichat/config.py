@@ -152,6 +152,7 @@ class Logs:
     keep_days: float = checked(between(0.01, 36500), 30.0)
     files_max: int = checked(between(1, 1000), 3)
     last_lines_max: int = checked(between(0, 1000), 50)
+    followers_max: int = checked(_COUNT, 256)
     followed_max: int = checked(between(0, 4096), 256)
 
 
@@ -363,6 +364,10 @@ def _engine_value(value: Any, _: Any) -> EngineValue:
         raise ValueError(f"must be a string, number, boolean, list or table, not {shown(value)}")
     if type(value) is list and None in value:
         raise ValueError("must not hold a null")
+    try:
+        json.dumps(value, allow_nan=True)
+    except TypeError as error:
+        raise ValueError("must hold no dates or times: JSON has none, write them as strings") from error
     return cast("EngineValue", value)
 
 

@@ -199,6 +199,7 @@ class Exchange:
     async def _ask(self, endpoint: Endpoint, connection: Connection) -> None:
         """One request and its response on one connection, which is then kept or closed. Raises UpstreamLost."""
         means = self._means
+        first_byte_s, stall_s = self._timeouts_of(endpoint)
         relay = Relay(
             means.pool.hub,
             self._client,
@@ -206,8 +207,8 @@ class Exchange:
             method=self._request.method,
             version=self._request.version,
             on_head=self._head_for_client,
-            first_byte_s=means.timeouts.first_byte_s,
-            stall_s=means.timeouts.stream_stall_s,
+            first_byte_s=first_byte_s,
+            stall_s=stall_s,
         )
         pieces = self._written_for(endpoint)
         self.asked_at = trio.current_time()
@@ -223,14 +224,18 @@ class Exchange:
             else:
                 means.pool.discard(connection)
 
+    def _timeouts_of(self, endpoint: Endpoint) -> tuple[float, float]:
+        timeouts = self._means.timeouts
+        return endpoint.timeouts or (timeouts.first_byte_s, timeouts.stream_stall_s)
+
     async def _break_off(self, endpoint: Endpoint, lost: UpstreamLost) -> None:
         """End a response that its upstream did not finish, so that no client can take it for a whole one."""
         name = endpoint.upstream.name
         log.warning("%s failed with request %s: %s", name, self._request.id.decode(), lost)
         error = errors.upstream_failed(name, str(lost), retry=lost.retry)
         if lost.timed_out:
-            timeouts = self._means.timeouts
-            error = errors.upstream_timeout(name, timeouts.stream_stall_s if lost.answered else timeouts.first_byte_s)
+            first_byte_s, stall_s = self._timeouts_of(endpoint)
+            error = errors.upstream_timeout(name, stall_s if lost.answered else first_byte_s)
         if not self._client.head_sent:
             raise error
         self.error = error.code

@@ -45,7 +45,6 @@ def command_of(config: Config, worker: ManagedWorker, worker_id: str, unix_socke
         f"--host={worker.host}",
         f"--port={worker.port}",
         f"--unix-socket={unix_socket}",
-        f"--max-in-flight={worker.max_in_flight or 0}",
         f"--log-streaming={'true' if worker.log_streaming else 'false'}",
         f"--orphan-after-s={timeouts.orphan_after_s if keeps else 0:g}",
         # the gateway's own bounds: what it lets through, its worker must not refuse

@@ -98,8 +98,9 @@ class Record:
     def __repr__(self) -> str:
         return f"<Record {self.ring!r}, {self.drain or self.collector}>"
 
-    def begin_run(self) -> None:
-        """Leave the file, and note that lines of another start follow."""
+    def begin_run(self, settings: Logs) -> None:
+        """Leave the file, and note that lines of another start follow, within these bounds."""
+        self.ring.bound(settings.ring_lines_max, settings.ring_bytes_max)
         self.leave_file()
         self.goes_on = False
         self.ring.ended = False
@@ -224,7 +225,7 @@ class Logbook:
             file = self._open_file(worker_id, goes_on=False)
             stack.callback(file.close)
             record.is_managed, record.start_id, record.refused = True, None, None
-            record.begin_run()
+            record.begin_run(self.settings)
             lines = Lines(self.settings.line_bytes_max)
             record.drain = follow(reading, record.ring, file, *self._echo(worker_id), lines=lines, ends_ring=False)
             stack.pop_all()
@@ -421,7 +422,7 @@ class Logbook:
         is_new = record.collector is None and not record.goes_on
         is_other = record.start_id not in (None, source.start_id)
         if is_new or (is_other and not record.is_early):
-            record.begin_run()
+            record.begin_run(self.settings)
             record.collector = None
         record.is_early = record.is_early and not is_other
         record.ring.ended = False
@@ -429,7 +430,7 @@ class Logbook:
         if record.collector is None:
 
             def began_anew() -> None:
-                record.begin_run()
+                record.begin_run(self.settings)
                 record.is_early = True
 
             take = functools.partial(self._take, worker_id, record)

@@ -113,6 +113,21 @@ class Tee:
         return 0
 
 
+class TeeStream:
+    """What a logging handler writes to: lines that are passed on by a Tee."""
+
+    def __init__(self, tee: Tee) -> None:
+        self._tee = tee
+
+    def write(self, text: str) -> int:
+        """Have a text written soon, or lose it."""
+        self._tee.add(text.encode(errors="backslashreplace"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
 class Source:
     """One pipe that is read."""
 
@@ -459,12 +474,18 @@ def load(path: str, *, lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX, f
 
 
 def prune(directory: str, older_than_s: float) -> None:
-    """Remove the files of workers that have written nothing for so long; blocks, and raises nothing."""
+    """Remove the files of workers that have written nothing for so long; blocks, and raises nothing.
+
+    A file of another program is known by its first line, which has no time like ours.
+    """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 if _OURS.search(entry.name) and time.time() - entry.stat().st_mtime > older_than_s:
-                    os.unlink(entry.path)
+                    with open(entry.path, "rb") as file:
+                        is_ours = _STAMPED.match(file.read(64)) is not None
+                    if is_ours:
+                        os.unlink(entry.path)
 
 
 def _suffixes(files_max: int) -> list[str]:

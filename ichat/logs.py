@@ -139,6 +139,10 @@ class Ring:
         end = ", ended" if self.ended else ""
         return f"<Ring {self.last - len(self._lines) + 1}..{self.last}, {self._bytes} bytes{end}>"
 
+    def bound(self, lines_max: int, bytes_max: int) -> None:
+        """Keep so many from the next line on."""
+        self._lines_max, self._bytes_max = lines_max, bytes_max
+
     def append(self, lines: Sequence[bytes], now: float) -> None:
         """Add lines that came at one time, for the oldest ones where there is no room."""
         if not lines:

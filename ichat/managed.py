@@ -57,8 +57,6 @@ class Shared:
     """Called when the next gateway should know of something."""
     hurry: trio.Event = attrs.field(factory=trio.Event)
     """Set when nothing is waited for any more."""
-    is_stopping: bool = False
-    """Whether the gateway is about to end."""
     workers: "dict[str, Managed]" = attrs.field(factory=dict[str, "Managed"])
 
 
@@ -77,7 +75,7 @@ class Managed:
         self._shared = shared
         self._adopted = adopted
         self._socket = shared.state.socket_of(worker_id)
-        self._mark = f"{shared.state.path}:{worker_id}"
+        self._mark = shared.state.mark_of(worker_id)
         self._running = spec
         """What its newest process was started with."""
         self._is_leaving = False
@@ -114,14 +112,22 @@ class Managed:
         """Whether it is not started again by itself."""
         return self.entry.is_down and self.entry.retry_at is None
 
-    def started(self, spec: dict[str, object]) -> Started:
-        """Give what the next gateway has to know of it."""
-        return Started(self.id, spec, self.is_launched, self.pid, self._stamp)
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it is about to be forgotten."""
+        return self._is_leaving
+
+    def started(self) -> Started:
+        """Give what the next gateway has to know of it: what runs, as it was started."""
+        table = attrs.asdict(self._running if self.pid else self.spec)
+        table = {key: value for key, value in table.items() if value is not None}
+        return Started(self.id, table, self.is_launched and not self._is_leaving, self.pid, self._stamp)
 
     def update(self, spec: ManagedWorker) -> None:
         """Take a changed table whose changes concern the gateway alone."""
         self.spec = spec
         self._describe()
+        self._shared.registry.bound(self._shared.config.routing.max_in_flight)
         self._shared.remember()
 
     def restart(self, spec: ManagedWorker) -> None:
@@ -129,12 +135,17 @@ class Managed:
         self.update(spec)
         self._asked.set()
 
+    def leave(self) -> None:
+        """Get no more requests: it is about to be removed."""
+        self._is_leaving = self.entry.is_draining = True
+
     async def remove(self, drain_s: float) -> None:
         """Drain it for so long at most, end it, and forget it; returns when nothing of it is left."""
-        self._is_leaving = True
+        self.leave()
         await self._drain(drain_s)
         self._scope.cancel()
         await self._gone.wait()
+        self._shared.registry.stopped(self.entry)
         self._shared.registry.remove(self.entry)
         self._shared.logbook.forget(self.id)
         if self._shared.workers.get(self.id) is self:
@@ -146,20 +157,18 @@ class Managed:
         try:
             with self._scope:
                 await self._live()
-        except Exception as error:
-            log.exception("a bug watching over worker %s", self.id)
-            self._shared.registry.fail(self.entry, End("is not watched any more", time.time(), cause=repr(error)))
         finally:
             self._gone.set()
 
     async def _live(self) -> None:
         registry, failures = self._shared.registry, 0
         while True:
-            end, was_well = await self._run_once()
+            end, was_well = await self._try_once()
             restart = self._shared.config.restart
             failures = 1 if was_well else failures + 1
             if end is None:
                 failures = 0
+                registry.stopped(self.entry)
             elif end.exit_code == EXIT_USAGE or failures >= restart.attempts_max:
                 registry.fail(self.entry, end)
                 self._shared.logbook.finish(self.id)
@@ -176,6 +185,17 @@ class Managed:
             self.entry.restarts += 1
             self.entry.begin()
 
+    async def _try_once(self) -> tuple[End | None, bool]:
+        """See one start of it through; a bug in that counts as an end of it, and ends no other worker."""
+        try:
+            return await self._run_once()
+        except Exception as error:
+            log.exception("a bug watching over worker %s", self.id)
+            with trio.CancelScope(shield=True):
+                await self._sweep(self.pid, [])
+            self._process, self._stamp = None, ""
+            return End("could not be watched", time.time(), cause=repr(error)), False
+
     async def _run_once(self) -> tuple[End | None, bool]:
         """Start it and see how that ends: how (None where it was asked to), and whether it was well before."""
         if self._adopted is not None:
@@ -186,9 +206,11 @@ class Managed:
         problems = await self._look()
         if problems or self._asked.is_set():
             return self._end_without_process(" ".join(problems)) if problems else None, False
-        watched, ours = (None, None) if self.spec.on_gateway_exit == "keep" else os.pipe()
+        watched = ours = None
         try:
             try:
+                if self.spec.on_gateway_exit != "keep":
+                    watched, ours = os.pipe()
                 process = await self._spawn(watched)
             except (OSError, ValueError) as error:
                 return self._end_without_process(str(error)), False
@@ -257,11 +279,14 @@ class Managed:
     async def _see_through(self, process: trio.Process | Adopted) -> tuple[End | None, bool]:
         """Watch over a process until it has ended or shall, and then end all of it."""
         shared = self._shared
-        self._process, self._stamp, self._running = process, stamp_of(process.pid), self.spec
+        self._process, self._stamp, self._running = process, "", self.spec
+        with contextlib.suppress(OSError):
+            self._stamp = stamp_of(process.pid)
         shared.remember()
-        ooms, why, was_well = oom_kills(), None, False
+        ooms, why, was_well, is_cut = oom_kills(), None, False, True
         try:
             why, was_well = await self._watch(process)
+            is_cut = False
             if not (self._asked.is_set() or why):
                 code = process.returncode
                 shared.registry.fail(self.entry, End(how_it_ended(code), time.time()), trio.current_time())
@@ -269,9 +294,13 @@ class Managed:
                 log.error("worker %s is ended: it %s", self.id, why)
             else:
                 await self._drain(shared.config.timeouts.drain_s)
+        except Exception:
+            is_cut = False
+            raise
         finally:
+            is_cut = is_cut and not (self._is_leaving or self._asked.is_set())
             with trio.CancelScope(shield=True):
-                if shared.is_stopping and self.spec.on_gateway_exit == "keep":
+                if is_cut and self._running.on_gateway_exit == "keep" and not _has_ended(process):
                     log.info("worker %s goes on without the gateway: the next one takes it over", self.id)
                 else:
                     await self._end(process)
@@ -374,7 +403,9 @@ class Managed:
             return list({one.pid: one for one in [*found, *filter(processes.is_alive, family)]}.values())
 
         while True:
-            left = await trio.to_thread.run_sync(look_round)
+            left = family
+            with trio.move_on_after(SWEEP_S):  # /proc does not answer for a process that hangs in a driver
+                left = await trio.to_thread.run_sync(look_round, abandon_on_cancel=True)
             overdue = trio.current_time() > deadline
             processes.kill(one for one in left if overdue or not processes.is_resource_tracker(one))
             if not left or overdue:

@@ -87,7 +87,7 @@ def changes_of_workers(
             changes.append(Change("stop", one.worker_id, None, "the configuration has it no more"))
     used = set(taken.values())
     new = (spec for index, spec in enumerate(wanted) if index not in used)
-    changes += [Change("start", "", spec, "it is new in the configuration") for spec in new]
+    changes += [Change("start", "", spec, "it is in the configuration and does not run") for spec in new]
     return _with_new_first(changes, {one.worker_id: one for one in running})
 
 

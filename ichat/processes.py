@@ -36,7 +36,7 @@ def session_members(session: int) -> list[psutil.Process]:
 def kill(processes: Iterable[psutil.Process]) -> None:
     """Kill those that are still alive; a process id that has been given to another process meanwhile is left alone."""
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):
             process.send_signal(signal.SIGKILL)
 
 

@@ -239,6 +239,8 @@ class Registry:
             if not worker.managed and self._clock() - worker.beat_at > keep_s:
                 self.remove(worker)
         known = self._workers.get(beat.worker_id)
+        if beat.state == "gone" and known and known.beat and known.beat.start_id != beat.start_id:
+            return False  # of an earlier start of it
         if known is not None and beat.state == "gone":
             self._tell_group(known, "has failed" if beat.failure else "has ended")
         if beat.state == "gone" and not (known and known.managed):
@@ -261,6 +263,17 @@ class Registry:
         self._place(worker, beat)
         self.changed()
         return known is None
+
+    def _bound(self, worker: Worker) -> None:
+        if worker.endpoint and worker.beat:
+            in_flight_max = worker.max_in_flight or worker.beat.max_in_flight or self.max_in_flight
+            worker.endpoint.in_flight_max = in_flight_max
+
+    def bound(self, max_in_flight: int) -> None:
+        """Send workers that say nothing else so many requests at once, at most; what each has for itself holds."""
+        self.max_in_flight = max_in_flight
+        for worker in self._workers.values():
+            self._bound(worker)
 
     def _say_goodbye(self, worker: Worker | None, beat: Beat) -> None:
         """Forget a worker that has ended in good order; one that failed is shown with its reason until it is old."""
@@ -293,9 +306,13 @@ class Registry:
             endpoint = worker.endpoint = Endpoint(upstream, worker.id.encode(), self.max_in_flight)
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
             endpoint.upstream = Upstream(f"worker {worker.id}", host, port)
-        endpoint.in_flight_max = worker.max_in_flight or beat.max_in_flight or self.max_in_flight
+        self._bound(worker)
         counts = (beat.progress.get("running"), beat.progress.get("waiting"))
         endpoint.report(int(sum(count for count in counts if count is not None)), self._clock())
+
+    def stopped(self, worker: Worker) -> None:
+        """Note that a managed worker was ended on purpose."""
+        self._tell_group(worker, "was stopped")
 
     def fail(self, worker: Worker, end: End, retry_at: float | None = None) -> None:
         """Note how a worker ended, where nobody had asked for it, and when it will be started again."""

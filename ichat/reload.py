@@ -21,6 +21,30 @@ log = logging.getLogger(__name__)
 LOOK_S = 1.0
 """How often the file is looked at; it is read once it has not changed for so long."""
 
+RETRY_S = 5.0
+"""How long after a refusal the file is tried again: what it names may be there by then."""
+
+Seen = tuple[int, int, int]
+
+
+@attrs.frozen
+class Source:
+    """The file that a configuration is from."""
+
+    path: pathlib.Path
+    seen: Seen | None
+    """How it looked before it was read."""
+
+
+def look(path: pathlib.Path) -> Seen | None:
+    """Tell one content of a file from the next; None where there is none, or it is about to be written."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return (status.st_ino, status.st_mtime_ns, status.st_size) if status.st_size else None
+
+
 Take = Callable[[Config], None]
 """Puts a configuration in force, in place of this one."""
 
@@ -29,15 +53,18 @@ class Reloader:
     """Holds the configuration that is in force."""
 
     def __init__(
-        self, config: Config, path: pathlib.Path | None, supervisor: Supervisor, check: Callable[[Config], Take]
+        self, config: Config, source: Source | None, supervisor: Supervisor, check: Callable[[Config], Take]
     ) -> None:
-        """`path` is None for a configuration that is from no file.
+        """`source` is None for a configuration that is from no file.
 
         `check` makes everything that a configuration needs, raises Exit where that cannot be, and gives what puts it
         in force.
         """
         self.config = config
-        self._path = path
+        self._path = source.path if source else None
+        self._seen = source.seen if source else None
+        self._refusal = ""
+        """Why the file was not taken, of which one line in the log is enough."""
         self._supervisor = supervisor
         self._check = check
         self._turn = trio.Lock()
@@ -73,34 +100,33 @@ class Reloader:
 
     async def watch_forever(self) -> Never:
         """Take the file whenever it has changed and is whole again (`server_settings.watch_config`)."""
-        taken = seen = await self._look()
+        taken, before = self._seen, None
         while True:
             await trio.sleep(LOOK_S)
-            now = await self._look()
-            if now is not None and now == seen and now != taken:
-                taken = now
-                if self.config.server_settings.watch_config:
-                    await self._reload_quietly("the file has changed")
-            seen = now
+            now = None if self._path is None else await trio.to_thread.run_sync(look, self._path)
+            if now is not None and now == before and now != taken:
+                watches = self.config.server_settings.watch_config
+                if not watches or await self._reload_quietly("the file has changed"):
+                    taken = now
+                else:
+                    await trio.sleep(RETRY_S)
+            before = now
 
     async def obey_signals_forever(self) -> None:
         """Take the file at each SIGHUP."""
         with trio.open_signal_receiver(signal.SIGHUP) as signals:
             async for _ in signals:
+                self._refusal = ""
                 await self._reload_quietly("SIGHUP")
 
-    async def _reload_quietly(self, why: str) -> None:
+    async def _reload_quietly(self, why: str) -> bool:
+        """Say whether it was taken, or can never be; a reason that was told before is not told again."""
         try:
             await self.reload(dry_run=False, why=why)
         except ApiError as error:
-            log.error("the configuration stays as it is: %s", error.message)
-
-    async def _look(self) -> tuple[int, int, int] | None:
-        """Tell one content of the file from the next; None where there is none."""
-        if self._path is None:
-            return None
-        try:
-            status = await trio.to_thread.run_sync(os.stat, self._path)
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
+            if error.message != self._refusal:
+                log.error("the configuration stays as it is: %s", error.message)
+            self._refusal = error.message
+            return False
+        self._refusal = ""
+        return True

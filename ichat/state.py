@@ -84,14 +84,22 @@ class StateDirectory:
         """Read what the gateway before this one knew: nothing where there was none, or what it left is damaged."""
         path = self._known_path()
         try:
-            return cattrs.structure(json.loads(path.read_text(encoding="utf-8")), Known)
+            known = cattrs.structure(json.loads(path.read_text(encoding="utf-8")), Known)
+            if known.version == VERSION:
+                return known
+            reason = f"it is of version {known.version}, not {VERSION}"
         except FileNotFoundError:
             return Known()
         except (OSError, ValueError, RecursionError, TypeError, AttributeError, BaseValidationError) as error:
-            log.error("%s cannot be read (%s): the gateway knows nothing from before", path, type(error).__name__)
-            with contextlib.suppress(OSError):
-                path.rename(path.with_suffix(".damaged"))
-            return Known()
+            reason = type(error).__name__
+        log.error("%s cannot be read (%s): the gateway knows nothing from before", path, reason)
+        with contextlib.suppress(OSError):
+            path.rename(path.with_suffix(".unread"))
+        return Known()
+
+    def mark_of(self, worker_id: str) -> str:
+        """Give the mark of a worker's processes (`ichat.subreaper.MARK`); that of "" begins all of them."""
+        return f"{self.path}:{worker_id}"
 
     def save(self, known: Known) -> None:
         """Write all of it, atomically; it blocks for a short time. Raises OSError."""

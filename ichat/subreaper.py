@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import pathlib
+import select
 import signal
 from collections.abc import Callable, Collection
 
@@ -54,26 +55,31 @@ def _zombies() -> list[int]:
 
 def marked(mark: str) -> list[psutil.Process]:
     """Give the live processes that were started with this mark, wherever their parents have gone."""
-    wanted = f"{MARK}={mark}".encode()
-    found: list[psutil.Process] = []
+    return [process for process, found in marked_by(mark) if found == mark]
+
+
+def marked_by(beginning: str) -> list[tuple[psutil.Process, str]]:
+    """Give the live processes whose mark begins so, each with its mark."""
+    name, found = f"{MARK}=".encode(), list[tuple[psutil.Process, str]]()
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
-            if wanted in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                process = psutil.Process(pid)
-                if is_alive(process):
-                    found.append(process)
+            words = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            mark = next((word[len(name) :].decode(errors="replace") for word in words if word.startswith(name)), "")
+            process = psutil.Process(pid)
+            if mark and mark.startswith(beginning) and is_alive(process):
+                found.append((process, mark))
     return found
 
 
 def stamp_of(pid: int) -> str:
     """Tell a process from every other that has had or will have its pid: the boot, and its start since then.
 
-    Empty where there is none. proc_pid_stat(5), field 22.
+    Empty where there is none. proc_pid_stat(5), field 22. Raises OSError where that cannot be looked up.
     """
     try:
-        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except (OSError, UnicodeDecodeError):
+    except (FileNotFoundError, ProcessLookupError):
         return ""
     return "" if fields[0] == "Z" else f"{boot}:{fields[19]}"
 
@@ -97,7 +103,9 @@ class Adopted:
 
     def has_ended(self) -> bool:
         """Say whether it has ended."""
-        return not stamp_of(self.pid)
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send it a signal. Raises ProcessLookupError."""

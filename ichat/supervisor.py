@@ -3,13 +3,13 @@
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import attrs
+import psutil
 import trio
 
-from ichat import errors
+from ichat import errors, processes
 from ichat.beat import read_beat
 from ichat.config import Config, ManagedWorker, read_worker
 from ichat.errors import ApiError
@@ -20,14 +20,15 @@ from ichat.plan import Change, Running, changes_of_workers
 from ichat.recall import ask_to_beat
 from ichat.registry import Registry
 from ichat.state import Heard, Known, Started, StateDirectory
-from ichat.subreaper import Adopted, stamp_of
+from ichat.subreaper import Adopted, marked_by, stamp_of
 
 log = logging.getLogger(__name__)
 
 REMEMBER_S = 1.0
 """Beats that change what is remembered are written so often at most; the workers started here are at once."""
 REPLACE_POLL_S = 0.2
-ADOPTED_DRAIN_S = 0.0
+LOOK_S = 10.0
+"""How long a look at all processes may take."""
 
 
 class Supervisor:
@@ -39,6 +40,7 @@ class Supervisor:
         self._changed = trio.Event()
         self._written_version = -1
         self._is_failing = False
+        self._is_stopping = False
         self._nursery: trio.Nursery | None = None
         self._shared = Shared(config, registry, logbook, state, self._remember_soon)
 
@@ -51,7 +53,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """Make `run` end every worker that shall not outlive the gateway, and return."""
-        self._shared.is_stopping = True
+        self._is_stopping = True
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
 
@@ -60,9 +62,13 @@ class Supervisor:
         """The first processes of the workers, with the workers' ids."""
         return {worker.pid: worker.id for worker in self._shared.workers.values() if worker.pid}
 
-    async def run(self) -> None:
-        """Take over what an earlier gateway left, start what is configured, and watch over all of it until stopped."""
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take over what an earlier gateway left, start what is configured, and watch over all of it until stopped.
+
+        `started` once every worker is known.
+        """
         known = self._state.load()
+        await self._end_unknown({one.worker_id for one in known.started})
         for heard in known.heard:
             with contextlib.suppress(ApiError):
                 beat = read_beat(heard.beat)
@@ -70,52 +76,51 @@ class Supervisor:
                 self._shared.logbook.resume(beat.worker_id, beat.start_id, is_managed=False)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            if self._shared.is_stopping:
-                return
-            nursery.start_soon(self._remember_forever)
-            await self._take_over(known.started)
+            self._take_over(known.started)
             self.apply(self._shared.config, self.changes(self._shared.config))
+            nursery.start_soon(self._remember_forever)
             nursery.start_soon(ask_to_beat, self._registry)
+            task_status.started()
             await trio.sleep_forever()
         with trio.CancelScope(shield=True):
             await self._remember()
 
-    async def _take_over(self, started: Sequence[Started]) -> None:
-        """Adopt the workers that outlived a gateway on purpose; end what else is left; start what was launched."""
-        leftovers: list[Started] = []
-        launched: list[tuple[str, ManagedWorker]] = []
+    async def _end_unknown(self, known: Collection[str]) -> None:
+        """Kill what is left of workers of an earlier gateway with this state directory that it did not write down."""
+        beginning = self._state.mark_of("")
+        found: list[tuple[psutil.Process, str]] = []
+        with trio.move_on_after(LOOK_S):
+            found = await trio.to_thread.run_sync(marked_by, beginning, abandon_on_cancel=True)
+        for process, mark in found:
+            if mark.removeprefix(beginning) not in known:
+                log.warning("process %d is left of worker %s: it is killed", process.pid, mark.removeprefix(beginning))
+                processes.kill([process])
+
+    def _take_over(self, started: Sequence[Started]) -> None:
+        """Adopt what an earlier gateway has left: to go on with it where it is to be kept, to start it anew else.
+
+        What was launched over the API and does not run is started again.
+        """
         for one in started:
-            lives = one.pid > 0 and stamp_of(one.pid) == one.stamp
             try:
                 spec = read_worker(one.spec, self._shared.config)
             except ApiError as error:
                 log.error("worker %s is not started again: %s", one.worker_id, error)
                 spec = None
-            if lives and spec is not None and spec.on_gateway_exit == "keep":
-                with contextlib.suppress(ProcessLookupError):
-                    log.info("worker %s (process %d) has outlived its gateway: taken over", one.worker_id, one.pid)
-                    self._start(one.worker_id, spec, is_launched=one.is_launched, adopted=Adopted(one.pid))
+            adopted = _adopt(one)
+            if adopted is None:
+                if spec is not None and one.is_launched:
+                    self._start(one.worker_id, spec, is_launched=True)
                 continue
-            if lives:
-                leftovers.append(one)
-            if one.is_launched and spec is not None:
-                launched.append((one.worker_id, spec))
-        async with trio.open_nursery() as nursery:
-            for one in leftovers:
-                nursery.start_soon(self._end_leftover, one)
-        for worker_id, spec in launched:
-            self._start(worker_id, spec, is_launched=True)
-
-    async def _end_leftover(self, one: Started) -> None:
-        """End a worker whose gateway died and that has not ended yet."""
-        log.warning("worker %s (process %d) is still there, its gateway is not: it is ended", one.worker_id, one.pid)
-        with contextlib.suppress(ProcessLookupError):
-            spec = ManagedWorker(model_name=one.worker_id, model_path="")
-            adopted = Adopted(one.pid)
-            left = Managed(one.worker_id, spec, self._shared, is_launched=False, adopted=adopted)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(left.run)
-                await left.remove(ADOPTED_DRAIN_S)
+            placeholder = ManagedWorker(model_name=one.worker_id, model_path="")
+            worker = self._start(one.worker_id, spec or placeholder, is_launched=one.is_launched, adopted=adopted)
+            if spec is None:
+                self._remove_soon(worker, 0.0)
+            elif spec.on_gateway_exit == "keep":
+                log.info("worker %s (process %d) has outlived its gateway: taken over", one.worker_id, one.pid)
+            else:
+                log.warning("worker %s (process %d) is still there, its gateway is not", one.worker_id, one.pid)
+                worker.restart(spec)
 
     def _start(
         self, worker_id: str, spec: ManagedWorker, *, is_launched: bool, adopted: Adopted | None = None
@@ -129,9 +134,31 @@ class Supervisor:
 
     def launch(self, spec: ManagedWorker) -> Managed:
         """Start a worker that the configuration does not have. Raises ApiError where the gateway is about to end."""
-        if self._nursery is None or self._shared.is_stopping:
+        if self._nursery is None or self._is_stopping:
             raise errors.draining()
         return self._start(self._new_id(spec), spec, is_launched=True)
+
+    async def remove(self, worker: Managed, drain_s: float) -> None:
+        """Drain a worker, end it and forget it; that goes on where the caller does not wait for it any more.
+
+        Raises ApiError where the gateway is about to end.
+        """
+        if self._nursery is None or self._is_stopping:
+            raise errors.draining()
+        await self._remove_soon(worker, drain_s).wait()
+
+    def _remove_soon(self, worker: Managed, drain_s: float) -> trio.Event:
+        """Begin to remove a worker; the event says that it is done."""
+        done = trio.Event()
+
+        async def remove() -> None:
+            await worker.remove(drain_s)
+            done.set()
+
+        assert self._nursery is not None
+        worker.leave()
+        self._nursery.start_soon(remove)
+        return done
 
     def get(self, worker_id: str) -> Managed | None:
         """Give the managed worker of this id."""
@@ -142,7 +169,7 @@ class Supervisor:
 
     def changes(self, config: Config) -> list[Change]:
         """Say what taking this configuration would do to the workers."""
-        workers = self._shared.workers.values()
+        workers = [one for one in self._shared.workers.values() if not one.is_leaving]
         running = [Running(one.id, one.spec, one.is_launched, one.has_failed) for one in workers]
         changes = changes_of_workers(running, config.managed_workers, self._shared.config.engines, config.engines)
         kept = {change.worker_id for change in changes if change.action != "stop"}
@@ -151,7 +178,7 @@ class Supervisor:
 
     def apply(self, config: Config, changes: Sequence[Change]) -> None:
         """Begin with what `changes` said; nothing of it is waited for. Raises ApiError where the gateway ends."""
-        if self._nursery is None or self._shared.is_stopping:
+        if self._nursery is None or self._is_stopping:
             raise errors.draining()
         self._shared.config = config
         for change in changes:
@@ -161,7 +188,7 @@ class Supervisor:
             elif worker is None or change.action == "keep":
                 continue
             elif change.action == "stop":
-                self._nursery.start_soon(worker.remove, config.timeouts.drain_s)
+                self._remove_soon(worker, config.timeouts.drain_s)
             elif change.spec is not None and change.action == "update":
                 worker.update(change.spec)
             elif change.spec is not None and change.action == "restart":
@@ -177,10 +204,10 @@ class Supervisor:
         log.info("worker %s will replace worker %s once it is ready", new.id, old.id)
         while new.entry.beat is None or self._registry.state(new.entry) != "ready":
             await trio.sleep(REPLACE_POLL_S)
-            if self._shared.workers.get(new.id) is not new or self._shared.workers.get(old.id) is not old:
+            if new.is_leaving or old.is_leaving:
                 new.replaces = None
                 return
-        await old.remove(self._shared.config.timeouts.drain_s)
+        await self._remove_soon(old, self._shared.config.timeouts.drain_s).wait()
         new.replaces = None
 
     def _remember_soon(self) -> None:
@@ -198,20 +225,27 @@ class Supervisor:
     async def _remember(self) -> None:
         """Write down what the next gateway has to know."""
         self._changed, self._written_version = trio.Event(), self._registry.version
-        now = time.time()
-        started = [one.started(_table_of(one.spec)) for one in self._shared.workers.values()]
-        heard = [Heard(attrs.asdict(beat), now - age_s) for beat, age_s in self._registry.snapshot()]
-        known = Known(started=[one for one in started if one.is_launched or one.pid], heard=heard)
+        now, beats = time.time(), self._registry.snapshot()
+        started = [one.started() for one in self._shared.workers.values()]
+
+        def save() -> None:
+            heard = [Heard(attrs.asdict(beat), now - age_s) for beat, age_s in beats]
+            self._state.save(Known(started=[one for one in started if one.is_launched or one.pid], heard=heard))
+
         try:
-            await trio.to_thread.run_sync(self._state.save, known)
-        except OSError as error:
+            await trio.to_thread.run_sync(save)
+        except Exception as error:  # whatever it is, no worker may suffer from it
             if not self._is_failing:
-                log.error("%s cannot be written: %s; the next gateway will not know", self._state.path, error.strerror)
+                log.error("%s cannot be written: %s; the next gateway will not know", self._state.path, error)
             self._is_failing = True
             self._changed.set()
         else:
             self._is_failing = False
 
 
-def _table_of(spec: ManagedWorker) -> dict[str, Any]:
-    return {key: value for key, value in attrs.asdict(spec).items() if value is not None}
+def _adopt(one: Started) -> Adopted | None:
+    """Hold on to the process that a worker had, if it lives."""
+    with contextlib.suppress(OSError):
+        if one.stamp and stamp_of(one.pid) == one.stamp:
+            return Adopted(one.pid)
+    return None

@@ -412,3 +412,79 @@ def test_a_hundred_thousand_lines_while_the_reader_sleeps(gateway):
     assert numbers == sorted(set(numbers))
     assert len(numbers) + lost >= 100_002
     assert psutil.Process(found["pid"]).memory_info().rss - before < 64 * 1024 * 1024
+
+
+def test_delete_goes_on_without_its_client(gateway):
+    """Who asked for it may leave: the worker is drained and ended all the same."""
+    program = gateway(worker()).wait_until_ready("m-0")
+    with stream(program, {"model": "m", "wait_s": 3}):
+        program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 1)
+        with socket.create_connection(("127.0.0.1", program.port)) as sock:
+            sock.sendall(b"DELETE /v1/admin/workers/m-0?drain_s=30 HTTP/1.1\r\nhost: x\r\n\r\n")
+            program.until(lambda: program.state("m-0") == "draining")
+        program.until(lambda: program.state("m-0") is None, 60)
+
+
+def test_a_question_for_a_logs_head_leaves_the_control_plane_well(gateway):
+    """HEAD has no body to wait for, and the next request on that connection gets its answer; followers have a bound."""
+    program = gateway("[logs]\nfollowers_max = 2\n" + worker()).wait_until_ready("m-0")
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", program.port)) as sock:
+            sock.sendall(b"HEAD /v1/logs/stream/m-0 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200 OK")
+        assert program.ask("/health", None, 10)[0] == 200
+    following = []
+    for _ in range(2):
+        sock = socket.create_connection(("127.0.0.1", program.port))
+        sock.sendall(b"GET /v1/logs/stream/m-0 HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 200 OK")
+        following.append(sock)
+    with socket.create_connection(("127.0.0.1", program.port)) as sock:
+        sock.sendall(b"GET /v1/logs/stream/m-0 HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 503")
+    assert program.ask("/health", None, 10)[0] == 200
+    for sock in following:
+        sock.close()
+
+
+def test_what_was_launched_survives_a_gateway_that_is_stopped_at_once(gateway):
+    """Stopped while it still ends what the one before left: nothing is forgotten."""
+    port = free_port()
+    program = gateway("", port)
+    for name in "xy":
+        body = {"model_name": name, "model_path": "/m", "backend": "fake", "heartbeat_interval": 0.3}
+        assert program.ask("/v1/admin/workers/launch", body)[0] == 202
+    program.wait_until_ready("x-0").wait_until_ready("y-0")
+    os.kill(pid_of(program, "x-0"), signal.SIGSTOP)  # it will not end by itself
+    program.process.kill()
+    program.process.wait()
+    program = gateway("", port)
+    program.until(lambda: "is still there" in program.text())
+    assert program.stop(limit_s=60) == 0
+    program = gateway("", port).wait_until_ready("x-0").wait_until_ready("y-0")
+
+
+def test_a_damaged_state_loses_no_process(gateway, tmp_path):
+    """A kept worker that the next gateway cannot know of is not left beside the new one."""
+    port = free_port()
+    text = worker(more='on_gateway_exit = "keep"\nchildren = 1')
+    program = gateway(text, port).wait_until_ready("m-0")
+    first = psutil.Process(pid_of(program))
+    family = [first, *first.children(recursive=True)]
+    program.process.kill()
+    program.process.wait()
+    (tmp_path / "state/workers.json").write_text("{")
+    program = gateway(text, port).wait_until_ready("m-0")
+    assert pid_of(program) != first.pid
+    assert not alive(family)
+    assert "is left of worker m-0" in program.text()
+    assert (tmp_path / "state/workers.unread").exists()
+
+
+def test_the_access_log_follows_its_name(gateway, tmp_path):
+    """logrotate moves it away: a new one begins."""
+    path = tmp_path / "access.log"
+    program = gateway(f'[logs]\naccess_log = "{path}"\n')
+    program.until(lambda: program.get("/health")[0] == 200 and path.exists() and path.read_text())
+    path.rename(tmp_path / "access.log.1")
+    program.until(lambda: program.get("/health")[0] == 200 and path.exists() and path.read_text())

@@ -807,10 +807,10 @@ def test_a_file_that_was_removed(tmp_path):
 
 def test_old_files_are_removed(tmp_path):
     """Only logs, and only those that nobody writes to any more."""
-    for name in ("old.log", "old.log.2", "old.previous.log", "new.log", "notes.txt", "x.log.bak"):
-        (tmp_path / name).write_text("x")
+    for name in ("old.log", "old.log.2", "old.previous.log", "new.log", "notes.txt", "x.log.bak", "dpkg.log"):
+        (tmp_path / name).write_text("x" if name == "dpkg.log" else "2026-11-21T21:36:15.658Z x\n")
         if name != "new.log":
             os.utime(tmp_path / name, (0, 0))
     prune(str(tmp_path), 3600)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.log", "notes.txt", "x.log.bak"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dpkg.log", "new.log", "notes.txt", "x.log.bak"]
     prune(str(tmp_path / "none"), 3600)

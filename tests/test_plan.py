@@ -57,7 +57,7 @@ def test_new_ones_start_and_those_that_are_gone_stop():
     assert changes == [
         Change("stop", "w0", None, "the configuration has it no more"),
         Change("keep", "w1", spec("b"), ""),
-        Change("start", "", spec("c"), "it is new in the configuration"),
+        Change("start", "", spec("c"), "it is in the configuration and does not run"),
     ]
 
 

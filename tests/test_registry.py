@@ -391,7 +391,7 @@ def test_a_failure_is_kept_for_a_while(registry, clock):
     assert refusal(registry, "m") == (503, "model_not_ready")
     registry.beat(beat(start_id="another"))
     assert serving(registry) == {"w"}
-    registry.beat(beat(state="gone", failure="The engine died: killed"))
+    registry.beat(beat(state="gone", start_id="another", failure="The engine died: killed"))
     clock.now += 601
     registry.beat(beat("new"))
     assert [worker.id for worker in registry] == ["new"]
@@ -414,3 +414,21 @@ def test_a_worker_that_is_down_says_when_it_is_back(registry, clock):
     worker.is_draining = True
     assert refusal(registry, "m") == (503, "model_not_ready")
     assert registry.state(worker) == "draining"
+
+
+def test_a_late_good_bye_of_an_earlier_start_is_not_the_new_ones(registry):
+    """A rolling restart under one id: the old process' last beat comes after the new one's first."""
+    registry.beat(beat(start_id="old"))
+    registry.beat(beat(start_id="new"))
+    registry.beat(beat(state="gone", start_id="old"))
+    assert serving(registry) == {"w"}
+
+
+def test_arguments_that_are_nested_too_deep_are_refused():
+    """What cannot be written down again is not taken."""
+    args = {}
+    for _ in range(100):
+        args = {"deeper": [args]}
+    with pytest.raises(ApiError, match="nested too deep"):
+        read_beat({"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "args": args})
+    read_beat({"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "args": {"a": [{"b": [1, {"c": None}]}]}})

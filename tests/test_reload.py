@@ -1,10 +1,14 @@
 """Another configuration while the gateway runs, with real processes: only what has changed is touched."""
 
+import http.client
+import json
+import os
 import signal
 import threading
 import time
 
 import pytest
+import trustme
 from lives import gateway_fixture, pid_of, start_fixture, worker  # noqa: F401
 from programs import alive
 
@@ -159,3 +163,92 @@ def test_launched_workers_are_left_alone(gateway, edit):
     status, plan = reload(program)
     assert [(step["action"], step["what"]) for step in plan["plan"]] == [("keep", "worker new-0")], (status, plan)
     assert program.state("new-0") == "ready"
+
+
+def test_back_in_the_file_while_it_still_ends(gateway, edit, tmp_path):
+    """A worker that leaves does not count as one that is there: put back, it is started again."""
+    program = gateway(worker("a") + worker("b")).wait_until_ready("a-0").wait_until_ready("b-0")
+    path = tmp_path / "ichat.toml"
+    whole = path.read_text()
+    asking = threading.Thread(target=program.ask, args=("/v1/chat/completions", {"model": "b", "wait_s": 2}))
+    asking.start()
+    program.until(lambda: program.get("/v1/admin/workers/b-0")[1]["in_flight"] == 1)
+    path.write_text(whole.replace(worker("b"), ""))
+    assert reload(program)[0] == 200
+    assert program.state("b-0") == "draining"
+    path.write_text(whole)
+    status, plan = reload(program)
+    assert [step["action"] for step in plan["plan"]] == ["keep", "start"], (status, plan)
+    program.until(lambda: sorted(ids(program).values()) == ["ready", "ready"] and "b-0" not in ids(program))
+    asking.join()
+    assert program.ask("/v1/chat/completions", {"model": "b"})[0] == 200
+
+
+def test_an_emptied_file_is_no_configuration(gateway, tmp_path):
+    """What an editor or a full disk leaves of a file for a moment stops nobody."""
+    program = gateway(worker("a")).wait_until_ready("a-0")
+    (tmp_path / "ichat.toml").write_text("")
+    time.sleep(4)
+    assert ids(program) == {"a-0": "ready"}
+
+
+def test_a_refused_file_is_tried_again(gateway, edit, tmp_path):
+    """What it names may come later than the file itself."""
+    program = gateway(worker("a")).wait_until_ready("a-0")
+    edit(
+        "[timeouts]", f'tls_certificate = "{tmp_path}/all.pem"\ntls_key = "{tmp_path}/all.pem"\n[timeouts]\nqueue_s = 7'
+    )
+    program.until(lambda: "the configuration stays as it is" in program.text())
+    time.sleep(7)
+    assert program.text().count("the configuration stays as it is") == 1
+    certificate = trustme.CA().issue_cert("localhost")
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "all.pem"))
+    program.until(lambda: "update timeouts.queue_s" in program.text())
+
+
+def test_bounds_are_taken_by_what_runs(gateway, edit):
+    """A worker's bound that is taken away, the lines of a log, the body of a request on a connection that is kept."""
+    program = gateway(worker("a", "max_in_flight = 2")).wait_until_ready("a-0")
+    kept = http.client.HTTPConnection("127.0.0.1", program.port, timeout=30)
+    body = json.dumps({"model": "a", "x": "y" * 3000})
+
+    def post_on_kept():
+        kept.request("POST", "/v1/chat/completions", body)
+        answer = kept.getresponse()
+        answer.read()
+        return answer.status
+
+    assert post_on_kept() == 200
+    threads = [
+        threading.Thread(target=program.ask, args=("/v1/chat/completions", {"model": "a", "wait_s": 3}))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    program.until(lambda: program.get("/v1/admin/workers/a-0")[1]["in_flight"] == 2)
+    edit("max_in_flight = 2", "")
+    edit("[timeouts]", "[logs]\nring_lines_max = 3\n[limits]\nbody_bytes_max = 2000\n[timeouts]")
+    assert reload(program)[0] == 200
+    program.until(lambda: program.get("/v1/admin/workers/a-0")[1]["in_flight"] == 3)
+    assert post_on_kept() == 413
+    for thread in threads:
+        thread.join()
+    kept.close()
+
+
+def test_a_hang_up_before_it_is_ready_ends_nobody(gateway, start, tmp_path):
+    """SIGHUP while it starts; and to a managed worker, which takes it for nothing."""
+    program = gateway(worker("a")).wait_until_ready("a-0")
+    pid = pid_of(program, "a-0")
+    os.kill(pid, signal.SIGHUP)
+    time.sleep(1)
+    assert (program.state("a-0"), pid_of(program, "a-0")) == ("ready", pid)
+
+
+def test_what_json_cannot_hold_is_refused(gateway, edit):
+    """A date in an engine's argument is a mistake in the file, not the end of the gateway."""
+    program = gateway(worker("a")).wait_until_ready("a-0")
+    edit('model_path = "/m"', 'model_path = "/m"\noverrides = { since = 2024-01-01 }')
+    status, answer = reload(program)
+    assert status == 400
+    assert "must hold no dates or times" in answer["error"]["message"]

@@ -56,6 +56,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/__main__.py",
     "ichat/logbook.py",
     "ichat/managed.py",
+    "ichat/supervisor.py",
 }
 
 

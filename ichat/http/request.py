@@ -9,6 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import attrs
 import h11
@@ -72,23 +73,28 @@ class RequestIds:
         return f"req-{self.prefix}-{next(self.count):x}".encode()
 
 
+class Bounds(Protocol):
+    """Where a reader looks up what holds at the time; both may be replaced."""
+
+    limits: Limits
+    timeouts: Timeouts
+
+
 class Reader:
     """Reads the requests of one connection, one after the other."""
 
-    __slots__ = ("_fed", "_ids", "_leftover", "_limits", "_send_all", "_sock", "_timeouts", "idle")
+    __slots__ = ("_bounds", "_fed", "_ids", "_leftover", "_send_all", "_sock", "idle")
 
     def __init__(
         self,
         sock: socket.socket,
-        limits: Limits,
-        timeouts: Timeouts,
+        bounds: Bounds,
         ids: RequestIds,
         send_all: Callable[[bytes], Awaitable[None]],
     ) -> None:
         """`send_all` is for what a client is to be told before it sends its body."""
         self._sock = sock
-        self._limits = limits
-        self._timeouts = timeouts
+        self._bounds = bounds
         self._ids = ids
         self._send_all = send_all
         self._leftover = b""
@@ -99,16 +105,16 @@ class Reader:
 
     async def read(self) -> Request | None:
         """Read the next request whole; None where the client has none. Raises ApiError (408, 413, 431, 400)."""
-        limits, timeouts = self._limits, self._timeouts
         self.idle = True
         if self._leftover:
             await trio.lowlevel.checkpoint()
             data, self._leftover = self._leftover, b""
         else:
-            data = await self.receive(trio.current_time() + timeouts.keep_alive_s)
+            data = await self.receive(trio.current_time() + self._bounds.timeouts.keep_alive_s)
             if not data:
                 return None
         self.idle = False
+        limits, timeouts = self._bounds.limits, self._bounds.timeouts
         end = data.find(b"\r\n\r\n", 0, limits.head_bytes_max)
         head = parse_plain_request_head(data[:end]) if end >= 0 else None
         if head is not None and head.length is not None:
@@ -134,8 +140,8 @@ class Reader:
         event = await self._next_event(parser, deadline)
         if not isinstance(event, h11.Request):
             return None
-        if self._fed - len(parser.trailing_data[0]) > self._limits.head_bytes_max:
-            raise errors.head_too_large(self._limits.head_bytes_max)
+        if self._fed - len(parser.trailing_data[0]) > self._bounds.limits.head_bytes_max:
+            raise errors.head_too_large(self._bounds.limits.head_bytes_max)
         if event.http_version not in (b"1.1", b"1.0"):
             raise errors.bad_request(f"HTTP/{event.http_version.decode()} is not spoken here, only HTTP/1.1 is.")
         if not event.target.startswith(b"/"):
@@ -180,12 +186,12 @@ class Reader:
         return int(length)
 
     def _check_length(self, length: int) -> None:
-        if length > self._limits.body_bytes_max:
-            raise errors.request_too_large(self._limits.body_bytes_max)
+        if length > self._bounds.limits.body_bytes_max:
+            raise errors.request_too_large(self._bounds.limits.body_bytes_max)
 
     async def _read_chunks(self, parser: h11.Connection, deadline: float) -> bytearray | None:
         body = bytearray()
-        bytes_max = self._limits.body_bytes_max
+        bytes_max = self._bounds.limits.body_bytes_max
         pieces = 0
         while isinstance(event := await self._next_event(parser, deadline), h11.Data):
             body += event.data
@@ -278,5 +284,5 @@ class Reader:
 
     def _refusal(self, error: h11.RemoteProtocolError) -> ApiError:
         if error.error_status_hint == 431:
-            return errors.head_too_large(self._limits.head_bytes_max)
+            return errors.head_too_large(self._bounds.limits.head_bytes_max)
         return errors.bad_request(f"This is not valid HTTP/1.1: {error}.")

@@ -51,7 +51,7 @@ class Client:
     def __init__(self, door: "FrontDoor", sock: socket.socket, peer: str) -> None:
         self._door = door
         self._scope = trio.CancelScope()
-        self._reader = Reader(sock, door.limits, door.timeouts, door.ids, self.send_all)
+        self._reader = Reader(sock, door, door.ids, self.send_all)
         self._owns_socket = True
         self.sock = sock
         self.peer = peer

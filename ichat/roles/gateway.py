@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from ichat import config as configuration
 from ichat import errors
 from ichat.accesslog import AccessLog, Entry
-from ichat.balance import Balancer, Endpoint, external_endpoints
+from ichat.balance import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
 from ichat.config import Config
 from ichat.errors import ApiError, Exit
 from ichat.exchange import Exchange, Means
@@ -36,10 +36,11 @@ from ichat.http.pool import Pool, Upstream
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
 from ichat.http.tls import server_context
-from ichat.logbook import Logbook, Source
+from ichat.logbook import Logbook
+from ichat.logbook import Source as LogSource
 from ichat.logfiles import prune
 from ichat.registry import Registry
-from ichat.reload import Reloader, Take
+from ichat.reload import Reloader, Source, Take, look
 from ichat.state import StateDirectory, open_state
 from ichat.subreaper import become_subreaper, reap_forever
 from ichat.supervisor import Supervisor
@@ -48,6 +49,8 @@ from ichat.usage import Usage
 log = logging.getLogger(__name__)
 
 CONTROL_REQUESTS_MAX = 1000
+CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
+"""Seconds until the control plane's first byte, and between two bytes: stopping a worker takes as long as its drain."""
 PRUNE_S = 24 * 3600.0
 LOG_END_S = 2.0
 """How long those who follow a log may take to get its last lines, when the gateway ends."""
@@ -68,7 +71,7 @@ def is_control(path: bytes) -> bool:
     return path in _CONTROL_EXACT or path.startswith(_CONTROL_BELOW)
 
 
-def read_command_line(argv: Sequence[str]) -> tuple[Config, pathlib.Path]:
+def read_command_line(argv: Sequence[str]) -> tuple[Config, Source]:
     """Read the gateway's flags and the configuration that they name; give it and its file. Raises Exit 64."""
     usage = Usage(
         prog="ichat.pyz gateway",
@@ -81,11 +84,12 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, pathlib.Path]:
     usage.add_argument("--check", action="store_true", help="only say whether the configuration is right")
     args = usage.parse_args(list(argv))
     path = pathlib.Path(args.config)
+    source = Source(path, look(path))
     config = configuration.load(path)
     if args.check:
         secure_parts(config)
         raise Exit(0, f"{args.config} is right.")
-    return config, path
+    return config, source
 
 
 class Metrics:
@@ -119,21 +123,27 @@ class Metrics:
 class Gateway:
     """Who answers a request, and what is known of it afterwards."""
 
-    def __init__(self, means: Means, metrics: Metrics, access: AccessLog, control_socket: str) -> None:
-        self._means = means
+    def __init__(
+        self, means: Means, metrics: Metrics, access: AccessLog, control_socket: str, followers_max: int
+    ) -> None:
+        self.means = means
         self._metrics = metrics
         self._access = access
-        self._control = Endpoint(Upstream("the control plane", control_socket, 0), b"", CONTROL_REQUESTS_MAX)
+        upstream = Upstream("the control plane", control_socket, 0)
+        self._control = Endpoint(upstream, b"", CONTROL_REQUESTS_MAX, timeouts=CONTROL_TIMEOUTS)
+        self.log_streams = Endpoint(upstream, b"", followers_max, timeouts=CONTROL_TIMEOUTS)
+        """The control plane too; apart, since they last."""
 
     async def answer(self, request: Request, client: Client) -> None:
         """Answer one request through an upstream. Raises ApiError where nothing has been sent."""
-        exchange = Exchange(self._means, request, client)
+        exchange = Exchange(self.means, request, client)
         is_counted = False
-        if request.path.startswith(_LOGS):
+        is_log = request.path.startswith(_LOGS)
+        if is_log:
             client.stand_aside()
         try:
             if is_control(request.path):
-                await self._answer_control(exchange)
+                await self._answer_control(exchange, self.log_streams if is_log else self._control)
             elif request.method == b"POST" and (request.path.startswith(b"/v1/") or _BY_MODEL.fullmatch(request.path)):
                 is_counted = True
                 self._metrics.in_flight.inc()
@@ -157,8 +167,7 @@ class Gateway:
             if self._access.enabled:
                 self._access.add(_entry(exchange, request, client))
 
-    async def _answer_control(self, exchange: Exchange) -> None:
-        control = self._control
+    async def _answer_control(self, exchange: Exchange, control: Endpoint) -> None:
         if control.in_flight >= control.in_flight_max:
             raise errors.too_many_control_requests()
         control.in_flight += 1
@@ -200,19 +209,17 @@ def _ms(seconds: float) -> float:
 
 
 async def run(
-    config: Config, path: pathlib.Path | None = None, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+    config: Config, source: Source | None = None, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Run the gateway until it is told to stop; `started` with its port. Raises Exit where it cannot listen.
 
-    `path` is where the configuration is from, and is read again when it changes.
+    `source` is where the configuration is from, and is read again when it changes.
     """
     with open_state(config.server_settings, config.logs.directory) as state:
-        await _run(config, path, state, task_status)
+        await _run(config, source, state, task_status)
 
 
-async def _run(
-    config: Config, path: pathlib.Path | None, state: StateDirectory, task_status: trio.TaskStatus[int]
-) -> None:
+async def _run(config: Config, source: Source | None, state: StateDirectory, task_status: trio.TaskStatus[int]) -> None:
     from ichat import control  # its frameworks are not needed to say that the configuration is wrong
     from ichat.admin import Parts
 
@@ -238,10 +245,10 @@ async def _run(
         overhead_header=settings.overhead_header,
     )
     logbook = Logbook(state.log_directory, config.logs)
-    gateway = Gateway(means, metrics, access, state.control_socket)
+    gateway = Gateway(means, metrics, access, state.control_socket, config.logs.followers_max)
     door = FrontDoor(b"gateway", gateway.answer, hub, config.limits, timeouts, tls, gateway.refused)
     supervisor = Supervisor(config, registry, logbook, state)
-    reloader = Reloader(config, path, supervisor, lambda new: _check(new, registry, balancer, means, door))
+    reloader = Reloader(config, source, supervisor, lambda new: _check(new, registry, gateway, logbook, door))
     parts = Parts(
         registry, balancer, supervisor, logbook, reloader,
         gateway_id=secrets.token_hex(8), started_at=time.time(),
@@ -261,11 +268,11 @@ async def _run(
         try:
             with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async with trio.open_nursery() as doors:
-                    doors.start_soon(door.serve_forever, listeners)
-                    log.info("the gateway listens on %s:%d", settings.host, port)
-                    task_status.started(port)
                     async with trio.open_nursery() as workers:
-                        workers.start_soon(supervisor.run)
+                        await workers.start(supervisor.run)
+                        doors.start_soon(door.serve_forever, listeners)
+                        log.info("the gateway listens on %s:%d", settings.host, port)
+                        task_status.started(port)
                         await anext(signals)
                         log.info("told to stop: draining; a second signal hurries")
                         balancer.close()
@@ -287,17 +294,26 @@ async def _prune_forever(directory: str, reloader: Reloader) -> None:
         await trio.sleep(PRUNE_S)
 
 
-def _check(config: Config, registry: Registry, balancer: Balancer, means: Means, door: FrontDoor) -> Take:
+def _check(config: Config, registry: Registry, gateway: Gateway, logbook: Logbook, door: FrontDoor) -> Take:
     """Make what a configuration needs, and give what puts it in force. Raises Exit 64."""
     tls, external = secure_parts(config)
 
     def take(old: Config) -> None:
         settings, routing, timeouts = config.server_settings, config.routing, config.timeouts
+        means = gateway.means
+        balancer = means.balancer
+        for name, endpoints in external.items():
+            if _routes(old, name) == _routes(config, name):
+                for kept, new in zip(registry.external[name], endpoints, strict=True):
+                    kept.take(new)
         registry.external = {
             name: registry.external[name] if _routes(old, name) == _routes(config, name) else endpoints
             for name, endpoints in external.items()
         }
-        registry.max_in_flight, registry.wedged_after_s = routing.max_in_flight, timeouts.wedged_after_s
+        registry.wedged_after_s = timeouts.wedged_after_s
+        registry.bound(routing.max_in_flight)
+        logbook.settings = config.logs
+        gateway.log_streams.in_flight_max = config.logs.followers_max
         balancer.set(routing.policy, routing.queue_max)
         means.timeouts = door.timeouts = timeouts
         means.session_header = routing.session_header.lower().encode()
@@ -316,13 +332,13 @@ def _routes(config: Config, name: str) -> Sequence[object]:
     return [*routes, config.litellm_settings, config.routing.max_in_flight]
 
 
-def _sources(registry: Registry) -> Mapping[str, Source]:
+def _sources(registry: Registry) -> Mapping[str, LogSource]:
     """Give the workers whose lines are to be fetched, with where they are reached."""
-    found: dict[str, Source] = {}
+    found: dict[str, LogSource] = {}
     for worker in registry:
         if worker.beat is not None and not worker.is_down and not worker.is_piped:
             host, port = worker.beat.host, worker.beat.port
-            found[worker.id] = Source(worker.beat.start_id, host, port, worker.unix_socket)
+            found[worker.id] = LogSource(worker.beat.start_id, host, port, worker.unix_socket)
     return found
 
 

@@ -419,7 +419,7 @@ async def run(
         worker.grouped = reporter.warn_of_loopback
     patience = Patience(door)
     pipe = launcher_pipe()
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with trio.open_signal_receiver(*_ending_signals(options)) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hub.run_forever)
             nursery.start_soon(door.serve_forever, listeners)
@@ -434,6 +434,18 @@ async def run(
             nursery.cancel_scope.cancel()
     if host.failure is not None:
         raise host.failure
+
+
+def _ending_signals(options: Options) -> list[signal.Signals]:
+    """Give the signals that end this worker in order.
+
+    SIGHUP does, as when a terminal goes, unless that is ignored already (nohup). One that a gateway started ignores
+    it: that is a gateway's word for reading the configuration again.
+    """
+    if (options.gateway_address or "").startswith("unix:"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
 
 def _tell_nobody() -> None:
