@@ -100,7 +100,7 @@ def _add_workers(app: QuartTrio, parts: Parts) -> None:
 
     @app.post("/v1/admin/workers/launch")
     async def launch() -> Response:
-        worker = supervisor.launch(read_worker(await read_json(), parts.reloader.config))
+        worker = await supervisor.launch(read_worker(await read_json(), parts.reloader.config))
         return json_response({"worker_id": worker.id, "state": registry.state(worker.entry)}, 202)
 
     @app.delete("/v1/admin/workers/<worker_id>")

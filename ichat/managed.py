@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import psutil
@@ -59,6 +59,12 @@ class Shared:
     """Set when nothing is waited for any more."""
     workers: "dict[str, Managed]" = attrs.field(factory=dict[str, "Managed"])
 
+    async def look(self, spec: ManagedWorker, others: Mapping[str, ManagedWorker]) -> Sequence[str]:
+        """Give what would keep a worker from starting beside the others, each in a sentence."""
+        python = python_of(self.config, spec)
+        facts = await look(spec, python, environment_of(spec, "", None))
+        return problems_of(spec, python, others, facts)
+
 
 class Managed:
     """One managed worker, through all of its starts."""
@@ -88,7 +94,7 @@ class Managed:
         self._describe()
 
     def __repr__(self) -> str:
-        return f"<Managed {self.id}: {self._shared.registry.state(self.entry)}>"
+        return f"<Managed {self.id}: process {self.pid}>"
 
     def _describe(self) -> None:
         self.entry.expected = [self.spec.model_name]
@@ -108,6 +114,11 @@ class Managed:
         return self._process.pid if self._process is not None else 0
 
     @property
+    def holds(self) -> ManagedWorker:
+        """What its process was started with, or will be."""
+        return self._running if self.pid else self.spec
+
+    @property
     def has_failed(self) -> bool:
         """Whether it is not started again by itself."""
         return self.entry.is_down and self.entry.retry_at is None
@@ -119,7 +130,7 @@ class Managed:
 
     def started(self) -> Started:
         """Give what the next gateway has to know of it: what runs, as it was started."""
-        table = attrs.asdict(self._running if self.pid else self.spec)
+        table = attrs.asdict(self.holds)
         table = {key: value for key, value in table.items() if value is not None}
         return Started(self.id, table, self.is_launched and not self._is_leaving, self.pid, self._stamp)
 
@@ -163,6 +174,8 @@ class Managed:
     async def _live(self) -> None:
         registry, failures = self._shared.registry, 0
         while True:
+            if self._is_leaving:
+                await trio.sleep_forever()
             end, was_well = await self._try_once()
             restart = self._shared.config.restart
             failures = 1 if was_well else failures + 1
@@ -233,16 +246,14 @@ class Managed:
             if not any(one.leaves_room_for(self) for one in shared.workers.values() if one is not self):
                 break
             await trio.sleep(ROOM_POLL_S)
-        python = python_of(shared.config, self.spec)
-        facts = await look(self.spec, python, environment_of(self.spec, self._mark, None))
-        return problems_of(self.spec, python, self._others(), facts)
+        return await self._shared.look(self.spec, self._others())
 
     def _others(self) -> dict[str, ManagedWorker]:
         """Give the workers that have what they need before this one gets it: those that run, or were there first."""
         workers = list(self._shared.workers.values())
         earlier = workers[: workers.index(self)] if self in workers else workers
         having = [one for one in workers if one.pid or (one in earlier and not one.has_failed)]
-        return {one.id: one._running if one.pid else one.spec for one in having if one is not self}
+        return {one.id: one.holds for one in having if one is not self}
 
     def leaves_room_for(self, other: "Managed") -> bool:
         """Say whether it is about to end, and has something that the other one needs: a GPU or the port."""
@@ -351,11 +362,12 @@ class Managed:
                 state = self._shared.registry.state(self.entry)
                 if state in _UP:
                     up_since = up_since or now
-                stuck_since = (stuck_since or now) if state in _STUCK else None
+                is_stuck = state in _STUCK or (isinstance(process, Adopted) and self.entry.beat is None)
+                stuck_since = (stuck_since or now) if is_stuck else None
                 if state in _NOT_UP_YET and now - began > timeouts.load_s:
                     why = f"was not ready within {timeouts.load_s:g} s"
                 elif stuck_since and timeouts.stuck_s and now - stuck_since > timeouts.stuck_s:
-                    why = f"was {'silent' if state == 'unhealthy' else 'wedged'} for {timeouts.stuck_s:g} s"
+                    why = f"was {'wedged' if state == 'wedged' else 'silent'} for {timeouts.stuck_s:g} s"
                 if why:
                     nursery.cancel_scope.cancel()
         well_s = self._shared.config.restart.well_s

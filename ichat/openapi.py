@@ -188,7 +188,11 @@ def _of_workers() -> dict[str, Schema]:
             _json("Launched"),
             status="202",
             body=_json_body("Launch"),
-            failures={"400": "It cannot be launched so; the message has every reason.", **_ENDING},
+            failures={
+                "400": "It cannot be launched so; the message has every reason.",
+                "409": "It could not start now: port, GPU, interpreter or model; the message says what to do.",
+                **_ENDING,
+            },
         )
     }
     paths["/v1/logs/stream/{worker_id}"] = {

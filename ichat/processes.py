@@ -22,8 +22,13 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def session_members(session: int) -> list[psutil.Process]:
-    """Give every live process of a session, wherever its parent has gone."""
+    """Give every live process of a session, wherever its parent has gone; none of 0, which is no session.
+
+    In a container, 0 is what the kernel says of whatever was started from outside.
+    """
     members: list[psutil.Process] = []
+    if session <= 0:
+        return members
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             if os.getsid(pid) == session:

@@ -186,7 +186,7 @@ class Registry:
         """Grows whenever there is something to remember: a worker comes, goes, or is somewhere else."""
 
     def __repr__(self) -> str:
-        return f"<Registry {', '.join(f'{worker.id}={self.state(worker)}' for worker in self)}>"
+        return f"<Registry {', '.join(worker.id for worker in self)}>"
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))

@@ -132,8 +132,15 @@ class Supervisor:
         self._nursery.start_soon(worker.run)
         return worker
 
-    def launch(self, spec: ManagedWorker) -> Managed:
-        """Start a worker that the configuration does not have. Raises ApiError where the gateway is about to end."""
+    async def launch(self, spec: ManagedWorker) -> Managed:
+        """Start a worker that the configuration does not have.
+
+        Raises ApiError: 409 where it could not start now, 503 where the gateway is about to end.
+        """
+        others = {one.id: one.holds for one in self._shared.workers.values() if one.pid or not one.has_failed}
+        problems = await self._shared.look(spec, others)
+        if problems:
+            raise ApiError(409, "cannot_start", " ".join(problems))
         if self._nursery is None or self._is_stopping:
             raise errors.draining()
         return self._start(self._new_id(spec), spec, is_launched=True)

@@ -408,13 +408,14 @@ def test_an_engine_that_dies_is_told_to_everybody(chat):
     chat.program.until(lambda: not alive(family), 15)
     chat.program.until(lambda: chat.worker()["restarts"] == 1, 15)
     worker = chat.worker()
-    assert (worker["exit_code"], worker["oom_killed"]) == (None, False)  # only its parent, which is gone, could know
+    assert worker["exit_code"] in (None, 70)  # of one that was taken over only its parent, which is gone, could know it
+    assert not worker["oom_killed"]
     assert "The engine died: " in worker["cause"]
     assert any("The engine died: " in line for line in worker["last_lines"])
     chat.program.wait_until_ready("tiny-0", LOAD_S)
     assert post(f"{chat.url}/v1/completions", GREEDY)[0] == 200
     chat.program.ask_by("DELETE", "/v1/admin/workers/tiny-0?drain_s=0")
-    assert not chat.program.descendants()
+    assert not alive(chat.program.descendants())
     assert chat.program.stop(signal.SIGTERM) == 0
 
 
@@ -542,8 +543,9 @@ def test_a_killed_worker_leaves_nothing(embedding):
     assert len(family) > 2
     worker.kill()
     embedding.program.until(lambda: not alive(family), 15)
-    embedding.program.until(lambda: embedding.worker()["state"] == "failed", 15)
-    assert "SIGKILL" in embedding.worker()["failure"]
+    embedding.program.until(lambda: embedding.worker().get("signal") == "SIGKILL", 15)
+    assert embedding.program.ask_by("DELETE", "/v1/admin/workers/tiny-0?drain_s=0")[0] == 200
+    assert not alive(embedding.program.descendants())
 
 
 @pytest.mark.parametrize("engine", ENGINES)

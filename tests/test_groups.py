@@ -96,7 +96,7 @@ def test_two_machines(pair):
     assert time.monotonic() - killed < 30
     pair.gateway.until(lambda: not alive(families), 10)
     assert "The engine died: " in leader.text()
-    pair.gateway.until(lambda: pair.gateway.state("node-0") is None, 5)
-    assert "the group of worker node-1 is broken: worker node-0 has ended" in pair.gateway.text()
+    pair.gateway.until(lambda: pair.gateway.state("node-0") == "failed", 5)
+    pair.gateway.until(lambda: "the group of worker node-1 is broken: worker node-0 has failed" in pair.gateway.text())
     status, answer = pair.gateway.ask("/v1/completions", body)
     assert (status, answer["error"]["code"]) == (503, "model_not_ready")

@@ -488,3 +488,28 @@ def test_the_access_log_follows_its_name(gateway, tmp_path):
     program.until(lambda: program.get("/health")[0] == 200 and path.exists() and path.read_text())
     path.rename(tmp_path / "access.log.1")
     program.until(lambda: program.get("/health")[0] == 200 and path.exists() and path.read_text())
+
+
+def test_what_cannot_start_is_not_launched(gateway):
+    """Refused at once, in a sentence that says what to do, and nothing is left of it."""
+    program = gateway(worker(more=f"port = {free_port()}")).wait_until_ready("m-0")
+    port = program.get("/v1/admin/workers/m-0")[1]["port"]
+    body = {"model_name": "new", "model_path": "/m", "backend": "fake", "port": port, "python": "/no/such/python"}
+    status, answer = program.ask("/v1/admin/workers/launch", body)
+    assert (status, answer["error"]["code"]) == (409, "cannot_start")
+    assert f"Port {port} is worker m-0's as well" in answer["error"]["message"]
+    assert "There is no interpreter /no/such/python" in answer["error"]["message"]
+    assert program.state("new-0") is None
+
+
+def test_a_kept_worker_that_hangs_is_replaced(gateway):
+    """Taken over without a sign of life: it is silent, whatever it was before."""
+    port = free_port()
+    text = "stuck_s = 2\n" + QUICK + worker(more='on_gateway_exit = "keep"')
+    program = gateway(text, port).wait_until_ready("m-0")
+    pid = pid_of(program)
+    assert program.stop() == 0
+    os.kill(pid, signal.SIGSTOP)
+    program = gateway(text, port)
+    program.until(lambda: "was silent for 2 s" in program.text())
+    program.until(lambda: program.state("m-0") == "ready" and pid_of(program) != pid, 60)
