@@ -30,18 +30,27 @@ def become_subreaper() -> None:
 
 
 async def reap_forever(known: Callable[[], Collection[int]]) -> None:
-    """Wait for the children that are not among the `known` pids, which others wait for, once they have ended."""
+    """Wait for the children that are not among the `known` pids, which others wait for, once they have ended.
+
+    Children are looked for now and then, since a handler of SIGCHLD belongs to whoever started them.
+    """
     seen: set[int] = set()
-    with trio.open_signal_receiver(signal.SIGCHLD) as signals:
-        while True:
-            with trio.move_on_after(REAP_S if seen else float("inf")):
-                await anext(signals)
-                await trio.sleep(REAP_S)
+    while True:
+        await trio.sleep(REAP_S)
+        zombies = set[int]()
+        if _has_zombie():
             zombies = {pid for pid in await trio.to_thread.run_sync(_zombies) if pid not in known()}
-            for pid in seen & zombies:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222
-            seen = zombies
+        for pid in seen & zombies:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222
+        seen = zombies
+
+
+def _has_zombie() -> bool:
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
 
 
 def _zombies() -> list[int]:
