@@ -68,9 +68,9 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def marked_by(beginning: str) -> list[tuple[psutil.Process, str]]:
-    """Give the live processes whose mark begins so, each with its mark."""
+    """Give the live processes other than this one whose mark begins so, each with its mark."""
     name, found = f"{MARK}=".encode(), list[tuple[psutil.Process, str]]()
-    for pid in psutil.pids():
+    for pid in set(psutil.pids()) - {os.getpid()}:
         with contextlib.suppress(OSError, psutil.Error):
             words = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             mark = next((word[len(name) :].decode(errors="replace") for word in words if word.startswith(name)), "")

@@ -68,7 +68,7 @@ class Supervisor:
         `started` once every worker is known.
         """
         known = self._state.load()
-        await self._end_unknown({one.worker_id for one in known.started})
+        await self._end_unknown({one.worker_id for one in known.started if _lives(one)})
         for heard in known.heard:
             with contextlib.suppress(ApiError):
                 beat = read_beat(heard.beat)
@@ -86,7 +86,7 @@ class Supervisor:
             await self._remember()
 
     async def _end_unknown(self, known: Collection[str]) -> None:
-        """Kill what is left of workers of an earlier gateway with this state directory that it did not write down."""
+        """Kill what an earlier gateway with this state directory has left of workers other than these."""
         beginning = self._state.mark_of("")
         found: list[tuple[psutil.Process, str]] = []
         with trio.move_on_after(LOOK_S):
@@ -250,9 +250,14 @@ class Supervisor:
             self._is_failing = False
 
 
+def _lives(one: Started) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(one.stamp) and stamp_of(one.pid) == one.stamp
+    return False
+
+
 def _adopt(one: Started) -> Adopted | None:
     """Hold on to the process that a worker had, if it lives."""
     with contextlib.suppress(OSError):
-        if one.stamp and stamp_of(one.pid) == one.stamp:
-            return Adopted(one.pid)
+        return Adopted(one.pid) if _lives(one) else None
     return None

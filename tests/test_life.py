@@ -513,3 +513,28 @@ def test_a_kept_worker_that_hangs_is_replaced(gateway):
     program = gateway(text, port)
     program.until(lambda: "was silent for 2 s" in program.text())
     program.until(lambda: program.state("m-0") == "ready" and pid_of(program) != pid, 60)
+
+
+def test_what_a_dead_worker_left_is_found_by_the_next_gateway(gateway):
+    """Gateway and worker are killed, a process of the worker's is not: it holds nothing when the worker is started again."""
+    port = free_port()
+    text = worker(more='on_gateway_exit = "keep"\nleftovers = 1')
+    program = gateway(text, port).wait_until_ready("m-0")
+    first = psutil.Process(pid_of(program))
+    members = [one for one in psutil.process_iter() if _session_of(one) == first.pid and one.pid != first.pid]
+    assert members
+    program.process.kill()
+    program.process.wait()
+    first.kill()
+    program.until(lambda: not alive([first]))
+    assert alive(members)
+    program = gateway(text, port).wait_until_ready("m-0")
+    assert not alive(members)
+    assert "is left of worker m-0" in program.text()
+
+
+def _session_of(process):
+    try:
+        return os.getsid(process.pid)
+    except OSError:
+        return 0
