@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import trio
+from lives import gateway_fixture, start_fixture  # noqa: F401
 from peers import Client, Upstream
 
 from ichat import config as configuration

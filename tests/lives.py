@@ -26,6 +26,7 @@ def worker(name="m", more=""):
 
 @pytest.fixture(name="start")
 def start_fixture(tmp_path):
+    """Start processes that are gone when the test ends."""
     programs = []
 
     def run(command, **env):

@@ -18,10 +18,8 @@ from lives import (
     QUICK,
     Proxy,
     free_port,
-    gateway_fixture,  # noqa: F401
     lines_of,
     pid_of,
-    start_fixture,  # noqa: F401
     stream,
     worker,
 )

@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from lives import gateway_fixture, start_fixture, worker  # noqa: F401
+from lives import worker
 from programs import ROOT, alive, ichat
 
 LIMIT_S = 60

@@ -11,22 +11,7 @@ import urllib.request
 
 import pytest
 import trustme
-from programs import Program, alive, ichat
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Start processes that are gone when the test ends."""
-    programs = []
-
-    def run(command, **env):
-        program = Program(command, tmp_path / f"{len(programs)}.log", {"XDG_STATE_HOME": str(tmp_path), **env})
-        programs.append(program)
-        return program
-
-    yield run
-    for program in programs:
-        program.end()
+from programs import alive, ichat
 
 
 @pytest.fixture

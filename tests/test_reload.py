@@ -9,7 +9,7 @@ import time
 
 import pytest
 import trustme
-from lives import gateway_fixture, pid_of, start_fixture, worker  # noqa: F401
+from lives import pid_of, worker
 from programs import alive
 
 
