@@ -84,7 +84,7 @@ def _gateway(argv: list[str]) -> int:
     signal.signal(signal.SIGHUP, _ignore)  # until there is somebody to obey it
     from ichat.roles import gateway
 
-    config, source = gateway.read_command_line(argv)
+    config, file = gateway.read_command_line(argv)
     import trio
 
     from ichat.logfiles import Tee, TeeStream
@@ -92,7 +92,7 @@ def _gateway(argv: list[str]) -> int:
     tee = Tee(sys.stderr.fileno(), config.logs.echo_bytes_max)
     _prepare(config.server_settings.log_level, TeeStream(tee))
     try:
-        trio.run(gateway.run, config, source)
+        trio.run(gateway.run, config, file)
     finally:
         tee.close(LAST_WORDS_S)
     return 0

@@ -213,7 +213,7 @@ def _problems_of_model(worker: ManagedWorker, facts: Facts) -> Iterator[str]:
 def _problems_of_sharing(worker: ManagedWorker, others: Mapping[str, ManagedWorker]) -> Iterator[str]:
     for number in dict.fromkeys(worker.gpu_ids or ()):
         holders = {name: other for name, other in others.items() if number in (other.gpu_ids or ())}
-        apart = [name for name, other in holders.items() if not (_shares(worker) and _shares(other))]
+        apart = [name for name, other in holders.items() if not (worker.share_gpus and other.share_gpus)]
         if apart:
             yield (
                 f"GPU {number} is worker {apart[0]}'s: choose other gpu_ids, or set share_gpus = true for both and"
@@ -317,10 +317,6 @@ def _ids(worker: ManagedWorker, facts: Facts) -> list[int] | None:
         else:
             return None
     return ids
-
-
-def _shares(worker: ManagedWorker) -> bool:
-    return bool(getattr(worker, "share_gpus", False))
 
 
 def _share(worker: ManagedWorker) -> float:

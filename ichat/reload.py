@@ -28,7 +28,7 @@ Seen = tuple[int, int, int]
 
 
 @attrs.frozen
-class Source:
+class ConfigFile:
     """The file that a configuration is from."""
 
     path: pathlib.Path
@@ -53,16 +53,16 @@ class Reloader:
     """Holds the configuration that is in force."""
 
     def __init__(
-        self, config: Config, source: Source | None, supervisor: Supervisor, check: Callable[[Config], Take]
+        self, config: Config, file: ConfigFile | None, supervisor: Supervisor, check: Callable[[Config], Take]
     ) -> None:
-        """`source` is None for a configuration that is from no file.
+        """`file` is None for a configuration that is from no file.
 
         `check` makes everything that a configuration needs, raises Exit where that cannot be, and gives what puts it
         in force.
         """
         self.config = config
-        self._path = source.path if source else None
-        self._seen = source.seen if source else None
+        self._path = file.path if file else None
+        self._seen = file.seen if file else None
         self._refusal = ""
         """Why the file was not taken, of which one line in the log is enough."""
         self._supervisor = supervisor

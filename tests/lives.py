@@ -101,6 +101,14 @@ def lines_of(program, worker_id, query="follow=false"):
     return [json.loads(line[6:])["line"] for line in data.decode().splitlines() if line.startswith("data: {")]
 
 
+def start_registering(start, gateway_port, interval_s):
+    """Start a worker called w1 that registers by itself."""
+    return start(
+        ichat("worker", "-be", "fake", "--model", "/m", "-n", "m", "--port", "0", "--worker-id", "w1",
+              "--hi", str(interval_s), "-ga", f"http://127.0.0.1:{gateway_port}")
+    ).wait_for_port()  # fmt: skip
+
+
 class Proxy:
     """A TCP proxy that can be cut: what goes through it stops, and nothing new is let in."""
 

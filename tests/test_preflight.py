@@ -12,7 +12,6 @@ import threading
 import time
 import types
 
-import attrs
 import psutil
 import pytest
 import trio
@@ -108,12 +107,7 @@ def machine(monkeypatch):
 
 
 def worker_with(**more):
-    return Sharing(**{"model_name": "m", "model_path": "org/m", **more})
-
-
-@attrs.frozen
-class Sharing(ManagedWorker):
-    share_gpus: bool = False
+    return ManagedWorker(**{"model_name": "m", "model_path": "org/m", **more})
 
 
 # GPUs.

@@ -236,8 +236,8 @@ def test_bounds_are_taken_by_what_runs(gateway, edit):
     kept.close()
 
 
-def test_a_hang_up_before_it_is_ready_ends_nobody(gateway, start, tmp_path):
-    """SIGHUP while it starts; and to a managed worker, which takes it for nothing."""
+def test_a_hang_up_ends_no_managed_worker(gateway):
+    """SIGHUP is a word for its gateway: a worker that gets it as well goes on."""
     program = gateway(worker("a")).wait_until_ready("a-0")
     pid = pid_of(program, "a-0")
     os.kill(pid, signal.SIGHUP)

@@ -36,11 +36,10 @@ from ichat.http.pool import Pool, Upstream
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
 from ichat.http.tls import server_context
-from ichat.logbook import Logbook
-from ichat.logbook import Source as LogSource
+from ichat.logbook import Logbook, Source
 from ichat.logfiles import prune
 from ichat.registry import Registry
-from ichat.reload import Reloader, Source, Take, look
+from ichat.reload import ConfigFile, Reloader, Take, look
 from ichat.state import StateDirectory, open_state
 from ichat.subreaper import become_subreaper, reap_forever
 from ichat.supervisor import Supervisor
@@ -71,7 +70,7 @@ def is_control(path: bytes) -> bool:
     return path in _CONTROL_EXACT or path.startswith(_CONTROL_BELOW)
 
 
-def read_command_line(argv: Sequence[str]) -> tuple[Config, Source]:
+def read_command_line(argv: Sequence[str]) -> tuple[Config, ConfigFile]:
     """Read the gateway's flags and the configuration that they name; give it and its file. Raises Exit 64."""
     usage = Usage(
         prog="ichat.pyz gateway",
@@ -84,12 +83,12 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, Source]:
     usage.add_argument("--check", action="store_true", help="only say whether the configuration is right")
     args = usage.parse_args(list(argv))
     path = pathlib.Path(args.config)
-    source = Source(path, look(path))
+    file = ConfigFile(path, look(path))
     config = configuration.load(path)
     if args.check:
         secure_parts(config)
         raise Exit(0, f"{args.config} is right.")
-    return config, source
+    return config, file
 
 
 class Metrics:
@@ -209,17 +208,19 @@ def _ms(seconds: float) -> float:
 
 
 async def run(
-    config: Config, source: Source | None = None, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+    config: Config, file: ConfigFile | None = None, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Run the gateway until it is told to stop; `started` with its port. Raises Exit where it cannot listen.
 
-    `source` is where the configuration is from, and is read again when it changes.
+    `file` is where the configuration is from, and is read again when it changes.
     """
     with open_state(config.server_settings, config.logs.directory) as state:
-        await _run(config, source, state, task_status)
+        await _run(config, file, state, task_status)
 
 
-async def _run(config: Config, source: Source | None, state: StateDirectory, task_status: trio.TaskStatus[int]) -> None:
+async def _run(
+    config: Config, file: ConfigFile | None, state: StateDirectory, task_status: trio.TaskStatus[int]
+) -> None:
     from ichat import control  # its frameworks are not needed to say that the configuration is wrong
     from ichat.admin import Parts
 
@@ -248,7 +249,7 @@ async def _run(config: Config, source: Source | None, state: StateDirectory, tas
     gateway = Gateway(means, metrics, access, state.control_socket, config.logs.followers_max)
     door = FrontDoor(b"gateway", gateway.answer, hub, config.limits, timeouts, tls, gateway.refused)
     supervisor = Supervisor(config, registry, logbook, state)
-    reloader = Reloader(config, source, supervisor, lambda new: _check(new, registry, gateway, logbook, door))
+    reloader = Reloader(config, file, supervisor, lambda new: _check(new, registry, gateway, logbook, door))
     parts = Parts(
         registry, balancer, supervisor, logbook, reloader,
         gateway_id=secrets.token_hex(8), started_at=time.time(),
@@ -332,13 +333,13 @@ def _routes(config: Config, name: str) -> Sequence[object]:
     return [*routes, config.litellm_settings, config.routing.max_in_flight]
 
 
-def _sources(registry: Registry) -> Mapping[str, LogSource]:
+def _sources(registry: Registry) -> Mapping[str, Source]:
     """Give the workers whose lines are to be fetched, with where they are reached."""
-    found: dict[str, LogSource] = {}
+    found: dict[str, Source] = {}
     for worker in registry:
         if worker.beat is not None and not worker.is_down and not worker.is_piped:
             host, port = worker.beat.host, worker.beat.port
-            found[worker.id] = LogSource(worker.beat.start_id, host, port, worker.unix_socket)
+            found[worker.id] = Source(worker.beat.start_id, host, port, worker.unix_socket)
     return found
 
 
