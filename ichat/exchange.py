@@ -66,8 +66,8 @@ class Exchange:
     """One request, and what becomes known of it on its way. Times are Trio's clock."""
 
     __slots__ = (
-        "_body", "_client", "_means", "_request", "answered_at", "asked_at", "bytes_in", "bytes_out", "endpoint",
-        "error", "model", "queued_s", "started_at", "status",
+        "_body", "_client", "_means", "_relay", "_request", "answered_at", "asked_at", "bytes_in", "endpoint",
+        "error", "is_stream", "is_waiting", "model", "path", "queued_s", "started_at", "status",
     )  # fmt: skip
 
     def __init__(self, means: Means, request: Request, client: Client) -> None:
@@ -76,6 +76,8 @@ class Exchange:
         self._body: Body = b""
         """As the endpoint gets it; kept until there is a response."""
         self._client = client
+        self._relay: Relay | None = None
+        self.path = request.path
         self.model = ""
         """What it asks for, once that has been read."""
         self.endpoint: Endpoint | None = None
@@ -89,10 +91,40 @@ class Exchange:
         self.asked_at: float | None = None
         self.answered_at: float | None = None
         self.bytes_in = len(request.body)
-        self.bytes_out = 0
+        self.is_waiting = False
+        """Whether it waits in a queue."""
+        self.is_stream = False
+        """Whether the response is a stream of events, known when there is one."""
 
     def __repr__(self) -> str:
         return f"<Exchange {self._request.id.decode()} {self.model} {self.status}>"
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes of the response that the client was given, its head included."""
+        return self._relay.bytes_out if self._relay is not None else 0
+
+    @property
+    def chunks(self) -> int:
+        """Pieces in which the response's body came, as they were read."""
+        return self._relay.chunks if self._relay is not None else 0
+
+    @property
+    def phase(self) -> str:
+        """How far it has come: `begun`, `queued`, `connecting`, `waiting`, `first_token`, `streaming` or `plain`.
+
+        `waiting` has been sent and has no answer yet, `first_token` has the head of a stream and nothing of its body,
+        `plain` has the head of a response that is no stream.
+        """
+        if self.answered_at is not None:
+            if not self.is_stream:
+                return "plain"
+            return "streaming" if self.chunks else "first_token"
+        if self.asked_at is not None:
+            return "waiting"
+        if self.is_waiting:
+            return "queued"
+        return "begun" if self.endpoint is None else "connecting"
 
     @property
     def overhead_s(self) -> float | None:
@@ -144,6 +176,7 @@ class Exchange:
         since = trio.current_time()
         granted = trio.Event()
         waiter = balancer.wait(self.model, granted.set, session, tried)
+        self.is_waiting = True
         try:
             with trio.move_on_after(self._means.timeouts.queue_s):
                 await granted.wait()
@@ -151,6 +184,8 @@ class Exchange:
             if waiter.lease is not None:
                 waiter.lease.release()
             raise
+        else:
+            self.is_waiting = False
         finally:
             balancer.leave(waiter)
             self.queued_s += trio.current_time() - since
@@ -165,7 +200,7 @@ class Exchange:
         there: then it is sent once more, on a fresh one. If it breaks later, or none can be made, the request may have
         been worked on, and may be the reason: it goes nowhere else.
         """
-        self.endpoint = endpoint
+        self.endpoint, self.asked_at = endpoint, None
         self._body = self._request.body
         if endpoint.route is not None:
             self._body = await endpoint.route.rewrite(self._request)
@@ -200,7 +235,7 @@ class Exchange:
         """One request and its response on one connection, which is then kept or closed. Raises UpstreamLost."""
         means = self._means
         first_byte_s, stall_s = self._timeouts_of(endpoint)
-        relay = Relay(
+        relay = self._relay = Relay(
             means.pool.hub,
             self._client,
             connection,
@@ -218,7 +253,6 @@ class Exchange:
             self._client.is_broken = False
             clean = relay.reusable
         finally:
-            self.bytes_out = relay.bytes_out
             if clean:
                 means.pool.give(connection)
             else:
@@ -272,7 +306,8 @@ class Exchange:
         if isinstance(head.framing, UntilClose):
             client.keep_alive = False
             client.is_broken = True  # until it is whole: its end and a break look alike
-        names = {name for name, _ in head.headers}
+        names = dict(head.headers)
+        self.is_stream = names.get(b"content-type", b"").startswith(b"text/event-stream")
         headers: Headers = [header for header in end_to_end(head.headers) if header[0] not in _OURS_BACK]
         if b"date" not in names:
             headers.append(date_header())

@@ -81,6 +81,7 @@ class Relay:
         "_woken",
         "answered",
         "bytes_out",
+        "chunks",
         "deadline",
         "reusable",
     )  # fmt: skip
@@ -121,6 +122,8 @@ class Relay:
         self.answered = False
         self.bytes_out = 0
         """Bytes of the response that the client was given, its head included."""
+        self.chunks = 0
+        """Pieces in which the body came, as they were read."""
         self.reusable = False
         """Whether the connection may carry another exchange; known when `carry` has returned."""
 
@@ -173,6 +176,7 @@ class Relay:
                 except OSError as error:
                     sent = self._not_sent(error)
                 self.bytes_out += end
+                self.chunks += 1
                 if sent != end:
                     self._keep(_VIEW[sent:end])
                 if framing.done:
@@ -225,6 +229,7 @@ class Relay:
         self._client.head_sent = True
         ours += behind[:end]
         self.bytes_out = len(ours)
+        self.chunks = 1 if end else 0
         try:
             sent = self._send(ours)
         except OSError as error:

@@ -21,7 +21,6 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import trio
-from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from ichat import config as configuration
 from ichat import errors
@@ -38,6 +37,7 @@ from ichat.http.server import Client, FrontDoor
 from ichat.http.tls import server_context
 from ichat.logbook import Logbook, Source
 from ichat.logfiles import prune
+from ichat.metrics import Metrics
 from ichat.registry import Registry
 from ichat.reload import ConfigFile, Reloader, Take, look
 from ichat.state import StateDirectory, open_state
@@ -91,34 +91,6 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, ConfigFile]:
     return config, file
 
 
-class Metrics:
-    """What the gateway counts."""
-
-    def __init__(self, registry: Registry, balancer: Balancer) -> None:
-        self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "ichat_requests", "Requests to models, by how they ended (status 499: the client left).",
-            ("model", "status"), registry=self.registry,
-        )  # fmt: skip
-        self._children: dict[tuple[str, int], Counter] = {}
-        self.in_flight = Gauge("ichat_requests_in_flight", "Requests to models under way.", registry=self.registry)
-        queued = Gauge("ichat_requests_queued", "Requests that wait for room at a worker.", registry=self.registry)
-        queued.set_function(lambda: float(balancer.waiting))
-        workers = Gauge("ichat_workers", "Workers in the state `ready`.", registry=self.registry)
-        workers.set_function(lambda: float(sum(registry.state(worker) == "ready" for worker in registry)))
-        restarts = Gauge(
-            "ichat_worker_restarts", "Times that managed workers were started again.", registry=self.registry
-        )
-        restarts.set_function(lambda: float(sum(worker.restarts for worker in registry)))
-
-    def count(self, model: str, status: int) -> None:
-        """Count a request that has ended."""
-        counter = self._children.get((model, status))
-        if counter is None:
-            counter = self._children[model, status] = self._requests.labels(model, status)
-        counter.inc()
-
-
 class Gateway:
     """Who answers a request, and what is known of it afterwards."""
 
@@ -145,7 +117,7 @@ class Gateway:
                 await self._answer_control(exchange, self.log_streams if is_log else self._control)
             elif request.method == b"POST" and (request.path.startswith(b"/v1/") or _BY_MODEL.fullmatch(request.path)):
                 is_counted = True
-                self._metrics.in_flight.inc()
+                self._metrics.began()
                 await exchange.by_model()
             elif _BY_MODEL.fullmatch(request.path):
                 method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
@@ -160,9 +132,7 @@ class Gateway:
             raise
         finally:
             if is_counted:
-                self._metrics.in_flight.dec()
-                is_unknown = exchange.error == "model_not_found"
-                self._metrics.count("" if is_unknown else exchange.model, exchange.status)
+                self._metrics.ended(exchange)
             if self._access.enabled:
                 self._access.add(_entry(exchange, request, client))
 
