@@ -29,6 +29,7 @@ LAST_WORDS_S = 2.0
 HELP = """\
 usage: ichat.pyz gateway -c FILE            one OpenAI-compatible entry to many models
        ichat.pyz worker [FLAGS]             one model, served with vLLM or SGLang in this process
+       ichat.pyz key [NAME]                 make a key, and the table of the configuration that knows it
 
 to a gateway that runs:
 {commands}
@@ -63,6 +64,8 @@ def _run(argv: list[str]) -> int:
         return _gateway(argv[1:])
     if command == "worker":
         return _worker(argv[1:])
+    if command == "key":
+        return _key(argv[1:])
     from ichat import terminal
 
     if command in terminal.COMMANDS:
@@ -98,6 +101,25 @@ def _gateway(argv: list[str]) -> int:
     return 0
 
 
+def _key(argv: list[str]) -> int:
+    """Make a key. It is printed once and kept nowhere."""
+    from ichat.keys import KEY_NAME, hash_of, new_key
+    from ichat.usage import Usage
+
+    usage = Usage(prog="ichat.pyz key", description="Make a key, and what the configuration needs to know it.")
+    usage.add_argument(
+        "name", metavar="NAME", nargs="?", default="someone", help="whose key it is, for logs and limits"
+    )
+    name, key = usage.parse_args(argv).name, new_key()
+    if not KEY_NAME.fullmatch(name):
+        raise Exit(EXIT_USAGE, "ichat.pyz key: NAME must be 1 to 128 letters, digits or any of . _ : @ -")
+    print(f"{key}\n")
+    print("# The key is kept nowhere: give it to its owner now. The gateway knows it by its hash:\n")
+    print(f'[[security.keys]]\nname = "{name}"\nkey_hash = "{hash_of(key)}"\n')
+    print(f'# or, for the operators\' key:\n\n[security]\nadmin_key_hash = "{hash_of(key)}"')
+    return 0
+
+
 def _ignore(*_: object) -> None:
     """Do nothing at a signal; unlike SIG_IGN, no child inherits that."""
 
@@ -105,8 +127,10 @@ def _ignore(*_: object) -> None:
 def _worker(argv: list[str]) -> int:
     """Run a worker; it ends by `os._exit`, since what an engine leaves to the interpreter's end takes seconds."""
     _engine_first()
+    from ichat.keys import take_token
     from ichat.roles import worker
 
+    token = take_token(os.environ)
     options, engine_argv = worker.read_command_line(argv)
     import trio
 
@@ -127,7 +151,7 @@ def _worker(argv: list[str]) -> int:
         if options.explain_args:
             print(worker.explain_args(options, engine_argv))
         else:
-            trio.run(worker.run, options, engine_argv, capture)
+            trio.run(worker.run, options, engine_argv, capture, token)
         code = 0
     except Exit as exit_:
         code = exit_.code

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -14,6 +15,7 @@ from quart_trio import QuartTrio
 
 import ichat
 from ichat import errors
+from ichat.auth import Auth
 from ichat.balance import DRAIN_S_MAX, Balancer
 from ichat.config import read_worker
 from ichat.errors import ApiError
@@ -38,6 +40,8 @@ class Parts:
     supervisor: Supervisor
     logbook: Logbook
     reloader: Reloader
+    auth: Callable[[], Auth]
+    """Gives who may do what at the moment."""
     gateway_id: str
     """Tells one start of the gateway from the next."""
     started_at: float

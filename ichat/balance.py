@@ -1,18 +1,20 @@
 """Who gets a request, and who has to wait. Purely synchronous: what is decided is decided in one step.
 
 A policy is a small function with a name in the configuration. A request that is given an endpoint has a lease on it;
-where every endpoint of its model is full it waits in the model's queue, first come, first served.
+where every endpoint of its model is full it waits in the model's queue. There each key (or, without keys, each address)
+has its turn, whoever came first; of one key's requests the first come is the first served.
 """
 
 import hashlib
 import math
 import random
 import urllib.parse
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import attrs
 
 from ichat import errors
+from ichat.circuit import Circuit
 from ichat.config import Config
 from ichat.errors import ApiError
 from ichat.external import Route, read_route
@@ -51,6 +53,7 @@ class Endpoint:
     """Whether a connection to it failed since it was last heard of."""
     timeouts: tuple[float, float] | None = None
     """Seconds until its first byte, and between two bytes, where they are not the configured ones."""
+    circuit: Circuit = attrs.field(factory=Circuit)
 
     def take(self, other: "Endpoint") -> None:
         """Become another one for later requests, with its certificates and keys, and keep the counts."""
@@ -82,7 +85,9 @@ def external_endpoints(config: Config) -> Mapping[str, Sequence[Endpoint]]:
         route, upstream = read_route(given, config, f"external_routes[{number}]")
         same = found.setdefault(given.model_name, [])
         id_ = f"external:{urllib.parse.quote(given.model_name)}" + (f"#{len(same) + 1}" if same else "")
-        same.append(Endpoint(upstream, id_.encode(), given.max_in_flight or config.routing.max_in_flight, route))
+        in_flight_max = given.max_in_flight or config.routing.max_in_flight
+        circuit = Circuit(config.circuit_breaker)
+        same.append(Endpoint(upstream, id_.encode(), in_flight_max, route, circuit=circuit))
     return found
 
 
@@ -134,15 +139,17 @@ def same_for(session: bytes, endpoints: Sequence[Endpoint]) -> Endpoint:
 class Lease:
     """One request's place at an endpoint."""
 
-    def __init__(self, endpoint: Endpoint, balancer: "Balancer") -> None:
+    def __init__(self, endpoint: Endpoint, balancer: "Balancer", *, is_probe: bool) -> None:
         self.endpoint = endpoint
         self._balancer: Balancer | None = balancer
+        self._is_probe = is_probe
 
     def release(self) -> None:
         """Say that the request has ended; harmless the second time."""
         balancer, self._balancer = self._balancer, None
         if balancer is not None:
             self.endpoint.in_flight -= 1
+            self.endpoint.circuit.end(was_probe=self._is_probe)
             balancer.advance()
 
 
@@ -151,11 +158,68 @@ class Waiter:
     """One request in a queue."""
 
     model: str
+    flow: str
+    """Whose turn it takes."""
     session: bytes
     tried: Collection[Endpoint]
     granted: Callable[[], None]
-    """Called once, when `lease` is there."""
+    """Called once, when `lease` is there, or there will be none."""
     lease: Lease | None = None
+    is_displaced: bool = False
+    """Whether it had to leave a full queue, of which its flow had the most."""
+
+
+class Queue:
+    """Who waits for one model: flows take turns."""
+
+    def __init__(self) -> None:
+        self._flows: dict[str, dict[Waiter, None]] = {}
+        self._count = 0
+
+    def __repr__(self) -> str:
+        return f"<Queue {self._count} of {len(self._flows)} flows>"
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Waiter]:
+        """Give all of them: flows in the order of their turns, each flow's from the first come to the last."""
+        return iter([waiter for flow in self._flows.values() for waiter in flow])
+
+    def add(self, waiter: Waiter) -> None:
+        """Let one more wait, behind the others of its flow; a new flow has its turn after those that wait."""
+        self._flows.setdefault(waiter.flow, {})[waiter] = None
+        self._count += 1
+
+    def remove(self, waiter: Waiter) -> None:
+        """Let one wait no longer; harmless where it does not."""
+        flow = self._flows.get(waiter.flow)
+        if flow is not None and waiter in flow:
+            del flow[waiter]
+            self._count -= 1
+            if not flow:
+                del self._flows[waiter.flow]
+
+    def took_turn(self, flow: str) -> None:
+        """Put a flow behind the others, since one of it was served."""
+        waiters = self._flows.pop(flow, None)
+        if waiters is not None:
+            self._flows[flow] = waiters
+
+    def in_turn(self) -> Iterator[Waiter]:
+        """Give those whose turn it is now: the first of each flow, and those behind it that have been elsewhere."""
+        for flow in list(self._flows.values()):
+            for waiter in list(flow):
+                yield waiter
+                if not waiter.tried:
+                    break
+
+    def displaced_by(self, flow: str) -> Waiter | None:
+        """Give who has to make room for a newcomer: the last of the flow with the most, if it has more than his."""
+        longest = max(self._flows.values(), key=len, default=None)
+        if longest is None or len(longest) <= len(self._flows.get(flow, ())) + 1:
+            return None
+        return next(reversed(longest))
 
 
 class Balancer:
@@ -176,7 +240,7 @@ class Balancer:
         """Whether nobody may wait any more."""
         self._choose = POLICIES[policy]
         self._queue_max = queue_max
-        self._queues: dict[str, dict[Waiter, None]] = {}
+        self._queues: dict[str, Queue] = {}
         self._turns = 0
 
     def __repr__(self) -> str:
@@ -201,6 +265,7 @@ class Balancer:
         Raises ApiError where nobody serves the model now.
         """
         endpoints = self._find(model)
+        self._check_circuits(model, endpoints, tried)
         if model in self._queues:
             return None
         return self._take(endpoints, session, tried)
@@ -208,21 +273,53 @@ class Balancer:
     def others(self, model: str, tried: Collection[Endpoint]) -> bool:
         """Say whether anybody serves the model who has not been tried."""
         try:
-            return any(endpoint not in tried for endpoint in self._find(model))
+            found, now = self._find(model), self._clock()
+            return any(one not in tried and one.circuit.lets_through(now) for one in found)
         except ApiError:
             return False
 
+    def _check_circuits(self, model: str, endpoints: Sequence[Endpoint], tried: Collection[Endpoint]) -> None:
+        """Raise ApiError 503 where every endpoint that could be asked is left alone for a while."""
+        now = self._clock()
+        for one in endpoints:
+            if one.circuit.state(now) != "open" and one not in tried:
+                return
+        left = [one for one in endpoints if one not in tried]
+        if not left:
+            return
+        waits = [(one.circuit.open_until or now) - now for one in left]
+        reasons = "; ".join(
+            f"{one.upstream.name} has failed with {one.circuit.failures} requests in a row, and is tried again in"
+            f" {math.ceil(wait_s)} s"
+            for one, wait_s in zip(left, waits, strict=True)
+        )
+        raise errors.circuit_open(model, reasons, max(1, math.ceil(min(waits))))
+
     def wait(
-        self, model: str, granted: Callable[[], None], session: bytes = b"", tried: Collection[Endpoint] = ()
+        self,
+        model: str,
+        granted: Callable[[], None],
+        session: bytes = b"",
+        tried: Collection[Endpoint] = (),
+        flow: str = "",
     ) -> Waiter:
-        """Join the model's queue, to be told when there is a lease; `leave` in every case. Raises ApiError 429."""
+        """Join the model's queue, to be told when there is a lease; `leave` in every case. Raises ApiError 429.
+
+        A full queue has room for a flow of which fewer wait than of another one: the last of that one has to go.
+        """
         if self.is_closed:
             raise errors.draining()
-        waiting = len(self._queues.get(model, ()))
+        queue = self._queues.get(model)
+        waiting = len(queue) if queue is not None else 0
         if waiting >= self._queue_max:
-            raise errors.queue_full(model, waiting, RETRY_AFTER_S)
-        waiter = Waiter(model, session, tried, granted)
-        self._queues.setdefault(model, {})[waiter] = None
+            displaced = queue.displaced_by(flow) if queue is not None else None
+            if displaced is None:
+                raise errors.queue_full(model, waiting, RETRY_AFTER_S)
+            self._remove(displaced)
+            displaced.is_displaced = True
+            displaced.granted()
+        waiter = Waiter(model, flow, session, tried, granted)
+        self._queues.setdefault(model, Queue()).add(waiter)
         self.advance()
         return waiter
 
@@ -242,44 +339,59 @@ class Balancer:
     def _remove(self, waiter: Waiter) -> None:
         queue = self._queues.get(waiter.model)
         if queue is not None:
-            queue.pop(waiter, None)
+            queue.remove(waiter)
             if not queue:
                 del self._queues[waiter.model]
 
-    def in_vain(self, model: str, waited_s: float) -> ApiError:
-        """Give the error of a request that has waited in the model's queue for too long, or until it was closed."""
+    def in_vain(self, waiter: Waiter, waited_s: float) -> ApiError:
+        """Give the error of a request that has waited for too long, or until the queue was closed or it had to go."""
+        model = waiter.model
         if self.is_closed:
             return errors.draining()
+        if waiter.is_displaced:
+            return errors.queue_full(model, self.waiting_for(model), RETRY_AFTER_S)
         try:
-            self._find(model)
+            self._check_circuits(model, self._find(model), waiter.tried)
         except ApiError as error:
             return error
         return errors.waited_in_vain(model, waited_s, RETRY_AFTER_S)
 
     def advance(self) -> None:
-        """Give what has become free to those who wait longest."""
+        """Give what has become free to those whose turn it is."""
         for model, queue in list(self._queues.items()):
             try:
                 endpoints = self._find(model)
             except ApiError:  # nobody serves it at the moment: who waits, waits on
                 continue
-            for waiter in list(queue):
-                waiter.lease = self._take(endpoints, waiter.session, waiter.tried)
-                if waiter.lease is not None:
-                    self._remove(waiter)
-                    waiter.granted()
-                elif not waiter.tried:
-                    break
+            while self._serve_one(queue, endpoints):
+                pass
+
+    def _serve_one(self, queue: Queue, endpoints: Sequence[Endpoint]) -> bool:
+        """Give one lease to somebody whose turn it is; say whether that could be done."""
+        for waiter in queue.in_turn():
+            waiter.lease = self._take(endpoints, waiter.session, waiter.tried)
+            if waiter.lease is not None:
+                self._remove(waiter)
+                queue.took_turn(waiter.flow)
+                waiter.granted()
+                return True
+            if not waiter.tried:
+                return False
+        return False
 
     def _take(self, endpoints: Sequence[Endpoint], session: bytes, tried: Collection[Endpoint]) -> Lease | None:
-        free = [one for one in endpoints if one.in_flight < one.in_flight_max and one not in tried]
+        now = self._clock()
+        free = [
+            one
+            for one in endpoints
+            if one.in_flight < one.in_flight_max and one not in tried and one.circuit.lets_through(now)
+        ]
         if not free:
             return None
-        now = self._clock()
         if len(free) > 1:
             free = [one for one in free if one.avoid_until <= now] or free
         chosen = free[0] if len(free) == 1 else same_for(session, free) if session else self._choose(free, now)
         chosen.in_flight += 1
         self._turns += 1
         chosen.turn = self._turns
-        return Lease(chosen, self)
+        return Lease(chosen, self, is_probe=chosen.circuit.begin(now))

@@ -4,6 +4,7 @@ Names follow `ichat.toml.example`, which explains each of them. Units stand last
 """
 
 import difflib
+import ipaddress
 import json
 import pathlib
 import re
@@ -19,6 +20,7 @@ from cattrs.errors import BaseValidationError
 
 from ichat import errors
 from ichat.errors import EXIT_USAGE, Exit
+from ichat.keys import KEY_NAME
 from ichat.params import KNOWN, check_paths
 from ichat.tables import between, checked, one_of, problems_of, section_hook, shown, strict_converter
 
@@ -31,9 +33,10 @@ _HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?|")
 _PATH = re.compile(r"[!-~]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(
-    r"(^|[-_])((api|access|private|secret)[-_]key|token|password|passphrase|secret|credentials?|authorization)$",
+    r"(^|[-_])((api|access|private|secret)[-_]key|key[-_]hash|token|password|passphrase|secret|credentials?|authorization)$",
     re.IGNORECASE,
 )
+_KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _FRAMING_HEADERS = frozenset(("host", "content-length", "transfer-encoding", "connection", "expect", "x-request-id"))
 
 MODEL_NAME_CHARACTERS_MAX = 256
@@ -77,6 +80,24 @@ def _is_variable(value: str | None) -> None:
         raise ValueError("must be the name of an environment variable, which holds the key")
 
 
+def _is_key_name(value: str) -> None:
+    if not KEY_NAME.fullmatch(value):
+        raise ValueError("must be 1 to 128 letters, digits or any of . _ : @ -")
+
+
+def _is_key_hash(value: str | None) -> None:
+    if value is not None and not _KEY_HASH.fullmatch(value):
+        raise ValueError("must be like sha256:… (64 hexadecimal digits): `./ichat.pyz key` makes a key and its hash")
+
+
+def _are_networks(values: list[str]) -> None:
+    for value in values:
+        try:
+            ipaddress.ip_network(value, strict=False)
+        except ValueError:
+            raise ValueError(f"{value!r} is no address or network, such as 10.0.0.7 or 10.0.0.0/8") from None
+
+
 def _are_params(values: list[str] | None) -> None:
     unknown = sorted(set(values or ()) - KNOWN)
     if unknown:
@@ -109,6 +130,11 @@ def _is_one_line(value: str | None) -> None:
 def _is_count(value: int | None) -> None:
     if value is not None:
         _COUNT(value)
+
+
+def _is_amount(value: int | None) -> None:
+    if value is not None:
+        between(1, 10**12)(value)
 
 
 @frozen
@@ -163,6 +189,50 @@ class Limits:
     head_bytes_max: int = checked(between(1024, 16 * 1024 * 1024), 64 * 1024)
     body_bytes_max: int = checked(between(1024, 64 * 1024**3), 128 * 1024 * 1024)
     connections_max: int = checked(_COUNT, 8192)
+    connections_per_address_max: int = checked(_COUNT, 4096)
+    max_in_flight: int | None = checked(_is_count, None)
+    requests_per_minute: int | None = checked(_is_amount, None)
+    tokens_per_minute: int | None = checked(_is_amount, None)
+
+
+@frozen
+class Key:
+    """`[[security.keys]]`: one client's key, by its hash or by the variable that holds it, and what it may ask for."""
+
+    name: str = checked(_is_key_name)
+    key_hash: str | None = checked(_is_key_hash, None)
+    key_env: str | None = checked(_is_variable, None)
+    models: list[str] | None = None
+    max_in_flight: int | None = checked(_is_count, None)
+    requests_per_minute: int | None = checked(_is_amount, None)
+    tokens_per_minute: int | None = checked(_is_amount, None)
+
+
+@frozen
+class Security:
+    """`[security]`: who may do what."""
+
+    admin_key_hash: str | None = checked(_is_key_hash, None)
+    admin_key_env: str | None = checked(_is_variable, None)
+    join_token_env: str | None = checked(_is_variable, None)
+    trusted_proxies: list[str] = checked(_are_networks, attrs.Factory(list[str]))
+    worker_networks: list[str] = checked(_are_networks, attrs.Factory(list[str]))
+    open_metrics: bool = False
+    keys: list[Key] = field(factory=list[Key])
+
+    def variables(self) -> list[str]:
+        """Give the names of the environment's variables that hold keys."""
+        named = [self.admin_key_env, self.join_token_env, *(key.key_env for key in self.keys)]
+        return [name for name in named if name is not None]
+
+
+@frozen
+class CircuitBreaker:
+    """`[circuit_breaker]`: when a worker or an external route that fails gets no requests for a while."""
+
+    failures_max: int = checked(between(0, 1_000_000), 5)
+    open_s: float = checked(_SECONDS, 5.0)
+    open_longest_s: float = checked(_SECONDS, 60.0)
 
 
 @frozen
@@ -255,8 +325,10 @@ class Config:
 
     server_settings: ServerSettings = ServerSettings()
     routing: Routing = Routing()
+    security: Security = Security()
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
+    circuit_breaker: CircuitBreaker = CircuitBreaker()
     restart: Restart = Restart()
     logs: Logs = Logs()
     litellm_settings: LitellmSettings = LitellmSettings()
@@ -266,7 +338,7 @@ class Config:
 
 
 _SECTIONS: tuple[type[Any], ...] = (
-    ServerSettings, Routing, Limits, Timeouts, Restart, Logs, LitellmSettings,
+    ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Restart, Logs, LitellmSettings,
     ManagedWorker, ExternalRoute, EngineSettings, Config,
 )  # fmt: skip
 
@@ -391,9 +463,20 @@ def _contradictions(config: Config) -> Iterable[str]:
     settings = config.server_settings
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         yield "server_settings: tls_certificate and tls_key go together"
+    yield from _contradictions_of_keys(config.security)
     for index, worker in enumerate(config.managed_workers):
         for problem in _contradictions_of(worker, config):
             yield f"managed_workers[{index}].{problem}"
+
+
+def _contradictions_of_keys(security: Security) -> Iterable[str]:
+    if security.admin_key_hash is not None and security.admin_key_env is not None:
+        yield "security: admin_key_hash and admin_key_env are two ways to say the same: give one"
+    for index, key in enumerate(security.keys):
+        if (key.key_hash is None) == (key.key_env is None):
+            yield f"security.keys[{index}]: needs either key_hash or key_env"
+        if any(key.name == other.name for other in security.keys[:index]):
+            yield f"security.keys[{index}].name: {key.name!r} is taken"
 
 
 def _contradictions_of(worker: ManagedWorker, config: Config) -> Iterable[str]:

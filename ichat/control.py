@@ -9,18 +9,21 @@ import attrs
 import hypercorn.config
 import hypercorn.trio
 import trio
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from quart import Response, request
+from prometheus_client import CONTENT_TYPE_LATEST
+from quart import Response, g, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ichat import errors
 from ichat.admin import Parts, add_routes, json_response, read_json
-from ichat.beat import Model, entry_of, read_beat
+from ichat.auth import CALLER_HEADER, ROUTES, Caller
+from ichat.beat import Beat, Model, entry_of, read_beat
 from ichat.errors import ApiError
+from ichat.metrics import Metrics
+from ichat.scrape import Scraper
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
-"""The largest body that a control route takes."""
+"""The largest body that a control route takes; the gateway refuses a larger one before it is read."""
 BODY_S = 30
 KEEP_ALIVE_S = 3600.0
 """Longer than the pool keeps a connection, so that it is never this end that closes an idle one."""
@@ -28,11 +31,27 @@ SHUTDOWN_S = 3.0
 BACKLOG = 4096
 
 
-def make_app(parts: Parts, metrics: CollectorRegistry) -> QuartTrio:
+def make_app(parts: Parts, metrics: Metrics, scraper: Scraper) -> QuartTrio:
     """Make the application."""
     registry = parts.registry
     app = QuartTrio("ichat")
     app.config.update(MAX_CONTENT_LENGTH=BODY_BYTES_MAX, BODY_TIMEOUT=BODY_S, RESPONSE_TIMEOUT=None)
+
+    def allowed_models() -> dict[str, tuple[Model, str]]:
+        key = g.caller.key
+        found = registry.models()
+        return found if key is None or key.models is None else {name: found[name] for name in found.keys() & key.models}
+
+    @app.before_request
+    async def look_who_asks() -> None:
+        auth = parts.auth()
+        g.caller = auth.read_caller(request.headers.get(CALLER_HEADER.decode()))
+        if request.url_rule is not None and request.method != "OPTIONS":
+            method = "GET" if request.method == "HEAD" else request.method
+            rule = ROUTES.get((method, request.url_rule.rule))
+            if rule is None:
+                raise errors.forbidden("Nobody may do that: the route has no rule.")
+            auth.check(rule, g.caller)
 
     def entry(model: Model, owner: str) -> dict[str, object]:
         return entry_of(model, int(parts.started_at), owner or "ichat")
@@ -43,24 +62,34 @@ def make_app(parts: Parts, metrics: CollectorRegistry) -> QuartTrio:
 
     @app.get("/metrics")
     async def expose() -> Response:
-        return Response(generate_latest(metrics), content_type=CONTENT_TYPE_LATEST)
+        return Response(await scraper.expose(metrics.take()), content_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
     async def models() -> Response:
-        found = registry.models()
+        found = allowed_models()
         return json_response({"object": "list", "data": [entry(*found[name]) for name in sorted(found)]})
 
     @app.get("/v1/models/<path:name>")
     async def one_model(name: str) -> Response:
-        found = registry.models()
+        found = allowed_models()
         if name not in found:
             raise errors.model_not_found(name, found)
         return json_response(entry(*found[name]))
 
+    async def accepted(beat: Beat) -> Beat:
+        """Check what a worker says that was not started here: whose it is, and where."""
+        caller: Caller = g.caller
+        if caller.is_own:
+            return beat
+        known = registry.get(beat.worker_id)
+        if known is not None and known.managed:
+            raise errors.forbidden(f"The id {beat.worker_id} belongs to a worker that this gateway has started.")
+        return attrs.evolve(beat, host=await parts.auth().check_worker(beat.host, caller))
+
     @app.post("/v1/workers/heartbeat")
     @app.post("/register")
     async def heartbeat() -> Response:
-        beat = read_beat(await read_json())
+        beat = await accepted(read_beat(await read_json()))
         new = registry.beat(beat)
         parts.logbook.changed()
         return json_response({

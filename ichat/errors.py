@@ -41,6 +41,7 @@ class ApiError(Exception):
         retry_after_s: int | None = None,
         retry: bool | None = None,
         allow: str = "",
+        limit: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -51,6 +52,8 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
         self.retry = retry
         self.allow = allow
+        self.limit = limit
+        """What in the configuration refuses it, where a code can have several reasons."""
 
     def __repr__(self) -> str:
         return f"<ApiError {self.status} {self.code}: {self.message}>"
@@ -69,12 +72,24 @@ class ApiError(Exception):
             headers.append((b"x-should-retry", b"true" if self.retry else b"false"))
         if self.allow:
             headers.append((b"allow", self.allow.encode()))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
         return headers
 
 
 def bad_request(message: str, *, param: str | None = None) -> ApiError:
     """400: the request cannot be understood."""
     return ApiError(400, "bad_request", message, param=param)
+
+
+def invalid_api_key(message: str) -> ApiError:
+    """401: keys are configured, and none, or an unknown one, was sent."""
+    return ApiError(401, "invalid_api_key", message)
+
+
+def forbidden(message: str) -> ApiError:
+    """403: it is known who asks, or where from, and that is not allowed."""
+    return ApiError(403, "forbidden", message)
 
 
 def not_found(path: str) -> ApiError:
@@ -104,6 +119,30 @@ def model_not_ready(model: str, why: str, retry_after_s: int) -> ApiError:
     )
 
 
+def rate_limited(message: str, limit: str, retry_after_s: int) -> ApiError:
+    """429: more than a limit allows; `limit` is its name in the configuration."""
+    return ApiError(
+        429,
+        "rate_limited",
+        f"{message[:-1]} ({limit}).",
+        kind="rate_limit_error",
+        retry_after_s=retry_after_s,
+        limit=limit,
+    )
+
+
+def circuit_open(model: str, why: str, retry_after_s: int) -> ApiError:
+    """503: whoever serves the model has failed too often, and is left alone for a while."""
+    return ApiError(
+        503,
+        "model_not_ready",
+        f"The model `{model}` is not ready: {why}.",
+        kind="server_error",
+        retry_after_s=retry_after_s,
+        limit="circuit_breaker",
+    )
+
+
 def request_timeout() -> ApiError:
     """408: the request did not arrive in time."""
     return ApiError(408, "request_timeout", "The request did not arrive in time.")
@@ -122,6 +161,12 @@ def head_too_large(bytes_max: int) -> ApiError:
 def too_many_connections() -> ApiError:
     """503: `limits.connections_max` are open."""
     return ApiError(503, "overloaded", "Too many open connections.", kind="server_error", retry_after_s=1)
+
+
+def too_many_connections_of(address: str, connections_max: int) -> ApiError:
+    """429: one address has `limits.connections_per_address_max` connections."""
+    limit = "limits.connections_per_address_max"
+    return rate_limited(f"{address} may have {connections_max} connections at once.", limit, 1)
 
 
 def too_many_control_requests() -> ApiError:

@@ -6,34 +6,45 @@ connection could be made, or on a fresh connection where a kept one died at once
 
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-import attrs
 import trio
 
 from ichat import errors
+from ichat.auth import CREDENTIALS, FORWARDED, Auth, Caller
 from ichat.balance import Balancer, Endpoint, Lease
 from ichat.bodies import Body, model_in_json
-from ichat.config import Timeouts
+from ichat.circuit import FAILED_STATUSES
+from ichat.config import Config
 from ichat.errors import ApiError
 from ichat.forms import model_in_form
 from ichat.http.framing import UntilClose
 from ichat.http.heads import Headers, ResponseHead, date_header, end_to_end, form_type, request_head, response_head
 from ichat.http.pool import Connection, Pool
-from ichat.http.relay import Relay, Unwanted, UpstreamLost
+from ichat.http.relay import Gaps, Relay, Unwanted, UpstreamLost
 from ichat.http.request import Request
 from ichat.http.server import Client
+from ichat.quota import Quotas, Share
+from ichat.tokens import Usage, estimate
+from ichat.tracing import NAMES as TRACE_HEADERS
+from ichat.tracing import Trace
 
 log = logging.getLogger(__name__)
 
 _OURS_BACK = frozenset((b"x-request-id", b"x-ichat-worker", b"x-ichat-overhead-ms"))
 """Headers of a response that only the gateway nearest to the client makes."""
+TOKEN_HEADER = b"x-ichat-token"
+"""Tells a worker that a request comes from its gateway."""
+_COMPRESSION = frozenset((b"accept-encoding",))
+"""Left out where a response is looked into."""
 JOINED_BYTES_MAX = 65536
 """A body up to this size is sent in one piece with its head; joining larger ones would cost more than it saves."""
 KEPT_RACE_S = 1.0
 """How soon a kept connection breaks that its upstream was about to close."""
-_OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id"))
-"""Headers of a request that are made anew for the upstream."""
+_OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id")) | FORWARDED | TRACE_HEADERS
+"""Headers of a request that are made anew for the upstream, or are none of its business."""
+INTERNAL = b"x-ichat-"
+"""Begins the headers that the gateway and its workers use among themselves."""
 
 
 _BESIDE_V1 = re.compile(rb"/v1/(?:tokenize|detokenize|pooling|classify)(?=[?]|$)")
@@ -42,17 +53,30 @@ _DOTS = re.compile(rb"/(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)
 """What an upstream may take for a way out of its base path."""
 
 
-@attrs.define(eq=False)
 class Means:
     """What all exchanges share; another configuration changes it while they run."""
 
-    balancer: Balancer
-    pool: Pool
-    timeouts: Timeouts
-    session_header: bytes
-    """Requests with the same value of this header go to the same endpoint; empty: none do."""
-    worker_header: bool
-    overhead_header: bool
+    def __init__(self, config: Config, auth: Auth, balancer: Balancer, pool: Pool, gaps: Callable[[str], Gaps]) -> None:
+        """`gaps` gives where the gaps in a model's streams are counted."""
+        self.balancer = balancer
+        self.pool = pool
+        self.gaps = gaps
+        self.quotas = Quotas(config.limits, config.security.keys)
+        self.take(config, auth)
+
+    def __repr__(self) -> str:
+        return f"<Means: {self.balancer!r}, {self.pool!r}>"
+
+    def take(self, config: Config, auth: Auth) -> None:
+        """Go on by another configuration; what keys have used stays used."""
+        self.auth = auth
+        self.timeouts = config.timeouts
+        self.settings = config.server_settings
+        self.session_header = config.routing.session_header.lower().encode()
+        """Requests with the same value of this header go to the same endpoint; empty: none do."""
+        self.quotas.set(config.limits, config.security.keys)
+        self.balancer.set(config.routing.policy, config.routing.queue_max)
+        self.pool.connect_s, self.pool.idle_s = config.timeouts.connect_s, config.timeouts.upstream_idle_s
 
 
 def at_engine(target: bytes) -> bytes:
@@ -66,17 +90,26 @@ class Exchange:
     """One request, and what becomes known of it on its way. Times are Trio's clock."""
 
     __slots__ = (
-        "_body", "_client", "_means", "_relay", "_request", "answered_at", "asked_at", "bytes_in", "endpoint",
-        "error", "is_stream", "is_waiting", "model", "path", "queued_s", "started_at", "status",
+        "_body", "_client", "_means", "_relay", "_request", "_share", "_usage", "answered_at", "asked_at", "bytes_in",
+        "caller", "endpoint", "error", "internal", "is_stream", "is_waiting", "model", "path", "queued_s",
+        "started_at", "status", "tokens", "trace",
     )  # fmt: skip
 
-    def __init__(self, means: Means, request: Request, client: Client) -> None:
+    def __init__(self, means: Means, request: Request, client: Client, caller: Caller) -> None:
         self._means = means
         self._request = request
         self._body: Body = b""
         """As the endpoint gets it; kept until there is a response."""
         self._client = client
         self._relay: Relay | None = None
+        self._share: Share | None = None
+        self._usage: Usage | None = None
+        self.caller = caller
+        self.internal: Headers = []
+        """Headers for the upstream that no client can send."""
+        self.trace: Trace | None = None
+        self.tokens: int | None = None
+        """How many it used, where somebody has to know."""
         self.path = request.path
         self.model = ""
         """What it asks for, once that has been read."""
@@ -103,6 +136,11 @@ class Exchange:
     def bytes_out(self) -> int:
         """Bytes of the response that the client was given, its head included."""
         return self._relay.bytes_out if self._relay is not None else 0
+
+    @property
+    def first_at(self) -> float | None:
+        """When the first piece of the response's body came."""
+        return self._relay.first_at if self._relay is not None else None
 
     @property
     def chunks(self) -> int:
@@ -141,6 +179,28 @@ class Exchange:
             self.model = await model_in_form(request.body, content_type)
         else:
             self.model = await model_in_json(request.body)
+        means, caller = self._means, self.caller
+        means.auth.check_model(caller, self.model)
+        self._share = means.quotas.enter(caller.key.name if caller.key is not None else "", self.started_at)
+        self._usage = Usage() if self._share.counts_tokens else None
+        try:
+            await self._by_any_endpoint()
+        except ApiError as error:
+            if error.code == "model_not_found" and caller.key is not None and caller.key.models is not None:
+                raise errors.model_not_found(self.model, caller.key.models - {self.model}) from error
+            raise
+        finally:
+            self._count_tokens()
+            self._share.leave(self.tokens or 0, trio.current_time())
+
+    def _count_tokens(self) -> None:
+        """Find out what was used, where that counts: as the response says, else by a guess for what was streamed."""
+        if self._usage is not None and self.answered_at is not None and self.status < 400:
+            self.tokens = self._usage.said()
+            if self.tokens is None and self.is_stream:
+                self.tokens = estimate(self.bytes_in, self.chunks)
+
+    async def _by_any_endpoint(self) -> None:
         session = self._session()
         tried: set[Endpoint] = set()
         while True:
@@ -152,6 +212,7 @@ class Exchange:
                     raise
                 log.warning("%s", error.message)
                 lease.endpoint.fail(trio.current_time())
+                self._speak_against(lease.endpoint)
                 tried.add(lease.endpoint)
                 if not self._means.balancer.others(self.model, tried):
                     raise
@@ -175,7 +236,7 @@ class Exchange:
             return lease
         since = trio.current_time()
         granted = trio.Event()
-        waiter = balancer.wait(self.model, granted.set, session, tried)
+        waiter = balancer.wait(self.model, granted.set, session, tried, self.caller.flow)
         self.is_waiting = True
         try:
             with trio.move_on_after(self._means.timeouts.queue_s):
@@ -190,7 +251,7 @@ class Exchange:
             balancer.leave(waiter)
             self.queued_s += trio.current_time() - since
         if waiter.lease is None:
-            raise balancer.in_vain(self.model, self._means.timeouts.queue_s)
+            raise balancer.in_vain(waiter, self._means.timeouts.queue_s)
         return waiter.lease
 
     async def with_endpoint(self, endpoint: Endpoint) -> None:
@@ -229,7 +290,15 @@ class Exchange:
         try:
             return await self._means.pool.connect(endpoint.upstream)
         except ApiError as error:
+            self._speak_against(endpoint)
             raise errors.upstream_failed(endpoint.upstream.name, str(lost)) from error
+
+    def _speak_against(self, endpoint: Endpoint) -> None:
+        """Note that the endpoint has failed with this request."""
+        if endpoint.circuit.fail(trio.current_time()):
+            log.warning(
+                "%s has failed %d times in a row: its circuit opens", endpoint.upstream.name, endpoint.circuit.failures
+            )
 
     async def _ask(self, endpoint: Endpoint, connection: Connection) -> None:
         """One request and its response on one connection, which is then kept or closed. Raises UpstreamLost."""
@@ -244,6 +313,8 @@ class Exchange:
             on_head=self._head_for_client,
             first_byte_s=first_byte_s,
             stall_s=stall_s,
+            usage=self._usage,
+            gaps=means.gaps(self.model) if self.model else None,
         )
         pieces = self._written_for(endpoint)
         self.asked_at = trio.current_time()
@@ -265,6 +336,8 @@ class Exchange:
     async def _break_off(self, endpoint: Endpoint, lost: UpstreamLost) -> None:
         """End a response that its upstream did not finish, so that no client can take it for a whole one."""
         name = endpoint.upstream.name
+        if lost.retry is not False:
+            self._speak_against(endpoint)
         log.warning("%s failed with request %s: %s", name, self._request.id.decode(), lost)
         error = errors.upstream_failed(name, str(lost), retry=lost.retry)
         if lost.timed_out:
@@ -282,12 +355,27 @@ class Exchange:
         """Write the request as the upstream gets it: the same end-to-end headers, and the body."""
         request, body = self._request, self._body
         target = at_engine(request.target)
-        headers = [header for header in end_to_end(request.headers) if header[0] not in _OURS]
+        left_out = _OURS
+        auth = self._means.auth
+        if auth.has_keys or self.caller.kind in ("data", "admin", "worker"):
+            left_out = _OURS | CREDENTIALS
+        if self._usage is not None:
+            left_out |= _COMPRESSION
+        headers = [
+            header
+            for header in end_to_end(request.headers)
+            if header[0] not in left_out and not header[0].startswith(INTERNAL)
+        ]
+        headers += self.internal
+        if endpoint.route is None and endpoint.upstream.port and auth.token:
+            headers.append((TOKEN_HEADER, auth.token))
         if endpoint.route is not None:
             headers = endpoint.route.headers_for(headers)
             target = endpoint.route.target_for(target)
         headers.append((b"host", endpoint.upstream.authority))
         headers.append((b"x-request-id", request.id))
+        if self.trace is not None:
+            headers += self.trace.headers
         if body or request.method in (b"POST", b"PUT", b"PATCH"):
             headers.append((b"content-length", b"%d" % len(body)))
         head = request_head(request.method, target, request.version, headers)
@@ -300,6 +388,10 @@ class Exchange:
         if head.status == 401 and endpoint.route is not None and endpoint.route.has_key:
             raise Unwanted("it does not accept the key that the gateway has for it")
         self.status, self.error = head.status, ""
+        if head.status in FAILED_STATUSES:
+            self._speak_against(endpoint)
+        else:
+            endpoint.circuit.succeed()
         self.answered_at = means.pool.hub.now
         self._request.let_go()
         self._body = b""
@@ -313,9 +405,9 @@ class Exchange:
             headers.append(date_header())
         headers.append((b"x-request-id", self._request.id))
         if endpoint.id:
-            if means.worker_header:
+            if means.settings.worker_header:
                 headers.append((b"x-ichat-worker", endpoint.id))
-            if means.overhead_header:
+            if means.settings.overhead_header:
                 headers.append((b"x-ichat-overhead-ms", b"%.2f" % ((self.overhead_s or 0) * 1000)))
         if not client.keep_alive:
             headers.append((b"connection", b"close"))

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import ichat
 from ichat import processes
 from ichat.config import Config, ManagedWorker, engine_flags
+from ichat.keys import TOKEN_FD_VARIABLE, TOKEN_VARIABLE
 from ichat.subreaper import MARK
 
 HEAD_BYTES_MORE = 8192
@@ -59,15 +60,27 @@ def command_of(config: Config, worker: ManagedWorker, worker_id: str, unix_socke
     ]
 
 
-def environment_of(worker: ManagedWorker, mark: str, watched: int | None) -> dict[str, str]:
+def token_of(config: Config) -> str:
+    """Give the token with which workers join; "" where there is none."""
+    return os.environ.get(config.security.join_token_env or "", "")
+
+
+def environment_of(
+    config: Config, worker: ManagedWorker, mark: str, watched: int | None = None, token: int | None = None
+) -> dict[str, str]:
     """Make a worker's environment; `watched` is the end of the pipe by which it sees that its launcher is gone.
 
-    The mark says which start of which worker a process belongs to.
+    `token` is that of the pipe with its token. The mark says which start of which worker a process belongs to. The keys
+    that the gateway has in its own environment are none of a worker's business.
     """
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", MARK: mark}
-    environment.pop(processes.LAUNCHER_FD, None)
+    ours = {processes.LAUNCHER_FD, TOKEN_FD_VARIABLE, TOKEN_VARIABLE, *config.security.variables()}
+    ours |= {route.api_key_env for route in config.external_routes if route.api_key_env is not None}
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment |= {"PYTHONUNBUFFERED": "1", MARK: mark}
     if watched is not None:
         environment[processes.LAUNCHER_FD] = str(watched)
+    if token is not None:
+        environment[TOKEN_FD_VARIABLE] = str(token)
     if worker.gpu_ids is not None:
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts them
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, worker.gpu_ids))

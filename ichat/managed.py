@@ -18,7 +18,8 @@ from ichat.causes import cause_of, how_it_ended, oom_kills
 from ichat.config import Config, ManagedWorker
 from ichat.errors import EXIT_USAGE
 from ichat.gpus import find_gpus
-from ichat.launch import command_of, environment_of, python_of
+from ichat.keys import hand_over
+from ichat.launch import command_of, environment_of, python_of, token_of
 from ichat.logbook import Logbook
 from ichat.masking import shown
 from ichat.preflight import look, problems_of
@@ -62,7 +63,7 @@ class Shared:
     async def look(self, spec: ManagedWorker, others: Mapping[str, ManagedWorker]) -> Sequence[str]:
         """Give what would keep a worker from starting beside the others, each in a sentence."""
         python = python_of(self.config, spec)
-        facts = await look(spec, python, environment_of(spec, "", None))
+        facts = await look(spec, python, environment_of(self.config, spec, ""))
         return problems_of(spec, python, others, facts)
 
 
@@ -270,15 +271,17 @@ class Managed:
         log.info("starting worker %s: %s", self.id, shown(command))
         output = shared.logbook.begin(self.id)
         self.entry.is_piped = True
+        token = token_of(shared.config)
+        token_fd = hand_over(token) if token else None
         try:
             return await trio.lowlevel.open_process(
                 command,
-                env=environment_of(self.spec, self._mark, watched),
+                env=environment_of(shared.config, self.spec, self._mark, watched, token_fd),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                pass_fds=() if watched is None else (watched,),
+                pass_fds=[fd for fd in (watched, token_fd) if fd is not None],
             )
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -286,6 +289,8 @@ class Managed:
             raise
         finally:
             os.close(output)
+            if token_fd is not None:
+                os.close(token_fd)
 
     async def _see_through(self, process: trio.Process | Adopted) -> tuple[End | None, bool]:
         """Watch over a process until it has ended or shall, and then end all of it."""

@@ -1,41 +1,317 @@
-"""What the gateway counts, for Prometheus."""
+"""What the gateway counts, for Prometheus.
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+Requests are counted in plain numbers and lists, since that is cheap. What is known of workers and queues is looked at
+when somebody asks, so nothing is left of those that are gone.
+"""
 
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import get_args
+
+import attrs
+import trio
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from ichat import __version__
 from ichat.balance import Balancer
 from ichat.exchange import Exchange
-from ichat.registry import Registry
+from ichat.http.relay import Gaps, no_gaps
+from ichat.registry import Registry, State
+
+MODELS_MAX = 1000
+"""Models that are counted apart; where there are more at the same time, the others are counted together."""
+OTHER = "other"
+"""The label of models beyond that, and of routes that are not known."""
+LOOP_S = 0.1
+"""How often it is measured how late the event loop is."""
+STATES: Sequence[str] = [name for names in get_args(State) for name in get_args(names)]
+PHASES = ("begun", "queued", "connecting", "waiting", "first_token", "streaming", "plain")
+"""`Exchange.phase`."""
+CIRCUITS = {"closed": 0.0, "half-open": 0.5, "open": 1.0}
+
+_NAMES = (
+    "chat/completions", "completions", "embeddings", "rerank", "score", "classify", "pooling", "responses", "messages",
+    "tokenize", "detokenize", "audio/transcriptions", "audio/translations",
+)  # fmt: skip
+ROUTES: Mapping[bytes, str] = {
+    **{f"{base}/{name}".encode(): f"/v1/{name}" for base in ("", "/v1") for name in _NAMES},
+    b"/v2/rerank": "/v1/rerank",
+}
+"""How the routes that are known are counted."""
+
+_FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
+_DURATION_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
+_OVERHEAD_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+_QUEUE_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
+_LOOP_DELAY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_GAP_S = tuple(2.0**index / 1000 for index in range(17))
+
+
+@attrs.define(eq=False)
+class Spread:
+    """How often values were how large."""
+
+    bounds: Sequence[float]
+    counts: list[int] = attrs.field(init=False)
+    """How many were at most each of the bounds and more than the one before; the last: more than all of them."""
+    sum: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+@attrs.define(eq=False)
+class _Counts:
+    """What is counted of one model. Made once for each, and only ever added to."""
+
+    requests: dict[tuple[str, int], int] = attrs.field(factory=dict[tuple[str, int], int])
+    """By route and status."""
+    first_byte: Spread = attrs.field(factory=lambda: Spread(_FIRST_BYTE_S))
+    duration: Spread = attrs.field(factory=lambda: Spread(_DURATION_S))
+    queue: Spread = attrs.field(factory=lambda: Spread(_QUEUE_S))
+    gaps: Gaps = attrs.field(factory=no_gaps)
+    tokens: int = 0
 
 
 class Metrics:
     """What the gateway counts."""
 
     def __init__(self, registry: Registry, balancer: Balancer) -> None:
-        self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "ichat_requests", "Requests to models, by how they ended (status 499: the client left).",
-            ("model", "status"), registry=self.registry,
-        )  # fmt: skip
-        self._children: dict[tuple[str, int], Counter] = {}
-        self._in_flight = Gauge("ichat_requests_in_flight", "Requests to models under way.", registry=self.registry)
-        queued = Gauge("ichat_requests_queued", "Requests that wait for room at a worker.", registry=self.registry)
-        queued.set_function(lambda: float(balancer.waiting))
-        workers = Gauge("ichat_workers", "Workers in the state `ready`.", registry=self.registry)
-        workers.set_function(lambda: float(sum(registry.state(worker) == "ready" for worker in registry)))
-        restarts = Gauge(
-            "ichat_worker_restarts", "Times that managed workers were started again.", registry=self.registry
-        )
-        restarts.set_function(lambda: float(sum(worker.restarts for worker in registry)))
+        self._registry = registry
+        self._balancer = balancer
+        self._models: dict[str, _Counts] = {}
+        self._in_flight = 0
+        self._refusals: dict[str, int] = {}
+        self._cancelled: dict[str, int] = dict.fromkeys(PHASES, 0)
+        self._bytes = 0
+        self._chunks = 0
+        self._overhead = Spread(_OVERHEAD_S)
+        self._loop_delay = Spread(_LOOP_DELAY_S)
+        self._process = ProcessCollector(registry=None)
+
+    def __repr__(self) -> str:
+        return f"<Metrics of {len(self._models)} models, {self._in_flight} requests in flight>"
 
     def began(self) -> None:
         """Count a request to a model as under way."""
-        self._in_flight.inc()
+        self._in_flight += 1
 
     def ended(self, exchange: Exchange) -> None:
         """Count a request to a model that has ended, in whatever way."""
-        self._in_flight.dec()
-        model = "" if exchange.error == "model_not_found" else exchange.model
-        counter = self._children.get((model, exchange.status))
-        if counter is None:
-            counter = self._children[model, exchange.status] = self._requests.labels(model, str(exchange.status))
-        counter.inc()
+        self._in_flight -= 1
+        error = exchange.error
+        counts = self._of("" if error == "model_not_found" else exchange.model)
+        key = (ROUTES.get(exchange.path, OTHER), exchange.status)
+        counts.requests[key] = counts.requests.get(key, 0) + 1
+        if error == "client_left":
+            phase = exchange.phase
+            self._cancelled[phase] = self._cancelled.get(phase, 0) + 1
+        elif error and exchange.status < 400:
+            self.refused(error)
+        if exchange.endpoint is not None or exchange.queued_s:
+            counts.queue.add(exchange.queued_s)
+        overhead_s = exchange.overhead_s
+        if overhead_s is not None:
+            self._overhead.add(overhead_s)
+        answered_at = exchange.answered_at
+        if answered_at is not None:
+            counts.first_byte.add((exchange.first_at or answered_at) - exchange.started_at)
+            counts.duration.add(trio.current_time() - exchange.started_at)
+            self._bytes += exchange.bytes_out
+            self._chunks += exchange.chunks
+
+    def refused(self, code: str) -> None:
+        """Count an error that a client got from the gateway itself; codes are few, as they stand in the source.
+
+        `ended` counts those that came in the middle of a response.
+        """
+        self._refusals[code] = self._refusals.get(code, 0) + 1
+
+    def tokens(self, model: str, count: int) -> None:
+        """Count tokens that requests to a model have used."""
+        self._of(model).tokens += count
+
+    def gaps(self, model: str) -> Gaps:
+        """Give the list in which relays count the gaps between the pieces of a model's streams."""
+        return self._of(model).gaps
+
+    def _of(self, model: str) -> _Counts:
+        counts = self._models.get(model)
+        return counts if counts is not None else self._begin(model)
+
+    def _begin(self, model: str) -> _Counts:
+        """Count a model apart from now on, if there is one of that name: clients ask for anything."""
+        known = self._registry.names()
+        if model not in known:
+            return self._models.setdefault("", _Counts())
+        if len(self._models) >= MODELS_MAX:
+            for name in self._models.keys() - known - {"", OTHER}:
+                del self._models[name]
+        return self._models.setdefault(model if len(self._models) < MODELS_MAX else OTHER, _Counts())
+
+    async def watch_loop_forever(self) -> None:
+        """Measure how late the event loop is: how long after its time a task goes on that has slept."""
+        while True:
+            due = trio.current_time() + LOOP_S
+            await trio.sleep_until(due)
+            self._loop_delay.add(trio.current_time() - due)
+
+    def take(self) -> Callable[[], bytes]:
+        """Look at what is known now, and give what writes it in Prometheus' text format: in a thread, as it is long."""
+        now = self._look()
+        registry = CollectorRegistry(auto_describe=False)
+        for collector in (_Families(lambda: _families_of(now)), _Families(self._families), self._process):
+            registry.register(collector)
+        return lambda: generate_latest(registry)
+
+    def _look(self) -> "_Now":
+        registry, balancer = self._registry, self._balancer
+        now = trio.current_time()
+        workers: list[tuple[str, str, str, int]] = []
+        ready: dict[str, int] = {name: len(endpoints) for name, endpoints in registry.external.items()}
+        circuits = {
+            endpoint.id.decode(): CIRCUITS[endpoint.circuit.state(now)]
+            for endpoints in registry.external.values()
+            for endpoint in endpoints
+        }
+        for worker in registry:
+            state, names = registry.state(worker), worker.names
+            workers.append((worker.id, names[0] if names else "", state, worker.restarts))
+            if worker.endpoint is not None:
+                circuits[worker.id] = CIRCUITS[worker.endpoint.circuit.state(now)]
+            for name in names:
+                if name not in registry.external:
+                    ready[name] = ready.get(name, 0) + (state == "ready")
+        queued = {name: balancer.waiting_for(name) for name in ready}
+        elsewhere = balancer.waiting - sum(queued.values())
+        if elsewhere:
+            queued[""] = elsewhere
+        return _Now(self._in_flight, workers, ready, circuits, queued)
+
+    def _families(self) -> Iterable[Metric]:
+        """Make families of what is counted. The thread that does so sees each number as it is at that moment."""
+        models = list(self._models.items())
+        requests = CounterMetricFamily(
+            "ichat_requests", "Requests to models, by how they ended (499: the client left).",
+            labels=("model", "route", "status"),
+        )  # fmt: skip
+        for model, counts in models:
+            for (route, status), count in list(counts.requests.items()):
+                requests.add_metric((model, route, str(status)), count)
+        yield requests
+        yield _counter(
+            "ichat_tokens", "Tokens that requests used, where they are counted.", "model",
+            {model: counts.tokens for model, counts in models},
+        )  # fmt: skip
+        yield _histogram_by_model(
+            "ichat_time_to_first_byte_seconds", "From a request's arrival to the first byte of its response's body.",
+            [(model, counts.first_byte) for model, counts in models],
+        )  # fmt: skip
+        yield _histogram_by_model(
+            "ichat_request_duration_seconds", "From a request's arrival to its end, of those that were answered.",
+            [(model, counts.duration) for model, counts in models],
+        )  # fmt: skip
+        yield _histogram_by_model(
+            "ichat_queue_seconds", "Waiting for room at a worker; 0 for requests that did not have to.",
+            [(model, counts.queue) for model, counts in models],
+        )  # fmt: skip
+        yield _histogram_of_gaps([(model, counts.gaps) for model, counts in models])
+        yield _histogram("ichat_overhead_seconds", "What the gateway took before it asked an upstream.", self._overhead)
+        yield _histogram("ichat_event_loop_delay_seconds", "How late the event loop is.", self._loop_delay)
+        yield _counter("ichat_refusals", "Errors that the gateway itself made, by their codes.", "code", self._refusals)
+        yield _counter(
+            "ichat_requests_cancelled", "Requests to models whose client left, by how far they were.",
+            "phase", self._cancelled,
+        )  # fmt: skip
+        yield CounterMetricFamily("ichat_relay_bytes", "Bytes of models' responses, heads included.", self._bytes)
+        yield CounterMetricFamily("ichat_relay_chunks", "Pieces of bodies of models' responses.", self._chunks)
+        yield _gauge("ichat_build_info", "The gateway's version.", "version", {__version__: 1})
+
+
+@attrs.frozen
+class _Now:
+    """What is known at one moment."""
+
+    in_flight: int
+    workers: Sequence[tuple[str, str, str, int]]
+    """Their ids, first names, states and restarts."""
+    ready: Mapping[str, int]
+    """How many can serve each model."""
+    circuits: Mapping[str, float]
+    queued: Mapping[str, int]
+
+
+@attrs.frozen
+class _Families(Collector):
+    make: Callable[[], Iterable[Metric]]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.make()
+
+
+def _families_of(now: _Now) -> Iterable[Metric]:
+    yield GaugeMetricFamily("ichat_requests_in_flight", "Requests to models under way.", now.in_flight)
+    yield _gauge("ichat_requests_queued", "Requests that wait for room at a worker.", "model", now.queued)
+    yield _gauge("ichat_model_endpoints", "Workers and external routes that can serve it now.", "model", now.ready)
+    yield _gauge(
+        "ichat_circuit_open", "1 while a worker or route gets no requests since it failed; 0.5 while one tries it.",
+        "worker", now.circuits,
+    )  # fmt: skip
+    counts = dict.fromkeys(STATES, 0)
+    state = GaugeMetricFamily("ichat_worker_state", "1 for the state it is in.", labels=("worker", "model", "state"))
+    for worker_id, model, name, _ in now.workers:
+        counts[name] += 1
+        state.add_metric((worker_id, model, name), 1)
+    yield _gauge("ichat_workers", "Workers, by state.", "state", counts)
+    yield state
+    restarts = {worker_id: restarts for worker_id, _, _, restarts in now.workers}
+    yield _counter("ichat_worker_restarts", "Times that it was started again.", "worker", restarts)
+
+
+def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for value, number in values.items():
+        family.add_metric((value,), number)
+    return family
+
+
+def _counter(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, number in list(values.items()):
+        family.add_metric((value,), number)
+    return family
+
+
+def _histogram(name: str, text: str, spread: Spread) -> Metric:
+    return HistogramMetricFamily(name, text, _buckets(spread.bounds, list(spread.counts)), spread.sum)
+
+
+def _histogram_by_model(name: str, text: str, spreads: Iterable[tuple[str, Spread]]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=["model"])
+    for model, spread in spreads:
+        family.add_metric((model,), _buckets(spread.bounds, list(spread.counts)), spread.sum)
+    return family
+
+
+def _histogram_of_gaps(gaps: Iterable[tuple[str, Gaps]]) -> Metric:
+    family = HistogramMetricFamily(
+        "ichat_chunk_gap_seconds", "Between two pieces of a stream; the sum is of streams that have ended.",
+        labels=["model"],
+    )  # fmt: skip
+    bounded = len(_GAP_S)
+    for model, counts in gaps:
+        family.add_metric((model,), _buckets(_GAP_S, [*counts[:bounded], sum(counts[bounded:-1])]), counts[-1])
+    return family
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[float]) -> list[tuple[str, float]]:
+    """Add counts up as Prometheus has them: how many were at most each bound."""
+    return list(zip([*(str(float(bound)) for bound in bounds), "+Inf"], accumulate(counts), strict=True))

@@ -3,10 +3,12 @@
 The control plane is described in full, the routes of models in short: what they take and give is OpenAI's.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ichat
+from ichat.auth import ROUTES, Rule
 from ichat.logs import KEEP_ALIVE_S
 from ichat.schemas import Schema, ref, schemas
 
@@ -44,8 +46,11 @@ _BY_MODEL_IN_A_FORM = {
 }
 _FAILURES_OF_MODELS = {
     "400": "Not JSON, no `model`, or a parameter that an external route does not take.",
+    "401": "Keys are configured, and none or an unknown one was sent (`invalid_api_key`).",
+    "403": "The key is for something else, or not for this model (`forbidden`).",
     "404": "There is no such model (`model_not_found`).",
-    "429": "All that serve the model are full, and so is its queue (`overloaded`).",
+    "429": "A limit of the key or of the gateway is reached (`rate_limited`), or all that serve the model are full and"
+    " so is its queue (`overloaded`).",
     "502": "Who serves it could not be reached, or broke off before the answer began.",
     "503": "The model is known and nobody is ready to serve it (`model_not_ready`), or no room came in time.",
     "504": "Nothing came in time.",
@@ -70,17 +75,39 @@ _HEADERS: dict[str, Schema] = {
         "schema": {"type": "integer"},
     },
 }
+_KEYS: Mapping[str, str] = {
+    "client": "One of `[[security.keys]]`; anything, or nothing, where there are none.",
+    "admin": "The key of `security.admin_key_env` or `admin_key_hash`. Without one: the gateway's own machine.",
+    "worker": "The token of `security.join_token_env`. Without one: the gateway's own machine.",
+}
+_KEYS_FOR: Mapping[Rule, Sequence[str]] = {
+    "open": (),
+    "data": ("client",),
+    "models": ("client", "admin"),
+    "metrics": ("admin",),
+    "read": ("admin",),
+    "write": ("admin",),
+    "join": ("worker",),
+}
 _NO_WORKER = {"404": "There is no such worker."}
 _ENDING = {"503": "The gateway is about to end (`draining`)."}
 
 
 def document() -> dict[str, Any]:
     """Make the document, as JSON can hold it; a new one each time."""
+    rules: dict[tuple[str, str], Rule] = {
+        (method.lower(), re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", path)): rule for (method, path), rule in ROUTES.items()
+    }
+    paths = {**_of_models(), **_of_workers(), **_of_the_cluster()}
+    for path, item in paths.items():
+        for method in item.keys() - {"parameters"}:
+            keys = _KEYS_FOR[rules.get((method, path), "data")]
+            item[method]["security"] = [{}, *({key: []} for key in keys)]
     return {
         "openapi": "3.1.0",
         "info": {"title": "iChat", "version": ichat.__version__, "description": _ABOUT},
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
-        "paths": {**_of_models(), **_of_workers(), **_of_the_cluster()},
+        "paths": paths,
         "components": {
             "schemas": schemas(),
             "requestBodies": {name: _model_body(kind) for name, kind in _BODIES_OF_MODELS.items()},
@@ -90,6 +117,9 @@ def document() -> dict[str, Any]:
                 **{f"Model{status}": _failure(text) for status, text in _FAILURES_OF_MODELS.items()},
             },
             "headers": _HEADERS,
+            "securitySchemes": {
+                name: {"type": "http", "scheme": "bearer", "description": text} for name, text in _KEYS.items()
+            },
         },
     }
 
@@ -252,7 +282,7 @@ def _of_the_cluster() -> dict[str, Schema]:
             "get": _operation(
                 "cluster",
                 "get_metrics",
-                "Metrics for Prometheus",
+                "Metrics for Prometheus: the gateway's, and those of the ready workers and their engines",
                 {"description": "Text.", "content": {"text/plain": {"schema": {"type": "string"}}}},
             )
         },

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from ichat.config import Config, EngineSettings, ExternalRoute, ManagedWorker
+from ichat.config import Config, EngineSettings, ExternalRoute, Key, ManagedWorker
 from ichat.masking import masked
 
 Action = Literal["start", "stop", "restart", "update", "keep", "later"]
@@ -20,7 +20,10 @@ Action = Literal["start", "stop", "restart", "update", "keep", "later"]
 Engines = Mapping[str, EngineSettings]
 
 VALUE_CHARACTERS_MAX = 80
-_SETTINGS = ("server_settings", "routing", "limits", "timeouts", "restart", "logs", "litellm_settings")
+_SETTINGS = (
+    "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "restart", "logs",
+    "litellm_settings",
+)  # fmt: skip
 _LATER = frozenset((
     "server_settings.host", "server_settings.port", "server_settings.state_directory",
     "logs.access_log", "logs.access_lines_max", "logs.directory",
@@ -101,6 +104,7 @@ def steps_of_settings(old: Config, new: Config) -> list[Step]:
         if before != after:
             why = f"{_how_changed('python', before, after)}; for workers that start from now on"
             steps.append(Step("update", f"engines.{name}.python", why))
+    steps += _steps_of_keys(old.security.keys, new.security.keys)
     return [*steps, *_steps_of_routes(old.external_routes, new.external_routes)]
 
 
@@ -205,7 +209,7 @@ def _how_worker_changed(old: ManagedWorker, new: ManagedWorker) -> list[str]:
 
 
 def _steps_of_section(section: str, old: Any, new: Any) -> Iterator[Step]:
-    for name, how in _differences(attrs.asdict(old), attrs.asdict(new)).items():
+    for name, how in _differences(attrs.asdict(old), attrs.asdict(new), without=("keys",)).items():
         path = f"{section}.{name}"
         if path in _LATER:
             yield Step("later", path, f"{how}; only with a restart of the gateway")
@@ -213,6 +217,18 @@ def _steps_of_section(section: str, old: Any, new: Any) -> Iterator[Step]:
             yield Step("update", path, f"{how}; managed workers take it at their next start")
         else:
             yield Step("update", path, how)
+
+
+def _steps_of_keys(old: Sequence[Key], new: Sequence[Key]) -> Iterator[Step]:
+    before, after = {key.name: key for key in old}, {key.name: key for key in new}
+    for name in {**before, **after}:
+        what = f"security.keys {name}"
+        if name not in before:
+            yield Step("start", what, "it is new in the configuration")
+        elif name not in after:
+            yield Step("stop", what, "the configuration has it no more")
+        elif why := _differences(attrs.asdict(before[name]), attrs.asdict(after[name])):
+            yield Step("update", what, "; ".join(why.values()))
 
 
 def _steps_of_routes(old: Sequence[ExternalRoute], new: Sequence[ExternalRoute]) -> Iterator[Step]:

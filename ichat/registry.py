@@ -1,5 +1,6 @@
 """The gateway's picture of its workers and models. Purely synchronous: what is decided is decided in one step."""
 
+import itertools
 import logging
 import math
 import time
@@ -11,6 +12,8 @@ import attrs
 from ichat import errors
 from ichat.balance import Endpoint
 from ichat.beat import Beat, Lost, Model, WorkerState, names_of
+from ichat.circuit import Circuit
+from ichat.config import CircuitBreaker
 from ichat.http.pool import Upstream
 
 log = logging.getLogger(__name__)
@@ -138,6 +141,8 @@ class Worker:
         self.known_since, self.well_at = math.inf, -math.inf
         self.is_down, self.retry_at, self.is_draining = False, None, False
         self.busy_steps, self.stuck_since = None, math.inf
+        if self.endpoint is not None:
+            self.endpoint.circuit = Circuit(self.endpoint.circuit.settings)
 
     def met(self, other: "Worker") -> bool:
         """Say whether the other was well when this start of the worker was there already, or came within a beat."""
@@ -180,6 +185,7 @@ class Registry:
         self.external = external
         self.max_in_flight = max_in_flight
         self.wedged_after_s = wedged_after_s
+        self._circuit_breaker = CircuitBreaker()
         self.changed: Callable[[], None] = _ignore
         """Called when more requests may be served than before."""
         self.version = 0
@@ -275,6 +281,14 @@ class Registry:
         for worker in self._workers.values():
             self._bound(worker)
 
+    def set_circuits(self, settings: CircuitBreaker) -> None:
+        """Let circuits open and close by other settings; their state stays."""
+        self._circuit_breaker = settings
+        workers = (worker.endpoint for worker in self._workers.values())
+        for endpoint in itertools.chain(workers, *self.external.values()):
+            if endpoint is not None:
+                endpoint.circuit.settings = settings
+
     def _say_goodbye(self, worker: Worker | None, beat: Beat) -> None:
         """Forget a worker that has ended in good order; one that failed is shown with its reason until it is old."""
         if worker is None:
@@ -303,7 +317,8 @@ class Registry:
         endpoint = worker.endpoint
         if endpoint is None:
             upstream = Upstream(f"worker {worker.id}", host, port)
-            endpoint = worker.endpoint = Endpoint(upstream, worker.id.encode(), self.max_in_flight)
+            circuit = Circuit(self._circuit_breaker)
+            endpoint = worker.endpoint = Endpoint(upstream, worker.id.encode(), self.max_in_flight, circuit=circuit)
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
             endpoint.upstream = Upstream(f"worker {worker.id}", host, port)
         self._bound(worker)
@@ -380,7 +395,12 @@ class Registry:
             endpoints = self.endpoints(model)
         except errors.ApiError:
             endpoints = ()
-        return {"workers": len(endpoints), "in_flight": sum(one.in_flight for one in endpoints)}
+        now = self._clock()
+        return {
+            "workers": len(endpoints),
+            "in_flight": sum(one.in_flight for one in endpoints),
+            "circuits_open": sum(one.circuit.state(now) != "closed" for one in endpoints),
+        }
 
     def models(self) -> dict[str, tuple[Model, str]]:
         """Give the models that can be asked for now, by their names, each with who owns it.
@@ -410,6 +430,7 @@ class Registry:
             "state": self.state(worker),
             "managed": worker.managed,
             "in_flight": worker.endpoint.in_flight if worker.endpoint else 0,
+            "circuit": worker.endpoint.circuit.describe(now) if worker.endpoint else None,
             "restarts": worker.restarts,
             "failure": end.why if end and worker.is_down else None,
             "retry_in_s": max(0.0, round(worker.retry_at - now, 3)) if worker.retry_at is not None else None,

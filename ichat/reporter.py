@@ -45,6 +45,7 @@ class Reporter:
         address: str,
         *,
         ca_file: str | None,
+        token: str = "",
         host: str,
         now: Callable[[], Beat],
         lost: Callable[[str], None],
@@ -52,11 +53,13 @@ class Reporter:
     ) -> None:
         """`address` is a URL, or ``unix:/path``; `host` is where the worker listens, or how the gateway reaches it.
 
-        `now` gives the beat to send, and `lost` is called when another member of the group is gone. `orphan_after_s`
+        `token` is what the gateway wants to see, "" for none. `now` gives the beat to send, and `lost` is called when
+        another member of the group is gone. `orphan_after_s`
         is how long the worker stays without a gateway.
         """
         self._address = address
         self._ca_file = ca_file
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._host = host
         self._now = now
         self._lost = lost
@@ -121,7 +124,9 @@ class Reporter:
             transport = httpx.AsyncHTTPTransport(uds=url.path)
             return httpx.AsyncClient(base_url="http://localhost", timeout=BEAT_TIMEOUT_S, transport=transport)
         context = client_context(self._ca_file) if url.scheme == "https" else False
-        return httpx.AsyncClient(base_url=self._address, timeout=BEAT_TIMEOUT_S, trust_env=False, verify=context)
+        return httpx.AsyncClient(
+            base_url=self._address, timeout=BEAT_TIMEOUT_S, trust_env=False, verify=context, headers=self._headers
+        )
 
     async def _beat(self, gateway: httpx.AsyncClient, beat: Beat) -> str | None:
         """Send one beat; give what went wrong."""

@@ -219,6 +219,7 @@ def _worker() -> Schema:
         "state": ref("State"),
         "managed": {"type": "boolean", "description": "Whether this gateway starts and ends it."},
         "in_flight": {**_COUNT, "description": "Requests of this gateway under way there now."},
+        "circuit": or_null(ref("Circuit")) | {"description": "Null: it has not been heard of yet."},
         "restarts": {**_COUNT, "description": "Times that the gateway started it again."},
         "failure": {"type": ["string", "null"], "description": "Why it is down, in a few words; null: it is not."},
         "retry_in_s": {
@@ -241,6 +242,27 @@ def _worker() -> Schema:
         f" gateway started there are {', '.join(settings)}; `backend` and `model_path` are there from the beginning."
         " How it ended last (`cause` to `last_lines`) stays after it was started again.",
         required=["worker_id", "model_name", *ours],
+    )
+
+
+def _circuit() -> Schema:
+    """Write what `Circuit.describe` gives."""
+    return _object(
+        {
+            "state": {
+                "enum": ["closed", "open", "half-open"],
+                "description": "`open`: gets no requests, since the last ones failed. `half-open`: gets one, as a try.",
+            },
+            "failures": {
+                **_COUNT,
+                "description": "Requests in a row that failed.",
+            },
+            "retry_in_s": {
+                "type": ["number", "null"],
+                "description": "Seconds until it gets one; null: it does.",
+            },
+        },
+        "Whether a worker gets requests, by how the last ones ended (`[circuit_breaker]`).",
     )
 
 
@@ -344,6 +366,10 @@ def _status() -> Schema:
         "id": _TEXT,
         "workers": {**_COUNT, "description": "Workers or external routes that can serve it now."},
         "in_flight": {**_COUNT, "description": "Requests under way there."},
+        "circuits_open": {
+            **_COUNT,
+            "description": "How many of those have a circuit that is not closed.",
+        },
         "queued": {**_COUNT, "description": "Requests that wait for room in the gateway."},
     }
     return _object({
@@ -419,6 +445,7 @@ def schemas() -> dict[str, Schema]:
         ),
         "BeatAnswer": _object(answer),
         "Worker": _worker(),
+        "Circuit": _circuit(),
         "Workers": _list_of(ref("Worker")),
         "EngineValue": {"type": scalars, "items": {"type": scalars}},
         "Launch": _launch(),

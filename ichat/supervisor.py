@@ -13,7 +13,7 @@ from ichat import errors, processes
 from ichat.beat import read_beat
 from ichat.config import Config, ManagedWorker, read_worker
 from ichat.errors import ApiError
-from ichat.launch import id_for
+from ichat.launch import id_for, token_of
 from ichat.logbook import Logbook
 from ichat.managed import Managed, Shared
 from ichat.plan import Change, Running, changes_of_workers
@@ -79,7 +79,7 @@ class Supervisor:
             self._take_over(known.started)
             self.apply(self._shared.config, self.changes(self._shared.config))
             nursery.start_soon(self._remember_forever)
-            nursery.start_soon(ask_to_beat, self._registry)
+            nursery.start_soon(ask_to_beat, self._registry, token_of(self._shared.config))
             task_status.started()
             await trio.sleep_forever()
         with trio.CancelScope(shield=True):

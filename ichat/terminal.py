@@ -51,7 +51,9 @@ def run(argv: Sequence[str]) -> int:
     args.engine = engine
     place = find_gateway(args)
     prepare_streams()
-    api = Api(place, args.api_key or os.environ.get("ICHAT_API_KEY") or None)
+    variables = ["ICHAT_API_KEY"] if name == "chat" else ["ICHAT_ADMIN_KEY", "ICHAT_API_KEY"]
+    keys = [args.api_key, *map(os.environ.get, variables)]
+    api = Api(place, next(filter(None, keys), None))
     try:
         code = command.run(api, Screen(), args)
         sys.stdout.flush()

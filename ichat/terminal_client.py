@@ -80,7 +80,7 @@ def add_flags(usage: argparse.ArgumentParser) -> None:
     place = common.add_mutually_exclusive_group()
     place.add_argument("--gateway", "-g", metavar="URL", help=f"where it is (or ICHAT_GATEWAY; {GATEWAY})")
     place.add_argument("--config", "-c", metavar="FILE", help="its configuration, which says where it listens")
-    common.add_argument("--api-key", metavar="KEY", help="better in ICHAT_API_KEY: flags are seen by everybody")
+    common.add_argument("--api-key", metavar="KEY", help="better in ICHAT_ADMIN_KEY (chat: ICHAT_API_KEY)")
     common.add_argument("--ca-certificates", metavar="FILE", help="authorities to believe, for https (PEM)")
     usage.add_argument("--json", action="store_true", help="show exactly what the gateway answers")
 
@@ -230,7 +230,8 @@ class Api:
         said = error.get("message") or error.get("detail")
         sentence = one_line(said or f"Refused with status {response.status_code}.")
         if response.status_code == 401 and "authorization" not in self._client.headers:
-            sentence += " Set ICHAT_API_KEY, or give --api-key."
+            is_admin = response.request.url.path.startswith(("/v1/admin/", "/v1/logs/"))
+            sentence += f" Set {'ICHAT_ADMIN_KEY' if is_admin else 'ICHAT_API_KEY'}, or give --api-key."
         raise Refused(response.status_code, str(error.get("code") or ""), sentence)
 
     def _object(self, response: "httpx.Response") -> Json:

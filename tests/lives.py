@@ -86,7 +86,9 @@ def stream(program, body, path="/v1/chat/completions"):
     data = json.dumps(body).encode()
     sock = socket.create_connection(("127.0.0.1", program.port))
     sock.settimeout(30)
-    sock.sendall(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
+    sock.sendall(
+        b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(data)) + data
+    )
     return sock
 
 
@@ -94,7 +96,7 @@ def lines_of(program, worker_id, query="follow=false"):
     """Read a worker's log through the gateway."""
     url = f"/v1/logs/stream/{worker_id}?{query}"
     with socket.create_connection(("127.0.0.1", program.port)) as sock:
-        sock.sendall(f"GET {url} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        sock.sendall(f"GET {url} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
         data = b""
         while more := sock.recv(65536):
             data += more

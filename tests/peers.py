@@ -91,13 +91,13 @@ class Client:
     async def ask(self, model="m", method=b"POST", target=b"/v1/chat/completions", **more):
         body = json.dumps({"model": model, **more}).encode()
         await self.send(
-            b"%b %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+            b"%b %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
             % (method, target, len(body), body)
         )
         return await self.response(method)
 
     async def get(self, target):
-        await self.send(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % target)
+        await self.send(b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % target)
         return await self.response(b"GET")
 
 

@@ -23,6 +23,7 @@ class Program:
     def __init__(self, command, log, env=None):
         self.log = log
         self.host = "127.0.0.1"
+        self.key = ""
         self.port = 0
         with log.open("wb") as file:
             self.process = subprocess.Popen(
@@ -61,9 +62,10 @@ class Program:
 
     def ask_by(self, method, path, body=None, timeout=60):
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"http://{self.host}:{self.port}{path}", data, {"content-type": "application/json"}, method=method
-        )
+        headers = {"content-type": "application/json"}
+        if self.key:
+            headers["authorization"] = f"Bearer {self.key}"
+        request = urllib.request.Request(f"http://{self.host}:{self.port}{path}", data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=timeout) as answer:
                 return answer.status, json.load(answer)

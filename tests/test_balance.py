@@ -175,11 +175,11 @@ def test_who_waits_outlives_a_moment_without_workers():
     balance = Balancer(serving, lambda: 1000.0, policy="least_loaded", queue_max=10)
     lease = balance.lease("m")
     waiter = balance.wait("m", lambda: None)
-    assert (balance.in_vain("m", 3).status, balance.in_vain("m", 3).code) == (503, "overloaded")
+    assert (balance.in_vain(waiter, 3).status, balance.in_vain(waiter, 3).code) == (503, "overloaded")
     before = serving.pop("m")
     lease.release()
     assert waiter.lease is None
-    assert balance.in_vain("m", 3).code == "model_not_ready"
+    assert balance.in_vain(waiter, 3).code == "model_not_ready"
     serving["m"] = before
     balance.advance()
     assert waiter.lease is not None

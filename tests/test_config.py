@@ -293,10 +293,13 @@ def test_the_example_is_accepted_and_complete():
     tables = {"managed_workers", "external_routes", "engines"}
     for name in {attribute.name for attribute in attrs.fields(configuration.Config)} - tables:
         section = getattr(config, name)
+        if name == "security":
+            assert [key.name for key in section.keys] == ["team-a"]
+            section = attrs.evolve(section, keys=[])
         assert section == type(section)(), "the example shows the defaults"
         for attribute in attrs.fields(type(section)):
             assert re.search(rf"^#?{attribute.name} = ", text, re.MULTILINE), attribute.name
-    for section in (configuration.ManagedWorker, configuration.ExternalRoute, configuration.EngineSettings):
+    for section in (configuration.Key, configuration.ManagedWorker, configuration.ExternalRoute, configuration.EngineSettings):
         for attribute in attrs.fields(section):
             assert f"{attribute.name} = " in text or f".{attribute.name}]" in text, attribute.name
 

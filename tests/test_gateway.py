@@ -76,7 +76,8 @@ async def test_concurrent_streams_arrive_byte_for_byte(serve, gateway_to, connec
         client = await connect(gateway)
         body = json.dumps({"model": "m", "stream": True, "number": number}).encode()
         await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            % len(body)
             + body
         )
         got[number] = await client.everything()
@@ -103,7 +104,7 @@ async def test_no_head_ends_like_a_body(serve, gateway_to, connect):
     body = b'{"model": "m"}'
     for number in range(20):
         await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: a%d0\r\ncontent-length: %d\r\n\r\n%b"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: a%d0\r\ncontent-length: %d\r\n\r\n%b"
             % (number, len(body), body)
         )
         data = b""
@@ -134,7 +135,7 @@ async def test_a_slow_reader_holds_up_its_upstream_and_nobody_else(serve, gatewa
     slow, quick = await connect(gateway), await connect(gateway)
     body = b'{"model": "m", "big": 1}'
     await slow.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
         % (len(body), body)
     )
     last = -1
@@ -167,7 +168,7 @@ async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, con
     upstream, port = await serve(reply)
     gateway = await gateway_to({"m": port})
     client = await connect(gateway)
-    await client.send(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await client.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
     with trio.fail_after(5):
         await begun.wait()
     await trio.sleep(0.2)
@@ -178,7 +179,7 @@ async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, con
         await client.stream.aclose()
     await until(lambda: upstream.closed == 1, 2)
     metrics = (await (await connect(gateway)).get(b"/metrics"))[2].decode()
-    assert 'ichat_requests_total{model="m",status="499"} 1.0' in metrics
+    assert 'ichat_requests_total{model="m",route="/v1/completions",status="499"} 1.0' in metrics
     assert "ichat_requests_in_flight 0.0" in metrics
 
 
@@ -259,7 +260,7 @@ async def test_a_request_that_kills_its_upstream_kills_no_other(serve, nursery, 
     statuses = []
     for _ in range(2):
         await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-session-id: %b\r\ncontent-length: %d\r\n\r\n%b"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-session-id: %b\r\ncontent-length: %d\r\n\r\n%b"
             % (session, len(body), body)
         )
         statuses.append((await client.response())[0])
@@ -293,7 +294,9 @@ async def test_a_body_that_ends_with_its_connection(serve, gateway_to, connect, 
     upstream, port = await serve(reply)
     client = await connect(await gateway_to({"m": port}, "[timeouts]\nclient_stall_s = 0.3\n"))
     body = b'{"model": "m"}'
-    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await client.send(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
     await until(lambda: upstream.closed)
     assert await ended(client) == ("ended" if how == "whole" else "broken")
 
@@ -481,7 +484,9 @@ async def test_old_clients_get_whole_bodies(serve, gateway_to, connect):
 async def test_every_refusal_has_openais_shape(gateway_to, connect, method, target, body, status, code):
     """Whatever is wrong, the body is an OpenAI error, with a request id, and says who made it."""
     client = await connect(await gateway_to({"m": 1}))
-    await client.send(b"%b %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (method, target, len(body), body))
+    await client.send(
+        b"%b %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (method, target, len(body), body)
+    )
     found, headers, answer = await client.response(method)
     assert (found, code_of(answer)) == (status, code)
     assert headers[b"x-request-id"]
@@ -499,7 +504,8 @@ async def test_workers_register_by_their_beats(serve, gateway_to, connect):
             {"worker_id": "w1", "model_name": "org/m", "host": "127.0.0.1", "port": port, **more}
         ).encode()
         await client.send(
-            b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+            b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
+            % (len(body), body)
         )
         status, _, answer = await client.response()
         assert status == 200
@@ -586,7 +592,8 @@ async def test_a_dead_worker_is_not_a_black_hole(serve, gateway_to, connect):
     for name, where in (("alive", port), ("dead", dead)):
         body = json.dumps({"worker_id": name, "model_name": "m", "host": "127.0.0.1", "port": where}).encode()
         await client.send(
-            b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+            b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
+            % (len(body), body)
         )
         assert (await client.response())[0] == 200
     for _ in range(20):

@@ -389,7 +389,7 @@ def test_a_hundred_thousand_lines_while_the_reader_sleeps(gateway):
     found = program.get("/v1/admin/workers/m-0")[1]
     before = psutil.Process(found["pid"]).memory_info().rss
     with socket.create_connection(("127.0.0.1", program.port)) as sock:
-        sock.sendall(b"GET /v1/logs/stream/m-0?tail=0 HTTP/1.1\r\nhost: x\r\n\r\n")
+        sock.sendall(b"GET /v1/logs/stream/m-0?tail=0 HTTP/1.1\r\nhost: localhost\r\n\r\n")
         data = json.dumps({"lines": 50_000, "text": "line"}).encode()
         url = f"http://127.0.0.1:{found['port']}/print"
         urllib.request.urlopen(urllib.request.Request(url, data), timeout=120).read()
@@ -412,7 +412,7 @@ def test_delete_goes_on_without_its_client(gateway):
     with stream(program, {"model": "m", "wait_s": 3}):
         program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 1)
         with socket.create_connection(("127.0.0.1", program.port)) as sock:
-            sock.sendall(b"DELETE /v1/admin/workers/m-0?drain_s=30 HTTP/1.1\r\nhost: x\r\n\r\n")
+            sock.sendall(b"DELETE /v1/admin/workers/m-0?drain_s=30 HTTP/1.1\r\nhost: localhost\r\n\r\n")
             program.until(lambda: program.state("m-0") == "draining")
         program.until(lambda: program.state("m-0") is None, 60)
 
@@ -422,17 +422,17 @@ def test_a_question_for_a_logs_head_leaves_the_control_plane_well(gateway):
     program = gateway("[logs]\nfollowers_max = 2\n" + worker()).wait_until_ready("m-0")
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", program.port)) as sock:
-            sock.sendall(b"HEAD /v1/logs/stream/m-0 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            sock.sendall(b"HEAD /v1/logs/stream/m-0 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             assert sock.recv(65536).startswith(b"HTTP/1.1 200 OK")
         assert program.ask("/health", None, 10)[0] == 200
     following = []
     for _ in range(2):
         sock = socket.create_connection(("127.0.0.1", program.port))
-        sock.sendall(b"GET /v1/logs/stream/m-0 HTTP/1.1\r\nhost: x\r\n\r\n")
+        sock.sendall(b"GET /v1/logs/stream/m-0 HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert sock.recv(100).startswith(b"HTTP/1.1 200 OK")
         following.append(sock)
     with socket.create_connection(("127.0.0.1", program.port)) as sock:
-        sock.sendall(b"GET /v1/logs/stream/m-0 HTTP/1.1\r\nhost: x\r\n\r\n")
+        sock.sendall(b"GET /v1/logs/stream/m-0 HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert sock.recv(100).startswith(b"HTTP/1.1 503")
     assert program.ask("/health", None, 10)[0] == 200
     for sock in following:

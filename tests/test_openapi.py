@@ -12,11 +12,11 @@ import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from programs import Program, ichat
-from prometheus_client import CollectorRegistry
 
 from ichat.admin import DRAIN_S_MAX
+from ichat.auth import ROUTES, Auth
 from ichat.beat import Beat, Group, Model, read_beat
-from ichat.config import Config, ManagedWorker, read_worker
+from ichat.config import Config, ManagedWorker, Security, read_worker
 from ichat.control import make_app
 from ichat.engines import Progress
 from ichat.errors import ApiError
@@ -65,7 +65,8 @@ def test_it_is_openapi(said):
 def test_every_reference_leads_somewhere_and_every_component_is_used(said):
     """Only what an event of a log holds is referred to in words."""
     used = set(re.findall(r'"#/components/([^"]+)"', json.dumps(said)))
-    there = {f"{kind}/{name}" for kind, found in said["components"].items() for name in found}
+    kinds = {kind: found for kind, found in said["components"].items() if kind != "securitySchemes"}
+    there = {f"{kind}/{name}" for kind, found in kinds.items() for name in found}
     assert there - used == {"schemas/LogLine", "schemas/LogGap"}
     assert used <= there
 
@@ -83,7 +84,7 @@ def methods_of(said, *, control):
 def test_the_control_plane_has_these_routes_and_no_others(said):
     """Each route of the application stands in it with its methods, and is one that the front door sends there."""
     parts = types.SimpleNamespace(registry=None, balancer=None, supervisor=None, logbook=None)
-    rules = make_app(parts, CollectorRegistry()).url_map.iter_rules()
+    rules = make_app(parts, None, None).url_map.iter_rules()
     there = {
         (re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule), method.lower())
         for rule in rules
@@ -100,6 +101,19 @@ def test_the_data_plane_has_these_routes_and_no_others(said):
     assert methods_of(said, control=False) == {(path, "post") for path in there}
 
 
+def test_every_route_says_what_key_it_takes(said):
+    """What an operation asks for is what the control plane checks; the data plane takes a client's key."""
+    rules = {
+        (method.lower(), re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", path)): rule for (method, path), rule in ROUTES.items()
+    }
+    keys = {"data": ["client"], "models": ["client", "admin"], "join": ["worker"], "open": []}
+    for path, item in said["paths"].items():
+        for method in item.keys() - {"parameters"}:
+            wanted = keys.get(rules.get((method, path), "data"), ["admin"])
+            assert [list(one) for one in item[method]["security"]] == [[], *([key] for key in wanted)]
+            assert all(key in said["components"]["securitySchemes"] for key in wanted)
+
+
 def test_every_failure_has_a_description(said):
     """Every operation says of any failure what its body is, and of those to expect why they come."""
     for item in said["paths"].values():
@@ -112,7 +126,8 @@ def test_every_failure_has_a_description(said):
 async def test_it_is_served():
     """GET /openapi.json gives the document."""
     parts = types.SimpleNamespace(registry=None, balancer=None, supervisor=None, logbook=None)
-    answer = await make_app(parts, CollectorRegistry()).test_client().get("/openapi.json")
+    parts.auth = lambda: Auth(Security())
+    answer = await make_app(parts, None, None).test_client().get("/openapi.json")
     assert answer.status_code == 200
     assert await answer.get_json() == document()
 

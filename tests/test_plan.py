@@ -259,7 +259,10 @@ def test_the_same_settings_have_no_steps():
     assert steps("", "[timeouts]\nstop_s = 15\n[engines.vllm]\n") == []
 
 
-SECTIONS = ("server_settings", "routing", "limits", "timeouts", "restart", "logs", "litellm_settings")
+SECTIONS = (
+    "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "restart", "logs",
+    "litellm_settings",
+)  # fmt: skip
 LATER = {
     "server_settings.host", "server_settings.port", "server_settings.state_directory", "logs.access_log", "logs.access_lines_max", "logs.directory",
 }  # fmt: skip
@@ -271,7 +274,12 @@ WORKERS_TOO = {
 
 @pytest.mark.parametrize(
     ("section", "name"),
-    [(section, attribute.name) for section in SECTIONS for attribute in attrs.fields(type(getattr(Config(), section)))],
+    [
+        (section, attribute.name)
+        for section in SECTIONS
+        for attribute in attrs.fields(type(getattr(Config(), section)))
+        if attribute.name != "keys"
+    ],
 )
 def test_every_setting_has_its_step(section, name):
     """A changed value is taken at once, or with a restart of the gateway, and the step says which."""
@@ -295,6 +303,26 @@ def test_every_section_of_the_configuration_is_looked_at():
         "external_routes",
         "engines",
     }
+
+
+def test_keys_are_known_by_their_names():
+    """A key that comes, goes or changes has a step, which shows no hash of it."""
+    first, second = "sha256:" + 64 * "a", "sha256:" + 64 * "b"
+    old = f"""[[security.keys]]
+name = "gone"
+key_hash = "{first}"
+[[security.keys]]
+name = "same"
+key_hash = "{first}"
+"""
+    new = old.replace("gone", "new").replace(
+        f'same"\nkey_hash = "{first}"', f'same"\nkey_hash = "{second}"\nmax_in_flight = 3'
+    )
+    found = steps_of_settings(config(old), config(new))
+    assert [(step.action, step.what) for step in found] == [
+        ("stop", "security.keys gone"), ("update", "security.keys same"), ("start", "security.keys new"),
+    ]  # fmt: skip
+    assert found[1].why == "key_hash has changed; max_in_flight: not set -> 3"
 
 
 def test_an_interpreter_that_changed_has_a_step():

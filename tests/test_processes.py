@@ -44,7 +44,7 @@ def free_port():
 def post(program, path):
     """Send a request and do not wait for its answer."""
     sock = socket.create_connection(("127.0.0.1", program.port))
-    sock.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+    sock.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{{}}".encode())
     return sock
 
 

@@ -59,7 +59,7 @@ async def shows(client, text):
 async def ask(connect, port, body, target=b"/v1/chat/completions", content_type=b"application/json", headers=b""):
     client = await connect(port)
     await client.send(
-        b"POST %b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer mine\r\ncontent-type: %b\r\n%bcontent-length: %d\r\n\r\n%b"
+        b"POST %b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer mine\r\ncontent-type: %b\r\n%bcontent-length: %d\r\n\r\n%b"
         % (target, content_type, headers, len(body), body)
     )
     return await client.response()
@@ -128,7 +128,7 @@ async def test_who_waits_is_told_of_the_end(routed, connect, nursery):
     await until(lambda: upstream.requests)
     nursery.start_soon(one)
     metrics = await connect(port)
-    await shows(metrics, b"ichat_requests_queued 1.0")
+    await shows(metrics, b'ichat_requests_queued{model="m"} 1.0')
     os.kill(os.getpid(), signal.SIGTERM)
     await until(lambda: answers)
     status, headers, body = answers[0]
@@ -285,7 +285,7 @@ async def test_a_body_of_20_mb_arrives_unchanged(routed, connect):
     body = b'{"messages": [{"role": "user", "content": [{"type": "image_url", "url": "%b"}]}], "model": "m"}' % image
     assert (await ask(connect, port, body))[0] == 200
     client = await connect(port)
-    await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
     for at in range(0, len(body), 1_000_000):
         piece = body[at : at + 1_000_000]
         await client.send(b"%x\r\n%b\r\n" % (len(piece), piece))
@@ -362,7 +362,7 @@ async def test_a_queue_has_two_bounds(routed, connect, nursery):
 
     nursery.start_soon(wait)
     metrics = await connect(port)
-    await shows(metrics, b"ichat_requests_queued 1.0")
+    await shows(metrics, b'ichat_requests_queued{model="m"} 1.0')
     status, headers, body = await ask(connect, port, b'{"model": "m"}')
     assert (status, code_of(body), b"retry-after" in headers) == (429, "overloaded", True)
     await until(lambda: waited)
@@ -381,11 +381,11 @@ async def test_who_leaves_the_queue_takes_nothing(routed, connect, nursery):
     nursery.start_soon(ask, connect, port, b'{"model": "m"}')
     await until(lambda: upstream.requests)
     leaver = await connect(port)
-    await leaver.send(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await leaver.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
     metrics = await connect(port)
-    await shows(metrics, b"ichat_requests_queued 1.0")
+    await shows(metrics, b'ichat_requests_queued{model="m"} 1.0')
     await leaver.stream.aclose()
-    await shows(metrics, b"ichat_requests_queued 0.0")
+    await shows(metrics, b'ichat_requests_queued{model="m"} 0.0')
     go.set()
     assert (await ask(connect, port, b'{"model": "m"}'))[0] == 200
     assert len(upstream.requests) == 2

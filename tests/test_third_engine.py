@@ -149,7 +149,7 @@ def test_a_client_that_hangs_up_aborts_the_generation(gateway, stream):
     for _ in range(2):
         sock = socket.create_connection(("127.0.0.1", gateway.port))
         sock.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n%b" % (len(body), body)
         )
         clients.append(sock)

@@ -19,11 +19,13 @@ MODULE_LINES_MAX = 520
 LEVELS = [
     {"ichat", "ichat.errors", "ichat.tables"},
     {"ichat.processes", "ichat.usage", "ichat.accesslog", "ichat.bodies", "ichat.http.framing", "ichat.http.hub"}
-    | {"ichat.causes", "ichat.gpus", "ichat.logs", "ichat.terminal_screen"},
+    | {"ichat.causes", "ichat.gpus", "ichat.logs", "ichat.terminal_screen", "ichat.tracing"}
+    | {"ichat.keys", "ichat.tokens"},
     {"ichat.forms", "ichat.http.heads", "ichat.http.listeners", "ichat.http.tls", "ichat.params"}
     | {"ichat.logfiles", "ichat.resources", "ichat.subreaper", "ichat.collector"},
     {"ichat.config", "ichat.capture"},
-    {"ichat.masking", "ichat.preflight", "ichat.state", "ichat.launch", "ichat.logbook"},
+    {"ichat.masking", "ichat.preflight", "ichat.state", "ichat.launch", "ichat.logbook"}
+    | {"ichat.auth", "ichat.quota", "ichat.circuit"},
     {"ichat.engines.args", "ichat.plan", "ichat.terminal_client"},
     {"ichat.terminal_views", "ichat.terminal_logs", "ichat.terminal_chat"},
     {"ichat.terminal_launch"},
@@ -37,7 +39,7 @@ LEVELS = [
     {"ichat.balance"},
     {"ichat.registry", "ichat.engines.asgi", "ichat.engines.child", "ichat.engines.inprocess"},
     {"ichat.exchange", "ichat.managed", "ichat.recall", "ichat.schemas", "ichat.reporter", "ichat.engines.sglang_wire"},
-    {"ichat.metrics"},
+    {"ichat.metrics", "ichat.scrape", "ichat.options"},
     {"ichat.engines.host", "ichat.engines.vllm", "ichat.engines.sglang", "ichat.supervisor", "ichat.openapi"},
     {"ichat.reload"},
     {"ichat.admin"},

@@ -175,7 +175,7 @@ async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, con
     upstream, port = await serve(reply)
     client = await connect_tls(await gateway_to({"m": port}, doors))
     body = b'{"model": "m"}'
-    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
     await until(lambda: upstream.requests)
     if when == "streaming":
         await client.stream.receive_some()
@@ -194,14 +194,14 @@ async def test_a_client_that_never_reads_is_given_up(serve, gateway_to, connect_
     upstream, port = await serve(reply)
     client = await connect_tls(await gateway_to({"m": port}, doors + "[timeouts]\nclient_stall_s = 0.5\n"))
     body = b'{"model": "m"}'
-    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
     await until(lambda: upstream.closed == 1)
 
 
 async def test_a_refused_upload_reads_its_refusal(gateway_to, connect_tls, doors):
     """A body that is too large is 413, though the client is still sending it."""
     client = await connect_tls(await gateway_to({}, doors + "[limits]\nbody_bytes_max = 2000\n"))
-    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 3000000\r\n\r\n")
+    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3000000\r\n\r\n")
     await client.send(b"x" * 3_000_000)
     assert (await client.response())[0] == 413
 
@@ -221,7 +221,7 @@ async def test_an_encrypted_end_is_announced(serve, gateway_to, trusting, doors,
     port = await gateway_to({"m": port}, doors)
     strict = await trio.open_ssl_over_tcp_stream("localhost", port, ssl_context=trusting)
     client = Client(strict)
-    await client.send(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await client.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
     if how == "close":
         assert (await client.everything()).endswith(b"all of it")
     else:
@@ -234,7 +234,7 @@ async def test_who_does_not_shake_hands_is_dropped(gateway_to, connect, connect_
     """A client that says nothing, or no TLS, holds its connection for `head_s` at most, and disturbs nobody."""
     port = await gateway_to({}, doors + "[timeouts]\nhead_s = 0.3\n")
     silent, plain_http = await connect(port), await connect(port)
-    await plain_http.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    await plain_http.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert (await (await connect_tls(port)).get(b"/health"))[0] == 200
     assert not (await plain_http.everything()).startswith(b"HTTP/")
     assert await silent.everything() == b""
@@ -297,7 +297,7 @@ async def test_an_end_that_is_not_announced_is_no_end(serve_tls, gateway_to_tls,
 
     port = await gateway_to_tls(await serve_tls(reply))
     client = await connect(port)
-    await client.send(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await client.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
     if how == "close":
         assert (await client.everything()).endswith(b"all of it")
     else:

@@ -127,7 +127,7 @@ async def test_the_bytes_of_32_streams_are_what_the_worker_sent(worker, nursery)
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             client = Client(stream)
             await client.send(
-                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
                 b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (name, len(body), body)
             )
             with trio.fail_after(60):

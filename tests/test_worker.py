@@ -122,7 +122,7 @@ async def test_a_client_that_hangs_up_aborts_the_generation(make_worker, connect
     clients = [await connect(port) for _ in range(20)]
     body = b'{"stream": true, "events": 100000, "gap_s": 0.01}'
     for client in clients:
-        await client.send(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
+        await client.send(b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
     await until(lambda: rig.engine.running == 20)
     for client in clients:
         await client.stream.aclose()
@@ -137,7 +137,7 @@ async def test_a_slow_reader_holds_the_application_back(make_worker, connect):
     client = await connect(port)
     body = b'{"chunks": 400}'
     await client.send(
-        b"POST /flood HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        b"POST /flood HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
     )
     last = -1
     while rig.engine.done != last:
@@ -152,7 +152,7 @@ async def test_a_client_that_never_reads_is_given_up(make_worker, connect):
     """After `client_stall_s` it counts as gone, and the generation is aborted."""
     rig, port = await make_worker(client_stall_s=0.2)
     client = await connect(port)
-    await client.send(b'POST /flood HTTP/1.1\r\nhost: x\r\ncontent-length: 18\r\n\r\n{"chunks": 100000}')
+    await client.send(b'POST /flood HTTP/1.1\r\nhost: localhost\r\ncontent-length: 18\r\n\r\n{"chunks": 100000}')
     await until(lambda: rig.host.aborts == 1)
     await until(lambda: rig.engine.running == 0 and not rig.door.clients)
 
@@ -162,7 +162,7 @@ async def test_a_client_that_reads_slowly_but_steadily_is_served(make_worker, co
     _, port = await make_worker(client_stall_s=0.3)
     client = await connect(port)
     body = b'{"bytes": 12000000}'
-    await client.send(b"POST /large HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await client.send(b"POST /large HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
     received = 0
     while received < 12_000_000:
         data = await client.stream.receive_some(200_000)
@@ -176,8 +176,8 @@ async def test_a_piece_that_is_cut_is_not_complete(make_worker, connect):
     rig, port = await make_worker()
     client = await connect(port)
     body = b'{"bytes": 20000000}'
-    request = b"POST /large HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    await client.send(request + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    request = b"POST /large HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    await client.send(request + b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     await until(lambda: rig.engine.running == 1)
     await trio.sleep(0.2)
     rig.engine.dead = "killed by a test"
@@ -226,7 +226,7 @@ async def test_an_engine_that_dies_fails_its_requests(make_worker, connect):
     """Requests that the dead engine would let hang get an error, health turns, and the reason is kept."""
     rig, port = await make_worker()
     hanging, killer = await connect(port), await connect(port)
-    await hanging.send(b"POST /wait HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+    await hanging.send(b"POST /wait HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
     await until(lambda: rig.engine.running == 1)
     status, _, body = await killer.ask(target=b"/die")
     assert (status, code_of(body)) == (500, "engine_failed")
@@ -309,7 +309,7 @@ async def test_stopping_ends_what_is_under_way(make_worker, connect):
     """A request that does not end is ended, and the thread with it."""
     rig, port = await make_worker()
     client = await connect(port)
-    await client.send(b"POST /wait HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+    await client.send(b"POST /wait HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
     await until(lambda: rig.engine.running == 1)
     await rig.host.stop(10)
     assert rig.host.ended.is_set()
@@ -346,7 +346,7 @@ async def test_the_engines_metrics_come_first_and_then_the_workers(make_worker, 
     _, port = await make_worker()
     client = await connect(port)
     for accept in (b"*/*", b"application/openmetrics-text;version=1.0.0"):
-        await client.send(b"GET /metrics HTTP/1.1\r\nhost: x\r\naccept: %b\r\n\r\n" % accept)
+        await client.send(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\naccept: %b\r\n\r\n" % accept)
         status, headers, body = await client.response(b"GET")
         assert (status, headers[b"content-type"]) == (200, b"text/plain; version=0.0.4")
         assert re.match(rb"fake_done \d+\n# HELP ichat_worker_in_flight ", body)

@@ -157,9 +157,9 @@ async def test_what_there_is_and_the_connection_goes_on(serve_log, connect):
         assert (status, headers[b"content-type"]) == (200, b"text/event-stream; charset=utf-8")
         assert (headers[b"cache-control"], headers[b"x-ichat-worker"]) == (b"no-cache", b"w")
         assert events_of(body.decode()) == ({number: f"line {number}" for number in range(first, 601)}, 0)
-    await client.send(b"GET /logs/stream?follow=0 HTTP/1.1\r\nhost: x\r\nlast-event-id: 599\r\n\r\n")
+    await client.send(b"GET /logs/stream?follow=0 HTTP/1.1\r\nhost: localhost\r\nlast-event-id: 599\r\n\r\n")
     assert list(events_of((await client.response(b"GET"))[2].decode())[0]) == [600]
-    await client.send(b"HEAD /logs/stream HTTP/1.1\r\nhost: x\r\n\r\n")
+    await client.send(b"HEAD /logs/stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert (await client.response(b"HEAD"))[::2] == (200, b"")
     assert (await client.get(b"/logs/stream?follow=false&tail=0"))[0] == 200
 
@@ -183,7 +183,7 @@ async def test_what_is_refused(serve_log, connect, target, method, status):
     """What makes no sense here is said in a sentence, and the connection goes on."""
     _, _, port = await serve_log(ring_of(2))
     client = await connect(port)
-    await client.send(b"%b /logs/stream%b HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n" % (method, target))
+    await client.send(b"%b /logs/stream%b HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n" % (method, target))
     found, headers, body = await client.response(method)
     assert (found, headers[b"x-ichat-error"]) == (status, b"worker")
     assert code_of(body) in ("bad_request", "method_not_allowed")
@@ -200,7 +200,7 @@ async def test_followers_hold_up_no_drain_and_get_the_last_lines(serve_log, conn
     log, door, port = await serve_log(ring, settle)
     clients = [await connect(port) for _ in range(3)]
     for client in clients:
-        await client.send(b"GET /logs/stream HTTP/1.1\r\nhost: x\r\n\r\n")
+        await client.send(b"GET /logs/stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
     await until(lambda: repr(log).endswith(" 3 readers>"))
     with trio.fail_after(LIMIT_S):
         await door.drain()
@@ -218,7 +218,7 @@ async def test_a_follower_that_takes_nothing_does_not_hold_up_the_end(serve_log,
     ring = ring_of(5000, bytes_max=10**9)
     log, door, port = await serve_log(ring)
     client = await connect(port)
-    await client.send(b"GET /logs/stream HTTP/1.1\r\nhost: x\r\n\r\n")
+    await client.send(b"GET /logs/stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
     await until(lambda: repr(log).endswith(" 1 readers>"))
     for _ in range(50):
         ring.append([b"x" * 10_000] * 100, 0)
@@ -441,7 +441,7 @@ worker.wait()
 def post(worker, path, method="POST"):
     """Send a request and do not wait for its answer."""
     sock = socket.create_connection(("127.0.0.1", worker.port))
-    sock.sendall(f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+    sock.sendall(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{{}}".encode())
     return sock
 
 

@@ -22,8 +22,8 @@ HOP_BY_HOP = frozenset(
 )
 """Headers of one connection, never forwarded (RFC 9110, section 7.6.1)."""
 
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\r\n\0]*))?")
-_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*+([^\r\n\0]*)")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([^\0\n-\r]*))?")
+_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*+([^\0\n-\r]*)")
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,32}) (/[!-~]*) HTTP/1\.1")
 _PLAIN_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*+([^\0-\x08\x0a-\x1f\x7f]*)")
 _NOT_PLAIN = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
@@ -58,6 +58,11 @@ class RequestHead:
     headers: Headers
     length: int | None
     """Of the body; None where it comes in chunks."""
+
+    @property
+    def path(self) -> bytes:
+        """The target without its query."""
+        return self.target.partition(b"?")[0]
 
 
 def parse_plain_request_head(head: bytes) -> RequestHead | None:

@@ -5,6 +5,9 @@ chunk framing included. The hub calls `readable` for every piece: one `recv_into
 look at where the body ends, one `send`. The request's task sleeps meanwhile. It is woken when the response has ended
 or failed, and when the client does not take its bytes: then it sends them itself while the upstream is paused, so a
 slow reader holds up nobody but its own upstream.
+
+The time between two pieces of an event stream is what its deadline moves by; it is counted in a list that all relays
+of a model share.
 """
 
 import logging
@@ -17,6 +20,7 @@ from ichat.http.heads import HeadError, ResponseHead, parse_response_head
 from ichat.http.hub import ENDED, Hub
 from ichat.http.pool import Connection
 from ichat.http.server import Client
+from ichat.tokens import Usage
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +29,22 @@ _BUFFER = bytearray(_BUFFER_BYTES)
 _VIEW = memoryview(_BUFFER)
 _HEAD_BYTES_MAX = 64 * 1024
 
+Gaps = list[float]
+"""How often a gap of less than 2**index ms came between two pieces of a stream; the last item is the gaps' sum in
+seconds, known of streams that have ended. How long a client takes to read is none of it."""
+_GAPS_INDEX_MAX = 63  # a gap of 2**63 ms does not come
+
 OnHead = Callable[[ResponseHead], bytes]
 """Turns the upstream's head into the bytes of the client's head. Raises Unwanted."""
+
+
+def no_gaps() -> Gaps:
+    """Make a list that no gap has been counted in."""
+    return [0] * (_GAPS_INDEX_MAX + 1) + [0.0]
+
+
+_UNCOUNTED = no_gaps()
+"""Where the gaps go that nobody asks for."""
 
 
 class Unwanted(Exception):
@@ -64,7 +82,9 @@ class Relay:
         "_done",
         "_failure",
         "_framing",
+        "_gaps",
         "_head",
+        "_held_s",
         "_hub",
         "_is_torn",
         "_method",
@@ -75,14 +95,17 @@ class Relay:
         "_send",
         "_sending",
         "_stall_s",
+        "_stream_gaps",
         "_task",
         "_unsent",
+        "_usage",
         "_version",
         "_woken",
         "answered",
         "bytes_out",
         "chunks",
         "deadline",
+        "first_at",
         "reusable",
     )  # fmt: skip
 
@@ -97,7 +120,10 @@ class Relay:
         on_head: OnHead,
         first_byte_s: float,
         stall_s: float,
+        usage: Usage | None = None,
+        gaps: Gaps | None = None,
     ) -> None:
+        """`gaps` is where the gaps of an event stream are counted, if they are."""
         self._hub = hub
         self._client = client
         self._connection = connection
@@ -105,9 +131,13 @@ class Relay:
         self._version = version
         self._on_head = on_head
         self._stall_s = stall_s
+        self._usage = usage
+        self._gaps = _UNCOUNTED
+        self._stream_gaps = _UNCOUNTED if gaps is None else gaps
         self._receive = connection.sock.recv_into
         self._send = client.sock.send
         self._head = b""
+        self._held_s = 0.0
         self._framing: Framing | None = None
         self._rest = b""
         self._done = False
@@ -124,6 +154,8 @@ class Relay:
         """Bytes of the response that the client was given, its head included."""
         self.chunks = 0
         """Pieces in which the body came, as they were read."""
+        self.first_at: float | None = None
+        """When the first piece of the body came, on Trio's clock."""
         self.reusable = False
         """Whether the connection may carry another exchange; known when `carry` has returned."""
 
@@ -147,6 +179,8 @@ class Relay:
         finally:
             self._hub.untime(self)
             self._connection.hush()
+            if self.first_at is not None:
+                self._gaps[-1] += self.deadline - self._stall_s - self.first_at - self._held_s
 
     def expire(self) -> None:
         """Be told by the hub that the upstream has been silent for too long."""
@@ -169,8 +203,15 @@ class Relay:
             if framing is None:
                 self._feed_head(received)
             else:
-                self.deadline = self._hub.now + self._stall_s
+                deadline = self._hub.now + self._stall_s
+                if self.chunks:
+                    self._gaps[int((deadline - self.deadline) * 1000).bit_length()] += 1
+                else:
+                    self.first_at = self._hub.now
+                self.deadline = deadline
                 end = framing.feed(_BUFFER, 0, received)
+                if self._usage is not None:
+                    self._usage.see(_BUFFER, end)
                 try:
                     sent = self._send(_VIEW[:end])
                 except OSError as error:
@@ -224,12 +265,17 @@ class Relay:
         headers = dict(head.headers)
         is_events = headers.get(b"content-type", b"").startswith(b"text/event-stream")
         self._reportable = is_events and b"content-encoding" not in headers
+        if is_events:
+            self._gaps = self._stream_gaps
         self.reusable = head.reusable
         end = head.framing.feed(behind, 0, len(behind)) if behind else 0
+        if self._usage is not None:
+            self._usage.see(behind, end)
         self._client.head_sent = True
         ours += behind[:end]
         self.bytes_out = len(ours)
-        self.chunks = 1 if end else 0
+        if end:
+            self.chunks, self.first_at = 1, self._hub.now
         try:
             sent = self._send(ours)
         except OSError as error:
@@ -262,7 +308,10 @@ class Relay:
             await self._client.send_all(rest)
             if not self._done and self._failure is None:
                 self._hub.now = trio.current_time()
-                self.deadline = self._hub.now + self._stall_s
+                deadline = self._hub.now + self._stall_s
+                if self.first_at is not None:
+                    self._held_s += deadline - self.deadline
+                self.deadline = deadline
                 self._hub.time(self)
                 self._connection.tell(self.readable)
                 self._connection.rearm()

@@ -80,10 +80,14 @@ class Bounds(Protocol):
     timeouts: Timeouts
 
 
+Look = Callable[[RequestHead], None]
+"""Raises ApiError for a request whose body need not even be read."""
+
+
 class Reader:
     """Reads the requests of one connection, one after the other."""
 
-    __slots__ = ("_bounds", "_fed", "_ids", "_leftover", "_send_all", "_sock", "idle")
+    __slots__ = ("_bounds", "_fed", "_ids", "_leftover", "_look", "_send_all", "_sock", "idle")
 
     def __init__(
         self,
@@ -91,12 +95,14 @@ class Reader:
         bounds: Bounds,
         ids: RequestIds,
         send_all: Callable[[bytes], Awaitable[None]],
+        look: Look,
     ) -> None:
-        """`send_all` is for what a client is to be told before it sends its body."""
+        """`send_all` is for what a client is to be told before it sends its body; `look` sees the head before that."""
         self._sock = sock
         self._bounds = bounds
         self._ids = ids
         self._send_all = send_all
+        self._look = look
         self._leftover = b""
         self._fed = 0
         """Bytes that the parser was given of this request and what follows it."""
@@ -118,6 +124,7 @@ class Reader:
         end = data.find(b"\r\n\r\n", 0, limits.head_bytes_max)
         head = parse_plain_request_head(data[:end]) if end >= 0 else None
         if head is not None and head.length is not None:
+            self._look(head)
             self._check_length(head.length)
             body = await self._read_exactly(head.length, data[end + 4 :], trio.current_time() + timeouts.body_s)
             return None if body is None else self._request(head, body)
@@ -146,10 +153,13 @@ class Reader:
             raise errors.bad_request(f"HTTP/{event.http_version.decode()} is not spoken here, only HTTP/1.1 is.")
         if not event.target.startswith(b"/"):
             raise errors.bad_request("The request target must be a path that begins with '/'.")
-        length = self._announced_length(event)
-        if length is not None:
-            self._check_length(length)
-        return RequestHead(event.method, event.target, event.http_version, list(event.headers), length)
+        head = RequestHead(
+            event.method, event.target, event.http_version, list(event.headers), self._announced_length(event)
+        )
+        self._look(head)
+        if head.length is not None:
+            self._check_length(head.length)
+        return head
 
     async def _next_event(self, parser: h11.Connection, deadline: float) -> object:
         """Give the parser's next event, fed as it needs; None where the client has left. Raises ApiError."""
@@ -231,7 +241,7 @@ class Reader:
         return Request(
             method=head.method,
             target=head.target,
-            path=head.target.partition(b"?")[0],
+            path=head.path,
             version=head.version,
             headers=head.headers,
             body=body,

@@ -19,7 +19,7 @@ import trio
 from ichat import errors
 from ichat.config import Limits, Timeouts
 from ichat.errors import ApiError
-from ichat.http.heads import Headers, date_header, response_head
+from ichat.http.heads import Headers, RequestHead, date_header, response_head
 from ichat.http.hub import HANG_UP, Hub
 from ichat.http.listeners import close_all
 from ichat.http.request import Reader, Request, RequestIds
@@ -38,23 +38,28 @@ _FAMILIES = {socket.AF_INET, socket.AF_INET6}
 
 Answer = Callable[[Request, "Client"], Awaitable[None]]
 """Writes exactly one response to the client, or raises before it has written anything."""
+Refused = Callable[[ApiError, str, RequestHead | None], None]
+"""Is told of a refusal of what did not become a request: the client's address, and the head as far as it was read."""
 
 
 class Client:
     """A client's connection."""
 
     __slots__ = (
-        "_door", "_owns_socket", "_reader", "_scope",
-        "has_left", "head_sent", "is_broken", "is_waited_for", "keep_alive", "peer", "sock",
+        "_door", "_head", "_owns_socket", "_reader", "_scope",
+        "caller", "has_left", "head_sent", "is_broken", "is_waited_for", "keep_alive", "peer", "sock",
     )  # fmt: skip
 
     def __init__(self, door: "FrontDoor", sock: socket.socket, peer: str) -> None:
         self._door = door
         self._scope = trio.CancelScope()
-        self._reader = Reader(sock, door, door.ids, self.send_all)
+        self._reader = Reader(sock, door, door.ids, self.send_all, self._look)
+        self._head: RequestHead | None = None
         self._owns_socket = True
         self.sock = sock
         self.peer = peer
+        self.caller: object = None
+        """Who sent the current request, as the role's `look` has found."""
         self.keep_alive = True
         """Whether the connection may carry another request; whoever answers may only turn it off."""
         self.head_sent = False
@@ -91,7 +96,7 @@ class Client:
 
     def refuse(self, error: ApiError, *, encrypted: bool) -> None:
         """Answer a connection that is not served, without reading from it, and close it."""
-        self._door.refused(error, self.peer)
+        self._door.refused(error, self.peer, None)
         self.keep_alive = False
         if not encrypted:
             with contextlib.suppress(OSError):
@@ -148,11 +153,12 @@ class Client:
         try:
             with self._scope:
                 while self.keep_alive and not door.draining:
+                    self._head = None
                     try:
                         request = await self._reader.read()
                     except ApiError as error:
                         self.keep_alive = False
-                        door.refused(error, self.peer)
+                        door.refused(error, self.peer, self._head)
                         await self.send_all(self._error(error, door.ids.next(), b""))
                         await self._linger()
                         return
@@ -168,6 +174,10 @@ class Client:
                 if self.is_broken:
                     self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 self.sock.close()
+
+    def _look(self, head: RequestHead) -> None:
+        self._head = head
+        self.caller = self._door.look(head, self.peer)
 
     async def _answer(self, request: Request) -> None:
         """Have one request answered: the edge where every failure becomes a response."""
@@ -200,8 +210,13 @@ class Client:
                 break
 
 
-def _ignore(_error: ApiError, _peer: str) -> None:
+def _ignore(_error: ApiError, _peer: str, _head: RequestHead | None) -> None:
     """Let a refusal be known to its client only."""
+
+
+def _let_in(_head: RequestHead, _peer: str) -> object:
+    """Let everybody in, whoever it is."""
+    return None
 
 
 @attrs.define(eq=False)
@@ -215,10 +230,14 @@ class FrontDoor:
     limits: Limits
     timeouts: Timeouts
     tls: ssl.SSLContext | None = None
-    refused: Callable[[ApiError, str], None] = _ignore
-    """Called with each refusal of something that is no request, and the client's address."""
+    refused: Refused = _ignore
+    look: Callable[[RequestHead, str], object] = _let_in
+    """Says who sends a request, by its head and the connection's address, or raises ApiError: its body is not read."""
+    is_proxy: Callable[[str], bool] = bool
+    """Whether a connection comes from somebody who has those of many others."""
     draining: bool = False
     _handshakes: int = 0
+    _by_address: dict[str, int] = attrs.field(factory=dict[str, int])
     _accepting: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _empty: trio.Event = attrs.field(factory=trio.Event)
     _waiting: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -289,9 +308,13 @@ class FrontDoor:
         if sock.family in _FAMILIES:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
-        if len(self.clients) + self._handshakes >= self.limits.connections_max:
-            Client(self, sock, peer).refuse(errors.too_many_connections(), encrypted=self.tls is not None)
-        elif self.tls is not None:
+        refusal = self._refusal(peer)
+        if refusal is not None:
+            Client(self, sock, peer).refuse(refusal, encrypted=self.tls is not None)
+            return
+        host = peer.rpartition(":")[0]
+        self._by_address[host] = self._by_address.get(host, 0) + 1
+        if self.tls is not None:
             self._handshakes += 1
             connections.start_soon(self._run_encrypted, sock, peer, self.tls)
         else:
@@ -299,13 +322,36 @@ class FrontDoor:
             self.clients.add(client)
             connections.start_soon(self._run, client)
 
+    def _refusal(self, peer: str) -> ApiError | None:
+        """Say why one more connection from there is too many, if it is."""
+        limits = self.limits
+        if len(self.clients) + self._handshakes >= limits.connections_max:
+            return errors.too_many_connections()
+        host = peer.rpartition(":")[0]
+        if self._by_address.get(host, 0) >= limits.connections_per_address_max and not self.is_proxy(peer):
+            return errors.too_many_connections_of(host or peer, limits.connections_per_address_max)
+        return None
+
+    def _gone(self, peer: str) -> None:
+        host = peer.rpartition(":")[0]
+        self._by_address[host] -= 1
+        if not self._by_address[host]:
+            del self._by_address[host]
+
     async def _run(self, client: Client) -> None:
         try:
             await self._serve(client)
         finally:
             self._forget(client)
+            self._gone(client.peer)
 
     async def _run_encrypted(self, sock: socket.socket, peer: str, context: ssl.SSLContext) -> None:
+        try:
+            await self._encrypt(sock, peer, context)
+        finally:
+            self._gone(peer)
+
+    async def _encrypt(self, sock: socket.socket, peer: str, context: ssl.SSLContext) -> None:
         try:
             with trio.fail_after(self.timeouts.head_s):
                 bridge = await make_bridge(sock, context, server_hostname=None, tolerant=True)

@@ -11,11 +11,13 @@ registry, balancer, metrics            plain objects
 └ front door └ connection └ exchange
 """
 
+import contextlib
 import logging
 import pathlib
 import re
 import secrets
 import signal
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -25,10 +27,13 @@ import trio
 from ichat import config as configuration
 from ichat import errors
 from ichat.accesslog import AccessLog, Entry
+from ichat.auth import CALLER_HEADER, Auth, Caller, address_in, is_loopback, write_caller
 from ichat.balance import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
-from ichat.config import Config
+from ichat.circuit import Circuit
+from ichat.config import CircuitBreaker, Config
 from ichat.errors import ApiError, Exit
 from ichat.exchange import Exchange, Means
+from ichat.http.heads import RequestHead
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.pool import Pool, Upstream
@@ -40,20 +45,28 @@ from ichat.logfiles import prune
 from ichat.metrics import Metrics
 from ichat.registry import Registry
 from ichat.reload import ConfigFile, Reloader, Take, look
+from ichat.scrape import Scraper
 from ichat.state import StateDirectory, open_state
 from ichat.subreaper import become_subreaper, reap_forever
 from ichat.supervisor import Supervisor
+from ichat.tracing import Trace, Tracing, open_tracing
 from ichat.usage import Usage
 
 log = logging.getLogger(__name__)
 
 CONTROL_REQUESTS_MAX = 1000
+CONTROL_BYTES_MAX = 4 * 1024 * 1024
+"""The largest body of a request to the control plane."""
+_REFUSED = {401: "invalid_api_key", 403: "forbidden"}
 CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
 """Seconds until the control plane's first byte, and between two bytes: stopping a worker takes as long as its drain."""
 PRUNE_S = 24 * 3600.0
 LOG_END_S = 2.0
 """How long those who follow a log may take to get its last lines, when the gateway ends."""
 _LOGS = b"/v1/logs/"
+CLIENT_LEFT = 499
+"""What stands for a status where the client left."""
+_NEVER_OPEN = Circuit(CircuitBreaker(failures_max=0))
 SHOWN_CHARACTERS_MAX = 256
 """Of what a client chose, in the access log."""
 _CONTROL_EXACT = frozenset((b"/health", b"/metrics", b"/v1/models", b"/register", b"/openapi.json"))
@@ -95,71 +108,124 @@ class Gateway:
     """Who answers a request, and what is known of it afterwards."""
 
     def __init__(
-        self, means: Means, metrics: Metrics, access: AccessLog, control_socket: str, followers_max: int
+        self,
+        means: Means,
+        metrics: Metrics,
+        access: AccessLog,
+        tracing: Tracing,
+        *,
+        control_socket: str,
+        followers_max: int,
     ) -> None:
         self.means = means
         self._metrics = metrics
         self._access = access
+        self._tracing = tracing
         upstream = Upstream("the control plane", control_socket, 0)
-        self._control = Endpoint(upstream, b"", CONTROL_REQUESTS_MAX, timeouts=CONTROL_TIMEOUTS)
-        self.log_streams = Endpoint(upstream, b"", followers_max, timeouts=CONTROL_TIMEOUTS)
+        self._control = Endpoint(upstream, b"", CONTROL_REQUESTS_MAX, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
+        self.log_streams = Endpoint(upstream, b"", followers_max, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
         """The control plane too; apart, since they last."""
+
+    def look(self, head: RequestHead, peer: str) -> Caller:
+        """Say who sends a request. Raises ApiError for one that a client without a right key makes of the data plane.
+
+        The control plane looks for itself: it knows its routes best.
+        """
+        auth = self.means.auth
+        caller = auth.caller(head.headers, peer)
+        if is_control(head.path):
+            if head.length is not None and head.length > CONTROL_BYTES_MAX:
+                raise errors.request_too_large(CONTROL_BYTES_MAX)
+        elif auth.has_keys:
+            auth.check("data", caller)
+        return caller
 
     async def answer(self, request: Request, client: Client) -> None:
         """Answer one request through an upstream. Raises ApiError where nothing has been sent."""
-        exchange = Exchange(self.means, request, client)
-        is_counted = False
+        assert isinstance(client.caller, Caller)
+        exchange = Exchange(self.means, request, client, client.caller)
+        phase, is_counted = "", False
+        is_by_model = _BY_MODEL.fullmatch(request.path) is not None
         is_log = request.path.startswith(_LOGS)
         if is_log:
             client.stand_aside()
         try:
             if is_control(request.path):
                 await self._answer_control(exchange, self.log_streams if is_log else self._control)
-            elif request.method == b"POST" and (request.path.startswith(b"/v1/") or _BY_MODEL.fullmatch(request.path)):
+            elif request.method == b"POST" and (request.path.startswith(b"/v1/") or is_by_model):
                 is_counted = True
                 self._metrics.began()
+                exchange.trace = self._tracing.begin(request.headers, request.path, is_known=is_by_model)
                 await exchange.by_model()
-            elif _BY_MODEL.fullmatch(request.path):
+            elif is_by_model:
                 method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
                 raise errors.method_not_allowed(method, path, "POST")
             else:
                 raise errors.not_found(request.path.decode("latin-1"))
         except ApiError as error:
             exchange.status, exchange.error = error.status, error.code
+            self._metrics.refused(error.limit or error.code)
             raise
         except trio.Cancelled:
-            exchange.status, exchange.error = (499, "client_left") if client.has_left else (503, "draining")
+            phase = exchange.phase
+            exchange.status, exchange.error = (CLIENT_LEFT, "client_left") if client.has_left else (503, "draining")
             raise
         finally:
             if is_counted:
                 self._metrics.ended(exchange)
+                if exchange.tokens:
+                    self._metrics.tokens(exchange.model, exchange.tokens)
+            if exchange.trace is not None:
+                self._end(exchange.trace, exchange, phase)
             if self._access.enabled:
-                self._access.add(_entry(exchange, request, client))
+                self._access.add(_entry(exchange, request, client, phase))
+
+    def _end(self, trace: Trace, exchange: Exchange, phase: str) -> None:
+        self._tracing.end(
+            trace,
+            exchange.status,
+            error=exchange.error,
+            model=exchange.model,
+            worker=exchange.endpoint.id.decode() if exchange.endpoint else "",
+            queued_s=exchange.queued_s,
+            phase=phase,
+        )
 
     async def _answer_control(self, exchange: Exchange, control: Endpoint) -> None:
         if control.in_flight >= control.in_flight_max:
             raise errors.too_many_control_requests()
         control.in_flight += 1
+        exchange.internal = [(CALLER_HEADER, write_caller(exchange.caller))]
         try:
             await exchange.with_endpoint(control)
         finally:
             control.in_flight -= 1
+        if exchange.status in _REFUSED:
+            self._metrics.refused(_REFUSED[exchange.status])
 
-    def refused(self, error: ApiError, peer: str) -> None:
+    def refused(self, error: ApiError, peer: str, head: RequestHead | None) -> None:
         """Note what was refused before it was a request."""
+        self._metrics.refused(error.limit or error.code)
         if self._access.enabled:
-            self._access.add({"client": peer, "status": error.status, "error": error.code})
+            entry: dict[str, str | int | float | None] = {"client": peer, "status": error.status, "error": error.code}
+            if head is not None:
+                entry |= {"method": head.method.decode("latin-1"), "path": _shown(head.path)}
+            self._access.add(entry)
 
 
-def _entry(exchange: Exchange, request: Request, client: Client) -> Entry:
-    """Give the access log's facts of a request; times in milliseconds, sizes in bytes."""
+def _entry(exchange: Exchange, request: Request, client: Client, phase: str) -> Entry:
+    """Give the access log's facts of a request; times in milliseconds, sizes in bytes.
+
+    `phase` is how far it had come, where it was cut off.
+    """
     started = exchange.started_at
     overhead_s, answered_at = exchange.overhead_s, exchange.answered_at
     return {
         "id": request.id.decode(),
-        "client": client.peer,
+        "client": _client(exchange.caller, client),
         "method": request.method.decode("latin-1"),
-        "path": request.path.decode("latin-1")[:SHOWN_CHARACTERS_MAX],
+        "path": _shown(request.path),
+        "key": exchange.caller.key.name if exchange.caller.key else "",
         "model": exchange.model[:SHOWN_CHARACTERS_MAX],
         "worker": exchange.endpoint.id.decode() if exchange.endpoint else "",
         "status": exchange.status,
@@ -170,7 +236,19 @@ def _entry(exchange: Exchange, request: Request, client: Client) -> Entry:
         "first_byte_ms": None if answered_at is None else _ms(answered_at - started),
         "queue_ms": _ms(exchange.queued_s),
         "overhead_ms": None if overhead_s is None else _ms(overhead_s),
+        "tokens": exchange.tokens,
+        "phase": phase,
+        "trace": exchange.trace.id if exchange.trace else "",
     }
+
+
+def _client(caller: Caller, client: Client) -> str:
+    """Give the connection's address and port, or the address for which a trusted proxy asks."""
+    return client.peer if address_in(client.peer) == caller.address else caller.address
+
+
+def _shown(path: bytes) -> str:
+    return path.decode("latin-1")[:SHOWN_CHARACTERS_MAX]
 
 
 def _ms(seconds: float) -> float:
@@ -184,22 +262,30 @@ async def run(
 
     `file` is where the configuration is from, and is read again when it changes.
     """
-    with open_state(config.server_settings, config.logs.directory) as state:
-        await _run(config, file, state, task_status)
+    with (
+        open_state(config.server_settings, config.logs.directory) as state,
+        contextlib.closing(open_tracing()) as tracing,
+    ):
+        await _run(config, file, state, tracing, task_status)
 
 
 async def _run(
-    config: Config, file: ConfigFile | None, state: StateDirectory, task_status: trio.TaskStatus[int]
+    config: Config,
+    file: ConfigFile | None,
+    state: StateDirectory,
+    tracing: Tracing,
+    task_status: trio.TaskStatus[int],
 ) -> None:
     from ichat import control  # its frameworks are not needed to say that the configuration is wrong
     from ichat.admin import Parts
 
     settings, timeouts = config.server_settings, config.timeouts
-    tls, external = secure_parts(config)
+    tls, external, auth = secure_parts(config)
     access = AccessLog(config.logs.access_log, config.logs.access_lines_max)
     listeners = await open_listeners(settings.host, settings.port)
     port = port_of(listeners)
     registry = Registry(external, trio.current_time, config.routing.max_in_flight, timeouts.wedged_after_s)
+    registry.set_circuits(config.circuit_breaker)
     balancer = Balancer(
         registry.endpoints, trio.current_time, policy=config.routing.policy, queue_max=config.routing.queue_max
     )
@@ -207,33 +293,32 @@ async def _run(
     metrics = Metrics(registry, balancer)
     hub = Hub()
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
-    means = Means(
-        balancer,
-        pool,
-        timeouts,
-        session_header=config.routing.session_header.lower().encode(),
-        worker_header=settings.worker_header,
-        overhead_header=settings.overhead_header,
-    )
+    means = Means(config, auth, balancer, pool, metrics.gaps)
     logbook = Logbook(state.log_directory, config.logs)
-    gateway = Gateway(means, metrics, access, state.control_socket, config.logs.followers_max)
-    door = FrontDoor(b"gateway", gateway.answer, hub, config.limits, timeouts, tls, gateway.refused)
+    gateway = Gateway(
+        means, metrics, access, tracing, control_socket=state.control_socket, followers_max=config.logs.followers_max
+    )
+    door = FrontDoor(
+        b"gateway", gateway.answer, hub, config.limits, timeouts, tls, gateway.refused, gateway.look,
+        is_proxy=lambda peer: address_in(peer) in means.auth.proxies,
+    )  # fmt: skip
     supervisor = Supervisor(config, registry, logbook, state)
     reloader = Reloader(config, file, supervisor, lambda new: _check(new, registry, gateway, logbook, door))
     parts = Parts(
-        registry, balancer, supervisor, logbook, reloader,
+        registry, balancer, supervisor, logbook, reloader, lambda: means.auth,
         gateway_id=secrets.token_hex(8), started_at=time.time(),
     )  # fmt: skip
-    app = control.make_app(parts, metrics.registry)
+    app = control.make_app(parts, metrics, Scraper(registry, lambda: means.auth.token))
     become_subreaper()
     async with trio.open_nursery() as base:
         base.start_soon(access.run_forever)
         base.start_soon(hub.run_forever)
         await base.start(pool.run_forever)
         await base.start(control.serve, app, state.control_socket)
-        base.start_soon(logbook.follow_forever, lambda: _sources(registry))
+        base.start_soon(logbook.follow_forever, lambda: _sources(registry, means.auth))
         base.start_soon(_prune_forever, state.log_directory, reloader)
         base.start_soon(reap_forever, lambda: supervisor.pids)
+        base.start_soon(metrics.watch_loop_forever)
         base.start_soon(reloader.watch_forever)
         base.start_soon(reloader.obey_signals_forever)
         try:
@@ -243,6 +328,7 @@ async def _run(
                         await workers.start(supervisor.run)
                         doors.start_soon(door.serve_forever, listeners)
                         log.info("the gateway listens on %s:%d", settings.host, port)
+                        _warn_of_strangers(settings.host, listeners, means.auth)
                         task_status.started(port)
                         await anext(signals)
                         log.info("told to stop: draining; a second signal hurries")
@@ -267,7 +353,7 @@ async def _prune_forever(directory: str, reloader: Reloader) -> None:
 
 def _check(config: Config, registry: Registry, gateway: Gateway, logbook: Logbook, door: FrontDoor) -> Take:
     """Make what a configuration needs, and give what puts it in force. Raises Exit 64."""
-    tls, external = secure_parts(config)
+    tls, external, auth = secure_parts(config)
 
     def take(old: Config) -> None:
         settings, routing, timeouts = config.server_settings, config.routing, config.timeouts
@@ -283,13 +369,11 @@ def _check(config: Config, registry: Registry, gateway: Gateway, logbook: Logboo
         }
         registry.wedged_after_s = timeouts.wedged_after_s
         registry.bound(routing.max_in_flight)
+        registry.set_circuits(config.circuit_breaker)
+        means.take(config, auth)
         logbook.settings = config.logs
         gateway.log_streams.in_flight_max = config.logs.followers_max
-        balancer.set(routing.policy, routing.queue_max)
-        means.timeouts = door.timeouts = timeouts
-        means.session_header = routing.session_header.lower().encode()
-        means.worker_header, means.overhead_header = settings.worker_header, settings.overhead_header
-        means.pool.connect_s, means.pool.idle_s = timeouts.connect_s, timeouts.upstream_idle_s
+        door.timeouts = timeouts
         door.limits, door.tls = config.limits, tls
         logging.getLogger("ichat").setLevel(settings.log_level.upper())
         balancer.advance()
@@ -303,18 +387,19 @@ def _routes(config: Config, name: str) -> Sequence[object]:
     return [*routes, config.litellm_settings, config.routing.max_in_flight]
 
 
-def _sources(registry: Registry) -> Mapping[str, Source]:
+def _sources(registry: Registry, auth: Auth) -> Mapping[str, Source]:
     """Give the workers whose lines are to be fetched, with where they are reached."""
     found: dict[str, Source] = {}
     for worker in registry:
         if worker.beat is not None and not worker.is_down and not worker.is_piped:
             host, port = worker.beat.host, worker.beat.port
-            found[worker.id] = Source(worker.beat.start_id, host, port, worker.unix_socket)
+            token = "" if worker.managed else auth.token.decode()
+            found[worker.id] = Source(worker.beat.start_id, host, port, worker.unix_socket, token)
     return found
 
 
-def secure_parts(config: Config) -> tuple[ssl.SSLContext | None, Mapping[str, Sequence[Endpoint]]]:
-    """Make what needs certificates and keys: the front door's context, and the external routes' endpoints by model.
+def secure_parts(config: Config) -> tuple[ssl.SSLContext | None, Mapping[str, Sequence[Endpoint]], Auth]:
+    """Make what needs certificates and keys: the front door's context, the external routes' endpoints, who may do what.
 
     Raises Exit 64 where one of them is missing or not usable.
     """
@@ -322,7 +407,23 @@ def secure_parts(config: Config) -> tuple[ssl.SSLContext | None, Mapping[str, Se
     tls = None
     if settings.tls_certificate is not None and settings.tls_key is not None:
         tls = server_context(settings.tls_certificate, settings.tls_key)
-    return tls, external_endpoints(config)
+    return tls, external_endpoints(config), Auth(config.security)
+
+
+def _warn_of_strangers(host: str, listeners: list[socket.socket], auth: Auth) -> None:
+    """Say what others than this machine may do with a gateway that they reach, if there are no keys."""
+    if all(is_loopback(listener.getsockname()[0]) for listener in listeners) or (auth.has_keys and auth.has_admin_key):
+        return
+    if not auth.has_keys:
+        log.warning(
+            "WHOEVER REACHES %s MAY USE EVERY MODEL: no keys are configured. Give each client one in"
+            " [[security.keys]] (`./ichat.pyz key` makes it), or let server_settings.host be 127.0.0.1.",
+            host,
+        )
+    if auth.is_bare:
+        log.warning("whoever reaches %s may also read logs and states: see security.admin_key_env", host)
+    if not auth.has_admin_key:
+        log.info("only this machine may change anything: see security.admin_key_env")
 
 
 async def _hurry_when_told(signals: AsyncIterator[int], door: FrontDoor, supervisor: Supervisor) -> None:

@@ -6,7 +6,7 @@ hub                                    sockets' events; ends last
 └ watch                                a signal, the launcher's end or the engine's end begins the shutdown
 """
 
-import argparse
+import hmac
 import json
 import logging
 import math
@@ -23,25 +23,30 @@ import attrs
 import trio
 
 from ichat import errors
-from ichat.beat import Beat, WorkerState, read_beat, sentence
+from ichat.auth import address_in, is_loopback
+from ichat.beat import Beat, WorkerState, sentence
 from ichat.capture import Capture
 from ichat.config import Limits, Timeouts
 from ichat.engines import Engine, find
 from ichat.engines.args import explain
 from ichat.engines.host import Host
 from ichat.engines.wire import model_body, models_body
-from ichat.errors import EXIT_USAGE, ApiError, Exit
+from ichat.errors import ApiError
+from ichat.http.heads import RequestHead
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, open_unix_listener, port_of
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
+from ichat.keys import digest_of
+from ichat.options import Options, read_command_line
 from ichat.ownlog import OwnLog
 from ichat.processes import launcher_pipe
-from ichat.reporter import Reporter, is_address
-from ichat.usage import Usage
+from ichat.reporter import Reporter
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+
+__all__ = ["Worker", "explain_args", "read_command_line", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +56,7 @@ LAST_LINES_S = 2.0
 """How long those that follow the log may take for its end."""
 WITHOUT_LAUNCHER_S = (2.0, 5.0, 6.0)
 """How long after the launcher's end, at most, exchanges may go on, the engine may take to end, and the last words."""
+_TOKEN_HEADERS = frozenset((b"x-ichat-token", b"authorization"))
 _JSON = [(b"content-type", b"application/json")]
 _CHANGES_MODELS = frozenset((
     b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/load_lora_adapter", b"/unload_lora_adapter",
@@ -58,155 +64,22 @@ _CHANGES_MODELS = frozenset((
 """Routes of the engines after which the gateway should hear of other models."""
 
 
-@attrs.frozen
-class Options:
-    """The worker's own command line; everything else is the engine's."""
-
-    backend: str
-    gateway_address: str | None
-    served_model_name: list[str]
-    heartbeat_interval: float
-    worker_id: str
-    host: str
-    port: int
-    advertise_host: str | None
-    unix_socket: str | None
-    max_in_flight: int
-    gateway_ca: str | None
-    orphan_after_s: float
-    log_streaming: bool
-    head_bytes_max: int
-    body_bytes_max: int
-    connections_max: int
-    client_stall_s: float
-    drain_s: float
-    stop_s: float
-    explain_args: bool
-
-
-def parser() -> Usage:
-    """Make the parser of the worker's own flags."""
-    usage = Usage(
-        prog="ichat.pyz worker",
-        description="Load one model with one engine, in this process, and serve the OpenAI routes.",
-        epilog="Every other flag is the engine's own, for example --model. The engine lists its flags with --help=all.",
-        allow_abbrev=False,
-    )
-    add = usage.add_argument
-    limits = Limits()
-    add("--backend", "-be", default="vllm", metavar="NAME", help="the engine: vllm, sglang or another (vllm)")
-    add("--gateway-address", "-ga", metavar="URL", help="register with this gateway, for example http://gw:4000")
-    add(
-        "--served-model-name", "--model-name", "-n", nargs="+", default=[], metavar="NAME",
-        help="the names that requests use; the model's path otherwise",
-    )  # fmt: skip
-    add("--heartbeat-interval", "--hi", type=float, default=30.0, metavar="S", help="seconds between beats (30)")
-    add("--worker-id", default="", metavar="ID", help="made from host and process where it is not given")
-    add("--host", default="127.0.0.1", metavar="HOST", help="where to listen (127.0.0.1; 0.0.0.0 for all interfaces)")
-    add("--port", type=int, default=8000, metavar="PORT", help="where to listen (8000; 0 for any free port)")
-    add("--advertise-host", metavar="HOST", help="how the gateway reaches this worker, where that is not clear")
-    add("--unix-socket", metavar="PATH", help="listen there as well; a gateway uses it for workers that it started")
-    add(
-        "--max-in-flight", type=int, default=0, metavar="N",
-        help="requests that the gateway may send at the same time (as its configuration says)",
-    )  # fmt: skip
-    add("--gateway-ca", metavar="FILE", help="authorities to trust for a gateway with https (those of the system)")
-    add(
-        "--orphan-after-s", type=float, default=0.0, metavar="S",
-        help="end by itself when the gateway has taken no beat for so long (0: never)",
-    )  # fmt: skip
-    add(
-        "--log-streaming", "--ls", type=_truth, default=True, metavar="BOOL",
-        help="keep the last lines of the output, for /logs/stream (true)",
-    )  # fmt: skip
-    for name, default, help_ in (
-        ("--head-bytes-max", limits.head_bytes_max, "the largest head of a request"),
-        ("--body-bytes-max", limits.body_bytes_max, "the largest body of a request"),
-        ("--connections-max", limits.connections_max, "open connections"),
-    ):
-        add(name, type=int, default=default, metavar="N", help=f"{help_} ({default})")
-    stall_s = Timeouts().client_stall_s
-    add(
-        "--client-stall-s", type=float, default=stall_s, metavar="S",
-        help=f"how long a client may take no bytes before it counts as gone ({stall_s:g})",
-    )  # fmt: skip
-    add("--drain-s", type=float, default=30.0, metavar="S", help="how long exchanges may take to end at shutdown (30)")
-    add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
-    add("--explain-args", action="store_true", help="print what the engine would get, and why, and end")
-    return usage
-
-
-def _truth(word: str) -> bool:
-    if word.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"must be true or false, not {word!r}")
-    return word.lower() == "true"
-
-
-def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
-    """Split a command line into the worker's options and the engine's arguments.
-
-    Flags are matched by their exact names, with `_` for `-` allowed, so nothing of the engine's is taken by mistake.
-    The host, the port and the model's names are handed to the engine as well. Raises Exit 64.
-    """
-    usage = parser()
-    actions = {option: action for action in usage._actions for option in action.option_strings}
-    ours: list[str] = []
-    theirs: list[str] = []
-    rest = list(argv)
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.partition("=")
-        if name.startswith("--"):
-            name = name.replace("_", "-")
-        action = actions.get(name)
-        if action is None or (name in ("-h", "--help") and equals):
-            theirs.append(word)
-            continue
-        ours.append(name + equals + value)
-        if not equals and action.nargs != 0:
-            while rest and not (rest[0].startswith("-") and len(rest[0]) > 1 and not rest[0][1].isdigit()):
-                ours.append(rest.pop(0))
-                if action.nargs is None:
-                    break
-    found = usage.parse_args(ours)
-    options = Options(**vars(found))
-    if not 0 <= options.port < 65536:
-        raise Exit(EXIT_USAGE, f"{usage.prog}: --port must be from 0 to 65535, not {options.port}")
-    if not 0 <= options.orphan_after_s < math.inf:
-        raise Exit(EXIT_USAGE, f"{usage.prog}: --orphan-after-s must be 0 or more, not {options.orphan_after_s}")
-    _check_beat(options, usage.prog)
-    if options.gateway_address is not None and not is_address(options.gateway_address):
-        raise Exit(
-            EXIT_USAGE,
-            f"{usage.prog}: --gateway-address must be like http://gw:4000, not {options.gateway_address!r}",
-        )
-    if options.served_model_name:
-        theirs += ["--served-model-name", *options.served_model_name]
-    return options, theirs
-
-
-def _check_beat(options: Options, prog: str) -> None:
-    """Find now what the gateway would refuse in every beat. Raises Exit 64."""
-    try:
-        read_beat({
-            "worker_id": options.worker_id or "w",
-            "model_name": options.served_model_name[0] if options.served_model_name else "m",
-            "model_names": options.served_model_name,
-            "host": options.advertise_host or "h",
-            "port": 1,
-            "heartbeat_interval": options.heartbeat_interval,
-            "max_in_flight": options.max_in_flight,
-        })  # fmt: skip
-    except errors.ApiError as error:
-        raise Exit(EXIT_USAGE, f"{prog}: {error.message}") from error
-
-
 class Worker:
     """The worker's parts, and how they answer."""
 
-    def __init__(self, options: Options, engine: Engine, host: Host, port: int, capture: Capture | None = None) -> None:
-        """`capture` has the lines of this process, where they are kept."""
+    def __init__(
+        self,
+        options: Options,
+        engine: Engine,
+        host: Host,
+        port: int,
+        *,
+        capture: Capture | None = None,
+        token: str = "",
+    ) -> None:
+        """`capture` has the lines of this process, where they are kept; `token` lets others than this machine ask."""
         self.options = options
+        self._token = digest_of(token.encode()) if token else None
         self.host = host
         self._engine = engine
         self.port = port
@@ -234,8 +107,24 @@ class Worker:
             return "following"
         return "loading" if self.host.parsed.is_set() else "starting"
 
+    def look(self, head: RequestHead, peer: str) -> None:
+        """Let this machine ask, and whoever has the token; everybody for the health. Raises ApiError 401, 403."""
+        if is_loopback(address_in(peer)) or head.path == b"/health":
+            return
+        if self._token is None:
+            raise errors.forbidden(
+                "This worker answers its own machine only: start it, and its gateway, with the same ICHAT_JOIN_TOKEN."
+            )
+        given = (value.removeprefix(b"Bearer ") for name, value in head.headers if name in _TOKEN_HEADERS)
+        if not any(hmac.compare_digest(digest_of(one), self._token) for one in given):
+            raise errors.invalid_api_key(
+                "This worker answers its own machine, and whoever sends the token of its gateway (ICHAT_JOIN_TOKEN) as"
+                " `Authorization: Bearer`."
+            )
+
     async def answer(self, request: Request, client: Client) -> None:
         """Answer one request: what concerns the worker as a whole here, everything else by the engine."""
+        request.headers = [header for header in request.headers if header[0] != b"x-ichat-token"]
         asks = request.method in (b"GET", b"HEAD")
         if asks and request.path == b"/health":
             await self._tell_health(request, client)
@@ -383,12 +272,13 @@ async def run(
     options: Options,
     engine_argv: Sequence[str],
     capture: Capture | None = None,
+    token: str = "",
     *,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a worker until it is told to stop; `started` with its port. Raises Exit where the engine fails.
 
-    `capture` has the lines of this process, where they are kept.
+    `capture` has the lines of this process, where they are kept; `token` is that of its gateway.
     """
     engine = find(options.backend)
     engine.check()
@@ -396,20 +286,25 @@ async def run(
     if options.unix_socket is not None:
         listeners.append(open_unix_listener(options.unix_socket))
     timeouts = Timeouts(drain_s=options.drain_s, client_stall_s=options.client_stall_s)
-    limits = Limits(options.head_bytes_max, options.body_bytes_max, options.connections_max)
+    limits = Limits(
+        options.head_bytes_max, options.body_bytes_max, options.connections_max, options.connections_max
+    )  # all of them may be its gateway's
     port = port_of(listeners)
     argv = [*engine_argv, "--host", options.host, "--port", str(port)]
     host = Host(engine, argv, client_stall_s=timeouts.client_stall_s)
-    worker = Worker(options, engine, host, port, capture)
+    worker = Worker(options, engine, host, port, capture=capture, token=token)
     hub = Hub()
-    door = FrontDoor(b"worker", worker.answer, hub, limits, timeouts)
+    door = FrontDoor(b"worker", worker.answer, hub, limits, timeouts, look=worker.look)
     log.info("worker %s listens on %s:%d", worker.id, options.host, worker.port)
+    if not token and not is_loopback(listeners[0].getsockname()[0]):
+        log.warning("only this machine may ask this worker: others need a token in ICHAT_JOIN_TOKEN, the gateway too")
     task_status.started(worker.port)
     reporter = None
     if options.gateway_address is not None:
         reporter = Reporter(
             options.gateway_address,
             ca_file=options.gateway_ca,
+            token=token,
             host=options.advertise_host or options.host,
             now=worker.beat,
             lost=host.fail,

@@ -1,0 +1,85 @@
+"""Keys: made at random, known by their hashes, and handed to a worker so that nobody else sees them.
+
+A key has 256 random bits, so a plain SHA-256 of it tells nothing: it needs neither salt nor slowness, as passwords do.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import MutableMapping
+
+from ichat.errors import EXIT_USAGE, Exit
+
+KEY_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
+"""What a key may be called."""
+PREFIX = "sk-ichat-"
+TOKEN_VARIABLE = "ICHAT_JOIN_TOKEN"  # noqa: S105
+"""Holds the token of a worker that was started by hand."""
+TOKEN_FD_VARIABLE = "ICHAT_JOIN_TOKEN_FD"  # noqa: S105
+"""Names the descriptor of a pipe that has the token of a worker that a gateway started."""
+CHARACTERS_MIN = 16
+"""A key shorter than this could be guessed."""
+_TOKEN_BYTES_MAX = 4096
+_KEY = re.compile(rf"[!-~]{{{CHARACTERS_MIN},1024}}")
+
+
+def new_key() -> str:
+    """Make a key."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def digest_of(key: bytes) -> bytes:
+    """Give the 32 bytes by which a key is known."""
+    return hashlib.sha256(key).digest()
+
+
+def hash_of(key: str) -> str:
+    """Write a key's hash as the configuration has it: ``sha256:`` and 64 hexadecimal digits."""
+    return f"sha256:{digest_of(key.encode()).hex()}"
+
+
+def key_in(variable: str, where: str) -> str:
+    """Read a key from the environment; `where` is what messages call the place that names it. Raises Exit 64."""
+    key = os.environ.get(variable, "")
+    if not _KEY.fullmatch(key):
+        raise Exit(
+            EXIT_USAGE,
+            f"{where}: the environment has no usable key in {variable}: it must be at least {CHARACTERS_MIN} printable"
+            " characters without blanks (`./ichat.pyz key` makes one).",
+        )
+    return key
+
+
+def hand_over(token: str) -> int:
+    """Put a token into a pipe, for a child to read once; give the descriptor of its other end."""
+    theirs, ours = os.pipe()
+    try:
+        os.write(ours, token.encode())
+    finally:
+        os.close(ours)
+    return theirs
+
+
+def take_token(environment: MutableMapping[str, str]) -> str:
+    """Take this worker's token: from the pipe of the gateway that started it, else from its environment; else "".
+
+    The environment has it no longer afterwards, so that the engine's processes do not inherit it. Raises Exit 64.
+    """
+    descriptor = environment.pop(TOKEN_FD_VARIABLE, None)
+    given = environment.pop(TOKEN_VARIABLE, "")
+    if descriptor is not None:
+        with contextlib.suppress(OSError, ValueError):
+            fd = int(descriptor)
+            try:
+                return os.read(fd, _TOKEN_BYTES_MAX).decode()
+            finally:
+                os.close(fd)
+    if given and not _KEY.fullmatch(given):
+        raise Exit(
+            EXIT_USAGE,
+            f"{TOKEN_VARIABLE} must be at least {CHARACTERS_MIN} printable characters without blanks, and the same as"
+            " the gateway's security.join_token_env.",
+        )
+    return given

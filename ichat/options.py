@@ -1,0 +1,157 @@
+"""The worker's command line: its own flags; everything else is the engine's."""
+
+import argparse
+import math
+from collections.abc import Sequence
+
+import attrs
+
+from ichat import errors
+from ichat.beat import read_beat
+from ichat.config import Limits, Timeouts
+from ichat.errors import EXIT_USAGE, Exit
+from ichat.reporter import is_address
+from ichat.usage import Usage
+
+
+@attrs.frozen
+class Options:
+    """The worker's own command line; everything else is the engine's."""
+
+    backend: str
+    gateway_address: str | None
+    served_model_name: list[str]
+    heartbeat_interval: float
+    worker_id: str
+    host: str
+    port: int
+    advertise_host: str | None
+    unix_socket: str | None
+    max_in_flight: int
+    gateway_ca: str | None
+    orphan_after_s: float
+    log_streaming: bool
+    head_bytes_max: int
+    body_bytes_max: int
+    connections_max: int
+    client_stall_s: float
+    drain_s: float
+    stop_s: float
+    explain_args: bool
+
+
+def parser() -> Usage:
+    """Make the parser of the worker's own flags."""
+    usage = Usage(
+        prog="ichat.pyz worker",
+        description="Load one model with one engine, in this process, and serve the OpenAI routes.",
+        epilog="Every other flag is the engine's own, for example --model. The engine lists its flags with --help=all.",
+        allow_abbrev=False,
+    )
+    add = usage.add_argument
+    limits = Limits()
+    add("--backend", "-be", default="vllm", metavar="NAME", help="the engine: vllm, sglang or another (vllm)")
+    add("--gateway-address", "-ga", metavar="URL", help="register with this gateway, for example http://gw:4000")
+    add(
+        "--served-model-name", "--model-name", "-n", nargs="+", default=[], metavar="NAME",
+        help="the names that requests use; the model's path otherwise",
+    )  # fmt: skip
+    add("--heartbeat-interval", "--hi", type=float, default=30.0, metavar="S", help="seconds between beats (30)")
+    add("--worker-id", default="", metavar="ID", help="made from host and process where it is not given")
+    add("--host", default="127.0.0.1", metavar="HOST", help="where to listen (127.0.0.1; 0.0.0.0 for all interfaces)")
+    add("--port", type=int, default=8000, metavar="PORT", help="where to listen (8000; 0 for any free port)")
+    add("--advertise-host", metavar="HOST", help="how the gateway reaches this worker, where that is not clear")
+    add("--unix-socket", metavar="PATH", help="listen there as well; a gateway uses it for workers that it started")
+    add(
+        "--max-in-flight", type=int, default=0, metavar="N",
+        help="requests that the gateway may send at the same time (as its configuration says)",
+    )  # fmt: skip
+    add("--gateway-ca", metavar="FILE", help="authorities to trust for a gateway with https (those of the system)")
+    add(
+        "--orphan-after-s", type=float, default=0.0, metavar="S",
+        help="end by itself when the gateway has taken no beat for so long (0: never)",
+    )  # fmt: skip
+    add(
+        "--log-streaming", "--ls", type=_truth, default=True, metavar="BOOL",
+        help="keep the last lines of the output, for /logs/stream (true)",
+    )  # fmt: skip
+    for name, default, help_ in (
+        ("--head-bytes-max", limits.head_bytes_max, "the largest head of a request"),
+        ("--body-bytes-max", limits.body_bytes_max, "the largest body of a request"),
+        ("--connections-max", limits.connections_max, "open connections"),
+    ):
+        add(name, type=int, default=default, metavar="N", help=f"{help_} ({default})")
+    stall_s = Timeouts().client_stall_s
+    add(
+        "--client-stall-s", type=float, default=stall_s, metavar="S",
+        help=f"how long a client may take no bytes before it counts as gone ({stall_s:g})",
+    )  # fmt: skip
+    add("--drain-s", type=float, default=30.0, metavar="S", help="how long exchanges may take to end at shutdown (30)")
+    add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
+    add("--explain-args", action="store_true", help="print what the engine would get, and why, and end")
+    return usage
+
+
+def _truth(word: str) -> bool:
+    if word.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"must be true or false, not {word!r}")
+    return word.lower() == "true"
+
+
+def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
+    """Split a command line into the worker's options and the engine's arguments.
+
+    Flags are matched by their exact names, with `_` for `-` allowed, so nothing of the engine's is taken by mistake.
+    The host, the port and the model's names are handed to the engine as well. Raises Exit 64.
+    """
+    usage = parser()
+    actions = {option: action for action in usage._actions for option in action.option_strings}
+    ours: list[str] = []
+    theirs: list[str] = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            name = name.replace("_", "-")
+        action = actions.get(name)
+        if action is None or (name in ("-h", "--help") and equals):
+            theirs.append(word)
+            continue
+        ours.append(name + equals + value)
+        if not equals and action.nargs != 0:
+            while rest and not (rest[0].startswith("-") and len(rest[0]) > 1 and not rest[0][1].isdigit()):
+                ours.append(rest.pop(0))
+                if action.nargs is None:
+                    break
+    found = usage.parse_args(ours)
+    options = Options(**vars(found))
+    if not 0 <= options.port < 65536:
+        raise Exit(EXIT_USAGE, f"{usage.prog}: --port must be from 0 to 65535, not {options.port}")
+    if not 0 <= options.orphan_after_s < math.inf:
+        raise Exit(EXIT_USAGE, f"{usage.prog}: --orphan-after-s must be 0 or more, not {options.orphan_after_s}")
+    _check_beat(options, usage.prog)
+    if options.gateway_address is not None and not is_address(options.gateway_address):
+        raise Exit(
+            EXIT_USAGE,
+            f"{usage.prog}: --gateway-address must be like http://gw:4000, not {options.gateway_address!r}",
+        )
+    if options.served_model_name:
+        theirs += ["--served-model-name", *options.served_model_name]
+    return options, theirs
+
+
+def _check_beat(options: Options, prog: str) -> None:
+    """Find now what the gateway would refuse in every beat. Raises Exit 64."""
+    try:
+        read_beat({
+            "worker_id": options.worker_id or "w",
+            "model_name": options.served_model_name[0] if options.served_model_name else "m",
+            "model_names": options.served_model_name,
+            "host": options.advertise_host or "h",
+            "port": 1,
+            "heartbeat_interval": options.heartbeat_interval,
+            "max_in_flight": options.max_in_flight,
+        })  # fmt: skip
+    except errors.ApiError as error:
+        raise Exit(EXIT_USAGE, f"{prog}: {error.message}") from error

@@ -1,0 +1,247 @@
+"""The workers' own metrics as the gateway shows them: every sample says of which worker and model it is.
+
+They are asked for when somebody asks the gateway, all at once. Text stays text: a sample is a line, which gets two more
+labels, and lines of one family stand together whoever they are from. That is done in a thread.
+"""
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+import attrs
+import h11
+import trio
+
+from ichat.http.pool import Upstream
+from ichat.registry import Registry, Worker
+
+log = logging.getLogger(__name__)
+
+ASK_S = 2.0
+"""How long a worker may take to answer."""
+ROUND_S = 6.0
+"""How long all of them may take: those that were not asked by then count as failed."""
+REUSE_S = 1.0
+"""How long what was found is shown to others who ask."""
+ASKED_AT_ONCE_MAX = 32
+BYTES_MAX = 4 * 1024 * 1024
+"""Of one worker's answer."""
+ALL_BYTES_MAX = 64 * 1024 * 1024
+"""Of all answers of a round."""
+READ_BYTES = 65536
+TWINS = (
+    ("vllm:gpu_cache_usage_perc", "vllm:kv_cache_usage_perc"),
+    ("vllm:time_per_output_token_seconds", "vllm:inter_token_latency_seconds"),
+)
+"""Old and new names of vLLM's for the same: where there is one of them, both are shown."""
+
+_FAILURES = (OSError, trio.BrokenResourceError, trio.TooSlowError, h11.RemoteProtocolError, ValueError)
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_VALUE = re.compile(r"[-+.0-9a-zA-Z]+[ \t]+-?[0-9]+\s*")
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="(?:[^"\\]|\\.)*"')
+_SUFFIXES = frozenset(("", "_bucket", "_sum", "_count", "_total", "_created", "_info"))
+
+
+@attrs.define
+class Family:
+    """The lines of one metric."""
+
+    head: dict[str, str] = attrs.field(factory=dict[str, str])
+    """The lines that begin with `# HELP` and `# TYPE`."""
+    samples: list[str] = attrs.field(factory=list[str])
+
+
+Families = dict[str, Family]
+
+
+def read(text: str, labels: Mapping[str, str]) -> Families:
+    """Take an exposition in Prometheus' text format apart, by the names of its families; add labels to each sample.
+
+    A label of such a name that is there already becomes `exported_...`. Lines that are no samples are left out.
+    """
+
+    def renamed(label: re.Match[str]) -> str:
+        return f"exported_{label[0]}" if label[1] in labels else label[0]
+
+    families: Families = {}
+    added = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    clashes = any(f'{name}="' in text for name in labels)
+    name, family, last, samples = "", Family(), "", [""]
+    for line in text.split("\n"):
+        if line.startswith("#"):
+            words = line.split(None, 3)
+            if len(words) == 4 and words[1] in ("HELP", "TYPE"):
+                name, last = words[2], ""
+                family = families.setdefault(name, Family())
+                family.head.setdefault(words[1], line)
+            continue
+        its_name, its_labels, value = _parts_of(line)
+        if its_name != last:
+            if not _NAME.fullmatch(its_name):
+                continue
+            last = its_name
+            if not (its_name.startswith(name) and its_name[len(name) :] in _SUFFIXES):
+                name, family = its_name, families.setdefault(its_name, Family())
+            samples = family.samples
+        if not _is_value(value):
+            continue
+        if clashes:
+            its_labels = _LABEL.sub(renamed, its_labels)
+        both = f"{added},{its_labels}" if added and its_labels else added or its_labels
+        samples.append(f"{its_name}{{{both}}} {value}" if both else f"{its_name} {value}")
+    return families
+
+
+def _parts_of(line: str) -> tuple[str, str, str]:
+    """Take a sample apart: its name, its labels, and what follows."""
+    name, brace, rest = line.partition("{")
+    if brace:
+        labels, end, value = rest.rpartition("} ")
+        return name, labels, value if end else ""
+    name, _, value = line.partition(" ")
+    return name, "", value
+
+
+def _is_value(text: str) -> bool:
+    """Say whether this is a number, with or without a time behind it."""
+    try:
+        float(text)
+    except ValueError:
+        return _VALUE.fullmatch(text) is not None
+    return True
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def add_twins(families: Families) -> None:
+    """Show what has an old and a new name by both."""
+    for pair in TWINS:
+        for one, other in (pair, pair[::-1]):
+            family = families.get(one)
+            if family is not None and other not in families:
+                head = {kind: line.replace(one, other, 1) for kind, line in family.head.items()}
+                families[other] = Family(head, [other + line[len(one) :] for line in family.samples])
+
+
+def write(parts: Iterable[Families]) -> bytes:
+    """Write one exposition: what several parts have of one family stands together, under one head."""
+    together: dict[str, list[Family]] = {}
+    for families in parts:
+        for name, family in families.items():
+            if family.samples or family.head:
+                together.setdefault(name, []).append(family)
+    lines: list[str] = []
+    for same in together.values():
+        head = {kind: line for family in reversed(same) for kind, line in family.head.items()}
+        lines += [head[kind] for kind in ("HELP", "TYPE") if kind in head]
+        for family in same:
+            lines += family.samples
+    return ("\n".join(lines) + "\n").encode(errors="replace")
+
+
+@attrs.define
+class _Round:
+    """What one round has found, and how much more it may take."""
+
+    found: dict[str, Families | None]
+    bytes_left: int = ALL_BYTES_MAX
+
+
+class Scraper:
+    """Asks the ready workers for their metrics, and shows them together with the gateway's own."""
+
+    def __init__(self, registry: Registry, token: Callable[[], bytes] = bytes) -> None:
+        """`token` gives what tells workers that were not started here that their gateway asks, if it is not empty."""
+        self._registry = registry
+        self._token = token
+        self._turn = trio.Lock()
+        self._thread = trio.CapacityLimiter(1)
+        self._found: Mapping[str, Families | None] = {}
+        self._found_at = -math.inf
+
+    def __repr__(self) -> str:
+        return f"<Scraper of {len(self._found)} workers>"
+
+    async def expose(self, own: Callable[[], bytes]) -> bytes:
+        """Give the gateway's metrics, which `own` writes in a thread, and those of the workers, in one exposition."""
+        async with self._turn:
+            if trio.current_time() - self._found_at >= REUSE_S:
+                self._found = await self._ask_all()
+                self._found_at = trio.current_time()
+            found = self._found
+        return await trio.to_thread.run_sync(_put_together, own, found, limiter=self._thread)
+
+    async def _ask_all(self) -> Mapping[str, Families | None]:
+        """Give what each worker has, or None where it did not answer."""
+        workers = [worker for worker in self._registry if self._registry.state(worker) == "ready" and worker.endpoint]
+        round_ = _Round(dict.fromkeys([worker.id for worker in workers]))
+        limit = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
+        with trio.move_on_after(ROUND_S):
+            async with trio.open_nursery() as nursery:
+                for worker in workers:
+                    nursery.start_soon(self._ask, worker, round_, limit)
+        return round_.found
+
+    async def _ask(self, worker: Worker, round_: _Round, limit: trio.CapacityLimiter) -> None:
+        assert worker.endpoint is not None
+        labels = {"worker": worker.id, "model": worker.names[0] if worker.names else ""}
+        async with limit:
+            try:
+                with trio.fail_after(ASK_S):
+                    token = b"" if worker.managed else self._token()
+                    data = await _fetch(worker.endpoint.upstream, token, round_)
+            except _FAILURES as error:
+                log.debug("worker %s gave no metrics: %r", worker.id, error)
+                return
+        round_.found[worker.id] = await trio.to_thread.run_sync(_take, data, labels, limiter=self._thread)
+
+
+async def _fetch(upstream: Upstream, token: bytes, round_: _Round) -> bytes:
+    """Give a worker's answer. Raises OSError, trio.BrokenResourceError, h11.RemoteProtocolError, ValueError."""
+    headers = [(b"host", upstream.authority), (b"accept", b"text/plain;version=0.0.4"), (b"connection", b"close")]
+    if token:
+        headers.append((b"x-ichat-token", token))
+    parser = h11.Connection(h11.CLIENT)
+    request = parser.send(h11.Request(method="GET", target="/metrics", headers=headers)) or b""
+    data = bytearray()
+    async with await _connect(upstream) as stream:
+        await stream.send_all(request)
+        while True:
+            event = parser.next_event()
+            if event is h11.NEED_DATA:
+                parser.receive_data(await stream.receive_some(READ_BYTES))
+            elif isinstance(event, h11.Response) and event.status_code != 200:
+                raise ValueError(f"it answers with {event.status_code}")
+            elif isinstance(event, h11.Data):
+                data += event.data
+                round_.bytes_left -= len(event.data)
+                if len(data) > BYTES_MAX or round_.bytes_left < 0:
+                    raise ValueError("its answer is too long")
+            elif isinstance(event, h11.EndOfMessage):
+                return bytes(data)
+
+
+async def _connect(upstream: Upstream) -> trio.SocketStream:
+    if not upstream.port:
+        return await trio.open_unix_socket(upstream.host)
+    return await trio.open_tcp_stream(upstream.host, upstream.port)
+
+
+def _take(data: bytes, labels: Mapping[str, str]) -> Families:
+    families = read(data.decode(errors="replace"), labels)
+    add_twins(families)
+    return families
+
+
+def _put_together(own: Callable[[], bytes], found: Mapping[str, Families | None]) -> bytes:
+    name = "ichat_worker_scrape_failed"
+    head = {
+        "HELP": f"# HELP {name} 1 for a ready worker whose metrics are missing here.",
+        "TYPE": f"# TYPE {name} gauge",
+    }
+    samples = [f'{name}{{worker="{_escaped(one)}"}} {int(families is None)}' for one, families in found.items()]
+    parts = [read(own().decode(), {}), {name: Family(head, samples)}]
+    return write([*parts, *(families for families in found.values() if families is not None)])
