@@ -9,6 +9,7 @@ import functools
 import hmac
 import ipaddress
 import re
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
@@ -18,8 +19,8 @@ import trio
 from ichat import errors
 from ichat.config import Security
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.http.heads import Headers
-from ichat.keys import digest_of, key_in
+from ichat.http.heads import Headers, RequestHead
+from ichat.keys import digest_of, key_in, proof_of
 
 Rule = Literal["open", "data", "models", "metrics", "read", "write", "join"]
 """What a route asks for.
@@ -51,12 +52,21 @@ ROUTES: Mapping[tuple[str, str], Rule] = {
 
 CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
 """Headers in which a key comes."""
-FORWARDED = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto"))
+FORWARDED = frozenset((
+    b"forwarded", b"x-forwarded-for", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto", b"via",
+))  # fmt: skip
 """Headers in which proxies say for whom they ask."""
 CALLER_HEADER = b"x-ichat-caller"
 """Tells the control plane who asks."""
+INTERNAL = b"x-ichat-"
+"""Begins the headers that the gateway and its workers use among themselves."""
+CHANGES_MODELS = frozenset((
+    b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/load_lora_adapter", b"/unload_lora_adapter",
+))  # fmt: skip
+"""Routes of the engines that load and unload models: they are the operators'."""
 RESOLVE_S = 5.0
 _ADDRESSES_MAX = 4096
+_OWN_NAMES = frozenset(("localhost", socket.gethostname().lower()))
 _KINDS: Mapping[str, Kind] = {kind: kind for kind in get_args(Kind)}
 _HOST = re.compile(rb"\[([0-9a-fA-F:.]+)\](?::\d+)?|([^:\[\]]+)(?::\d+)?")
 _ORIGIN = re.compile(rb"https?://(.+)")
@@ -70,7 +80,6 @@ class ClientKey:
     """A client's key, as it is known here."""
 
     name: str
-    digest: bytes = attrs.field(repr=False)
     models: frozenset[str] | None
     """What it may ask for; None: every model."""
 
@@ -83,7 +92,10 @@ class Caller:
     address: str
     """The client's, as far as proxies that are trusted say; "" over a unix socket."""
     is_here: bool
-    """Whether it comes from this machine, by no proxy, and not from a page in a browser."""
+    """Whether it comes from this machine, by no proxy, and not from a page in a browser.
+
+    Never where clients have keys: then a proxy that says nothing of its clients must not make each of them an operator.
+    """
     key: ClientKey | None = None
     is_own: bool = False
     """Whether it is a worker that this gateway has started, over the control plane's own socket."""
@@ -94,17 +106,26 @@ class Caller:
         return self.key.name if self.key is not None else self.address
 
 
+def bearer_of(value: bytes) -> bytes:
+    """Give the key in an `Authorization` (RFC 6750), or the whole of it where it is of another kind."""
+    scheme, _, given = value.partition(b" ")
+    return given.strip() if scheme.lower() == b"bearer" else value
+
+
 def write_caller(caller: Caller) -> bytes:
     """Write what the control plane has to know of a caller, for CALLER_HEADER."""
     name = caller.key.name if caller.key is not None else ""
     return f"{caller.kind} {'here' if caller.is_here else 'elsewhere'} {name} {caller.address}".encode()
 
 
-@functools.lru_cache(maxsize=_ADDRESSES_MAX)
 def address_in(peer: str) -> str:
     """Give the address in ``address:port``, without a zone, and IPv4 as such; "" of a unix socket."""
-    host = peer.rpartition(":")[0].strip("[]").partition("%")[0]
-    return _plain(host) if host else ""
+    return _address(peer.rpartition(":")[0])
+
+
+@functools.lru_cache(maxsize=_ADDRESSES_MAX)
+def _address(host: str) -> str:
+    return _plain(host.strip("[]").partition("%")[0]) if host else ""
 
 
 @functools.lru_cache(maxsize=_ADDRESSES_MAX)
@@ -175,14 +196,16 @@ class Auth:
         self._admin = _digest(security.admin_key_hash, security.admin_key_env, "security.admin_key_env")
         token = security.join_token_env
         self.token = key_in(token, "security.join_token_env").encode() if token is not None else b""
-        """What workers say when they join, and are told with each request; empty: there is none."""
+        """What workers say when they join; empty: there is none."""
+        self.proof = proof_of(self.token) if self.token else b""
+        """What shows them that a request comes from their gateway, and tells the token to nobody."""
         self._token = digest_of(self.token) if self.token else None
         self._keys: dict[bytes, ClientKey] = {}
         for index, key in enumerate(security.keys):
             digest = _digest(key.key_hash, key.key_env, f"security.keys[{index}].key_env")
             assert digest is not None, "the configuration was not checked"
             models = None if key.models is None else frozenset(key.models)
-            self._keys[digest] = ClientKey(key.name, digest, models)
+            self._keys[digest] = ClientKey(key.name, models)
         known = [digest for digest in (*self._keys, self._admin, self._token) if digest is not None]
         if len(set(known)) < len(security.keys) + (self._admin is not None) + (self._token is not None):
             raise Exit(EXIT_USAGE, "security: the same key is given for two things; each has its own.")
@@ -205,36 +228,34 @@ class Auth:
         """Whether no key of any kind is configured."""
         return not self._keys and self._admin is None and self._token is None
 
-    def caller(self, headers: Headers, peer: str) -> Caller:
-        """Say who sends a request with these headers over a connection from `peer`."""
-        credential = forwarded_for = host = origin = b""
+    def caller(self, head: RequestHead, peer: str) -> Caller:
+        """Say who sends a request with this head over a connection from `peer`."""
+        credential = b""
+        forwarded: list[bytes] = []
         is_forwarded = False
-        for name, value in headers:
+        for name, value in head.headers:
             if name == b"authorization":
-                scheme, _, given = value.partition(b" ")
-                credential = given.strip() if scheme.lower() == b"bearer" else value
+                credential = bearer_of(value)
             elif name in CREDENTIALS:
                 credential = credential or value
             elif name in FORWARDED:
                 is_forwarded = True
                 if name == b"x-forwarded-for":
-                    forwarded_for = forwarded_for + b"," + value if forwarded_for else value
-            elif name == b"host":
-                host = value
-            elif name == b"origin":
-                origin = value
+                    forwarded.append(value)
         address = address_in(peer)
-        if is_forwarded and address in self.proxies:
-            address, is_forwarded = self._behind(forwarded_for, address), not forwarded_for
-        is_here = not is_forwarded and is_loopback(address) and bool(_address_of(host)) and _is_own_origin(origin)
+        is_here = is_loopback(address) and not (is_forwarded or self._keys) and address not in self.proxies
+        if is_here:
+            is_here = head.version == b"1.1" and is_for_us(head.headers) and _is_from_us(head.headers)
+        elif is_forwarded and address in self.proxies:
+            address = self._behind(forwarded)
         kind, key = self._kind(credential)
         return Caller(kind, address, is_here, key)
 
     def _kind(self, credential: bytes) -> tuple[Kind, ClientKey | None]:
         """Say whose key this is.
 
-        It is found by its digest, of which a client cannot choose a single bit, and digests are compared in constant
-        time: how long that takes tells nothing about keys.
+        A client's is found by its digest, of which nobody can choose a single bit, and the others' digests are compared
+        in constant time: how long that takes tells nothing about keys.
         """
         if not credential:
             return "nobody", None
@@ -242,7 +263,7 @@ class Auth:
             return "unknown", None
         digest = digest_of(credential)
         key = self._keys.get(digest)
-        if key is not None and hmac.compare_digest(key.digest, digest):
+        if key is not None:
             return "data", key
         if self._admin is not None and hmac.compare_digest(self._admin, digest):
             return "admin", None
@@ -250,18 +271,20 @@ class Auth:
             return "worker", None
         return "unknown", None
 
-    def _behind(self, forwarded_for: bytes, address: str) -> str:
+    def _behind(self, forwarded: Sequence[bytes]) -> str:
         """Give the last address that no trusted proxy has, of those that proxies have added one after the other."""
-        for given in reversed(forwarded_for.decode("latin-1").split(",")):
+        for given in reversed(b",".join(forwarded).decode("latin-1").split(",")):
             word = given.strip()
             if word.startswith("["):
                 word = word[1:].partition("]")[0]
             elif word.count(":") == 1:  # some add the port
                 word = word.partition(":")[0]
             address = _plain(word)
+            if not _is_address(address) or "%" in address:
+                break
             if address not in self.proxies:
-                return address if _is_address(address) else "unknown"
-        return address
+                return address
+        return "unknown"
 
     def read_caller(self, text: str | None) -> Caller:
         """Read what `write_caller` wrote.
@@ -286,7 +309,8 @@ class Auth:
                 return
             if self._token is None and not caller.is_here:
                 raise errors.forbidden(
-                    "Workers join from the gateway's own machine only, unless security.join_token_env names a token."
+                    f"{self._only_here(caller, 'Workers join')}, unless security.join_token_env names a token, which"
+                    " the workers have in ICHAT_JOIN_TOKEN."
                 )
             if self._token is not None:
                 raise _refusal(caller, "the workers' token (ICHAT_JOIN_TOKEN)")
@@ -295,9 +319,17 @@ class Auth:
                 raise _refusal(caller, "the admin key (security.admin_key_env)")
         elif not caller.is_here and (rule == "write" or not self.is_bare or is_loopback(caller.address)):
             raise errors.forbidden(
-                "This is for the gateway's own machine only (at an address or `localhost`, through no proxy), unless"
-                " security.admin_key_env or admin_key_hash gives an admin key."
+                f"{self._only_here(caller, 'This is allowed')}, unless security.admin_key_env or admin_key_hash gives"
+                " an admin key."
             )
+
+    def _only_here(self, caller: Caller, what: str) -> str:
+        if self._keys:
+            return f"{what} to nobody without a key, where clients have keys"
+        return (
+            f"{what} only from the gateway's own machine, at 127.0.0.1 or `localhost` and through no proxy (this"
+            f" request came from {caller.address or 'a socket'})"
+        )
 
     def check_model(self, caller: Caller, model: str) -> None:
         """Raise ApiError 403 where the caller's key is not for this model."""
@@ -355,15 +387,28 @@ def _address_of(host: bytes) -> str:
     """Give the address that a `Host` is or means; "" where it is a name, which others could let point here."""
     match = _HOST.fullmatch(host)
     name = (match[1] or match[2]).decode("latin-1").lower().rstrip(".") if match else ""
-    if name == "localhost" or name.endswith(".localhost"):
+    if name in _OWN_NAMES or name.endswith(".localhost"):
         return "127.0.0.1"
     return name if _is_address(name) else ""
 
 
-def _is_own_origin(origin: bytes) -> bool:
-    """Say whether the page that sends this, if it is one, came from this machine."""
-    if not origin:
-        return True
-    match = _ORIGIN.fullmatch(origin)
-    address = _address_of(match[1]) if match else ""
-    return bool(address) and is_loopback(address)
+def is_for_us(headers: Headers) -> bool:
+    """Say whether a request names this machine as its host, and comes through no proxy that says so."""
+    host = b""
+    for name, value in headers:
+        if name == b"host":
+            host = value
+        elif name in FORWARDED:
+            return False
+    return bool(_address_of(host))
+
+
+def _is_from_us(headers: Headers) -> bool:
+    """Say whether the page that sends a request, if it is one, came from this machine."""
+    for name, value in headers:
+        if name == b"origin":
+            match = _ORIGIN.fullmatch(value)
+            address = _address_of(match[1]) if match else ""
+            if not address or not is_loopback(address):
+                return False
+    return True

@@ -139,17 +139,17 @@ def same_for(session: bytes, endpoints: Sequence[Endpoint]) -> Endpoint:
 class Lease:
     """One request's place at an endpoint."""
 
-    def __init__(self, endpoint: Endpoint, balancer: "Balancer", *, is_probe: bool) -> None:
+    def __init__(self, endpoint: Endpoint, balancer: "Balancer", probe: int) -> None:
         self.endpoint = endpoint
         self._balancer: Balancer | None = balancer
-        self._is_probe = is_probe
+        self._probe = probe
 
     def release(self) -> None:
         """Say that the request has ended; harmless the second time."""
         balancer, self._balancer = self._balancer, None
         if balancer is not None:
             self.endpoint.in_flight -= 1
-            self.endpoint.circuit.end(was_probe=self._is_probe)
+            self.endpoint.circuit.end(self._probe)
             balancer.advance()
 
 
@@ -282,7 +282,7 @@ class Balancer:
         """Raise ApiError 503 where every endpoint that could be asked is left alone for a while."""
         now = self._clock()
         for one in endpoints:
-            if one.circuit.state(now) != "open" and one not in tried:
+            if (one.circuit.state(now) != "open" or one.circuit.answers) and one not in tried:
                 return
         left = [one for one in endpoints if one not in tried]
         if not left:
@@ -381,11 +381,11 @@ class Balancer:
 
     def _take(self, endpoints: Sequence[Endpoint], session: bytes, tried: Collection[Endpoint]) -> Lease | None:
         now = self._clock()
-        free = [
-            one
-            for one in endpoints
-            if one.in_flight < one.in_flight_max and one not in tried and one.circuit.lets_through(now)
-        ]
+        free = [one for one in endpoints if one.in_flight < one.in_flight_max and one not in tried]
+        well = [one for one in free if one.circuit.lets_through(now)]
+        if not well and any(one.circuit.lets_through(now) for one in endpoints if one not in tried):
+            return None  # it is worth waiting for
+        free = well or [one for one in free if one.circuit.answers]
         if not free:
             return None
         if len(free) > 1:
@@ -394,4 +394,4 @@ class Balancer:
         chosen.in_flight += 1
         self._turns += 1
         chosen.turn = self._turns
-        return Lease(chosen, self, is_probe=chosen.circuit.begin(now))
+        return Lease(chosen, self, chosen.circuit.begin(now))

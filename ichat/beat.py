@@ -23,6 +23,8 @@ MODELS_MAX = 4096
 ARGS_BYTES_MAX = 256 * 1024
 ARGS_DEPTH_MAX = 32
 FAILURE_CHARACTERS_MAX = 2000
+SHORT_CHARACTERS_MAX = 4096
+"""Of a path, or of what a worker is doing."""
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 
@@ -52,6 +54,23 @@ def sentence(text: str) -> str:
     """Make of any text what a beat takes as a failure: one line, printable, and of a bounded length."""
     line = "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
     return line if len(line) <= FAILURE_CHARACTERS_MAX else line[: FAILURE_CHARACTERS_MAX - 2] + " …"
+
+
+def _is_short(value: str) -> None:
+    if len(value) > SHORT_CHARACTERS_MAX or not value.isprintable():
+        raise ValueError(f"must be at most {SHORT_CHARACTERS_MAX} printable characters")
+
+
+def _is_parent(value: str | None) -> None:
+    _is_short(value or "")
+
+
+def _are_versions(values: dict[str, str]) -> None:
+    if len(values) > NAMES_MAX:
+        raise ValueError(f"must be at most {NAMES_MAX} versions")
+    for name, version in values.items():
+        _is_name(name)
+        _is_name(version)
 
 
 def _are_names(values: list[str]) -> None:
@@ -92,9 +111,9 @@ class Model:
 
     id: str = checked(_is_name)
     """The name that requests use."""
-    root: str = ""
+    root: str = checked(_is_short, "")
     """Where it was loaded from: a path, or a name on a model hub."""
-    parent: str | None = None
+    parent: str | None = checked(_is_parent, None)
     """Of an adapter, the `id` of the model that it adapts."""
     max_model_len: int | None = None
     """Tokens that prompt and answer may have together."""
@@ -145,10 +164,10 @@ class Beat:
     models: list[Model] = checked(_are_models, attrs.Factory(list[Model]))
     """The same names with what is known of each, and its adapters; empty where nothing more is known."""
     group: Group | None = None
-    backend: str = ""
-    model_path: str = ""
+    backend: str = checked(_is_name, "")
+    model_path: str = checked(_is_short, "")
     state: WorkerState = "ready"
-    phase: str = ""
+    phase: str = checked(_is_short, "")
     """What it is doing, in a few words."""
     failure: str = checked(_is_sentence, "")
     """Why its engine ended, where nobody had asked for that; empty otherwise."""
@@ -159,10 +178,10 @@ class Beat:
     max_in_flight: int = checked(between(0, 1_000_000), 0)
     """Requests that it wants to be sent at the same time, at most; 0: it has no wish."""
     pid: int = 0
-    start_id: str = ""
+    start_id: str = checked(_is_name, "")
     """Another one at each start of the worker: ids and pids come again."""
     args: dict[str, Any] = checked(_are_args, attrs.Factory(dict[str, Any]))
-    versions: dict[str, str] = attrs.field(factory=dict[str, str])
+    versions: dict[str, str] = checked(_are_versions, attrs.Factory(dict[str, str]))
     progress: dict[str, float | None] = checked(_is_progress, attrs.Factory(dict[str, float | None]))
     """`ichat.engines.Progress`."""
 

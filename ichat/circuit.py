@@ -2,9 +2,11 @@
 
 Closed: requests go there. After `failures_max` failures in a row it opens, and none does, for `open_s`, twice as long
 each time. Then it is half open: one request is let through, and its answer closes or opens the circuit. What clients
-do wrong (4xx), or a client that leaves, is no failure.
+do wrong (4xx), or a client that leaves, is no failure. One that answers, if only with errors, is avoided for others but
+not shut off where it is the only one: they may be the fault of single requests, and are better than none.
 """
 
+import math
 from typing import Literal
 
 import attrs
@@ -26,8 +28,12 @@ class Circuit:
     opened: int = 0
     """How often it has opened since it was last closed."""
     open_until: float | None = None
-    is_probing: bool = False
-    """Whether the one request is under way that a half-open circuit lets through."""
+    answers: bool = False
+    """Whether the last failure was an answer, such as 500, and no silence."""
+    probe: int = 0
+    """Which try of a half-open circuit is the newest one."""
+    probe_until: float = -math.inf
+    """Until then nobody else is let through: the newest try is under way."""
 
     def state(self, now: float) -> State:
         """Give its state."""
@@ -40,29 +46,35 @@ class Circuit:
         if self.open_until is None:
             return True
         state = self.state(now)
-        return state == "closed" or (state == "half-open" and not self.is_probing)
+        return state == "closed" or (state == "half-open" and now >= self.probe_until)
 
-    def begin(self, now: float) -> bool:
-        """Note a request that goes there; say whether it is the one that tries a half-open circuit."""
+    def begin(self, now: float) -> int:
+        """Note a request that goes there; give the number of the try that it is, if it is one, else 0."""
         if self.open_until is None or self.state(now) != "half-open":
-            return False
-        self.is_probing = True
-        return True
+            return 0
+        self.probe += 1
+        self.probe_until = now + self.settings.open_s
+        return self.probe
 
-    def end(self, *, was_probe: bool) -> None:
+    def end(self, probe: int) -> None:
         """Note that a request has ended, with a verdict or without."""
-        if was_probe:
-            self.is_probing = False
+        if probe and probe == self.probe:
+            self.probe_until = -math.inf
+
+    def answer(self) -> bool:
+        """Note that a good answer begins: others may ask as well. Say whether that is new."""
+        was_open, self.open_until = self.open_until is not None, None
+        return was_open
 
     def succeed(self) -> None:
-        """Note an answer."""
-        self.failures = 0
-        if self.open_until is not None:
-            self.opened, self.open_until, self.is_probing = 0, None, False
+        """Note that an answer has come whole."""
+        self.failures = self.opened = 0
+        self.open_until = None
 
-    def fail(self, now: float) -> bool:
-        """Note that there was none, or one that is a failure; say whether the circuit has opened by that."""
+    def fail(self, now: float, *, answers: bool = False) -> bool:
+        """Note that there was no answer, or one that is a failure; say whether the circuit has opened by that."""
         self.failures += 1
+        self.answers = answers
         settings = self.settings
         state = self.state(now)
         if (
@@ -72,7 +84,7 @@ class Circuit:
         ):
             return False
         wait_s = min(settings.open_longest_s, settings.open_s * 2.0**self.opened)
-        self.opened, self.open_until, self.is_probing = min(self.opened + 1, 60), now + wait_s, False
+        self.opened, self.open_until, self.probe_until = min(self.opened + 1, 60), now + wait_s, -math.inf
         return True
 
     def describe(self, now: float) -> dict[str, object]:

@@ -50,8 +50,8 @@ class Source:
     port: int = 0
     unix_socket: str | None = None
     """A path, which goes before host and port."""
-    token: str = attrs.field(default="", repr=False)
-    """Tells a worker that its gateway asks."""
+    proof: str = attrs.field(default="", repr=False)
+    """Shows a worker that its gateway asks."""
 
 
 class Events:
@@ -172,8 +172,8 @@ class Collector:
     def _request(self, parser: h11.Connection) -> bytes:
         host = f"[{self.source.host}]" if ":" in self.source.host else self.source.host or "localhost"
         headers = [("host", host), ("accept", "text/event-stream"), ("connection", "close")]
-        if self.source.token:
-            headers.append(("x-ichat-token", self.source.token))
+        if self.source.proof:
+            headers.append(("x-ichat-proof", self.source.proof))
         if self._last:
             headers.append(("last-event-id", str(self._last)))
         head = parser.send(h11.Request(method="GET", target="/logs/stream", headers=headers))

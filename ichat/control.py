@@ -84,7 +84,10 @@ def make_app(parts: Parts, metrics: Metrics, scraper: Scraper) -> QuartTrio:
         known = registry.get(beat.worker_id)
         if known is not None and known.managed:
             raise errors.forbidden(f"The id {beat.worker_id} belongs to a worker that this gateway has started.")
-        return attrs.evolve(beat, host=await parts.auth().check_worker(beat.host, caller))
+        host = await parts.auth().check_worker(beat.host, caller)
+        if known is not None and known.beat is not None and known.beat.host != host and not registry.is_away(known):
+            raise errors.forbidden(f"The id {beat.worker_id} belongs to a worker at {known.beat.host}, which is there.")
+        return attrs.evolve(beat, host=host)
 
     @app.post("/v1/workers/heartbeat")
     @app.post("/register")

@@ -160,13 +160,21 @@ def head_too_large(bytes_max: int) -> ApiError:
 
 def too_many_connections() -> ApiError:
     """503: `limits.connections_max` are open."""
-    return ApiError(503, "overloaded", "Too many open connections.", kind="server_error", retry_after_s=1)
+    return ApiError(
+        503,
+        "overloaded",
+        "Too many open connections.",
+        kind="server_error",
+        retry_after_s=1,
+        limit="limits.connections_max",
+    )
 
 
 def too_many_connections_of(address: str, connections_max: int) -> ApiError:
     """429: one address has `limits.connections_per_address_max` connections."""
     limit = "limits.connections_per_address_max"
-    return rate_limited(f"{address} may have {connections_max} connections at once.", limit, 1)
+    sentence = f"{address} may have {connections_max} connections at once, unless it is in security.trusted_proxies."
+    return rate_limited(sentence, limit, 1)
 
 
 def too_many_control_requests() -> ApiError:
@@ -195,9 +203,10 @@ def queue_full(model: str, waiting: int, retry_after_s: int) -> ApiError:
     return ApiError(
         429,
         "overloaded",
-        f"The model `{model}` is overloaded: {waiting} requests wait already.",
+        f"The model `{model}` is overloaded: {waiting} of its requests wait already.",
         kind="rate_limit_error",
         retry_after_s=retry_after_s,
+        limit="routing.queue_max",
     )
 
 
@@ -209,6 +218,7 @@ def waited_in_vain(model: str, waited_s: float, retry_after_s: int) -> ApiError:
         f"The model `{model}` is overloaded: the request waited {waited_s:g} s in its queue.",
         kind="server_error",
         retry_after_s=retry_after_s,
+        limit="timeouts.queue_s",
     )
 
 
@@ -235,6 +245,22 @@ def upstream_timeout(name: str, wait_s: float) -> ApiError:
 def engine_failed(why: str) -> ApiError:
     """500: the engine failed with this request."""
     return ApiError(500, "engine_failed", f"The engine failed: {why}.", kind="server_error")
+
+
+def loop_detected() -> ApiError:
+    """508: the request has come through several gateways, so it seems to go round."""
+    return ApiError(
+        508,
+        "loop_detected",
+        "This request has come through too many gateways: one of them seems to be its own worker or external route.",
+        kind="server_error",
+        retry=False,
+    )
+
+
+def length_required(path: str) -> ApiError:
+    """411: a body in chunks, where the length must be known before it is read."""
+    return ApiError(411, "length_required", f"{path} takes a body with a Content-Length only.")
 
 
 def internal_error() -> ApiError:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 import trio
 
 from ichat import errors
-from ichat.auth import CREDENTIALS, FORWARDED, Auth, Caller
+from ichat.auth import CREDENTIALS, FORWARDED, INTERNAL, Auth, Caller
 from ichat.balance import Balancer, Endpoint, Lease
 from ichat.bodies import Body, model_in_json
 from ichat.circuit import FAILED_STATUSES
@@ -33,8 +33,11 @@ log = logging.getLogger(__name__)
 
 _OURS_BACK = frozenset((b"x-request-id", b"x-ichat-worker", b"x-ichat-overhead-ms"))
 """Headers of a response that only the gateway nearest to the client makes."""
-TOKEN_HEADER = b"x-ichat-token"
-"""Tells a worker that a request comes from its gateway."""
+PROOF_HEADER = b"x-ichat-proof"
+"""Shows a worker that a request comes from its gateway."""
+HOP_HEADER = b"x-ichat-hop"
+"""How many gateways a request has come through."""
+HOPS_MAX = 4
 _COMPRESSION = frozenset((b"accept-encoding",))
 """Left out where a response is looked into."""
 JOINED_BYTES_MAX = 65536
@@ -43,8 +46,6 @@ KEPT_RACE_S = 1.0
 """How soon a kept connection breaks that its upstream was about to close."""
 _OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id")) | FORWARDED | TRACE_HEADERS
 """Headers of a request that are made anew for the upstream, or are none of its business."""
-INTERNAL = b"x-ichat-"
-"""Begins the headers that the gateway and its workers use among themselves."""
 
 
 _BESIDE_V1 = re.compile(rb"/v1/(?:tokenize|detokenize|pooling|classify)(?=[?]|$)")
@@ -133,6 +134,11 @@ class Exchange:
         return f"<Exchange {self._request.id.decode()} {self.model} {self.status}>"
 
     @property
+    def key_name(self) -> str:
+        """The name of the client's key; empty: it needs none."""
+        return self.caller.key.name if self.caller.key is not None else ""
+
+    @property
     def bytes_out(self) -> int:
         """Bytes of the response that the client was given, its head included."""
         return self._relay.bytes_out if self._relay is not None else 0
@@ -174,6 +180,8 @@ class Exchange:
         request = self._request
         if _DOTS.search(request.path):
             raise errors.bad_request("The path must not have the segments `.` or `..`.")
+        if self._hops() >= HOPS_MAX:
+            raise errors.loop_detected()
         content_type = form_type(request.headers)
         if content_type:
             self.model = await model_in_form(request.body, content_type)
@@ -181,7 +189,7 @@ class Exchange:
             self.model = await model_in_json(request.body)
         means, caller = self._means, self.caller
         means.auth.check_model(caller, self.model)
-        self._share = means.quotas.enter(caller.key.name if caller.key is not None else "", self.started_at)
+        self._share = means.quotas.enter(self.key_name, trio.current_time())
         self._usage = Usage() if self._share.counts_tokens else None
         try:
             await self._by_any_endpoint()
@@ -195,10 +203,15 @@ class Exchange:
 
     def _count_tokens(self) -> None:
         """Find out what was used, where that counts: as the response says, else by a guess for what was streamed."""
-        if self._usage is not None and self.answered_at is not None and self.status < 400:
-            self.tokens = self._usage.said()
+        usage = self._usage
+        if usage is None or self.asked_at is None:
+            return
+        if self._client.has_left:  # it may have been said already how long the request was, and nothing more
+            self.tokens = max(usage.said() or 0, estimate(self.bytes_in, usage.events))
+        elif self.answered_at is not None and self.status < 400:
+            self.tokens = usage.said()
             if self.tokens is None and self.is_stream:
-                self.tokens = estimate(self.bytes_in, self.chunks)
+                self.tokens = estimate(self.bytes_in, usage.events)
 
     async def _by_any_endpoint(self) -> None:
         session = self._session()
@@ -220,6 +233,12 @@ class Exchange:
                 return
             finally:
                 lease.release()
+
+    def _hops(self) -> int:
+        for name, value in self._request.headers:
+            if name == HOP_HEADER:
+                return int(value) if value.isdigit() and len(value) < 3 else HOPS_MAX
+        return 0
 
     def _session(self) -> bytes:
         name = self._means.session_header
@@ -293,9 +312,9 @@ class Exchange:
             self._speak_against(endpoint)
             raise errors.upstream_failed(endpoint.upstream.name, str(lost)) from error
 
-    def _speak_against(self, endpoint: Endpoint) -> None:
-        """Note that the endpoint has failed with this request."""
-        if endpoint.circuit.fail(trio.current_time()):
+    def _speak_against(self, endpoint: Endpoint, *, answers: bool = False) -> None:
+        """Note that the endpoint has failed with this request; whether it gave an answer at all."""
+        if endpoint.circuit.fail(trio.current_time(), answers=answers):
             log.warning(
                 "%s has failed %d times in a row: its circuit opens", endpoint.upstream.name, endpoint.circuit.failures
             )
@@ -322,6 +341,8 @@ class Exchange:
         try:
             await relay.carry(pieces)
             self._client.is_broken = False
+            if self.status not in FAILED_STATUSES:
+                endpoint.circuit.succeed()
             clean = relay.reusable
         finally:
             if clean:
@@ -359,7 +380,7 @@ class Exchange:
         auth = self._means.auth
         if auth.has_keys or self.caller.kind in ("data", "admin", "worker"):
             left_out = _OURS | CREDENTIALS
-        if self._usage is not None:
+        if self._usage is not None and endpoint.route is not None:
             left_out |= _COMPRESSION
         headers = [
             header
@@ -367,8 +388,10 @@ class Exchange:
             if header[0] not in left_out and not header[0].startswith(INTERNAL)
         ]
         headers += self.internal
-        if endpoint.route is None and endpoint.upstream.port and auth.token:
-            headers.append((TOKEN_HEADER, auth.token))
+        if endpoint.route is None and endpoint.upstream.port and auth.proof:
+            headers.append((PROOF_HEADER, auth.proof))
+        if endpoint.upstream.port:
+            headers.append((HOP_HEADER, b"%d" % (self._hops() + 1)))
         if endpoint.route is not None:
             headers = endpoint.route.headers_for(headers)
             target = endpoint.route.target_for(target)
@@ -389,9 +412,9 @@ class Exchange:
             raise Unwanted("it does not accept the key that the gateway has for it")
         self.status, self.error = head.status, ""
         if head.status in FAILED_STATUSES:
-            self._speak_against(endpoint)
-        else:
-            endpoint.circuit.succeed()
+            self._speak_against(endpoint, answers=True)
+        elif endpoint.circuit.answer():
+            means.balancer.advance()
         self.answered_at = means.pool.hub.now
         self._request.let_go()
         self._body = b""

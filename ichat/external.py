@@ -11,7 +11,7 @@ import attrs
 
 from ichat.bodies import Body, members_of, rewrite_json
 from ichat.config import Config, ExternalRoute
-from ichat.errors import EXIT_USAGE, Exit
+from ichat.errors import EXIT_USAGE, Exit, not_found
 from ichat.forms import fields_of, rewrite_form
 from ichat.http.heads import Headers, form_type
 from ichat.http.pool import Upstream
@@ -28,6 +28,11 @@ _CREDENTIALS = _NEVER | {b"authorization", b"x-api-key", b"api-key", b"openai-or
 """Headers with which a client says who it is."""
 TOLD_MAX = 100
 """Kinds of dropping that are told of, for each route."""
+_INFERENCE = re.compile(
+    rb"/(v1/)?(chat/completions|completions|embeddings|rerank|score|classify|pooling|responses|messages|tokenize|detokenize"
+    rb"|moderations|images/[a-z]+|audio/[a-z]+)|/v2/rerank"
+)
+"""What a client may have done with the gateway's own key for an upstream: no files, no fine-tuning, no batches."""
 _GATED = (b"/chat/completions", b"/completions", b"/embeddings")
 """The routes whose parameters are OpenAI's, so that `drop_params` has a meaning."""
 
@@ -65,8 +70,10 @@ class Route:
         """Give the body for the upstream: its own name for the model, without the parameters that are to be dropped.
 
         What need not change stays as it is, byte for byte. Raises ApiError 400 for a parameter that the upstream does
-        not support.
+        not support, 404 for a route that the gateway's key there is not for.
         """
+        if self.has_key and not _INFERENCE.fullmatch(request.path):
+            raise not_found(request.path.decode("latin-1"))
         body = request.body
         content_type = form_type(request.headers)
         if content_type:

@@ -5,6 +5,7 @@ A key has 256 random bits, so a plain SHA-256 of it tells nothing: it needs neit
 
 import contextlib
 import hashlib
+import hmac
 import os
 import re
 import secrets
@@ -40,6 +41,11 @@ def hash_of(key: str) -> str:
     return f"sha256:{digest_of(key.encode()).hex()}"
 
 
+def proof_of(token: bytes) -> bytes:
+    """Give what shows that somebody has the token, and cannot be used in its place (RFC 2104)."""
+    return hmac.new(token, b"ichat gateway", hashlib.sha256).hexdigest().encode()
+
+
 def key_in(variable: str, where: str) -> str:
     """Read a key from the environment; `where` is what messages call the place that names it. Raises Exit 64."""
     key = os.environ.get(variable, "")
@@ -47,7 +53,8 @@ def key_in(variable: str, where: str) -> str:
         raise Exit(
             EXIT_USAGE,
             f"{where}: the environment has no usable key in {variable}: it must be at least {CHARACTERS_MIN} printable"
-            " characters without blanks (`./ichat.pyz key` makes one).",
+            " characters without blanks (`./ichat.pyz key` makes one). A gateway that runs has the environment of its"
+            " start; a hash needs none.",
         )
     return key
 

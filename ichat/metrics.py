@@ -81,6 +81,15 @@ class _Counts:
     tokens: int = 0
 
 
+@attrs.define(eq=False)
+class _KeyCounts:
+    """What is counted of one client's key, which the configuration names."""
+
+    requests: int = 0
+    tokens: int = 0
+    refusals: int = 0
+
+
 class Metrics:
     """What the gateway counts."""
 
@@ -90,6 +99,7 @@ class Metrics:
         self._models: dict[str, _Counts] = {}
         self._in_flight = 0
         self._refusals: dict[str, int] = {}
+        self._keys: dict[str, _KeyCounts] = {}
         self._cancelled: dict[str, int] = dict.fromkeys(PHASES, 0)
         self._bytes = 0
         self._chunks = 0
@@ -114,7 +124,7 @@ class Metrics:
         if error == "client_left":
             phase = exchange.phase
             self._cancelled[phase] = self._cancelled.get(phase, 0) + 1
-        elif error and exchange.status < 400:
+        elif error == "internal_error" or (error and exchange.status < 400):
             self.refused(error)
         if exchange.endpoint is not None or exchange.queued_s:
             counts.queue.add(exchange.queued_s)
@@ -128,16 +138,27 @@ class Metrics:
             self._bytes += exchange.bytes_out
             self._chunks += exchange.chunks
 
-    def refused(self, code: str) -> None:
-        """Count an error that a client got from the gateway itself; codes are few, as they stand in the source.
+        key = exchange.caller.key
+        if key is not None:
+            of_key = self._of_key(key.name)
+            of_key.requests += 1
+            of_key.tokens += exchange.tokens or 0
+        counts.tokens += exchange.tokens or 0
 
-        `ended` counts those that came in the middle of a response.
+    def refused(self, reason: str, key: str = "") -> None:
+        """Count an error that a client got from the gateway itself: its code, or what in the configuration refuses.
+
+        `key` is the name of the client's key, if that is known. `ended` counts errors in the middle of a response.
         """
-        self._refusals[code] = self._refusals.get(code, 0) + 1
+        self._refusals[reason] = self._refusals.get(reason, 0) + 1
+        if key:
+            self._of_key(key).refusals += 1
 
-    def tokens(self, model: str, count: int) -> None:
-        """Count tokens that requests to a model have used."""
-        self._of(model).tokens += count
+    def _of_key(self, name: str) -> "_KeyCounts":
+        found = self._keys.get(name)
+        if found is None:
+            found = self._keys[name] = _KeyCounts()
+        return found
 
     def gaps(self, model: str) -> Gaps:
         """Give the list in which relays count the gaps between the pieces of a model's streams."""
@@ -208,7 +229,7 @@ class Metrics:
                 requests.add_metric((model, route, str(status)), count)
         yield requests
         yield _counter(
-            "ichat_tokens", "Tokens that requests used, where they are counted.", "model",
+            "ichat_tokens", "Tokens that requests used, of those with a key or under a limit.", "model",
             {model: counts.tokens for model, counts in models},
         )  # fmt: skip
         yield _histogram_by_model(
@@ -226,7 +247,23 @@ class Metrics:
         yield _histogram_of_gaps([(model, counts.gaps) for model, counts in models])
         yield _histogram("ichat_overhead_seconds", "What the gateway took before it asked an upstream.", self._overhead)
         yield _histogram("ichat_event_loop_delay_seconds", "How late the event loop is.", self._loop_delay)
-        yield _counter("ichat_refusals", "Errors that the gateway itself made, by their codes.", "code", self._refusals)
+        yield _counter(
+            "ichat_refusals", "Errors that the gateway itself made, by their codes or by the limit that was reached.",
+            "reason", self._refusals,
+        )  # fmt: skip
+        keys = list(self._keys.items())
+        yield _counter(
+            "ichat_key_requests", "Requests to models, by the client's key.", "key",
+            {name: counts.requests for name, counts in keys},
+        )  # fmt: skip
+        yield _counter(
+            "ichat_key_refusals", "Errors that the gateway itself made, by the client's key.", "key",
+            {name: counts.refusals for name, counts in keys},
+        )  # fmt: skip
+        yield _counter(
+            "ichat_key_tokens", "Tokens that requests used, by the client's key.", "key",
+            {name: counts.tokens for name, counts in keys},
+        )  # fmt: skip
         yield _counter(
             "ichat_requests_cancelled", "Requests to models whose client left, by how far they were.",
             "phase", self._cancelled,

@@ -122,8 +122,8 @@ class Share:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether somebody must say how many tokens it used."""
-        return any(quota.counts_tokens for quota in self._quotas)
+        """Whether somebody must say how many tokens it used: they have a limit, or are told by key."""
+        return any(quota.name or quota.counts_tokens for quota in self._quotas)
 
     def leave(self, tokens: int, now: float) -> None:
         """Say that it has ended, and what it used."""

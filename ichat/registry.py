@@ -62,6 +62,8 @@ class Worker:
     managed: bool
     beat: Beat | None = None
     """The newest one; None for a managed worker that has not beaten yet."""
+    _served: frozenset[str] = frozenset()
+    """The names in that beat."""
     beat_at: float = -math.inf
     known_since: float = math.inf
     """When the first beat of this start of it came."""
@@ -102,6 +104,10 @@ class Worker:
         """Whether a connection to it failed since its newest beat."""
         return self.endpoint is not None and self.endpoint.unreachable
 
+    def serves(self, model: str) -> bool:
+        """Say whether it serves a model of this name, or will."""
+        return model in (self._served if self.beat and self.beat.model_name else self.expected)
+
     @property
     def names(self) -> list[str]:
         """Every model name that it serves or will serve."""
@@ -124,6 +130,11 @@ class Worker:
         if self.beat.state == "ready" and now - self.stuck_since > wedged_after_s:
             return "wedged"
         return self.beat.state
+
+    def take(self, beat: Beat, now: float) -> None:
+        """Keep a beat as the newest one."""
+        self.beat, self.beat_at, self.is_stale = beat, now, False
+        self._served = frozenset(names_of(beat))
 
     def note_steps(self, beat: Beat, now: float) -> None:
         """See in a beat whether the engine does something: a busy one whose count of steps stands still is stuck."""
@@ -205,6 +216,10 @@ class Registry:
         """Give the state of a worker now."""
         return worker.state(self._clock(), self.wedged_after_s)
 
+    def is_away(self, worker: Worker) -> bool:
+        """Say whether nothing has been heard of it for a while, or it has ended."""
+        return self.state(worker) in ("unhealthy", "stale", "failed", "gone")
+
     def expect(self, worker_id: str, names: list[str], unix_socket: str | None = None) -> Worker:
         """Add a worker that is being started here, before its first beat."""
         worker = Worker(worker_id, managed=True, expected=names, unix_socket=unix_socket)
@@ -230,8 +245,9 @@ class Registry:
     def restore(self, beat: Beat, age_s: float) -> None:
         """Know a worker from before the gateway's start: it is stale until it beats."""
         if beat.worker_id not in self._workers and len(self._workers) < WORKERS_MAX and age_s < FORGET_S:
-            worker = Worker(beat.worker_id, managed=False, beat=beat, is_stale=True)
-            worker.beat_at = self._clock() - age_s
+            worker = Worker(beat.worker_id, managed=False)
+            worker.take(beat, self._clock() - age_s)
+            worker.is_stale = True
             self._workers[beat.worker_id] = worker
 
     def beat(self, beat: Beat) -> bool:
@@ -289,6 +305,11 @@ class Registry:
             if endpoint is not None:
                 endpoint.circuit.settings = settings
 
+    def distrust(self) -> None:
+        """Send nothing to workers that were not started here until they beat again, as they must now know a token."""
+        for worker in self._workers.values():
+            worker.is_stale = worker.is_stale or not worker.managed
+
     def _say_goodbye(self, worker: Worker | None, beat: Beat) -> None:
         """Forget a worker that has ended in good order; one that failed is shown with its reason until it is old."""
         if worker is None:
@@ -306,7 +327,7 @@ class Registry:
         place = ("host", "port", "start_id", "model_names", "state")
         if is_new or worker.is_stale or any(getattr(before, name, None) != getattr(beat, name) for name in place):
             self.version += 1
-        worker.beat, worker.beat_at, worker.is_stale = beat, self._clock(), False
+        worker.take(beat, self._clock())
         if not worker.managed:
             worker.is_down = False
         worker.note_steps(beat, worker.beat_at)
@@ -375,7 +396,7 @@ class Registry:
         if external is not None:
             return external
         now = self._clock()
-        having = [worker for worker in self._workers.values() if model in worker.names]
+        having = [worker for worker in self._workers.values() if worker.serves(model)]
         if not having:
             raise errors.model_not_found(model, self.models())
         wedged_after_s = self.wedged_after_s

@@ -40,6 +40,10 @@ _FAILURES = (OSError, trio.BrokenResourceError, trio.TooSlowError, h11.RemotePro
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _VALUE = re.compile(r"[-+.0-9a-zA-Z]+[ \t]+-?[0-9]+\s*")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="(?:[^"\\]|\\.)*"')
+_LABELS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\]|\\.)*",?)*')
+_TYPES = frozenset(("counter", "gauge", "histogram", "summary", "untyped"))
+_OURS = re.compile(r"ichat_(?!worker_(?:in_flight|load_seconds)\b|engine_)")
+"""Names of the gateway's own metrics, which no worker may have."""
 _SUFFIXES = frozenset(("", "_bucket", "_sum", "_count", "_total", "_created", "_info"))
 
 
@@ -71,20 +75,21 @@ def read(text: str, labels: Mapping[str, str]) -> Families:
     for line in text.split("\n"):
         if line.startswith("#"):
             words = line.split(None, 3)
-            if len(words) == 4 and words[1] in ("HELP", "TYPE"):
+            is_right = len(words) == 4 and _NAME.fullmatch(words[2]) and not (added and _OURS.match(words[2]))
+            if is_right and (words[1] == "HELP" or (words[1] == "TYPE" and words[3] in _TYPES)):
                 name, last = words[2], ""
                 family = families.setdefault(name, Family())
                 family.head.setdefault(words[1], line)
             continue
         its_name, its_labels, value = _parts_of(line)
         if its_name != last:
-            if not _NAME.fullmatch(its_name):
+            if not _NAME.fullmatch(its_name) or (added and _OURS.match(its_name)):
                 continue
             last = its_name
             if not (its_name.startswith(name) and its_name[len(name) :] in _SUFFIXES):
                 name, family = its_name, families.setdefault(its_name, Family())
             samples = family.samples
-        if not _is_value(value):
+        if not _is_value(value) or not _LABELS.fullmatch(its_labels):
             continue
         if clashes:
             its_labels = _LABEL.sub(renamed, its_labels)
@@ -153,10 +158,10 @@ class _Round:
 class Scraper:
     """Asks the ready workers for their metrics, and shows them together with the gateway's own."""
 
-    def __init__(self, registry: Registry, token: Callable[[], bytes] = bytes) -> None:
-        """`token` gives what tells workers that were not started here that their gateway asks, if it is not empty."""
+    def __init__(self, registry: Registry, proof: Callable[[], bytes] = bytes) -> None:
+        """`proof` gives what shows workers that were not started here that their gateway asks, if it is not empty."""
         self._registry = registry
-        self._token = token
+        self._proof = proof
         self._turn = trio.Lock()
         self._thread = trio.CapacityLimiter(1)
         self._found: Mapping[str, Families | None] = {}
@@ -191,19 +196,19 @@ class Scraper:
         async with limit:
             try:
                 with trio.fail_after(ASK_S):
-                    token = b"" if worker.managed else self._token()
-                    data = await _fetch(worker.endpoint.upstream, token, round_)
+                    proof = b"" if worker.managed else self._proof()
+                    data = await _fetch(worker.endpoint.upstream, proof, round_)
             except _FAILURES as error:
                 log.debug("worker %s gave no metrics: %r", worker.id, error)
                 return
         round_.found[worker.id] = await trio.to_thread.run_sync(_take, data, labels, limiter=self._thread)
 
 
-async def _fetch(upstream: Upstream, token: bytes, round_: _Round) -> bytes:
+async def _fetch(upstream: Upstream, proof: bytes, round_: _Round) -> bytes:
     """Give a worker's answer. Raises OSError, trio.BrokenResourceError, h11.RemoteProtocolError, ValueError."""
     headers = [(b"host", upstream.authority), (b"accept", b"text/plain;version=0.0.4"), (b"connection", b"close")]
-    if token:
-        headers.append((b"x-ichat-token", token))
+    if proof:
+        headers.append((b"x-ichat-proof", proof))
     parser = h11.Connection(h11.CLIENT)
     request = parser.send(h11.Request(method="GET", target="/metrics", headers=headers)) or b""
     data = bytearray()

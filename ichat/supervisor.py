@@ -13,6 +13,7 @@ from ichat import errors, processes
 from ichat.beat import read_beat
 from ichat.config import Config, ManagedWorker, read_worker
 from ichat.errors import ApiError
+from ichat.keys import proof_of
 from ichat.launch import id_for, token_of
 from ichat.logbook import Logbook
 from ichat.managed import Managed, Shared
@@ -79,7 +80,8 @@ class Supervisor:
             self._take_over(known.started)
             self.apply(self._shared.config, self.changes(self._shared.config))
             nursery.start_soon(self._remember_forever)
-            nursery.start_soon(ask_to_beat, self._registry, token_of(self._shared.config))
+            token = token_of(self._shared.config).encode()
+            nursery.start_soon(ask_to_beat, self._registry, proof_of(token).decode() if token else "")
             task_status.started()
             await trio.sleep_forever()
         with trio.CancelScope(shield=True):

@@ -18,7 +18,7 @@ from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, Iterabl
 from cattrs.gen import make_dict_structure_fn, override
 
 SHOWN_CHARACTERS_MAX = 60
-_HOLDS_SECRETS = re.compile(r"(^|\.)(env|headers)([.\[]|$)")
+_HOLDS_SECRETS = re.compile(r"(^|\.)(env|headers|(?:\w*_)?(?:key|token|api_key)_(?:env|hash))([.\[]|$)")
 """Paths of values that are shown to nobody."""
 
 Check = Callable[[Any], None]

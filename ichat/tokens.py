@@ -9,36 +9,47 @@ import re
 _SIGN = b'_tokens"'
 """Found in a `usage` object, and not in the text of an answer, where the quote would be escaped."""
 _COUNT = re.compile(rb'"(prompt|completion|total|input|output)_tokens"\s*:\s*(\d{1,12})')
-KEPT_BYTES_MAX = 16 * 1024
+_SPLIT_BYTES = 64
+"""A count and its name are shorter than this."""
 BYTES_PER_TOKEN = 4
 """Of a request, where nobody has counted."""
+REQUEST_TOKENS_MAX = 8192
+"""What is guessed of a request at most: one with a picture in it is long for other reasons."""
 
 
 class Usage:
     """What one response says of it."""
 
-    __slots__ = ("_kept",)
+    __slots__ = ("_counts", "_tail", "events")
 
     def __init__(self) -> None:
-        self._kept = b""
+        self._counts: dict[bytes, int] = {}
+        self._tail = b""
+        """The end of the last piece, once there was a count: the next one may be cut in two."""
+        self.events = 0
+        """How many events the stream had."""
 
     def __repr__(self) -> str:
-        return f"<Usage {len(self._kept)} bytes kept>"
+        return f"<Usage {self._counts}>"
 
     def see(self, buffer: bytearray, end: int) -> None:
         """Look at the next piece of the response: the buffer up to `end`. This runs for every chunk."""
-        if self._kept or buffer.find(_SIGN, 0, end) >= 0:
-            self._kept = (self._kept + buffer[:end])[-KEPT_BYTES_MAX:]
+        self.events += buffer.count(b"data:", 0, end)
+        if self._tail or buffer.find(_SIGN, 0, end) >= 0:
+            data = self._tail + buffer[:end]
+            for name, count in _COUNT.findall(data):
+                self._counts[name] = int(count)
+            self._tail = bytes(data[-_SPLIT_BYTES:])
 
     def said(self) -> int | None:
         """Give the tokens that the response has told of, the newest where it did so again and again; else None."""
-        counts = {name: int(count) for name, count in _COUNT.findall(self._kept)}
+        counts = self._counts
         if b"total" in counts:
             return counts[b"total"]
         parts = [counts[name] for name in (b"prompt", b"input", b"completion", b"output") if name in counts]
         return sum(parts) if parts else None
 
 
-def estimate(bytes_in: int, chunks: int) -> int:
-    """Guess the tokens of a stream that says nothing of them: one for each piece, and the request's by its length."""
-    return bytes_in // BYTES_PER_TOKEN + chunks
+def estimate(bytes_in: int, events: int) -> int:
+    """Guess the tokens of a stream that says nothing of them: one for each event, and the request's by its length."""
+    return min(bytes_in // BYTES_PER_TOKEN, REQUEST_TOKENS_MAX) + events

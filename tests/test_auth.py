@@ -1,21 +1,24 @@
 """Who may do what: the whole table, with real requests to every route there is."""
 
+import contextlib
 import json
 import os
 import pathlib
 import re
+import socket
 import types
 
 import pytest
 import trio
-from peers import code_of, plain
+from peers import Client, code_of, plain
+from programs import ichat
 
-from ichat.auth import ROUTES, Auth, Caller, address_in, is_loopback
+from ichat.auth import ROUTES, Auth, Caller, address_in
 from ichat.config import Key, Security
 from ichat.control import make_app
 from ichat.errors import ApiError, Exit
 from ichat.http.heads import RequestHead
-from ichat.keys import hand_over, hash_of, new_key, take_token
+from ichat.keys import hand_over, hash_of, new_key, proof_of, take_token
 from ichat.openapi import document
 from ichat.options import read_command_line
 from ichat.roles import gateway
@@ -24,7 +27,7 @@ from ichat.roles.worker import Worker
 DATA, ADMIN, TOKEN = "sk-data-0123456789", "sk-admin-0123456789", "sk-token-0123456789"
 KEYS = {"no key": "", "data key": DATA, "admin key": ADMIN, "worker token": TOKEN}
 ELSEWHERE = "203.0.113.9"
-PROXY = '[security]\ntrusted_proxies = ["127.0.0.1"]\n'
+PROXY = '[security]\ntrusted_proxies = ["127.0.0.2"]\n'
 ALL = (
     PROXY
     + f"""admin_key_env = "T_ADMIN"
@@ -39,6 +42,7 @@ CONFIGURED = {
     "Only clients' keys": PROXY + f'[[security.keys]]\nname = "a"\nkey_hash = "{hash_of(DATA)}"\n',
     "All three kinds": ALL,
 }
+LOADING = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 PLACES = {"here": "", "elsewhere": f"X-Forwarded-For: {ELSEWHERE}\r\n"}
 DOCUMENT = pathlib.Path(__file__).parent.parent / "SECURITY.md"
 MARKS = ("<!-- authorisation -->\n", "<!-- /authorisation -->\n")
@@ -73,6 +77,19 @@ def test_every_route_has_a_rule():
     assert set(rules_of_the_control_plane()) == set(ROUTES)
 
 
+@pytest.fixture
+async def connect_from():
+    """Open a client on this machine, or as the trusted proxy: `client = await connect_from("elsewhere", port)`."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def open_(place, port):
+            address = {"here": "127.0.0.1", "elsewhere": "127.0.0.2"}[place]
+            stream = await trio.open_tcp_stream("127.0.0.1", port, local_address=address)
+            return Client(await stack.enter_async_context(stream))
+
+        yield open_
+
+
 async def ask(client, method, path, key="", place="here", body=b"{}"):
     head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{PLACES[place]}content-length: {len(body)}\r\n"
     head += f"Authorization: Bearer {key}\r\n" if key else ""
@@ -80,12 +97,12 @@ async def ask(client, method, path, key="", place="here", body=b"{}"):
     return await client.response(method.encode())
 
 
-async def outcomes(connect, port, method, path, body=b"{}"):
+async def outcomes(connect_from, port, method, path, body=b"{}"):
     """Give what becomes of a request, for each key and place: `yes` where it is let in, else the status."""
     found = []
     for place in PLACES:
         for name, key in KEYS.items():
-            client = await connect(port)
+            client = await connect_from(place, port)
             status, headers, answer = await ask(client, method, path, key, place, body)
             if status in (401, 403):
                 assert code_of(answer) == {401: "invalid_api_key", 403: "forbidden"}[status]
@@ -96,7 +113,7 @@ async def outcomes(connect, port, method, path, body=b"{}"):
     return found
 
 
-async def tables(serve, gateway_to, connect):
+async def tables(serve, gateway_to, connect_from):
     """Measure the whole table, and write it."""
     _, upstream = await serve(hello)
     text = []
@@ -104,22 +121,21 @@ async def tables(serve, gateway_to, connect):
         port = await gateway_to({"m": upstream}, more)
         columns = [f"{key}, {place}" for place in PLACES for key in KEYS]
         text += [f"**{title} configured**", "", f"| route | {' | '.join(columns)} |", "|---" * 9 + "|"]
-        of_models = {
-            tuple(await outcomes(connect, port, "POST", path, b'{"model": "m"}')) for path in routes_of_models()
-        }
-        assert len(of_models) == 1, "all routes of models are alike"
-        text.append(f"| POST, every route of models | {' | '.join(of_models.pop())} |")
+        for name, paths in (("every route of models", routes_of_models()), ("/v1/(un)load_lora_adapter", LOADING)):
+            found = {tuple(await outcomes(connect_from, port, "POST", path, b'{"model": "m"}')) for path in paths}
+            assert len(found) == 1, "all of them are alike"
+            text.append(f"| POST {name} | {' | '.join(found.pop())} |")
         for method, path in rules_of_the_control_plane():
             shown = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", path)
             asked = re.sub(r"{\w+}", "x", shown) + ("?follow=false" if "/logs/" in path else "")
-            text.append(f"| {method} {shown} | {' | '.join(await outcomes(connect, port, method, asked))} |")
+            text.append(f"| {method} {shown} | {' | '.join(await outcomes(connect_from, port, method, asked))} |")
         text.append("")
     return "\n".join(text) + "\n"
 
 
-async def test_the_table_of_the_document_is_what_happens(serve, gateway_to, connect):
+async def test_the_table_of_the_document_is_what_happens(serve, gateway_to, connect_from):
     """Every route x every kind of key x here and elsewhere: what SECURITY.md says is what real requests get."""
-    found = await tables(serve, gateway_to, connect)
+    found = await tables(serve, gateway_to, connect_from)
     document_ = DOCUMENT.read_text()
     before, start, rest = document_.partition(MARKS[0])
     written, end, after = rest.partition(MARKS[1])
@@ -187,7 +203,9 @@ async def test_no_key_of_the_gateways_goes_any_further(serve, gateway_to, connec
         head, _ = upstream.requests.pop()
         names = {name for name, _ in head.headers}
         assert b"x-mine" in names
-        assert not [name for name in names if name.startswith(b"x-ichat") or b"forwarded" in name or b"auth" in name]
+        internal = {name for name in names if name.startswith(b"x-ichat")}
+        assert internal == {b"x-ichat-hop"}, "which a client may as well send: it only shortens its own way"
+        assert not [name for name in names if b"forwarded" in name or b"auth" in name]
         assert b"x-api-key" not in names
 
 
@@ -198,12 +216,26 @@ async def test_nobody_becomes_somebody_by_a_header(gateway_to, connect):
     assert (await client.response(b"GET"))[0] == 401
 
 
-async def test_a_body_is_not_read_for_nobody(gateway_to, connect):
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/admin/workers/launch", "/register", "/v1/load_lora_adapter"])
+@pytest.mark.parametrize("length", ["content-length: 100000000", "transfer-encoding: chunked"])
+async def test_a_body_is_not_read_for_nobody(gateway_to, connect, path, length):
     """Who has no key is told so before the body is there: nobody fills the memory from outside."""
     client = await connect(await gateway_to({}, ALL))
-    await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: gw\r\ncontent-length: 100000000\r\n\r\n{")
+    await client.send(f"POST {path} HTTP/1.1\r\nHost: gw\r\n{length}\r\n\r\n".encode())
     status, _, body = await client.response()
     assert (status, code_of(body)) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize(
+    ("length", "status", "code"),
+    [("content-length: 100000000", 413, "request_too_large"), ("transfer-encoding: chunked", 411, "length_required")],
+)
+async def test_the_control_plane_takes_small_bodies(gateway_to, connect, length, status, code):
+    """Of a length that is known before they come."""
+    client = await connect(await gateway_to({}))
+    await client.send(f"POST /register HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode())
+    found, _, body = await client.response()
+    assert (found, code_of(body)) == (status, code)
 
 
 @pytest.mark.parametrize(
@@ -230,9 +262,9 @@ def test_a_wrong_key_is_one_sentence(tmp_path, monkeypatch, security, sentence):
 # Where somebody is.
 
 
-def caller_of(security, headers, peer="127.0.0.1:1"):
+def caller_of(security, headers, peer="127.0.0.1:1", version=b"1.1"):
     given = [(name.lower().encode(), value.encode()) for name, value in headers]
-    return Auth(security).caller(given, peer)
+    return Auth(security).caller(RequestHead(b"GET", b"/", version, given, 0), peer)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +281,8 @@ def caller_of(security, headers, peer="127.0.0.1:1"):
         ({"Host": "localhost", "X-Forwarded-For": "10.0.0.1"}, "127.0.0.1:1", False),  # a proxy that nobody told of
         ({"Host": "localhost", "X-Forwarded-For": "127.0.0.1"}, "127.0.0.1:1", False),
         ({"Host": "localhost", "Forwarded": "for=127.0.0.1"}, "127.0.0.1:1", False),
+        ({"Host": "localhost", "Via": "1.1 somebody"}, "127.0.0.1:1", False),
+        ({"Host": socket.gethostname()}, "127.0.0.1:1", True),
         ({"Host": "localhost", "Origin": "https://evil.example"}, "127.0.0.1:1", False),  # a page in a browser
         ({"Host": "localhost", "Origin": "null"}, "127.0.0.1:1", False),
         ({"Host": "localhost", "Origin": "http://localhost.evil.example"}, "127.0.0.1:1", False),
@@ -262,6 +296,18 @@ def test_here_is_this_machine_and_nobody_else(headers, peer, is_here):
     assert caller_of(Security(), headers.items(), peer).is_here is is_here
 
 
+def test_here_is_nobody_where_it_could_be_anybody():
+    """What speaks HTTP/1.0 is a proxy, as nginx is by default; where clients have keys, nobody is an operator without."""
+    headers = [("Host", "127.0.0.1:4000")]
+    assert caller_of(Security(), headers).is_here
+    assert not caller_of(Security(), headers, version=b"1.0").is_here
+    assert not caller_of(Security(keys=[Key("a", key_hash=hash_of(DATA))]), headers).is_here
+    for proxies in (["127.0.0.1"], ["10.0.0.0/8", "127.0.0.0/8"]):
+        for more in ([], [("X-Forwarded-For", "127.0.0.1")], [("X-Forwarded-For", "::1%x y")]):
+            assert not caller_of(Security(trusted_proxies=proxies), headers + more).is_here
+            assert not caller_of(Security(trusted_proxies=proxies), headers + more, "10.1.1.1:1").is_here
+
+
 @pytest.mark.parametrize(
     ("peer", "forwarded", "address"),
     [
@@ -269,7 +315,8 @@ def test_here_is_this_machine_and_nobody_else(headers, peer, is_here):
         ("192.168.1.1:1", ["1.1.1.1"], "1.1.1.1"),
         ("192.168.1.1:1", ["6.6.6.6, 1.1.1.1"], "1.1.1.1"),  # what the client itself claims stands before
         ("192.168.1.1:1", ["6.6.6.6", "1.1.1.1, 192.168.1.2"], "1.1.1.1"),
-        ("192.168.1.1:1", ["192.168.1.9"], "192.168.1.9"),
+        ("192.168.1.1:1", ["192.168.1.9"], "unknown"),
+        ("192.168.1.1:1", ["fe80::1%eth0"], "unknown"),
         ("192.168.1.1:1", ["1.1.1.1:5555"], "1.1.1.1"),
         ("192.168.1.1:1", ["[2001:db8::1]:80"], "2001:db8::1"),
         ("192.168.1.1:1", [""], "unknown"),
@@ -282,7 +329,7 @@ def test_forwarded_addresses_are_believed_from_trusted_proxies_only(peer, forwar
     security = Security(trusted_proxies=["192.168.0.0/16"])
     caller = caller_of(security, [("X-Forwarded-For", value) for value in forwarded], peer)
     assert caller.address == address
-    assert not is_loopback(address) or address == "127.0.0.1"
+    assert not caller.is_here
 
 
 def test_addresses_in_every_form():
@@ -333,41 +380,105 @@ def beat(**more):
 async def test_a_worker_joins_with_the_token_and_hears_it_with_each_request(serve, gateway_to, connect):
     """The token is asked of its beats; its requests carry it, and no client's key; without it there is no worker."""
     upstream, port = await serve(hello)
-    client = await connect(await gateway_to({}, ALL))
+    gateway_port = await gateway_to({}, ALL)
     path = "/v1/workers/heartbeat"
-    assert (await ask(client, "POST", path, "", body=beat(port=port)))[0] == 401
-    assert (await ask(client, "POST", path, ADMIN, body=beat(port=port)))[0] == 403
-    assert (await ask(client, "POST", path, TOKEN, body=beat(port=port)))[0] == 200
+    for key, status in (("", 401), (ADMIN, 403), (DATA, 403), (TOKEN, 200)):
+        client = await connect(gateway_port)
+        assert (await ask(client, "POST", path, key, body=beat(port=port)))[0] == status
     status, _, _ = await ask(client, "POST", "/v1/completions", DATA, body=b'{"model": "far"}')
     assert status == 200
     heads = [dict(head.headers) for head, _ in upstream.requests if head.method == b"POST"]
-    assert [head[b"x-ichat-token"] for head in heads] == [TOKEN.encode()]
+    assert [head[b"x-ichat-proof"] for head in heads] == [proof_of(TOKEN.encode())]
+    assert TOKEN.encode() not in b"".join(value for head, _ in upstream.requests for _, value in head.headers)
     assert b"authorization" not in heads[0]
 
 
-async def test_a_worker_from_elsewhere_needs_a_token_to_be_configured(gateway_to, connect):
+async def test_a_worker_from_elsewhere_needs_a_token_to_be_configured(gateway_to, connect_from):
     """Without a token, only this machine's workers join."""
-    client = await connect(await gateway_to({}, PROXY))
+    port = await gateway_to({}, PROXY)
+    client = await connect_from("elsewhere", port)
     status, _, body = await ask(client, "POST", "/register", "", "elsewhere", beat(host=ELSEWHERE))
     assert (status, code_of(body)) == (403, "forbidden")
     assert b"security.join_token_env" in body
-    assert (await ask(client, "POST", "/register", "", body=beat()))[0] == 200
+    assert (await ask(await connect_from("here", port), "POST", "/register", "", body=beat()))[0] == 200
+
+
+async def test_a_worker_keeps_its_id(gateway_to, connect_from):
+    """Another one that has the token cannot take it while the first is there."""
+    port = await gateway_to({}, f'{PROXY}join_token_env = "T_TOKEN"\n')
+    here, there = await connect_from("here", port), await connect_from("elsewhere", port)
+    first, second = beat(heartbeat_interval=0.2), beat(host=ELSEWHERE)
+    assert (await ask(here, "POST", "/register", TOKEN, body=first))[0] == 200
+    assert (await ask(there, "POST", "/register", TOKEN, "elsewhere", second))[0] == 403
+    with trio.fail_after(20):
+        while (await ask(there, "POST", "/register", TOKEN, "elsewhere", second))[0] != 200:  # noqa: ASYNC110
+            await trio.sleep(0.1)
+
+
+async def test_a_gateway_is_not_its_own_worker(gateway_to, connect):
+    """A request that goes round is refused after a few turns, with 508."""
+    port = await gateway_to({})
+    client = await connect(port)
+    assert (await ask(client, "POST", "/register", body=beat(port=port)))[0] == 200
+    status, headers, body = await ask(client, "POST", "/v1/completions", body=b'{"model": "far"}')
+    assert (status, code_of(body)) == (508, "loop_detected")
+    assert headers[b"x-should-retry"] == b"false"
+
+
+async def test_who_knows_only_an_old_token_is_sent_nothing(serve, start, tmp_path, nursery, connect):
+    """With another token, workers get nothing until they have beaten with it, and never hear a token at all."""
+    upstream, worker_port = await serve(hello)
+    path = tmp_path / "ichat.toml"
+    text = f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}/s"\n[security]\njoin_token_env = "T_%s"\n'
+    path.write_text(text % "TOKEN")
+    program = start([*ichat("gateway", "-c"), path]).wait_for_port
+    program = await trio.to_thread.run_sync(program)
+    client = await connect(program.port)
+    known = beat(port=worker_port, heartbeat_interval=60)
+    assert (await ask(client, "POST", "/register", TOKEN, body=known))[0] == 200
+    assert (await ask(client, "POST", "/v1/completions", body=b'{"model": "far"}'))[0] == 200
+    path.write_text(text % "ADMIN")
+    with trio.fail_after(20):
+        while (await ask(client, "POST", "/v1/completions", body=b'{"model": "far"}'))[0] != 503:  # noqa: ASYNC110
+            await trio.sleep(0.1)
+    assert (await ask(await connect(program.port), "POST", "/register", TOKEN, body=known))[0] == 401
+    assert (await ask(client, "POST", "/register", ADMIN, body=known))[0] == 200
+    assert (await ask(client, "POST", "/v1/completions", body=b'{"model": "far"}'))[0] == 200
+    told = b"".join(value for head, _ in upstream.requests for _, value in head.headers)
+    assert TOKEN.encode() not in told
+    assert ADMIN.encode() not in told
+
+
+async def test_an_upstreams_key_is_for_inference(serve, gateway_to, connect, monkeypatch):
+    """With the gateway's own key for an upstream, nobody trains models or stores files there."""
+    monkeypatch.setenv("THEIR_KEY", "sk-their-0123456789")
+    upstream, port = await serve(hello)
+    route = (
+        f'[[external_routes]]\nmodel_name = "gpt"\napi_base = "http://127.0.0.1:{port}/v1"\napi_key_env = "THEIR_KEY"\n'
+    )
+    client = await connect(await gateway_to({}, route))
+    for path, status in (
+        ("/v1/fine_tuning/jobs", 404), ("/v1/files", 404), ("/v1/batches", 404), ("/v1/images/generations", 200),
+        ("/v1/chat/completions", 200), ("/v1/moderations", 200), ("/chat/completions", 200),
+    ):  # fmt: skip
+        assert (await ask(client, "POST", path, body=b'{"model": "gpt"}'))[0] == status, path
+    assert len(upstream.requests) == 4
 
 
 def test_a_worker_answers_its_own_machine_and_who_has_the_token():
     """Everything but its health, which tells nothing."""
     options, _ = read_command_line(["--port", "1"])
 
-    def outcome(token, peer, *headers, path=b"/v1/completions"):
+    def outcome(token, peer, *headers, path=b"/v1/completions", method=b"POST", host=(b"host", b"127.0.0.1:8000")):
         worker = Worker(options, None, None, 1, token=token)
         try:
-            worker.look(RequestHead(b"POST", path, b"1.1", list(headers), 0), peer)
+            worker.look(RequestHead(method, path, b"1.1", [host, *headers], 0), peer)
         except ApiError as refusal:
             return refusal.status
         return 200
 
-    right, wrong = (b"x-ichat-token", TOKEN.encode()), (b"x-ichat-token", DATA.encode())
-    bearer = (b"authorization", b"Bearer " + TOKEN.encode())
+    right, wrong = (b"x-ichat-proof", proof_of(TOKEN.encode())), (b"x-ichat-proof", proof_of(DATA.encode()))
+    bearer = (b"authorization", b"bearer " + TOKEN.encode())
     table = {
         token: [outcome(token, peer, *headers) for peer in ("127.0.0.1:9", "unix", "10.0.0.1:9") for headers in ((), (wrong,), (right,), (bearer,))]
         for token in ("", TOKEN)
@@ -376,7 +487,10 @@ def test_a_worker_answers_its_own_machine_and_who_has_the_token():
     assert table[TOKEN] == [200, 200, 200, 200, 200, 200, 200, 200, 401, 401, 200, 200]
     for path in (b"/logs/stream", b"/metrics", b"/flush_cache", b"/beat"):
         assert outcome(TOKEN, "10.0.0.1:9", path=path) == 401
-    assert outcome(TOKEN, "10.0.0.1:9", path=b"/health") == 200
+    assert outcome(TOKEN, "10.0.0.1:9", path=b"/health") == 401
+    assert outcome(TOKEN, "10.0.0.1:9", path=b"/health", method=b"GET") == 200
+    assert outcome(TOKEN, "127.0.0.1:9", host=(b"host", b"evil.example")) == 401
+    assert outcome("", "127.0.0.1:9", (b"x-forwarded-for", b"1.1.1.1")) == 403
 
 
 async def test_nobody_takes_the_id_of_a_managed_worker(gateway, start, tmp_path):
@@ -422,6 +536,7 @@ def test_a_hash_is_of_the_key():
     """What `./ichat.pyz key` prints lets its key in."""
     key = new_key()
     auth = Auth(Security(keys=[Key("a", key_hash=hash_of(key))]))
-    caller = auth.caller([(b"authorization", f"Bearer {key}".encode())], "1.1.1.1:1")
+    head = RequestHead(b"GET", b"/", b"1.1", [(b"authorization", f"Bearer {key}".encode())], 0)
+    caller = auth.caller(head, "1.1.1.1:1")
     assert (caller.kind, caller.flow) == ("data", "a")
     assert key.startswith("sk-ichat-")

@@ -298,6 +298,8 @@ def test_the_example_is_accepted_and_complete():
             section = attrs.evolve(section, keys=[])
         assert section == type(section)(), "the example shows the defaults"
         for attribute in attrs.fields(type(section)):
+            if attribute.name == "keys":
+                continue
             assert re.search(rf"^#?{attribute.name} = ", text, re.MULTILINE), attribute.name
     for section in (configuration.Key, configuration.ManagedWorker, configuration.ExternalRoute, configuration.EngineSettings):
         for attribute in attrs.fields(section):

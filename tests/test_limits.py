@@ -19,7 +19,7 @@ KEYS = {name: f"sk-{name}-0123456789abc" for name in ("a", "b")}
 
 
 def with_keys(a="", b="", more=""):
-    text = more
+    text = f"{more}[security]\nopen_metrics = true\n"
     for name, extra in (("a", a), ("b", b)):
         text += f'[[security.keys]]\nname = "{name}"\nkey_hash = "{hash_of(KEYS[name])}"\n{extra}\n'
     return text
@@ -103,6 +103,7 @@ def test_other_limits_forget_nothing():
     [
         ([b'{"choices":[{"text":"\\"total_tokens\\": 9"}],"usage":{"prompt_tokens":3,"total_tokens": 7}}'], 7),
         ([b'data: {"usage":{"prompt_tok', b'ens":3,"completion_tokens":4,"total_', b'tokens":7}}\n\n'], 7),
+        ([b'{"usage":{"prompt_tokens":3,"total_tokens":50}, "prompt_logprobs": [', b"1, " * 30_000, b"1]}"], 50),
         ([b"x" * 99, b'{"usage":{"prompt_tokens":3,"completion_tokens":4,"total_', b'tokens":7}}'], 7),
         ([b'{"usage": {"input_tokens": 5,', b' "output_tokens": 6}}'], 11),
         ([b'{"usage": {"input_tokens": 5, "output_tokens": 1}}', b'{"usage": {"output_tokens": 6}}'], 11),
@@ -135,8 +136,11 @@ async def test_tokens_of_a_key_are_counted_from_its_responses(serve, gateway_to,
     assert 50 <= int(headers[b"retry-after"]) <= 60
     await ask(client, "b")
     assert (await client.response())[0] == 200
-    assert await metric(connect, gateway, 'ichat_refusals_total{code="security.keys.tokens_per_minute"}') == 1
-    assert await metric(connect, gateway, 'ichat_tokens_total{model="m"}') == 200
+    assert await metric(connect, gateway, 'ichat_refusals_total{reason="security.keys.tokens_per_minute"}') == 1
+    assert await metric(connect, gateway, 'ichat_tokens_total{model="m"}') == 300
+    assert await metric(connect, gateway, 'ichat_key_tokens_total{key="a"}') == 200
+    assert await metric(connect, gateway, 'ichat_key_requests_total{key="a"}') == 3
+    assert await metric(connect, gateway, 'ichat_key_refusals_total{key="a"}') == 1
 
 
 async def test_tokens_of_a_stream_count_though_it_says_nothing(serve, gateway_to, connect):
@@ -293,19 +297,44 @@ def test_a_circuit_opens_tries_and_closes():
     now = 6.0
     for _ in range(3):
         assert circuit.lets_through(now)
-        assert circuit.begin(now)
+        probe = circuit.begin(now)
+        assert probe
         assert not circuit.lets_through(now), "one try at a time"
         circuit.fail(now)
-        circuit.end(was_probe=True)
+        circuit.end(probe)
         waits.append(circuit.open_until - now)
         now = circuit.open_until
     assert waits == [10, 15, 15]
-    assert circuit.begin(now)
-    circuit.end(was_probe=True)
+    circuit.end(circuit.begin(now))
     assert circuit.lets_through(now), "a try whose client left says nothing, and there is another one"
     circuit.begin(now)
+    assert circuit.answer()
     circuit.succeed()
     assert (circuit.state(now), circuit.opened, circuit.describe(now)["failures"]) == ("closed", 0, 0)
+
+
+def test_a_try_that_takes_long_holds_up_nobody():
+    """Another one may be made after a while; the end of the first says nothing of the second."""
+    circuit = Circuit(CircuitBreaker(failures_max=1, open_s=5))
+    circuit.fail(0)
+    first = circuit.begin(5)
+    assert not circuit.lets_through(9.9)
+    assert circuit.lets_through(10)
+    second = circuit.begin(10)
+    circuit.end(first)
+    assert not circuit.lets_through(11)
+    circuit.end(second)
+    assert circuit.lets_through(11)
+
+
+def test_answers_that_break_off_open_a_circuit():
+    """Each begins well; what counts is that none comes whole."""
+    circuit = Circuit(CircuitBreaker(failures_max=3, open_s=5))
+    opened = []
+    for _ in range(3):
+        circuit.answer()
+        opened.append(circuit.fail(0))
+    assert opened == [False, False, True]
 
 
 def test_no_circuit_opens_where_that_is_switched_off():
@@ -337,6 +366,51 @@ def test_an_open_circuit_leaves_the_others_alone():
     assert balancer.lease("m").endpoint is bad
 
 
+def test_errors_are_better_than_nothing():
+    """Who answers with errors is avoided for who is well, and asked all the same where there is nobody else."""
+    bad, good = endpoint("bad", 9, failures_max=1), endpoint("good", 2, failures_max=1)
+    bad.circuit.fail(0, answers=True)
+    both = balancer_of(bad, good)
+    assert [both.lease("m").endpoint for _ in range(2)] == [good, good]
+    assert both.lease("m") is None, "the good one is worth waiting for"
+    assert balancer_of(bad).lease("m").endpoint is bad
+    good.circuit.fail(0)
+    assert both.lease("m").endpoint is bad
+
+
+async def test_who_waits_for_a_circuit_is_woken(serve, gateway_to, connect):
+    """By the time that it is tried again, and by the answer to that try, though nobody else ends or beats."""
+    held = trio.Event()
+
+    async def reply(stream, head, body):
+        if json.loads(body).get("first"):
+            await held.wait()
+            return "close"
+        await hello(stream, head, body)
+        return None
+
+    upstream, port = await serve(reply)
+    more = "[routing]\nmax_in_flight = 1\n[circuit_breaker]\nfailures_max = 1\nopen_s = 0.5\n"
+    gateway = await gateway_to({"m": port}, more)
+    clients = [await connect(gateway) for _ in range(4)]
+    async with trio.open_nursery() as nursery:
+        results = []
+
+        async def one(client, **body):
+            results.append((await client.ask(**body))[0])
+
+        nursery.start_soon(one, clients[0])
+        await until(lambda: results == [200])
+        results.clear()
+        nursery.start_soon(lambda: one(clients[0], first=True))
+        await until(lambda: len(upstream.requests) == 2)
+        for client in clients[1:]:
+            nursery.start_soon(one, client)
+        await trio.sleep(0.2)
+        held.set()
+    assert sorted(results) == [200, 200, 200, 502]
+
+
 async def fails(stream, head, body):
     status = json.loads(body).get("status", 200)
     if status == "break":
@@ -347,20 +421,42 @@ async def fails(stream, head, body):
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, "break"])
-async def test_a_failing_worker_is_left_alone_and_tried_again(serve, gateway_to, connect, status):
-    """Then requests are refused at once and it sees none; one goes through after a while, and closes the circuit."""
+async def test_a_failing_worker_is_left_alone(serve, gateway_to, connect, status):
+    """After so many failures in a row the next requests go to the other one; the circuit is shown as open."""
+    bad, bad_port = await serve(fails)
+    good, good_port = await serve(hello)
+    route = '[[external_routes]]\nmodel_name = "m"\napi_base = "http://127.0.0.1:%d/v1"\n'
+    more = (
+        '[routing]\npolicy = "round_robin"\n[circuit_breaker]\nfailures_max = 2\nopen_s = 600\nopen_longest_s = 600\n'
+    )
+    gateway = await gateway_to({}, more + route % bad_port + route % good_port)
+    for _ in range(8):
+        await (await connect(gateway)).ask(status=status)
+    assert (len(bad.requests), len(good.requests)) == (2, 6)
+    assert await metric(connect, gateway, "ichat_circuit_open") == 1
+
+
+@pytest.mark.parametrize(("status", "expected"), [("break", 503), (500, 500)])
+async def test_the_only_worker_is_shut_off_if_it_is_silent(serve, gateway_to, connect, status, expected):
+    """Then requests are refused at once and it sees none; one that answers with errors goes on doing so."""
     upstream, port = await serve(fails)
-    gateway = await gateway_to({"m": port}, "[circuit_breaker]\nfailures_max = 2\nopen_s = 0.7\n")
-    client = await connect(gateway)
+    gateway = await gateway_to({"m": port}, "[circuit_breaker]\nfailures_max = 2\nopen_s = 600\nopen_longest_s = 600\n")
     for _ in range(2):
-        await client.ask(status=status)
-        client = await connect(gateway)
-    status, headers, body = await client.ask()
-    if status == 200:  # the machine stood still
-        return
-    assert (status, code_of(body), headers[b"retry-after"]) == (503, "model_not_ready", b"1")
-    assert len(upstream.requests) == 2
-    assert await metric(connect, gateway, "ichat_circuit_open") > 0
+        await (await connect(gateway)).ask(status=status)
+    found, headers, body = await (await connect(gateway)).ask(status=status)
+    assert found == expected
+    assert len(upstream.requests) == (2 if expected == 503 else 3)
+    if expected == 503:
+        assert code_of(body) == "model_not_ready"
+        assert 500 < int(headers[b"retry-after"]) <= 600
+
+
+async def test_a_circuit_closes_again(serve, gateway_to, connect):
+    """One request goes through after a while, and closes it."""
+    _, port = await serve(fails)
+    gateway = await gateway_to({"m": port}, "[circuit_breaker]\nfailures_max = 1\nopen_s = 0.3\n")
+    await (await connect(gateway)).ask(status="break")
+    client = await connect(gateway)
     with trio.fail_after(20):
         while (await client.ask())[0] != 200:  # noqa: ASYNC110
             await trio.sleep(0.05)

@@ -123,7 +123,7 @@ async def test_a_stream_is_measured(serve, gateway_to, connect, mock_clock):
     assert after.get("ichat_requests_total", model="m", route="/v1/chat/completions", status="200") == 1
     assert after.get("ichat_requests_total", model="m", route="other", status="200") == 1
     assert after.get("ichat_requests_total", model="", route="/v1/chat/completions", status="404") == 1
-    assert after.get("ichat_refusals_total", code="model_not_found") == 1
+    assert after.get("ichat_refusals_total", reason="model_not_found") == 1
     for name, longest_s in (("ichat_time_to_first_byte_seconds", 0.75), ("ichat_request_duration_seconds", 0.75)):
         assert after.get(f"{name}_count", model="m") == 2
         assert after.get(f"{name}_bucket", model="m", le="0.25") == 1
@@ -280,7 +280,7 @@ async def test_errors_of_the_gateway_are_counted_by_their_codes(serve, gateway_t
     with trio.fail_after(20):
         while True:
             now = await shown(connect, gateway)
-            codes = {labels["code"] for labels in now.labels("ichat_refusals_total")}
+            codes = {labels["reason"] for labels in now.labels("ichat_refusals_total")}
             if codes == {"not_found", "method_not_allowed", "bad_request", "upstream_failed"}:
                 break
             await trio.sleep(0.01)
@@ -298,11 +298,11 @@ async def test_models_that_come_and_go_leave_little(monkeypatch):
     """There is a bound to what is kept; who is still there is not forgotten, and nobody is counted twice."""
     monkeypatch.setattr(counted, "MODELS_MAX", 5)
     registry, metrics = known("stays")
-    metrics.tokens("stays", 10)
+    metrics._of("stays").tokens += 10
     for number in range(50):
         registry.external = {"stays": (), f"m{number}": ()}
-        metrics.tokens(f"m{number}", 1)
-        metrics.tokens(f"unknown-{number}", 1)
+        metrics._of(f"m{number}").tokens += 1
+        metrics._of(f"unknown-{number}").tokens += 1
     assert len(metrics._models) <= 6
     now = Shown(metrics.take()().decode())
     assert now.get("ichat_tokens_total", model="stays") == 10
@@ -310,7 +310,7 @@ async def test_models_that_come_and_go_leave_little(monkeypatch):
     assert now.get("ichat_tokens_total", model="") == 50
     registry.external = {f"many{number}": () for number in range(20)}
     for number in range(20):
-        metrics.tokens(f"many{number}", 1)
+        metrics._of(f"many{number}").tokens += 1
     now = Shown(metrics.take()().decode())
     tokens = {labels["model"]: now.get("ichat_tokens_total", **labels) for labels in now.labels("ichat_tokens_total")}
     assert len(tokens) <= 7
@@ -459,7 +459,7 @@ async def test_how_a_worker_is_reached(serve, nursery, tmp_path, managed):
     assert now.get("ichat_engine_aborts_total", worker="w", model="m") == 7
     assert now.get("own") == 1
     [(head, _)] = upstream.requests
-    assert dict(head.headers).get(b"x-ichat-token") == (None if managed else b"secret")
+    assert dict(head.headers).get(b"x-ichat-proof") == (None if managed else b"secret")
     nursery.cancel_scope.cancel()
 
 

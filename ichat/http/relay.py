@@ -258,7 +258,7 @@ class Relay:
 
     def _begin(self, head: ResponseHead, behind: bytearray) -> None:
         if self._version != b"1.1" and isinstance(head.framing, Chunked):
-            raise HeadError("it is chunked, which a client of HTTP/1.0 cannot read")
+            raise Unwanted("it is chunked, which a client of HTTP/1.0 cannot read")
         ours = self._on_head(head)
         self._framing = head.framing
         self.deadline = self._hub.now + self._stall_s

@@ -72,6 +72,14 @@ class RequestIds:
     def next(self) -> bytes:
         return f"req-{self.prefix}-{next(self.count):x}".encode()
 
+    def of(self, headers: Headers) -> bytes:
+        """Give the id that a request has brought, if it is sane, else a new one."""
+        found = b""
+        for name, value in headers:
+            if name == b"x-request-id":
+                found = value
+        return found if _REQUEST_ID.fullmatch(found) else self.next()
+
 
 class Bounds(Protocol):
     """Where a reader looks up what holds at the time; both may be replaced."""
@@ -229,15 +237,10 @@ class Reader:
         return body
 
     def _request(self, head: RequestHead, body: bytes | bytearray) -> Request:
-        request_id = b""
         keep_alive = head.version == b"1.1"
         for name, value in head.headers:
-            if name == b"x-request-id":
-                request_id = value
-            elif name == b"connection" and b"close" in value.lower():
+            if name == b"connection" and b"close" in value.lower():
                 keep_alive = False
-        if not _REQUEST_ID.fullmatch(request_id):
-            request_id = self._ids.next()
         return Request(
             method=head.method,
             target=head.target,
@@ -245,7 +248,7 @@ class Reader:
             version=head.version,
             headers=head.headers,
             body=body,
-            id=request_id,
+            id=self._ids.of(head.headers),
             keep_alive=keep_alive,
         )
 

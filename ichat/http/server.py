@@ -38,8 +38,8 @@ _FAMILIES = {socket.AF_INET, socket.AF_INET6}
 
 Answer = Callable[[Request, "Client"], Awaitable[None]]
 """Writes exactly one response to the client, or raises before it has written anything."""
-Refused = Callable[[ApiError, str, RequestHead | None], None]
-"""Is told of a refusal of what did not become a request: the client's address, and the head as far as it was read."""
+Refused = Callable[[ApiError, bytes, str, RequestHead | None], None]
+"""Is told of a refusal of what did not become a request: its id, the connection's address, the head if it was read."""
 
 
 class Client:
@@ -96,11 +96,12 @@ class Client:
 
     def refuse(self, error: ApiError, *, encrypted: bool) -> None:
         """Answer a connection that is not served, without reading from it, and close it."""
-        self._door.refused(error, self.peer, None)
+        request_id = self._door.ids.next()
+        self._door.refused(error, request_id, self.peer, None)
         self.keep_alive = False
         if not encrypted:
             with contextlib.suppress(OSError):
-                self.sock.send(self._error(error, self._door.ids.next(), b""))
+                self.sock.send(self._error(error, request_id, b""))
         self.sock.close()
 
     def hung_up(self, _events: int = 0) -> None:
@@ -158,8 +159,9 @@ class Client:
                         request = await self._reader.read()
                     except ApiError as error:
                         self.keep_alive = False
-                        door.refused(error, self.peer, self._head)
-                        await self.send_all(self._error(error, door.ids.next(), b""))
+                        request_id = self._id()
+                        door.refused(error, request_id, self.peer, self._head)
+                        await self.send_all(self._error(error, request_id, b""))
                         await self._linger()
                         return
                     if request is None:
@@ -174,6 +176,10 @@ class Client:
                 if self.is_broken:
                     self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 self.sock.close()
+
+    def _id(self) -> bytes:
+        """Give the id of what is refused before it is a request: its own, if the head was read and has one."""
+        return self._door.ids.of(self._head.headers if self._head is not None else [])
 
     def _look(self, head: RequestHead) -> None:
         self._head = head
@@ -210,7 +216,7 @@ class Client:
                 break
 
 
-def _ignore(_error: ApiError, _peer: str, _head: RequestHead | None) -> None:
+def _ignore(_error: ApiError, _id: bytes, _peer: str, _head: RequestHead | None) -> None:
     """Let a refusal be known to its client only."""
 
 

@@ -14,7 +14,6 @@ registry, balancer, metrics            plain objects
 import contextlib
 import logging
 import pathlib
-import re
 import secrets
 import signal
 import socket
@@ -27,7 +26,7 @@ import trio
 from ichat import config as configuration
 from ichat import errors
 from ichat.accesslog import AccessLog, Entry
-from ichat.auth import CALLER_HEADER, Auth, Caller, address_in, is_loopback, write_caller
+from ichat.auth import CALLER_HEADER, CHANGES_MODELS, Auth, Caller, address_in, is_loopback, write_caller
 from ichat.balance import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
 from ichat.circuit import Circuit
 from ichat.config import CircuitBreaker, Config
@@ -42,7 +41,7 @@ from ichat.http.server import Client, FrontDoor
 from ichat.http.tls import server_context
 from ichat.logbook import Logbook, Source
 from ichat.logfiles import prune
-from ichat.metrics import Metrics
+from ichat.metrics import ROUTES, Metrics
 from ichat.registry import Registry
 from ichat.reload import ConfigFile, Reloader, Take, look
 from ichat.scrape import Scraper
@@ -57,25 +56,24 @@ log = logging.getLogger(__name__)
 CONTROL_REQUESTS_MAX = 1000
 CONTROL_BYTES_MAX = 4 * 1024 * 1024
 """The largest body of a request to the control plane."""
+_READS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
+_JOINS = frozenset((b"/v1/workers/heartbeat", b"/register"))
 _REFUSED = {401: "invalid_api_key", 403: "forbidden"}
 CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
 """Seconds until the control plane's first byte, and between two bytes: stopping a worker takes as long as its drain."""
+ADVANCE_S = 1.0
 PRUNE_S = 24 * 3600.0
 LOG_END_S = 2.0
 """How long those who follow a log may take to get its last lines, when the gateway ends."""
 _LOGS = b"/v1/logs/"
 CLIENT_LEFT = 499
 """What stands for a status where the client left."""
+_NO_HEAD = RequestHead(b"", b"", b"1.1", [], 0)
 _NEVER_OPEN = Circuit(CircuitBreaker(failures_max=0))
 SHOWN_CHARACTERS_MAX = 256
 """Of what a client chose, in the access log."""
 _CONTROL_EXACT = frozenset((b"/health", b"/metrics", b"/v1/models", b"/register", b"/openapi.json"))
 _CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/")
-_BY_MODEL = re.compile(
-    rb"(/v1)?/(chat/completions|completions|embeddings|rerank|score|classify|pooling|responses|messages|tokenize|detokenize"
-    rb"|audio/transcriptions|audio/translations)|/v2/rerank"
-)
-"""The routes that are known to be routed by model; any other `POST /v1/...` is as well."""
 
 
 def is_control(path: bytes) -> bool:
@@ -127,15 +125,21 @@ class Gateway:
         """The control plane too; apart, since they last."""
 
     def look(self, head: RequestHead, peer: str) -> Caller:
-        """Say who sends a request. Raises ApiError for one that a client without a right key makes of the data plane.
+        """Say who sends a request. Raises ApiError where that one has no right key, before the body is read.
 
-        The control plane looks for itself: it knows its routes best.
+        The control plane looks again for itself: it knows its routes best.
         """
         auth = self.means.auth
-        caller = auth.caller(head.headers, peer)
+        caller = auth.caller(head, peer)
         if is_control(head.path):
-            if head.length is not None and head.length > CONTROL_BYTES_MAX:
+            if head.method not in _READS:
+                auth.check("join" if head.path in _JOINS else "write", caller)
+            if head.length is None:
+                raise errors.length_required(_shown(head.path))
+            if head.length > CONTROL_BYTES_MAX:
                 raise errors.request_too_large(CONTROL_BYTES_MAX)
+        elif head.path in CHANGES_MODELS:
+            auth.check("write", caller)
         elif auth.has_keys:
             auth.check("data", caller)
         return caller
@@ -145,7 +149,7 @@ class Gateway:
         assert isinstance(client.caller, Caller)
         exchange = Exchange(self.means, request, client, client.caller)
         phase, is_counted = "", False
-        is_by_model = _BY_MODEL.fullmatch(request.path) is not None
+        is_by_model = request.path in ROUTES
         is_log = request.path.startswith(_LOGS)
         if is_log:
             client.stand_aside()
@@ -164,7 +168,7 @@ class Gateway:
                 raise errors.not_found(request.path.decode("latin-1"))
         except ApiError as error:
             exchange.status, exchange.error = error.status, error.code
-            self._metrics.refused(error.limit or error.code)
+            self._metrics.refused(error.limit or error.code, exchange.key_name)
             raise
         except trio.Cancelled:
             phase = exchange.phase
@@ -173,8 +177,6 @@ class Gateway:
         finally:
             if is_counted:
                 self._metrics.ended(exchange)
-                if exchange.tokens:
-                    self._metrics.tokens(exchange.model, exchange.tokens)
             if exchange.trace is not None:
                 self._end(exchange.trace, exchange, phase)
             if self._access.enabled:
@@ -201,16 +203,18 @@ class Gateway:
         finally:
             control.in_flight -= 1
         if exchange.status in _REFUSED:
-            self._metrics.refused(_REFUSED[exchange.status])
+            exchange.error = _REFUSED[exchange.status]
+            self._metrics.refused(exchange.error, exchange.key_name)
 
-    def refused(self, error: ApiError, peer: str, head: RequestHead | None) -> None:
+    def refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
         """Note what was refused before it was a request."""
-        self._metrics.refused(error.limit or error.code)
+        caller = self.means.auth.caller(head or _NO_HEAD, peer)
+        self._metrics.refused(error.limit or error.code, caller.key.name if caller.key is not None else "")
         if self._access.enabled:
-            entry: dict[str, str | int | float | None] = {"client": peer, "status": error.status, "error": error.code}
+            entry: dict[str, str | int | float | None] = {"id": request_id.decode(), "client": _client(caller, peer)}
             if head is not None:
                 entry |= {"method": head.method.decode("latin-1"), "path": _shown(head.path)}
-            self._access.add(entry)
+            self._access.add(entry | {"status": error.status, "error": error.code})
 
 
 def _entry(exchange: Exchange, request: Request, client: Client, phase: str) -> Entry:
@@ -222,10 +226,10 @@ def _entry(exchange: Exchange, request: Request, client: Client, phase: str) -> 
     overhead_s, answered_at = exchange.overhead_s, exchange.answered_at
     return {
         "id": request.id.decode(),
-        "client": _client(exchange.caller, client),
+        "client": _client(exchange.caller, client.peer),
         "method": request.method.decode("latin-1"),
         "path": _shown(request.path),
-        "key": exchange.caller.key.name if exchange.caller.key else "",
+        "key": exchange.key_name,
         "model": exchange.model[:SHOWN_CHARACTERS_MAX],
         "worker": exchange.endpoint.id.decode() if exchange.endpoint else "",
         "status": exchange.status,
@@ -242,9 +246,9 @@ def _entry(exchange: Exchange, request: Request, client: Client, phase: str) -> 
     }
 
 
-def _client(caller: Caller, client: Client) -> str:
+def _client(caller: Caller, peer: str) -> str:
     """Give the connection's address and port, or the address for which a trusted proxy asks."""
-    return client.peer if address_in(client.peer) == caller.address else caller.address
+    return peer if address_in(peer) == caller.address else caller.address
 
 
 def _shown(path: bytes) -> str:
@@ -308,7 +312,7 @@ async def _run(
         registry, balancer, supervisor, logbook, reloader, lambda: means.auth,
         gateway_id=secrets.token_hex(8), started_at=time.time(),
     )  # fmt: skip
-    app = control.make_app(parts, metrics, Scraper(registry, lambda: means.auth.token))
+    app = control.make_app(parts, metrics, Scraper(registry, lambda: means.auth.proof))
     become_subreaper()
     async with trio.open_nursery() as base:
         base.start_soon(access.run_forever)
@@ -319,6 +323,7 @@ async def _run(
         base.start_soon(_prune_forever, state.log_directory, reloader)
         base.start_soon(reap_forever, lambda: supervisor.pids)
         base.start_soon(metrics.watch_loop_forever)
+        base.start_soon(_advance_forever, balancer)
         base.start_soon(reloader.watch_forever)
         base.start_soon(reloader.obey_signals_forever)
         try:
@@ -343,6 +348,13 @@ async def _run(
             pool.close_idle()
             logbook.close()
         base.cancel_scope.cancel()
+
+
+async def _advance_forever(balancer: Balancer) -> None:
+    """Let those go on who wait for a circuit to be tried again: nothing else tells them when that is."""
+    while True:
+        await trio.sleep(ADVANCE_S)
+        balancer.advance()
 
 
 async def _prune_forever(directory: str, reloader: Reloader) -> None:
@@ -370,6 +382,8 @@ def _check(config: Config, registry: Registry, gateway: Gateway, logbook: Logboo
         registry.wedged_after_s = timeouts.wedged_after_s
         registry.bound(routing.max_in_flight)
         registry.set_circuits(config.circuit_breaker)
+        if auth.token != means.auth.token:
+            registry.distrust()
         means.take(config, auth)
         logbook.settings = config.logs
         gateway.log_streams.in_flight_max = config.logs.followers_max
@@ -393,8 +407,8 @@ def _sources(registry: Registry, auth: Auth) -> Mapping[str, Source]:
     for worker in registry:
         if worker.beat is not None and not worker.is_down and not worker.is_piped:
             host, port = worker.beat.host, worker.beat.port
-            token = "" if worker.managed else auth.token.decode()
-            found[worker.id] = Source(worker.beat.start_id, host, port, worker.unix_socket, token)
+            proof = "" if worker.managed else auth.proof.decode()
+            found[worker.id] = Source(worker.beat.start_id, host, port, worker.unix_socket, proof)
     return found
 
 
@@ -416,9 +430,10 @@ def _warn_of_strangers(host: str, listeners: list[socket.socket], auth: Auth) ->
         return
     if not auth.has_keys:
         log.warning(
-            "WHOEVER REACHES %s MAY USE EVERY MODEL: no keys are configured. Give each client one in"
+            "no keys are configured: WHOEVER REACHES %s:%d MAY USE EVERY MODEL. Give each client one in"
             " [[security.keys]] (`./ichat.pyz key` makes it), or let server_settings.host be 127.0.0.1.",
             host,
+            port_of(listeners),
         )
     if auth.is_bare:
         log.warning("whoever reaches %s may also read logs and states: see security.admin_key_env", host)

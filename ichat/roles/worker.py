@@ -23,7 +23,7 @@ import attrs
 import trio
 
 from ichat import errors
-from ichat.auth import address_in, is_loopback
+from ichat.auth import CHANGES_MODELS, INTERNAL, address_in, bearer_of, is_for_us, is_loopback
 from ichat.beat import Beat, WorkerState, sentence
 from ichat.capture import Capture
 from ichat.config import Limits, Timeouts
@@ -37,7 +37,7 @@ from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, open_unix_listener, port_of
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
-from ichat.keys import digest_of
+from ichat.keys import digest_of, proof_of
 from ichat.options import Options, read_command_line
 from ichat.ownlog import OwnLog
 from ichat.processes import launcher_pipe
@@ -56,12 +56,8 @@ LAST_LINES_S = 2.0
 """How long those that follow the log may take for its end."""
 WITHOUT_LAUNCHER_S = (2.0, 5.0, 6.0)
 """How long after the launcher's end, at most, exchanges may go on, the engine may take to end, and the last words."""
-_TOKEN_HEADERS = frozenset((b"x-ichat-token", b"authorization"))
+_PROOF_HEADERS = frozenset((b"x-ichat-proof", b"authorization"))
 _JSON = [(b"content-type", b"application/json")]
-_CHANGES_MODELS = frozenset((
-    b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/load_lora_adapter", b"/unload_lora_adapter",
-))  # fmt: skip
-"""Routes of the engines after which the gateway should hear of other models."""
 
 
 class Worker:
@@ -79,7 +75,7 @@ class Worker:
     ) -> None:
         """`capture` has the lines of this process, where they are kept; `token` lets others than this machine ask."""
         self.options = options
-        self._token = digest_of(token.encode()) if token else None
+        self._known_by = [digest_of(one) for one in (token.encode(), proof_of(token.encode()))] if token else []
         self.host = host
         self._engine = engine
         self.port = port
@@ -109,22 +105,26 @@ class Worker:
 
     def look(self, head: RequestHead, peer: str) -> None:
         """Let this machine ask, and whoever has the token; everybody for the health. Raises ApiError 401, 403."""
-        if is_loopback(address_in(peer)) or head.path == b"/health":
+        address = address_in(peer)
+        if not address or (is_loopback(address) and is_for_us(head.headers)):
             return
-        if self._token is None:
+        if head.path == b"/health" and head.method in (b"GET", b"HEAD"):
+            return
+        if not self._known_by:
             raise errors.forbidden(
-                "This worker answers its own machine only: start it, and its gateway, with the same ICHAT_JOIN_TOKEN."
+                "This worker answers its own machine only, at 127.0.0.1 or `localhost` and through no proxy: start it,"
+                " and its gateway, with the same ICHAT_JOIN_TOKEN."
             )
-        given = (value.removeprefix(b"Bearer ") for name, value in head.headers if name in _TOKEN_HEADERS)
-        if not any(hmac.compare_digest(digest_of(one), self._token) for one in given):
+        given = (digest_of(bearer_of(value)) for name, value in head.headers if name in _PROOF_HEADERS)
+        if not any(hmac.compare_digest(one, known) for one in given for known in self._known_by):
             raise errors.invalid_api_key(
-                "This worker answers its own machine, and whoever sends the token of its gateway (ICHAT_JOIN_TOKEN) as"
+                "This worker answers its own machine, its gateway, and whoever sends their token (ICHAT_JOIN_TOKEN) as"
                 " `Authorization: Bearer`."
             )
 
     async def answer(self, request: Request, client: Client) -> None:
         """Answer one request: what concerns the worker as a whole here, everything else by the engine."""
-        request.headers = [header for header in request.headers if header[0] != b"x-ichat-token"]
+        request.headers = [header for header in request.headers if not header[0].startswith(INTERNAL)]
         asks = request.method in (b"GET", b"HEAD")
         if asks and request.path == b"/health":
             await self._tell_health(request, client)
@@ -145,7 +145,7 @@ class Worker:
             await self.host.answer(request, client, lambda status, body: (status, body + metrics_of(self.host)))
         else:
             await self.host.answer(request, client)
-            if request.path in _CHANGES_MODELS:
+            if request.path in CHANGES_MODELS:
                 self.changed()
 
     def _lists_models(self) -> bool:
@@ -224,7 +224,8 @@ def metrics_of(host: Host) -> bytes:
 
     class OurMetrics(Collector):
         def collect(self) -> "Iterable[Metric]":
-            yield GaugeMetricFamily("ichat_worker_in_flight", "Requests that the engine is answering.", host.in_flight)
+            others = max(0, host.in_flight - 1)  # without the one that asks for this
+            yield GaugeMetricFamily("ichat_worker_in_flight", "Requests that the engine is answering.", others)
             yield GaugeMetricFamily("ichat_worker_load_seconds", "From the start until it was ready.", host.load_s)
             yield CounterMetricFamily("ichat_engine_aborts", "Requests that their clients left.", host.aborts)
 
@@ -287,8 +288,11 @@ async def run(
         listeners.append(open_unix_listener(options.unix_socket))
     timeouts = Timeouts(drain_s=options.drain_s, client_stall_s=options.client_stall_s)
     limits = Limits(
-        options.head_bytes_max, options.body_bytes_max, options.connections_max, options.connections_max
-    )  # all of them may be its gateway's
+        options.head_bytes_max,
+        options.body_bytes_max,
+        options.connections_max,
+        connections_per_address_max=options.connections_max,  # all of them may be its gateway's
+    )
     port = port_of(listeners)
     argv = [*engine_argv, "--host", options.host, "--port", str(port)]
     host = Host(engine, argv, client_stall_s=timeouts.client_stall_s)
