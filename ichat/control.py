@@ -3,6 +3,8 @@
 The front door relays to it like to any other upstream, so frameworks stay where they help.
 """
 
+import contextlib
+import os
 from collections.abc import Awaitable, Callable, Iterable
 
 import attrs
@@ -160,3 +162,5 @@ async def serve(app: QuartTrio, path: str, *, task_status: trio.TaskStatus[None]
         finally:
             stop.set()
             scope.deadline = trio.current_time() + SHUTDOWN_S + 1
+            with contextlib.suppress(OSError):
+                os.unlink(path)

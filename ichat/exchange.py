@@ -18,7 +18,7 @@ from ichat.circuit import FAILED_STATUSES
 from ichat.config import Config
 from ichat.errors import ApiError
 from ichat.forms import model_in_form
-from ichat.http.framing import UntilClose
+from ichat.http.framing import Chunked, UntilClose
 from ichat.http.heads import Headers, ResponseHead, date_header, end_to_end, form_type, request_head, response_head
 from ichat.http.pool import Connection, Pool
 from ichat.http.relay import Gaps, Relay, Unwanted, UpstreamLost
@@ -401,7 +401,7 @@ class Exchange:
             headers += self.trace.headers
         if body or request.method in (b"POST", b"PUT", b"PATCH"):
             headers.append((b"content-length", b"%d" % len(body)))
-        head = request_head(request.method, target, request.version, headers)
+        head = request_head(request.method, target, b"1.1", headers)
         return [head + body] if len(body) <= JOINED_BYTES_MAX else [head, body]
 
     def _head_for_client(self, head: ResponseHead) -> bytes:
@@ -418,7 +418,8 @@ class Exchange:
         self.answered_at = means.pool.hub.now
         self._request.let_go()
         self._body = b""
-        if isinstance(head.framing, UntilClose):
+        is_unchunked = self._request.version != b"1.1" and isinstance(head.framing, Chunked)
+        if is_unchunked or isinstance(head.framing, UntilClose):
             client.keep_alive = False
             client.is_broken = True  # until it is whole: its end and a break look alike
         names = dict(head.headers)
@@ -434,6 +435,8 @@ class Exchange:
                 headers.append((b"x-ichat-overhead-ms", b"%.2f" % ((self.overhead_s or 0) * 1000)))
         if not client.keep_alive:
             headers.append((b"connection", b"close"))
-        if b"transfer-encoding" in names:  # last: a 0 there would look like a last chunk to simple clients
+        if (
+            b"transfer-encoding" in names and not is_unchunked
+        ):
             headers.append((b"transfer-encoding", b"chunked"))
         return response_head(head.status, headers, head.reason)

@@ -405,6 +405,8 @@ class Managed:
             with trio.move_on_after(SWEEP_S):
                 await process.wait()
         left = await self._sweep(pid, family)
+        with contextlib.suppress(OSError):
+            os.unlink(self._socket)
         await self._wait_for_gpus(pids)
         if left:
             log.error("processes of worker %s are still there: %s", self.id, left)

@@ -51,14 +51,17 @@ def parser() -> Usage:
     add = usage.add_argument
     limits = Limits()
     add("--backend", "-be", default="vllm", metavar="NAME", help="the engine: vllm, sglang or another (vllm)")
-    add("--gateway-address", "-ga", metavar="URL", help="register with this gateway, for example http://gw:4000")
+    add(
+        "--gateway-address", "-ga", metavar="URL",
+        help="register with this gateway, for example http://gw:4000; from another machine with ICHAT_JOIN_TOKEN set",
+    )  # fmt: skip
     add(
         "--served-model-name", "--model-name", "-n", nargs="+", default=[], metavar="NAME",
         help="the names that requests use; the model's path otherwise",
     )  # fmt: skip
     add("--heartbeat-interval", "--hi", type=float, default=30.0, metavar="S", help="seconds between beats (30)")
     add("--worker-id", default="", metavar="ID", help="made from host and process where it is not given")
-    add("--host", default="127.0.0.1", metavar="HOST", help="where to listen (127.0.0.1; 0.0.0.0 for all interfaces)")
+    add("--host", default="127.0.0.1", metavar="HOST", help="where to listen (127.0.0.1; 0.0.0.0: all)")
     add("--port", type=int, default=8000, metavar="PORT", help="where to listen (8000; 0 for any free port)")
     add("--advertise-host", metavar="HOST", help="how the gateway reaches this worker, where that is not clear")
     add("--unix-socket", metavar="PATH", help="listen there as well; a gateway uses it for workers that it started")

@@ -442,18 +442,31 @@ async def test_responses_in_every_form(serve, gateway_to, connect):
         assert (headers.get(b"connection") != b"close") == kept
 
 
-async def test_old_clients_get_whole_bodies(serve, gateway_to, connect):
-    """A client of HTTP/1.0, which cannot read chunks, never gets any."""
+@pytest.mark.parametrize("end", [SSE_END, b"", b"5\r\nab"])
+async def test_old_clients_get_whole_bodies(serve, gateway_to, connect, end):
+    """A client of HTTP/1.0, which cannot read chunks, never gets any; and no clean end where its upstream broke off."""
+    many = b"".join(event(number) for number in range(2000))
 
     async def reply(stream, head, body):
-        assert head.http_version == b"1.0"
-        await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\nall of it")
-        return "close"
+        assert head.http_version == b"1.1"
+        await stream.send_all(SSE_HEAD)
+        await trio.sleep(0.01)
+        await stream.send_all(event(1)[:9])
+        await trio.sleep(0.01)
+        await stream.send_all(event(1)[9:] + many + end)
+        return "close" if end != SSE_END else None
 
     _, port = await serve(reply)
     client = await connect(await gateway_to({"m": port}))
     await client.send(b'POST /v1/completions HTTP/1.0\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
-    assert (await client.everything()).endswith(b"\r\n\r\nall of it")
+    if end == SSE_END:
+        head, _, body = (await client.everything()).partition(b"\r\n\r\n")
+        assert body == b"".join(b'data: {"n": %d}\n\n' % number for number in (1, *range(2000))) + b"data: [DONE]\n\n"
+        assert b"connection: close" in head
+        assert b"transfer-encoding" not in head
+    else:
+        with pytest.raises(trio.BrokenResourceError):
+            await client.everything()
 
 
 @pytest.mark.parametrize(

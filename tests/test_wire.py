@@ -410,7 +410,7 @@ RID = '"rid": "chatcmpl-00000001-req-1"'
         (CHAT, '{"model": "alias:2", "rid": null}', '{"model": "own:7b", ' + RID + "}"),
         (CHAT, '{"model": 5}', '{"model": 5}'),
         (CHAT, '{"model": "lora"}', '{"lora_path": "lora", ' + RID + ',"model": "lora"}'),
-        (CHAT, '{"model": "lora", "lora_path": "z", "rid": "x"}', '{"model": "lora", "lora_path": "z", ' + RID + "}"),
+        (CHAT, '{"model": "lora", "lora_path": "lora", "rid": "x"}', '{"model": "lora", "lora_path": "lora", ' + RID + "}"),
         (CHAT, '{"model": "lora", "lora_path": null, "rid": "x"}', '{"model": "own:7b:lora", "lora_path": null, ' + RID + "}"),
         (CHAT, '{"model": "lo:ra", "rid": "x"}', '{"model": "own:7b:lo:ra", ' + RID + "}"),
         (CHAT, '{"model": "own:7b:lora", "rid": "x"}', '{"model": "own:7b:lora", ' + RID + "}"),
@@ -429,6 +429,14 @@ async def test_what_sglang_is_asked(path, body, seen):
     assert request.body.decode() == seen
     assert (rewrite is not None) == (path == b"/v1/embeddings")
     assert (b"content-length", b"%d" % len(seen)) in request.headers
+
+
+@pytest.mark.parametrize("body", [b'{"model": "lora", "lora_path": "z"}', b'{"lora_path": "lora"}', b'{"lora_path": ["lora"]}'])
+async def test_an_adapter_is_asked_for_by_its_name(body):
+    """In no other way: who may ask for one model could have the adapters of others."""
+    with pytest.raises(ApiError, match="by its name") as refusal:
+        await sent(CHAT, body)
+    assert (refusal.value.status, refusal.value.param) == (400, "lora_path")
 
 
 async def test_a_large_body_is_spliced_as_well():

@@ -97,6 +97,8 @@ class SGLangWire(Wire):
         if model is not None and not isinstance(model, str):
             return None
         name, adapter = self._named(path, model)
+        if given.get("lora_path") and given["lora_path"] != adapter:  # else a key for one model could have another
+            raise bad_request("An adapter is asked for by its name, in `model`.", param="lora_path")
         if path == _RERANK:
             return _translate_rerank(request, given, name, squashes=self.squashes)
         if path == _SCORE and (pair := next((pair for pair in _PAIRS if set(pair) <= given.keys()), None)):

@@ -7,11 +7,13 @@ last one that belongs to the body, and ``done``, true when the body is complete.
 import re
 from typing import Protocol
 
+import h11
+
 SIZE_LINE_BYTES_MAX = 4096
 TRAILER_BYTES_MAX = 16384
 
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
-_TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\0]*\r\n")
+_TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\0\n-\r]*\r\n")
 
 
 _SIZE, _DATA, _CR, _LF, _TRAILER, _DONE = range(6)
@@ -170,3 +172,26 @@ class Chunked:
             return None, stop
         line, self._line = self._line, b""
         return line, stop
+
+
+class Unchunk:
+    """Takes a body out of its chunks, for clients of HTTP/1.0, which know none; it has been through `Chunked`."""
+
+    def __init__(self) -> None:
+        self._parser = h11.Connection(h11.CLIENT)
+        self._parser.send(h11.Request(method="GET", target="/", headers=[("host", "localhost")]))
+        self._parser.send(h11.EndOfMessage())
+        self._parser.receive_data(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        self._parser.next_event()
+
+    def __repr__(self) -> str:
+        return f"<Unchunk {self._parser.their_state}>"
+
+    def take(self, piece: bytes | bytearray | memoryview) -> bytes:
+        """Give what the next piece of the body holds."""
+        if piece:  # nothing would mean the end to h11
+            self._parser.receive_data(bytes(piece))
+        found: list[bytes | bytearray] = []
+        while isinstance(event := self._parser.next_event(), h11.Data):
+            found.append(event.data)
+        return b"".join(found)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import trio
 
-from ichat.http.framing import Chunked, Framing, FramingError, UntilClose
+from ichat.http.framing import Chunked, Framing, FramingError, Unchunk, UntilClose
 from ichat.http.heads import HeadError, ResponseHead, parse_response_head
 from ichat.http.hub import ENDED, Hub
 from ichat.http.pool import Connection
@@ -97,6 +97,7 @@ class Relay:
         "_stall_s",
         "_stream_gaps",
         "_task",
+        "_unchunk",
         "_unsent",
         "_usage",
         "_version",
@@ -135,7 +136,8 @@ class Relay:
         self._gaps = _UNCOUNTED
         self._stream_gaps = _UNCOUNTED if gaps is None else gaps
         self._receive = connection.sock.recv_into
-        self._send = client.sock.send
+        self._send: Callable[[memoryview], int] = client.sock.send
+        self._unchunk: Unchunk | None = None
         self._head = b""
         self._held_s = 0.0
         self._framing: Framing | None = None
@@ -257,14 +259,14 @@ class Relay:
         self._head = data
 
     def _begin(self, head: ResponseHead, behind: bytearray) -> None:
-        if self._version != b"1.1" and isinstance(head.framing, Chunked):
-            raise Unwanted("it is chunked, which a client of HTTP/1.0 cannot read")
         ours = self._on_head(head)
         self._framing = head.framing
         self.deadline = self._hub.now + self._stall_s
         headers = dict(head.headers)
         is_events = headers.get(b"content-type", b"").startswith(b"text/event-stream")
         self._reportable = is_events and b"content-encoding" not in headers
+        if self._version != b"1.1" and isinstance(head.framing, Chunked):
+            self._unchunk, self._send, self._reportable = Unchunk(), self._send_unchunked, False
         if is_events:
             self._gaps = self._stream_gaps
         self.reusable = head.reusable
@@ -272,18 +274,30 @@ class Relay:
         if self._usage is not None:
             self._usage.see(behind, end)
         self._client.head_sent = True
-        ours += behind[:end]
+        ours += behind[:end] if self._unchunk is None else self._unchunk.take(behind[:end])
         self.bytes_out = len(ours)
         if end:
             self.chunks, self.first_at = 1, self._hub.now
         try:
-            sent = self._send(ours)
+            sent = self._client.sock.send(ours)
         except OSError as error:
             sent = self._not_sent(error)
         if sent != len(ours):
             self._keep(ours[sent:])
         if head.framing.done:
             self._finish(surplus=end < len(behind))
+
+    def _send_unchunked(self, data: memoryview) -> int:
+        """Send what a piece of a chunked body holds; what is not taken at once is kept. Give the piece's length."""
+        assert self._unchunk is not None
+        payload = self._unchunk.take(data)
+        try:
+            sent = self._client.sock.send(payload) if payload else 0
+        except BlockingIOError:
+            sent = 0
+        if sent != len(payload):
+            self._keep(payload[sent:])
+        return len(data)
 
     async def _send_piece(self, piece: bytes | bytearray) -> None:
         """Send a piece of the request, or as much of it as the upstream wants to see before it answers or fails."""

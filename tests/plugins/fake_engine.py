@@ -5,6 +5,7 @@ It is found like any engine from elsewhere: by an entry point. With `--children 
 
 import argparse
 import asyncio
+import hashlib
 import json
 import multiprocessing
 import subprocess
@@ -14,7 +15,7 @@ import time
 
 from ichat.beat import Group, Model
 from ichat.engines import EngineInfo, Progress
-from ichat.engines.child import adopt_children
+from ichat.engines.child import adopt_children, children, first_dead
 from ichat.engines.wire import Wire
 from ichat.errors import EXIT_USAGE, Exit
 
@@ -34,6 +35,7 @@ class Fake:
         self.done = 0
         self.dead = None
         self.args = None
+        self.kin = []
         self.go_on = threading.Event()
         self.hanging = False
 
@@ -50,6 +52,7 @@ class Fake:
         parser.add_argument("--fail", action="store_true")
         parser.add_argument("--dies-loading", action="store_true")
         parser.add_argument("--children", type=int, default=0)
+        parser.add_argument("--needs-children", action="store_true", help="it dies with any of them")
         parser.add_argument("--leftovers", type=int, default=0, help="processes without a parent")
         parser.add_argument("--stands-still", action="store_true", help="its count of steps does")
         parser.add_argument("--group")
@@ -74,12 +77,13 @@ class Fake:
             context = multiprocessing.get_context("spawn")
             for _ in range(args.children):
                 context.Process(target=time.sleep, args=(3600,), daemon=True, name="fake-child").start()
+            self.kin = children() if args.needs_children else []
         for _ in range(args.leftovers):
             subprocess.run("sleep 3600 &", shell=True, check=True)
         asyncio.run(serve(None if args.rank else self.app))
 
     def why_dead(self):
-        return self.dead
+        return self.dead or first_dead(self.kin)
 
     def models(self):
         if self.hanging:
@@ -170,7 +174,9 @@ class Fake:
             await self.stream(body, send)
         else:
             await asyncio.sleep(body.get("wait_s", 0))
-            await self.plain(send, {"choices": [{"message": {"content": "hello"}}], "model": body.get("model")})
+            content = body.get("say", "hello") * body.get("times", 1)
+            answer = {"choices": [{"message": {"content": content}}], "model": body.get("model")}
+            await self.plain(send, {**answer, "digest": digest_of(body)} if body.get("digest") else answer)
 
     async def plain(self, send, value):
         data = json.dumps(value).encode()
@@ -198,6 +204,8 @@ class Fake:
         await self.begin(send)
         for number in range(body.get("events", 3)):
             event = {"choices": [{"index": 0, "delta": {"content": f"{number} "}}], "seed": body.get("seed")}
+            if body.get("pad"):
+                event["pad"] = "." * body["pad"]
             await send(
                 {"type": "http.response.body", "body": b"data: %b\n\n" % json.dumps(event).encode(), "more_body": True}
             )
@@ -211,6 +219,11 @@ class Fake:
             await send({"type": "http.response.body", "body": (b"%08d" % number) * 8192, "more_body": True})
             self.done = number
         await send({"type": "http.response.body"})
+
+
+def digest_of(body):
+    """Tell one request's body from every other."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def print_much(lines, text):
