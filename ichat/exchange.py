@@ -435,8 +435,6 @@ class Exchange:
                 headers.append((b"x-ichat-overhead-ms", b"%.2f" % ((self.overhead_s or 0) * 1000)))
         if not client.keep_alive:
             headers.append((b"connection", b"close"))
-        if (
-            b"transfer-encoding" in names and not is_unchunked
-        ):
+        if b"transfer-encoding" in names and not is_unchunked:
             headers.append((b"transfer-encoding", b"chunked"))
         return response_head(head.status, headers, head.reason)

@@ -245,8 +245,8 @@ class Chaos:
             if one["in_flight"]:
                 found.append(f"{one['worker_id']} has {one['in_flight']} requests in flight")
             engine = await site.metric("ichat_worker_in_flight", one["port"])
-            if engine > 1:  # the question itself is one
-                found.append(f"the engine of {one['worker_id']} still answers {engine - 1:g} requests")
+            if engine:
+                found.append(f"the engine of {one['worker_id']} still answers {engine:g} requests")
         zombies = site.zombies()
         if zombies:
             found.append(f"children of the gateway that nobody has waited for: {zombies}")

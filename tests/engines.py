@@ -113,21 +113,21 @@ class Deployment:
         return self.program.get("/v1/admin/workers/tiny-0")[1]
 
     def metric(self, name):
-        """Sum the samples of the worker's metrics of a name."""
+        """Sum the samples of the worker's metrics of a name, which is an expression."""
         text = urllib.request.urlopen(self.worker_url + "/metrics", timeout=20).read().decode()
         return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if re.match(rf"{name}[ {{]", line))
 
     def running(self):
         """Give how many requests the engine itself says that it is working on."""
-        names = {"vllm": ("vllm:num_requests_running", "vllm:num_requests_waiting")}
-        return sum(map(self.metric, names.get(self.engine, ("sglang:num_running_reqs", "sglang:num_queue_reqs"))))
+        names = {"vllm": "vllm:num_requests_(running|waiting)", "sglang": "sglang:num_(running|queue)_reqs"}
+        return self.metric(names[self.engine])
 
 
 class Standstill:
     """Measures how long the machine itself stands still, as virtual ones do: a thread that sleeps briefly oversleeps."""
 
     def __init__(self):
-        self._lost = 0.0
+        self.lost = 0.0
         self._stopped = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -136,13 +136,23 @@ class Standstill:
         while not self._stopped.wait(0.02):
             now = time.monotonic()
             if now - began > 0.3:
-                self._lost += now - began
+                self.lost += now - began
             began = now
 
     def stop(self):
         """Give the seconds that were lost."""
         self._stopped.set()
-        return self._lost
+        return self.lost
+
+
+def send(port, body, path="/v1/completions"):
+    """Send a request on a socket of its own and give the socket."""
+    data = json.dumps(body).encode()
+    sock = socket.create_connection(("127.0.0.1", port))
+    sock.settimeout(30)
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    sock.sendall(head.encode() + data)
+    return sock
 
 
 def _toml(value):

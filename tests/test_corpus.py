@@ -44,6 +44,9 @@ def by_h11(says):
 
 
 FORWARDED = Answer()
+LENGTH_FIRST = Answer(
+    411, "Content-Length only", "length_required", closes=True, stricter="the control plane takes small bodies only"
+)
 FORWARDED_LAST = Answer(closes=True)
 TWO_LENGTHS = Answer(
     400,
@@ -226,7 +229,7 @@ CONTENT_LENGTH = [
     reads("get-with-a-body", sized(line=b"GET /v1/completions HTTP/1.1"), METHOD),
     reads("get-with-chunks", post(CHUNKED, body=CHUNKS, line=b"GET /v1/completions HTTP/1.1"), METHOD),
     reads("get-control-with-a-body", sized(line=b"GET /health HTTP/1.1")),
-    reads("get-control-with-chunks", post(CHUNKED, body=CHUNKS, line=b"GET /v1/models HTTP/1.1")),
+    reads("get-control-with-chunks", post(CHUNKED, body=CHUNKS, line=b"GET /v1/models HTTP/1.1"), LENGTH_FIRST),
     refused("get-without-a-length", post(body=BODY, line=b"GET /v1/completions HTTP/1.1"), BAD_LINE, METHOD),
     reads("head", post(line=b"HEAD /v1/completions HTTP/1.1"), METHOD),
     reads("head-with-a-body", sized(line=b"HEAD /v1/completions HTTP/1.1"), METHOD),
@@ -656,7 +659,7 @@ OF_THE_CONNECTION = {
     b"transfer-encoding",
     b"upgrade",
 }
-REWRITTEN = {b"host", b"content-length", b"expect", b"x-request-id"}
+REWRITTEN = {b"host", b"content-length", b"expect", b"x-request-id", b"x-ichat-hop", b"traceparent"}
 
 
 def passed_on(headers):

@@ -8,6 +8,7 @@ disconnect.
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import socket
 import urllib.parse
@@ -26,6 +27,7 @@ REWRITTEN_BYTES_MAX = 512 * 1024 * 1024
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _WIRE = Wire()
+_UNDER_WAY: contextvars.ContextVar["Call | None"] = contextvars.ContextVar("call", default=None)
 
 
 class Call:
@@ -58,6 +60,8 @@ class Call:
         self.failure: errors.ApiError | None = None
         """Why there is no complete response, where the client has not left."""
         self.hung_up = False
+        self.parts: dict[str, Callable[[], None]] = {}
+        """What the engine works on for this request, by its own ids, where it has told; and how each is aborted."""
         self.task: asyncio.Task[None]
         """Known when the call has begun."""
         self._gone: asyncio.Event
@@ -92,6 +96,14 @@ class Call:
         self._gone.set()
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
+        for abort in self.parts.values():
+            abort()
+
+    def add_part(self, part: str, abort: Callable[[], None]) -> None:
+        """Note what the engine works on for this request; `abort` is called when the client leaves, or has left."""
+        self.parts[part] = abort
+        if self.hung_up:
+            abort()
 
     def abandon(self, failure: errors.ApiError) -> None:
         """Give the call up, whatever the application is waiting for."""
@@ -99,6 +111,7 @@ class Call:
         self.task.cancel()
 
     async def _run(self, app: Application, calls: "set[Call]") -> None:
+        token = _UNDER_WAY.set(self)
         try:
             await app(self._scope(), self._receive, self._send)
             if not self.complete and not self.hung_up:
@@ -113,6 +126,8 @@ class Call:
             if self.head_sent and not self.complete:
                 self.keep_alive = False
                 self._tell_stream()
+            self.parts.clear()
+            _UNDER_WAY.reset(token)
             calls.discard(self)
             self._ended()
 
@@ -294,3 +309,8 @@ class Call:
         elif sent:
             self._stalled.cancel()
             self._stalled = asyncio.get_running_loop().call_later(self._stall_s, self.hang_up)
+
+
+def call_under_way() -> Call | None:
+    """Give the call that this code runs for, be it in a task that the application has started for it."""
+    return _UNDER_WAY.get()

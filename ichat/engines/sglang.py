@@ -25,13 +25,14 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ichat
 from ichat.beat import Group, Model
 from ichat.engines import Application, EngineInfo, Progress, Serve
 from ichat.engines.args import Step, translate
+from ichat.engines.asgi import call_under_way
 from ichat.engines.child import Child, adopt_children, children, first_dead, wait_for_end
 from ichat.engines.inprocess import InProcess
 from ichat.engines.ray import check_ray
@@ -47,7 +48,7 @@ NEWEST = (0, 5, 23)
 """The newest version that this was tested with, and the oldest."""
 LOOK_S = 0.05
 ABORT_POLL_S = "1"
-"""How often SGLang looks whether the client of a request that is no stream is still there: its default is 4 s."""
+"""How often SGLang itself looks whether the client of a request is still there, by default every 4 s."""
 UNLOAD_S = 5.0
 """How long the schedulers may take to let go of what they hold."""
 
@@ -179,7 +180,7 @@ class SGLang:
         threading.excepthook = self._thread_failed
         async with app.router.lifespan_context(app):
             manager = http_server._global_state.tokenizer_manager
-            _abort_what_is_forgotten(manager)
+            _abort_at_once(manager)
             manager.auto_create_handle_loop()
             while not self._warm.is_set():
                 why = self.why_dead()
@@ -303,18 +304,34 @@ class _Server:
         self._run(self._config.app)
 
 
-def _abort_what_is_forgotten(manager: Any) -> None:
-    """Have SGLang 0.5.18 and 0.5.19 abort a stream whose client left: they forget it, and generate it to its end."""
-    forget = getattr(manager, "_discard_pending_req_states", None)
-    if forget is None:
-        return
+def _abort_at_once(manager: Any) -> None:
+    """Have SGLang abort what a client has left at once, all of it, and nothing else.
 
-    def abort(asked: Any, *more: Any) -> None:
-        for rid in [asked.rid] if isinstance(asked.rid, str) else asked.rid or ():
-            manager.abort_request(rid)
-        forget(asked, *more)
+    By itself it looks after plain requests every `ABORT_POLL_S`, forgets streams (0.5.15 to 0.5.19), and aborts each
+    request whose id begins with the one that is left. So whatever it waits for is noted with its call, and an id with
+    which a request of another call begins is not aborted.
+    """
+    wait, abort = manager._wait_one_response, manager.abort_request
 
-    manager._discard_pending_req_states = abort
+    def wait_noted(asked: Any, *more: Any, **named: Any) -> Any:
+        call = call_under_way()
+        if call is not None:
+            call.add_part(asked.rid, functools.partial(abort_alone, asked.rid, call.parts))
+        return wait(asked, *more, **named)
+
+    def abort_alone(rid: str, mine: Collection[str]) -> None:
+        if not any(other.startswith(rid) and other != rid and other not in mine for other in manager.rid_to_state):
+            abort(rid)
+
+    def abort_request(rid: str = "", abort_all: bool = False) -> None:  # noqa: FBT001, FBT002
+        call = call_under_way()
+        if abort_all:
+            abort(abort_all=True)
+        else:
+            abort_alone(rid, () if call is None else call.parts)
+
+    manager._wait_one_response = wait_noted
+    manager.abort_request = abort_request
 
 
 def _keep(*_: object) -> None:

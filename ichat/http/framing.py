@@ -188,10 +188,13 @@ class Unchunk:
         return f"<Unchunk {self._parser.their_state}>"
 
     def take(self, piece: bytes | bytearray | memoryview) -> bytes:
-        """Give what the next piece of the body holds."""
+        """Give what the next piece of the body holds. Raises FramingError where h11 is stricter than `Chunked`."""
         if piece:  # nothing would mean the end to h11
             self._parser.receive_data(bytes(piece))
         found: list[bytes | bytearray] = []
-        while isinstance(event := self._parser.next_event(), h11.Data):
-            found.append(event.data)
+        try:
+            while isinstance(event := self._parser.next_event(), h11.Data):
+                found.append(event.data)
+        except h11.RemoteProtocolError as error:
+            raise FramingError(str(error)) from error
         return b"".join(found)
