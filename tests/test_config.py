@@ -301,7 +301,12 @@ def test_the_example_is_accepted_and_complete():
             if attribute.name == "keys":
                 continue
             assert re.search(rf"^#?{attribute.name} = ", text, re.MULTILINE), attribute.name
-    for section in (configuration.Key, configuration.ManagedWorker, configuration.ExternalRoute, configuration.EngineSettings):
+    for section in (
+        configuration.Key,
+        configuration.ManagedWorker,
+        configuration.ExternalRoute,
+        configuration.EngineSettings,
+    ):
         for attribute in attrs.fields(section):
             assert f"{attribute.name} = " in text or f".{attribute.name}]" in text, attribute.name
 

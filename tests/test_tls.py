@@ -175,7 +175,9 @@ async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, con
     upstream, port = await serve(reply)
     client = await connect_tls(await gateway_to({"m": port}, doors))
     body = b'{"model": "m"}'
-    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await client.send(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
     await until(lambda: upstream.requests)
     if when == "streaming":
         await client.stream.receive_some()
@@ -194,7 +196,9 @@ async def test_a_client_that_never_reads_is_given_up(serve, gateway_to, connect_
     upstream, port = await serve(reply)
     client = await connect_tls(await gateway_to({"m": port}, doors + "[timeouts]\nclient_stall_s = 0.5\n"))
     body = b'{"model": "m"}'
-    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await client.send(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
     await until(lambda: upstream.closed == 1)
 
 

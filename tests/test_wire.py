@@ -431,7 +431,9 @@ async def test_what_sglang_is_asked(path, body, seen):
     assert (b"content-length", b"%d" % len(seen)) in request.headers
 
 
-@pytest.mark.parametrize("body", [b'{"model": "lora", "lora_path": "z"}', b'{"lora_path": "lora"}', b'{"lora_path": ["lora"]}'])
+@pytest.mark.parametrize(
+    "body", [b'{"model": "lora", "lora_path": "z"}', b'{"lora_path": "lora"}', b'{"lora_path": ["lora"]}']
+)
 async def test_an_adapter_is_asked_for_by_its_name(body):
     """In no other way: who may ask for one model could have the adapters of others."""
     with pytest.raises(ApiError, match="by its name") as refusal:

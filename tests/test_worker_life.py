@@ -299,7 +299,7 @@ def test_a_flood_of_lines(start_worker, reads):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(LIMIT_S)
         sock.connect(("127.0.0.1", worker.port))
-        sock.sendall(b"GET /logs/stream HTTP/1.0\r\n\r\n")
+        sock.sendall(b"GET /logs/stream HTTP/1.0\r\nHost: localhost\r\n\r\n")
         pieces = []
         reading = threading.Thread(target=lambda: pieces.extend(iter(lambda: sock.recv(1 << 20), b"")))
         if reads:
