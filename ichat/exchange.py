@@ -237,7 +237,7 @@ class Exchange:
     def _hops(self) -> int:
         for name, value in self._request.headers:
             if name == HOP_HEADER:
-                return int(value) if value.isdigit() and len(value) < 3 else HOPS_MAX
+                return int(value) if value.isdigit() and len(value) < 3 else 0
         return 0
 
     def _session(self) -> bytes:

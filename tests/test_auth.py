@@ -415,6 +415,14 @@ async def test_a_worker_keeps_its_id(gateway_to, connect_from):
             await trio.sleep(0.1)
 
 
+@pytest.mark.parametrize("method", ["HeAD", "get", "PUT", "PATCH", "TRACE", "X"])
+async def test_methods_are_those_there_are(gateway_to, connect, method):
+    """A name that only looks like one of them is none: who answers could take it for another than who relays it."""
+    client = await connect(await gateway_to({}))
+    status, headers, body = await ask(client, method, "/v1/models")
+    assert (status, code_of(body), headers[b"allow"]) == (405, "method_not_allowed", b"DELETE, GET, HEAD, OPTIONS, POST")
+
+
 async def test_a_gateway_is_not_its_own_worker(gateway_to, connect):
     """A request that goes round is refused after a few turns, with 508."""
     port = await gateway_to({})

@@ -57,6 +57,7 @@ CONTROL_REQUESTS_MAX = 1000
 CONTROL_BYTES_MAX = 4 * 1024 * 1024
 """The largest body of a request to the control plane."""
 _READS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
+_METHODS = _READS | {b"POST", b"DELETE"}
 _JOINS = frozenset((b"/v1/workers/heartbeat", b"/register"))
 _REFUSED = {401: "invalid_api_key", 403: "forbidden"}
 CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
@@ -132,6 +133,9 @@ class Gateway:
         auth = self.means.auth
         caller = auth.caller(head, peer)
         if is_control(head.path):
+            if head.method not in _METHODS:  # names are case-sensitive (RFC 9110, section 9.1); frameworks forget that
+                allowed = b", ".join(sorted(_METHODS)).decode()
+                raise errors.method_not_allowed(head.method.decode("latin-1"), _shown(head.path), allowed)
             if head.method not in _READS:
                 auth.check("join" if head.path in _JOINS else "write", caller)
             if head.length is None:
