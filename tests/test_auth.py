@@ -420,7 +420,11 @@ async def test_methods_are_those_there_are(gateway_to, connect, method):
     """A name that only looks like one of them is none: who answers could take it for another than who relays it."""
     client = await connect(await gateway_to({}))
     status, headers, body = await ask(client, method, "/v1/models")
-    assert (status, code_of(body), headers[b"allow"]) == (405, "method_not_allowed", b"DELETE, GET, HEAD, OPTIONS, POST")
+    assert (status, code_of(body), headers[b"allow"]) == (
+        405,
+        "method_not_allowed",
+        b"DELETE, GET, HEAD, OPTIONS, POST",
+    )
 
 
 async def test_a_gateway_is_not_its_own_worker(gateway_to, connect):
