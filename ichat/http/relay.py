@@ -273,8 +273,8 @@ class Relay:
         end = head.framing.feed(behind, 0, len(behind)) if behind else 0
         if self._usage is not None:
             self._usage.see(behind, end)
-        self._client.head_sent = True
         ours += behind[:end] if self._unchunk is None else self._unchunk.take(behind[:end])
+        self._client.head_sent = True
         self.bytes_out = len(ours)
         if end:
             self.chunks, self.first_at = 1, self._hub.now
