@@ -31,6 +31,8 @@ from ichat.http.request import Request
 pytestmark = [pytest.mark.engine]
 TRIES = 20
 WITHIN_S = 1.0
+MANY_WITHIN_S = 5.0
+"""With 16 at once on two cores, it takes the engine itself that long to count."""
 CALM_S = 0.5
 """How long the counts must stay what they were before they are believed."""
 LONG = {"prompt": "x", "ignore_eos": True}
@@ -140,7 +142,8 @@ class Watch:
         """Give the seconds until the counts were as before and stayed so; `since` is a time of the place's clock."""
         settled = None
         while settled is None or self.place.now() - settled < CALM_S:
-            as_before = self._counts() == self.counts
+            # or less: what holds a place may come to its end, too
+            as_before = all(now <= before for now, before in zip(self._counts(), self.counts, strict=True))
             now = self.place.now()
             assert now - since < 30, self._counts()
             if not as_before:
@@ -327,8 +330,8 @@ def test_every_prompt_and_choice_is_aborted_and_nobody_elses(place, stream):
             place.program.until(lambda: place.at_worker() == 3)
         place.program.until(lambda: place.running() == 4 + 2 * 3 * 2)
         began = leave(place, clients)
-        place.program.until(lambda: place.running() == 4)
-        assert place.now() - began < WITHIN_S
+        place.program.until(lambda: place.running() <= 4)  # fewer if what stays has come to its end
+        assert place.now() - began < MANY_WITHIN_S
         assert staying.result().json()["usage"]["completion_tokens"] == 4 * TOKENS[place.engine]
     place.program.until(lambda: place.metric("ichat_engine_aborts_total") - aborts == 2)
 

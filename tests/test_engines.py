@@ -257,7 +257,8 @@ def test_the_other_routes(chat):
     assert status == 200
     assert "hello there" in json.dumps(back)
     status, _, answer = post(f"{chat.url}/v1/messages", {"model": "tiny", "messages": MESSAGES, "max_tokens": 5})
-    assert (status, answer["role"], answer["usage"]["output_tokens"]) == (200, "assistant", 5)
+    assert (status, answer["role"]) == (200, "assistant")
+    assert 1 <= answer["usage"]["output_tokens"] <= 5
     status, _, answer = post(f"{chat.url}/v1/responses", {"model": "tiny", "input": "hello", "max_output_tokens": 16})
     assert (status, answer["object"]) == (200, "response")
 
