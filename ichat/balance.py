@@ -293,7 +293,7 @@ class Balancer:
             f" {math.ceil(wait_s)} s"
             for one, wait_s in zip(left, waits, strict=True)
         )
-        raise errors.circuit_open(model, reasons, max(1, math.ceil(min(waits))))
+        raise errors.model_not_ready(model, reasons, max(1, math.ceil(min(waits))), "circuit_breaker")
 
     def wait(
         self,

@@ -108,14 +108,15 @@ def model_not_found(model: str, known: Iterable[str]) -> ApiError:
     return ApiError(404, "model_not_found", f"The model `{model}` does not exist. Models here: {names}.", param="model")
 
 
-def model_not_ready(model: str, why: str, retry_after_s: int) -> ApiError:
-    """503: the model is known but nothing can serve it at the moment."""
+def model_not_ready(model: str, why: str, retry_after_s: int, limit: str = "") -> ApiError:
+    """503: the model is known but nothing can serve it at the moment; `limit` is what in the configuration says so."""
     return ApiError(
         503,
         "model_not_ready",
         f"The model `{model}` is not ready: {why}.",
         kind="server_error",
         retry_after_s=retry_after_s,
+        limit=limit,
     )
 
 
@@ -128,18 +129,6 @@ def rate_limited(message: str, limit: str, retry_after_s: int) -> ApiError:
         kind="rate_limit_error",
         retry_after_s=retry_after_s,
         limit=limit,
-    )
-
-
-def circuit_open(model: str, why: str, retry_after_s: int) -> ApiError:
-    """503: whoever serves the model has failed too often, and is left alone for a while."""
-    return ApiError(
-        503,
-        "model_not_ready",
-        f"The model `{model}` is not ready: {why}.",
-        kind="server_error",
-        retry_after_s=retry_after_s,
-        limit="circuit_breaker",
     )
 
 

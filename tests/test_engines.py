@@ -9,7 +9,6 @@ import math
 import os
 import re
 import signal
-import socket
 import struct
 import subprocess
 import time
@@ -21,7 +20,20 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import psutil
 import pytest
-from engines import ENGINES, ENV, LOAD_S, MESSAGES, MODELS, PYZ, TWO_RANKS, Deployment, Standstill, flags_of, python_of
+from engines import (
+    ENGINES,
+    ENV,
+    LOAD_S,
+    MESSAGES,
+    MODELS,
+    PYZ,
+    TWO_RANKS,
+    Deployment,
+    Standstill,
+    flags_of,
+    python_of,
+    send,
+)
 from programs import ROOT, alive
 
 pytestmark = [pytest.mark.engine]
@@ -302,16 +314,6 @@ def test_health_metrics_and_the_beat(chat):
     assert 0 <= beat["progress"]["kv_use"] < 1
     assert beat["progress"]["steps"] > 0
     assert (beat["state"], beat["backend"], beat["group"]) == ("ready", chat.engine, None)
-
-
-def send(port, body, path="/v1/completions"):
-    """Send a request on a socket of its own and give the socket."""
-    data = json.dumps(body).encode()
-    sock = socket.create_connection(("127.0.0.1", port))
-    sock.settimeout(30)
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    sock.sendall(head.encode() + data)
-    return sock
 
 
 LONG = {"model": "tiny", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "n": 3}
