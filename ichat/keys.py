@@ -54,7 +54,7 @@ def key_in(variable: str, where: str) -> str:
             EXIT_USAGE,
             f"{where}: the environment has no usable key in {variable}: it must be at least {CHARACTERS_MIN} printable"
             " characters without blanks (`./ichat.pyz key` makes one). A gateway that runs has the environment of its"
-            " start; a hash needs none.",
+            " start: a variable that comes later needs a restart.",
         )
     return key
 
