@@ -82,6 +82,8 @@ class ClientKey:
     name: str
     models: frozenset[str] | None
     """What it may ask for; None: every model."""
+    metrics: bool = False
+    """Whether it may read /metrics."""
 
 
 @attrs.define(eq=False)
@@ -101,9 +103,14 @@ class Caller:
     """Whether it is a worker that this gateway has started, over the control plane's own socket."""
 
     @property
+    def key_name(self) -> str:
+        """The name of the client's key; empty: it has none, or needs none."""
+        return self.key.name if self.key is not None else ""
+
+    @property
     def flow(self) -> str:
         """Whose share of a queue the request takes: its key's, or its address's."""
-        return self.key.name if self.key is not None else self.address
+        return self.key_name or self.address
 
 
 def bearer_of(value: bytes) -> bytes:
@@ -114,8 +121,8 @@ def bearer_of(value: bytes) -> bytes:
 
 def write_caller(caller: Caller) -> bytes:
     """Write what the control plane has to know of a caller, for CALLER_HEADER."""
-    name = caller.key.name if caller.key is not None else ""
-    return f"{caller.kind} {'here' if caller.is_here else 'elsewhere'} {name} {caller.address}".encode()
+    where = "here" if caller.is_here else "elsewhere"
+    return f"{caller.kind} {where} {caller.key_name} {caller.address}".encode()
 
 
 def address_in(peer: str) -> str:
@@ -205,7 +212,7 @@ class Auth:
             digest = _digest(key.key_hash, key.key_env, f"security.keys[{index}].key_env")
             assert digest is not None, "the configuration was not checked"
             models = None if key.models is None else frozenset(key.models)
-            self._keys[digest] = ClientKey(key.name, models)
+            self._keys[digest] = ClientKey(key.name, models, key.metrics)
         known = [digest for digest in (*self._keys, self._admin, self._token) if digest is not None]
         if len(set(known)) < len(security.keys) + (self._admin is not None) + (self._token is not None):
             raise Exit(EXIT_USAGE, "security: the same key is given for two things; each has its own.")
@@ -299,7 +306,9 @@ class Auth:
 
     def check(self, rule: Rule, caller: Caller) -> None:
         """Let the caller pass, or raise ApiError: 401 where a right key would help, 403 where that is none."""
-        if rule == "open" or (rule == "metrics" and self._open_metrics):
+        if rule == "open":
+            return
+        if rule == "metrics" and (self._open_metrics or (caller.key is not None and caller.key.metrics)):
             return
         if rule in ("data", "models"):
             if self._keys and caller.kind != "data" and not (rule == "models" and caller.kind == "admin"):

@@ -134,11 +134,6 @@ class Exchange:
         return f"<Exchange {self._request.id.decode()} {self.model} {self.status}>"
 
     @property
-    def key_name(self) -> str:
-        """The name of the client's key; empty: it needs none."""
-        return self.caller.key.name if self.caller.key is not None else ""
-
-    @property
     def bytes_out(self) -> int:
         """Bytes of the response that the client was given, its head included."""
         return self._relay.bytes_out if self._relay is not None else 0
@@ -189,7 +184,7 @@ class Exchange:
             self.model = await model_in_json(request.body)
         means, caller = self._means, self.caller
         means.auth.check_model(caller, self.model)
-        self._share = means.quotas.enter(self.key_name, trio.current_time())
+        self._share = means.quotas.enter(caller.key_name, trio.current_time())
         self._usage = Usage() if self._share.counts_tokens else None
         try:
             await self._by_any_endpoint()

@@ -101,12 +101,19 @@ class Quotas:
         for key in keys:
             self._by_name[key.name].limits = key
 
+    def _of(self, key: str) -> Sequence[Quota]:
+        quota = self._by_name.get(key)
+        return [self._all] if quota is None else [quota, self._all]
+
+    def check(self, key: str, now: float) -> None:
+        """Raise ApiError 429 where a request of this key ("" for none) would not be let in now."""
+        for one in self._of(key):
+            one.check(now)
+
     def enter(self, key: str, now: float) -> "Share":
         """Let a request of this key ("" for none) in, and count it. Raises ApiError 429."""
-        quota = self._by_name.get(key)
-        used = [self._all] if quota is None else [quota, self._all]
-        for one in used:
-            one.check(now)
+        self.check(key, now)
+        used = self._of(key)
         for one in used:
             one.in_flight += 1
             if one.limits.requests_per_minute is not None:

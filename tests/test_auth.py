@@ -403,6 +403,20 @@ async def test_a_worker_from_elsewhere_needs_a_token_to_be_configured(gateway_to
     assert (await ask(await connect_from("here", port), "POST", "/register", "", body=beat()))[0] == 200
 
 
+async def test_a_key_for_metrics_is_for_nothing_else(gateway_to, connect):
+    """Prometheus has a key of its own, which reads figures and does nothing; the other clients' read none."""
+    eyes = "sk-eyes-0123456789"
+    keys = f"""[[security.keys]]\nname = "a"\nkey_hash = "{hash_of(DATA)}"
+[[security.keys]]\nname = "eyes"\nkey_hash = "{hash_of(eyes)}"\nmodels = []\nmetrics = true\n"""
+    port = await gateway_to({"m": 9}, keys)
+    for key, expected in ((eyes, (200, 403, 403)), (DATA, (403, 502, 403))):
+        for (method, path), status in zip(
+            (("GET", "/metrics"), ("POST", "/v1/completions"), ("GET", "/v1/admin/workers")), expected, strict=True
+        ):
+            answer = await ask(await connect(port), method, path, key, body=b'{"model": "m"}')
+            assert answer[0] == status, (key, path, answer)
+
+
 async def test_a_worker_keeps_its_id(gateway_to, connect_from):
     """Another one that has the token cannot take it while the first is there."""
     port = await gateway_to({}, f'{PROXY}join_token_env = "T_TOKEN"\n')

@@ -186,6 +186,11 @@ async def test_requests_at_once_are_bounded_by_key(serve, gateway_to, connect):
     await ask(clients[2])
     status, headers, body = await clients[2].response()
     assert (status, code_of(body), headers[b"retry-after"]) == (429, "rate_limited", b"1")
+    large = await connect(gateway)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer {KEYS['a']}\r\n"
+    await large.send(f"{head}content-length: 9000000\r\n\r\n".encode())
+    status, headers, body = await large.response()  # before any of the body
+    assert (status, code_of(body), headers[b"connection"]) == (429, "rate_limited", b"close")
     await clients[0].stream.aclose()
     with trio.fail_after(20):
         while await metric(connect, gateway, "ichat_requests_in_flight") > 1:  # noqa: ASYNC110

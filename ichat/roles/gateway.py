@@ -31,7 +31,7 @@ from ichat.balance import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
 from ichat.circuit import Circuit
 from ichat.config import CircuitBreaker, Config
 from ichat.errors import ApiError, Exit
-from ichat.exchange import Exchange, Means
+from ichat.exchange import JOINED_BYTES_MAX, Exchange, Means
 from ichat.http.heads import RequestHead
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
@@ -146,6 +146,8 @@ class Gateway:
             auth.check("write", caller)
         elif auth.has_keys:
             auth.check("data", caller)
+        if not is_control(head.path) and (head.length is None or head.length > JOINED_BYTES_MAX):
+            self.means.quotas.check(caller.key_name, trio.current_time())  # before a large body comes in vain
         return caller
 
     async def answer(self, request: Request, client: Client) -> None:
@@ -172,7 +174,7 @@ class Gateway:
                 raise errors.not_found(request.path.decode("latin-1"))
         except ApiError as error:
             exchange.status, exchange.error = error.status, error.code
-            self._metrics.refused(error.limit or error.code, exchange.key_name)
+            self._metrics.refused(error.limit or error.code, exchange.caller.key_name)
             raise
         except trio.Cancelled:
             phase = exchange.phase
@@ -208,12 +210,12 @@ class Gateway:
             control.in_flight -= 1
         if exchange.status in _REFUSED:
             exchange.error = _REFUSED[exchange.status]
-            self._metrics.refused(exchange.error, exchange.key_name)
+            self._metrics.refused(exchange.error, exchange.caller.key_name)
 
     def refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
         """Note what was refused before it was a request."""
         caller = self.means.auth.caller(head or _NO_HEAD, peer)
-        self._metrics.refused(error.limit or error.code, caller.key.name if caller.key is not None else "")
+        self._metrics.refused(error.limit or error.code, caller.key_name)
         if self._access.enabled:
             entry: dict[str, str | int | float | None] = {"id": request_id.decode(), "client": _client(caller, peer)}
             if head is not None:
@@ -233,7 +235,7 @@ def _entry(exchange: Exchange, request: Request, client: Client, phase: str) -> 
         "client": _client(exchange.caller, client.peer),
         "method": request.method.decode("latin-1"),
         "path": _shown(request.path),
-        "key": exchange.key_name,
+        "key": exchange.caller.key_name,
         "model": exchange.model[:SHOWN_CHARACTERS_MAX],
         "worker": exchange.endpoint.id.decode() if exchange.endpoint else "",
         "status": exchange.status,
