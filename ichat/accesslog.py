@@ -34,6 +34,7 @@ class AccessLog:
         self._lines_max = lines_max
         self._lines: list[str] = []
         self._dropped = 0
+        self._limiter = trio.CapacityLimiter(1)
         self._fd, self._path = STDOUT, ""
         self._second = 0
         self._time = ""
@@ -76,7 +77,7 @@ class AccessLog:
     async def _flush(self) -> None:
         if self._lines:
             await trio.lowlevel.checkpoint_if_cancelled()
-            await trio.to_thread.run_sync(self._write, self._take(), abandon_on_cancel=True)
+            await trio.to_thread.run_sync(self._write, self._take(), abandon_on_cancel=True, limiter=self._limiter)
 
     def _take(self) -> bytes:
         lines, self._lines = self._lines, []

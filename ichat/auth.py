@@ -99,6 +99,8 @@ class Caller:
     Never where clients have keys: then a proxy that says nothing of its clients must not make each of them an operator.
     """
     key: ClientKey | None = None
+    is_relayed: bool = False
+    """Whether a proxy sent it that is not trusted to say for whom, so that the address is the proxy's."""
     is_own: bool = False
     """Whether it is a worker that this gateway has started, over the control plane's own socket."""
 
@@ -121,7 +123,7 @@ def bearer_of(value: bytes) -> bytes:
 
 def write_caller(caller: Caller) -> bytes:
     """Write what the control plane has to know of a caller, for CALLER_HEADER."""
-    where = "here" if caller.is_here else "elsewhere"
+    where = "here" if caller.is_here else "relayed" if caller.is_relayed else "elsewhere"
     return f"{caller.kind} {where} {caller.key_name} {caller.address}".encode()
 
 
@@ -237,14 +239,12 @@ class Auth:
 
     def caller(self, head: RequestHead, peer: str) -> Caller:
         """Say who sends a request with this head over a connection from `peer`."""
-        credential = b""
+        credentials: list[bytes] = []
         forwarded: list[bytes] = []
-        is_forwarded = False
+        is_forwarded = is_relayed = False
         for name, value in head.headers:
-            if name == b"authorization":
-                credential = bearer_of(value)
-            elif name in CREDENTIALS:
-                credential = credential or value
+            if name in CREDENTIALS:
+                credentials.append(bearer_of(value) if name == b"authorization" else value)
             elif name in FORWARDED:
                 is_forwarded = True
                 if name == b"x-forwarded-for":
@@ -255,18 +255,26 @@ class Auth:
             is_here = head.version == b"1.1" and is_for_us(head.headers) and _is_from_us(head.headers)
         elif is_forwarded and address in self.proxies:
             address = self._behind(forwarded)
-        kind, key = self._kind(credential)
-        return Caller(kind, address, is_here, key)
+        elif is_forwarded:
+            is_relayed = True
+        kind, key = self._kind(credentials)
+        return Caller(kind, address, is_here, key, is_relayed)
 
-    def _kind(self, credential: bytes) -> tuple[Kind, ClientKey | None]:
+    def _kind(self, credentials: Sequence[bytes]) -> tuple[Kind, ClientKey | None]:
+        """Say whose keys these are: the first that is known counts."""
+        for credential in credentials:
+            kind, key = self._owner(credential)
+            if kind != "unknown":
+                return kind, key
+        return ("unknown" if any(credentials) else "nobody"), None
+
+    def _owner(self, credential: bytes) -> tuple[Kind, ClientKey | None]:
         """Say whose key this is.
 
         A client's is found by its digest, of which nobody can choose a single bit, and the others' digests are compared
         in constant time: how long that takes tells nothing about keys.
         """
-        if not credential:
-            return "nobody", None
-        if not (self._keys or self._admin or self._token):
+        if not (credential and (self._keys or self._admin or self._token)):
             return "unknown", None
         digest = digest_of(credential)
         key = self._keys.get(digest)
@@ -302,7 +310,7 @@ class Auth:
             return Caller("worker", "", is_here=False, is_own=True)
         kind, where, name, address = text.split(" ", 3)
         key = next((key for key in self._keys.values() if key.name == name), None) if name else None
-        return Caller(_KINDS[kind], address, is_here=where == "here", key=key)
+        return Caller(_KINDS[kind], address, where == "here", key, where == "relayed")
 
     def check(self, rule: Rule, caller: Caller) -> None:
         """Let the caller pass, or raise ApiError: 401 where a right key would help, 403 where that is none."""
@@ -357,9 +365,10 @@ class Auth:
         if not _is_address(found[0]):
             found = await _resolve(host)
         for address in found:
-            if address == caller.address or address in self.worker_networks:
+            if address in self.worker_networks:
                 return address
-            if is_loopback(address) and is_loopback(caller.address):
+            is_same = address == caller.address or (is_loopback(address) and is_loopback(caller.address))
+            if is_same and not caller.is_relayed:
                 return address
         known = f"{host} ({', '.join(found) or 'no address'})" if [host] != found else host
         raise errors.forbidden(

@@ -83,10 +83,10 @@ def make_app(parts: Parts, metrics: Metrics, scraper: Scraper) -> QuartTrio:
         caller: Caller = g.caller
         if caller.is_own:
             return beat
+        host = await parts.auth().check_worker(beat.host, caller)
         known = registry.get(beat.worker_id)
         if known is not None and known.managed:
             raise errors.forbidden(f"The id {beat.worker_id} belongs to a worker that this gateway has started.")
-        host = await parts.auth().check_worker(beat.host, caller)
         if known is not None and known.beat is not None and known.beat.host != host and not registry.is_away(known):
             raise errors.forbidden(f"The id {beat.worker_id} belongs to a worker at {known.beat.host}, which is there.")
         return attrs.evolve(beat, host=host)
@@ -108,8 +108,9 @@ def make_app(parts: Parts, metrics: Metrics, scraper: Scraper) -> QuartTrio:
 
     @app.errorhandler(ApiError)
     async def api_error(error: ApiError) -> Response:
-        headers = [(name.decode(), value.decode()) for name, value in error.headers()]
-        return Response(error.body(), status=error.status, headers=dict(headers) | {"x-ichat-error": "gateway"})
+        ours = [(b"x-ichat-error", b"gateway"), (errors.CODE_HEADER, error.code.encode())]
+        headers = {name.decode(): value.decode() for name, value in [*error.headers(), *ours]}
+        return Response(error.body(), status=error.status, headers=headers)
 
     @app.errorhandler(HTTPException)
     async def http_error(error: HTTPException) -> Response:

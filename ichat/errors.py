@@ -15,6 +15,10 @@ EXIT_SOFTWARE = 70
 """The engine could not start or died, or iChat has a bug (EX_SOFTWARE)."""
 
 
+CODE_HEADER = b"x-ichat-code"
+"""Tells the gateway the code of an error of its control plane."""
+
+
 class Exit(Exception):
     """Ends the process: one sentence for standard error and an exit code."""
 
@@ -130,6 +134,11 @@ def rate_limited(message: str, limit: str, retry_after_s: int) -> ApiError:
         retry_after_s=retry_after_s,
         limit=limit,
     )
+
+
+def client_left() -> ApiError:
+    """The client has left before its request was there: nobody is told, but for the record."""
+    return ApiError(499, "client_left", "The client left in the middle of its request.")
 
 
 def request_timeout() -> ApiError:

@@ -31,7 +31,7 @@ from ichat.tracing import Trace
 
 log = logging.getLogger(__name__)
 
-_OURS_BACK = frozenset((b"x-request-id", b"x-ichat-worker", b"x-ichat-overhead-ms"))
+_OURS_BACK = frozenset((b"x-request-id", b"x-ichat-worker", b"x-ichat-overhead-ms", errors.CODE_HEADER))
 """Headers of a response that only the gateway nearest to the client makes."""
 PROOF_HEADER = b"x-ichat-proof"
 """Shows a worker that a request comes from its gateway."""
@@ -50,8 +50,8 @@ _OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id")) | FO
 
 _BESIDE_V1 = re.compile(rb"/v1/(?:tokenize|detokenize|pooling|classify)(?=[?]|$)")
 _BELOW_V1 = re.compile(rb"/(?:chat/completions|completions|embeddings|responses|messages|audio/[a-z]+)(?=[?]|$)")
-_DOTS = re.compile(rb"/(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)
-"""What an upstream may take for a way out of its base path."""
+_TWO_WAYS = re.compile(rb"[%#]|//|/\.{1,2}(?:/|$)")
+"""What an upstream may read in another way than the gateway: as another route, or as a way out of its base path."""
 
 
 class Means:
@@ -173,8 +173,8 @@ class Exchange:
     async def by_model(self) -> None:
         """Have the request answered by whoever serves its model. Raises ApiError where nothing has been sent."""
         request = self._request
-        if _DOTS.search(request.path):
-            raise errors.bad_request("The path must not have the segments `.` or `..`.")
+        if _TWO_WAYS.search(request.path):
+            raise errors.bad_request("The path must be plain: no `%`, `#` or `//`, no segments `.` or `..`.")
         if self._hops() >= HOPS_MAX:
             raise errors.loop_detected()
         content_type = form_type(request.headers)
@@ -185,7 +185,8 @@ class Exchange:
         means, caller = self._means, self.caller
         means.auth.check_model(caller, self.model)
         self._share = means.quotas.enter(caller.key_name, trio.current_time())
-        self._usage = Usage() if self._share.counts_tokens else None
+        if self._share.counts_tokens:
+            self._usage = Usage(has_total=not request.path.endswith(b"/messages"))
         try:
             await self._by_any_endpoint()
         except ApiError as error:
@@ -352,7 +353,8 @@ class Exchange:
     async def _break_off(self, endpoint: Endpoint, lost: UpstreamLost) -> None:
         """End a response that its upstream did not finish, so that no client can take it for a whole one."""
         name = endpoint.upstream.name
-        if lost.retry is not False:
+        has_failed = self.answered_at is not None and self.status in FAILED_STATUSES  # and that was noted
+        if lost.retry is not False and not has_failed:
             self._speak_against(endpoint)
         log.warning("%s failed with request %s: %s", name, self._request.id.decode(), lost)
         error = errors.upstream_failed(name, str(lost), retry=lost.retry)
@@ -396,7 +398,7 @@ class Exchange:
             headers += self.trace.headers
         if body or request.method in (b"POST", b"PUT", b"PATCH"):
             headers.append((b"content-length", b"%d" % len(body)))
-        head = request_head(request.method, target, b"1.1", headers)
+        head = request_head(request.method, target, headers)
         return [head + body] if len(body) <= JOINED_BYTES_MAX else [head, body]
 
     def _head_for_client(self, head: ResponseHead) -> bytes:
@@ -413,6 +415,8 @@ class Exchange:
         self.answered_at = means.pool.hub.now
         self._request.let_go()
         self._body = b""
+        if self.internal:  # the control plane
+            self.error = dict(head.headers).get(errors.CODE_HEADER, b"").decode()
         is_unchunked = self._request.version != b"1.1" and isinstance(head.framing, Chunked)
         if is_unchunked or isinstance(head.framing, UntilClose):
             client.keep_alive = False

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ichat import __version__
-from ichat.balance import Balancer
+from ichat.balance import Balancer, Endpoint
 from ichat.exchange import Exchange
 from ichat.http.relay import Gaps, no_gaps
 from ichat.registry import Registry, State
@@ -197,7 +197,8 @@ class Metrics:
         registry, balancer = self._registry, self._balancer
         now = trio.current_time()
         workers: list[tuple[str, str, str, int]] = []
-        ready: dict[str, int] = {name: len(endpoints) for name, endpoints in registry.external.items()}
+        ready = {name: sum(_can_serve(one, now) for one in ones) for name, ones in registry.external.items()}
+        coming: dict[str, int] = {}
         circuits = {
             endpoint.id.decode(): CIRCUITS[endpoint.circuit.state(now)]
             for endpoints in registry.external.values()
@@ -210,12 +211,14 @@ class Metrics:
                 circuits[worker.id] = CIRCUITS[worker.endpoint.circuit.state(now)]
             for name in names:
                 if name not in registry.external:
-                    ready[name] = ready.get(name, 0) + (state == "ready")
+                    serves = state == "ready" and (worker.endpoint is None or _can_serve(worker.endpoint, now))
+                    ready[name] = ready.get(name, 0) + serves
+                    coming[name] = coming.get(name, 0) + (state in ("starting", "loading"))
         queued = {name: balancer.waiting_for(name) for name in ready}
         elsewhere = balancer.waiting - sum(queued.values())
         if elsewhere:
             queued[""] = elsewhere
-        return _Now(self._in_flight, workers, ready, circuits, queued)
+        return _Now(self._in_flight, workers, ready, coming, circuits, queued)
 
     def _families(self) -> Iterable[Metric]:
         """Make families of what is counted. The thread that does so sees each number as it is at that moment."""
@@ -282,6 +285,8 @@ class _Now:
     """Their ids, first names, states and restarts."""
     ready: Mapping[str, int]
     """How many can serve each model."""
+    coming: Mapping[str, int]
+    """How many are on their way to it."""
     circuits: Mapping[str, float]
     queued: Mapping[str, int]
 
@@ -294,10 +299,16 @@ class _Families(Collector):
         return self.make()
 
 
+def _can_serve(endpoint: Endpoint, now: float) -> bool:
+    """Say whether requests go there, as its circuit has it: one that answers is asked where there is no other."""
+    return endpoint.circuit.answers or endpoint.circuit.state(now) == "closed"
+
+
 def _families_of(now: _Now) -> Iterable[Metric]:
     yield GaugeMetricFamily("ichat_requests_in_flight", "Requests to models under way.", now.in_flight)
     yield _gauge("ichat_requests_queued", "Requests that wait for room at a worker.", "model", now.queued)
     yield _gauge("ichat_model_endpoints", "Workers and external routes that can serve it now.", "model", now.ready)
+    yield _gauge("ichat_model_starting", "Workers that start or load, by each model.", "model", now.coming)
     yield _gauge(
         "ichat_circuit_open", "1 while a worker or route gets no requests since it failed; 0.5 while one tries it.",
         "worker", now.circuits,

@@ -20,9 +20,11 @@ REQUEST_TOKENS_MAX = 8192
 class Usage:
     """What one response says of it."""
 
-    __slots__ = ("_counts", "_tail", "events")
+    __slots__ = ("_counts", "_has_total", "_tail", "events")
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_total: bool = True) -> None:
+        """`has_total` says whether the route tells a sum: otherwise what looks like one is the model's own words."""
+        self._has_total = has_total
         self._counts: dict[bytes, int] = {}
         self._tail = b""
         """The end of the last piece, once there was a count: the next one may be cut in two."""
@@ -44,7 +46,7 @@ class Usage:
     def said(self) -> int | None:
         """Give the tokens that the response has told of, the newest where it did so again and again; else None."""
         counts = self._counts
-        if b"total" in counts:
+        if self._has_total and b"total" in counts:
             return counts[b"total"]
         parts = [counts[name] for name in (b"prompt", b"input", b"completion", b"output") if name in counts]
         return sum(parts) if parts else None

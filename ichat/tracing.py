@@ -221,7 +221,7 @@ class SpanTracing(Tracing):
             facts = {
                 "http.response.status_code": status,
                 "error.type": error or (str(status) if failed else ""),
-                "gen_ai.request.model": model[:SHOWN_CHARACTERS_MAX],
+                "gen_ai.request.model": model[:SHOWN_CHARACTERS_MAX].encode(errors="replace").decode(),
                 "ichat.worker": worker,
                 "ichat.queue_ms": round(queued_s * 1000, 2),
                 "ichat.phase": phase,

@@ -923,7 +923,11 @@ def _must_be_answered(head, body, path, *, keyed):
         return False
     if head.method != b"POST" or is_control(path) or not path.startswith(b"/v1/") or "multipart" in repr(head.headers):
         return False
-    if len(body) > BODY_BYTES_MAX or b"." in path or b"%2e" in path.lower() or not head.target.isascii():
+    if (
+        len(body) > BODY_BYTES_MAX
+        or any(sign in path for sign in (b".", b"%", b"#", b"//"))
+        or not head.target.isascii()
+    ):
         return False
     if (b"transfer-encoding" in headers and b"content-length" in headers) or head.http_version not in (b"1.1", b"1.0"):
         return False

@@ -13,7 +13,7 @@ import trio
 from peers import Client, code_of, plain
 from programs import ichat
 
-from ichat.auth import ROUTES, Auth, Caller, address_in
+from ichat.auth import ROUTES, Auth, Caller, address_in, write_caller
 from ichat.config import Key, Security
 from ichat.control import make_app
 from ichat.errors import ApiError, Exit
@@ -216,7 +216,10 @@ async def test_nobody_becomes_somebody_by_a_header(gateway_to, connect):
     assert (await client.response(b"GET"))[0] == 401
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/admin/workers/launch", "/register", "/v1/load_lora_adapter"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/completions", "/v1/admin/workers/launch", "/register", "/v1/load_lora_adapter", "/v1/load_lora_adapter/"],
+)
 @pytest.mark.parametrize("length", ["content-length: 100000000", "transfer-encoding: chunked"])
 async def test_a_body_is_not_read_for_nobody(gateway_to, connect, path, length):
     """Who has no key is told so before the body is there: nobody fills the memory from outside."""
@@ -370,6 +373,25 @@ async def test_a_worker_is_where_its_beats_come_from_or_where_it_may_be(host, pe
         assert refusal.value.code == "forbidden"
     else:
         assert await auth.check_worker(host, caller) in (accepted, "::1")
+
+
+async def test_a_proxy_without_trust_is_no_place_for_workers():
+    """Its address says nothing of who speaks through it: what it relays may name no address but the allowed ones."""
+    auth = Auth(Security(worker_networks=["10.0.0.0/24"]))
+    head = RequestHead(b"POST", b"/register", b"1.1", [(b"host", b"gw"), (b"x-forwarded-for", b"10.0.0.7")], 2)
+    caller = auth.read_caller(write_caller(auth.caller(head, "127.0.0.1:5")).decode())
+    with pytest.raises(ApiError, match="is not accepted"):
+        await auth.check_worker("127.0.0.1", caller)
+    assert await auth.check_worker("10.0.0.7", caller) == "10.0.0.7"
+
+
+def test_of_several_keys_the_known_one_counts():
+    """A key of the gateway in a second header is one that nobody else may see."""
+    auth = Auth(Security(admin_key_hash=hash_of(ADMIN)))
+    for first, second in ((DATA, ADMIN), (ADMIN, DATA), ("", ADMIN)):
+        headers = [(b"host", b"gw"), (b"authorization", f"Bearer {first}".encode()), (b"x-api-key", second.encode())]
+        assert auth.caller(RequestHead(b"GET", b"/", b"1.1", headers, 0), "10.0.0.7:5").kind == "admin"
+    assert auth.caller(RequestHead(b"GET", b"/", b"1.1", [(b"api-key", b"x")], 0), "10.0.0.7:5").kind == "unknown"
 
 
 def beat(**more):

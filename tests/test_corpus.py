@@ -63,7 +63,7 @@ HEAD_MAX = Answer(
 VERSION = Answer(
     400, "is not spoken here, only HTTP/1.1 is.", closes=True, stricter="h11 takes every version of the form HTTP/d.d"
 )
-DOTS = Answer(400, "must not have the segments", stricter="an upstream may take it for a way out of its base path")
+TWO_WAYS = Answer(400, "The path must be plain", stricter="an upstream may take it for another route")
 PATH_ONLY = Answer(
     400,
     "The request target must be a path that begins with '/'.",
@@ -360,10 +360,12 @@ REQUEST_LINES = [
     reads("target-of-a-fragment", asking(b"POST #/v1/completions HTTP/1.1"), PATH_ONLY),
     reads("target-backslash", asking(b"POST \\v1\\completions HTTP/1.1"), PATH_ONLY),
     reads("target-two-slashes", asking(b"POST //v1/completions HTTP/1.1"), NO_ROUTE),
-    reads("target-with-a-fragment", asking(b"POST /v1/completions#a?b HTTP/1.1")),
-    reads("target-escaped", asking(b"POST /v1/%63ompletions%00%0d%0a?a=%20 HTTP/1.1")),
-    reads("target-with-dots", asking(b"POST /v1/x/../completions HTTP/1.1"), DOTS),
-    reads("target-with-escaped-dots", asking(b"POST /v1/%2E%2e/completions HTTP/1.1"), DOTS),
+    reads("target-with-a-fragment", asking(b"POST /v1/completions#a?b HTTP/1.1"), TWO_WAYS),
+    reads("target-escaped", asking(b"POST /v1/%63ompletions HTTP/1.1"), TWO_WAYS),
+    reads("target-with-an-escaped-query", asking(b"POST /v1/completions?a=%20%0d%0a#b HTTP/1.1")),
+    reads("target-with-two-slashes", asking(b"POST /v1//completions HTTP/1.1"), TWO_WAYS),
+    reads("target-with-dots", asking(b"POST /v1/x/../completions HTTP/1.1"), TWO_WAYS),
+    reads("target-with-escaped-dots", asking(b"POST /v1/%2E%2e/completions HTTP/1.1"), TWO_WAYS),
     reads("target-with-odd-characters", asking(b'POST /v1/completions?<>"{}|\\^`[] HTTP/1.1')),
     reads("target-long", asking(b"POST /v1/completions?" + b"a" * 5000 + b" HTTP/1.1")),
     refused("target-with-a-space", asking(b"POST /v1/comp letions HTTP/1.1"), BAD_LINE),

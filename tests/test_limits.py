@@ -120,6 +120,14 @@ def test_usage_is_read_in_passing(pieces, tokens):
     assert usage.said() == tokens
 
 
+def test_what_a_model_says_in_a_message_is_no_sum():
+    """Anthropic's answers have a tool's arguments as they are, and tell no sum: one of them would be a way out."""
+    usage = Usage(has_total=False)
+    text = b'{"content":[{"input":{"total_tokens":0,"input_tokens":1}}],"usage":{"input_tokens":50,"output_tokens":9}}'
+    usage.see(bytearray(text), len(text))
+    assert usage.said() == 59
+
+
 async def test_tokens_of_a_key_are_counted_from_its_responses(serve, gateway_to, connect):
     """As `usage` says; then 429 with the seconds to wait, for this key alone, and a count of the refusals."""
     _, port = await serve(hello)
@@ -418,14 +426,15 @@ async def test_who_waits_for_a_circuit_is_woken(serve, gateway_to, connect):
 
 async def fails(stream, head, body):
     status = json.loads(body).get("status", 200)
-    if status == "break":
-        await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nx")
+    if isinstance(status, str):
+        code = 200 if status == "break" else 500
+        await stream.send_all(b"HTTP/1.1 %d X\r\ncontent-length: 100\r\n\r\nx" % code)
         return "close"
     await stream.send_all(b"HTTP/1.1 %d X\r\ncontent-length: 2\r\n\r\n{}" % status)
     return None
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 504, "break"])
+@pytest.mark.parametrize("status", [500, 502, 503, 504, "break", "500 and break"])
 async def test_a_failing_worker_is_left_alone(serve, gateway_to, connect, status):
     """After so many failures in a row the next requests go to the other one; the circuit is shown as open."""
     bad, bad_port = await serve(fails)
@@ -441,7 +450,7 @@ async def test_a_failing_worker_is_left_alone(serve, gateway_to, connect, status
     assert await metric(connect, gateway, "ichat_circuit_open") == 1
 
 
-@pytest.mark.parametrize(("status", "expected"), [("break", 503), (500, 500)])
+@pytest.mark.parametrize(("status", "expected"), [("break", 503), (500, 500), ("500 and break", 500)])
 async def test_the_only_worker_is_shut_off_if_it_is_silent(serve, gateway_to, connect, status, expected):
     """Then requests are refused at once and it sees none; one that answers with errors goes on doing so."""
     upstream, port = await serve(fails)

@@ -264,6 +264,33 @@ async def test_those_who_leave_are_counted_by_how_far_they_were(serve, gateway_t
     assert await now("ichat_requests_queued", model="m") == 0
 
 
+async def test_who_takes_nothing_has_left(serve, gateway_to, connect, tmp_path):
+    """The end of a client that does not read is its own, not the gateway's; so is that of one that stops sending."""
+
+    async def reply(stream, head, body):
+        await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999\r\n\r\n")
+        while True:
+            await stream.send_all(b"x" * 60_000)
+
+    _, port = await serve(reply)
+    path = tmp_path / "access.log"
+    gateway = await gateway_to({"m": port}, f'[timeouts]\nclient_stall_s = 0.3\n[logs]\naccess_log = "{path}"\n')
+    reader, sender = await connect(gateway), await connect(gateway)
+    await reader.send(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await sender.send(b'POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model"')
+    await trio.sleep(0.1)
+    await sender.stream.aclose()
+    with trio.fail_after(20):
+        while len(lines := path.read_text().splitlines()) < 2:
+            await trio.sleep(0.05)
+    found = {line["path"]: (line["status"], line["error"]) for line in map(json.loads, lines)}
+    assert found == {"/v1/completions": (499, "client_left"), "/v1/embeddings": (499, "client_left")}
+    now = await shown(connect, gateway)
+    assert now.get("ichat_requests_total", model="m", route="/v1/completions", status="499") == 1
+    assert now.get("ichat_requests_cancelled_total", phase="plain") == 1
+    assert not now.labels("ichat_refusals_total")
+
+
 async def test_errors_of_the_gateway_are_counted_by_their_codes(serve, gateway_to, connect):
     """Those that are no request to a model too, and those in the middle of a stream."""
 
@@ -275,13 +302,14 @@ async def test_errors_of_the_gateway_are_counted_by_their_codes(serve, gateway_t
     gateway = await gateway_to({"m": port})
     await (await connect(gateway)).get(b"/nothing/here")
     await (await connect(gateway)).get(b"/v1/chat/completions")
+    await (await connect(gateway)).get(b"/v1/models/nobody")
     await (await connect(gateway)).send(b"nonsense\r\n\r\n")
     await (await connect(gateway)).ask()
     with trio.fail_after(20):
         while True:
             now = await shown(connect, gateway)
             codes = {labels["reason"] for labels in now.labels("ichat_refusals_total")}
-            if codes == {"not_found", "method_not_allowed", "bad_request", "upstream_failed"}:
+            if codes == {"not_found", "model_not_found", "method_not_allowed", "bad_request", "upstream_failed"}:
                 break
             await trio.sleep(0.01)
     assert now.get("ichat_requests_total", model="m", route="/v1/chat/completions", status="200") == 1
@@ -322,7 +350,7 @@ async def test_what_is_known_of_workers_goes_with_them():
     registry, metrics = known("route")
     registry.external = {"route": [Endpoint(Upstream("u", "u", 1), b"external:route", 1)]}
     registry.beat(read_beat({"worker_id": "w", "model_name": NAME, "host": "127.0.0.1", "port": 1}))
-    starting = registry.expect("managed", [NAME])
+    starting = registry.expect("managed", [NAME, "alias"])
     starting.restarts = 3
     now = Shown(metrics.take()().decode())
     assert now.get("ichat_workers", state="ready") == 1
@@ -333,6 +361,9 @@ async def test_what_is_known_of_workers_goes_with_them():
     assert now.get("ichat_worker_restarts_total", worker="managed") == 3
     assert now.get("ichat_model_endpoints", model=NAME) == 1
     assert now.get("ichat_model_endpoints", model="route") == 1
+    assert now.get("ichat_model_endpoints", model="alias") == 0
+    assert now.get("ichat_model_starting", model="alias") == 1
+    assert now.get("ichat_model_starting", model=NAME) == 1
     assert now.get("ichat_circuit_open", worker="w") == 0
     assert now.get("ichat_circuit_open", worker="external:route") == 0
     assert len(now.labels("ichat_build_info")) == 1
@@ -342,7 +373,7 @@ async def test_what_is_known_of_workers_goes_with_them():
 
 
 async def test_a_circuit_is_shown(mock_clock):
-    """1 while it is open, 0.5 while one request may try it."""
+    """1 while it is open, 0.5 while one request may try it; nobody serves the model until one has gone well."""
     registry, metrics = known()
     registry.beat(read_beat({"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}))
     circuit = registry.get("w").endpoint.circuit
@@ -352,8 +383,9 @@ async def test_a_circuit_is_shown(mock_clock):
         mock_clock.jump(after_s)
         if after_s == 1:
             circuit.fail(trio.current_time())
-        seen.append(Shown(metrics.take()().decode()).get("ichat_circuit_open", worker="w"))
-    assert seen == [0, 1, 0.5]
+        now = Shown(metrics.take()().decode())
+        seen.append((now.get("ichat_circuit_open", worker="w"), now.get("ichat_model_endpoints", model="m")))
+    assert seen == [(0, 1), (1, 0), (0.5, 0)]
 
 
 async def test_workers_metrics_are_shown_with_their_names(serve, gateway_to, connect):

@@ -305,8 +305,9 @@ def test_what_a_client_chose_is_cut(spans):
     """Neither a name nor a path fills anybody's memory, and a path that is one of many names no span."""
     tracer, finished = spans
     trace = tracer.begin([], b"/v1/" + b"x" * 5000, is_known=False)
-    tracer.end(trace, 404, model="m" * 5000)
+    tracer.end(trace, 404, model="\ud800" + "m" * 5000)
     (span,) = finished()
+    assert span.attributes["gen_ai.request.model"].startswith("?m"), "nothing that cannot be written"
     assert span.name == "POST"
     assert "http.route" not in span.attributes
     assert max(len(str(value)) for value in span.attributes.values()) == 256

@@ -165,9 +165,9 @@ def form_type(headers: Headers) -> bytes:
     return b""
 
 
-def request_head(method: bytes, target: bytes, version: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def request_head(method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Write a request head; the headers must have come through a parser or be ours."""
-    lines = [b"%b %b HTTP/%b" % (method, target, version)]
+    lines = [b"%b %b HTTP/1.1" % (method, target)]
     lines += [b"%b: %b" % header for header in headers]
     lines += [b"", b""]
     return b"\r\n".join(lines)

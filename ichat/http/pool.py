@@ -5,8 +5,9 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import attrs
 import trio
@@ -21,6 +22,8 @@ _OUR_OWN = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDR
 """What a connection fails with for no fault of its upstream."""
 EXPIRE_EVERY_S = 5.0
 CONNECT_RETRY_S = 0.01
+LOOKUPS_MAX = 4
+"""Threads that look up one upstream's name."""
 
 
 @attrs.frozen(eq=False)
@@ -48,7 +51,7 @@ class Upstream:
 class Connection:
     """One connection to an upstream, registered with the hub for as long as it is open."""
 
-    __slots__ = ("_bridge", "_fd", "_pool", "idle_since", "sock", "upstream", "used")
+    __slots__ = ("_bridge", "_fd", "_pool", "idle_since", "sock", "upstream")
 
     def __init__(self, pool: "Pool", upstream: Upstream, sock: socket.socket, bridge: Bridge | None = None) -> None:
         self._pool = pool
@@ -56,13 +59,11 @@ class Connection:
         self._fd = sock.fileno()
         self.upstream = upstream
         self.sock = sock
-        self.used = False
-        """Whether it has carried an exchange before."""
         self.idle_since = 0.0
         pool.hub.watch(self._fd, READABLE, self._unasked)
 
     def __repr__(self) -> str:
-        return f"<Connection to {self.upstream.name}{' used' if self.used else ''}>"
+        return f"<Connection to {self.upstream.name}>"
 
     def tell(self, readable: Callable[[int], None]) -> None:
         """Call this function whenever bytes, the end or an error can be read, and have not been announced before."""
@@ -118,6 +119,7 @@ class Pool:
         self.connect_s = connect_s
         self.idle_s = idle_s
         self._idle: dict[Upstream, dict[Connection, None]] = {}
+        self._lookups: WeakKeyDictionary[Upstream, trio.CapacityLimiter] = WeakKeyDictionary()
         self._nursery: trio.Nursery | None = None
 
     def __repr__(self) -> str:
@@ -136,7 +138,6 @@ class Pool:
     def give(self, connection: Connection) -> None:
         """Take back a connection whose exchange has ended cleanly."""
         connection.idle()
-        connection.used = True
         connection.idle_since = trio.current_time()
         self._idle.setdefault(connection.upstream, {})[connection] = None
 
@@ -171,7 +172,7 @@ class Pool:
     async def _open(self, upstream: Upstream) -> socket.socket:
         if not upstream.port:
             return await _connect(socket.AF_UNIX, upstream.host)
-        found = await trio.socket.getaddrinfo(upstream.host, upstream.port, type=socket.SOCK_STREAM)
+        found = await self._look_up(upstream)
         failure: OSError | None = None
         for family, _, _, _, address in found:
             try:
@@ -182,6 +183,20 @@ class Pool:
             except trio.TooSlowError:
                 failure = OSError(errno.ETIMEDOUT, f"no connection to {upstream.host}:{upstream.port} in time")
         raise failure or OSError(errno.EHOSTUNREACH, "no address")
+
+    async def _look_up(self, upstream: Upstream) -> Sequence[Any]:
+        """Give what `getaddrinfo` gives.
+
+        A resolver that is slow keeps its threads for longer than anybody waits: no upstream may take those of others.
+        """
+        with contextlib.suppress(socket.gaierror):
+            return _getaddrinfo(upstream.host, upstream.port, socket.AI_NUMERICHOST)
+        limiter = self._lookups.get(upstream)
+        if limiter is None:
+            limiter = self._lookups[upstream] = trio.CapacityLimiter(LOOKUPS_MAX)
+        return await trio.to_thread.run_sync(
+            _getaddrinfo, upstream.host, upstream.port, limiter=limiter, abandon_on_cancel=True
+        )
 
     async def _encrypt(self, upstream: Upstream, sock: socket.socket, context: ssl.SSLContext) -> Connection:
         assert self._nursery is not None, "the pool does not run"
@@ -203,6 +218,10 @@ class Pool:
                 self.discard(connection)
             if not idle:
                 del self._idle[upstream]
+
+
+def _getaddrinfo(host: str, port: int, flags: int = 0) -> Sequence[Any]:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
 
 
 async def _connect(family: int, address: Any) -> socket.socket:

@@ -8,7 +8,6 @@ done for it, in every phase.
 
 import contextlib
 import logging
-import math
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -81,9 +80,10 @@ class Client:
             try:
                 sent = self.sock.send(view)
             except BlockingIOError:
-                self._scope.deadline = trio.current_time() + self._door.timeouts.client_stall_s
-                await trio.lowlevel.wait_writable(self.sock)
-                self._scope.deadline = math.inf
+                with trio.move_on_after(self._door.timeouts.client_stall_s) as stall:
+                    await trio.lowlevel.wait_writable(self.sock)
+                if stall.cancelled_caught:
+                    await self.gone()
             except OSError:
                 await self.gone()
             else:
@@ -156,7 +156,7 @@ class Client:
                 while self.keep_alive and not door.draining:
                     self._head = None
                     try:
-                        request = await self._reader.read()
+                        request = await self._read()
                     except ApiError as error:
                         self.keep_alive = False
                         request_id = self._id()
@@ -176,6 +176,22 @@ class Client:
                 if self.is_broken:
                     self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 self.sock.close()
+
+    async def _read(self) -> Request | None:
+        """Read the next request, and note where the client leaves in the middle of it. Raises ApiError."""
+        try:
+            request = await self._reader.read()
+        except trio.Cancelled:
+            if self.has_left:
+                self._note_left()
+            raise
+        if request is None:
+            self._note_left()
+        return request
+
+    def _note_left(self) -> None:
+        if self._head is not None:
+            self._door.refused(errors.client_left(), self._id(), self.peer, self._head)
 
     def _id(self) -> bytes:
         """Give the id of what is refused before it is a request: its own, if the head was read and has one."""

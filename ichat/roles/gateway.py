@@ -59,7 +59,6 @@ CONTROL_BYTES_MAX = 4 * 1024 * 1024
 _READS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 _METHODS = _READS | {b"POST", b"DELETE"}
 _JOINS = frozenset((b"/v1/workers/heartbeat", b"/register"))
-_REFUSED = {401: "invalid_api_key", 403: "forbidden"}
 CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
 """Seconds until the control plane's first byte, and between two bytes: stopping a worker takes as long as its drain."""
 ADVANCE_S = 1.0
@@ -142,7 +141,7 @@ class Gateway:
                 raise errors.length_required(_shown(head.path))
             if head.length > CONTROL_BYTES_MAX:
                 raise errors.request_too_large(CONTROL_BYTES_MAX)
-        elif head.path in CHANGES_MODELS:
+        elif head.path.rstrip(b"/") in CHANGES_MODELS:
             auth.check("write", caller)
         elif auth.has_keys:
             auth.check("data", caller)
@@ -183,6 +182,8 @@ class Gateway:
         finally:
             if is_counted:
                 self._metrics.ended(exchange)
+            elif exchange.error == "internal_error" and exchange.answered_at is None:
+                self._metrics.refused(exchange.error)
             if exchange.trace is not None:
                 self._end(exchange.trace, exchange, phase)
             if self._access.enabled:
@@ -208,14 +209,14 @@ class Gateway:
             await exchange.with_endpoint(control)
         finally:
             control.in_flight -= 1
-        if exchange.status in _REFUSED:
-            exchange.error = _REFUSED[exchange.status]
+        if exchange.error:
             self._metrics.refused(exchange.error, exchange.caller.key_name)
 
     def refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
         """Note what was refused before it was a request."""
         caller = self.means.auth.caller(head or _NO_HEAD, peer)
-        self._metrics.refused(error.limit or error.code, caller.key_name)
+        if error.status != CLIENT_LEFT:
+            self._metrics.refused(error.limit or error.code, caller.key_name)
         if self._access.enabled:
             entry: dict[str, str | int | float | None] = {"id": request_id.decode(), "client": _client(caller, peer)}
             if head is not None:
