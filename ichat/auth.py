@@ -405,7 +405,7 @@ def _address_of(host: bytes) -> str:
     """Give the address that a `Host` is or means; "" where it is a name, which others could let point here."""
     match = _HOST.fullmatch(host)
     name = (match[1] or match[2]).decode("latin-1").lower().rstrip(".") if match else ""
-    if name in _OWN_NAMES or name.endswith(".localhost"):
+    if name in _OWN_NAMES or (name.endswith(".localhost") and all(name.split("."))):
         return "127.0.0.1"
     return name if _is_address(name) else ""
 

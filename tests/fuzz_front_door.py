@@ -57,7 +57,7 @@ SETTLE_S = 8.0
 KEPT_S = 60.0
 """How long a request may still arrive at the upstream after its client has left."""
 FINDINGS_MAX = 50
-REFUSED = (400, 401, 403, 408, 411, 413, 431)
+REFUSED = (400, 401, 403, 405, 408, 411, 413, 431)
 """With these the gateway refuses what is no request, or whose body need not be read."""
 _REPEATED = re.compile(r"(.{1,80}?)\1{7,}")
 TOML = """
