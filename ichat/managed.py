@@ -301,6 +301,7 @@ class Managed:
         shared.remember()
         ooms, why, was_well, is_cut = oom_kills(), None, False, True
         try:
+            await processes.stand_back(process.pid)
             why, was_well = await self._watch(process)
             is_cut = False
             if not (self._asked.is_set() or why):

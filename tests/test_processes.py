@@ -1,6 +1,7 @@
 """Gateway and workers as real processes, with a fake engine: nothing is left behind, and every end has a reason."""
 
 import json
+import pathlib
 import signal
 import socket
 import ssl
@@ -71,6 +72,19 @@ def test_a_managed_worker_is_reached_the_short_way(start_gateway):
     socket.create_connection(("127.0.0.1", port)).close()
     remote = {found.raddr.port for found in gateway.family.net_connections("tcp") if found.raddr}
     assert port not in remote
+
+
+def test_a_managed_worker_stands_back(start_gateway):
+    """Where the kernel shares processors between sessions, a busy worker must not keep its gateway waiting."""
+    gateway = start_gateway(MANAGED * 3)
+    names = [f"org-m-{number}" for number in range(3)]
+    pids = [gateway.wait_until_ready(name).get(f"/v1/admin/workers/{name}")[1]["pid"] for name in names]
+    groups = [pathlib.Path(f"/proc/{pid}/autogroup") for pid in pids]
+    if not groups[0].exists():
+        pytest.skip("this kernel has no autogroups")
+    gateway.until(lambda: all(group.read_text().endswith(" nice 5\n") for group in groups))
+    assert len({group.read_text() for group in groups}) == 3
+    assert pathlib.Path(f"/proc/{gateway.process.pid}/autogroup").read_text().endswith(" nice 0\n")
 
 
 def test_the_gateways_bounds_are_its_workers(start_gateway):
