@@ -371,6 +371,11 @@ class Auth:
             if is_same and not caller.is_relayed:
                 return address
         known = f"{host} ({', '.join(found) or 'no address'})" if [host] != found else host
+        if caller.is_relayed:
+            raise errors.forbidden(
+                f"A worker at {known} is not accepted: its beat came through a proxy at {caller.address}. Name that"
+                " in security.trusted_proxies, or the worker's network in security.worker_networks."
+            )
         raise errors.forbidden(
             f"A worker at {known} is not accepted: its beat came from {caller.address}, and its address is not in"
             " security.worker_networks. Give the worker --advertise-host, or the gateway that network."
