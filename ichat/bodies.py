@@ -60,14 +60,24 @@ class Member:
     """Behind its value."""
 
 
-async def model_in_json(body: Body) -> str:
-    """Give the model that a JSON body names; where it is named several times, the last counts. Raises ApiError 400."""
+async def read_members(body: Body, wanted: Container[str]) -> dict[str, object]:
+    """Return the top-level members of a JSON body by their names; of one given several times, the last counts.
+
+    Of a body over PARSED_BYTES_MAX only the `wanted` members have their value, where that is at most NAME_BYTES_MAX
+    long, and all others have None. Other tasks have their turn meanwhile. Raises ApiError 400.
+    """
     if len(body) <= PARSED_BYTES_MAX:
-        model = object_of(body).get("model")
-    else:
-        named = [member for member in await members_of(body) if member.name == "model"]
-        short = named and named[-1].end - named[-1].value_start <= NAME_BYTES_MAX
-        model = value_of(body, named[-1]) if short else None
+        return object_of(body)
+    found: dict[str, object] = {}
+    for member in await members_of(body):
+        is_read = member.name in wanted and member.end - member.value_start <= NAME_BYTES_MAX
+        found[member.name] = value_of(body, member) if is_read else None
+    return found
+
+
+def model_of(members: Mapping[str, object]) -> str:
+    """Return the model that a request names. Raises ApiError 400."""
+    model = members.get("model")
     if not isinstance(model, str) or not model:
         raise bad_request("The request must name its model: a string `model`.", param="model")
     return model

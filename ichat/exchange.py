@@ -13,7 +13,7 @@ import trio
 from ichat import errors
 from ichat.auth import CREDENTIALS, FORWARDED, INTERNAL, Auth, Caller
 from ichat.balance import Balancer, Endpoint, Lease
-from ichat.bodies import Body, model_in_json
+from ichat.bodies import Body, model_of, read_members
 from ichat.circuit import FAILED_STATUSES
 from ichat.config import Config
 from ichat.errors import ApiError
@@ -38,6 +38,8 @@ PROOF_HEADER = b"x-ichat-proof"
 HOP_HEADER = b"x-ichat-hop"
 """How many gateways a request has come through."""
 HOPS_MAX = 4
+_READ_MEMBERS = frozenset(("model",))
+"""Members of a request's body whose values the gateway reads."""
 _COMPRESSION = frozenset((b"accept-encoding",))
 """Left out where a response is looked into."""
 JOINED_BYTES_MAX = 65536
@@ -181,7 +183,7 @@ class Exchange:
         if content_type:
             self.model = await model_in_form(request.body, content_type)
         else:
-            self.model = await model_in_json(request.body)
+            self.model = model_of(await read_members(request.body, _READ_MEMBERS))
         means, caller = self._means, self.caller
         means.auth.check_model(caller, self.model)
         self._share = means.quotas.enter(caller.key_name, trio.current_time())

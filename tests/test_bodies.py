@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from peers import outcome, turns_during
 
 from ichat import bodies
-from ichat.bodies import members_of, model_in_json, rewrite_json, value_of
+from ichat.bodies import members_of, model_of, read_members, rewrite_json, value_of
 from ichat.errors import ApiError
 from ichat.forms import model_in_form
 
@@ -25,6 +25,10 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 SHORT = {'"': '\\"', "\\": "\\\\", "/": "\\/", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+async def model_in_json(body):
+    return model_of(await read_members(body, {"model"}))
 
 
 @pytest.fixture(autouse=True, scope="module", params=["tiny windows", "real windows"])
