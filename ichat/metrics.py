@@ -25,6 +25,8 @@ MODELS_MAX = 1000
 """Models that are counted apart; where there are more at the same time, the others are counted together."""
 OTHER = "other"
 """The label of models beyond that, and of routes that are not known."""
+FORGET_S = 3600.0
+"""How long the series of a model are shown after it has gone: longer than any scrape interval."""
 LOOP_S = 0.1
 """How often it is measured how late the event loop is."""
 STATES: Sequence[str] = [name for names in get_args(State) for name in get_args(names)]
@@ -79,6 +81,8 @@ class _Counts:
     queue: Spread = attrs.field(factory=lambda: Spread(_QUEUE_S))
     gaps: Gaps = attrs.field(factory=no_gaps)
     tokens: int = 0
+    gone_at: float | None = None
+    """When it was first seen that nobody has this model any more."""
 
 
 @attrs.define(eq=False)
@@ -97,6 +101,8 @@ class Metrics:
         self._registry = registry
         self._balancer = balancer
         self._models: dict[str, _Counts] = {}
+        self._nobodys: dict[tuple[str, int], int] = {}
+        """Requests by route and status that named no model, or one that nobody has: no more is counted of them."""
         self._in_flight = 0
         self._refusals: dict[str, int] = {}
         self._keys: dict[str, _KeyCounts] = {}
@@ -118,32 +124,34 @@ class Metrics:
         """Count a request to a model that has ended, in whatever way."""
         self._in_flight -= 1
         error = exchange.error
-        counts = self._of("" if error == "model_not_found" else exchange.model)
+        counts = self._of(exchange.model) if self._is_known(exchange) else None
+        requests = self._nobodys if counts is None else counts.requests
         key = (ROUTES.get(exchange.path, OTHER), exchange.status)
-        counts.requests[key] = counts.requests.get(key, 0) + 1
+        requests[key] = requests.get(key, 0) + 1
         if error == "client_left":
             phase = exchange.phase
             self._cancelled[phase] = self._cancelled.get(phase, 0) + 1
         elif error == "internal_error" or (error and exchange.status < 400):
             self.refused(error)
-        if exchange.endpoint is not None or exchange.queued_s:
-            counts.queue.add(exchange.queued_s)
         overhead_s = exchange.overhead_s
         if overhead_s is not None:
             self._overhead.add(overhead_s)
+        key = exchange.caller.key
+        if key is not None:
+            of_key = self._of_key(key.name)
+            of_key.requests += 1
+            of_key.tokens += exchange.tokens or 0
+        if counts is None:
+            return
+        counts.tokens += exchange.tokens or 0
+        if exchange.endpoint is not None or exchange.queued_s:
+            counts.queue.add(exchange.queued_s)
         answered_at = exchange.answered_at
         if answered_at is not None:
             counts.first_byte.add((exchange.first_at or answered_at) - exchange.started_at)
             counts.duration.add(trio.current_time() - exchange.started_at)
             self._bytes += exchange.bytes_out
             self._chunks += exchange.chunks
-
-        key = exchange.caller.key
-        if key is not None:
-            of_key = self._of_key(key.name)
-            of_key.requests += 1
-            of_key.tokens += exchange.tokens or 0
-        counts.tokens += exchange.tokens or 0
 
     def refused(self, reason: str, key: str = "") -> None:
         """Count an error that a client got from the gateway itself: its code, or what in the configuration refuses.
@@ -168,15 +176,32 @@ class Metrics:
         counts = self._models.get(model)
         return counts if counts is not None else self._begin(model)
 
+    def _is_known(self, exchange: Exchange) -> bool:
+        """Say whether a request named a model that there is, or was when it was sent there: clients name anything."""
+        model = exchange.model
+        if not model or exchange.error == "model_not_found":
+            return False
+        return exchange.endpoint is not None or model in self._models or self._registry.has(model)
+
     def _begin(self, model: str) -> _Counts:
-        """Count a model apart from now on, if there is one of that name: clients ask for anything."""
-        known = self._registry.names()
-        if model not in known:
-            return self._models.setdefault("", _Counts())
+        """Count a model apart from now on, if there still is one of that name; else together with the others."""
+        if not self._registry.has(model):
+            return self._models.setdefault(OTHER, _Counts())
         if len(self._models) >= MODELS_MAX:
-            for name in self._models.keys() - known - {"", OTHER}:
+            for name in self._models.keys() - self._registry.names() - {OTHER}:
                 del self._models[name]
         return self._models.setdefault(model if len(self._models) < MODELS_MAX else OTHER, _Counts())
+
+    def _forget(self, now: float) -> None:
+        """Forget the models that have been gone for `FORGET_S`; what the last scrape has seen is not lost by that."""
+        known = self._registry.names() | {OTHER}
+        for name, counts in list(self._models.items()):
+            if name in known:
+                counts.gone_at = None
+            elif counts.gone_at is None:
+                counts.gone_at = now
+            elif now - counts.gone_at >= FORGET_S:
+                del self._models[name]
 
     async def watch_loop_forever(self) -> None:
         """Measure how late the event loop is: how long after its time a task goes on that has slept."""
@@ -187,6 +212,7 @@ class Metrics:
 
     def take(self) -> Callable[[], bytes]:
         """Look at what is known now, and give what writes it in Prometheus' text format: in a thread, as it is long."""
+        self._forget(trio.current_time())
         now = self._look()
         registry = CollectorRegistry(auto_describe=False)
         for collector in (_Families(lambda: _families_of(now)), _Families(self._families), self._process):
@@ -217,18 +243,19 @@ class Metrics:
         queued = {name: balancer.waiting_for(name) for name in ready}
         elsewhere = balancer.waiting - sum(queued.values())
         if elsewhere:
-            queued[""] = elsewhere
+            queued[OTHER] = queued.get(OTHER, 0) + elsewhere
         return _Now(self._in_flight, workers, ready, coming, circuits, queued)
 
     def _families(self) -> Iterable[Metric]:
         """Make families of what is counted. The thread that does so sees each number as it is at that moment."""
         models = list(self._models.items())
         requests = CounterMetricFamily(
-            "ichat_requests", "Requests to models, by how they ended (499: the client left).",
+            "ichat_requests",
+            "Requests to models, by how they ended (499: the client left); without a model: to one that nobody has.",
             labels=("model", "route", "status"),
         )  # fmt: skip
-        for model, counts in models:
-            for (route, status), count in list(counts.requests.items()):
+        for model, by_route in [("", self._nobodys), *((model, counts.requests) for model, counts in models)]:
+            for (route, status), count in list(by_route.items()):
                 requests.add_metric((model, route, str(status)), count)
         yield requests
         yield _counter(

@@ -406,6 +406,10 @@ class Registry:
             raise errors.model_not_ready(model, reasons, RETRY_AFTER_S)
         return ready
 
+    def has(self, model: str) -> bool:
+        """Return whether a model has this name, whether anybody can serve it now or not."""
+        return model in self.external or any(worker.serves(model) for worker in self._workers.values())
+
     def names(self) -> set[str]:
         """Give every name of a model, whether anybody can serve it now or not."""
         return {*self.external, *(name for worker in self._workers.values() for name in worker.names)}

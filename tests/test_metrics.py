@@ -315,6 +315,58 @@ async def test_errors_of_the_gateway_are_counted_by_their_codes(serve, gateway_t
     assert now.get("ichat_requests_total", model="m", route="/v1/chat/completions", status="200") == 1
 
 
+ONE_KEY = """
+[[security.keys]]
+name = "k"
+key_env = "ICHAT_TEST_KEY"
+models = ["m"]
+metrics = true
+"""
+
+
+@pytest.mark.parametrize("keys", ["", ONE_KEY])
+async def test_what_nobody_has_is_counted_once(serve, gateway_to, connect, monkeypatch, keys):
+    """Of requests without a model that there is, /metrics has their number by route and status, and nothing else."""
+    monkeypatch.setenv("ICHAT_TEST_KEY", "one-key-for-all-of-them")
+    _, port = await serve(hello)
+    gateway = await gateway_to({"m": port}, keys)
+    client = await connect(gateway)
+    head = b"HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer one-key-for-all-of-them\r\n"
+    bodies = [b'{"model"', b"{}", b'{"model": ""}', b'{"model": 7}', *(b'{"model": "n%d"}' % n for n in range(100))]
+    for body in bodies:
+        await client.send(b"POST /v1/completions %bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+        assert (await client.response())[0] in (400, 403, 404)
+    await client.send(b"GET /metrics %b\r\n" % head)
+    now = Shown((await client.response(b"GET"))[2].decode())
+    assert {line.split("{")[0] for line in now.text.splitlines() if 'model=""' in line} == {"ichat_requests_total"}
+    assert {value for _, labels in now.samples for name, value in labels if name == "model"} == {"", "m"}
+    assert sum(now.get("ichat_requests_total", **labels) for labels in now.labels("ichat_requests_total")) == 104
+    refused = {"bad_request", "forbidden" if keys else "model_not_found"}
+    assert {labels["reason"] for labels in now.labels("ichat_refusals_total")} == refused
+    assert sum(now.get("ichat_refusals_total", reason=reason) for reason in refused) == 104
+
+
+async def test_a_model_that_has_gone_is_forgotten(mock_clock):
+    """Its series stay for an hour after its end has been seen, whenever somebody asks; it may come again."""
+    registry, metrics = known("m")
+    metrics._of("m").tokens += 1
+
+    def models():
+        return {labels["model"] for labels in Shown(metrics.take()().decode()).labels("ichat_tokens_total")}
+
+    for after_s in (0, 2 * counted.FORGET_S):
+        mock_clock.jump(after_s)
+        assert models() == {"m"}
+    registry.external = {}
+    for after_s, there in ((0, {"m"}), (counted.FORGET_S - 1, {"m"}), (1, set())):
+        mock_clock.jump(after_s)
+        assert models() == there
+    registry.external = {"m": ()}
+    metrics._of("m").tokens += 1
+    registry.external = {}
+    assert models() == {"m"}
+
+
 def known(*names, clock=trio.current_time):
     """Make a registry that has these models, and metrics of it."""
     registry = Registry(dict.fromkeys(names, ()), clock, 10)
@@ -335,14 +387,14 @@ async def test_models_that_come_and_go_leave_little(monkeypatch):
     now = Shown(metrics.take()().decode())
     assert now.get("ichat_tokens_total", model="stays") == 10
     assert now.get("ichat_tokens_total", model="m49") == 1
-    assert now.get("ichat_tokens_total", model="") == 50
+    assert now.get("ichat_tokens_total", model=counted.OTHER) == 50
     registry.external = {f"many{number}": () for number in range(20)}
     for number in range(20):
         metrics._of(f"many{number}").tokens += 1
     now = Shown(metrics.take()().decode())
     tokens = {labels["model"]: now.get("ichat_tokens_total", **labels) for labels in now.labels("ichat_tokens_total")}
     assert len(tokens) <= 7
-    assert tokens[counted.OTHER] + sum(tokens.get(f"many{number}", 0) for number in range(20)) == 20
+    assert tokens[counted.OTHER] - 50 + sum(tokens.get(f"many{number}", 0) for number in range(20)) == 20
 
 
 async def test_what_is_known_of_workers_goes_with_them():
