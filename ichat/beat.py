@@ -181,6 +181,8 @@ class Beat:
     start_id: str = checked(_is_name, "")
     """Another one at each start of the worker: ids and pids come again."""
     args: dict[str, Any] = checked(_are_args, attrs.Factory(dict[str, Any]))
+    backend_args: dict[str, Any] = checked(_are_args, attrs.Factory(dict[str, Any]))
+    """The same, as workers may call it that are not iChat's own; `read_beat` puts it into `args`."""
     versions: dict[str, str] = checked(_are_versions, attrs.Factory(dict[str, str]))
     progress: dict[str, float | None] = checked(_is_progress, attrs.Factory(dict[str, float | None]))
     """`ichat.engines.Progress`."""
@@ -191,13 +193,14 @@ _structure = section_hook(Beat, _converter)
 
 
 def read_beat(body: object) -> Beat:
-    """Make a beat of parsed JSON; keys that it does not know are left to newer gateways. Raises ApiError 400."""
+    """Return the beat in parsed JSON; keys that it does not know are left to newer gateways. Raises ApiError 400."""
     try:
-        return _structure(body, Beat)
+        beat: Beat = _structure(body, Beat)
     except BaseValidationError as error:
         raise errors.bad_request(f"This is not a beat: {'; '.join(problems_of(error))}.") from error
     except ValueError as error:
         raise errors.bad_request(f"A beat is a JSON object: {error}.") from error
+    return attrs.evolve(beat, args=beat.args or beat.backend_args, backend_args={}) if beat.backend_args else beat
 
 
 def names_of(beat: Beat) -> list[str]:

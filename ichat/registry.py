@@ -32,6 +32,8 @@ State = WorkerState | Literal["unhealthy", "wedged", "stale", "restarting", "fai
 `wedged` has requests and makes no step; `stale` is known from before the gateway's start and has not beaten since;
 `restarting` has ended and will be started again, `failed` has not; `broken` has lost another member of its group.
 """
+HEALTHY: frozenset[State] = frozenset(("ready", "following"))
+"""The states in which a worker gets requests, or works for the one of its group that does."""
 
 
 @attrs.frozen
@@ -445,14 +447,19 @@ class Registry:
     def describe(self, worker: Worker) -> Mapping[str, Any]:
         """Give everything known of a worker, as JSON can hold it."""
         now = self._clock()
-        known = attrs.asdict(worker.beat) if worker.beat else {"worker_id": worker.id}
+        known: dict[str, Any] = {"worker_id": worker.id}
+        if worker.beat:
+            args = worker.beat.args  # may be large, and is not changed: it needs no copy
+            known = attrs.asdict(worker.beat, filter=lambda field, _: field.name not in ("args", "backend_args"))
+            known |= {"args": args, "backend_args": args}
         known.setdefault("model_name", worker.names[0] if worker.names else "")
-        end = worker.end
+        end, state = worker.end, self.state(worker)
         return {
             **known,
             **worker.settings,
             "model_names": worker.names,
-            "state": self.state(worker),
+            "status": "healthy" if state in HEALTHY else "unhealthy",
+            "state": state,
             "managed": worker.managed,
             "in_flight": worker.endpoint.in_flight if worker.endpoint else 0,
             "circuit": worker.endpoint.circuit.describe(now) if worker.endpoint else None,

@@ -14,7 +14,7 @@ from ichat.beat import ARGS_BYTES_MAX, FAILURE_CHARACTERS_MAX, MODELS_MAX, NAMES
 from ichat.config import MODEL_NAME_CHARACTERS_MAX, ManagedWorker
 from ichat.gpus import Gpu, GpuProcess
 from ichat.plan import Step
-from ichat.registry import End, State
+from ichat.registry import HEALTHY, End, State
 
 Schema = dict[str, Any]
 Notes = Mapping[str, str | Schema]
@@ -191,6 +191,7 @@ _BEAT: Notes = {
     "pid": "Its first process, on its own machine.",
     "start_id": "Another one at each start of the worker.",
     "args": f"Every effective argument of the engine, secrets masked; {ARGS_BYTES_MAX} bytes of JSON at most.",
+    "backend_args": "The same, by another name: what a worker tells in either is shown in both.",
     "versions": "Versions of the engine and of what it stands on, by package.",
     "progress": {
         "$ref": "#/components/schemas/Progress",
@@ -216,6 +217,11 @@ def _worker() -> Schema:
     }
     ours: dict[str, Schema] = {
         "model_names": {"type": "array", "items": _TEXT, "description": "Every name that it serves or will serve."},
+        "status": {
+            "enum": ["healthy", "unhealthy"],
+            "description": "`healthy`: it gets requests, or follows the one of its group that does (`state` is one of"
+            f" {', '.join(sorted(HEALTHY))}). `unhealthy`: every other state.",
+        },
         "state": ref("State"),
         "managed": {"type": "boolean", "description": "Whether this gateway starts and ends it."},
         "in_flight": {**_COUNT, "description": "Requests of this gateway under way there now."},

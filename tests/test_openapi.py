@@ -223,6 +223,7 @@ def test_a_beat_is_right(said):
         models=[Model("m", "p", None, 4096)],
         group=Group("g", 0, 2),
         progress={"running": 1.0},
+        backend_args={"max_model_len": 4096},
     )
     read_beat(is_right(said, "Beat", attrs.asdict(full)))
     read_beat(is_right(said, "Beat", {**BEAT, "models": [{"id": "m", "new": 1}], "new": 1}))
@@ -234,6 +235,7 @@ def test_a_beat_is_right(said):
         {"group": {"id": "g"}},
         {"model_names": ["m" * 257]},
         {"failure": "x" * 2001},
+        {"backend_args": []},
     )
     for more in wrong:
         refused(said, "Beat", {**BEAT, **more})

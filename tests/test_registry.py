@@ -75,6 +75,30 @@ def test_silence_makes_unhealthy_by_the_clock_alone(registry, clock):
     assert serving(registry) == {"w"}
 
 
+def test_only_who_gets_requests_is_healthy(registry, clock):
+    """`status` sums up every state in one of two words: a follower is as well as its leader, who drains is not."""
+    for state in ("starting", "loading", "ready", "following", "draining"):
+        registry.beat(beat(state, state=state))
+    status = {worker.id: registry.describe(worker)["status"] for worker in registry}
+    assert {name for name, word in status.items() if word == "healthy"} == {"ready", "following"}
+    assert set(status.values()) == {"healthy", "unhealthy"}
+    clock.now += 31
+    assert {registry.describe(worker)["status"] for worker in registry} == {"unhealthy"}
+    assert registry.describe(registry.expect("mine", ["m"]))["status"] == "unhealthy"
+
+
+def test_arguments_have_two_names(registry):
+    """A worker may tell its arguments by either name and has them in both; `args` counts where it tells them twice."""
+    said = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}
+    old, new = {"max_model_len": 4096}, {"context_length": 8}
+    for more, args in (({"backend_args": old}, old), ({"args": new}, new), ({"backend_args": old, "args": new}, new)):
+        registry.beat(read_beat({**said, **more}))
+        described = registry.describe(registry.get("w"))
+        assert (described["args"], described["backend_args"]) == (args, args)
+    with pytest.raises(ApiError, match="backend_args: must be at most"):
+        read_beat({**said, "backend_args": {"x": "y" * 300_000}})
+
+
 def test_a_report_corrects_the_load_upwards(registry):
     """What a worker says it works on counts where it is more than what came through here."""
     registry.beat(beat(progress={"running": 3.0, "waiting": 2.0, "kv_use": None}))
