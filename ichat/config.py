@@ -249,6 +249,7 @@ class Timeouts:
     upstream_idle_s: float = checked(_SECONDS, 30.0)
     first_byte_s: float = checked(_SECONDS, 600.0)
     stream_stall_s: float = checked(_SECONDS, 600.0)
+    sse_keepalive_s: float = checked(_SECONDS_OR_0, 0.0)
     drain_s: float = checked(_SECONDS_OR_0, 30.0)
     stop_s: float = checked(_SECONDS, 15.0)
     load_s: float = checked(_SECONDS, 3600.0)

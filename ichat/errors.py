@@ -67,6 +67,16 @@ class ApiError(Exception):
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
 
+    def event(self, path: bytes) -> bytes:
+        """Return the event that ends a stream of the route `path`, in the form that the route's clients know."""
+        error: dict[str, object] = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        if b"/messages" in path:  # Anthropic's
+            return b"event: error\ndata: " + json.dumps({"type": "error", "error": error}).encode() + b"\n\n"
+        if b"/responses" in path:
+            flat = {"type": "error", "code": self.code, "message": self.message, "param": self.param}
+            return b"event: error\ndata: " + json.dumps({**flat, "error": error}).encode() + b"\n\n"
+        return b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
+
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Give the headers that belong to this failure alone."""
         headers = [(b"content-type", b"application/json")]

@@ -20,8 +20,9 @@ from ichat.errors import ApiError
 from ichat.forms import model_in_form
 from ichat.http.framing import Chunked, UntilClose
 from ichat.http.heads import Headers, ResponseHead, date_header, end_to_end, form_type, request_head, response_head
+from ichat.http.keepalive import KeepAlive
 from ichat.http.pool import Connection, Pool
-from ichat.http.relay import Gaps, Relay, Unwanted, UpstreamLost
+from ichat.http.relay import Gaps, Reframed, Relay, Unwanted, UpstreamLost
 from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.quota import Quotas, Share
@@ -38,7 +39,7 @@ PROOF_HEADER = b"x-ichat-proof"
 HOP_HEADER = b"x-ichat-hop"
 """How many gateways a request has come through."""
 HOPS_MAX = 4
-_READ_MEMBERS = frozenset(("model",))
+_READ_MEMBERS = frozenset(("model", "stream"))
 """Members of a request's body whose values the gateway reads."""
 _COMPRESSION = frozenset((b"accept-encoding",))
 """Left out where a response is looked into."""
@@ -46,6 +47,12 @@ JOINED_BYTES_MAX = 65536
 """A body up to this size is sent in one piece with its head; joining larger ones would cost more than it saves."""
 KEPT_RACE_S = 1.0
 """How soon a kept connection breaks that its upstream was about to close."""
+_STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"transfer-encoding", b"chunked"),
+)
 _OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id")) | FORWARDED | TRACE_HEADERS
 """Headers of a request that are made anew for the upstream, or are none of its business."""
 
@@ -93,8 +100,8 @@ class Exchange:
     """One request, and what becomes known of it on its way. Times are Trio's clock."""
 
     __slots__ = (
-        "_body", "_client", "_means", "_relay", "_request", "_share", "_usage", "answered_at", "asked_at", "bytes_in",
-        "caller", "endpoint", "error", "internal", "is_stream", "is_waiting", "model", "path", "queued_s",
+        "_body", "_client", "_keepalive", "_means", "_relay", "_request", "_share", "_usage", "answered_at", "asked_at",
+        "bytes_in", "caller", "endpoint", "error", "internal", "is_stream", "is_waiting", "model", "path", "queued_s",
         "started_at", "status", "tokens", "trace",
     )  # fmt: skip
 
@@ -104,6 +111,7 @@ class Exchange:
         self._body: Body = b""
         """As the endpoint gets it; kept until there is a response."""
         self._client = client
+        self._keepalive: KeepAlive | None = None
         self._relay: Relay | None = None
         self._share: Share | None = None
         self._usage: Usage | None = None
@@ -179,18 +187,23 @@ class Exchange:
             raise errors.bad_request("The path must be plain: no `%`, `#` or `//`, no segments `.` or `..`.")
         if self._hops() >= HOPS_MAX:
             raise errors.loop_detected()
+        means, caller = self._means, self.caller
         content_type = form_type(request.headers)
         if content_type:
             self.model = await model_in_form(request.body, content_type)
         else:
-            self.model = model_of(await read_members(request.body, _READ_MEMBERS))
-        means, caller = self._means, self.caller
+            members = await read_members(request.body, _READ_MEMBERS)
+            self.model = model_of(members)
+            if means.timeouts.sse_keepalive_s and members.get("stream") is True and request.version == b"1.1":
+                self._keepalive = KeepAlive(
+                    means.pool.hub, self._client, means.timeouts.sse_keepalive_s, self._head_of_waiting
+                )
         means.auth.check_model(caller, self.model)
         self._share = means.quotas.enter(caller.key_name, trio.current_time())
         if self._share.counts_tokens:
             self._usage = Usage(has_total=not request.path.endswith(b"/messages"))
         try:
-            await self._by_any_endpoint()
+            await (self._by_any_endpoint() if self._keepalive is None else self._kept_alive(self._keepalive))
         except ApiError as error:
             if error.code == "model_not_found" and caller.key is not None and caller.key.models is not None:
                 raise errors.model_not_found(self.model, caller.key.models - {self.model}) from error
@@ -198,6 +211,23 @@ class Exchange:
         finally:
             self._count_tokens()
             self._share.leave(self.tokens or 0, trio.current_time())
+
+    async def _kept_alive(self, keepalive: KeepAlive) -> None:
+        """Send comments until the stream begins. What fails after the first of them ends the stream, as an event."""
+        keepalive.start()
+        try:
+            await self._by_any_endpoint()
+        except ApiError as error:
+            if not keepalive.has_begun:
+                raise
+            self.error = error.code
+            self._client.keep_alive = False
+            event = error.event(self.path)
+            await self._client.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+        finally:
+            keepalive.stop()
+            if keepalive.has_begun:
+                self.status = 200
 
     def _count_tokens(self) -> None:
         """Find out what was used, where that counts: as the response says, else by a guess for what was streamed."""
@@ -332,7 +362,10 @@ class Exchange:
             stall_s=stall_s,
             usage=self._usage,
             gaps=means.gaps(self.model) if self.model else None,
+            keepalive=self._keepalive,
         )
+        if self._keepalive is not None:
+            self._keepalive.response = relay
         pieces = self._written_for(endpoint)
         self.asked_at = trio.current_time()
         clean = False
@@ -363,12 +396,12 @@ class Exchange:
         if lost.timed_out:
             first_byte_s, stall_s = self._timeouts_of(endpoint)
             error = errors.upstream_timeout(name, stall_s if lost.answered else first_byte_s)
-        if not self._client.head_sent:
+        if self.answered_at is None or not self._client.head_sent:
             raise error
         self.error = error.code
         self._client.keep_alive = False
         if lost.can_report:
-            event = b"\n\ndata: " + error.body() + b"\n\n"  # the upstream may have left half an event
+            event = b"\n\n" + error.event(self.path)  # the upstream may have left half an event
             await self._client.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
 
     def _written_for(self, endpoint: Endpoint) -> list[Body]:
@@ -379,7 +412,7 @@ class Exchange:
         auth = self._means.auth
         if auth.has_keys or self.caller.kind in ("data", "admin", "worker"):
             left_out = _OURS | CREDENTIALS
-        if self._usage is not None and endpoint.route is not None:
+        if self._keepalive is not None or (self._usage is not None and endpoint.route is not None):
             left_out |= _COMPRESSION
         headers = [
             header
@@ -419,12 +452,15 @@ class Exchange:
         self._body = b""
         if self.internal:  # the control plane
             self.error = dict(head.headers).get(errors.CODE_HEADER, b"").decode()
+        names = dict(head.headers)
+        self.is_stream = names.get(b"content-type", b"").startswith(b"text/event-stream")
+        if self._keepalive is not None and self._keepalive.has_begun:
+            self._go_on_behind_comments(head)
+            return b""
         is_unchunked = self._request.version != b"1.1" and isinstance(head.framing, Chunked)
         if is_unchunked or isinstance(head.framing, UntilClose):
             client.keep_alive = False
             client.is_broken = True  # until it is whole: its end and a break look alike
-        names = dict(head.headers)
-        self.is_stream = names.get(b"content-type", b"").startswith(b"text/event-stream")
         headers: Headers = [header for header in end_to_end(head.headers) if header[0] not in _OURS_BACK]
         if b"date" not in names:
             headers.append(date_header())
@@ -439,3 +475,22 @@ class Exchange:
         if b"transfer-encoding" in names and not is_unchunked:
             headers.append((b"transfer-encoding", b"chunked"))
         return response_head(head.status, headers, head.reason)
+
+    def _go_on_behind_comments(self, head: ResponseHead) -> None:
+        """Let the body follow the head that the client was sent with the first comment, as an event where need be."""
+        assert self._relay is not None
+        if not self.is_stream:
+            before = b"event: error\ndata: " if b"/messages" in self.path and head.status >= 400 else b"data: "
+            self._relay.reframe(Reframed(head.framing, before))
+        elif not isinstance(head.framing, Chunked):
+            self._relay.reframe(Reframed(head.framing))
+        if head.status >= 400:
+            self.error = f"upstream_{head.status}"
+            self._client.keep_alive = False
+
+    def _head_of_waiting(self) -> bytes:
+        """Write the head of a stream that begins with a comment, since there is nothing else to send yet."""
+        headers = [date_header(), *_STREAM_HEADERS, (b"x-request-id", self._request.id)]
+        if not self._client.keep_alive:
+            headers.append((b"connection", b"close"))
+        return response_head(200, headers)

@@ -32,7 +32,7 @@ LEVELS = [
     {"ichat.terminal"},
     {"ichat.beat", "ichat.http.request", "ichat.http.pool"},
     {"ichat.http.server"},
-    {"ichat.ownlog"},
+    {"ichat.ownlog", "ichat.http.keepalive"},
     {"ichat.engines.wire", "ichat.engines.ray", "ichat.engines.versions", "ichat.engines.vllm_args"},
     {"ichat.engines.sglang_args", "ichat.engines.sglang_encoders"},
     {"ichat.external", "ichat.http.relay", "ichat.engines"},

@@ -135,7 +135,7 @@ class Call:
         """End an event stream that failed with an error as its last event, where the client takes it at once."""
         if self.failure is None or self.hung_up or not (self._is_stream and self._chunked) or self._rest:
             return
-        event = b"data: " + self.failure.body() + b"\n\n"
+        event = self.failure.event(self._request.path)
         with contextlib.suppress(OSError):
             self._sock.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
 

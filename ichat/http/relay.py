@@ -18,6 +18,7 @@ import trio
 from ichat.http.framing import Chunked, Framing, FramingError, Unchunk, UntilClose
 from ichat.http.heads import HeadError, ResponseHead, parse_response_head
 from ichat.http.hub import ENDED, Hub
+from ichat.http.keepalive import COMMENT_BYTES_MAX, KeepAlive, is_comment
 from ichat.http.pool import Connection
 from ichat.http.server import Client
 from ichat.tokens import Usage
@@ -73,6 +74,32 @@ class UpstreamLost(Exception):
         """Whether the client can be told by one more event: it got whole chunks of an event stream so far."""
 
 
+class Reframed:
+    """Another framing of a body: in chunks, and as one event where it is no event stream."""
+
+    def __init__(self, framing: Framing, before: bytes = b"") -> None:
+        """`framing` is the upstream's; `before` stands before the data of the event, where the body becomes one."""
+        self._unchunk = Unchunk() if isinstance(framing, Chunked) else None
+        self._before = before
+        self._is_event = bool(before)
+        self.may_insert = not before
+        """Whether a chunk of our own could be put in between two pieces."""
+
+    def __repr__(self) -> str:
+        return f"<Reframed{' as an event' if self._is_event else ''}>"
+
+    def take(self, piece: bytes | bytearray | memoryview, *, is_last: bool) -> bytes:
+        """Return the chunks to be sent for the next piece of the body. Raises FramingError."""
+        payload = bytes(piece) if self._unchunk is None else self._unchunk.take(piece)
+        if self._is_event:
+            payload = payload.replace(b"\r", b" ").replace(b"\n", b" ")  # white space between the values of a JSON body
+            payload, self._before = self._before + payload, b""
+            if is_last:
+                payload += b"\n\n"
+        chunk = b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
+        return chunk + b"0\r\n\r\n" if is_last else chunk
+
+
 class Relay:
     """One response on its way. ``await relay.carry()`` from the request's task, once."""
 
@@ -86,10 +113,13 @@ class Relay:
         "_head",
         "_held_s",
         "_hub",
+        "_is_events",
         "_is_torn",
+        "_keepalive",
         "_method",
         "_on_head",
         "_receive",
+        "_reframed",
         "_reportable",
         "_rest",
         "_send",
@@ -123,8 +153,9 @@ class Relay:
         stall_s: float,
         usage: Usage | None = None,
         gaps: Gaps | None = None,
+        keepalive: KeepAlive | None = None,
     ) -> None:
-        """`gaps` is where the gaps of an event stream are counted, if they are."""
+        """`gaps` is where the gaps of an event stream are counted, if they are; `keepalive` is stopped by the body."""
         self._hub = hub
         self._client = client
         self._connection = connection
@@ -137,7 +168,10 @@ class Relay:
         self._stream_gaps = _UNCOUNTED if gaps is None else gaps
         self._receive = connection.sock.recv_into
         self._send: Callable[[memoryview], int] = client.sock.send
+        self._keepalive = keepalive
+        self._is_events = False
         self._unchunk: Unchunk | None = None
+        self._reframed: Reframed | None = None
         self._head = b""
         self._held_s = 0.0
         self._framing: Framing | None = None
@@ -205,12 +239,14 @@ class Relay:
             if framing is None:
                 self._feed_head(received)
             else:
-                deadline = self._hub.now + self._stall_s
-                if self.chunks:
-                    self._gaps[int((deadline - self.deadline) * 1000).bit_length()] += 1
-                else:
-                    self.first_at = self._hub.now
-                self.deadline = deadline
+                if received > COMMENT_BYTES_MAX or not (self._is_events and is_comment(_BUFFER, 0, received)):
+                    deadline = self._hub.now + self._stall_s
+                    if self.chunks:
+                        self._gaps[int((deadline - self.deadline) * 1000).bit_length()] += 1
+                    else:
+                        self._begin_body()
+                    self.deadline = deadline
+                    self.chunks += 1
                 end = framing.feed(_BUFFER, 0, received)
                 if self._usage is not None:
                     self._usage.see(_BUFFER, end)
@@ -219,7 +255,6 @@ class Relay:
                 except OSError as error:
                     sent = self._not_sent(error)
                 self.bytes_out += end
-                self.chunks += 1
                 if sent != end:
                     self._keep(_VIEW[sent:end])
                 if framing.done:
@@ -263,21 +298,27 @@ class Relay:
         self._framing = head.framing
         self.deadline = self._hub.now + self._stall_s
         headers = dict(head.headers)
-        is_events = headers.get(b"content-type", b"").startswith(b"text/event-stream")
-        self._reportable = is_events and b"content-encoding" not in headers
-        if self._version != b"1.1" and isinstance(head.framing, Chunked):
+        self._is_events = headers.get(b"content-type", b"").startswith(b"text/event-stream")
+        self._reportable = self._is_events and b"content-encoding" not in headers
+        if self._reframed is not None:
+            self._send = self._send_reframed
+        elif self._version != b"1.1" and isinstance(head.framing, Chunked):
             self._unchunk, self._send, self._reportable = Unchunk(), self._send_unchunked, False
-        if is_events:
+        if self._is_events:
             self._gaps = self._stream_gaps
         self.reusable = head.reusable
         end = head.framing.feed(behind, 0, len(behind)) if behind else 0
         if self._usage is not None:
             self._usage.see(behind, end)
-        ours += behind[:end] if self._unchunk is None else self._unchunk.take(behind[:end])
+        if self._reframed is not None:
+            ours += self._reframed.take(behind[:end], is_last=head.framing.done)
+        else:
+            ours += behind[:end] if self._unchunk is None else self._unchunk.take(behind[:end])
         self._client.head_sent = True
         self.bytes_out = len(ours)
-        if end:
-            self.chunks, self.first_at = 1, self._hub.now
+        if end and not (self._is_events and is_comment(behind, 0, end)):
+            self._begin_body()
+            self.chunks = 1
         try:
             sent = self._client.sock.send(ours)
         except OSError as error:
@@ -287,16 +328,51 @@ class Relay:
         if head.framing.done:
             self._finish(surplus=end < len(behind))
 
+    def _begin_body(self) -> None:
+        """Note the first piece of the body; a comment is none."""
+        self.first_at = self._hub.now
+        if self._keepalive is not None:
+            self._keepalive.stop()
+
+    def reframe(self, reframed: "Reframed") -> None:
+        """Send the body as this makes it: the client has the head of another response. Called by `on_head`."""
+        self._reframed = reframed
+
+    @property
+    def has_head(self) -> bool:
+        """See `keepalive.Response`."""
+        return self._framing is not None
+
+    @property
+    def may_insert(self) -> bool:
+        """See `keepalive.Response`."""
+        return self._framing is None or (self._is_between_chunks() and not self._rest and not self._done)
+
+    def _is_between_chunks(self) -> bool:
+        """Return whether the client has whole chunks of an event stream so far."""
+        if self._reframed is not None:
+            return self._reportable and self._reframed.may_insert
+        return self._reportable and self._framing is not None and self._framing.may_insert
+
+    def _send_reframed(self, data: memoryview) -> int:
+        """Send a piece of the body in chunks of our own; what is not taken at once is kept. Return its length."""
+        assert self._reframed is not None
+        assert self._framing is not None
+        self._send_ours(self._reframed.take(data, is_last=self._framing.done))
+        return len(data)
+
+    def _send_ours(self, payload: bytes) -> None:
+        try:
+            sent = self._client.sock.send(payload) if payload else 0
+        except OSError as error:
+            sent = self._not_sent(error)
+        if sent != len(payload):
+            self._keep(payload[sent:])
+
     def _send_unchunked(self, data: memoryview) -> int:
         """Send what a piece of a chunked body holds; what is not taken at once is kept. Give the piece's length."""
         assert self._unchunk is not None
-        payload = self._unchunk.take(data)
-        try:
-            sent = self._client.sock.send(payload) if payload else 0
-        except BlockingIOError:
-            sent = 0
-        if sent != len(payload):
-            self._keep(payload[sent:])
+        self._send_ours(self._unchunk.take(data))
         return len(data)
 
     async def _send_piece(self, piece: bytes | bytearray) -> None:
@@ -362,6 +438,8 @@ class Relay:
         self._connection.hush()
         if self._framing is not None and self._framing.ends_at_eof() and not self._is_truncated():
             self._done = True
+            if self._reframed is not None:
+                self._send_ours(self._reframed.take(b"", is_last=True))
             self._wake()
         else:
             self._lost("it closed the connection" + (" in the middle of the response" if self.answered else ""))
@@ -379,7 +457,7 @@ class Relay:
                 answered=self.answered,
                 timed_out=timed_out,
                 retry=retry,
-                can_report=self._reportable and self._framing is not None and self._framing.may_insert,
+                can_report=self._is_between_chunks(),
             )
             self._wake()
 

@@ -1,0 +1,93 @@
+"""Comments that keep a waiting event stream alive, for proxies that end a connection on which nothing is sent.
+
+A comment is a line that begins with a colon, and clients ignore it (HTML Living Standard, section 9.2.6). While nothing
+has come from the upstream, the first comment brings the head of the response with it: a stream that has been kept alive
+has the status 200, whatever becomes of it. Comments stop with the first byte of the response's body.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from ichat.http.hub import Hub
+from ichat.http.server import Client
+
+COMMENT = b": keep-alive\n\n"
+COMMENT_BYTES_MAX = 128
+"""What is longer is not taken for a comment."""
+_CHUNK = b"%x\r\n%b\r\n" % (len(COMMENT), COMMENT)
+_COMMENTS = re.compile(rb"(?:(?:[0-9a-fA-F]{1,8}\r\n)?(?::[^\r\n]*+(?:\r?\n)++)+(?:\r\n)?)+")
+"""Nothing but comments, in chunks or not; the end of a chunk looks like an empty line."""
+
+
+def is_comment(buffer: bytearray, start: int, end: int) -> bool:
+    """Return whether these bytes of an event stream are comments and nothing else."""
+    return end - start <= COMMENT_BYTES_MAX and _COMMENTS.fullmatch(buffer, start, end) is not None
+
+
+class Response(Protocol):
+    """What the upstream has sent so far."""
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the client has the upstream's head."""
+        ...
+
+    @property
+    def may_insert(self) -> bool:
+        """Whether a chunk of our own could be sent to the client now."""
+        ...
+
+
+class KeepAlive:
+    """The comments of one stream: `start` when the wait begins, `stop` when there is something to send."""
+
+    __slots__ = ("_client", "_head", "_hub", "_interval_s", "deadline", "has_begun", "response")
+
+    def __init__(self, hub: Hub, client: Client, interval_s: float, head: Callable[[], bytes]) -> None:
+        """`head` returns the head of a response that begins with a comment; its body is in chunks."""
+        self._hub = hub
+        self._client = client
+        self._interval_s = interval_s
+        self._head = head
+        self.deadline = 0.0
+        self.has_begun = False
+        """Whether the client was sent that head."""
+        self.response: Response | None = None
+        """The upstream's response, once the upstream was asked."""
+
+    def __repr__(self) -> str:
+        return f"<KeepAlive {self._client.peer}{' begun' if self.has_begun else ''}>"
+
+    def start(self) -> None:
+        """Send a comment after each interval from now on."""
+        self.deadline = trio.current_time() + self._interval_s
+        self._hub.time(self)
+
+    def stop(self) -> None:
+        """Send no more comments; harmless where none are sent."""
+        self._hub.untime(self)
+
+    def expire(self) -> None:
+        """Called by the hub when an interval is over."""
+        self.start()
+        response = self.response
+        if response is not None and not response.may_insert:
+            return
+        if self.has_begun or (response is not None and response.has_head):
+            self._send(_CHUNK)
+        else:
+            self.has_begun = self._client.head_sent = True
+            self._send(self._head() + _CHUNK)
+
+    def _send(self, data: bytes) -> None:
+        """Send all of it; a client that has no room for so little has not read for long, and counts as gone."""
+        try:
+            sent = self._client.sock.send(data)
+        except OSError:
+            sent = 0
+        if sent != len(data):
+            self.stop()
+            self._client.hung_up()
