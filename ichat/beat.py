@@ -189,6 +189,8 @@ class Beat:
 
 
 _converter = strict_converter(forbid_extra_keys=False)
+for _nested in (Model, Group):
+    _converter.register_structure_hook(_nested, section_hook(_nested, _converter))
 _structure = section_hook(Beat, _converter)
 
 

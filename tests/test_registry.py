@@ -224,6 +224,11 @@ def test_every_name_of_a_worker_routes(registry):
         {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "heartbeat_interval": float("nan")},
         {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "heartbeat_interval": float("inf")},
         {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "heartbeat_interval": 0},
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "models": [{"id": "\ud800"}]},
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "models": [{"id": "m", "root": "a\nb"}]},
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "models": ["m"]},
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "group": {"id": "g", "rank": -1, "size": 2}},
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "group": {"id": "g", "rank": 0, "size": 0}},
     ],
 )  # fmt: skip
 def test_what_is_not_a_beat_is_refused(body):
