@@ -10,7 +10,8 @@ from typing import Any
 import ichat
 from ichat.auth import ROUTES, Rule
 from ichat.logs import KEEP_ALIVE_S
-from ichat.schemas import Schema, ref, schemas
+from ichat.schemas import schemas
+from ichat.types_as_schemas import Schema, ref
 
 _ABOUT = """\
 One entry for many models, and the workers behind it. A request goes to where its `model` is served, and so does any \

@@ -1,129 +1,15 @@
 """The objects of the control plane as JSON schemas, for `openapi.py`.
 
-What has a class is derived from it, so that the schema cannot fall behind; what a reader needs beside names and types
-(units, what null means) stands here and nowhere else.
+What has a class is derived from it (`types_as_schemas.py`); what a reader needs beside names and types (units, what
+null means) stands here and nowhere else.
 """
-
-import types
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
-
-import attrs
 
 from ichat.beat import ARGS_BYTES_MAX, FAILURE_CHARACTERS_MAX, MODELS_MAX, NAMES_MAX, Beat, Group, Lost, Model
 from ichat.config import MODEL_NAME_CHARACTERS_MAX, ManagedWorker
 from ichat.gpus import Gpu, GpuProcess
 from ichat.plan import Step
 from ichat.registry import HEALTHY, End, State
-
-Schema = dict[str, Any]
-Notes = Mapping[str, str | Schema]
-"""Of each key its description, or more that its type does not say."""
-
-_SCALARS: Mapping[Any, str] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    type(None): "null",
-}
-_TAKEN = "Taken"
-"""Put before the names of what requests bring: there, keys may be missing that answers always have."""
-
-
-def schema_of(kind: Any, prefix: str = "") -> Schema:
-    """Write a type as a schema; an attrs class is a reference to the component of its name, after this prefix."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return {}
-    if kind in _SCALARS:
-        return {"type": _SCALARS[kind]}
-    if attrs.has(kind):
-        return ref(prefix + kind.__name__)
-    if origin is Literal:
-        return {"type": "string", "enum": list(inner)}
-    if origin in (Union, types.UnionType):
-        joined = _any_of([schema_of(one, prefix) for one in inner if one is not type(None)])
-        return or_null(joined) if type(None) in inner else joined
-    if origin in (dict, Mapping):
-        return {"type": "object", "additionalProperties": schema_of(inner[1], prefix)}
-    if origin in (list, Sequence):
-        return {"type": "array", "items": schema_of(inner[0], prefix)}
-    raise TypeError(f"{kind} has no schema")
-
-
-def _any_of(schemas: Sequence[Schema]) -> Schema:
-    """Join what may be one or the other; plain types become a list of types, words one list of words."""
-    if len(schemas) == 1:
-        return schemas[0]
-    if all(schema.keys() == {"type"} for schema in schemas):
-        return {"type": [schema["type"] for schema in schemas]}
-    if all("enum" in schema for schema in schemas):
-        return {"type": "string", "enum": [word for schema in schemas for word in schema["enum"]]}
-    return {"anyOf": list(schemas)}
-
-
-def or_null(schema: Schema) -> Schema:
-    """Allow null as well."""
-    kinds = schema.get("type")
-    if kinds is None:
-        return {"anyOf": [schema, {"type": "null"}]}
-    both = [kinds, "null"] if isinstance(kinds, str) else [kind for kind in kinds if kind != "null"] + ["null"]
-    words: Schema = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
-    return {**schema, "type": both, **words}
-
-
-def ref(name: str) -> Schema:
-    """Refer to the schema of this name."""
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _properties(owner: type[Any], notes: Notes, prefix: str = "", without: Collection[str] = ()) -> dict[str, Schema]:
-    """Write the fields of an attrs class, each with its note."""
-    found = {one.name: schema_of(one.type, prefix) for one in attrs.fields(owner) if one.name not in without}
-    return {name: _noted(schema, notes.get(name)) for name, schema in found.items()}
-
-
-def _noted(schema: Schema, note: str | Schema | None) -> Schema:
-    if isinstance(note, str):
-        return {**schema, "description": note}
-    return {**({} if note and "$ref" in note else schema), **(note or {})}
-
-
-def _object(properties: Mapping[str, Schema], description: str = "", required: Sequence[str] | None = None) -> Schema:
-    """Write an object of the gateway's: these keys and no others, all of them always there unless `required` says."""
-    found: Schema = {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties if required is None else required),
-        "additionalProperties": False,
-    }
-    return {**found, "description": description} if description else found
-
-
-def _taken(owner: type[Any], notes: Notes, description: str = "") -> Schema:
-    """Write an attrs class as a request may bring it: only what has no default must be there."""
-    properties = _properties(owner, notes, _TAKEN)
-    required: list[str] = []
-    for one in attrs.fields(owner):
-        if one.default is attrs.NOTHING:
-            required.append(one.name)
-        elif one.default is not None:
-            properties[one.name]["default"] = _default_of(one)
-    found: Schema = {"type": "object", "properties": properties, "required": required}
-    return {**found, "description": description} if description else found
-
-
-def _default_of(field: "attrs.Attribute[Any]") -> Any:
-    factory = getattr(field.default, "factory", None)
-    return factory() if factory is not None else field.default
-
-
-def _list_of(schema: Schema) -> Schema:
-    return _object({"object": {"const": "list"}, "data": {"type": "array", "items": schema}})
-
-
-# The objects.
+from ichat.types_as_schemas import Notes, Schema, list_of, object_of, or_null, properties_of, ref, schema_of, taken
 
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
@@ -207,7 +93,7 @@ about to end, gets no new requests. `gone`: has said good-bye. `unhealthy`: thre
 
 def _worker() -> Schema:
     """Write what `Registry.describe` gives."""
-    beat = _properties(Beat, _BEAT)
+    beat = properties_of(Beat, _BEAT)
     settings: dict[str, Schema] = {
         "gpu_ids": or_null({"type": "array", "items": _COUNT})
         | {"description": "In the order of the PCI bus; null: all of them."},
@@ -233,7 +119,7 @@ def _worker() -> Schema:
             "minimum": 0,
             "description": "Seconds until it is started again; null: it is not down, or stays so.",
         },
-        **_properties(End, _END, without=("why", "at")),
+        **properties_of(End, _END, without=("why", "at")),
         "ended_at": {
             "type": ["number", "null"],
             "description": "When it ended last without being asked to, in seconds since 1970; null: never.",
@@ -242,7 +128,7 @@ def _worker() -> Schema:
         "beat_age_s": {"type": ["number", "null"], "description": "Seconds since its newest beat; null: none yet."},
     }
     ours["cause"] = or_null(ours["cause"])
-    return _object(
+    return object_of(
         {**beat, **settings, **ours},
         "A worker as the gateway knows it. What it says of itself is there from its first beat on. Only of one that the"
         f" gateway started there are {', '.join(settings)}; `backend` and `model_path` are there from the beginning."
@@ -253,7 +139,7 @@ def _worker() -> Schema:
 
 def _circuit() -> Schema:
     """Write what `Circuit.describe` gives."""
-    return _object(
+    return object_of(
         {
             "state": {
                 "enum": ["closed", "open", "half-open"],
@@ -309,7 +195,7 @@ _LAUNCH: Notes = {
 
 def _launch() -> Schema:
     """Write what `read_worker` takes: as in the file, but that null means left out."""
-    schema = _taken(ManagedWorker, _LAUNCH)
+    schema = taken(ManagedWorker, _LAUNCH)
     left_out = {name: or_null(one) for name, one in schema["properties"].items() if name not in schema["required"]}
     return {
         **schema,
@@ -335,11 +221,11 @@ def _resources() -> Schema:
         "load": or_null({"type": "array", "items": {"type": "number"}, "minItems": 3, "maxItems": 3})
         | {"description": "Load averages of 1, 5 and 15 minutes."},
     }
-    return _object(
+    return object_of(
         {
-            "cpu": _object(cpu),
-            "memory": _object({"total_bytes": bytes_, "available_bytes": bytes_}),
-            "gateway": _object({"pid": _COUNT, "memory_bytes": {**_COUNT, "description": "Resident, in bytes."}}),
+            "cpu": object_of(cpu),
+            "memory": object_of({"total_bytes": bytes_, "available_bytes": bytes_}),
+            "gateway": object_of({"pid": _COUNT, "memory_bytes": {**_COUNT, "description": "Resident, in bytes."}}),
             "gpus": or_null({"type": "array", "items": ref("Gpu")})
             | {"description": "In the order of the PCI bus; null: NVIDIA's library is not there, or did not answer."},
         },
@@ -349,15 +235,15 @@ def _resources() -> Schema:
 
 def _gpu() -> Schema:
     holder = {
-        **_properties(GpuProcess, {"pid": "As the driver counts: in a container it may be another process's."}),
+        **properties_of(GpuProcess, {"pid": "As the driver counts: in a container it may be another process's."}),
         "program": {"type": ["string", "null"]},
         "worker_id": {"type": ["string", "null"], "description": "The managed worker that it belongs to, or null."},
     }
     notes: Notes = {"use": "Share of the last moments in which it computed, 0 to 1."}
-    return _object({
-        **_properties(Gpu, notes, without=("processes", "is_split")),
+    return object_of({
+        **properties_of(Gpu, notes, without=("processes", "is_split")),
         "failure": {"type": ["string", "null"], "description": "Why it does not answer; null: it does."},
-        "held_by": {"type": "array", "items": _object(holder), "description": "Processes that use it."},
+        "held_by": {"type": "array", "items": object_of(holder), "description": "Processes that use it."},
     })  # fmt: skip
 
 
@@ -378,8 +264,8 @@ def _status() -> Schema:
         },
         "queued": {**_COUNT, "description": "Requests that wait for room in the gateway."},
     }
-    return _object({
-        "gateway": _object(gateway),
+    return object_of({
+        "gateway": object_of(gateway),
         "resources": _resources(),
         "workers": {
             "type": "object",
@@ -387,7 +273,7 @@ def _status() -> Schema:
             "additionalProperties": _COUNT,
             "description": "How many workers are in each state; states that no worker is in are left out.",
         },
-        "models": {"type": "array", "items": _object(model), "description": "All names, served now or not."},
+        "models": {"type": "array", "items": object_of(model), "description": "All names, served now or not."},
     })  # fmt: skip
 
 
@@ -429,43 +315,43 @@ def schemas() -> dict[str, Schema]:
     }
     stopped = {"worker_id": _TEXT, "state": {"const": "stopped"}}
     return {
-        "Error": _object({"error": _object(error)}, "The shape of OpenAI's errors."),
+        "Error": object_of({"error": object_of(error)}, "The shape of OpenAI's errors."),
         "State": {**schema_of(State), "description": _STATE},
-        "Model": _object(_properties(Model, _MODEL)),
-        "ModelEntry": _object({**_properties(Model, _MODEL), **entry}),
-        "Models": _list_of(ref("ModelEntry")),
-        "Group": _object(_properties(Group, _GROUP)),
-        "Lost": _object(_properties(Lost, _LOST)),
+        "Model": object_of(properties_of(Model, _MODEL)),
+        "ModelEntry": object_of({**properties_of(Model, _MODEL), **entry}),
+        "Models": list_of(ref("ModelEntry")),
+        "Group": object_of(properties_of(Group, _GROUP)),
+        "Lost": object_of(properties_of(Lost, _LOST)),
         "Progress": {
             "type": "object",
             "properties": {name: {**number, "description": note} for name, note in _PROGRESS.items()},
             "additionalProperties": number,
             "description": "Null: not known.",
         },
-        "TakenModel": _taken(Model, _MODEL),
-        "TakenGroup": _taken(Group, _GROUP),
-        "Beat": _taken(
+        "TakenModel": taken(Model, _MODEL),
+        "TakenGroup": taken(Group, _GROUP),
+        "Beat": taken(
             Beat,
             _BEAT,
             "All that a worker tells of itself, at every change and at intervals. Keys that are not known are ignored.",
         ),
-        "BeatAnswer": _object(answer),
+        "BeatAnswer": object_of(answer),
         "Worker": _worker(),
         "Circuit": _circuit(),
-        "Workers": _list_of(ref("Worker")),
+        "Workers": list_of(ref("Worker")),
         "EngineValue": {"type": scalars, "items": {"type": scalars}},
         "Launch": _launch(),
-        "Launched": _object({"worker_id": _TEXT, "state": ref("State")}),
-        "Stopped": _object(stopped),
+        "Launched": object_of({"worker_id": _TEXT, "state": ref("State")}),
+        "Stopped": object_of(stopped),
         "Gpu": _gpu(),
         "Status": _status(),
-        "Version": _object({"version": _TEXT, "python": _TEXT, "packages": schema_of(dict[str, str])}),
-        "Step": _object(_properties(Step, step)),
-        "Reload": _object(reload),
-        "LogLine": _object(line, "The data of a plain event of a log stream."),
-        "LogGap": _object(
+        "Version": object_of({"version": _TEXT, "python": _TEXT, "packages": schema_of(dict[str, str])}),
+        "Step": object_of(properties_of(Step, step)),
+        "Reload": object_of(reload),
+        "LogLine": object_of(line, "The data of a plain event of a log stream."),
+        "LogGap": object_of(
             {"lost": {"type": "integer", "minimum": 1}},
             "The data of an event `gap`: so many lines are not kept any more.",
         ),
-        "Health": _object({"status": {"const": "ok"}}),
+        "Health": object_of({"status": {"const": "ok"}}),
     }
