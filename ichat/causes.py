@@ -13,8 +13,13 @@ LINES_MAX = 400
 LINE_CHARS_MAX = 1000
 CAUSE_CHARS_MAX = 300
 
+_ILLEGAL = (
+    "the processor lacks an instruction that the engine was built for (SIGILL), or may not use it: install a build for"
+    " this processor, or use another machine"
+)
 _OOM = "the kernel ended it since the machine ran out of memory (OOM killer)"
 _SIGNALS = {int(number): number.name for number in signal.Signals}
+_ENDED_BY_ILLEGAL = (-signal.SIGILL, 128 + signal.SIGILL)
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _ASKED = (0, -signal.SIGTERM, -signal.SIGINT)
 """It ended well, or somebody wanted it to end: nothing that it has written is the reason."""
@@ -68,6 +73,7 @@ _ROOTS = (
         "the machine has too little memory for it",
     ),
     (r"No space left on device|Disk quota exceeded", "no space is left on a disk that it writes to"),
+    (r"Fatal Python error: Illegal instruction|\bSIGILL\b", _ILLEGAL),
     # The GPUs.
     (
         r"World size \((\d+)\) is larger than the number of available GPUs \((\d+)\)",
@@ -236,6 +242,10 @@ _VAGUE = (
     ),
     (r"CUDA error: ([^\n]{3,120}?)(?=\.?(?:\n|$))", "CUDA error: {0}"),
     (
+        r"Fatal Python error: Segmentation fault|\bSIGSEGV\b",
+        "a process of the engine crashed (SIGSEGV), by a bug of it or of a library: see below `Fatal Python error`",
+    ),
+    (
         r"Temporary failure in name resolution|Name or service not known",
         "a host's name cannot be resolved: see the network and DNS",
     ),
@@ -274,6 +284,8 @@ def cause_of(lines: Sequence[str], code: int | None, *, oom_killed: bool) -> str
         return ""
     if oom_killed and code in _KILLED:
         return _OOM
+    if code in _ENDED_BY_ILLEGAL:
+        return _ILLEGAL
     tail = [_COLOUR.sub("", line[:LINE_CHARS_MAX]).rstrip() for line in lines[-LINES_MAX:]]
     sentence = _sentence(tail) if code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE) else ""
     if sentence and code == EXIT_UNAVAILABLE:

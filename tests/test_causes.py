@@ -218,6 +218,31 @@ def test_the_oom_killer():
     assert cause_of([], -signal.SIGKILL, oom_killed=False) == ""
 
 
+DUMP = [
+    "Fatal Python error: Illegal instruction",
+    "Thread 0x00007f5b3c7fe6c0 (most recent call first):",
+    '  File "/v/lib/python3.11/site-packages/vllm/_custom_ops.py", line 3413 in cpu_attention_with_kv_cache',
+    CORE
+    + "ERROR [multiproc_executor.py:284] Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down",
+]
+
+
+def test_a_crash_of_a_process():
+    """An illegal instruction says what to do, whichever process it ends; a segmentation fault is told where nothing else is."""
+    for lines, code in (([*DUMP, *ENDING], 70), ([], -signal.SIGILL), ([], 132), (["child ended with SIGILL"], 70)):
+        cause = cause_of(lines, code, oom_killed=False)
+        assert cause.startswith("the processor lacks an instruction that the engine was built for"), lines
+        assert "install a build for this processor" in cause
+    crash = ["Fatal Python error: Segmentation fault", *DUMP[1:], *ENDING]
+    assert "crashed (SIGSEGV)" in cause_of(crash, 70, oom_killed=False)
+    assert cause_of(["torch.OutOfMemoryError: CUDA out of memory.", *crash], 70, oom_killed=False).startswith(
+        "CUDA out"
+    )
+    assert cause_of(["CUDA error: an illegal instruction was encountered"], 70, oom_killed=False).startswith(
+        "CUDA error"
+    )
+
+
 @pytest.mark.parametrize("code", [0, -signal.SIGTERM, -signal.SIGINT])
 def test_who_was_asked_to_end_has_no_cause(code):
     """Whatever it has written, and whoever was killed meanwhile."""

@@ -97,6 +97,13 @@ def said():
     return {}
 
 
+def test_a_prompt_of_one_token_is_the_first_request(chat):
+    """A fresh engine's first step is one token against no cache: on processors with AMX that once ended vLLM by SIGILL."""
+    status, _, answer = post(f"{chat.url}/v1/completions", {"model": "tiny", "prompt": [5], "max_tokens": 3})
+    assert status == 200, answer
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (1, 3)
+
+
 def test_greedy_decoding_is_the_same_every_time(chat, said):
     """Twice the same text, which another test asks of two ranks."""
     first, second = (post(f"{chat.url}/v1/completions", GREEDY)[2]["choices"][0]["text"] for _ in range(2))
@@ -417,6 +424,15 @@ def test_an_engine_that_dies_is_told_to_everybody(chat):
     assert any("The engine died: " in line for line in worker["last_lines"])
     chat.program.wait_until_ready("tiny-0", LOAD_S)
     assert post(f"{chat.url}/v1/completions", GREEDY)[0] == 200
+
+
+def test_an_illegal_instruction_is_named(chat):
+    """SIGILL of the process that computes, a grandchild with vLLM: the worker's cause says what to do, and then all is ended."""
+    title = {"vllm": "VLLM::Worker", "sglang": "sglang::scheduler"}[chat.engine]
+    family = psutil.Process(chat.worker()["pid"]).children(recursive=True)
+    next(process for process in family if title in " ".join(process.cmdline())).send_signal(signal.SIGILL)
+    chat.program.until(lambda: chat.worker()["restarts"] == 2, 30)
+    assert chat.worker()["cause"].startswith("the processor lacks an instruction that the engine was built for")
     chat.program.ask_by("DELETE", "/v1/admin/workers/tiny-0?drain_s=0")
     assert not alive(chat.program.descendants())
     assert chat.program.stop(signal.SIGTERM) == 0

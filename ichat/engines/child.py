@@ -4,11 +4,17 @@ multiprocessing makes a spawned child import its parent's main module under the 
 module is not imported there, so `adopt_children` puts this module in its place. In the child, the kernel is asked to
 end it when the thread that started it ends: the engine's thread, which lasts as long as the worker, however the
 worker ends. Grandchildren get the same treatment, since they inherit the main module.
+
+Two more things concern a process before anything else runs in it. The kernel lets a process use AMX, the matrix
+registers of some Intel processors, only after the process has asked; vLLM's attention uses them without, and dies of
+SIGILL where no library has asked before. And a process that a signal ends says so, with its stack, in the log.
 """
 
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
+import platform
 import signal
 import sys
 import time
@@ -19,10 +25,22 @@ import attrs
 import psutil
 
 _PR_SET_PDEATHSIG = 1
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+"""The call by which a process on x86-64 asks for AMX; it fails, and changes nothing, where there is none."""
 _LOOK_S = 0.05
 
+
+def _settle_in() -> None:
+    """Do in a child what must come before everything else."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if platform.machine() == "x86_64":
+        libc.syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+    faulthandler.enable(2)  # standard error, wherever that leads
+
+
 if __name__ == "__mp_main__":
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _settle_in()
 
 
 def adopt_children() -> None:
