@@ -339,6 +339,37 @@ def test_a_client_that_hangs_up_aborts_the_generation(chat, stream):
     chat.program.until(lambda: chat.metric("ichat_engine_aborts_total") - aborts == 5)
 
 
+def test_sglang_lets_go_of_its_memory_only_when_it_is_idle(chat):
+    """409 while a stream runs, which goes on to its end; idle it is done, work waits for the resume, and no scheduler dies."""
+    if chat.engine != "sglang":
+        pytest.skip("vLLM pauses its scheduler by itself")
+    url, scheduler = chat.worker_url, chat.scheduler()
+    release, resume = f"{url}/release_memory_occupation", f"{url}/resume_memory_occupation"
+    with send(chat.program.port, {**LONG, "n": 1, "stream": True}) as sock:
+        while b"data: " not in (data := sock.recv(65536)):
+            assert data
+        status, _, answer = post(release, {})
+        assert (status, answer["error"]["code"]) == (409, "conflict")
+        assert "The worker answers 1 request," in answer["error"]["message"]
+        assert b"data: [DONE]" in rest_of(sock)
+    status, _, answer = post(resume, {})
+    assert (status, answer["error"]["code"]) == (409, "conflict"), "nothing is gone"
+    for _ in range(5):  # the scheduler still works on what the client has just left
+        with send(chat.program.port, {**LONG, "stream": True}) as sock:
+            while b"data: " not in (data := sock.recv(65536)):
+                assert data
+        chat.program.until(lambda: chat.metric("ichat_worker_in_flight") == 0)
+        assert post(release, {})[0] == 200
+        status, _, answer = post(f"{chat.url}/v1/completions", GREEDY)
+        assert (status, answer["error"]["code"]) == (503, "model_not_ready")
+        assert "POST /resume_memory_occupation" in answer["error"]["message"]
+        assert post(release, {})[0] == 409
+        assert post(resume, {})[0] == 200
+    chat.program.until(lambda: post(f"{chat.url}/v1/completions", GREEDY)[0] == 200)
+    assert scheduler.is_running()
+    assert chat.scheduler() == scheduler
+
+
 def rest_of(sock):
     """Give everything that still comes."""
     data = b""

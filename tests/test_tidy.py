@@ -38,6 +38,7 @@ LEVELS = [
     {"ichat.external", "ichat.http.relay", "ichat.engines"},
     {"ichat.balance"},
     {"ichat.registry", "ichat.engines.asgi", "ichat.engines.child", "ichat.engines.inprocess"},
+    {"ichat.engines.sglang_memory"},
     {"ichat.exchange", "ichat.managed", "ichat.recall", "ichat.schemas", "ichat.reporter", "ichat.engines.sglang_wire"},
     {"ichat.metrics", "ichat.scrape", "ichat.options"},
     {"ichat.engines.host", "ichat.engines.vllm", "ichat.engines.sglang", "ichat.supervisor", "ichat.openapi"},

@@ -9,6 +9,7 @@ import pytest
 import trio
 from peers import code_of, plain, until
 
+from ichat import errors
 from ichat.config import Limits, Timeouts
 from ichat.engines import find, host
 from ichat.engines.host import Host
@@ -430,3 +431,26 @@ def test_an_unknown_engine():
     """The sentence lists those there are."""
     with pytest.raises(Exit, match=r"no engine 'x'; known here: fake, sglang, vllm"):
         find("x")
+
+
+async def test_the_wire_is_asked_just_before_the_engine_gets_a_request(make_worker, connect):
+    """It knows of all that are under way then, and what it refuses never reaches the engine."""
+    rig, port = await make_worker()
+    seen = []
+
+    def admit(request, under_way):
+        seen.append((request.path, [one.path for one in under_way]))
+        if under_way:
+            raise errors.model_not_ready("m", "one at a time", 1)
+
+    rig.engine.wire.admit = admit
+    first, second = await connect(port), await connect(port)
+    await first.send(b"POST /wait HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+    await until(lambda: rig.engine.running == 1)
+    status, _, body = await second.ask(target=b"/second")
+    assert (status, code_of(body)) == (503, "model_not_ready")
+    assert seen == [(b"/wait", []), (b"/second", [b"/wait"])]
+    await first.stream.aclose()
+    await until(lambda: not rig.host.in_flight)
+    assert (await second.ask(target=b"/third"))[0] == 200
+    assert (seen[2:], rig.engine.done) == ([(b"/third", [])], 1)

@@ -67,7 +67,7 @@ class Host:
         self._started_at = 0.0
         self.aborts = 0
         """Requests that their clients left before the end."""
-        self._waiting: set[trio.Event] = set()
+        self._waiting: dict[Request, trio.Event] = {}
 
     def __repr__(self) -> str:
         return f"<Host of {self._engine.name}: {self.phase}, {self.in_flight} in flight>"
@@ -118,6 +118,7 @@ class Host:
         self._check_ready()
         found = await self._engine.wire.request(request)
         app = self._check_ready()
+        self._engine.wire.admit(request, self._waiting.keys())  # no other task has its turn before it is in there
         done = trio.Event()
         call = Call(
             request,
@@ -129,7 +130,7 @@ class Host:
             wire=self._engine.wire,
             rewrite=rewrite or found,
         )
-        self._waiting.add(done)
+        self._waiting[request] = done
         try:
             self._in_engine(call.start, app, self._calls)
             try:
@@ -143,7 +144,7 @@ class Host:
                     client.leave_socket()
                 raise
         finally:
-            self._waiting.discard(done)
+            self._waiting.pop(request, None)
             self.aborts += call.hung_up and not call.complete
             client.keep_alive = call.keep_alive and client.keep_alive
             client.head_sent = call.head_sent
@@ -184,7 +185,7 @@ class Host:
     def give_up(self) -> None:
         """Wait for nothing of the engine any more: its thread is done, or the process is about to end."""
         self.ended.set()
-        for done in self._waiting:
+        for done in self._waiting.values():
             done.set()
 
     def _live(self) -> None:

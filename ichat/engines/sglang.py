@@ -181,6 +181,7 @@ class SGLang:
         async with app.router.lifespan_context(app):
             manager = http_server._global_state.tokenizer_manager
             _abort_at_once(manager)
+            self.wire.memory.watch(manager)
             manager.auto_create_handle_loop()
             while not self._warm.is_set():
                 why = self.why_dead()

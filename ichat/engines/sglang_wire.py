@@ -10,10 +10,11 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from ichat.bodies import NAME_BYTES_MAX, PARSED_BYTES_MAX, Body, members_of, object_of, rewrite_json, value_of
+from ichat.engines.sglang_memory import Memory
 from ichat.engines.wire import Rewrite, Wire, plain, restate
 from ichat.errors import ApiError, bad_request
 from ichat.forms import model_in_form
@@ -65,6 +66,7 @@ class SGLangWire(Wire):
         super().__init__(PATHS)
         self._names = names
         self._count = itertools.count(1)
+        self.memory = Memory(lambda: names()[0][0])
         self.reranks = True
         """Whether the model can be asked to rerank: SGLang ends where it cannot."""
         self.only_reranks = False
@@ -85,6 +87,10 @@ class SGLangWire(Wire):
             await self._check_native(request)
         restate(request)
         return rewrite
+
+    def admit(self, request: Request, under_way: Collection[Request]) -> None:
+        """Refuse what would end SGLang's scheduler; see `Wire.admit`."""
+        self.memory.admit(request, under_way)
 
     async def _prepare(self, request: Request) -> Rewrite | None:
         path = request.path

@@ -9,7 +9,7 @@ import ast
 import http
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 from ichat.beat import Model, entry_of
@@ -102,6 +102,12 @@ class Wire:
         self.redirect(request)
         restate(request)
         return rewrite
+
+    def admit(self, request: Request, under_way: Collection[Request]) -> None:
+        """Raise ApiError where the engine must not get this request now, beside those that are under way there.
+
+        Called in Trio, after `request` and just before the engine gets it.
+        """
 
     def redirect(self, request: Request) -> None:
         """Give the request the path by which the engine knows its route."""

@@ -1,0 +1,130 @@
+"""SGLang's memory while it is let go of: `/release_memory_occupation` and `/resume_memory_occupation`.
+
+SGLang's scheduler ends where it is asked for one of them at a wrong time: it asserts that it is idle, and that what it
+takes back is gone. So who asks at such a time is refused, and so is work meanwhile.
+"""
+
+# SGLang is not there where types are checked, so nothing about it is known to them.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from ichat.engines.asgi import call_under_way
+from ichat.errors import ApiError, model_not_ready
+from ichat.http.request import Request
+
+REST_S = 5.0
+"""How long the scheduler may take to come to rest when the last request has ended, or was left by its client."""
+LOOK_S = 0.1
+RETRY_AFTER_S = 5
+
+_RELEASE, _RESUME = b"/release_memory_occupation", b"/resume_memory_occupation"
+_WORK = re.compile(
+    rb"/v1/(?!(?:de)?tokenize$|messages/count_tokens$).*"
+    rb"|/(?:generate|encode|classify|invocations|vertex_generate|api/chat|api/generate)"
+)
+"""Routes that the scheduler works for."""
+_TAGS = frozenset(("kv_cache", "weights", "cuda_graph"))
+"""What there is to let go of; all of it where a request names nothing."""
+
+
+class _Refused(Exception):
+    """The call has its answer already."""
+
+
+class Memory:
+    """What SGLang has let go of. `admit` is for Trio, everything else for the engine's loop."""
+
+    def __init__(self, model: Callable[[], str]) -> None:
+        """`model` gives the model's name."""
+        self._model = model
+        self.released: set[str] = set()
+        """The tags of what is gone."""
+        self._release: Request | None = None
+        """The last request for it."""
+
+    def __repr__(self) -> str:
+        return f"<Memory without {', '.join(sorted(self.released)) or 'nothing'}>"
+
+    def admit(self, request: Request, under_way: Collection[Request]) -> None:
+        """Raise ApiError where SGLang must not get a request now: 409 for a release while it works, 503 for work."""
+        if request.path == _RELEASE:
+            busy = sum(one.path == _RELEASE or _is_work(one) for one in under_way)
+            if busy:
+                raise _conflict(
+                    f"The worker answers {busy} {'request' if busy == 1 else 'requests'}, and SGLang can let go of its"
+                    " memory only when it is idle: ask again when they have ended."
+                )
+            self._release = request
+        elif (self.released or self._release is not None) and _is_work(request):
+            if self.released or self._release in under_way:
+                why = "SGLang has let go of its memory, until POST /resume_memory_occupation"
+                raise model_not_ready(self._model(), why, RETRY_AFTER_S)
+            self._release = None
+
+    def watch(self, manager: Any) -> None:
+        """Have a tokenizer manager let go only when the scheduler is at rest, and take back only what is gone."""
+        release, resume = manager.release_memory_occupation, manager.resume_memory_occupation
+        turn = asyncio.Lock()
+
+        async def release_at_rest(asked: Any, *more: Any) -> None:
+            async with turn:
+                tags = _tags_of(asked)
+                if gone := self.released.intersection(tags):
+                    _refuse(f"SGLang has let go of {_listed(gone)} already: POST /resume_memory_occupation first.")
+                until = time.monotonic() + REST_S
+                while not (await manager.flush_cache()).success:
+                    if time.monotonic() > until:
+                        _refuse(f"SGLang's scheduler has not come to rest within {REST_S:g} s: ask again later.")
+                    await asyncio.sleep(LOOK_S)
+                self.released.update(tags)
+                await release(asked, *more)
+
+        async def resume_what_is_gone(asked: Any, *more: Any) -> None:
+            async with turn:
+                tags = _tags_of(asked)
+                there = set(tags) - self.released
+                if there or len(set(tags)) < len(tags):
+                    _refuse(f"SGLang has {_listed(there or tags)}: POST /release_memory_occupation lets go of it.")
+                await resume(asked, *more)
+                self.released.difference_update(tags)
+
+        manager.release_memory_occupation = release_at_rest
+        manager.resume_memory_occupation = resume_what_is_gone
+
+
+def _is_work(request: Request) -> bool:
+    if request.method in (b"GET", b"HEAD"):
+        return request.path == b"/health_generate"
+    return _WORK.fullmatch(request.path) is not None
+
+
+def _tags_of(asked: Any) -> Sequence[str]:
+    if asked.tags:
+        return asked.tags
+    try:
+        from sglang.srt.constants import GPU_MEMORY_ALL_TYPES
+    except ImportError:
+        return sorted(_TAGS)
+    return GPU_MEMORY_ALL_TYPES
+
+
+def _listed(tags: Collection[str]) -> str:
+    return ", ".join(f"`{tag}`" for tag in sorted(tags))
+
+
+def _conflict(message: str) -> ApiError:
+    """409: the request does not fit what the engine is doing."""
+    return ApiError(409, "conflict", message, retry=False)
+
+
+def _refuse(message: str) -> None:
+    """Answer the call with 409, past SGLang, which has one answer to all exceptions. Raises _Refused."""
+    call = call_under_way()
+    if call is not None:
+        call.abandon(_conflict(message))
+    raise _Refused(message)
