@@ -73,7 +73,8 @@ def _are_versions(values: dict[str, str]) -> None:
         _is_name(version)
 
 
-def _are_names(values: list[str]) -> None:
+def _are_names(values: list[str] | None) -> None:
+    values = values or []
     if len(values) > NAMES_MAX:
         raise ValueError(f"must be at most {NAMES_MAX} names")
     for value in values:
@@ -183,6 +184,8 @@ class Beat:
     args: dict[str, Any] = checked(_are_args, attrs.Factory(dict[str, Any]))
     backend_args: dict[str, Any] = checked(_are_args, attrs.Factory(dict[str, Any]))
     """The same, as workers may call it that are not iChat's own; `read_beat` puts it into `args`."""
+    changed_args: list[str] | None = checked(_are_names, None)
+    """The names of those in `args` that are not as the engine has them by default; None: that is not known."""
     versions: dict[str, str] = checked(_are_versions, attrs.Factory(dict[str, str]))
     progress: dict[str, float | None] = checked(_is_progress, attrs.Factory(dict[str, float | None]))
     """`ichat.engines.Progress`."""

@@ -78,6 +78,11 @@ _BEAT: Notes = {
     "start_id": "Another one at each start of the worker.",
     "args": f"Every effective argument of the engine, secrets masked; {ARGS_BYTES_MAX} bytes of JSON at most.",
     "backend_args": "The same, by another name: what a worker tells in either is shown in both.",
+    "changed_args": {
+        "maxItems": NAMES_MAX,
+        "items": {**_TEXT, **_NAME},
+        "description": "Names in `args` whose values are not the engine's defaults; null: not known.",
+    },
     "versions": "Versions of the engine and of what it stands on, by package.",
     "progress": {
         "$ref": "#/components/schemas/Progress",

@@ -1,6 +1,7 @@
 """The operator's terminal: commands to a running gateway. Nothing heavy is imported before a command needs it."""
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -82,7 +83,8 @@ def _workers(api: Api, screen: Screen, args: argparse.Namespace) -> int:
 
 
 def _worker(api: Api, screen: Screen, args: argparse.Namespace) -> int:
-    _show(screen, args, api.get(worker_path(args.worker_id)), terminal_views.show_worker)
+    show = functools.partial(terminal_views.show_worker, all_args=args.all)
+    _show(screen, args, api.get(worker_path(args.worker_id)), show)
     return 0
 
 
@@ -124,10 +126,20 @@ def _no_flags(usage: argparse.ArgumentParser) -> None:
 
 def _maybe_id(usage: argparse.ArgumentParser) -> None:
     usage.add_argument("worker_id", metavar="ID", nargs="?", help="only this one, with everything known of it")
+    _all(usage)
 
 
 def _id(usage: argparse.ArgumentParser) -> None:
     usage.add_argument("worker_id", metavar="ID")
+
+
+def _all(usage: argparse.ArgumentParser) -> None:
+    usage.add_argument("--all", action="store_true", help="of one worker: also what is as its engine has it by default")
+
+
+def _id_and_all(usage: argparse.ArgumentParser) -> None:
+    _id(usage)
+    _all(usage)
 
 
 def _stop_flags(usage: argparse.ArgumentParser) -> None:
@@ -148,7 +160,7 @@ def _reload_flags(usage: argparse.ArgumentParser) -> None:
 
 COMMANDS = {
     "workers": Command("workers [ID]", "every worker: its state, its load, why it failed", _maybe_id, _workers),
-    "worker-show": Command("worker-show ID", "everything known of a worker", _id, _worker),
+    "worker-show": Command("worker-show ID [--all]", "everything known of a worker", _id_and_all, _worker),
     "logs": Command("logs [-f] [--tail N] ID", "a worker's output", terminal_logs.add_log_flags, _logs),
     "launch": Command("launch MODEL_PATH [FLAGS]", "start a worker", terminal_launch.add_launch_flags, _launch),
     "stop": Command("stop ID [--drain-s S]", "end a worker of the gateway's", _stop_flags, terminal_launch.stop),

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -129,12 +130,22 @@ class Screen:
         self.write(text, style, "\n")
 
     def facts(self, facts: Iterable[tuple[str, object]]) -> None:
-        """Write names and what they are, one a line; facts that are None or empty are left out."""
+        """Write names and what they are, one a line; facts that are None or empty are left out.
+
+        On a terminal a line that is too long goes on below, under what it says and not under its name.
+        """
         shown = [(name, one_line(value)) for name, value in facts if value is not None and value != ""]
         width = max((len(name) for name, _value in shown), default=0)
         for name, value in shown:
             self.write(name.ljust(width) + GAP, "dim")
-            self.line(value, _STYLES.get(name, {}).get(value, ""))
+            self.line(self._folded(value, width + len(GAP)), _STYLES.get(name, {}).get(value, ""))
+
+    def _folded(self, text: str, indent: int) -> str:
+        """Break a text between words where the terminal ends."""
+        if not self.is_terminal or len(text) <= (room := max(self._rich.width - indent, CELL_WIDTH)):
+            return text
+        lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+        return f"\n{' ' * indent}".join(lines)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], can_go: Sequence[str] = ()) -> None:
         """Write a table; a cell that is None or empty shows as `-`.

@@ -42,8 +42,8 @@ def show_workers(screen: Screen, answer: Json) -> None:
     screen.table((*columns, "last beat", "restarts", "remark"), rows, can_go)
 
 
-def show_worker(screen: Screen, worker: Json) -> None:
-    """Show everything that is known of one worker."""
+def show_worker(screen: Screen, worker: Json, *, all_args: bool = False) -> None:
+    """Show everything that is known of one worker; its arguments as far as they differ, or all of them."""
     group, progress = object_of(worker.get("group")), object_of(worker.get("progress"))
     steps, tokens = _count(progress.get("steps")), _count(progress.get("tokens_out"))
     screen.facts([
@@ -72,12 +72,24 @@ def show_worker(screen: Screen, worker: Json) -> None:
         ("kv use", percent(progress["kv_use"]) if progress.get("kv_use") is not None else None),
         ("engine", f"{steps or NONE} steps, {tokens or NONE} tokens" if steps or tokens else None),
     ])  # fmt: skip
-    arguments = object_of(worker.get("args"))
-    if arguments:
-        screen.line("\narguments", "bold")
-        known = {name: value for name, value in sorted(arguments.items()) if value is not None}
-        screen.facts((f"  {name}", _value(value)) for name, value in known.items())
+    _show_args(screen, worker, show_all=all_args)
     show_last_lines(screen, worker)
+
+
+def _show_args(screen: Screen, worker: Json, *, show_all: bool) -> None:
+    """Show the engine's arguments that are not as it has them by default, where the worker says which those are."""
+    args = object_of(worker.get("args"))
+    if not args:
+        return
+    title, shown = "arguments", args
+    if not show_all:
+        shown = {name: value for name, value in args.items() if value is not None}
+        if worker.get("changed_args") is not None:
+            names = frozenset(map(str, list_of(worker["changed_args"])))
+            shown = {name: value for name, value in args.items() if name in names}
+            title += f" other than the engine's defaults ({len(shown)} of {len(args)}; --all shows all)"
+    screen.line(f"\n{title}", "bold")
+    screen.facts((f"  {name}", _value(value)) for name, value in sorted(shown.items()))
 
 
 def show_last_lines(screen: Screen, worker: Json) -> None:
@@ -233,4 +245,4 @@ def _count(number: object) -> str:
 
 
 def _value(value: Any) -> str:
-    return clean(value) if isinstance(value, str) else json.dumps(value)
+    return clean(value) if isinstance(value, str) and value else json.dumps(value)

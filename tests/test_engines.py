@@ -11,6 +11,7 @@ import re
 import signal
 import struct
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -321,6 +322,36 @@ def test_health_metrics_and_the_beat(chat):
     assert 0 <= beat["progress"]["kv_use"] < 1
     assert beat["progress"]["steps"] > 0
     assert (beat["state"], beat["backend"], beat["group"]) == ("ready", chat.engine, None)
+
+
+def test_what_differs_from_the_engines_defaults(chat):
+    """A worker names what was given to it and little else, of hundreds of arguments: `worker-show` prints these."""
+    worker = chat.worker()
+    changed = set(worker["changed_args"])
+    given = {
+        "vllm": {"model", "served_model_name", "max_model_len", "enforce_eager", "enable_lora", "lora_modules"},
+        "sglang": {
+            "model_path",
+            "served_model_name",
+            "context_length",
+            "cuda_graph_backend_decode",
+            "enable_lora",
+            "lora_paths",
+        },
+    }[chat.engine]
+    assert given <= changed <= worker["args"].keys()
+    assert len(changed) < 30
+    assert len(worker["args"]) > 300
+    words = [sys.executable, PYZ, "worker-show", "tiny-0", "--gateway", chat.url]
+    shown, everything = (
+        subprocess.run([*words, *more], capture_output=True, text=True, timeout=60, check=True).stdout
+        for more in ([], ["--all"])
+    )
+    names = {
+        name: set(re.findall(r"^  (\w+) ", text, re.MULTILINE)) for name, text in (("", shown), ("all", everything))
+    }
+    assert changed <= names[""] < names["all"]
+    assert worker["args"].keys() <= names["all"]
 
 
 LONG = {"model": "tiny", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "n": 3}

@@ -224,6 +224,7 @@ def test_a_beat_is_right(said):
         group=Group("g", 0, 2),
         progress={"running": 1.0},
         backend_args={"max_model_len": 4096},
+        changed_args=["max_model_len"],
     )
     read_beat(is_right(said, "Beat", attrs.asdict(full)))
     read_beat(is_right(said, "Beat", {**BEAT, "models": [{"id": "m", "new": 1}], "new": 1}))
@@ -236,6 +237,7 @@ def test_a_beat_is_right(said):
         {"model_names": ["m" * 257]},
         {"failure": "x" * 2001},
         {"backend_args": []},
+        {"changed_args": ["x"] * 257},
     )
     for more in wrong:
         refused(said, "Beat", {**BEAT, **more})

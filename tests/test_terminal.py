@@ -311,6 +311,40 @@ def test_a_worker_is_shown_whole_and_does_nothing_to_the_terminal(fake, run):
         assert "last lines before it ended\n  torch.OutOfMemoryError\n  bye\n" in out
 
 
+def test_arguments_that_are_the_engines_defaults_are_not_shown(fake, run, console):
+    """Of the arguments only those are shown that differ, all of them with `--all`, and all of a worker that cannot say."""
+    args = {
+        "model": "/m",
+        "max_model_len": 8192,
+        "seed": None,
+        "dtype": "auto",
+        "note": "",
+        "config": {"sizes": [8] * 40},
+    }
+    worker = {**READY, "args": args, "backend_args": args, "changed_args": ["model", "max_model_len", "config", "note"]}
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, worker
+
+    def shown(*words):
+        title, _, rest = run(*words, "w1")[1].partition("\narguments")[2].partition("\n")
+        rest = rest.partition("\n\n")[0]
+        return title, dict(line.split(maxsplit=1) for line in rest.splitlines())
+
+    title, facts = shown("worker-show")
+    assert title == " other than the engine's defaults (4 of 6; --all shows all)"
+    assert facts == {"config": json.dumps(args["config"]), "max_model_len": "8192", "model": "/m", "note": '""'}
+    assert shown("workers")[1] == facts
+    assert shown("worker-show", "--all")[0] == ""
+    assert shown("workers", "--all")[1] == {**facts, "dtype": "auto", "seed": "null"}
+    with console("worker-show", "w1", columns=80) as screen:
+        assert screen.end() == 0
+        lines = re.sub(r"\x1b\[[\d;]*m", "", screen.text).splitlines()
+        assert max(map(len, lines)) <= 80
+        below = lines[next(index for index, line in enumerate(lines) if line.startswith("  config")) + 1]
+        assert below.startswith(" " * 17 + "8, 8")
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, {**worker, "changed_args": None}
+    assert shown("worker-show") == ("", {**facts, "dtype": "auto"})
+
+
 def test_an_end_that_is_over_is_no_failure(fake, run):
     """A worker that runs again is well; when and why it ended last is told where all is told."""
     more = {"origin": "api", "gpu_ids": [], "log_file": "/s/logs/w1.log", "signal": "SIGKILL", "exit_code": None}
@@ -903,7 +937,11 @@ def test_with_a_real_gateway(run, tmp_path, monkeypatch):
         assert (code, out.splitlines()[1].split()[:4]) == (0, ["org-m-0", "ready", "org/m", "fake"])
         code, out, _err = run("workers", "org-m-0", "--json", *place)
         assert (code, json.loads(out)["state"]) == (0, "ready")
-        assert "\nbackend" in run("worker-show", "org-m-0", *place)[1]
+        shown = run("worker-show", "org-m-0", *place)[1]
+        assert "\nbackend" in shown
+        assert re.search(r"^  model +/m$", shown, re.MULTILINE)
+        assert "load_s" not in shown
+        assert re.search(r"^  load_s +0\.0$", run("worker-show", "org-m-0", "--all", *place)[1], re.MULTILINE)
         assert run("models", *place)[1].splitlines()[1].split()[:3] == ["org/m", "fake", "4096"]
         assert run("chat", "org/m", "hi", *place)[:2] == (0, "0 1 2 \n")
         assert "The model `none` does not exist. Models here: org/m." in run("chat", "none", "hi", *place)[2]

@@ -52,6 +52,8 @@ class EngineInfo:
     args: dict[str, Any]
     """Every effective argument, secrets masked; values that JSON can hold."""
     versions: dict[str, str]
+    changed_args: Sequence[str] | None = None
+    """The names of those that are not as the engine has them by default; None: the engine does not tell."""
     steps: Sequence[Step] = ()
     """What became of each argument that was given."""
     group: Group | None = None

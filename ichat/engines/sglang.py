@@ -122,8 +122,7 @@ class SGLang:
         if not any("--enable-metrics" in step.passed for step in steps):
             steps.append(Step([], ["--enable-metrics"], "its metrics are what the worker reports to the gateway"))
         words = _words_of(steps)
-        if "--config" not in words:
-            _read(words, parser)
+        given = None if "--config" in words else _read(words, parser)
         self._args = _record(words)
         encoder = look_at(self._args.model_path, self._args.revision, words)
         if encoder is not None and encoder.steps:
@@ -136,7 +135,8 @@ class SGLang:
         if getattr(self._args, "disaggregation_mode", "null") != "null" and not self._args.skip_server_warmup:
             steps.append(Step([], ["--skip-server-warmup"], "SGLang would warm up through a port that is not open yet"))
             self._args = _record(_words_of(steps))
-        self._info = _info(self._args, steps, sglang.__version__)
+        changed = _changed(given or self._args, _resolved(self._args), parser)
+        self._info = _info(self._args, steps, changed, sglang.__version__)
         return self._info
 
     def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
@@ -431,7 +431,21 @@ def _words_of(steps: Sequence[Step]) -> list[str]:
     return words
 
 
-def _info(args: Any, steps: Sequence[Step], version: str) -> EngineInfo:
+def _changed(given: object, resolved: Mapping[str, Any], parser: argparse.ArgumentParser) -> list[str]:
+    """Return the names of arguments that were given, or that SGLang has made something else of than its own default.
+
+    Where that is None or `auto`, SGLang chooses, and by default takes what it has chosen.
+    """
+    defaults = {action.dest: action.default for action in parser._actions}
+    return [
+        name
+        for name, default in defaults.items()
+        if name in resolved and name[0] != "_"
+        if getattr(given, name, default) != default or (default not in (None, "auto") and resolved[name] != default)
+    ]
+
+
+def _info(args: Any, steps: Sequence[Step], changed: Sequence[str], version: str) -> EngineInfo:
     import torch
 
     shown = masked({name: value for name, value in _resolved(args).items() if name[0] != "_"})
@@ -447,6 +461,7 @@ def _info(args: Any, steps: Sequence[Step], version: str) -> EngineInfo:
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
+        changed_args=changed,
         steps=steps,
         group=group,
     )

@@ -114,13 +114,13 @@ class VLLM:
         check_version("vLLM", vllm.__version__, OLDEST, NEWEST)
         _symbol("cli_env_setup")()
         adopt_children()
-        self._args, steps = _parse(argv)
+        self._args, steps, defaults = _parse(argv)
         try:
             _symbol("validate_parsed_serve_args")(self._args)
             _check(self._args)
         except (ValueError, TypeError, KeyError) as error:
             raise _usage(_words(error)) from error
-        self._info = _info(self._args, steps, vllm.__version__)
+        self._info = _info(self._args, steps, defaults, vllm.__version__)
         return self._info
 
     def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
@@ -266,7 +266,9 @@ def _call(function: Any, known: Mapping[str, Any]) -> Any:
     return function(**{name: known[name] for name in inspect.signature(function).parameters if name in known})
 
 
-def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Step]]:
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Step], Mapping[str, Any]]:
+    """Return the arguments as vLLM reads them, what became of each that was given, and all as they are by default."""
+
     class Parser(_symbol("FlexibleArgumentParser")):
         def error(self, message: str) -> Any:
             raise _usage(message, self)
@@ -284,7 +286,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Step]]:
         raise _usage(str(error), parser) from error
     if args.model_tag is not None:
         raise _usage(f"{args.model_tag!r} stands alone; every value needs its flag before it, the model's is --model")
-    return args, steps
+    return args, steps, {name: parser.get_default(name) for name in vars(args)}
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -345,7 +347,7 @@ def _is_about_arguments(error: BaseException) -> bool:
     return any(frame.name == "create_engine_config" for frame in traceback.extract_tb(error.__traceback__))
 
 
-def _info(args: argparse.Namespace, steps: Sequence[Step], version: str) -> EngineInfo:
+def _info(args: argparse.Namespace, steps: Sequence[Step], defaults: Mapping[str, Any], version: str) -> EngineInfo:
     import torch
 
     return EngineInfo(
@@ -358,6 +360,7 @@ def _info(args: argparse.Namespace, steps: Sequence[Step], version: str) -> Engi
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
+        changed_args=[name for name, value in vars(args).items() if value != defaults[name]],
         steps=steps,
         group=_group(args),
     )

@@ -24,7 +24,7 @@ import trio
 
 from ichat import errors
 from ichat.auth import CHANGES_MODELS, INTERNAL, address_in, bearer_of, is_for_us, is_loopback
-from ichat.beat import Beat, WorkerState, sentence
+from ichat.beat import NAMES_MAX, Beat, WorkerState, sentence
 from ichat.capture import Capture
 from ichat.config import Limits, Timeouts
 from ichat.engines import Engine, find
@@ -208,9 +208,15 @@ class Worker:
             pid=os.getpid(),
             start_id=self._start_id,
             args=info.args if info else {},
+            changed_args=_bounded(info.changed_args) if info else None,
             versions=info.versions if info else {},
             progress=attrs.asdict(self._engine.progress()),
         )
+
+
+def _bounded(names: Sequence[str] | None) -> list[str] | None:
+    """Return what a beat can hold: of too many names, none."""
+    return None if names is None or len(names) > NAMES_MAX else list(names)
 
 
 def metrics_of(host: Host) -> bytes:

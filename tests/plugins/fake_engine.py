@@ -60,7 +60,8 @@ class Fake:
         self.args = args = parser.parse_args(list(argv))
         group = Group(args.group, args.rank, 2) if args.group else None
         names = args.served_model_name or [args.model]
-        return EngineInfo(args.model, names, vars(args), {"fake": "1"}, group=group)
+        changed = [name for name, value in vars(args).items() if value != parser.get_default(name)]
+        return EngineInfo(args.model, names, vars(args), {"fake": "1"}, changed, group=group)
 
     def run(self, *, phase, serve):
         args = self.args
