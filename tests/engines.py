@@ -14,7 +14,7 @@ import time
 import urllib.request
 
 import psutil
-from programs import ROOT, Program
+from programs import LIMIT_S, ROOT, Program
 
 ENGINES = ("vllm", "sglang")
 PYZ = ROOT / "ichat.pyz"
@@ -114,7 +114,7 @@ class Deployment:
 
     def metric(self, name):
         """Sum the samples of the worker's metrics of a name, which is an expression."""
-        text = urllib.request.urlopen(self.worker_url + "/metrics", timeout=20).read().decode()
+        text = urllib.request.urlopen(self.worker_url + "/metrics", timeout=LIMIT_S).read().decode()
         return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if re.match(rf"{name}[ {{]", line))
 
     def running(self):
@@ -149,7 +149,7 @@ def send(port, body, path="/v1/completions"):
     """Send a request on a socket of its own and give the socket."""
     data = json.dumps(body).encode()
     sock = socket.create_connection(("127.0.0.1", port))
-    sock.settimeout(30)
+    sock.settimeout(LIMIT_S)
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     sock.sendall(head.encode() + data)
     return sock

@@ -7,21 +7,24 @@ import threading
 
 import psutil
 import pytest
-from programs import Program, ichat
+from programs import LIMIT_S, Program, ichat
 
 WORKER = """
 [[managed_workers]]
 model_name = "{name}"
 model_path = "/m"
 backend = "fake"
-heartbeat_interval = 0.3
+heartbeat_interval = {beats_s}
 {more}
 """
 QUICK = "[restart]\nfirst_s = 0.2\n"
+BEATS_S = 20
+"""Between two beats of a worker, unless a test is about silence: on a machine that stands still for seconds, one that
+beats often would be taken for silent."""
 
 
-def worker(name="m", more=""):
-    return WORKER.format(name=name, more=more)
+def worker(name="m", more="", beats_s=BEATS_S):
+    return WORKER.format(name=name, more=more, beats_s=beats_s)
 
 
 @pytest.fixture(name="start")
@@ -58,13 +61,13 @@ def _words(process):
 
 @pytest.fixture(name="gateway")
 def gateway_fixture(start, tmp_path):
-    """Start a gateway: `gateway(toml, port=0)`; the same state directory each time."""
+    """Start a gateway: `gateway(toml, port=0, settings)`; the same state directory each time."""
 
-    def run(text, port=0, **env):
+    def run(text, port=0, settings="", **env):
         path = tmp_path / "ichat.toml"
         path.write_text(
-            f'[server_settings]\nport = {port}\nstate_directory = "{tmp_path}/state"\n'
-            f"[timeouts]\nstop_s = 6\ndrain_s = 5\n{text}"
+            f'[server_settings]\nport = {port}\nstate_directory = "{tmp_path}/state"\n{settings}'
+            f"[timeouts]\nstop_s = 6\ndrain_s = 60\n{text}"
         )
         return start(ichat("gateway", "-c", str(path)), **env).wait_for_port()
 
@@ -85,7 +88,7 @@ def stream(program, body, path="/v1/chat/completions"):
     """Begin a request and give its socket."""
     data = json.dumps(body).encode()
     sock = socket.create_connection(("127.0.0.1", program.port))
-    sock.settimeout(30)
+    sock.settimeout(LIMIT_S)
     sock.sendall(
         b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(data)) + data
     )

@@ -5,6 +5,7 @@ import os
 
 import pytest
 import trio
+from programs import LIMIT_S
 
 from ichat.accesslog import AccessLog
 from ichat.errors import Exit
@@ -19,7 +20,7 @@ async def test_a_file_is_appended_to(tmp_path, nursery):
     access.add({"path": '/v1/"\n', "status": 200, "first_byte_ms": None})
     await trio.testing.wait_all_tasks_blocked()
     nursery.cancel_scope.cancel()
-    with trio.fail_after(20, shield=True):
+    with trio.fail_after(LIMIT_S, shield=True):
         while path.read_text() == "before\n":
             await trio.sleep(0.01)
     before, line = path.read_text().splitlines()
@@ -41,7 +42,7 @@ async def test_what_is_not_taken_is_counted(tmp_path, nursery, monkeypatch):
         await trio.sleep(0.01)
     assert repr(access) == "<AccessLog 100 lines wait>"
     text = ""
-    with trio.fail_after(20):
+    with trio.fail_after(LIMIT_S):
         while "lines_dropped" not in text:
             text += (await trio.to_thread.run_sync(os.read, read, 65536, abandon_on_cancel=True)).decode()
     dropped = [json.loads(line) for line in text.splitlines() if line.endswith("}") and "lines_dropped" in line]

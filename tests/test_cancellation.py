@@ -22,7 +22,7 @@ import httpx
 import psutil
 import pytest
 from engines import ENGINES, Deployment, Standstill, send
-from programs import ROOT
+from programs import LIMIT_S, ROOT
 
 from ichat.engines.asgi import Call
 from ichat.engines.sglang import _abort_at_once
@@ -247,14 +247,14 @@ def test_while_connecting(place, stream):
 def test_what_was_about_to_connect_does_not_come_later(place):
     """The upstream that accepted nothing gets the next request, and before it nothing of those that were left."""
     known = {filler.getsockname() for filler in place.fillers}
-    place.shut.settimeout(30)
+    place.shut.settimeout(LIMIT_S)
     with place.ask(model="shut", stream=False) as client:
         peer = next(iter(known))
         while peer in known:
             accepted, peer = place.shut.accept()
             with accepted:
                 if peer not in known:
-                    accepted.settimeout(30)
+                    accepted.settimeout(LIMIT_S)
                     assert json.loads(take_until(accepted, b"}").partition(b"\r\n\r\n")[2])["model"] == "tiny"
                     accepted.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
         assert b" 200 " in take_until(client, b"{}")
@@ -325,7 +325,7 @@ def test_every_prompt_and_choice_is_aborted_and_nobody_elses(place, stream):
     with ThreadPoolExecutor(1) as pool:
         with stopped(place, place.scheduler()):
             body = {"model": "tiny", **LONG, "max_tokens": TOKENS[place.engine], "n": 4}
-            staying = pool.submit(httpx.post, f"{place.url}/v1/completions", json=body, timeout=60)
+            staying = pool.submit(httpx.post, f"{place.url}/v1/completions", json=body, timeout=LIMIT_S)
             clients = [place.ask(stream=stream, prompt=["x", "y", "z"], n=2) for _ in range(2)]
             place.program.until(lambda: place.at_worker() == 3)
         place.program.until(lambda: place.running() == 4 + 2 * 3 * 2)
@@ -344,7 +344,7 @@ def test_ids_that_begin_alike(place):
     with ThreadPoolExecutor(1) as pool:
         with stopped(place, place.scheduler()):
             body = {**ask, "rid": "story-10"}
-            staying = pool.submit(httpx.post, f"{place.worker_url}/generate", json=body, timeout=60)
+            staying = pool.submit(httpx.post, f"{place.worker_url}/generate", json=body, timeout=LIMIT_S)
             leaving = send(place.worker()["port"], {**ask, "rid": "story-1"}, "/generate")
             place.program.until(lambda: place.at_worker() == 2)
         place.program.until(lambda: place.running() == 2)

@@ -91,7 +91,7 @@ def run(tmp_path, minutes, limit_s):
 
 def test_a_short_run(tmp_path):
     """Every kind of fault once, under every kind of load: nothing is wrong."""
-    found = run(tmp_path, 0.25, 400)
+    found = run(tmp_path, 0.25, 1500)
     assert found["violations"] == []
     assert set(found["faults"]) == set(Faults.KINDS)
     assert sum(of_kind.get("right", 0) for of_kind in found["outcomes"].values()) > 30

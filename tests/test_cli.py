@@ -9,6 +9,7 @@ import tomllib
 import zipfile
 
 import pytest
+from programs import LIMIT_S
 
 ROOT = pathlib.Path(__file__).parent.parent
 PYZ = ROOT / "ichat.pyz"
@@ -20,7 +21,7 @@ def run(*command, code=0, **env):
         [str(word) for word in command],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
         env={**os.environ, **env},
     )

@@ -14,13 +14,13 @@ import h11
 import pytest
 import trio
 import trio.testing
-from peers import Upstream, code_of, plain, until
+from peers import Upstream, code_of, plain, turns_until, until
+from programs import LIMIT_S
 
 from ichat.roles.gateway import is_control
 
 HEAD_BYTES_MAX = 8192
 BODY_BYTES_MAX = 65536
-SLOW_S = 10
 """By when anything here has happened, on the slowest machine."""
 PIECES_MAX = 500
 """A longer entry is not sent byte by byte, but cut at so many places."""
@@ -775,7 +775,7 @@ async def test_refused_or_passed_on_as_h11_reads_it(recorder, gateway_to, connec
     client = await connect(await gateway_to({"m": recorder.port}, limits))
     methods = [head.method for head, _ in reading.requests] + [b"POST"]
     expected = []
-    with trio.fail_after(SLOW_S):
+    with trio.fail_after(LIMIT_S):
         try:
             await send(client.stream, pieces)
         except trio.BrokenResourceError:
@@ -853,7 +853,7 @@ async def test_a_head_that_does_not_end_is_given_up(recorder, gateway_to, connec
     await client.send(begin)
     nursery.start_soon(trickle, client.stream, more)
     answers = Answers(client.stream)
-    with trio.fail_after(SLOW_S):
+    with trio.fail_after(LIMIT_S):
         if begin.startswith(sized()):
             assert (await answers.next(b"POST"))[0] == 200
         await expect_timeout(answers)
@@ -878,12 +878,12 @@ async def test_a_body_that_does_not_end_is_given_up(recorder, gateway_to, connec
     client = await connect(await gateway_to({"m": recorder.port}, "[timeouts]\nbody_s = 0.3\n"))
     await client.send(begin)
     nursery.start_soon(how, client.stream, more)
-    with trio.fail_after(SLOW_S):
+    with trio.fail_after(LIMIT_S):
         await expect_timeout(Answers(client.stream))
     assert not recorder.requests
 
 
-async def test_slow_clients_are_bounded_in_number(recorder, gateway_to, connect, nursery):
+async def test_slow_clients_are_bounded_in_number(recorder, gateway_to, connect, nursery, mock_clock):
     """While slow clients hold all connections a further one is told so; their time ends, and others are served."""
     limits = "[limits]\nconnections_max = 4\n[timeouts]\nhead_s = 0.3\n"
     port = await gateway_to({"m": recorder.port}, limits)
@@ -894,16 +894,19 @@ async def test_slow_clients_are_bounded_in_number(recorder, gateway_to, connect,
     for _ in range(3):
         status, headers, body = await (await connect(port)).ask()
         assert (status, code_of(body), headers[b"connection"]) == (503, "overloaded", b"close")
-    with trio.fail_after(SLOW_S):
-        for client in slow:
-            await expect_timeout(Answers(client.stream))
-        while (await (await connect(port)).ask())[0] != 200:
-            await trio.sleep(0.05)
+    for _ in range(2):
+        mock_clock.jump(0.3)
+        await trio.testing.wait_all_tasks_blocked()
+    for client in slow:
+        await expect_timeout(Answers(client.stream))
+    while (await (await connect(port)).ask())[0] != 200:
+        mock_clock.jump(0.1)
+        await trio.testing.wait_all_tasks_blocked()
     assert len(recorder.requests) == 1
 
 
 @pytest.mark.parametrize("pad", [0, 1_000_000])
-async def test_a_client_that_only_asks_is_bounded(serve, gateway_to, connect, nursery, pad):
+async def test_a_client_that_only_asks_is_bounded(serve, gateway_to, connect, nursery, pad, mock_clock):
     """Of one that never reads no more requests are read than answers find room; it is dropped, others are served."""
 
     async def reply(stream, head, body):
@@ -921,13 +924,14 @@ async def test_a_client_that_only_asks_is_bounded(serve, gateway_to, connect, nu
                 sent.append(1)
 
     nursery.start_soon(ask_on)
-    with trio.fail_after(SLOW_S):
-        await until(lambda: upstream.requests)
-        served = 0
-        while not upstream.closed:
-            assert (await other.ask())[0] == 200
-            served += 1
-            await trio.sleep(0.02)
+    await turns_until(lambda: upstream.requests)
+    await trio.testing.wait_all_tasks_blocked(0.02)
+    served = 0
+    while not upstream.closed:
+        assert (await other.ask())[0] == 200
+        served += 1
+        mock_clock.jump(0.1)
+        await trio.testing.wait_all_tasks_blocked()
     assert served > 1
     asked = len(upstream.requests) - served
     assert 0 < asked < 25
@@ -957,7 +961,7 @@ async def test_what_comes_behind_the_last_request_costs_no_answer(serve, gateway
     await client.send(behind)
     more.set()
     answers = Answers(client.stream)
-    with trio.fail_after(SLOW_S):
+    with trio.fail_after(LIMIT_S):
         status, headers, body = await answers.next(b"POST")
         assert (status, headers[b"connection"], len(body)) == (200, b"close", len(whole))
         assert await answers.rest() == b""

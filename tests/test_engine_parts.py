@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError
 
 import psutil
 import pytest
+from programs import LIMIT_S
 
 from ichat.engines import ray as ray_module
 from ichat.engines.child import Child, children, first_dead, wait_for_end
@@ -23,8 +24,6 @@ from ichat.engines.sglang_wire import SGLangWire
 from ichat.engines.versions import ANY_VERSION, check_version
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ApiError, Exit
 from ichat.http.request import Request
-
-LIMIT_S = 20
 
 # Versions.
 
@@ -359,7 +358,7 @@ def inside(app):
 
 def test_an_application_is_asked_without_a_connection(inside):
     """Method, path, headers and JSON arrive, and the pieces of the answer are one."""
-    got = inside.get("http://0.0.0.0:30000/model_info", headers={"X-A": "1"}, timeout=5, verify=True)
+    got = inside.get("http://0.0.0.0:30000/model_info", headers={"X-A": "1"}, timeout=LIMIT_S, verify=True)
     assert got.status_code == 200
     assert got.json()["method"] == "GET"
     assert (got.json()["path"], got.json()["body"], got.json()["headers"]["x-a"]) == ("/model_info", "", "1")
@@ -398,8 +397,8 @@ def test_a_call_waits_for_so_long_only(inside, app):
     began = time.monotonic()
     with pytest.raises(Requests.Timeout, match=r"no answer within 0\.05 s"):
         inside.get("http://h/wait", timeout=0.05)
-    assert time.monotonic() - began < 10
-    assert app.cancelled.wait(5)
+    assert time.monotonic() - began < LIMIT_S
+    assert app.cancelled.wait(LIMIT_S)
 
 
 def test_whatever_else_is_asked_for_is_the_real_modules(inside):
@@ -428,10 +427,10 @@ def test_who_waits_when_all_is_given_up_fails_at_once(inside, app):
         time.sleep(0.01)
     inside.give_up()
     for thread in threads:
-        thread.join(5)
+        thread.join(LIMIT_S)
         assert not thread.is_alive()
     assert [type(failure) for failure in failures] == [CancelledError] * 2
-    assert app.cancelled.wait(5)
+    assert app.cancelled.wait(LIMIT_S)
     for path in ("/wait", "/x"):
         with pytest.raises(Requests.ConnectionError, match="not there any more"):
             inside.get("http://h" + path, timeout=LIMIT_S)
@@ -491,7 +490,7 @@ def test_the_end_of_children_is_waited_for_with_a_bound(spawn):
     staying = [Child(spawn(time.sleep, 3600), "") for _ in range(2)]
     began = time.monotonic()
     wait_for_end(staying, 0.1)
-    assert 0.1 <= time.monotonic() - began < 5
+    assert 0.1 <= time.monotonic() - began < LIMIT_S
     assert first_dead(staying) is None
 
 
@@ -595,10 +594,8 @@ def test_no_cluster_to_be_reached(cluster, init, reason):
 def test_a_cluster_that_does_not_answer(cluster, monkeypatch):
     """Ray goes on trying for long; the worker does not wait for that, and nothing of the look is left."""
     monkeypatch.setattr(ray_module, "CONNECT_S", 0.5)
-    cluster("import time; time.sleep(60)")
-    began = time.monotonic()
+    cluster("import time; time.sleep(3600)")
     assert "(nobody answered within 0.5 s)" in refused(1)
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize(("resources", "found"), [("{'GPU': 2.0, 'CPU': 8.0}", 2), ("{'CPU': 8.0}", 0)])

@@ -35,7 +35,7 @@ from engines import (
     python_of,
     send,
 )
-from programs import ROOT, alive
+from programs import LIMIT_S, ROOT, alive
 
 pytestmark = [pytest.mark.engine]
 BOOLEAN = {
@@ -86,7 +86,7 @@ def post(url, body, **headers):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json", **headers})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
             return answer.status, answer.headers, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, error.headers, json.load(error)
@@ -299,7 +299,7 @@ def test_adapters(chat, client):
     request = urllib.request.Request(
         chat.worker_url + "/v1/load_lora_adapter", body, {"content-type": "application/json"}
     )
-    assert urllib.request.urlopen(request, timeout=60).status == 200
+    assert urllib.request.urlopen(request, timeout=LIMIT_S).status == 200
     chat.program.until(lambda: "parrot" in {model.id for model in client.models.list()})
     assert say("parrot") == pirate
 
@@ -366,7 +366,7 @@ def test_a_client_that_hangs_up_aborts_the_generation(chat, stream):
     chat.program.until(lambda: chat.running() == 15)
     for sock in clients:
         sock.close()
-    chat.program.until(lambda: chat.running() == 0, 10)
+    chat.program.until(lambda: chat.running() == 0)
     chat.program.until(lambda: chat.metric("ichat_engine_aborts_total") - aborts == 5)
 
 
@@ -425,13 +425,13 @@ def test_an_engine_that_stands_still_is_wedged(chat):
         chat.program.until(lambda: chat.running() == 1)
         scheduler.suspend()
         try:
-            chat.program.until(lambda: chat.worker()["state"] == "wedged", 60)
+            chat.program.until(lambda: chat.worker()["state"] == "wedged")
             answer = post(f"{chat.url}/v1/completions", GREEDY)
             assert (answer[0], answer[2]["error"]["code"]) == (503, "model_not_ready")
         finally:
             scheduler.resume()
         assert b"data: [DONE]" in rest_of(sock)
-    chat.program.until(lambda: chat.worker()["state"] == "ready", 60)
+    chat.program.until(lambda: chat.worker()["state"] == "ready")
     assert chat.worker()["pid"] == pid
     chat.config.write_text(text)
 
@@ -476,9 +476,9 @@ def test_an_engine_that_dies_is_told_to_everybody(chat):
             error = json.loads(data.partition(b"\r\n\r\n")[2])["error"]
             assert (error["type"], bool(error["message"])) == ("server_error", True)
     assert time.monotonic() - killed < 5 + clock.stop()
-    chat.program.until(lambda: chat.worker()["state"] == "restarting", 15)
-    chat.program.until(lambda: not alive(family), 15)
-    chat.program.until(lambda: chat.worker()["restarts"] == 1, 15)
+    chat.program.until(lambda: chat.worker()["state"] == "restarting")
+    chat.program.until(lambda: not alive(family))
+    chat.program.until(lambda: chat.worker()["restarts"] == 1)
     worker = chat.worker()
     assert worker["exit_code"] in (None, 70)  # of one that was taken over only its parent, which is gone, could know it
     assert not worker["oom_killed"]
@@ -623,8 +623,8 @@ def test_a_killed_worker_leaves_nothing(embedding):
     [worker] = [process for process in family if process.pid == embedding.worker()["pid"]]
     assert len(family) > 2
     worker.kill()
-    embedding.program.until(lambda: not alive(family), 15)
-    embedding.program.until(lambda: embedding.worker().get("signal") == "SIGKILL", 15)
+    embedding.program.until(lambda: not alive(family))
+    embedding.program.until(lambda: embedding.worker().get("signal") == "SIGKILL")
     assert embedding.program.ask_by("DELETE", "/v1/admin/workers/tiny-0?drain_s=0")[0] == 200
     assert not alive(embedding.program.descendants())
 
@@ -645,7 +645,7 @@ def test_a_wrong_argument_ends_the_worker_before_it_loads(engine):
             [*command, *flags_of(engine), *arguments],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LIMIT_S,
             check=False,
             env={**os.environ, **ENV[engine]},
         )
@@ -750,7 +750,7 @@ def test_a_real_embedding_model(tmp_path):
     """all-MiniLM-L6-v2 in vLLM gives the vector that transformers gives; SGLang, which cannot pool so, refuses the model."""
     text = "The weather is lovely today."
     done = subprocess.run(
-        [python_of("vllm"), "-c", REFERENCE, MINILM, text], capture_output=True, text=True, timeout=120, check=True
+        [python_of("vllm"), "-c", REFERENCE, MINILM, text], capture_output=True, text=True, timeout=LIMIT_S, check=True
     )
     expected = json.loads(done.stdout)
     deployment = Deployment("vllm", MINILM, tmp_path, enforce_eager=True)
@@ -767,7 +767,7 @@ def test_a_real_embedding_model(tmp_path):
         [*command, *flags_of("sglang"), "--port", "0"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
         check=False,
         env={**os.environ, **ENV["sglang"]},
     )

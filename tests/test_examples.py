@@ -8,6 +8,7 @@ import pytest
 import trio
 import yaml
 from peers import SSE_END, SSE_HEAD, event
+from programs import LIMIT_S
 from test_metrics import PROCESS, Shown, beat, exposing, shown
 from test_tidy import ROOT
 
@@ -68,7 +69,7 @@ async def real(serve, gateway_to, connect):
         await beat(connect, gateway, port, worker_id=engine)
     assert (await (await connect(gateway)).ask(model="route"))[0] == 200
     assert (await (await connect(gateway)).ask(model="nobody's"))[0] == 404
-    with trio.fail_after(20):
+    with trio.fail_after(LIMIT_S):
         while True:
             now = await shown(connect, gateway)
             if not any(now.get("ichat_worker_scrape_failed", worker=engine) for engine in ENGINES):

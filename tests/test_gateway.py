@@ -138,11 +138,9 @@ async def test_a_slow_reader_holds_up_its_upstream_and_nobody_else(serve, gatewa
         b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
         % (len(body), body)
     )
-    last = -1
-    while len(progress) != last:
-        last = len(progress)
-        await trio.sleep(0.15)
-    assert 0 < last < len(big), "the upstream was never held back"
+    await until(lambda: progress)
+    await trio.testing.wait_all_tasks_blocked(0.02)
+    assert len(progress) < len(big), "the upstream was never held back"
     assert (await quick.ask())[2].endswith(b"[DONE]\n\n")
     received = await slow.everything()
     assert received.partition(b"\r\n\r\n")[2] == b"".join(big) + b"0\r\n\r\n"
@@ -166,10 +164,10 @@ async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, con
         return "close"
 
     upstream, port = await serve(reply)
-    gateway = await gateway_to({"m": port})
+    gateway = await gateway_to({"m": port}, "[timeouts]\nclient_stall_s = 3600\n")
     client = await connect(gateway)
     await client.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
-    with trio.fail_after(5):
+    with trio.fail_after(LIMIT_S):
         await begun.wait()
     await trio.sleep(0.2)
     assert upstream.closed == 0
@@ -177,7 +175,7 @@ async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, con
         reset(client.stream)
     else:
         await client.stream.aclose()
-    await until(lambda: upstream.closed == 1, 2)
+    await until(lambda: upstream.closed == 1)
     metrics = (await (await connect(gateway)).get(b"/metrics"))[2].decode()
     assert 'ichat_requests_total{model="m",route="/v1/completions",status="499"} 1.0' in metrics
     assert "ichat_requests_in_flight 0.0" in metrics
@@ -194,8 +192,9 @@ async def test_connections_to_an_upstream_are_used_again(serve, gateway_to, conn
     assert (len(upstream.requests), upstream.connections) == (9, 1)
 
 
-async def test_a_kept_connection_that_the_upstream_drops_is_replaced(serve, gateway_to, connect):
+async def test_a_kept_connection_that_the_upstream_drops_is_replaced(serve, gateway_to, connect, monkeypatch):
     """A request that an upstream drops together with a kept connection is sent again, once, on a fresh one."""
+    monkeypatch.setattr("ichat.exchange.KEPT_RACE_S", LIMIT_S)
 
     async def reply(stream, head, body):
         if len(upstream.requests) == 2:
@@ -328,7 +327,7 @@ async def test_an_upstream_that_is_not_there(gateway_to, connect):
 
 
 async def test_a_silent_upstream_is_given_up(serve, gateway_to, connect):
-    """No first byte in time is 504; a stream that stops is ended with an error."""
+    """No first byte in time is 504; a stream that stops is ended with an error. Either has its own bound."""
 
     async def reply(stream, head, body):
         if json.loads(body).get("begin"):
@@ -336,10 +335,11 @@ async def test_a_silent_upstream_is_given_up(serve, gateway_to, connect):
         await trio.sleep_forever()
 
     _, port = await serve(reply)
-    gateway = await gateway_to({"m": port}, "[timeouts]\nfirst_byte_s = 0.2\nstream_stall_s = 0.2\n")
-    status, _, body = await (await connect(gateway)).ask()
+    silent = await gateway_to({"m": port}, "[timeouts]\nfirst_byte_s = 0.2\n")
+    status, _, body = await (await connect(silent)).ask()
     assert (status, code_of(body)) == (504, "upstream_timeout")
-    status, _, body = await (await connect(gateway)).ask(begin=1)
+    stalled = await gateway_to({"m": port}, "[timeouts]\nstream_stall_s = 0.2\n")
+    status, _, body = await (await connect(stalled)).ask(begin=1)
     assert status == 200
     assert code_of(body.split(b"data: ")[-1]) == "upstream_timeout"
     assert b"[DONE]" not in body
@@ -603,7 +603,8 @@ async def test_a_dead_worker_is_not_a_black_hole(serve, gateway_to, connect):
     await listeners[0].aclose()
     client = await connect(await gateway_to({}))
     for name, where in (("alive", port), ("dead", dead)):
-        body = json.dumps({"worker_id": name, "model_name": "m", "host": "127.0.0.1", "port": where}).encode()
+        beat = {"worker_id": name, "model_name": "m", "host": "127.0.0.1", "port": where, "heartbeat_interval": 60}
+        body = json.dumps(beat).encode()
         await client.send(
             b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
             % (len(body), body)
@@ -633,16 +634,23 @@ async def test_the_control_plane_takes_a_burst(gateway_to, connect):
 async def test_a_kept_connection_that_has_spoken_unasked_is_not_used(serve, gateway_to, connect):
     """What an upstream says between two requests is never the answer to the second."""
 
+    answered, spoken = trio.Event(), 0
+
     async def reply(stream, head, body):
+        nonlocal spoken
         await stream.send_all(plain(b"first"))
-        await trio.sleep(0.05)
+        await answered.wait()
         await stream.send_all(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+        spoken += 1
 
     upstream, port = await serve(reply)
     client = await connect(await gateway_to({"m": port}))
-    for _ in range(3):
+    for number in range(3):
+        answered = trio.Event()
         assert (await client.ask())[::2] == (200, b"first")
-        await trio.sleep(0.1)
+        answered.set()
+        await until(lambda number=number: spoken > number)
+        await trio.testing.wait_all_tasks_blocked()
     assert upstream.connections == 3
 
 

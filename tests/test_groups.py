@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 from engines import ENGINES, ENV, LOAD_S, MODELS, PYZ, flags_of, python_of
-from programs import Program, alive
+from programs import LIMIT_S, Program, alive
 
 pytestmark = pytest.mark.engine
 NODES = {
@@ -82,7 +82,7 @@ def test_two_machines(pair):
         request = urllib.request.Request(
             f"http://127.0.0.1:{pair.gateway.port}/v1/completions", data, {"content-type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
             assert answer.headers["x-ichat-worker"] == "node-0"
             assert json.load(answer)["usage"]["completion_tokens"] == 12
     leader, follower = pair.nodes
@@ -92,11 +92,11 @@ def test_two_machines(pair):
     follower.process.kill()
     follower.process.wait()
     killed = time.monotonic()
-    assert leader.process.wait(40) == 70
+    assert leader.process.wait(LIMIT_S) == 70
     assert time.monotonic() - killed < 30
-    pair.gateway.until(lambda: not alive(families), 10)
+    pair.gateway.until(lambda: not alive(families))
     assert "The engine died: " in leader.text()
-    pair.gateway.until(lambda: pair.gateway.state("node-0") == "failed", 5)
+    pair.gateway.until(lambda: pair.gateway.state("node-0") == "failed")
     pair.gateway.until(lambda: "the group of worker node-1 is broken: worker node-0 has failed" in pair.gateway.text())
     status, answer = pair.gateway.ask("/v1/completions", body)
     assert (status, answer["error"]["code"]) == (503, "model_not_ready")

@@ -24,7 +24,7 @@ from lives import (
     stream,
     worker,
 )
-from programs import alive, ichat
+from programs import LIMIT_S, alive, ichat
 
 
 def test_a_killed_worker_is_healed(gateway):
@@ -57,7 +57,7 @@ def test_a_worker_that_crashes_at_start_is_given_up(gateway):
     """Five times, with waits in between; clients get the reason, others are left alone."""
     text = "[restart]\nfirst_s = 0.05\nlongest_s = 0.2\n" + worker(more="fail = true") + worker("well")
     program = gateway(text)
-    program.until(lambda: program.state("m-0") == "failed", 60)
+    program.until(lambda: program.state("m-0") == "failed")
     found = program.get("/v1/admin/workers/m-0")[1]
     assert (found["restarts"], found["exit_code"]) == (4, 70)
     assert found["cause"] == "The engine failed while loading: no such weights"
@@ -80,7 +80,7 @@ def test_a_worker_of_one_second_has_its_lines(gateway):
 
 def test_a_stopped_process_is_silent_then_well_again(gateway):
     """SIGSTOP of a worker: unhealthy, no requests; SIGCONT: ready, the same process."""
-    program = gateway(worker()).wait_until_ready("m-0")
+    program = gateway(worker(beats_s=0.3)).wait_until_ready("m-0")
     pid = pid_of(program)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -94,33 +94,43 @@ def test_a_stopped_process_is_silent_then_well_again(gateway):
     assert pid_of(program) == pid
 
 
-def test_a_silent_worker_is_replaced_in_the_end(gateway):
+def change(tmp_path, old, new):
+    """Change the configuration, which the gateway sees."""
+    path = tmp_path / "ichat.toml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_silent_worker_is_replaced_in_the_end(gateway, tmp_path):
     """SIGSTOP for longer than `stuck_s`: killed with all its children, and started again."""
-    program = gateway("stuck_s = 1\n" + QUICK + worker(more="children = 1")).wait_until_ready("m-0")
+    program = gateway("stuck_s = 3600\n" + QUICK + worker(more="children = 1", beats_s=1)).wait_until_ready("m-0")
     first = psutil.Process(pid_of(program))
     family = [first, *first.children(recursive=True)]
     os.kill(first.pid, signal.SIGSTOP)
-    program.until(lambda: "was silent for 1 s" in program.text(), 60)
-    program.until(lambda: program.state("m-0") == "ready" and pid_of(program) != first.pid, 60)
+    change(tmp_path, "stuck_s = 3600", "stuck_s = 1")
+    program.until(lambda: "was silent for 1 s" in program.text())
+    program.until(lambda: program.state("m-0") == "ready" and pid_of(program) != first.pid)
     assert not alive(family)
 
 
-def test_a_wedged_engine_is_told_from_a_busy_one(gateway):
+def test_a_wedged_engine_is_told_from_a_busy_one(gateway, tmp_path):
     """Requests and no step for `wedged_after_s`: no new requests, and replaced after `stuck_s`."""
-    text = "wedged_after_s = 1\nstuck_s = 2\n" + QUICK + worker(more="stands_still = true")
+    text = "wedged_after_s = 1\nstuck_s = 3600\n" + QUICK + worker(more="stands_still = true", beats_s=1)
     program = gateway(text).wait_until_ready("m-0")
     first = pid_of(program)
     sock = stream(program, {"model": "m", "wait_s": 3600})
     program.until(lambda: program.state("m-0") == "wedged")
     status, answer = program.ask("/v1/chat/completions", {"model": "m"})
     assert (status, answer["error"]["code"]) == (503, "model_not_ready")
-    program.until(lambda: program.state("m-0") == "ready" and pid_of(program) != first, 60)
+    change(tmp_path, "stuck_s = 3600", "stuck_s = 1")
+    program.until(lambda: program.state("m-0") == "ready" and pid_of(program) != first)
     with sock:
         assert sock.recv(100).split()[1] in (b"502", b"503")
 
 
 def test_a_killed_gateway_leaves_nothing_and_the_next_one_starts_anew(gateway):
-    """kill -9 of the gateway under load: nothing of its workers is left in 10 s, the next gateway starts them again."""
+    """kill -9 of the gateway under load: nothing of its workers is left soon, the next gateway starts them again."""
     port = free_port()
     program = gateway(worker(more="children = 2"), port).wait_until_ready("m-0")
     family = program.descendants()
@@ -128,9 +138,7 @@ def test_a_killed_gateway_leaves_nothing_and_the_next_one_starts_anew(gateway):
     program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 1)
     program.process.kill()
     program.process.wait()
-    began = time.monotonic()
-    program.until(lambda: not alive(family), 20)
-    assert time.monotonic() - began < 12
+    program.until(lambda: not alive(family))
     sock.close()
     again = gateway(worker(more="children = 2"), port).wait_until_ready("m-0")
     assert pid_of(again) not in [one.pid for one in family]
@@ -145,7 +153,7 @@ def test_a_worker_that_is_kept_is_taken_over(gateway):
     children = {one.pid for one in psutil.Process(pid).children(recursive=True)}
     for end in (signal.SIGKILL, signal.SIGTERM):
         program.process.send_signal(end)
-        program.process.wait(30)
+        program.process.wait(LIMIT_S)
         assert alive([psutil.Process(pid)])
         program = gateway(text, port).wait_until_ready("m-0")
         assert (pid_of(program), program.get("/v1/admin/workers")[1]["data"][0]["managed"]) == (pid, True)
@@ -156,7 +164,7 @@ def test_a_worker_that_is_kept_is_taken_over(gateway):
     program.until(lambda: lines_of(program, "m-0"))
     # it is as much a managed worker as before: healed, and stopped by the API
     os.kill(pid, signal.SIGKILL)
-    program.until(lambda: program.state("m-0") == "ready" and pid_of(program) != pid, 60)
+    program.until(lambda: program.state("m-0") == "ready" and pid_of(program) != pid)
     family = program.descendants()
     assert program.ask_by("DELETE", "/v1/admin/workers/m-0?drain_s=0")[0] == 200
     assert not alive(family)
@@ -170,7 +178,7 @@ def test_a_kept_worker_that_changed_is_started_anew(gateway):
     pid = pid_of(program)
     assert program.stop() == 0
     program = gateway(worker(more='on_gateway_exit = "keep"\nchildren = 1'), port)
-    program.until(lambda: program.state("m-0") == "ready" and pid_of(program) != pid, 60)
+    program.until(lambda: program.state("m-0") == "ready" and pid_of(program) != pid)
     assert not alive([one for one in psutil.process_iter() if one.pid == pid])
     assert program.stop() == 0
 
@@ -183,7 +191,7 @@ def test_a_kept_worker_without_a_gateway_ends(gateway):
     family = [first, *first.children(recursive=True)]
     program.process.kill()
     program.process.wait()
-    program.until(lambda: not alive(family), 60)
+    program.until(lambda: not alive(family))
 
 
 def test_launch_and_delete(gateway):
@@ -209,19 +217,18 @@ def test_launch_and_delete(gateway):
     assert (status, answer["error"]["code"]) == (409, "not_managed")
 
 
-def test_delete_waits_for_requests(gateway):
+def test_delete_waits_for_requests(gateway, tmp_path):
     """A worker that is drained answers what it has, and gets nothing new."""
     program = gateway(worker()).wait_until_ready("m-0")
-    answers = []
-    asking = threading.Thread(
-        target=lambda: answers.append(program.ask("/v1/chat/completions", {"model": "m", "wait_s": 2}))
-    )
+    answers, body = [], {"model": "m", "until_there": str(tmp_path / "go")}
+    asking = threading.Thread(target=lambda: answers.append(program.ask("/v1/chat/completions", body)))
     asking.start()
     program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 1)
-    stopping = threading.Thread(target=program.ask_by, args=("DELETE", "/v1/admin/workers/m-0?drain_s=30"))
+    stopping = threading.Thread(target=program.ask_by, args=("DELETE", "/v1/admin/workers/m-0?drain_s=600"))
     stopping.start()
     program.until(lambda: program.state("m-0") == "draining")
     assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 503
+    (tmp_path / "go").touch()
     stopping.join()
     asking.join()
     assert answers[0][0] == 200
@@ -231,9 +238,9 @@ def test_ports_that_collide(gateway):
     """A port that somebody has: refused early, with who has it; started once it is free."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        text = "[restart]\nfirst_s = 0.3\nlongest_s = 0.3\nattempts_max = 100\n"
+        text = "[restart]\nfirst_s = 0.3\nlongest_s = 0.3\nattempts_max = 1000\n"
         program = gateway(text + worker(more=f"port = {port}"))
-        program.until(lambda: program.state("m-0") == "restarting")
+        program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["restarts"] > 0)
         found = program.get("/v1/admin/workers/m-0")[1]
         assert f"Port {port} of 127.0.0.1 is taken by" in found["cause"]
         assert f"process {os.getpid()}" in found["cause"]
@@ -259,7 +266,7 @@ def test_a_gateway_that_restarts_knows_who_was_there(start, gateway, tmp_path):
     program.until(lambda: '"w1"' in (tmp_path / "state/workers.json").read_text())
     program.process.kill()
     program.process.wait()
-    program = gateway("", port).wait_until_ready("w1", 20)
+    program = gateway("", port).wait_until_ready("w1")
     assert pid_of(program, "w1") == pid
     assert beats.process.poll() is None
     assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
@@ -273,7 +280,7 @@ def test_a_registered_worker_that_fails_leaves_its_reason(start, gateway):
     program.wait_until_ready("w1")
     program.until(lambda: lines_of(program, "w1"))
     own.ask("/die", {})
-    assert own.process.wait(20) == 70
+    assert own.process.wait(LIMIT_S) == 70
     program.until(lambda: program.state("w1") == "failed")
     assert program.get("/v1/admin/workers/w1")[1]["cause"] == "The engine died: killed by a test"
     assert any("killed by a test" in line or "the engine ended" in line for line in lines_of(program, "w1"))
@@ -283,7 +290,7 @@ def test_another_gateway_is_not_let_in(gateway, start, tmp_path):
     """Two gateways with one state directory: the second says who has it, and ends."""
     gateway("")
     second = start(ichat("gateway", "-c", str(tmp_path / "ichat.toml")))
-    assert second.process.wait(30) == 69
+    assert second.process.wait(LIMIT_S) == 69
     assert "Another gateway (process" in second.text()
 
 
@@ -334,7 +341,7 @@ def test_a_full_disk_for_logs(gateway, tmp_path):
 
     def write(text):
         data = json.dumps({"lines": 1, "text": text}).encode()
-        urllib.request.urlopen(urllib.request.Request(f"{url}/print", data), timeout=30).read()
+        urllib.request.urlopen(urllib.request.Request(f"{url}/print", data), timeout=LIMIT_S).read()
 
     path.unlink()
     path.symlink_to("/dev/full")
@@ -392,9 +399,9 @@ def test_a_hundred_thousand_lines_while_the_reader_sleeps(gateway):
         sock.sendall(b"GET /v1/logs/stream/m-0?tail=0 HTTP/1.1\r\nhost: localhost\r\n\r\n")
         data = json.dumps({"lines": 50_000, "text": "line"}).encode()
         url = f"http://127.0.0.1:{found['port']}/print"
-        urllib.request.urlopen(urllib.request.Request(url, data), timeout=120).read()
+        urllib.request.urlopen(urllib.request.Request(url, data), timeout=LIMIT_S).read()
         urllib.request.urlopen(
-            urllib.request.Request(url, json.dumps({"lines": 1, "text": "the last one"}).encode()), timeout=30
+            urllib.request.Request(url, json.dumps({"lines": 1, "text": "the last one"}).encode()), timeout=LIMIT_S
         ).read()
         text = b""
         while b"child the last one" not in text[-4096:]:
@@ -406,15 +413,16 @@ def test_a_hundred_thousand_lines_while_the_reader_sleeps(gateway):
     assert psutil.Process(found["pid"]).memory_info().rss - before < 64 * 1024 * 1024
 
 
-def test_delete_goes_on_without_its_client(gateway):
+def test_delete_goes_on_without_its_client(gateway, tmp_path):
     """Who asked for it may leave: the worker is drained and ended all the same."""
     program = gateway(worker()).wait_until_ready("m-0")
-    with stream(program, {"model": "m", "wait_s": 3}):
+    with stream(program, {"model": "m", "until_there": str(tmp_path / "go")}):
         program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 1)
         with socket.create_connection(("127.0.0.1", program.port)) as sock:
-            sock.sendall(b"DELETE /v1/admin/workers/m-0?drain_s=30 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            sock.sendall(b"DELETE /v1/admin/workers/m-0?drain_s=600 HTTP/1.1\r\nhost: localhost\r\n\r\n")
             program.until(lambda: program.state("m-0") == "draining")
-        program.until(lambda: program.state("m-0") is None, 60)
+        (tmp_path / "go").touch()
+        program.until(lambda: program.state("m-0") is None)
 
 
 def test_a_question_for_a_logs_head_leaves_the_control_plane_well(gateway):
@@ -424,7 +432,7 @@ def test_a_question_for_a_logs_head_leaves_the_control_plane_well(gateway):
         with socket.create_connection(("127.0.0.1", program.port)) as sock:
             sock.sendall(b"HEAD /v1/logs/stream/m-0 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             assert sock.recv(65536).startswith(b"HTTP/1.1 200 OK")
-        assert program.ask("/health", None, 10)[0] == 200
+        assert program.get("/health")[0] == 200
     following = []
     for _ in range(2):
         sock = socket.create_connection(("127.0.0.1", program.port))
@@ -434,7 +442,7 @@ def test_a_question_for_a_logs_head_leaves_the_control_plane_well(gateway):
     with socket.create_connection(("127.0.0.1", program.port)) as sock:
         sock.sendall(b"GET /v1/logs/stream/m-0 HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert sock.recv(100).startswith(b"HTTP/1.1 503")
-    assert program.ask("/health", None, 10)[0] == 200
+    assert program.get("/health")[0] == 200
     for sock in following:
         sock.close()
 
@@ -452,7 +460,7 @@ def test_what_was_launched_survives_a_gateway_that_is_stopped_at_once(gateway):
     program.process.wait()
     program = gateway("", port)
     program.until(lambda: "is still there" in program.text())
-    assert program.stop(limit_s=60) == 0
+    assert program.stop() == 0
     program = gateway("", port).wait_until_ready("x-0").wait_until_ready("y-0")
 
 
@@ -504,7 +512,7 @@ def test_a_kept_worker_that_hangs_is_replaced(gateway):
     os.kill(pid, signal.SIGSTOP)
     program = gateway(text, port)
     program.until(lambda: "was silent for 2 s" in program.text())
-    program.until(lambda: program.state("m-0") == "ready" and pid_of(program) != pid, 60)
+    program.until(lambda: program.state("m-0") == "ready" and pid_of(program) != pid)
 
 
 def test_what_a_dead_worker_left_is_found_by_the_next_gateway(gateway):

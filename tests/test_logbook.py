@@ -13,6 +13,7 @@ import attrs
 import pytest
 import trio
 from peers import Upstream, chunk, plain, until
+from programs import LIMIT_S
 
 from ichat import collector, logbook, logs
 from ichat.collector import EVENT_BYTES_MAX, Events, Source
@@ -22,7 +23,6 @@ from ichat.logbook import Logbook
 from ichat.logfiles import load
 from ichat.logs import Bell, Reader, Ring, read_query, stream
 
-LIMIT_S = 30
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 SERVE = functools.partial(trio.serve_tcp, host="127.0.0.1")
 QUIET = Logs(echo=False)

@@ -15,14 +15,12 @@ import time
 import pytest
 import trio
 import trio.testing
-from programs import ROOT
+from programs import LIMIT_S, ROOT
 
 from ichat import logfiles, logs
 from ichat.errors import ApiError
 from ichat.logfiles import Drain, LogFile, Source, Tee, follow, load, make_pipe, previous_path, prune
 from ichat.logs import Bell, Line, Lines, LogQuery, Reader, Ring, read_query, stream
-
-LIMIT_S = 20
 
 
 def until(condition):

@@ -4,7 +4,8 @@ import json
 
 import pytest
 import trio
-from peers import SSE_END, SSE_HEAD, code_of, event, plain, until
+from peers import SSE_END, SSE_HEAD, code_of, event, plain, turns_until, until
+from programs import LIMIT_S
 from prometheus_client.parser import text_string_to_metric_families
 
 from ichat import metrics as counted
@@ -31,6 +32,13 @@ vllm:{name}_seconds_sum{{engine="0",model_name="m"}} 5.5
 GAUGE = '# HELP vllm:{name} Use.\n# TYPE vllm:{name} gauge\nvllm:{name}{{engine="0"}} 0.5\n'
 OURS = "# HELP ichat_engine_aborts_total Requests.\n# TYPE ichat_engine_aborts_total counter\nichat_engine_aborts_total 7.0\n"
 PROCESS = "# HELP process_open_fds Open.\n# TYPE process_open_fds gauge\nprocess_open_fds 12.0\n"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Workers have as long to answer as everything else has in tests."""
+    monkeypatch.setattr(scrape, "ASK_S", LIMIT_S)
+    monkeypatch.setattr(scrape, "ROUND_S", LIMIT_S)
 
 
 class Shown:
@@ -136,28 +144,29 @@ async def test_a_stream_is_measured(serve, gateway_to, connect, mock_clock):
     assert after.get("ichat_event_loop_delay_seconds_sum") == pytest.approx(0.4 + 0.15)
 
 
-async def turns_until(condition):
-    """Wait without the clock."""
-    for _ in range(1_000_000):
-        if condition():
-            return
-        await trio.lowlevel.checkpoint()
-    raise AssertionError("it never came")
-
-
 async def test_gaps_are_counted_by_model(serve, gateway_to, connect):
     """What comes between the pieces of a model's streams is counted under its name."""
+    arrived, more = trio.open_memory_channel(0)
 
     async def reply(stream, head, body):
         await stream.send_all(SSE_HEAD)
         for number in range(3):
             await stream.send_all(event(number))
-            await trio.sleep(0.05)
+            await more.receive()
         await stream.send_all(SSE_END)
 
     _, port = await serve(reply)
     gateway = await gateway_to({"m": port})
-    assert (await (await connect(gateway)).ask())[0] == 200
+    client = await connect(gateway)
+    body = b'{"model": "m"}'
+    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    received = b""
+    for number in range(3):
+        while not received.endswith(event(number)):
+            received += await client.stream.receive_some()
+        await arrived.send(None)  # so that no two of them come in one piece
+    while not received.endswith(SSE_END):
+        received += await client.stream.receive_some()
     assert (await shown(connect, gateway)).get("ichat_chunk_gap_seconds_count", model="m") == 3
 
 
@@ -253,7 +262,7 @@ async def test_those_who_leave_are_counted_by_how_far_they_were(serve, gateway_t
     async def now(name, **labels):
         return (await shown(connect, gateway)).get(name, **labels)
 
-    with trio.fail_after(20):
+    with trio.fail_after(LIMIT_S):
         while await now("ichat_requests_queued", model="m") != 1:
             await trio.sleep(0.01)
         for phase, client in (("queued", clients[2]), ("waiting", clients[0]), ("streaming", clients[1])):
@@ -280,7 +289,7 @@ async def test_who_takes_nothing_has_left(serve, gateway_to, connect, tmp_path):
     await sender.send(b'POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model"')
     await trio.sleep(0.1)
     await sender.stream.aclose()
-    with trio.fail_after(20):
+    with trio.fail_after(LIMIT_S):
         while len(lines := path.read_text().splitlines()) < 2:
             await trio.sleep(0.05)
     found = {line["path"]: (line["status"], line["error"]) for line in map(json.loads, lines)}
@@ -305,7 +314,7 @@ async def test_errors_of_the_gateway_are_counted_by_their_codes(serve, gateway_t
     await (await connect(gateway)).get(b"/v1/models/nobody")
     await (await connect(gateway)).send(b"nonsense\r\n\r\n")
     await (await connect(gateway)).ask()
-    with trio.fail_after(20):
+    with trio.fail_after(LIMIT_S):
         while True:
             now = await shown(connect, gateway)
             codes = {labels["reason"] for labels in now.labels("ichat_refusals_total")}
@@ -466,7 +475,7 @@ async def test_workers_metrics_are_shown_with_their_names(serve, gateway_to, con
     assert types_["vllm:inter_token_latency_seconds"] == types_["vllm:time_per_output_token_seconds"] == "histogram"
 
 
-async def test_a_worker_without_metrics_is_left_out(serve, gateway_to, connect, monkeypatch):
+async def test_a_worker_without_metrics_is_left_out(serve, gateway_to, connect, monkeypatch, mock_clock, nursery):
     """One that is silent, refuses, says too much or is not there is named; the others are shown."""
     monkeypatch.setattr(scrape, "BYTES_MAX", 10_000)
     monkeypatch.setattr(scrape, "ASK_S", 1.0)
@@ -490,7 +499,17 @@ async def test_a_worker_without_metrics_is_left_out(serve, gateway_to, connect, 
         _, port = await serve(reply)
         await beat(connect, gateway, port, worker_id=worker_id)
     await beat(connect, gateway, 1, worker_id="absent")
-    now = await shown(connect, gateway)
+    found = []
+
+    async def look():
+        found.append(await shown(connect, gateway))
+
+    nursery.start_soon(look)
+    await trio.testing.wait_all_tasks_blocked(0.05)  # all have been asked, and have answered if they do
+    assert not found
+    mock_clock.jump(1.0)
+    await turns_until(lambda: found)
+    [now] = found
     failed = {
         one["worker"]: now.get("ichat_worker_scrape_failed", **one) for one in now.labels("ichat_worker_scrape_failed")
     }

@@ -11,7 +11,7 @@ import attrs
 import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from programs import Program, ichat
+from programs import LIMIT_S, Program, ichat
 
 from ichat import metrics
 from ichat.admin import DRAIN_S_MAX
@@ -27,7 +27,6 @@ from ichat.resources import CpuMeter, read_resources
 from ichat.roles import gateway
 from ichat.schemas import schema_of
 
-LOAD_S = 90
 WORKER = {"model_name": "m", "model_path": "p"}
 BEAT = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}
 
@@ -291,6 +290,7 @@ attempts_max = 1
 model_name = "well"
 model_path = "w"
 backend = "fake"
+heartbeat_interval = 20
 python = {json.dumps(sys.executable)}
 [[managed_workers]]
 model_name = "ill"
@@ -305,8 +305,8 @@ api_base = "http://127.0.0.1:9/v1"
     program = Program(ichat("gateway", "-c", config), directory / "gateway.log")
     program.config = config
     try:
-        program.wait_for_port(LOAD_S).wait_until_ready("well-0", LOAD_S)
-        program.until(lambda: program.state("ill-0") == "failed", LOAD_S)
+        program.wait_for_port(LIMIT_S).wait_until_ready("well-0", LIMIT_S)
+        program.until(lambda: program.state("ill-0") == "failed", LIMIT_S)
         long = {"heartbeat_interval": 3600}
         for worker in ("a", "b"):
             group = {"id": "g", "rank": int(worker == "b"), "size": 2}
@@ -322,7 +322,7 @@ def asked(program, method, path, body=None):
     """Give status, headers and text."""
     request = urllib.request.Request(f"http://127.0.0.1:{program.port}{path}", body, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=LOAD_S) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
             return answer.status, answer.headers, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.headers, error.read().decode()
@@ -366,7 +366,8 @@ def test_workers_are_as_it_says(said, program):
         "models": [{"id": "far"}],
     }
     assert answered(said, program, "POST", "/v1/workers/heartbeat", {**beat, "heartbeat_interval": 3600})[0] == 200
-    lost = answered(said, program, "POST", "/register", {**BEAT, "worker_id": "b", "start_id": "1"})[1]["lost"]
+    beat = {**BEAT, "worker_id": "b", "start_id": "1", "heartbeat_interval": 3600}
+    lost = answered(said, program, "POST", "/register", beat)[1]["lost"]
     assert [one["worker_id"] for one in lost] == ["a"]
     worker = answered(said, program, "GET", "/v1/admin/workers/b", template="/v1/admin/workers/{worker_id}")[1]
     assert worker["state"] == "broken"

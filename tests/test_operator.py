@@ -6,15 +6,17 @@ import subprocess
 
 import pytest
 from lives import worker
-from programs import ROOT, alive, ichat
-
-LIMIT_S = 60
+from programs import LIMIT_S, ROOT, alive, ichat
 
 
 @pytest.fixture
 def operate(gateway):
-    """A gateway with one worker, and `operate("stop", "m-0")`, which gives exit code, output and errors."""
-    program = gateway(worker()).wait_until_ready("m-0")
+    """A gateway with one worker, and `operate("stop", "m-0")`, which gives exit code, output and errors.
+
+    It reloads only when it is told to, and starts nothing again while the test looks.
+    """
+    text = "[restart]\nfirst_s = 3600\nlongest_s = 3600\n" + worker()
+    program = gateway(text, settings="watch_config = false\n").wait_until_ready("m-0")
 
     def run(*words, code=0):
         command = ichat(*words, "--gateway", f"http://127.0.0.1:{program.port}")
@@ -52,7 +54,19 @@ def test_tables(operate):
 
 def test_launch_watch_and_stop(operate):
     """A worker is launched, seen through until it is ready, talked to, and stopped; one that fails says why."""
-    out = operate("launch", "/m", "--backend", "fake", "--model-name", "new", "--load-s", "0.5", "--wait")
+    out = operate(
+        "launch",
+        "/m",
+        "--backend",
+        "fake",
+        "--model-name",
+        "new",
+        "--load-s",
+        "0.5",
+        "--heartbeat-interval",
+        "20",
+        "--wait",
+    )
     assert "new-0" in out
     assert operate.program.state("new-0") == "ready"
     family = [one for one in operate.program.descendants() if "--worker-id=new-0" in one.cmdline()]

@@ -15,6 +15,7 @@ import types
 import psutil
 import pytest
 import trio
+from programs import LIMIT_S
 
 from ichat import gpus, preflight, resources
 from ichat.config import ManagedWorker
@@ -215,10 +216,10 @@ def test_a_process_that_computes_and_draws_is_told_of_once(machine):
 
 def test_a_slow_driver_is_left_alone_after_a_while(machine, monkeypatch):
     """What was not read in time is not known, and the GPU says so."""
-    monkeypatch.setattr(gpus, "READ_S", 0.05)
-    machine(instead={"nvmlDeviceGetPciInfo": lambda: threading.Event().wait(0.06)})
-    assert read_gpus() == [Gpu(0, failure="the driver has not told everything within 0.05 s")]
-    machine(instead={"nvmlInit": lambda: threading.Event().wait(0.06)})
+    monkeypatch.setattr(gpus, "READ_S", 0.5)
+    machine(instead={"nvmlDeviceGetPciInfo": lambda: threading.Event().wait(0.6)})
+    assert read_gpus() == [Gpu(0, failure="the driver has not told everything within 0.5 s")]
+    machine(instead={"nvmlInit": lambda: threading.Event().wait(0.6)})
     assert read_gpus() is None
 
 
@@ -230,13 +231,13 @@ async def test_a_driver_that_hangs_holds_nobody_up(machine, monkeypatch):
 
     def hang():
         stuck.set()
-        go_on.wait(10)
+        go_on.wait(LIMIT_S)
         return 1
 
     nvml = machine(instead={"nvmlDeviceGetCount": hang})
     try:
         assert await find_gpus() is None
-        assert stuck.is_set()
+        assert stuck.wait(LIMIT_S)
         assert read_gpus() is None
         assert nvml.inits == 1
     finally:
@@ -258,10 +259,10 @@ def test_with_the_real_module():
 @pytest.fixture
 def family():
     """A process in a session of its own, its child, and its orphaned grandchild; the last two sleep."""
-    orphan = "import subprocess, sys; print(subprocess.Popen(['sleep', '60'], stdout=sys.stderr).pid)"
+    orphan = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], stdout=sys.stderr).pid)"
     code = f"""
         import subprocess, sys
-        child = subprocess.Popen(["sleep", "60"], stdout=sys.stderr)
+        child = subprocess.Popen(["sleep", "600"], stdout=sys.stderr)
         grandchild = subprocess.run([sys.executable, "-S", "-c", {orphan!r}], stdout=subprocess.PIPE).stdout
         print(child.pid, int(grandchild), flush=True)
         child.wait()
@@ -523,12 +524,12 @@ def test_an_interpreter_is_asked_once_until_it_changes(tmp_path):
 
 def test_an_interpreter_that_says_nothing(tmp_path, monkeypatch):
     """It is given up, and ended together with what it has started."""
-    monkeypatch.setattr(preflight, "PROBE_S", 0.2)
+    monkeypatch.setattr(preflight, "PROBE_S", 5.0)
     pid = tmp_path / "pid"
     assert facts_of(script(tmp_path / "python", f"sleep 3600 & echo $! > {pid}; wait")).python == "silent"
     with contextlib.suppress(psutil.NoSuchProcess):
         left = psutil.Process(int(pid.read_text()))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + LIMIT_S
         while left.status() != psutil.STATUS_ZOMBIE:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -599,9 +600,9 @@ async def test_a_look_that_takes_too_long(machine, monkeypatch, caplog):
     """A name server that does not answer keeps no worker from starting: what is not known is no problem."""
     machine()
     go_on = threading.Event()
-    monkeypatch.setattr(preflight, "LOOK_S", 0.1)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: go_on.wait(10))
+    monkeypatch.setattr(preflight, "LOOK_S", 3.0)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: go_on.wait(LIMIT_S))
     facts = await look(worker_with(), sys.executable, {})
     go_on.set()
     assert (facts.port, len(facts.gpus)) == ("free", 1)
-    assert "could not be looked at within 0.1 s" in caplog.text
+    assert "could not be looked at within 3 s" in caplog.text

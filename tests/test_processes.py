@@ -6,13 +6,12 @@ import signal
 import socket
 import ssl
 import threading
-import time
 import urllib.error
 import urllib.request
 
 import pytest
 import trustme
-from programs import alive, ichat
+from programs import LIMIT_S, alive, ichat
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def start_gateway(start, tmp_path):
 
     def run(text, port=0, settings=""):
         path = tmp_path / "ichat.toml"
-        path.write_text(f"[server_settings]\nport = {port}\n{settings}[timeouts]\nstop_s = 10\ndrain_s = 10\n{text}")
+        path.write_text(f"[server_settings]\nport = {port}\n{settings}[timeouts]\nstop_s = 10\ndrain_s = 3600\n{text}")
         return start(ichat("gateway", "-c", str(path))).wait_for_port()
 
     return run
@@ -32,7 +31,7 @@ MANAGED = """
 model_name = "org/m"
 model_path = "/m"
 backend = "fake"
-heartbeat_interval = 0.5
+heartbeat_interval = 20
 """
 
 
@@ -125,7 +124,7 @@ def test_a_killed_gateway_leaves_nothing(start_gateway):
     family = gateway.descendants()
     gateway.process.kill()
     gateway.process.wait()
-    gateway.until(lambda: not alive(family), 10)
+    gateway.until(lambda: not alive(family))
 
 
 def test_a_killed_worker_leaves_nothing_and_its_reason(start_gateway):
@@ -137,7 +136,7 @@ def test_a_killed_worker_leaves_nothing_and_its_reason(start_gateway):
     assert len(children) >= 2
     worker.kill()
     gateway.until(lambda: gateway.state("org-m-0") == "failed")
-    gateway.until(lambda: not alive(children), 10)
+    gateway.until(lambda: not alive(children))
     assert gateway.get("/v1/admin/workers/org-m-0")[1]["failure"] == "was ended by signal SIGKILL"
     status, answer = gateway.ask("/v1/chat/completions", {"model": "org/m"})
     assert (status, answer["error"]["code"]) == (503, "model_not_ready")
@@ -165,29 +164,31 @@ def test_a_worker_that_cannot_start_says_why(start_gateway, more, reason, code, 
     assert gateway.get("/health") == (200, {"status": "ok"})
 
 
-def test_the_same_model_twice_shares_the_load(start_gateway):
+def test_the_same_model_twice_shares_the_load(start_gateway, tmp_path):
     """Two workers of one model have ids of their own, and both get requests."""
+    body = {"model": "org/m", "until_there": str(tmp_path / "go")}
     gateway = start_gateway(MANAGED + MANAGED).wait_until_ready("org-m-0").wait_until_ready("org-m-1")
-    threads = [
-        threading.Thread(target=gateway.ask, args=("/v1/chat/completions", {"model": "org/m", "wait_s": 1}))
-        for _ in range(4)
-    ]
+    threads = [threading.Thread(target=gateway.ask, args=("/v1/chat/completions", body)) for _ in range(4)]
     for thread in threads:
         thread.start()
     gateway.until(lambda: [worker["in_flight"] for worker in gateway.get("/v1/admin/workers")[1]["data"]] == [2, 2])
+    (tmp_path / "go").touch()
     for thread in threads:
         thread.join()
 
 
-def test_shutdown_waits_for_exchanges_and_a_second_signal_hurries(start_gateway):
+def test_shutdown_waits_for_exchanges_and_a_second_signal_hurries(start_gateway, tmp_path):
     """A request under way gets its answer; one that takes too long is cut by a second signal."""
     gateway = start_gateway(MANAGED).wait_until_ready("org-m-0")
     answers = []
-    body = {"model": "org/m", "wait_s": 1}
+    body = {"model": "org/m", "until_there": str(tmp_path / "go")}
     asking = threading.Thread(target=lambda: answers.append(gateway.ask("/v1/chat/completions", body)))
     asking.start()
     gateway.until(lambda: gateway.get("/v1/admin/workers/org-m-0")[1]["in_flight"] == 1)
-    assert gateway.stop() == 0
+    gateway.process.send_signal(signal.SIGTERM)
+    gateway.until(lambda: "draining" in gateway.text())
+    (tmp_path / "go").touch()
+    assert gateway.process.wait(LIMIT_S) == 0
     asking.join()
     assert answers[0][0] == 200
 
@@ -199,9 +200,7 @@ def test_shutdown_waits_for_exchanges_and_a_second_signal_hurries(start_gateway)
     family = gateway.descendants()
     gateway.process.send_signal(signal.SIGINT)
     gateway.until(lambda: "draining" in gateway.text())
-    began = time.monotonic()
     assert gateway.stop(signal.SIGINT) == 0
-    assert time.monotonic() - began < 9, "it waited for the drain all the same"
     asking.join()
     assert (answers[1][0], answers[1][1]["error"]["code"]) == (502, "upstream_failed")
     assert not alive(family)
@@ -211,7 +210,7 @@ def test_a_worker_registers_by_itself_and_finds_a_restarted_gateway(start, start
     """Started by hand, before its gateway: it registers when there is one, and again when that was restarted."""
     port = free_port()
     worker = start(
-        ichat("worker", "-be", "fake", "--model", "/m", "-n", "m", "other", "--port", "0", "--hi", "0.5", "--worker-id", "w1",
+        ichat("worker", "-be", "fake", "--model", "/m", "-n", "m", "other", "--port", "0", "--hi", "5", "--worker-id", "w1",
               "-ga", f"http://127.0.0.1:{port}")
     ).wait_for_port()  # fmt: skip
     worker.until(lambda: "does not take beats" in worker.text())
@@ -223,7 +222,7 @@ def test_a_worker_registers_by_itself_and_finds_a_restarted_gateway(start, start
         gateway.process.wait()
     gateway = start_gateway("", port).wait_until_ready("w1")
     assert worker.stop() == 0
-    gateway.until(lambda: gateway.state("w1") is None, 5)
+    gateway.until(lambda: gateway.state("w1") is None)
 
 
 def test_a_worker_whose_engine_dies_exits_with_the_reason(start):
@@ -232,9 +231,9 @@ def test_a_worker_whose_engine_dies_exits_with_the_reason(start):
     worker.until(lambda: worker.get("/health")[0] == 200)
     family = worker.descendants()
     assert worker.ask("/die", {})[0] == 500
-    assert worker.process.wait(15) == 70
+    assert worker.process.wait(LIMIT_S) == 70
     assert worker.text().splitlines()[-1] == "The engine died: killed by a test"
-    worker.until(lambda: not alive(family), 2)
+    worker.until(lambda: not alive(family))
 
 
 def test_a_stuck_engine_does_not_hold_up_the_end(start):
@@ -244,9 +243,7 @@ def test_a_stuck_engine_does_not_hold_up_the_end(start):
     worker.until(lambda: worker.get("/health")[0] == 200)
     kept = [post(worker, path) for path in ("/wait", "/block")]
     worker.until(lambda: "blocking" in worker.text())
-    began = time.monotonic()
     assert worker.stop() == 0
-    assert time.monotonic() - began < 8
 
     worker = start([*command[:-4], "--drain-s", "3600"]).wait_for_port()
     worker.until(lambda: worker.get("/health")[0] == 200)
@@ -285,7 +282,7 @@ def test_a_worker_can_be_stopped_while_it_loads(start):
     """A load that cannot be interrupted does not hold up the end."""
     worker = start(ichat("worker", "-be", "fake", "--model", "/m", "--port", "0", "--load-s", "3600")).wait_for_port()
     worker.until(lambda: "loading" in worker.text())
-    assert worker.stop(limit_s=10) == 0
+    assert worker.stop() == 0
 
 
 def test_a_port_that_is_taken(start, start_gateway):
@@ -293,7 +290,7 @@ def test_a_port_that_is_taken(start, start_gateway):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         worker = start(ichat("worker", "-be", "fake", "--model", "/m", "--port", str(port)))
-        assert worker.process.wait(10) == 69
+        assert worker.process.wait(LIMIT_S) == 69
         assert (
             worker.text()
             == f"Cannot listen on 127.0.0.1:{port}: Address already in use; choose another host or port.\n"

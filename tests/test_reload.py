@@ -9,8 +9,8 @@ import time
 
 import pytest
 import trustme
-from lives import pid_of, worker
-from programs import alive
+from lives import pid_of, stream, worker
+from programs import LIMIT_S, alive
 
 
 @pytest.fixture
@@ -26,6 +26,10 @@ def edit(tmp_path):
     return change
 
 
+UNWATCHED = "watch_config = false\n"
+"""For tests that say themselves when the file is read."""
+
+
 def reload(program, query=""):
     return program.ask_by("POST", f"/v1/admin/config/reload{query}")
 
@@ -34,10 +38,10 @@ def ids(program):
     return {one["worker_id"]: one["state"] for one in program.get("/v1/admin/workers")[1]["data"]}
 
 
-def test_one_of_three_workers_changes(gateway, edit):
+def test_one_of_three_workers_changes(gateway, edit, tmp_path):
     """The pids of the other two stay, requests to them go on; the plan says what and why, and a dry run does nothing."""
     text = worker("a") + worker("b", "load_s = 0.1") + worker("c")
-    program = gateway(text)
+    program = gateway(text, settings=UNWATCHED)
     for name in "abc":
         program.wait_until_ready(f"{name}-0")
     before = {name: pid_of(program, f"{name}-0") for name in "abc"}
@@ -49,10 +53,11 @@ def test_one_of_three_workers_changes(gateway, edit):
 
     asking = threading.Thread(target=ask_on)
     asking.start()
-    waiting = threading.Thread(
-        target=lambda: answers.append(program.ask("/v1/chat/completions", {"model": "a", "wait_s": 4})[0])
-    )
+    over = tmp_path / "over"
+    body = {"model": "a", "until_there": str(over)}
+    waiting = threading.Thread(target=lambda: answers.append(program.ask("/v1/chat/completions", body)[0]))
     waiting.start()
+    program.until(lambda: program.get("/v1/admin/workers/a-0")[1]["in_flight"] > 0)
     try:
         edit("load_s = 0.1", "load_s = 0.2")
         status, plan = reload(program, "?dry_run=1")
@@ -61,11 +66,12 @@ def test_one_of_three_workers_changes(gateway, edit):
             ("keep", "worker a-0"), ("restart", "worker b-0"), ("keep", "worker c-0"),
         ]  # fmt: skip
         assert plan["plan"][1]["why"] == "load_s: 0.1 -> 0.2"
-        program.until(lambda: "reloading" in program.text())  # the file is watched
+        assert reload(program)[1]["applied"]
         program.until(lambda: pid_of(program, "b-0") not in (None, before["b"]))
         program.wait_until_ready("b-0")
     finally:
         stop.set()
+        over.touch()
         asking.join()
         waiting.join()
     assert {name: pid_of(program, f"{name}-0") for name in "ac"} == {name: before[name] for name in "ac"}
@@ -101,14 +107,14 @@ def test_a_bad_file_changes_nothing(gateway, edit):
     assert "managed_workers[0].model_paht" in answer["error"]["message"]
     program.until(lambda: "the configuration stays as it is" in program.text())
     program.process.send_signal(signal.SIGHUP)
-    time.sleep(1)
+    program.until(lambda: program.text().count("the configuration stays as it is") == 2)
     assert (program.state("a-0"), pid_of(program, "a-0")) == ("ready", pid)
 
 
 def test_settings_are_taken_without_a_restart(gateway, edit):
     """Bounds and routes change while requests go on; what cannot is named."""
-    program = gateway(worker("a") + '[[external_routes]]\nmodel_name = "far"\napi_base = "http://127.0.0.1:9/v1"\n')
-    program.wait_until_ready("a-0")
+    route = '[[external_routes]]\nmodel_name = "far"\napi_base = "http://127.0.0.1:9/v1"\n'
+    program = gateway(worker("a") + route, settings=UNWATCHED).wait_until_ready("a-0")
     pid = pid_of(program, "a-0")
     edit('model_name = "far"', 'model_name = "near"')
     edit("stop_s = 6", "stop_s = 5\nfirst_byte_s = 0.5")
@@ -119,7 +125,7 @@ def test_settings_are_taken_without_a_restart(gateway, edit):
     assert steps["server_settings.port"] == "later"
     assert steps["timeouts.first_byte_s"] == "update"
     assert (steps["external route far"], steps["external route near"]) == ("stop", "start")
-    assert program.ask("/v1/chat/completions", {"model": "a", "wait_s": 3})[0] == 504
+    assert program.ask("/v1/chat/completions", {"model": "a", "wait_s": 3600})[0] == 504
     assert program.ask("/v1/chat/completions", {"model": "far"})[0] == 404
     assert program.ask("/v1/chat/completions", {"model": "near"})[0] == 502
     assert pid_of(program, "a-0") == pid
@@ -131,12 +137,12 @@ def test_the_new_worker_before_the_old_one(gateway, edit):
     program = gateway(text).wait_until_ready("a-0")
     pid = pid_of(program, "a-0")
     edit("load_s = 1.0", "load_s = 1.0\nfail = true")
-    program.until(lambda: ids(program).get("a-1") == "failed", 60)
+    program.until(lambda: ids(program).get("a-1") == "failed")
     assert (program.state("a-0"), pid_of(program, "a-0")) == ("ready", pid)
     assert program.ask("/v1/chat/completions", {"model": "a"})[0] == 200
     edit("\nfail = true", "\nchildren = 1")  # mended: the failed one is tried again, and replaces the old one
     answers = []
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     while list(ids(program)) == ["a-0"] or list(ids(program).values()) != ["ready"]:
         answers.append(program.ask("/v1/chat/completions", {"model": "a"})[0])
         assert time.monotonic() < deadline, ids(program)
@@ -149,9 +155,9 @@ def test_back_to_what_it_was(gateway, edit):
     program = gateway(text).wait_until_ready("a-0")
     pid = pid_of(program, "a-0")
     edit("load_s = 0.1", "load_s = 0.1\nfail = true")
-    program.until(lambda: ids(program).get("a-1") == "failed", 60)
+    program.until(lambda: ids(program).get("a-1") == "failed")
     edit("\nfail = true", "")
-    program.until(lambda: ids(program) == {"a-0": "ready"}, 60)
+    program.until(lambda: ids(program) == {"a-0": "ready"})
     assert pid_of(program, "a-0") == pid
 
 
@@ -167,11 +173,11 @@ def test_launched_workers_are_left_alone(gateway, edit):
 
 def test_back_in_the_file_while_it_still_ends(gateway, edit, tmp_path):
     """A worker that leaves does not count as one that is there: put back, it is started again."""
-    program = gateway(worker("a") + worker("b")).wait_until_ready("a-0").wait_until_ready("b-0")
+    program = gateway(worker("a") + worker("b"), settings=UNWATCHED)
+    program.wait_until_ready("a-0").wait_until_ready("b-0")
     path = tmp_path / "ichat.toml"
     whole = path.read_text()
-    asking = threading.Thread(target=program.ask, args=("/v1/chat/completions", {"model": "b", "wait_s": 2}))
-    asking.start()
+    asking = stream(program, {"model": "b", "wait_s": 3600})
     program.until(lambda: program.get("/v1/admin/workers/b-0")[1]["in_flight"] == 1)
     path.write_text(whole.replace(worker("b"), ""))
     assert reload(program)[0] == 200
@@ -179,8 +185,8 @@ def test_back_in_the_file_while_it_still_ends(gateway, edit, tmp_path):
     path.write_text(whole)
     status, plan = reload(program)
     assert [step["action"] for step in plan["plan"]] == ["keep", "start"], (status, plan)
+    asking.close()
     program.until(lambda: sorted(ids(program).values()) == ["ready", "ready"] and "b-0" not in ids(program))
-    asking.join()
     assert program.ask("/v1/chat/completions", {"model": "b"})[0] == 200
 
 
@@ -208,8 +214,8 @@ def test_a_refused_file_is_tried_again(gateway, edit, tmp_path):
 
 def test_bounds_are_taken_by_what_runs(gateway, edit):
     """A worker's bound that is taken away, the lines of a log, the body of a request on a connection that is kept."""
-    program = gateway(worker("a", "max_in_flight = 2")).wait_until_ready("a-0")
-    kept = http.client.HTTPConnection("127.0.0.1", program.port, timeout=30)
+    program = gateway("queue_s = 3600\n" + worker("a", "max_in_flight = 2")).wait_until_ready("a-0")
+    kept = http.client.HTTPConnection("127.0.0.1", program.port, timeout=LIMIT_S)
     body = json.dumps({"model": "a", "x": "y" * 3000})
 
     def post_on_kept():
@@ -219,21 +225,15 @@ def test_bounds_are_taken_by_what_runs(gateway, edit):
         return answer.status
 
     assert post_on_kept() == 200
-    threads = [
-        threading.Thread(target=program.ask, args=("/v1/chat/completions", {"model": "a", "wait_s": 3}))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
+    waiting = [stream(program, {"model": "a", "wait_s": 3600}) for _ in range(3)]
     program.until(lambda: program.get("/v1/admin/workers/a-0")[1]["in_flight"] == 2)
     edit("max_in_flight = 2", "")
     edit("[timeouts]", "[logs]\nring_lines_max = 3\n[limits]\nbody_bytes_max = 2000\n[timeouts]")
     assert reload(program)[0] == 200
     program.until(lambda: program.get("/v1/admin/workers/a-0")[1]["in_flight"] == 3)
     assert post_on_kept() == 413
-    for thread in threads:
-        thread.join()
-    kept.close()
+    for sock in (*waiting, kept):
+        sock.close()
 
 
 def test_a_hang_up_ends_no_managed_worker(gateway):
@@ -241,7 +241,7 @@ def test_a_hang_up_ends_no_managed_worker(gateway):
     program = gateway(worker("a")).wait_until_ready("a-0")
     pid = pid_of(program, "a-0")
     os.kill(pid, signal.SIGHUP)
-    time.sleep(1)
+    assert program.ask("/v1/chat/completions", {"model": "a"})[0] == 200
     assert (program.state("a-0"), pid_of(program, "a-0")) == ("ready", pid)
 
 

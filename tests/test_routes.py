@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import time
 
 import openai
 import pytest
 import trio
-from peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, until
+from peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, turns_until, until
 
+from ichat import accesslog
 from ichat import config as configuration
 from ichat.errors import Exit
 from ichat.roles import gateway
@@ -44,16 +46,23 @@ def routed(nursery, serve):
     return start
 
 
-def lines(capfd):
-    """Give the access log's lines."""
-    return [json.loads(line) for line in capfd.readouterr().out.splitlines() if line.startswith('{"time"')]
+async def logged(capfd, count, mock_clock):
+    """Wait for so many lines of the access log."""
+    found = []
+    deadline = time.monotonic() + LIMIT_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, found
+        mock_clock.jump(accesslog.FLUSH_S)
+        await trio.testing.wait_all_tasks_blocked()
+        found += [json.loads(line) for line in capfd.readouterr().out.splitlines() if line.startswith('{"time"')]
+    return found
 
 
 async def shows(client, text):
     """Wait until the metrics have this line."""
-    with trio.fail_after(LIMIT_S):
-        while text not in (await client.get(b"/metrics"))[2]:
-            await trio.sleep(0.01)
+    deadline = time.monotonic() + LIMIT_S
+    while text not in (await client.get(b"/metrics"))[2]:
+        assert time.monotonic() < deadline, text
 
 
 async def ask(connect, port, body, target=b"/v1/chat/completions", content_type=b"application/json", headers=b""):
@@ -323,10 +332,10 @@ async def test_timing_can_be_seen_or_not(serve, gateway_to, connect, more):
         assert not [name for name in headers if name.startswith(b"x-ichat")]
     else:
         assert headers[b"x-ichat-worker"] == b"external:m"
-        assert 0 < float(headers[b"x-ichat-overhead-ms"]) < 1000
+        assert float(headers[b"x-ichat-overhead-ms"]) > 0
 
 
-async def test_overhead_does_not_hold_the_queue(routed, connect, capfd, nursery):
+async def test_overhead_does_not_hold_the_queue(routed, connect, capfd, nursery, mock_clock):
     """Waiting for room is told apart from what the gateway itself takes."""
     go, reply = held()
     upstream, port = await routed(reply, "max_in_flight = 1\n")
@@ -336,25 +345,26 @@ async def test_overhead_does_not_hold_the_queue(routed, connect, capfd, nursery)
         answers.append(await ask(connect, port, b'{"model": "m"}'))
 
     nursery.start_soon(one)
-    await until(lambda: len(upstream.requests) == 1)
+    await turns_until(lambda: len(upstream.requests) == 1)
     nursery.start_soon(one)
-    await trio.sleep(0.3)
+    await shows(await connect(port), b'ichat_requests_queued{model="m"} 1.0')
+    mock_clock.jump(0.3)
     assert len(upstream.requests) == 1
     go.set()
-    await until(lambda: len(answers) == 2)
-    assert all(float(headers[b"x-ichat-overhead-ms"]) < 200 for _, headers, _ in answers)
-    await trio.sleep(0.3)
-    first, second = lines(capfd)
+    await turns_until(lambda: len(answers) == 2)
+    assert [float(headers[b"x-ichat-overhead-ms"]) for _, headers, _ in answers] == [0, 0]
+    found = await logged(capfd, 3, mock_clock)
+    first, second = (line for line in found if line["method"] == "POST")
     assert first["queue_ms"] == 0
-    assert second["queue_ms"] > 250 > second["overhead_ms"]
+    assert (second["queue_ms"], second["overhead_ms"]) == (300, 0)
 
 
-async def test_a_queue_has_two_bounds(routed, connect, nursery):
+async def test_a_queue_has_two_bounds(routed, connect, nursery, mock_clock):
     """A full queue is 429 at once, a long wait 503; both say when to come again, and the queue goes on."""
     go, reply = held()
     upstream, port = await routed(reply, "max_in_flight = 1\n", "[routing]\nqueue_max = 1\n[timeouts]\nqueue_s = 0.4\n")
     nursery.start_soon(ask, connect, port, b'{"model": "m"}')
-    await until(lambda: upstream.requests)
+    await turns_until(lambda: upstream.requests)
     waited = []
 
     async def wait():
@@ -365,12 +375,13 @@ async def test_a_queue_has_two_bounds(routed, connect, nursery):
     await shows(metrics, b'ichat_requests_queued{model="m"} 1.0')
     status, headers, body = await ask(connect, port, b'{"model": "m"}')
     assert (status, code_of(body), b"retry-after" in headers) == (429, "overloaded", True)
-    await until(lambda: waited)
+    mock_clock.jump(0.4)
+    await turns_until(lambda: waited)
     status, headers, body = waited[0]
     assert (status, code_of(body), b"retry-after" in headers) == (503, "overloaded", True)
     nursery.start_soon(wait)
     go.set()
-    await until(lambda: len(waited) == 2)
+    await turns_until(lambda: len(waited) == 2)
     assert waited[1][0] == 200
 
 
@@ -423,7 +434,7 @@ async def test_a_session_goes_where_it_went(serve, nursery, connect):
     assert sum(len(upstream.requests) for upstream, _ in upstreams) == 12
 
 
-async def test_the_access_log_has_a_line_for_each_request(routed, connect, capfd):
+async def test_the_access_log_has_a_line_for_each_request(routed, connect, capfd, mock_clock):
     """Answered, refused or not even a request: one JSON object each, with what an operator asks for."""
     _, port = await routed()
     assert (await ask(connect, port, b'{"model": "m"}', headers=b"x-request-id: abc\r\n"))[0] == 200
@@ -431,14 +442,13 @@ async def test_the_access_log_has_a_line_for_each_request(routed, connect, capfd
     bad = await connect(port)
     await bad.send(b"BAD\r\n\r\n")
     assert (await bad.response())[0] == 400
-    await trio.sleep(0.4)
-    answered, unknown, malformed = lines(capfd)
+    answered, unknown, malformed = await logged(capfd, 3, mock_clock)
     assert {key: answered[key] for key in ("id", "method", "path", "model", "worker", "status", "error", "bytes_in")} == {
         "id": "abc", "method": "POST", "path": "/v1/chat/completions", "model": "m", "worker": "external:m",
         "status": 200, "error": "", "bytes_in": 14,
     }  # fmt: skip
     assert answered["client"].startswith("127.0.0.1:")
     assert answered["bytes_out"] > 100
-    assert answered["duration_ms"] >= answered["first_byte_ms"] >= answered["overhead_ms"] > 0
+    assert answered["duration_ms"] >= answered["first_byte_ms"] >= answered["overhead_ms"] >= 0
     assert (unknown["status"], unknown["error"], unknown["model"]) == (404, "model_not_found", "else")
     assert (malformed["status"], malformed["error"]) == (400, "bad_request")

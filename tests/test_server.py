@@ -4,6 +4,7 @@ import pytest
 import trio
 import trio.testing
 from peers import code_of, reset, until
+from programs import LIMIT_S
 
 from ichat.config import Limits, Timeouts
 from ichat.errors import bad_request
@@ -19,6 +20,7 @@ class Door:
         self.requests = []
         self.cancelled = 0
         self.nursery = nursery
+        self.go_on = trio.Event()
         self.door = FrontDoor(b"gateway", self.answer, Hub(), limits, timeouts)
 
     async def open(self):
@@ -40,6 +42,8 @@ class Door:
                 self.cancelled += 1
         if request.path == b"/slow":
             await trio.sleep(0.3)
+        if request.path == b"/held":
+            await self.go_on.wait()
         await client.respond(request, 200, [(b"content-type", b"text/plain")], request.body or b"hello")
 
 
@@ -230,7 +234,7 @@ async def test_draining_lets_exchanges_end(door, connect):
     await idle.get(b"/")
     await busy.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
     await until(lambda: len(door.requests) == 2)
-    with trio.fail_after(5):
+    with trio.fail_after(LIMIT_S):
         await door.door.drain()
     assert await idle.everything() == b""
     assert (await busy.response(b"GET"))[::2] == (200, b"hello")
@@ -246,7 +250,7 @@ async def test_draining_loses_no_request_that_was_sent(door, connect):
         await client.get(b"/")
     for client in clients:
         client.stream.socket._sock.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-    with trio.fail_after(5):
+    with trio.fail_after(LIMIT_S):
         await door.door.drain()
     for client in clients:
         assert (await client.response(b"GET"))[::2] == (200, b"hello")
@@ -285,7 +289,7 @@ async def test_draining_does_not_wait_for_who_stands_aside(make_door, connect, n
     await trio.testing.wait_all_tasks_blocked(0.05)
     assert not drained.is_set()
     second.stand_aside()
-    with trio.fail_after(5):
+    with trio.fail_after(LIMIT_S):
         await drained.wait()
     assert (len(door.door.clients), door.cancelled) == (2, 0)
 
@@ -293,14 +297,15 @@ async def test_draining_does_not_wait_for_who_stands_aside(make_door, connect, n
 async def test_standing_aside_is_for_one_exchange(door, connect):
     """The next request on the same connection is waited for."""
     client = await connect(await door.open())
-    await client.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+    await client.send(b"GET /held HTTP/1.1\r\nhost: x\r\n\r\n")
     await until(lambda: door.requests)
     (served,) = door.door.clients
     served.stand_aside()
+    door.go_on.set()
     assert (await client.response(b"GET"))[0] == 200
     await client.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
     await until(lambda: len(door.requests) == 2)
-    with trio.fail_after(5):
+    with trio.fail_after(LIMIT_S):
         await door.door.drain()
     assert (await client.response(b"GET"))[::2] == (200, b"hello")
 
@@ -338,6 +343,6 @@ async def test_draining_is_bounded(make_door, connect):
     client = await connect(await door.open())
     await client.send(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n")
     await until(lambda: door.requests)
-    with trio.fail_after(5):
+    with trio.fail_after(LIMIT_S):
         await door.door.drain()
     assert door.door.clients

@@ -6,23 +6,25 @@ import sys
 import time
 
 import trio
-from programs import ROOT
+from programs import LIMIT_S, ROOT
 
 from ichat.subreaper import MARK, Adopted, marked, stamp_of
 
 REAPING = """
-import subprocess, sys, psutil, trio
+import os, subprocess, sys, psutil, trio
 from ichat.subreaper import become_subreaper, reap_forever
 
-LEAVES = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(0.5)'])"
+reading, writing = os.pipe()
+LEAVES = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import os; os.read({reading}, 1)'], pass_fds=[{reading}])"
 
 
 async def main():
     become_subreaper()
     own = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
-    await trio.run_process([sys.executable, "-c", LEAVES])
+    await trio.run_process([sys.executable, "-c", LEAVES], pass_fds=[reading])
     left = [child for child in psutil.Process().children() if child.pid != own.pid]
     print("ours:", len(left))
+    os.close(writing)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reap_forever, lambda: {own.pid})
         with trio.fail_after(60):
@@ -39,7 +41,7 @@ trio.run(main)
 def test_what_nobody_waits_for_is_reaped():
     """A grandchild whose parent has gone becomes ours, and no zombie; a child that others wait for keeps its code."""
     done = subprocess.run(
-        [sys.executable, "-c", REAPING], cwd=ROOT, capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, "-c", REAPING], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.stdout == "ours: 1\ncode: 7\n", done
 
@@ -70,7 +72,7 @@ async def test_an_adopted_process_is_waited_for():
         await adopted.wait()
     assert waiting.cancelled_caught
     adopted.kill()
-    with trio.fail_after(30):
+    with trio.fail_after(LIMIT_S):
         await adopted.wait()
     assert process.wait() == -9
     process.stdin.close()

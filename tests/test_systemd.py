@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from programs import LIMIT_S
 
 from ichat import state
 from ichat.config import ServerSettings, Timeouts
@@ -44,7 +45,7 @@ def test_systemd_has_nothing_to_say(unit, tmp_path):
     copy = tmp_path / unit.name.replace("@", "@one")
     copy.write_text(unit.read_text().replace(f"ExecStart={program} ", f"ExecStart={sys.executable} "))
     command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", copy]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (done.stdout + done.stderr, done.returncode) == ("", 0)
 
 

@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import trustme
-from programs import ROOT, Program, ichat
+from programs import LIMIT_S, ROOT, Program, ichat
 
 from ichat import terminal, terminal_launch, terminal_logs
 from ichat.config import engine_flags
@@ -29,7 +29,6 @@ from ichat.errors import Exit
 from ichat.terminal_client import read_events
 from ichat.terminal_screen import clean, duration, log_line, size
 
-LIMIT_S = 20
 KEPT = ("command", "path", "query", "headers", "body")
 STATES = ("starting", "loading", "ready", "following", "draining", "gone", "unhealthy", "wedged", "failed", "broken", "stale",
           "restarting", "a-new-one")  # fmt: skip
@@ -926,7 +925,7 @@ def test_with_a_real_gateway(run, tmp_path, monkeypatch):
     config = tmp_path / "ichat.toml"
     config.write_text(
         f'[server_settings]\nport = {port}\n[[managed_workers]]\nmodel_name = "org/m"\nmodel_path = "/m"\nbackend = "fake"\n'
-        "heartbeat_interval = 0.2\n"
+        "heartbeat_interval = 20\n"
     )
     gateway = Program(ichat("gateway", "-c", str(config)), tmp_path / "log")
     monkeypatch.delenv("ICHAT_GATEWAY", raising=False)

@@ -236,7 +236,7 @@ async def test_an_encrypted_end_is_announced(serve, gateway_to, trusting, doors,
 
 async def test_who_does_not_shake_hands_is_dropped(gateway_to, connect, connect_tls, doors):
     """A client that says nothing, or no TLS, holds its connection for `head_s` at most, and disturbs nobody."""
-    port = await gateway_to({}, doors + "[timeouts]\nhead_s = 0.3\n")
+    port = await gateway_to({}, doors + "[timeouts]\nhead_s = 3\n")
     silent, plain_http = await connect(port), await connect(port)
     await plain_http.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert (await (await connect_tls(port)).get(b"/health"))[0] == 200
@@ -286,9 +286,9 @@ async def test_an_upstream_that_speaks_no_tls(nursery, gateway_to_tls, connect):
     said = [b"HTTP/1.1 400 Bad Request\r\n\r\n"]
     listeners = await nursery.start(trio.serve_tcp, serve, 0)
     port = listeners[0].socket.getsockname()[1]
-    client = await connect(await gateway_to_tls(port, "[timeouts]\nconnect_s = 0.5\n"))
-    assert b"no TLS handshake" in (await client.ask())[2]
-    assert b"no connection" in (await client.ask())[2]
+    assert b"no TLS handshake" in (await (await connect(await gateway_to_tls(port))).ask())[2]
+    hurried = await gateway_to_tls(port, "[timeouts]\nconnect_s = 0.5\n")
+    assert b"no connection" in (await (await connect(hurried)).ask())[2]
 
 
 @pytest.mark.parametrize("how", ["close", "cut"])

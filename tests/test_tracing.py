@@ -13,6 +13,7 @@ import threading
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from programs import LIMIT_S
 
 from ichat import tracing
 from ichat.tracing import SpanTracing, Tracing, open_tracing, read_parent
@@ -381,4 +382,4 @@ def test_the_end_waits_for_nobody_for_long(environment, caplog):
         tracer.close()
         assert "could not be sent" in caplog.text
         (thread,) = (thread for thread in threading.enumerate() if thread.name == "spans")
-        thread.join(60)
+        thread.join(LIMIT_S)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import trio
 from peers import Client
-from programs import ROOT, Program, alive
+from programs import LIMIT_S, ROOT, Program, alive
 
 from ichat import config as configuration
 from ichat.roles import gateway as gateway_role
@@ -130,7 +130,7 @@ async def test_the_bytes_of_32_streams_are_what_the_worker_sent(worker, nursery)
                 b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
                 b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (name, len(body), body)
             )
-            with trio.fail_after(60):
+            with trio.fail_after(LIMIT_S):
                 got[name] = await client.everything()
 
     async with trio.open_nursery() as streams:
@@ -158,7 +158,7 @@ def stock(tmp_path_factory):
     def answers():
         assert program.process.poll() is None, program.text()[-4000:]
         with contextlib.suppress(OSError):
-            return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).status == 200
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=LIMIT_S).status == 200
 
     try:
         program.until(answers, LOAD_S)
@@ -213,7 +213,7 @@ def test_a_wrong_argument_ends_the_worker_within_seconds():
             command,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LIMIT_S,
             check=False,
             env={**os.environ, **ENV, "PYTHONPATH": ""},
         )
@@ -224,7 +224,7 @@ def test_a_wrong_argument_ends_the_worker_within_seconds():
             assert said in done.stderr.splitlines()[-1], (arguments, done.stderr[-500:])
             assert "vLLM refuses these arguments: " in done.stderr.splitlines()[-1]
     command = [PYTHON, PYZ, "worker", "--port", "0"]
-    without = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    without = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (without.returncode, "--model is missing" in without.stderr) == (64, True)
 
 
@@ -250,8 +250,8 @@ def test_a_worker_by_hand_and_its_sudden_end(gateway, tmp_path):
         assert any("EngineCore" in process.name() or "EngineCore" in " ".join(process.cmdline()) for process in family)
         worker.process.kill()
         worker.process.wait()
-        worker.until(lambda: not alive(family), 5)
-        gateway.until(lambda: gateway.state("by-hand") == "unhealthy", 10)
+        worker.until(lambda: not alive(family))
+        gateway.until(lambda: gateway.state("by-hand") == "unhealthy")
     finally:
         worker.end()
 

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -33,6 +34,7 @@ class Fake:
         self.running = 0
         self.aborted = 0
         self.done = 0
+        self.flooded = 0
         self.dead = None
         self.args = None
         self.kin = []
@@ -66,7 +68,7 @@ class Fake:
     def run(self, *, phase, serve):
         args = self.args
         phase("loading")
-        time.sleep(args.load_s)
+        self.go_on.wait(args.load_s)
         if args.fail:
             raise RuntimeError("no such weights")
         if args.dies_loading:
@@ -175,6 +177,8 @@ class Fake:
             await self.stream(body, send)
         else:
             await asyncio.sleep(body.get("wait_s", 0))
+            while not os.path.exists(body.get("until_there", "/")):  # noqa: ASYNC240 - a file that the test makes
+                await asyncio.sleep(0.02)
             content = body.get("say", "hello") * body.get("times", 1)
             answer = {"choices": [{"message": {"content": content}}], "model": body.get("model")}
             await self.plain(send, {**answer, "digest": digest_of(body)} if body.get("digest") else answer)
@@ -218,7 +222,7 @@ class Fake:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for number in range(body["chunks"]):
             await send({"type": "http.response.body", "body": (b"%08d" % number) * 8192, "more_body": True})
-            self.done = number
+            self.flooded = number
         await send({"type": "http.response.body"})
 
 
