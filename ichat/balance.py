@@ -164,9 +164,16 @@ class Waiter:
     tried: Collection[Endpoint]
     granted: Callable[[], None]
     """Called once, when `lease` is there, or there will be none."""
+    only: Endpoint | None = None
+    """The one endpoint that can answer, where there is just one."""
     lease: Lease | None = None
     is_displaced: bool = False
     """Whether it had to leave a full queue, of which its flow had the most."""
+
+    @property
+    def is_choosy(self) -> bool:
+        """Whether others behind it may be served where it cannot be."""
+        return bool(self.tried) or self.only is not None
 
 
 class Queue:
@@ -211,7 +218,7 @@ class Queue:
         for flow in list(self._flows.values()):
             for waiter in list(flow):
                 yield waiter
-                if not waiter.tried:
+                if not waiter.is_choosy:
                     break
 
     def displaced_by(self, flow: str) -> Waiter | None:
@@ -220,6 +227,16 @@ class Queue:
         if longest is None or len(longest) <= len(self._flows.get(flow, ())) + 1:
             return None
         return next(reversed(longest))
+
+
+def _restricted(endpoints: Sequence[Endpoint], only: Endpoint | None, model: str) -> Sequence[Endpoint]:
+    """Return these endpoints, or of them the only one that can answer. Raises ApiError 503 where it is not there."""
+    if only is None:
+        return endpoints
+    if only not in endpoints:
+        why = f"{only.upstream.name}, which keeps the response, takes no requests at the moment"
+        raise errors.model_not_ready(model, why, RETRY_AFTER_S)
+    return [only]
 
 
 class Balancer:
@@ -259,12 +276,14 @@ class Balancer:
         """Choose by another policy, or with other bounds, from the next request on."""
         self._choose, self._queue_max = POLICIES[policy], queue_max
 
-    def lease(self, model: str, session: bytes = b"", tried: Collection[Endpoint] = ()) -> Lease | None:
+    def lease(
+        self, model: str, session: bytes = b"", tried: Collection[Endpoint] = (), *, only: Endpoint | None = None
+    ) -> Lease | None:
         """Give a place at an endpoint that has not been tried; None where all are full or others wait already.
 
-        Raises ApiError where nobody serves the model now.
+        `only` is the one that can answer, where there is just one. Raises ApiError where nobody serves the model now.
         """
-        endpoints = self._find(model)
+        endpoints = _restricted(self._find(model), only, model)
         self._check_circuits(model, endpoints, tried)
         if model in self._queues:
             return None
@@ -301,7 +320,9 @@ class Balancer:
         granted: Callable[[], None],
         session: bytes = b"",
         tried: Collection[Endpoint] = (),
+        *,
         flow: str = "",
+        only: Endpoint | None = None,
     ) -> Waiter:
         """Join the model's queue, to be told when there is a lease; `leave` in every case. Raises ApiError 429.
 
@@ -318,7 +339,7 @@ class Balancer:
             self._remove(displaced)
             displaced.is_displaced = True
             displaced.granted()
-        waiter = Waiter(model, flow, session, tried, granted)
+        waiter = Waiter(model, flow, session, tried, granted, only)
         self._queues.setdefault(model, Queue()).add(waiter)
         self.advance()
         return waiter
@@ -369,13 +390,14 @@ class Balancer:
     def _serve_one(self, queue: Queue, endpoints: Sequence[Endpoint]) -> bool:
         """Give one lease to somebody whose turn it is; say whether that could be done."""
         for waiter in queue.in_turn():
-            waiter.lease = self._take(endpoints, waiter.session, waiter.tried)
+            fit = endpoints if waiter.only is None else [one for one in endpoints if one is waiter.only]
+            waiter.lease = self._take(fit, waiter.session, waiter.tried)
             if waiter.lease is not None:
                 self._remove(waiter)
                 queue.took_turn(waiter.flow)
                 waiter.granted()
                 return True
-            if not waiter.tried:
+            if not waiter.is_choosy:
                 return False
         return False
 

@@ -4,6 +4,7 @@ It is registration and heartbeat in one: the gateway learns everything from it, 
 checked: a name that is not plain text would end up in a header.
 """
 
+import hashlib
 import json
 import re
 from typing import Any, Literal, cast
@@ -206,6 +207,11 @@ def read_beat(body: object) -> Beat:
     except ValueError as error:
         raise errors.bad_request(f"A beat is a JSON object: {error}.") from error
     return attrs.evolve(beat, args=beat.args or beat.backend_args, backend_args={}) if beat.backend_args else beat
+
+
+def response_tag(worker_id: str, start_id: str) -> str:
+    """Return what the ids of the responses have in them that this start of a worker keeps: 12 hexadecimal digits."""
+    return hashlib.blake2b(f"{worker_id}\0{start_id}".encode(), digest_size=6).hexdigest()
 
 
 def names_of(beat: Beat) -> list[str]:

@@ -283,6 +283,7 @@ class ManagedWorker:
     share_gpus: bool = False
     on_gateway_exit: str = checked(one_of("stop", "keep"), "stop")
     log_streaming: bool = True
+    responses_max: int = checked(between(0, 1_000_000), 1000)
     python: str | None = None
     env: dict[str, str] = field(factory=dict[str, str])
     backend_args: dict[str, EngineValue] = field(factory=dict[str, EngineValue])

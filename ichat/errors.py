@@ -218,6 +218,22 @@ def queue_full(model: str, waiting: int, retry_after_s: int) -> ApiError:
     )
 
 
+def background_full(responses_max: int) -> ApiError:
+    """429: as many responses are being made in the background as the worker keeps (`--responses-max`)."""
+    return ApiError(
+        429,
+        "overloaded",
+        f"{responses_max} responses are being made in the background already (--responses-max): cancel some, or wait.",
+        kind="rate_limit_error",
+        retry_after_s=5,
+    )
+
+
+def response_not_found(response_id: str, why: str, param: str | None = None) -> ApiError:
+    """404: nobody has the response of this id."""
+    return ApiError(404, "response_not_found", f"The response `{response_id}` is not here: {why}.", param=param)
+
+
 def waited_in_vain(model: str, waited_s: float, retry_after_s: int) -> ApiError:
     """503: no endpoint of the model had room within `timeouts.queue_s`."""
     return ApiError(

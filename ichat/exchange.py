@@ -6,26 +6,26 @@ connection could be made, or on a fresh connection where a kept one died at once
 
 import logging
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import trio
 
 from ichat import errors
-from ichat.auth import CREDENTIALS, FORWARDED, INTERNAL, Auth, Caller
-from ichat.balance import Balancer, Endpoint, Lease
+from ichat.auth import CREDENTIALS, FORWARDED, INTERNAL, Caller
+from ichat.balance import Endpoint, Lease
 from ichat.bodies import Body, model_of, read_members
 from ichat.circuit import FAILED_STATUSES
-from ichat.config import Config
 from ichat.errors import ApiError
 from ichat.forms import model_in_form
 from ichat.http.framing import Chunked, UntilClose
 from ichat.http.heads import Headers, ResponseHead, date_header, end_to_end, form_type, request_head, response_head
 from ichat.http.keepalive import KeepAlive
-from ichat.http.pool import Connection, Pool
-from ichat.http.relay import Gaps, Reframed, Relay, Unwanted, UpstreamLost
+from ichat.http.pool import Connection
+from ichat.http.relay import Reframed, Relay, Unwanted, UpstreamLost
 from ichat.http.request import Request
 from ichat.http.server import Client
-from ichat.quota import Quotas, Share
+from ichat.means import Means
+from ichat.quota import Share
 from ichat.tokens import Usage, estimate
 from ichat.tracing import NAMES as TRACE_HEADERS
 from ichat.tracing import Trace
@@ -39,20 +39,16 @@ PROOF_HEADER = b"x-ichat-proof"
 HOP_HEADER = b"x-ichat-hop"
 """How many gateways a request has come through."""
 HOPS_MAX = 4
-_READ_MEMBERS = frozenset(("model", "stream"))
+_READ_MEMBERS = frozenset(("model", "stream", "previous_response_id"))
 """Members of a request's body whose values the gateway reads."""
+RESPONSE_PATH = b"/v1/responses/{id}"
+"""How requests about a response that was made before are counted, whatever its id."""
 _COMPRESSION = frozenset((b"accept-encoding",))
 """Left out where a response is looked into."""
 JOINED_BYTES_MAX = 65536
 """A body up to this size is sent in one piece with its head; joining larger ones would cost more than it saves."""
 KEPT_RACE_S = 1.0
 """How soon a kept connection breaks that its upstream was about to close."""
-_STREAM_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-    (b"transfer-encoding", b"chunked"),
-)
 _OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id")) | FORWARDED | TRACE_HEADERS
 """Headers of a request that are made anew for the upstream, or are none of its business."""
 
@@ -61,32 +57,6 @@ _BESIDE_V1 = re.compile(rb"/v1/(?:tokenize|detokenize|pooling|classify)(?=[?]|$)
 _BELOW_V1 = re.compile(rb"/(?:chat/completions|completions|embeddings|responses|messages|audio/[a-z]+)(?=[?]|$)")
 _TWO_WAYS = re.compile(rb"[%#]|//|/\.{1,2}(?:/|$)")
 """What an upstream may read in another way than the gateway: as another route, or as a way out of its base path."""
-
-
-class Means:
-    """What all exchanges share; another configuration changes it while they run."""
-
-    def __init__(self, config: Config, auth: Auth, balancer: Balancer, pool: Pool, gaps: Callable[[str], Gaps]) -> None:
-        """`gaps` gives where the gaps in a model's streams are counted."""
-        self.balancer = balancer
-        self.pool = pool
-        self.gaps = gaps
-        self.quotas = Quotas(config.limits, config.security.keys)
-        self.take(config, auth)
-
-    def __repr__(self) -> str:
-        return f"<Means: {self.balancer!r}, {self.pool!r}>"
-
-    def take(self, config: Config, auth: Auth) -> None:
-        """Go on by another configuration; what keys have used stays used."""
-        self.auth = auth
-        self.timeouts = config.timeouts
-        self.settings = config.server_settings
-        self.session_header = config.routing.session_header.lower().encode()
-        """Requests with the same value of this header go to the same endpoint; empty: none do."""
-        self.quotas.set(config.limits, config.security.keys)
-        self.balancer.set(config.routing.policy, config.routing.queue_max)
-        self.pool.connect_s, self.pool.idle_s = config.timeouts.connect_s, config.timeouts.upstream_idle_s
 
 
 def at_engine(target: bytes) -> bytes:
@@ -100,9 +70,9 @@ class Exchange:
     """One request, and what becomes known of it on its way. Times are Trio's clock."""
 
     __slots__ = (
-        "_body", "_client", "_keepalive", "_means", "_relay", "_request", "_share", "_usage", "answered_at", "asked_at",
-        "bytes_in", "caller", "endpoint", "error", "internal", "is_stream", "is_waiting", "model", "path", "queued_s",
-        "started_at", "status", "tokens", "trace",
+        "_body", "_client", "_keepalive", "_means", "_only", "_relay", "_request", "_share", "_usage", "answered_at",
+        "asked_at", "bytes_in", "caller", "endpoint", "error", "internal", "is_stream", "is_waiting", "model", "path",
+        "queued_s", "started_at", "status", "tokens", "trace",
     )  # fmt: skip
 
     def __init__(self, means: Means, request: Request, client: Client, caller: Caller) -> None:
@@ -112,6 +82,8 @@ class Exchange:
         """As the endpoint gets it; kept until there is a response."""
         self._client = client
         self._keepalive: KeepAlive | None = None
+        self._only: Endpoint | None = None
+        """The one endpoint that can answer, where there is just one: it keeps the response that is spoken of."""
         self._relay: Relay | None = None
         self._share: Share | None = None
         self._usage: Usage | None = None
@@ -195,10 +167,32 @@ class Exchange:
             members = await read_members(request.body, _READ_MEMBERS)
             self.model = model_of(members)
             if means.timeouts.sse_keepalive_s and members.get("stream") is True and request.version == b"1.1":
-                self._keepalive = KeepAlive(
-                    means.pool.hub, self._client, means.timeouts.sse_keepalive_s, self._head_of_waiting
-                )
+                interval_s = means.timeouts.sse_keepalive_s
+                self._keepalive = KeepAlive(means.pool.hub, self._client, request.id, interval_s)
+            previous = members.get("previous_response_id")
+            if previous is not None and request.path.endswith(b"/responses"):
+                self._only = means.registry.continued_by(str(previous), self.model)
         means.auth.check_model(caller, self.model)
+        await self._within_limits()
+
+    async def by_response(self) -> None:
+        """Have the request answered by the worker that keeps the response it names. Raises ApiError.
+
+        The path is `/v1/responses/{id}`, and maybe more.
+        """
+        response_id = self._request.path.split(b"/")[3].decode("latin-1")
+        self.path = RESPONSE_PATH
+        worker = self._means.registry.holder_of(response_id)
+        key = self.caller.key
+        names = [name for name in worker.names if key is None or key.models is None or name in key.models]
+        if not names or worker.endpoint is None:
+            raise errors.response_not_found(response_id, "it is of a model that this key is not for")
+        self.model, self._only = names[0], worker.endpoint
+        await self._within_limits()
+
+    async def _within_limits(self) -> None:
+        """Have the request answered within the limits of its key."""
+        means, caller, request = self._means, self.caller, self._request
         self._share = means.quotas.enter(caller.key_name, trio.current_time())
         if self._share.counts_tokens:
             self._usage = Usage(has_total=not request.path.endswith(b"/messages"))
@@ -255,7 +249,7 @@ class Exchange:
                 lease.endpoint.fail(trio.current_time())
                 self._speak_against(lease.endpoint)
                 tried.add(lease.endpoint)
-                if not self._means.balancer.others(self.model, tried):
+                if self._only is not None or not self._means.balancer.others(self.model, tried):
                     raise
             else:
                 return
@@ -278,12 +272,12 @@ class Exchange:
     async def _lease(self, session: bytes, tried: Collection[Endpoint]) -> Lease:
         """Take a place at an endpoint, waiting for one if need be. Raises ApiError: 404, 429, 503."""
         balancer = self._means.balancer
-        lease = balancer.lease(self.model, session, tried)
+        lease = balancer.lease(self.model, session, tried, only=self._only)
         if lease is not None:
             return lease
         since = trio.current_time()
         granted = trio.Event()
-        waiter = balancer.wait(self.model, granted.set, session, tried, self.caller.flow)
+        waiter = balancer.wait(self.model, granted.set, session, tried, flow=self.caller.flow, only=self._only)
         self.is_waiting = True
         try:
             with trio.move_on_after(self._means.timeouts.queue_s):
@@ -487,10 +481,3 @@ class Exchange:
         if head.status >= 400:
             self.error = f"upstream_{head.status}"
             self._client.keep_alive = False
-
-    def _head_of_waiting(self) -> bytes:
-        """Write the head of a stream that begins with a comment, since there is nothing else to send yet."""
-        headers = [date_header(), *_STREAM_HEADERS, (b"x-request-id", self._request.id)]
-        if not self._client.keep_alive:
-            headers.append((b"connection", b"close"))
-        return response_head(200, headers)

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from ichat import __version__
 from ichat.balance import Balancer, Endpoint
-from ichat.exchange import Exchange
+from ichat.exchange import RESPONSE_PATH, Exchange
 from ichat.http.relay import Gaps, no_gaps
 from ichat.registry import Registry, State
 
@@ -43,6 +43,7 @@ ROUTES: Mapping[bytes, str] = {
     b"/v2/rerank": "/v1/rerank",
 }
 """How the routes that are known are counted."""
+_COUNTED = {**ROUTES, RESPONSE_PATH: RESPONSE_PATH.decode()}
 
 _FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 _DURATION_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
@@ -126,7 +127,7 @@ class Metrics:
         error = exchange.error
         counts = self._of(exchange.model) if self._is_known(exchange) else None
         requests = self._nobodys if counts is None else counts.requests
-        key = (ROUTES.get(exchange.path, OTHER), exchange.status)
+        key = (_COUNTED.get(exchange.path, OTHER), exchange.status)
         requests[key] = requests.get(key, 0) + 1
         if error == "client_left":
             phase = exchange.phase

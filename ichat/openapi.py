@@ -41,6 +41,10 @@ _BY_MODEL = {
     "tokenize": "Tokens of a text or a chat",
     "detokenize": "Text of tokens",
 }
+_OF_RESPONSES = {
+    "/v1/responses/{response_id}": {"get": "Read a response again", "delete": "Forget a response"},
+    "/v1/responses/{response_id}/cancel": {"post": "Stop a response that is made in the background"},
+}
 _BY_MODEL_IN_A_FORM = {
     "audio/transcriptions": "Transcription of speech",
     "audio/translations": "Translation of speech",
@@ -132,6 +136,11 @@ def _of_models() -> dict[str, Schema]:
         for path in (f"/v1/{name}", f"/{name}", *(["/v2/rerank"] if name == "rerank" else [])):
             paths[path] = {"post": _by_model(path, summary, is_form=is_form)}
     name_of: Schema = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    id_of: Schema = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    for path, methods in _OF_RESPONSES.items():
+        paths[path] = {"parameters": [id_of]}
+        for method, summary in methods.items():
+            paths[path][method] = _of_response(f"{method}{path}", summary)
     paths["/v1/models"] = {
         "get": _operation("models", "get_models", "Models that can be asked for now", _json("Models"))
     }
@@ -146,6 +155,18 @@ def _of_models() -> dict[str, Schema]:
         )
     }
     return paths
+
+
+def _of_response(operation: str, summary: str) -> Schema:
+    """Write one route of a response that was made before: the worker that keeps it answers."""
+    statuses = {status: {"$ref": f"#/components/responses/Model{status}"} for status in ("200", "401", "429", "503")}
+    gone = _failure("Nobody keeps this response, or its worker has ended (`response_not_found`).")
+    return {
+        "tags": ["models"],
+        "operationId": re.sub(r"\W+", "_", operation).rstrip("_"),
+        "summary": summary,
+        "responses": {**statuses, "404": gone} | _FAILED,
+    }
 
 
 def _by_model(path: str, summary: str, *, is_form: bool) -> Schema:

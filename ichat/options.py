@@ -9,6 +9,7 @@ import attrs
 from ichat import errors
 from ichat.beat import read_beat
 from ichat.config import Limits, Timeouts
+from ichat.engines.wire import WireSettings
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.reporter import is_address
 from ichat.usage import Usage
@@ -37,6 +38,8 @@ class Options:
     client_stall_s: float
     drain_s: float
     stop_s: float
+    responses_max: int
+    responses_bytes_max: int
     explain_args: bool
 
 
@@ -84,6 +87,15 @@ def parser() -> Usage:
         ("--connections-max", limits.connections_max, "open connections"),
     ):
         add(name, type=int, default=default, metavar="N", help=f"{help_} ({default})")
+    wire = WireSettings()
+    add(
+        "--responses-max", type=int, default=wire.responses_max, metavar="N",
+        help=f"responses of /v1/responses to keep, the oldest go first; 0: none ({wire.responses_max})",
+    )  # fmt: skip
+    add(
+        "--responses-bytes-max", type=int, default=wire.responses_bytes_max, metavar="N",
+        help=f"bytes of the requests that they came from ({wire.responses_bytes_max})",
+    )  # fmt: skip
     stall_s = Timeouts().client_stall_s
     add(
         "--client-stall-s", type=float, default=stall_s, metavar="S",
@@ -133,6 +145,8 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --port must be from 0 to 65535, not {options.port}")
     if not 0 <= options.orphan_after_s < math.inf:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --orphan-after-s must be 0 or more, not {options.orphan_after_s}")
+    if options.responses_max < 0 or options.responses_bytes_max < 0:
+        raise Exit(EXIT_USAGE, f"{usage.prog}: --responses-max and --responses-bytes-max must be 0 or more")
     _check_beat(options, usage.prog)
     if options.gateway_address is not None and not is_address(options.gateway_address):
         raise Exit(

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -11,9 +12,10 @@ import attrs
 
 from ichat import errors
 from ichat.balance import Endpoint
-from ichat.beat import Beat, Lost, Model, WorkerState, names_of
+from ichat.beat import Beat, Lost, Model, WorkerState, names_of, response_tag
 from ichat.circuit import Circuit
 from ichat.config import CircuitBreaker
+from ichat.errors import ApiError
 from ichat.http.pool import Upstream
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ FAILED_S = 600.0
 """How long a worker is shown that has said good-bye since it failed."""
 WORKERS_MAX = 4096
 RETRY_AFTER_S = 5
+_RESPONSE_ID = re.compile(r"resp_([0-9a-f]{12})_[0-9a-f]{32}")
+"""As `engines.wire.Wire.new_response_id` makes them."""
 
 State = WorkerState | Literal["unhealthy", "wedged", "stale", "restarting", "failed", "broken"]
 """What a worker says of itself, or what the gateway knows better.
@@ -66,6 +70,8 @@ class Worker:
     """The newest one; None for a managed worker that has not beaten yet."""
     _served: frozenset[str] = frozenset()
     """The names in that beat."""
+    tag: str = ""
+    """What the ids of the responses have in them that it keeps."""
     beat_at: float = -math.inf
     known_since: float = math.inf
     """When the first beat of this start of it came."""
@@ -136,6 +142,7 @@ class Worker:
     def take(self, beat: Beat, now: float) -> None:
         """Keep a beat as the newest one."""
         self.beat, self.beat_at, self.is_stale = beat, now, False
+        self.tag = response_tag(beat.worker_id, beat.start_id)
         self._served = frozenset(names_of(beat))
 
     def note_steps(self, beat: Beat, now: float) -> None:
@@ -411,6 +418,33 @@ class Registry:
     def has(self, model: str) -> bool:
         """Return whether a model has this name, whether anybody can serve it now or not."""
         return model in self.external or any(worker.serves(model) for worker in self._workers.values())
+
+    def holder_of(self, response_id: str) -> Worker:
+        """Return the worker that has a response, which its id says. Raises ApiError 404 where nobody has it."""
+        match = _RESPONSE_ID.fullmatch(response_id)
+        if match is None:
+            raise errors.response_not_found(response_id[:128], "no worker gives such an id")
+        for worker in self._workers.values():
+            if worker.tag == match[1] and not worker.is_down:
+                return worker
+        why = "the worker that had it has ended or was started again, and its responses with it"
+        raise errors.response_not_found(response_id, why)
+
+    def continued_by(self, response_id: str, model: str) -> Endpoint | None:
+        """Return who keeps a response that a request for this model continues; None where that is not ours to know.
+
+        Raises ApiError 404.
+        """
+        if model in self.external:
+            return None
+        try:
+            worker = self.holder_of(response_id)
+            if not worker.serves(model):
+                raise errors.response_not_found(response_id, f"it is not of the model `{model}`")
+        except ApiError as error:
+            error.param = "previous_response_id"
+            raise
+        return worker.endpoint
 
     def names(self) -> set[str]:
         """Give every name of a model, whether anybody can serve it now or not."""

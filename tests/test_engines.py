@@ -37,6 +37,8 @@ from engines import (
 )
 from programs import LIMIT_S, ROOT, alive
 
+from ichat.beat import response_tag
+
 pytestmark = [pytest.mark.engine]
 BOOLEAN = {
     "type": "object",
@@ -281,6 +283,37 @@ def test_the_other_routes(chat):
     assert 1 <= answer["usage"]["output_tokens"] <= 5
     status, _, answer = post(f"{chat.url}/v1/responses", {"model": "tiny", "input": "hello", "max_output_tokens": 16})
     assert (status, answer["object"]) == (200, "response")
+
+
+def test_responses_are_remembered(chat, client):
+    """By one worker, which the id names: read, continued, cancelled and deleted with the real client."""
+    tag = response_tag("tiny-0", chat.worker()["start_id"])
+    asked = {"model": "tiny", "max_output_tokens": 8}
+    first = client.responses.create(input="I am Bob.", extra_body={"request_id": "resp_mine"}, **asked)
+    assert re.fullmatch(rf"resp_{tag}_[0-9a-f]{{32}}", first.id)
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    alone = client.responses.create(input="Who am I?", **asked)
+    longer = client.responses.create(input="Who am I?", previous_response_id=first.id, **asked)
+    assert longer.usage.input_tokens > alone.usage.input_tokens
+    with client.responses.create(input="Count.", stream=True, **asked) as stream:
+        streamed = list(stream)[-1].response
+    assert client.responses.retrieve(streamed.id).output_text == streamed.output_text
+    endless = {"model": "tiny", "max_output_tokens": 1900, "extra_body": {"ignore_eos": True}}
+    slow = client.responses.create(input="Count.", background=True, **endless)
+    chat.program.until(lambda: chat.running() == 1)
+    assert client.responses.cancel(slow.id).status == "cancelled"
+    chat.program.until(lambda: chat.running() == 0)
+    assert client.responses.retrieve(slow.id).status == "cancelled"
+    client.responses.delete(first.id)
+    for gone in (
+        lambda: client.responses.retrieve(first.id),
+        lambda: client.responses.delete(first.id),
+        lambda: client.responses.create(input="Who am I?", previous_response_id=first.id, **asked),
+        lambda: client.responses.retrieve(f"resp_{'0' * 12}_{'0' * 32}"),
+    ):
+        with pytest.raises(openai.NotFoundError) as refused:
+            gone()
+        assert refused.value.code == "response_not_found"
 
 
 def test_adapters(chat, client):

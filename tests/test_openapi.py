@@ -95,8 +95,10 @@ def test_the_control_plane_has_these_routes_and_no_others(said):
 
 
 def test_the_data_plane_has_these_routes_and_no_others(said):
-    """Each route that is known to be routed by model stands in it, and takes POST alone."""
-    assert methods_of(said, control=False) == {(path.decode(), "post") for path in metrics.ROUTES}
+    """Each route that is known to be routed by model stands in it, and takes POST alone; so do those of responses."""
+    response = "/v1/responses/{response_id}"
+    of_responses = {(response, "get"), (response, "delete"), (f"{response}/cancel", "post")}
+    assert methods_of(said, control=False) == {(path.decode(), "post") for path in metrics.ROUTES} | of_responses
 
 
 def test_every_route_says_what_key_it_takes(said):

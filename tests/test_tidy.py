@@ -39,6 +39,8 @@ LEVELS = [
     {"ichat.balance"},
     {"ichat.registry", "ichat.engines.asgi", "ichat.engines.child", "ichat.engines.inprocess"},
     {"ichat.engines.sglang_memory"},
+    {"ichat.engines.responses"},
+    {"ichat.means"},
     {"ichat.exchange", "ichat.managed", "ichat.recall", "ichat.schemas", "ichat.reporter", "ichat.engines.sglang_wire"},
     {"ichat.metrics", "ichat.scrape", "ichat.options"},
     {"ichat.engines.host", "ichat.engines.vllm", "ichat.engines.sglang", "ichat.supervisor", "ichat.openapi"},

@@ -53,6 +53,7 @@ class Call:
         self._peer = peer
         self._stall_s = stall_s
         self._ended = ended
+        self.bytes_in = len(request.body)
         self.keep_alive = keep_alive
         """Whether the connection may go on afterwards; known when the call has ended."""
         self.head_sent = False

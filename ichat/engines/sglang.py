@@ -36,6 +36,7 @@ from ichat.engines.asgi import call_under_way
 from ichat.engines.child import Child, adopt_children, children, first_dead, wait_for_end
 from ichat.engines.inprocess import InProcess
 from ichat.engines.ray import check_ray
+from ichat.engines.responses import bound_responses
 from ichat.engines.sglang_args import TABLE
 from ichat.engines.sglang_encoders import look_at
 from ichat.engines.sglang_wire import SGLangWire
@@ -121,6 +122,7 @@ class SGLang:
         steps = translate(argv, parser, TABLE)
         if not any("--enable-metrics" in step.passed for step in steps):
             steps.append(Step([], ["--enable-metrics"], "its metrics are what the worker reports to the gateway"))
+        self._remember_responses(steps, parser)
         words = _words_of(steps)
         given = None if "--config" in words else _read(words, parser)
         self._args = _record(words)
@@ -138,6 +140,14 @@ class SGLang:
         changed = _changed(given or self._args, _resolved(self._args), parser)
         self._info = _info(self._args, steps, changed, sglang.__version__)
         return self._info
+
+    def _remember_responses(self, steps: list[Step], parser: argparse.ArgumentParser) -> None:
+        """Have SGLang keep responses, where it can and shall; releases without the flag always do."""
+        words = {word.partition("=")[0] for step in steps for word in step.passed}
+        flag = "--enable-response-store"
+        is_known = any(flag in action.option_strings for action in parser._actions)
+        if self.wire.settings.responses_max and is_known and not words & {flag, "--disaggregation-mode", "--config"}:
+            steps.append(Step([], [flag], "responses can be retrieved and continued (--responses-max)"))
 
     def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
         """See `Engine.run`."""
@@ -182,6 +192,8 @@ class SGLang:
             manager = http_server._global_state.tokenizer_manager
             _abort_at_once(manager)
             self.wire.memory.watch(manager)
+            settings = self.wire.settings
+            self.wire.responses = bound_responses(app, settings.responses_max, settings.responses_bytes_max)
             manager.auto_create_handle_loop()
             while not self._warm.is_set():
                 why = self.why_dead()

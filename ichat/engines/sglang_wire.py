@@ -8,14 +8,13 @@ import functools
 import itertools
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from ichat.bodies import NAME_BYTES_MAX, PARSED_BYTES_MAX, Body, members_of, object_of, rewrite_json, value_of
 from ichat.engines.sglang_memory import Memory
-from ichat.engines.wire import Rewrite, Wire, plain, restate
+from ichat.engines.wire import RESPONSES_PATH, Rewrite, Wire, plain, restate, with_members
 from ichat.errors import ApiError, bad_request
 from ichat.forms import model_in_form
 from ichat.http.heads import form_type
@@ -32,7 +31,7 @@ PATHS = {
 
 _CHAT, _COMPLETIONS, _EMBEDDINGS = b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings"
 _CLASSIFY, _MESSAGES, _RERANK, _SCORE = b"/v1/classify", b"/v1/messages", b"/v1/rerank", b"/v1/score"
-_RESPONSES, _TRANSCRIPTIONS = b"/v1/responses", b"/v1/audio/transcriptions"
+_RESPONSES, _TRANSCRIPTIONS = RESPONSES_PATH, b"/v1/audio/transcriptions"
 _WITH_RID = {_CHAT: "chatcmpl", b"/invocations": "chatcmpl", _COMPLETIONS: "cmpl", _EMBEDDINGS: "embd"} | {
     _CLASSIFY: "classify"
 }
@@ -55,7 +54,6 @@ _NAMED_ALWAYS = frozenset((_MESSAGES, b"/v1/messages/count_tokens"))
 """Routes that want a model to be named, with either engine."""
 _PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """What vLLM's score request may call its two sides."""
-_EMPTY = re.compile(rb"\s*\}")
 
 
 class SGLangWire(Wire):
@@ -117,6 +115,10 @@ class SGLangWire(Wire):
         prefix = _WITH_RID.get(path)
         if prefix and (path not in _SINGLE or isinstance(given.get("input"), str)):
             new["rid"] = f"{prefix}-{next(self._count):08x}-{request.id.decode()}"
+        if path == _RESPONSES:
+            self.check_background(is_asked=given.get("background") is True)
+            if response_id := self.new_response_id():
+                new["request_id"] = response_id
         if name != model and (path not in _NAMED_ALWAYS or "model" in given):
             new["model"] = name
         old = {member: json.dumps(value).encode() for member, value in new.items() if member in given}
@@ -125,7 +127,7 @@ class SGLangWire(Wire):
         if old or drop:
             request.body = rewrite_json(request.body, await members_of(request.body), old, drop)
         if new:
-            request.body = _with_members(request.body, new)
+            request.body = with_members(request.body, new)
         return functools.partial(_naming, model=name) if path == _EMBEDDINGS else None
 
     async def _check_native(self, request: Request) -> None:
@@ -193,13 +195,6 @@ async def _read(body: Body, *, whole: bool) -> Mapping[str, object]:
 def _beginning(value: Body) -> object:
     """Give something of the same kind as a value of which only the beginning is at hand."""
     return value[1:].decode("utf-8", "replace") if value.startswith(b'"') else [value]
-
-
-def _with_members(body: Body, new: Mapping[str, str]) -> bytes:
-    """Give a JSON object with more members, which it does not have yet, and else byte for byte as it was."""
-    at = body.index(b"{") + 1
-    text = json.dumps(new)[1:-1].encode()
-    return b"".join((body[:at], text, b"" if _EMPTY.match(body, at) else b",", body[at:]))
 
 
 def _content(value: object) -> object:

@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import pathlib
 import platform
 import sys
@@ -30,6 +31,7 @@ from ichat.engines import EngineInfo, Progress, Serve
 from ichat.engines.args import Step, translate
 from ichat.engines.child import Child, adopt_children, children, first_dead
 from ichat.engines.ray import check_ray
+from ichat.engines.responses import bound_responses
 from ichat.engines.versions import check_version
 from ichat.engines.vllm_args import TABLE
 from ichat.engines.wire import VLLM_PATHS, Wire
@@ -112,6 +114,8 @@ class VLLM:
         except ImportError as error:
             raise Exit(EXIT_UNAVAILABLE, f"vLLM under {sys.executable} cannot be imported: {error}.") from error
         check_version("vLLM", vllm.__version__, OLDEST, NEWEST)
+        if self.wire.settings.responses_max:
+            os.environ.setdefault("VLLM_ENABLE_RESPONSES_API_STORE", "1")
         _symbol("cli_env_setup")()
         adopt_children()
         self._args, steps, defaults = _parse(argv)
@@ -149,6 +153,8 @@ class VLLM:
             app = _call(_symbol("build_app"), known)
             app.state.server = self._switch
             await _call(_symbol("init_app_state"), {**known, "state": app.state})
+            settings = self.wire.settings
+            self.wire.responses = bound_responses(app, settings.responses_max, settings.responses_bytes_max)
             self._loaded = app.state
             self._client = client
             async with app.router.lifespan_context(app):

@@ -9,12 +9,15 @@ import ast
 import http
 import json
 import re
+import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import cast
+from typing import Protocol, cast
+
+import attrs
 
 from ichat.beat import Model, entry_of
-from ichat.bodies import Member, members_of, rewrite_json, value_of
-from ichat.errors import bad_request
+from ichat.bodies import Body, Member, members_of, rewrite_json, value_of
+from ichat.errors import background_full, bad_request
 from ichat.http.heads import Headers
 from ichat.http.request import Request
 
@@ -23,6 +26,7 @@ Rewrite = Callable[[int, bytes], tuple[int, bytes]]
 
 VLLM_PATHS = {b"/v1/tokenize": b"/tokenize", b"/v1/detokenize": b"/detokenize", b"/v1/classify": b"/classify"}
 """Routes that vLLM has under another path."""
+RESPONSES_PATH = b"/v1/responses"
 RERANK_PATHS = frozenset((b"/rerank", b"/v1/rerank", b"/v2/rerank"))
 MESSAGE_CHARS_MAX = 4000
 """Characters of an error's message as the client reads it."""
@@ -68,6 +72,7 @@ _VALIDATION = re.compile(r"\d+ validation errors?:\n")
 _ATTACHED = " (parameter="
 """What vLLM puts behind a message about a parameter, with that and a value."""
 _MODEL = re.compile(r"the model [`'\"]", re.IGNORECASE)
+_EMPTY = re.compile(rb"\s*\}")
 _FIELD = re.compile(r"[a-z0-9_]+")
 _KIND_NAMES = frozenset(("str", "int", "float", "bool", "bytes", "list", "tuple", "dict", "set", "none", "nullable"))
 """What pydantic writes into a place for the kinds of value that it tried."""
@@ -85,12 +90,36 @@ _NO_FIELDS = frozenset(("", "input_tokens", "input_text"))
 """What vLLM gives for a prompt that is too long."""
 
 
+@attrs.frozen
+class WireSettings:
+    """What the worker's command line says of requests and responses."""
+
+    response_tag: str = ""
+    """What the ids of responses get in them; see `beat.response_tag`. Empty: the engine makes the ids."""
+    responses_max: int = 1000
+    """Responses that the engine remembers; 0: none."""
+    responses_bytes_max: int = 256 * 1024 * 1024
+    """Bytes of the requests that they came from."""
+
+
+class ResponseStore(Protocol):
+    """What an engine remembers of responses, as far as requests are concerned."""
+
+    def is_full(self) -> bool:
+        """Return whether no more responses can be made in the background."""
+        ...
+
+
 class Wire:
     """How an engine's requests and responses differ from what a worker takes and gives; here: as vLLM's do."""
 
     def __init__(self, paths: Mapping[bytes, bytes] | None = None) -> None:
         """`paths` are routes that the engine has under another path."""
         self._paths = paths or {}
+        self.settings = WireSettings()
+        """Set by the worker before the engine starts."""
+        self.responses: ResponseStore | None = None
+        """What the engine remembers of responses; set by the engine once it can be asked."""
 
     async def request(self, request: Request) -> Rewrite | None:
         """Change a request before the engine gets it; give what its answer must be put through where it is a 200.
@@ -98,10 +127,36 @@ class Wire:
         To be called in Trio: others have their turn while a large body is read. Raises ApiError where the engine shall
         not get the request.
         """
-        rewrite = await _rerank(request) if request.path in RERANK_PATHS and request.method == b"POST" else None
+        rewrite = None
+        if request.method == b"POST" and request.path in RERANK_PATHS:
+            rewrite = await _rerank(request)
+        elif request.method == b"POST" and request.path == RESPONSES_PATH:
+            await self._name_response(request)
         self.redirect(request)
         restate(request)
         return rewrite
+
+    async def _name_response(self, request: Request) -> None:
+        members = await members_of(request.body)
+        given = {member.name: member for member in members}
+        background = given.get("background")
+        self.check_background(is_asked=background is not None and value_of(request.body, background) is True)
+        response_id = self.new_response_id()
+        if response_id and "request_id" in given:
+            new = {"request_id": json.dumps(response_id).encode()}
+            request.body = rewrite_json(request.body, members, new, ())
+        elif response_id:
+            request.body = with_members(request.body, {"request_id": response_id})
+
+    def check_background(self, *, is_asked: bool) -> None:
+        """Raise ApiError 429 where a response is asked for in the background and too many are being made there."""
+        if is_asked and self.responses is not None and self.responses.is_full():
+            raise background_full(self.settings.responses_max)
+
+    def new_response_id(self) -> str:
+        """Return the id of a new response, which says which worker has it; empty where the engine shall make it."""
+        tag = self.settings.response_tag
+        return f"resp_{tag}_{secrets.token_hex(16)}" if tag else ""
 
     def admit(self, request: Request, under_way: Collection[Request]) -> None:
         """Raise ApiError where the engine must not get this request now, beside those that are under way there.
@@ -125,6 +180,13 @@ class Wire:
         if status >= 400:
             return anthropic_error if request.path.startswith(b"/v1/messages") else openai_error
         return asked if status == 200 else None
+
+
+def with_members(body: Body, new: Mapping[str, str]) -> bytes:
+    """Return a JSON object with more members, which it does not have yet, and else byte for byte as it was."""
+    at = body.index(b"{") + 1
+    text = json.dumps(new)[1:-1].encode()
+    return b"".join((body[:at], text, b"" if _EMPTY.match(body, at) else b",", body[at:]))
 
 
 def restate(request: Request) -> None:
@@ -162,6 +224,8 @@ def _read_error(status: int, body: bytes) -> dict[str, str | None]:
     kind, code = _KINDS.get(status, (_REQUEST, "bad_request") if status < 500 else (_SERVER, "internal_error"))
     if status == 404 and (param == "model" or _MODEL.match(message)):
         code, param = "model_not_found", "model"
+    elif status == 404 and message.startswith("Response with id "):
+        code = "response_not_found"
     if isinstance(given_code := given.get("code"), str) and not given_code.isdigit():
         code = given_code or code
         kind = str(given.get("type") or kind)

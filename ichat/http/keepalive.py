@@ -6,11 +6,11 @@ has the status 200, whatever becomes of it. Comments stop with the first byte of
 """
 
 import re
-from collections.abc import Callable
 from typing import Protocol
 
 import trio
 
+from ichat.http.heads import date_header, response_head
 from ichat.http.hub import Hub
 from ichat.http.server import Client
 
@@ -18,6 +18,12 @@ COMMENT = b": keep-alive\n\n"
 COMMENT_BYTES_MAX = 128
 """What is longer is not taken for a comment."""
 _CHUNK = b"%x\r\n%b\r\n" % (len(COMMENT), COMMENT)
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"transfer-encoding", b"chunked"),
+)
 _COMMENTS = re.compile(rb"(?:(?:[0-9a-fA-F]{1,8}\r\n)?(?::[^\r\n]*+(?:\r?\n)++)+(?:\r\n)?)+")
 """Nothing but comments, in chunks or not; the end of a chunk looks like an empty line."""
 
@@ -44,14 +50,13 @@ class Response(Protocol):
 class KeepAlive:
     """The comments of one stream: `start` when the wait begins, `stop` when there is something to send."""
 
-    __slots__ = ("_client", "_head", "_hub", "_interval_s", "deadline", "has_begun", "response")
+    __slots__ = ("_client", "_hub", "_interval_s", "_request_id", "deadline", "has_begun", "response")
 
-    def __init__(self, hub: Hub, client: Client, interval_s: float, head: Callable[[], bytes]) -> None:
-        """`head` returns the head of a response that begins with a comment; its body is in chunks."""
+    def __init__(self, hub: Hub, client: Client, request_id: bytes, interval_s: float) -> None:
         self._hub = hub
         self._client = client
         self._interval_s = interval_s
-        self._head = head
+        self._request_id = request_id
         self.deadline = 0.0
         self.has_begun = False
         """Whether the client was sent that head."""
@@ -81,6 +86,13 @@ class KeepAlive:
         else:
             self.has_begun = self._client.head_sent = True
             self._send(self._head() + _CHUNK)
+
+    def _head(self) -> bytes:
+        """Return the head of a response that begins with a comment, since there is nothing else to send yet."""
+        headers = [date_header(), *_HEADERS, (b"x-request-id", self._request_id)]
+        if not self._client.keep_alive:
+            headers.append((b"connection", b"close"))
+        return response_head(200, headers)
 
     def _send(self, data: bytes) -> None:
         """Send all of it; a client that has no room for so little has not read for long, and counts as gone."""

@@ -31,7 +31,7 @@ from ichat.balance import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
 from ichat.circuit import Circuit
 from ichat.config import CircuitBreaker, Config
 from ichat.errors import ApiError, Exit
-from ichat.exchange import JOINED_BYTES_MAX, Exchange, Means
+from ichat.exchange import JOINED_BYTES_MAX, Exchange
 from ichat.http.heads import RequestHead
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
@@ -41,6 +41,7 @@ from ichat.http.server import Client, FrontDoor
 from ichat.http.tls import server_context
 from ichat.logbook import Logbook, Source
 from ichat.logfiles import prune
+from ichat.means import Means
 from ichat.metrics import ROUTES, Metrics
 from ichat.registry import Registry
 from ichat.reload import ConfigFile, Reloader, Take, look
@@ -66,6 +67,7 @@ PRUNE_S = 24 * 3600.0
 LOG_END_S = 2.0
 """How long those who follow a log may take to get its last lines, when the gateway ends."""
 _LOGS = b"/v1/logs/"
+_RESPONSES = b"/v1/responses/"
 CLIENT_LEFT = 499
 """What stands for a status where the client left."""
 _NO_HEAD = RequestHead(b"", b"", b"1.1", [], 0)
@@ -155,17 +157,18 @@ class Gateway:
         exchange = Exchange(self.means, request, client, client.caller)
         phase, is_counted = "", False
         is_by_model = request.path in ROUTES
+        is_by_response = request.path.startswith(_RESPONSES) and _is_about_response(request)
         is_log = request.path.startswith(_LOGS)
         if is_log:
             client.stand_aside()
         try:
             if is_control(request.path):
                 await self._answer_control(exchange, self.log_streams if is_log else self._control)
-            elif request.method == b"POST" and (request.path.startswith(b"/v1/") or is_by_model):
+            elif is_by_response or (request.method == b"POST" and (request.path.startswith(b"/v1/") or is_by_model)):
                 is_counted = True
                 self._metrics.began()
                 exchange.trace = self._tracing.begin(request.headers, request.path, is_known=is_by_model)
-                await exchange.by_model()
+                await (exchange.by_response() if is_by_response else exchange.by_model())
             elif is_by_model:
                 method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
                 raise errors.method_not_allowed(method, path, "POST")
@@ -222,6 +225,15 @@ class Gateway:
             if head is not None:
                 entry |= {"method": head.method.decode("latin-1"), "path": _shown(head.path)}
             self._access.add(entry | {"status": error.status, "error": error.code})
+
+
+def _is_about_response(request: Request) -> bool:
+    """Return whether a request below `/v1/responses/` is about one that was made before. Raises ApiError 405."""
+    if request.method == b"POST":
+        return request.path.startswith(_RESPONSES + b"resp_")
+    if request.method not in (b"GET", b"HEAD", b"DELETE"):
+        raise errors.method_not_allowed(request.method.decode("latin-1"), _shown(request.path), "DELETE, GET, HEAD")
+    return True
 
 
 def _entry(exchange: Exchange, request: Request, client: Client, phase: str) -> Entry:
@@ -304,7 +316,7 @@ async def _run(
     metrics = Metrics(registry, balancer)
     hub = Hub()
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
-    means = Means(config, auth, balancer, pool, metrics.gaps)
+    means = Means(config, auth, registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps)
     logbook = Logbook(state.log_directory, config.logs)
     gateway = Gateway(
         means, metrics, access, tracing, control_socket=state.control_socket, followers_max=config.logs.followers_max

@@ -24,13 +24,13 @@ import trio
 
 from ichat import errors
 from ichat.auth import CHANGES_MODELS, INTERNAL, address_in, bearer_of, is_for_us, is_loopback
-from ichat.beat import NAMES_MAX, Beat, WorkerState, sentence
+from ichat.beat import NAMES_MAX, Beat, WorkerState, response_tag, sentence
 from ichat.capture import Capture
 from ichat.config import Limits, Timeouts
 from ichat.engines import Engine, find
 from ichat.engines.args import explain
 from ichat.engines.host import Host
-from ichat.engines.wire import model_body, models_body
+from ichat.engines.wire import WireSettings, model_body, models_body
 from ichat.errors import ApiError
 from ichat.http.heads import RequestHead
 from ichat.http.hub import Hub
@@ -92,6 +92,12 @@ class Worker:
 
     def __repr__(self) -> str:
         return f"<Worker {self.id}: {self.state()}, {self.host!r}>"
+
+    def wire_settings(self) -> WireSettings:
+        """Return what the engine's requests and responses must become at this worker."""
+        options = self.options
+        tag = response_tag(self.id, self._start_id)
+        return WireSettings(tag, options.responses_max, options.responses_bytes_max)
 
     def state(self) -> WorkerState:
         """Give the state as the gateway shall see it."""
@@ -303,6 +309,7 @@ async def run(
     argv = [*engine_argv, "--host", options.host, "--port", str(port)]
     host = Host(engine, argv, client_stall_s=timeouts.client_stall_s)
     worker = Worker(options, engine, host, port, capture=capture, token=token)
+    engine.wire.settings = worker.wire_settings()
     hub = Hub()
     door = FrontDoor(b"worker", worker.answer, hub, limits, timeouts, look=worker.look)
     log.info("worker %s listens on %s:%d", worker.id, options.host, worker.port)

@@ -1,0 +1,47 @@
+"""What all exchanges of a gateway share."""
+
+from collections.abc import Callable
+
+from ichat.auth import Auth
+from ichat.balance import Balancer
+from ichat.config import Config
+from ichat.http.pool import Pool
+from ichat.http.relay import Gaps
+from ichat.quota import Quotas
+from ichat.registry import Registry
+
+
+class Means:
+    """What all exchanges share; another configuration changes it while they run."""
+
+    def __init__(
+        self,
+        config: Config,
+        auth: Auth,
+        *,
+        registry: Registry,
+        balancer: Balancer,
+        pool: Pool,
+        gaps: Callable[[str], Gaps],
+    ) -> None:
+        """`gaps` gives where the gaps in a model's streams are counted."""
+        self.registry = registry
+        self.balancer = balancer
+        self.pool = pool
+        self.gaps = gaps
+        self.quotas = Quotas(config.limits, config.security.keys)
+        self.take(config, auth)
+
+    def __repr__(self) -> str:
+        return f"<Means: {self.balancer!r}, {self.pool!r}>"
+
+    def take(self, config: Config, auth: Auth) -> None:
+        """Go on by another configuration; what keys have used stays used."""
+        self.auth = auth
+        self.timeouts = config.timeouts
+        self.settings = config.server_settings
+        self.session_header = config.routing.session_header.lower().encode()
+        """Requests with the same value of this header go to the same endpoint; empty: none do."""
+        self.quotas.set(config.limits, config.security.keys)
+        self.balancer.set(config.routing.policy, config.routing.queue_max)
+        self.pool.connect_s, self.pool.idle_s = config.timeouts.connect_s, config.timeouts.upstream_idle_s
