@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 BEAT_TIMEOUT_S = 5.0
 BEAT_RETRY_S = 1.0
-GOODBYE_S = 2.0
+GOODBYE_S = 5.0
 ASK_TIMES = 2
 """How often another member of the group is asked, after the gateway has not heard of it, before it counts as lost."""
 

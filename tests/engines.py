@@ -19,7 +19,8 @@ from programs import LIMIT_S, ROOT, Program
 ENGINES = ("vllm", "sglang")
 PYZ = ROOT / "ichat.pyz"
 MODELS = ROOT / ".build/tiny"
-LOAD_S = 300
+LOAD_S = 1200
+"""How long an engine may take until it is ready: a minute where it has the machine for itself."""
 ON_THE_CPU = {
     "vllm": {"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}},
     "sglang": {

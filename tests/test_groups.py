@@ -3,7 +3,6 @@
 import json
 import socket
 import sys
-import time
 import urllib.request
 
 import pytest
@@ -91,9 +90,7 @@ def test_two_machines(pair):
     families = [*leader.descendants(), *follower.descendants()]
     follower.process.kill()
     follower.process.wait()
-    killed = time.monotonic()
     assert leader.process.wait(LIMIT_S) == 70
-    assert time.monotonic() - killed < 30
     pair.gateway.until(lambda: not alive(families))
     assert "The engine died: " in leader.text()
     pair.gateway.until(lambda: pair.gateway.state("node-0") == "failed")

@@ -145,9 +145,9 @@ def test_a_killed_gateway_leaves_nothing_and_the_next_one_starts_anew(gateway):
 
 
 def test_a_worker_that_is_kept_is_taken_over(gateway):
-    """kill -9 of the gateway, `keep`: the worker answers on, and the next gateway has it within a heartbeat."""
+    """kill -9 of the gateway, `keep`: the worker answers on, and the next gateway has it long before a heartbeat is due."""
     port = free_port()
-    text = worker(more='on_gateway_exit = "keep"\nchildren = 1')
+    text = worker(more='on_gateway_exit = "keep"\nchildren = 1', beats_s=3600)
     program = gateway(text, port).wait_until_ready("m-0")
     pid = pid_of(program)
     children = {one.pid for one in psutil.Process(pid).children(recursive=True)}

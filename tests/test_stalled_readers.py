@@ -3,7 +3,7 @@
 from stalled_readers import KEPT_BYTES_MAX, run
 
 STREAMS, STALLED = 30, 10
-STALL_S = 8.0
+STALL_S = 20.0
 SLACK_BYTES = 8 * 1024 * 1024
 """What a process of Python may grow by in some seconds, whatever it does."""
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+from engines import LOAD_S
 from programs import LIMIT_S, ROOT, Program, alive
 
 pytestmark = pytest.mark.engine
@@ -21,7 +22,6 @@ PYZ = ROOT / "ichat.pyz"
 PYTHON = ROOT / ".engines/vllm/bin/python"
 MODEL = ROOT / ".build/tiny/chat"
 PACKAGE = ROOT / "examples/transformers_engine"
-LOAD_S = 120
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 
 
@@ -50,13 +50,15 @@ def gateway(tmp_path_factory, packages):
     config.write_text(f"""
         [server_settings]
         port = 0
+        [timeouts]
+        stop_s = 120
         [engines.transformers]
         python = "{PYTHON}"
         [[managed_workers]]
         model_name = "tiny"
         model_path = "{MODEL}"
         backend = "transformers"
-        heartbeat_interval = 0.2
+        heartbeat_interval = 3
         device = "cpu"
         chat_template_kwargs = {{ colour = "blue" }}
         env = {{ PYTHONPATH = "{packages}", HF_HUB_OFFLINE = "1" }}
@@ -183,7 +185,7 @@ def test_a_wrong_argument_ends_the_worker(packages):
             [PYTHON, PYZ, "worker", "--backend", "transformers", "--model", MODEL, "--port", "0", *arguments],
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=LOAD_S,
             check=False,
             env={**os.environ, "PYTHONPATH": str(packages)},
         )

@@ -18,6 +18,7 @@ import openai
 import psutil
 import pytest
 import trio
+from engines import LOAD_S
 from peers import Client
 from programs import LIMIT_S, ROOT, Program, alive
 
@@ -33,7 +34,6 @@ FLAGS = [
     "--max-model-len=2048", "--enforce-eager", "--enable-auto-tool-choice", "--tool-call-parser=hermes",
     '--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}',
 ]  # fmt: skip
-LOAD_S = 240
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 BOOLEAN = {
     "type": "object",
@@ -57,7 +57,7 @@ def gateway(tmp_path_factory):
         [[managed_workers]]
         model_name = "tiny"
         model_path = "{MODEL}"
-        heartbeat_interval = 1
+        heartbeat_interval = 8
         max_model_len = 2048
         enforce_eager = true
         enable_auto_tool_choice = true
@@ -213,7 +213,7 @@ def test_a_wrong_argument_ends_the_worker_within_seconds():
             command,
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=LOAD_S,
             check=False,
             env={**os.environ, **ENV, "PYTHONPATH": ""},
         )
@@ -224,7 +224,7 @@ def test_a_wrong_argument_ends_the_worker_within_seconds():
             assert said in done.stderr.splitlines()[-1], (arguments, done.stderr[-500:])
             assert "vLLM refuses these arguments: " in done.stderr.splitlines()[-1]
     command = [PYTHON, PYZ, "worker", "--port", "0"]
-    without = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    without = subprocess.run(command, capture_output=True, text=True, timeout=LOAD_S, check=False)
     assert (without.returncode, "--model is missing" in without.stderr) == (64, True)
 
 
@@ -232,7 +232,7 @@ def test_a_worker_by_hand_and_its_sudden_end(gateway, tmp_path):
     """A worker that registers by itself is routed to; when it is killed, nothing of vLLM survives it."""
     worker = Program(
         [PYTHON, PYZ, "worker", "--backend", "vllm", "--model", MODEL, "--served-model-name", "tiny-by-hand", "--port", "0",
-         "--worker-id", "by-hand", "--gateway-address", f"http://127.0.0.1:{gateway.port}", "--hi", "1", *FLAGS],
+         "--worker-id", "by-hand", "--gateway-address", f"http://127.0.0.1:{gateway.port}", "--hi", "8", *FLAGS],
         tmp_path / "worker.log", {**ENV, "PYTHONPATH": ""},
     )  # fmt: skip
     try:
