@@ -23,10 +23,11 @@ from ichat.gpus import find_gpus
 from ichat.logbook import Logbook
 from ichat.logs import SSE_HEADERS, read_query
 from ichat.openapi import document
-from ichat.registry import Registry, Worker
+from ichat.registry import Registry
 from ichat.reload import Reloader
 from ichat.resources import CpuMeter, read_resources
 from ichat.supervisor import Supervisor
+from ichat.workers import Worker
 
 PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
 

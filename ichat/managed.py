@@ -23,9 +23,10 @@ from ichat.launch import command_of, environment_of, python_of, token_of
 from ichat.logbook import Logbook
 from ichat.masking import shown
 from ichat.preflight import look, problems_of
-from ichat.registry import End, Registry, Worker
+from ichat.registry import Registry
 from ichat.state import Started, StateDirectory
 from ichat.subreaper import Adopted, marked, stamp_of
+from ichat.workers import End, Worker
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from ichat import __version__
 from ichat.balance import Balancer, Endpoint
 from ichat.exchange import RESPONSE_PATH, Exchange
 from ichat.http.relay import Gaps, no_gaps
-from ichat.registry import Registry, State
+from ichat.registry import Registry
+from ichat.workers import State
 
 MODELS_MAX = 1000
 """Models that are counted apart; where there are more at the same time, the others are counted together."""

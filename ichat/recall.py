@@ -6,7 +6,8 @@ import ssl
 import httpx
 import trio
 
-from ichat.registry import Registry, Worker
+from ichat.registry import Registry
+from ichat.workers import Worker
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from ichat.beat import ARGS_BYTES_MAX, FAILURE_CHARACTERS_MAX, MODELS_MAX, NAMES
 from ichat.config import MODEL_NAME_CHARACTERS_MAX, ManagedWorker
 from ichat.gpus import Gpu, GpuProcess
 from ichat.plan import Step
-from ichat.registry import HEALTHY, End, State
 from ichat.types_as_schemas import Notes, Schema, list_of, object_of, or_null, properties_of, ref, schema_of, taken
+from ichat.workers import HEALTHY, End, State
 
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}

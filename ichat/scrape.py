@@ -14,7 +14,8 @@ import h11
 import trio
 
 from ichat.http.pool import Upstream
-from ichat.registry import Registry, Worker
+from ichat.registry import Registry
+from ichat.workers import Worker
 
 log = logging.getLogger(__name__)
 

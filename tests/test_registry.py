@@ -6,7 +6,8 @@ from ichat.balance import Endpoint
 from ichat.beat import Beat, Group, Model, read_beat
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
-from ichat.registry import End, Registry
+from ichat.registry import Registry
+from ichat.workers import End
 
 
 class Clock:

@@ -37,6 +37,7 @@ LEVELS = [
     {"ichat.engines.sglang_args", "ichat.engines.sglang_encoders"},
     {"ichat.external", "ichat.http.relay", "ichat.engines"},
     {"ichat.balance"},
+    {"ichat.workers"},
     {"ichat.registry", "ichat.engines.asgi", "ichat.engines.child", "ichat.engines.inprocess"},
     {"ichat.engines.sglang_memory"},
     {"ichat.engines.responses"},

@@ -1,0 +1,172 @@
+"""One worker as the gateway knows it, and the state that follows from that. Purely synchronous."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+
+from ichat.balance import Endpoint
+from ichat.beat import Beat, Lost, WorkerState, names_of, response_tag
+from ichat.circuit import Circuit
+
+BEATS_MISSED_MAX = 3
+"""A worker that has been silent for so many of its intervals is unhealthy."""
+
+State = WorkerState | Literal["unhealthy", "wedged", "stale", "restarting", "failed", "broken"]
+"""What a worker says of itself, or what the gateway knows better.
+
+`wedged` has requests and makes no step; `stale` is known from before the gateway's start and has not beaten since;
+`restarting` has ended and will be started again, `failed` has not; `broken` has lost another member of its group.
+"""
+HEALTHY: frozenset[State] = frozenset(("ready", "following"))
+"""The states in which a worker gets requests, or works for the one of its group that does."""
+
+
+@attrs.frozen
+class End:
+    """How a worker's process ended, and what can be told of the reason."""
+
+    why: str
+    """In a few words, to be put after the worker's name."""
+    at: float
+    """In seconds since 1970."""
+    exit_code: int | None = None
+    signal: str | None = None
+    oom_killed: bool = False
+    """Whether the kernel ended it, or a process of it, since there was no memory left."""
+    cause: str = ""
+    """In a sentence, where it is known."""
+    last_lines: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.cause}" if self.cause else self.why
+
+
+@attrs.define(eq=False)
+class Worker:
+    """One worker as the gateway knows it."""
+
+    id: str
+    managed: bool
+    beat: Beat | None = None
+    """The newest one; None for a managed worker that has not beaten yet."""
+    _served: frozenset[str] = frozenset()
+    """The names in that beat."""
+    tag: str = ""
+    """What the ids of the responses have in them that it keeps."""
+    beat_at: float = -math.inf
+    known_since: float = math.inf
+    """When the first beat of this start of it came."""
+    well_at: float = -math.inf
+    """When its newest beat came that was no good-bye: those who came later are none of its group."""
+    lost: Lost | None = None
+    """What its group has lost for good."""
+    expected: list[str] = attrs.field(factory=list[str])
+    """The names that a managed worker will serve, known before its first beat."""
+    end: End | None = None
+    """How it ended last, where nobody had asked for it; it may have been started again since."""
+    is_down: bool = False
+    """Whether `end` is how things are now."""
+    retry_at: float | None = None
+    """When a worker that is down will be started again."""
+    restarts: int = 0
+    is_draining: bool = False
+    """Whether it gets no more requests, since it is about to be stopped."""
+    is_stale: bool = False
+    """Whether the beat is from before the gateway's start."""
+    busy_steps: float | None = None
+    """The count of its engine's steps by which it is known to be busy."""
+    stuck_since: float = math.inf
+    """Since when it has had requests and that count has stood still."""
+    is_piped: bool = False
+    """Whether its lines come through a pipe, since its newest start was here."""
+    unix_socket: str | None = None
+    """Where it is reached by a shorter way than its port, known of a managed worker."""
+    endpoint: Endpoint | None = None
+    """Where its requests go, known from its first beat on."""
+    max_in_flight: int | None = None
+    """Requests under way at once, at most, where the gateway's configuration says so."""
+    settings: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    """What operators see of how a managed worker is run."""
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether a connection to it failed since its newest beat."""
+        return self.endpoint is not None and self.endpoint.unreachable
+
+    def serves(self, model: str) -> bool:
+        """Say whether it serves a model of this name, or will."""
+        return model in (self._served if self.beat and self.beat.model_name else self.expected)
+
+    @property
+    def names(self) -> list[str]:
+        """Every model name that it serves or will serve."""
+        return names_of(self.beat) if self.beat and self.beat.model_name else self.expected
+
+    def state(self, now: float, wedged_after_s: float = math.inf) -> State:
+        """Give the state, by what it said last and how long ago that was."""
+        if self.is_down:
+            return "failed" if self.retry_at is None else "restarting"
+        if self.is_draining:
+            return "draining"
+        if self.beat is None:
+            return "starting"
+        if self.is_stale:
+            return "stale"
+        if self.is_unreachable or now - self.beat_at > self.beat.heartbeat_interval * BEATS_MISSED_MAX:
+            return "unhealthy"
+        if self.lost is not None:
+            return "broken"
+        if self.beat.state == "ready" and now - self.stuck_since > wedged_after_s:
+            return "wedged"
+        return self.beat.state
+
+    def take(self, beat: Beat, now: float) -> None:
+        """Keep a beat as the newest one."""
+        self.beat, self.beat_at, self.is_stale = beat, now, False
+        self.tag = response_tag(beat.worker_id, beat.start_id)
+        self._served = frozenset(names_of(beat))
+
+    def note_steps(self, beat: Beat, now: float) -> None:
+        """See in a beat whether the engine does something: a busy one whose count of steps stands still is stuck."""
+        progress = beat.progress
+        steps = progress.get("steps")
+        steps = progress.get("tokens_out") if steps is None else steps
+        busy = any((progress.get(name) or 0) > 0 for name in ("running", "waiting"))
+        if not busy or steps is None or steps != self.busy_steps:
+            self.stuck_since = math.inf if not busy or steps is None else now
+            self.busy_steps = steps if busy else None
+
+    def begin(self) -> None:
+        """Forget what was known of an earlier start of it: there is a new one."""
+        self.beat, self.beat_at, self.lost = None, -math.inf, None
+        self.known_since, self.well_at = math.inf, -math.inf
+        self.is_down, self.retry_at, self.is_draining = False, None, False
+        self.busy_steps, self.stuck_since = None, math.inf
+        if self.endpoint is not None:
+            self.endpoint.circuit = Circuit(self.endpoint.circuit.settings)
+
+    def met(self, other: "Worker") -> bool:
+        """Say whether the other was well when this start of the worker was there already, or came within a beat."""
+        interval = other.beat.heartbeat_interval if other.beat else 0
+        return self.known_since <= other.well_at + interval
+
+    def why_not_ready(self, now: float, wedged_after_s: float) -> str:
+        """Say in a few words what stands between it and a request."""
+        state = self.state(now, wedged_after_s)
+        if self.is_down:
+            again = "" if self.retry_at is None else f"; it is started again in {max(0, self.retry_at - now):.0f} s"
+            return f"worker {self.id} {self.end}{again}"
+        if state == "wedged":
+            return f"worker {self.id} has had requests for {now - self.stuck_since:.0f} s and made no step"
+        if state == "stale":
+            return f"worker {self.id} has not been heard of since the gateway was started"
+        if self.is_unreachable and state == "unhealthy":
+            return f"worker {self.id} cannot be reached"
+        if state == "unhealthy":
+            return f"worker {self.id} has not been heard of for {now - self.beat_at:.0f} s"
+        if self.lost is not None:
+            return f"worker {self.id} lost {self.lost.worker_id}, which {self.lost.why}"
+        phase = self.beat.phase if self.beat else ""
+        return f"worker {self.id} is {state}" + (f" ({phase})" if phase and phase != state else "")
