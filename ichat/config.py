@@ -31,6 +31,8 @@ EngineValue = Scalar | list[Scalar] | dict[str, Any]
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?|")
 _PATH = re.compile(r"[!-~]*")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(
     r"(^|[-_])((api|access|private|secret)[-_]key|key[-_]hash|token|password|passphrase|secret|credentials?|authorization)$",
@@ -112,6 +114,16 @@ def _are_headers(headers: Mapping[str, str]) -> None:
             raise ValueError(f"{name!r} is made by the gateway")
 
 
+def _are_origins(values: list[str]) -> None:
+    for value in values:
+        usual_port = _USUAL_PORTS.get(value.partition(":")[0], "/")
+        if value != "*" and (not _ORIGIN.fullmatch(value) or value.endswith(usual_port)):
+            raise ValueError(
+                f'{value!r} is neither "*" nor an origin as browsers send it, such as "https://chat.example": scheme,'
+                " host and a port that is not the usual one, in lower case, without a path or a slash at the end"
+            )
+
+
 def _is_header_name(value: str) -> None:
     if value and not _HEADER_NAME.fullmatch(value):
         raise ValueError(f"must be the name of a header, not {value!r}")
@@ -148,6 +160,7 @@ class ServerSettings:
     tls_key: str | None = None
     worker_header: bool = True
     overhead_header: bool = True
+    cors_origins: list[str] = checked(_are_origins, attrs.Factory(list[str]))
     state_directory: str | None = checked(_is_path, None)
     watch_config: bool = True
 

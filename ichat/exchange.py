@@ -32,7 +32,12 @@ from ichat.tracing import Trace
 
 log = logging.getLogger(__name__)
 
-_OURS_BACK = frozenset((b"x-request-id", b"x-ichat-worker", b"x-ichat-overhead-ms", errors.CODE_HEADER))
+_OURS_BACK = frozenset((
+    b"x-request-id", b"x-ichat-worker", b"x-ichat-overhead-ms", errors.CODE_HEADER,
+    b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-allow-methods",
+    b"access-control-allow-headers", b"access-control-expose-headers", b"access-control-max-age",
+    b"access-control-allow-private-network",
+))  # fmt: skip
 """Headers of a response that only the gateway nearest to the client makes."""
 PROOF_HEADER = b"x-ichat-proof"
 """Shows a worker that a request comes from its gateway."""
@@ -49,7 +54,7 @@ JOINED_BYTES_MAX = 65536
 """A body up to this size is sent in one piece with its head; joining larger ones would cost more than it saves."""
 KEPT_RACE_S = 1.0
 """How soon a kept connection breaks that its upstream was about to close."""
-_OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id")) | FORWARDED | TRACE_HEADERS
+_OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id", b"origin")) | FORWARDED | TRACE_HEADERS
 """Headers of a request that are made anew for the upstream, or are none of its business."""
 
 
@@ -459,6 +464,7 @@ class Exchange:
         if b"date" not in names:
             headers.append(date_header())
         headers.append((b"x-request-id", self._request.id))
+        headers += client.more_headers()
         if endpoint.id:
             if means.settings.worker_header:
                 headers.append((b"x-ichat-worker", endpoint.id))

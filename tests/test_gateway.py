@@ -543,7 +543,8 @@ async def test_workers_register_by_their_beats(serve, gateway_to, connect):
     assert (await client.ask("org/m"))[0] == 404
 
 
-async def test_the_openai_client_understands(serve, gateway_to, connect):
+@pytest.mark.parametrize("more", ["", 'cors_origins = ["*"]\n'], ids=["no pages", "pages"])
+async def test_the_openai_client_understands(serve, gateway_to, connect, more):
     """openai-python streams, lists, retrieves and raises as it does with OpenAI itself."""
 
     async def reply(stream, head, body):
@@ -562,7 +563,7 @@ async def test_the_openai_client_understands(serve, gateway_to, connect):
         return None
 
     _, port = await serve(reply)
-    gateway = await gateway_to({"m": port})
+    gateway = await gateway_to({"m": port}, more)
     await trio.to_thread.run_sync(talk, f"http://127.0.0.1:{gateway}/v1")
 
 

@@ -1,5 +1,6 @@
 """Another configuration while the gateway runs, with real processes: only what has changed is touched."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -111,6 +112,15 @@ def test_a_bad_file_changes_nothing(gateway, edit):
     assert (program.state("a-0"), pid_of(program, "a-0")) == ("ready", pid)
 
 
+def asked(program, method, path, headers):
+    """Return status and allowed origin."""
+    connection = http.client.HTTPConnection("127.0.0.1", program.port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers["access-control-allow-origin"]
+
+
 def test_settings_are_taken_without_a_restart(gateway, edit):
     """Bounds and routes change while requests go on; what cannot is named."""
     route = '[[external_routes]]\nmodel_name = "far"\napi_base = "http://127.0.0.1:9/v1"\n'
@@ -118,9 +128,12 @@ def test_settings_are_taken_without_a_restart(gateway, edit):
     pid = pid_of(program, "a-0")
     edit('model_name = "far"', 'model_name = "near"')
     edit("stop_s = 6", "stop_s = 5\nfirst_byte_s = 0.5")
-    edit("port = 0", "port = 1")
+    preflight = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
+    assert asked(program, "OPTIONS", "/v1/chat/completions", preflight) == (405, None)
+    edit("port = 0", 'port = 1\ncors_origins = ["https://chat.example"]')
     status, plan = reload(program)
     assert status == 200
+    assert asked(program, "OPTIONS", "/v1/chat/completions", preflight) == (204, "https://chat.example")
     steps = {step["what"]: step["action"] for step in plan["plan"]}
     assert steps["server_settings.port"] == "later"
     assert steps["timeouts.first_byte_s"] == "update"

@@ -30,7 +30,7 @@ LEVELS = [
     {"ichat.terminal_views", "ichat.terminal_logs", "ichat.terminal_chat"},
     {"ichat.terminal_launch"},
     {"ichat.terminal"},
-    {"ichat.beat", "ichat.http.request", "ichat.http.pool"},
+    {"ichat.beat", "ichat.cors", "ichat.http.request", "ichat.http.pool"},
     {"ichat.http.server"},
     {"ichat.ownlog", "ichat.http.keepalive"},
     {"ichat.engines.wire", "ichat.engines.ray", "ichat.engines.versions", "ichat.engines.vllm_args"},

@@ -263,7 +263,7 @@ def _only(value: str, why: str) -> Entry:
     return chosen({value: NOTHING}, Refusal(why))
 
 
-_CORS = "SGLang admits every origin, method and header, with credentials; restrict it before iChat"
+_CORS = "SGLang admits every origin, method and header, with credentials; the gateway's cors_origins says which may"
 _KERNELS = {name: name for name in (
     "triton", "flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_cutedsl", "cutlass", "deep_gemm", "marlin",
     "aiter", "humming",

@@ -89,7 +89,7 @@ class KeepAlive:
 
     def _head(self) -> bytes:
         """Return the head of a response that begins with a comment, since there is nothing else to send yet."""
-        headers = [date_header(), *_HEADERS, (b"x-request-id", self._request_id)]
+        headers = [date_header(), *_HEADERS, (b"x-request-id", self._request_id), *self._client.more_headers()]
         if not self._client.keep_alive:
             headers.append((b"connection", b"close"))
         return response_head(200, headers)

@@ -26,6 +26,8 @@ from ichat.http.tls import CLOSE_S, RESET, Bridge, make_bridge
 
 log = logging.getLogger(__name__)
 
+NO_CONTENT = 204
+"""A response of this status has no length either (RFC 9110, section 8.6)."""
 ACCEPT_RETRY_S = 0.1
 ACCEPT_MAX = 64
 """Connections accepted before other tasks get their turn."""
@@ -137,10 +139,17 @@ class Client:
     def _response(self, request_id: bytes, method: bytes, status: int, headers: Headers, body: bytes) -> bytes:
         if self._door.draining:
             self.keep_alive = False
-        head = [date_header(), *headers, (b"content-length", b"%d" % len(body)), (b"x-request-id", request_id)]
+        head = [date_header(), *headers]
+        if status != NO_CONTENT:
+            head.append((b"content-length", b"%d" % len(body)))
+        head += [(b"x-request-id", request_id), *self.more_headers()]
         if not self.keep_alive:
             head.append((b"connection", b"close"))
         return response_head(status, head) + (b"" if method == b"HEAD" else body)
+
+    def more_headers(self) -> Headers:
+        """Return what the response to the current request has besides, whoever makes it, as the role says."""
+        return [] if self._head is None else self._door.more_headers(self._head)
 
     def _error(self, error: ApiError, request_id: bytes, method: bytes) -> bytes:
         headers = [*error.headers(), (b"x-ichat-error", self._door.role)]
@@ -241,6 +250,11 @@ def _let_in(_head: RequestHead, _peer: str) -> object:
     return None
 
 
+def _no_headers(_head: RequestHead) -> Headers:
+    """Add nothing to any response."""
+    return []
+
+
 @attrs.define(eq=False)
 class FrontDoor:
     """Everything that the connections of one port share."""
@@ -255,6 +269,8 @@ class FrontDoor:
     refused: Refused = _ignore
     look: Callable[[RequestHead, str], object] = _let_in
     """Says who sends a request, by its head and the connection's address, or raises ApiError: its body is not read."""
+    more_headers: Callable[[RequestHead], Headers] = _no_headers
+    """Gives what the response to a request with this head has besides."""
     is_proxy: Callable[[str], bool] = bool
     """Whether a connection comes from somebody who has those of many others."""
     draining: bool = False

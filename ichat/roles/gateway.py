@@ -30,14 +30,15 @@ from ichat.auth import CALLER_HEADER, CHANGES_MODELS, Auth, Caller, address_in, 
 from ichat.balance import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
 from ichat.circuit import Circuit
 from ichat.config import CircuitBreaker, Config
+from ichat.cors import cors_of
 from ichat.errors import ApiError, Exit
 from ichat.exchange import JOINED_BYTES_MAX, Exchange
-from ichat.http.heads import RequestHead
+from ichat.http.heads import Headers, RequestHead
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.pool import Pool, Upstream
 from ichat.http.request import Request
-from ichat.http.server import Client, FrontDoor
+from ichat.http.server import NO_CONTENT, Client, FrontDoor
 from ichat.http.tls import server_context
 from ichat.logbook import Logbook, Source
 from ichat.logfiles import prune
@@ -118,6 +119,8 @@ class Gateway:
         followers_max: int,
     ) -> None:
         self.means = means
+        self.cors = cors_of(means.settings.cors_origins, is_control)
+        """Which pages in browsers may use the routes of models; None: none."""
         self._metrics = metrics
         self._access = access
         self._tracing = tracing
@@ -133,6 +136,8 @@ class Gateway:
         """
         auth = self.means.auth
         caller = auth.caller(head, peer)
+        if self.cors is not None and head.length == 0 and self.cors.is_preflight(head.method, head.path, head.headers):
+            return caller
         if is_control(head.path):
             if head.method not in _METHODS:  # names are case-sensitive (RFC 9110, section 9.1); frameworks forget that
                 allowed = b", ".join(sorted(_METHODS)).decode()
@@ -151,20 +156,28 @@ class Gateway:
             self.means.quotas.check(caller.key_name, trio.current_time())  # before a large body comes in vain
         return caller
 
+    def more_headers(self, head: RequestHead) -> Headers:
+        """Return what the response to a request with this head says to browsers."""
+        return [] if self.cors is None else self.cors.headers_for(head.path, head.headers)
+
     async def answer(self, request: Request, client: Client) -> None:
         """Answer one request through an upstream. Raises ApiError where nothing has been sent."""
         assert isinstance(client.caller, Caller)
         exchange = Exchange(self.means, request, client, client.caller)
         phase, is_counted = "", False
         is_by_model = request.path in ROUTES
-        is_by_response = request.path.startswith(_RESPONSES) and _is_about_response(request)
         is_log = request.path.startswith(_LOGS)
         if is_log:
             client.stand_aside()
         try:
-            if is_control(request.path):
+            if self.cors is not None and self.cors.is_preflight(request.method, request.path, request.headers):
+                await client.respond(request, NO_CONTENT, self.cors.answer(request.path, request.headers), b"")
+                exchange.status, exchange.error = NO_CONTENT, ""
+            elif is_control(request.path):
                 await self._answer_control(exchange, self.log_streams if is_log else self._control)
-            elif is_by_response or (request.method == b"POST" and (request.path.startswith(b"/v1/") or is_by_model)):
+            elif (is_by_response := request.path.startswith(_RESPONSES) and _is_about_response(request)) or (
+                request.method == b"POST" and (request.path.startswith(b"/v1/") or is_by_model)
+            ):
                 is_counted = True
                 self._metrics.began()
                 exchange.trace = self._tracing.begin(request.headers, request.path, is_known=is_by_model)
@@ -323,7 +336,7 @@ async def _run(
     )
     door = FrontDoor(
         b"gateway", gateway.answer, hub, config.limits, timeouts, tls, gateway.refused, gateway.look,
-        is_proxy=lambda peer: address_in(peer) in means.auth.proxies,
+        more_headers=gateway.more_headers, is_proxy=lambda peer: address_in(peer) in means.auth.proxies,
     )  # fmt: skip
     supervisor = Supervisor(config, registry, logbook, state)
     reloader = Reloader(config, file, supervisor, lambda new: _check(new, registry, gateway, logbook, door))
@@ -353,6 +366,7 @@ async def _run(
                         doors.start_soon(door.serve_forever, listeners)
                         log.info("the gateway listens on %s:%d", settings.host, port)
                         _warn_of_strangers(settings.host, listeners, means.auth)
+                        _warn_of_pages(settings.cors_origins, means.auth)
                         task_status.started(port)
                         await anext(signals)
                         log.info("told to stop: draining; a second signal hurries")
@@ -404,6 +418,7 @@ def _check(config: Config, registry: Registry, gateway: Gateway, logbook: Logboo
         if auth.token != means.auth.token:
             registry.distrust()
         means.take(config, auth)
+        gateway.cors = cors_of(settings.cors_origins, is_control)
         logbook.settings = config.logs
         gateway.log_streams.in_flight_max = config.logs.followers_max
         door.timeouts = timeouts
@@ -458,6 +473,15 @@ def _warn_of_strangers(host: str, listeners: list[socket.socket], auth: Auth) ->
         log.warning("whoever reaches %s may also read logs and states: see security.admin_key_env", host)
     if not auth.has_admin_key:
         log.info("only this machine may change anything: see security.admin_key_env")
+
+
+def _warn_of_pages(origins: Sequence[str], auth: Auth) -> None:
+    """Say what any page on the web may do where every origin is allowed and there are no keys."""
+    if "*" in origins and not auth.has_keys:
+        log.warning(
+            'server_settings.cors_origins is "*" and no keys are configured: ANY PAGE that a browser opens that reaches'
+            " this gateway MAY USE EVERY MODEL. Name the origins of your pages, or give clients keys."
+        )
 
 
 async def _hurry_when_told(signals: AsyncIterator[int], door: FrontDoor, supervisor: Supervisor) -> None:
