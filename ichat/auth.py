@@ -252,7 +252,7 @@ class Auth:
         address = address_in(peer)
         is_here = is_loopback(address) and not (is_forwarded or self._keys) and address not in self.proxies
         if is_here:
-            is_here = head.version == b"1.1" and is_for_us(head.headers) and _is_from_us(head.headers)
+            is_here = head.version == b"1.1" and is_for_us(head.headers) and is_from_us(head.headers)
         elif is_forwarded and address in self.proxies:
             address = self._behind(forwarded)
         elif is_forwarded:
@@ -426,7 +426,7 @@ def is_for_us(headers: Headers) -> bool:
     return bool(_address_of(host))
 
 
-def _is_from_us(headers: Headers) -> bool:
+def is_from_us(headers: Headers) -> bool:
     """Say whether the page that sends a request, if it is one, came from this machine."""
     for name, value in headers:
         if name == b"origin":

@@ -541,6 +541,10 @@ def test_a_worker_answers_its_own_machine_and_who_has_the_token():
     assert outcome(TOKEN, "10.0.0.1:9", path=b"/health", method=b"GET") == 200
     assert outcome(TOKEN, "127.0.0.1:9", host=(b"host", b"evil.example")) == 401
     assert outcome("", "127.0.0.1:9", (b"x-forwarded-for", b"1.1.1.1")) == 403
+    for origin, statuses in ((b"https://evil.example", (403, 401)), (b"http://localhost:3000", (200, 200))):
+        page = (b"origin", origin)
+        assert (outcome("", "127.0.0.1:9", page), outcome(TOKEN, "[::1]:9", page, method=b"OPTIONS")) == statuses
+    assert outcome(TOKEN, "127.0.0.1:9", (b"origin", b"https://evil.example"), bearer) == 200
 
 
 async def test_nobody_takes_the_id_of_a_managed_worker(gateway, start, tmp_path):

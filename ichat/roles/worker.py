@@ -23,7 +23,7 @@ import attrs
 import trio
 
 from ichat import errors
-from ichat.auth import CHANGES_MODELS, INTERNAL, address_in, bearer_of, is_for_us, is_loopback
+from ichat.auth import CHANGES_MODELS, INTERNAL, address_in, bearer_of, is_for_us, is_from_us, is_loopback
 from ichat.beat import NAMES_MAX, Beat, WorkerState, response_tag, sentence
 from ichat.capture import Capture
 from ichat.config import Limits, Timeouts
@@ -112,14 +112,14 @@ class Worker:
     def look(self, head: RequestHead, peer: str) -> None:
         """Let this machine ask, and whoever has the token; everybody for the health. Raises ApiError 401, 403."""
         address = address_in(peer)
-        if not address or (is_loopback(address) and is_for_us(head.headers)):
+        if not address or (is_loopback(address) and is_for_us(head.headers) and is_from_us(head.headers)):
             return
         if head.path == b"/health" and head.method in (b"GET", b"HEAD"):
             return
         if not self._known_by:
             raise errors.forbidden(
-                "This worker answers its own machine only, at 127.0.0.1 or `localhost` and through no proxy: start it,"
-                " and its gateway, with the same ICHAT_JOIN_TOKEN."
+                "This worker answers its own machine only, at 127.0.0.1 or `localhost`, through no proxy and no page of"
+                " another origin: start it, and its gateway, with the same ICHAT_JOIN_TOKEN."
             )
         given = (digest_of(bearer_of(value)) for name, value in head.headers if name in _PROOF_HEADERS)
         if not any(hmac.compare_digest(one, known) for one in given for known in self._known_by):
