@@ -22,6 +22,7 @@ from ichat.errors import ApiError
 from ichat.gpus import find_gpus
 from ichat.logbook import Logbook
 from ichat.logs import SSE_HEADERS, read_query
+from ichat.machine import SeenGpu, SeenMachine, machines_of, read_machine
 from ichat.openapi import document
 from ichat.registry import Registry
 from ichat.reload import Reloader
@@ -129,7 +130,13 @@ def _add_cluster(app: QuartTrio, parts: Parts) -> None:
     @app.get("/v1/admin/cluster/status")
     async def status() -> Response:
         gpus = await find_gpus()
-        resources = await trio.to_thread.run_sync(read_resources, parts.meter, gpus, parts.supervisor.pids)
+        pids, told = parts.supervisor.pids, registry.machines()
+
+        def read() -> tuple[dict[str, Any], list[SeenMachine]]:
+            own = read_machine(parts.meter, gpus, pids)
+            return read_resources(parts.meter, gpus, pids), machines_of(own, told)
+
+        resources, machines = await trio.to_thread.run_sync(read)
         states: dict[str, int] = {}
         for worker in registry:
             state = registry.state(worker)
@@ -144,14 +151,31 @@ def _add_cluster(app: QuartTrio, parts: Parts) -> None:
             {"id": name, **registry.load_of(name), "queued": balancer.waiting_for(name)}
             for name in sorted(registry.names())
         ]
-        return json_response({"gateway": gateway, "resources": resources, "workers": states, "models": models})
+        return json_response({
+            "gateway": gateway, "resources": resources, "machines": [_machine(one) for one in machines],
+            "workers": states, "models": models,
+        })  # fmt: skip
 
     @app.get("/v1/admin/cluster/version")
     async def version() -> Response:
         packages = {name: metadata.version(name) for name in PACKAGES}
+        beats = [worker.beat for worker in registry if worker.beat is not None]
+        workers = [{key: getattr(beat, key) for key in ("worker_id", "backend", "versions")} for beat in beats]
         return json_response({
-            "version": ichat.__version__, "python": platform.python_version(), "packages": packages,
+            "version": ichat.__version__, "python": platform.python_version(), "packages": packages, "workers": workers,
         })  # fmt: skip
+
+
+def _machine(seen: SeenMachine) -> dict[str, Any]:
+    machine = attrs.asdict(seen.machine, filter=lambda field, _: field.name != "gpus")
+    gpus = None if seen.gpus is None else [_gpu(one) for one in seen.gpus]
+    return machine | {"name": seen.name, "has_gateway": seen.has_gateway, "workers": seen.workers, "gpus": gpus}
+
+
+def _gpu(seen: SeenGpu) -> dict[str, Any]:
+    gpu = attrs.asdict(seen.gpu, filter=lambda field, _: field.name != "held_bytes")
+    held_by = [{"worker_id": worker, "memory_bytes": size} for worker, size in seen.held.items()]
+    return gpu | {"failure": seen.gpu.failure or None, "held_by": held_by}
 
 
 def _flag(name: str) -> bool:

@@ -14,6 +14,7 @@ from cattrs.errors import BaseValidationError
 
 from ichat import errors
 from ichat.config import MODEL_NAME_CHARACTERS_MAX
+from ichat.machine import Machine, MachineGpu
 from ichat.tables import between, checked, problems_of, section_hook, strict_converter
 
 WorkerState = Literal["starting", "loading", "ready", "following", "draining", "gone"]
@@ -190,10 +191,12 @@ class Beat:
     versions: dict[str, str] = checked(_are_versions, attrs.Factory(dict[str, str]))
     progress: dict[str, float | None] = checked(_is_progress, attrs.Factory(dict[str, float | None]))
     """`ichat.engines.Progress`."""
+    machine: Machine | None = None
+    """Where it runs, if the gateway has not been told of this already."""
 
 
 _converter = strict_converter(forbid_extra_keys=False)
-for _nested in (Model, Group):
+for _nested in (Model, Group, MachineGpu, Machine):
     _converter.register_structure_hook(_nested, section_hook(_nested, _converter))
 _structure = section_hook(Beat, _converter)
 

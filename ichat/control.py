@@ -102,6 +102,7 @@ def make_app(parts: Parts, metrics: Metrics, scraper: Scraper) -> QuartTrio:
             "gateway_id": parts.gateway_id,
             "heartbeat_interval": beat.heartbeat_interval,
             "lost": [attrs.asdict(lost) for lost in registry.lost(beat.worker_id)],
+            "wants_machine": registry.wants_machine(beat.worker_id),
         })  # fmt: skip
 
     add_routes(app, parts)

@@ -10,6 +10,9 @@ the fastest GPU first: workers therefore get ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
 import contextlib
 import ctypes
 import importlib
+import os
+import pathlib
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -28,6 +31,10 @@ PROCESSES_MAX = 256
 """So many processes of each GPU are told of."""
 
 _MODULE = "pynvml"
+_DRIVER = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
+"""What is there where NVIDIA's driver is loaded; the last is Windows' for Linux."""
+_VENDORS = "sys/bus/pci/devices/*/vendor"
+_NVIDIA = "0x10de"
 _USUAL_ERRORS = (3, 4, 13)
 """Not supported, no permission, function not found: such a value is not known, and the GPU is well."""
 _PROCESSES = (
@@ -92,7 +99,18 @@ def read_gpus() -> list[Gpu] | None:
         _turn.release()
 
 
+def has_nvidia() -> bool:
+    """Return whether this machine has NVIDIA's driver, or a device for which it may yet be loaded."""
+    if any(os.path.exists(path) for path in _DRIVER):
+        return True
+    with contextlib.suppress(OSError):
+        return any(path.read_text().strip() == _NVIDIA for path in pathlib.Path("/").glob(_VENDORS))
+    return False
+
+
 def _driver() -> "_Driver | None":
+    if _MODULE not in sys.modules and not has_nvidia():
+        return None  # its module costs memory, and is of no use
     try:
         nvml = importlib.import_module(_MODULE)
     except (ImportError, SyntaxError, OSError, Warning):

@@ -19,6 +19,7 @@ from ichat import __version__
 from ichat.balance import Balancer, Endpoint
 from ichat.exchange import RESPONSE_PATH, Exchange
 from ichat.http.relay import Gaps, no_gaps
+from ichat.machine import Machine, Report, SeenMachine, machines_of
 from ichat.registry import Registry
 from ichat.workers import State
 
@@ -99,9 +100,13 @@ class _KeyCounts:
 class Metrics:
     """What the gateway counts."""
 
-    def __init__(self, registry: Registry, balancer: Balancer) -> None:
+    def __init__(
+        self, registry: Registry, balancer: Balancer, own_machine: Callable[[], Report | None] = lambda: None
+    ) -> None:
+        """`own_machine` gives what is known of the gateway's machine."""
         self._registry = registry
         self._balancer = balancer
+        self._own_machine = own_machine
         self._models: dict[str, _Counts] = {}
         self._nobodys: dict[tuple[str, int], int] = {}
         """Requests by route and status that named no model, or one that nobody has: no more is counted of them."""
@@ -246,7 +251,8 @@ class Metrics:
         elsewhere = balancer.waiting - sum(queued.values())
         if elsewhere:
             queued[OTHER] = queued.get(OTHER, 0) + elsewhere
-        return _Now(self._in_flight, workers, ready, coming, circuits, queued)
+        own, machines = self._own_machine(), registry.machines()
+        return _Now(self._in_flight, workers, ready, coming, circuits, queued, own, machines)
 
     def _families(self) -> Iterable[Metric]:
         """Make families of what is counted. The thread that does so sees each number as it is at that moment."""
@@ -318,6 +324,10 @@ class _Now:
     """How many are on their way to it."""
     circuits: Mapping[str, float]
     queued: Mapping[str, int]
+    own: Report | None
+    """What the gateway tells of its machine."""
+    machines: Sequence[tuple[str, Machine]]
+    """What workers tell of theirs."""
 
 
 @attrs.frozen
@@ -351,6 +361,34 @@ def _families_of(now: _Now) -> Iterable[Metric]:
     yield state
     restarts = {worker_id: restarts for worker_id, _, _, restarts in now.workers}
     yield _counter("ichat_worker_restarts", "Times that it was started again.", "worker", restarts)
+    yield from _families_of_gpus(machines_of(now.own, now.machines))
+
+
+def _families_of_gpus(machines: Iterable[SeenMachine]) -> Iterable[Metric]:
+    """Make families of GPUs, each GPU once; what workers hold is a part of what is used, by another name."""
+    labels = ("machine", "gpu")
+    info = GaugeMetricFamily("ichat_gpu_info", "Which GPU that is.", labels=(*labels, "uuid", "name"))
+    failed = GaugeMetricFamily("ichat_gpu_failed", "1 for one that does not answer.", labels=labels)
+    use = GaugeMetricFamily(
+        "ichat_gpu_utilization_ratio", "Share of the last moments in which it computed, 0 to 1.", labels=labels
+    )
+    used = GaugeMetricFamily("ichat_gpu_memory_used_bytes", "Memory in use, by whomever.", labels=labels)
+    total = GaugeMetricFamily("ichat_gpu_memory_total_bytes", "All of its memory.", labels=labels)
+    held = GaugeMetricFamily(
+        "ichat_gpu_memory_worker_bytes", "Of the memory in use, what a worker's processes hold.",
+        labels=(*labels, "worker"),
+    )  # fmt: skip
+    for machine in machines:
+        for seen in machine.gpus or ():
+            gpu, of_it = seen.gpu, (machine.name, seen.label)
+            info.add_metric((*of_it, gpu.uuid, gpu.name), 1)
+            failed.add_metric(of_it, bool(gpu.failure))
+            for family, value in ((use, gpu.use), (used, gpu.memory_used_bytes), (total, gpu.memory_total_bytes)):
+                if value is not None:
+                    family.add_metric(of_it, value)
+            for worker, size in seen.held.items():
+                held.add_metric((*of_it, worker), size)
+    return [family for family in (info, failed, use, used, total, held) if family.samples]
 
 
 def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:

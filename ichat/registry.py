@@ -17,7 +17,8 @@ from ichat.circuit import Circuit
 from ichat.config import CircuitBreaker
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
-from ichat.workers import BEATS_MISSED_MAX, HEALTHY, End, State, Worker
+from ichat.machine import Machine
+from ichat.workers import AWAY, BEATS_MISSED_MAX, HEALTHY, End, State, Worker
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Registry:
 
     def is_away(self, worker: Worker) -> bool:
         """Say whether nothing has been heard of it for a while, or it has ended."""
-        return self.state(worker) in ("unhealthy", "stale", "failed", "gone")
+        return self.state(worker) in AWAY
 
     def expect(self, worker_id: str, names: list[str], unix_socket: str | None = None) -> Worker:
         """Add a worker that is being started here, before its first beat."""
@@ -237,6 +238,17 @@ class Registry:
             if (silent_s := now - other.beat_at) > other.beat.heartbeat_interval * BEATS_MISSED_MAX
         ]
 
+    def wants_machine(self, worker_id: str) -> bool:
+        """Return whether a worker has not told yet, at this start of the gateway, what machine it runs on."""
+        worker = self._workers.get(worker_id)
+        return worker is not None and worker.machine is None
+
+    def machines(self) -> list[tuple[str, Machine]]:
+        """Return what the workers that are there tell of their machines, by their ids, the newest first."""
+        now = self._clock()
+        newest = sorted(self._workers.values(), key=lambda worker: worker.beat_at, reverse=True)
+        return [(worker.id, worker.machine) for worker in newest if worker.machine and worker.state(now) not in AWAY]
+
     def endpoints(self, model: str) -> Sequence[Endpoint]:
         """Give who can serve a model now: its external routes, else its ready workers.
 
@@ -325,7 +337,8 @@ class Registry:
         known: dict[str, Any] = {"worker_id": worker.id}
         if worker.beat:
             args = worker.beat.args  # may be large, and is not changed: it needs no copy
-            known = attrs.asdict(worker.beat, filter=lambda field, _: field.name not in ("args", "backend_args"))
+            left_out = ("args", "backend_args", "machine")
+            known = attrs.asdict(worker.beat, filter=lambda field, _: field.name not in left_out)
             known |= {"args": args, "backend_args": args}
         known.setdefault("model_name", worker.names[0] if worker.names else "")
         end, state = worker.end, self.state(worker)
@@ -336,6 +349,7 @@ class Registry:
             "status": "healthy" if state in HEALTHY else "unhealthy",
             "state": state,
             "managed": worker.managed,
+            "machine": worker.machine.name if worker.machine else None,
             "in_flight": worker.endpoint.in_flight if worker.endpoint else 0,
             "circuit": worker.endpoint.circuit.describe(now) if worker.endpoint else None,
             "restarts": worker.restarts,

@@ -15,6 +15,7 @@ import trio
 
 from ichat.beat import Beat, Lost
 from ichat.http.tls import client_context
+from ichat.machine import Machine
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ class Reporter:
         """When a beat was not taken for the first time since the last one that was."""
         self.orphaned = trio.Event()
         """Set when no beat was taken for `orphan_after_s`, from the first that was not."""
+        self._told: Machine | None = None
+        """What the gateway has been told of the machine."""
         self._silent: dict[str, int] = {}
         """How often in a row other members of the group have not answered."""
 
@@ -137,6 +140,7 @@ class Reporter:
         if not response.is_success:
             return f"{response.status_code} {response.text[:300]}"
         answer = _answer(response.content)
+        self._told = None if answer.get("wants_machine") is True else beat.machine or self._told
         self._meet(str(answer.get("gateway_id") or ""))
         found = _lost(answer) if beat.state != "gone" else []
         self._silent = {lost.worker_id: self._silent.get(lost.worker_id, 0) for lost in found}
@@ -172,7 +176,10 @@ class Reporter:
         self._lost(f"{lost.worker_id}, another member of its group, {lost.why}")
 
     async def _beat_now(self) -> Beat:
-        return attrs.evolve(self._now(), host=await self._reachable())
+        """Give the beat to send: of the machine only what the gateway has not been told."""
+        beat = self._now()
+        machine = None if beat.machine == self._told else beat.machine
+        return attrs.evolve(beat, host=await self._reachable(), machine=machine)
 
     async def _reachable(self) -> str:
         """Give the address at which the gateway reaches this worker: the one from which it would be reached itself."""

@@ -6,7 +6,8 @@ null means) stands here and nowhere else.
 
 from ichat.beat import ARGS_BYTES_MAX, FAILURE_CHARACTERS_MAX, MODELS_MAX, NAMES_MAX, Beat, Group, Lost, Model
 from ichat.config import MODEL_NAME_CHARACTERS_MAX, ManagedWorker
-from ichat.gpus import Gpu, GpuProcess
+from ichat.gpus import GPUS_MAX, Gpu, GpuProcess
+from ichat.machine import Machine, MachineGpu
 from ichat.plan import Step
 from ichat.types_as_schemas import Notes, Schema, list_of, object_of, or_null, properties_of, ref, schema_of, taken
 from ichat.workers import HEALTHY, End, State
@@ -88,6 +89,30 @@ _BEAT: Notes = {
         "$ref": "#/components/schemas/Progress",
         "description": "What the engine says it is doing. Of workers that are not iChat's, other numbers may be in it.",
     },
+    "machine": "Where it runs, if the gateway has not been told yet or that has changed; else null.",
+}
+_MACHINE: Notes = {
+    "id": {
+        "pattern": "^[A-Za-z0-9._:-]{1,128}$",
+        "description": "Of this start of the machine: the kernel's boot id, which its containers share.",
+    },
+    "name": "Its host name.",
+    "cpus": {"minimum": 0, "description": "Processors."},
+    "cpu_use": {**_SHARE, "description": "Busy share of all processors, 0 to 1, in steps of 0.05."},
+    "memory_total_bytes": {"minimum": 0},
+    "memory_available_bytes": {"minimum": 0, "description": "In steps of a twentieth of all of it."},
+    "gpus": {
+        "maxItems": GPUS_MAX,
+        "description": "In the order of the PCI bus; null: NVIDIA's library is not there, or did not answer.",
+    },
+}
+_MACHINE_GPU: Notes = {
+    "index": {"minimum": 0, "maximum": 65535, "description": "In the order of the PCI bus, as its teller sees them."},
+    "memory_total_bytes": {"minimum": 0},
+    "memory_used_bytes": {"minimum": 0},
+    "use": {**_SHARE, "description": "Share of the last moments in which it computed, 0 to 1."},
+    "failure": "Why it does not answer; empty: it does.",
+    "held_bytes": {"minimum": 0, "description": "What the worker itself holds of its memory; null: not known."},
 }
 _STATE = """\
 `starting`, `loading`: not yet. `ready`: gets requests. `following`: works for the leader of its group. `draining`: \
@@ -98,7 +123,7 @@ about to end, gets no new requests. `gone`: has said good-bye. `unhealthy`: thre
 
 def _worker() -> Schema:
     """Write what `Registry.describe` gives."""
-    beat = properties_of(Beat, _BEAT)
+    beat = properties_of(Beat, _BEAT, without=("machine",))
     settings: dict[str, Schema] = {
         "gpu_ids": or_null({"type": "array", "items": _COUNT})
         | {"description": "In the order of the PCI bus; null: all of them."},
@@ -115,6 +140,7 @@ def _worker() -> Schema:
         },
         "state": ref("State"),
         "managed": {"type": "boolean", "description": "Whether this gateway starts and ends it."},
+        "machine": {"type": ["string", "null"], "description": "The host name of where it runs; null: not known."},
         "in_flight": {**_COUNT, "description": "Requests of this gateway under way there now."},
         "circuit": or_null(ref("Circuit")) | {"description": "Null: it has not been heard of yet."},
         "restarts": {**_COUNT, "description": "Times that the gateway started it again."},
@@ -253,6 +279,28 @@ def _gpu() -> Schema:
     })  # fmt: skip
 
 
+def _machine() -> Schema:
+    """Write what `cluster/status` says of one machine."""
+    size = {**_COUNT, "description": "Bytes that its processes hold."}
+    held = object_of({"worker_id": _TEXT, "memory_bytes": size})
+    gpu = object_of({
+        **properties_of(MachineGpu, _MACHINE_GPU, without=("held_bytes",)),
+        "failure": {"type": ["string", "null"], "description": "Why it does not answer; null: it does."},
+        "held_by": {"type": "array", "items": held, "description": "Workers that hold memory of it."},
+    })  # fmt: skip
+    name = "Its host name, or that of a container on it; with the beginning of its id where another has the same."
+    return object_of(
+        {
+            **properties_of(Machine, {**_MACHINE, "name": name}, without=("gpus",)),
+            "has_gateway": {"type": "boolean", "description": "Whether it is this gateway's own."},
+            "workers": {"type": "array", "items": _TEXT, "description": "Ids of the workers that are there."},
+            "gpus": or_null({"type": "array", "items": gpu})
+            | {"description": "In the order of the PCI bus; null: not known."},
+        },
+        "A machine as those who run on it tell of it; what is null is not known.",
+    )
+
+
 def _status() -> Schema:
     gateway: dict[str, Schema] = {
         "id": {**_TEXT, "description": "Another one at each start of the gateway."},
@@ -273,6 +321,11 @@ def _status() -> Schema:
     return object_of({
         "gateway": object_of(gateway),
         "resources": _resources(),
+        "machines": {
+            "type": "array",
+            "items": ref("Machine"),
+            "description": "The gateway's, and those of all workers that tell of theirs and have been heard of.",
+        },
         "workers": {
             "type": "object",
             "propertyNames": ref("State"),
@@ -281,6 +334,34 @@ def _status() -> Schema:
         },
         "models": {"type": "array", "items": object_of(model), "description": "All names, served now or not."},
     })  # fmt: skip
+
+
+def _beat_answer() -> Schema:
+    """Write what a worker hears when it has beaten."""
+    answer: dict[str, Schema] = {
+        "status": {"enum": ["registered", "ok"], "description": "Whether the gateway did not know it before, or did."},
+        "gateway_id": {**_TEXT, "description": "Another one at each start of the gateway."},
+        "heartbeat_interval": {"type": "number", "description": "The one of the beat, in seconds."},
+        "lost": {"type": "array", "items": ref("Lost"), "description": "Others of its group that are not there."},
+        "wants_machine": {"type": "boolean", "description": "Whether its next beat shall have `machine`."},
+    }
+    return object_of(answer)
+
+
+def _version() -> Schema:
+    worker = object_of({"worker_id": _TEXT, "backend": _TEXT, "versions": schema_of(dict[str, str])})
+    return object_of(
+        {
+            "version": _TEXT,
+            "python": _TEXT,
+            "packages": schema_of(dict[str, str]),
+            "workers": {
+                "type": "array",
+                "items": worker,
+                "description": "Of each that has been heard of: its engine, and what that consists of.",
+            },
+        }
+    )
 
 
 def schemas() -> dict[str, Schema]:
@@ -297,12 +378,6 @@ def schemas() -> dict[str, Schema]:
         "type": {"enum": ["invalid_request_error", "rate_limit_error", "server_error"]},
         "param": {"type": ["string", "null"], "description": "The key of the request that is wrong, or null."},
         "code": {**_TEXT, "description": "For programs, for example `model_not_found`."},
-    }
-    answer: dict[str, Schema] = {
-        "status": {"enum": ["registered", "ok"], "description": "Whether the gateway did not know it before, or did."},
-        "gateway_id": {**_TEXT, "description": "Another one at each start of the gateway."},
-        "heartbeat_interval": {"type": "number", "description": "The one of the beat, in seconds."},
-        "lost": {"type": "array", "items": ref("Lost"), "description": "Others of its group that are not there."},
     }
     reload: dict[str, Schema] = {
         "applied": {"type": "boolean", "description": "False: it was a dry run, and nothing was changed."},
@@ -336,12 +411,15 @@ def schemas() -> dict[str, Schema]:
         },
         "TakenModel": taken(Model, _MODEL),
         "TakenGroup": taken(Group, _GROUP),
+        "TakenMachine": taken(Machine, _MACHINE),
+        "TakenMachineGpu": taken(MachineGpu, _MACHINE_GPU),
+        "Machine": _machine(),
         "Beat": taken(
             Beat,
             _BEAT,
             "All that a worker tells of itself, at every change and at intervals. Keys that are not known are ignored.",
         ),
-        "BeatAnswer": object_of(answer),
+        "BeatAnswer": _beat_answer(),
         "Worker": _worker(),
         "Circuit": _circuit(),
         "Workers": list_of(ref("Worker")),
@@ -351,7 +429,7 @@ def schemas() -> dict[str, Schema]:
         "Stopped": object_of(stopped),
         "Gpu": _gpu(),
         "Status": _status(),
-        "Version": object_of({"version": _TEXT, "python": _TEXT, "packages": schema_of(dict[str, str])}),
+        "Version": _version(),
         "Step": object_of(properties_of(Step, step)),
         "Reload": object_of(reload),
         "LogLine": object_of(line, "The data of a plain event of a log stream."),

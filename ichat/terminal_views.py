@@ -125,10 +125,19 @@ def show_status(screen: Screen, status: Json) -> None:
         ("memory", f"{size(_bytes(memory, 'available'))} free of {size(_bytes(memory, 'total'))}" if memory else None),
         ("workers", ", ".join(f"{count} {state}" for state, count in sorted(workers.items())) or "none"),
     ])  # fmt: skip
-    gpus = objects_of(resources.get("gpus"))
-    if gpus:
+    machines = objects_of(status.get("machines"))
+    if len(machines) > 1:
         screen.line("")
-        screen.table(("gpu", "name", "use", "memory used", "memory total", "held by"), map(_gpu, gpus))
+        screen.table(("machine", "cpu", "memory", "workers"), map(_machine, machines))
+    gpus = [[machine.get("name"), *_gpu(gpu)] for machine in machines for gpu in objects_of(machine.get("gpus"))]
+    columns = ("gpu", "name", "use", "memory used", "memory total", "held by")
+    if len(machines) > 1 and gpus:
+        screen.line("")
+        screen.table(("machine", *columns), gpus)
+    elif resources.get("gpus") or gpus:
+        screen.line("")
+        own = map(_gpu, objects_of(resources.get("gpus")))
+        screen.table(columns, [*own] or [gpu[1:] for gpu in gpus])
     models = objects_of(status.get("models"))
     if models:
         screen.line("")
@@ -227,6 +236,13 @@ def _running(progress: Json) -> str | None:
         return None
     running, waiting = _count(progress.get("running")), _count(progress.get("waiting"))
     return f"{running or NONE} running, {waiting or NONE} waiting"
+
+
+def _machine(machine: Json) -> list[object]:
+    name = f"{machine.get('name')} (gateway)" if machine.get("has_gateway") else machine.get("name")
+    memory = f"{size(_bytes(machine, 'memory_available'))} free of {size(_bytes(machine, 'memory_total'))}"
+    workers = ", ".join(map(str, list_of(machine.get("workers"))))
+    return [name, f"{percent(machine.get('cpu_use'))} of {machine.get('cpus') or NONE}", memory, workers]
 
 
 def _gpu(gpu: Json) -> list[object]:

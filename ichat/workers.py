@@ -9,6 +9,7 @@ import attrs
 from ichat.balance import Endpoint
 from ichat.beat import Beat, Lost, WorkerState, names_of, response_tag
 from ichat.circuit import Circuit
+from ichat.machine import Machine
 
 BEATS_MISSED_MAX = 3
 """A worker that has been silent for so many of its intervals is unhealthy."""
@@ -21,6 +22,8 @@ State = WorkerState | Literal["unhealthy", "wedged", "stale", "restarting", "fai
 """
 HEALTHY: frozenset[State] = frozenset(("ready", "following"))
 """The states in which a worker gets requests, or works for the one of its group that does."""
+AWAY: frozenset[State] = frozenset(("unhealthy", "stale", "failed", "gone"))
+"""The states of those of whom nothing has been heard for a while, or that have ended."""
 
 
 @attrs.frozen
@@ -89,6 +92,8 @@ class Worker:
     """Requests under way at once, at most, where the gateway's configuration says so."""
     settings: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
     """What operators see of how a managed worker is run."""
+    machine: Machine | None = None
+    """Where it runs, as its newest beat has it that told of this."""
 
     @property
     def is_unreachable(self) -> bool:
@@ -123,8 +128,10 @@ class Worker:
         return self.beat.state
 
     def take(self, beat: Beat, now: float) -> None:
-        """Keep a beat as the newest one."""
-        self.beat, self.beat_at, self.is_stale = beat, now, False
+        """Keep a beat as the newest one, and what it tells of the machine until another one does."""
+        self.machine = beat.machine or self.machine
+        self.beat = attrs.evolve(beat, machine=None) if beat.machine else beat
+        self.beat_at, self.is_stale = now, False
         self.tag = response_tag(beat.worker_id, beat.start_id)
         self._served = frozenset(names_of(beat))
 
@@ -140,7 +147,7 @@ class Worker:
 
     def begin(self) -> None:
         """Forget what was known of an earlier start of it: there is a new one."""
-        self.beat, self.beat_at, self.lost = None, -math.inf, None
+        self.beat, self.beat_at, self.lost, self.machine = None, -math.inf, None, None
         self.known_since, self.well_at = math.inf, -math.inf
         self.is_down, self.retry_at, self.is_draining = False, None, False
         self.busy_steps, self.stuck_since = None, math.inf

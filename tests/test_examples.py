@@ -37,6 +37,10 @@ ENGINES = {
     ],
 }  # fmt: skip
 """What engines have of what the examples may ask for."""
+GPU = {
+    "index": 0, "uuid": "GPU-1", "name": "H100", "memory_total_bytes": 2, "memory_used_bytes": 2, "use": 0.5,
+    "held_bytes": 1,
+}  # fmt: skip
 PROCESSES = ("open_fds", "max_fds", "resident_memory_bytes", "cpu_seconds_total")
 """What prometheus_client says of its process, a worker's as well as the gateway's."""
 
@@ -66,7 +70,7 @@ async def real(serve, gateway_to, connect):
     processes = "".join(PROCESS.replace("open_fds", name) for name in PROCESSES)
     for engine in ENGINES:
         _, port = await serve(exposing(exposition_of(engine) + ours + processes))
-        await beat(connect, gateway, port, worker_id=engine)
+        await beat(connect, gateway, port, worker_id=engine, machine={"id": engine, "name": "gpu-box", "gpus": [GPU]})
     assert (await (await connect(gateway)).ask(model="route"))[0] == 200
     assert (await (await connect(gateway)).ask(model="nobody's"))[0] == 404
     with trio.fail_after(LIMIT_S):

@@ -382,6 +382,10 @@ def test_answers_are_as_it_says(said, program, path):
     assert status == 200
     if path == "/v1/admin/cluster/status":
         assert {model["id"] for model in value["models"]} >= {"well", "ill", "elsewhere"}
+        [machine] = [one for one in value["machines"] if one["has_gateway"]]
+        assert "well-0" in machine["workers"]
+    if path == "/v1/admin/cluster/version":
+        assert "ichat" in next(one for one in value["workers"] if one["worker_id"] == "well-0")["versions"]
     if path == "/v1/models":
         assert {model["id"] for model in value["data"]} >= {"well", "elsewhere"}
 

@@ -376,6 +376,18 @@ def test_status_and_models(fake, run):
     assert re.search(r"^org/m +1 +3 +0$", out, re.MULTILINE)
     fake.answers["GET", "/v1/admin/cluster/status"] = 200, {"gateway": {}, "resources": {"gpus": None}}
     assert run("status")[0] == 0
+    gpu = {"index": 3, "name": "H200", "memory_total_bytes": 2**37, "memory_used_bytes": 2**30, "use": 0.5,
+           "held_by": [{"worker_id": "w2", "memory_bytes": 2**30}]}  # fmt: skip
+    far = {"name": "far", "cpus": 64, "cpu_use": 0.35, "memory_total_bytes": 2**40, "memory_available_bytes": 2**39,
+           "workers": ["w2", "w3"], "gpus": [gpu]}  # fmt: skip
+    near = {**far, "name": "near", "has_gateway": True, "cpu_use": None, "workers": [], "gpus": None}
+    fake.answers["GET", "/v1/admin/cluster/status"] = 200, {**STATUS, "machines": [near, far]}
+    out = run("status")[1]
+    assert re.search(r"^near \(gateway\) +- of 64 +512.0GiB free of 1.0TiB", out, re.MULTILINE)
+    assert re.search(r"^far +35% of 64 +512.0GiB free of 1.0TiB +w2, w3$", out, re.MULTILINE)
+    assert re.search(r"^far +3 +H200 +50% +1.0GiB +128.0GiB +w2$", out, re.MULTILINE)
+    fake.answers["GET", "/v1/admin/cluster/status"] = 200, {"resources": {"gpus": None}, "machines": [far]}
+    assert re.search(r"^3 +H200 +50% +1.0GiB +128.0GiB +w2$", run("status")[1], re.MULTILINE)
     assert run("models")[1].splitlines()[1].split() == ["org/m", "vllm", "8192", "-", "/m"]
 
 

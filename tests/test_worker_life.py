@@ -24,6 +24,7 @@ from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.server import FrontDoor
 from ichat.logs import Ring
+from ichat.machine import own_id
 from ichat.ownlog import OwnLog
 from ichat.processes import session_members
 from ichat.reporter import Reporter
@@ -410,6 +411,19 @@ def test_a_gateway_can_ask_for_a_beat(start_worker, gateway):
 
     status, answer = start_worker().ask("/beat", {})
     assert (status, answer["error"]["code"]) == (409, "no_gateway")
+
+
+def test_a_worker_tells_where_it_runs(start_worker, gateway):
+    """In one beat, once its engine serves; not again while that is as it was."""
+    worker = start_worker("-ga", f"http://127.0.0.1:{gateway.port}", "--hi", "3600")
+    worker.until(lambda: any(beat["machine"] for beat in gateway.beats))
+    [told] = [beat for beat in gateway.beats if beat["machine"]]
+    assert (told["machine"]["id"], told["state"]) == (own_id(), "ready")
+    assert told["machine"]["memory_total_bytes"] > 0
+    count = len(gateway.beats)
+    worker.ask("/beat", {})
+    worker.until(lambda: len(gateway.beats) > count)
+    assert gateway.beats[-1]["machine"] is None
 
 
 def test_a_failure_fits_into_a_beat():

@@ -42,6 +42,7 @@ from ichat.http.server import NO_CONTENT, Client, FrontDoor
 from ichat.http.tls import server_context
 from ichat.logbook import Logbook, Source
 from ichat.logfiles import prune
+from ichat.machine import LOOK_S, Lookout
 from ichat.means import Means
 from ichat.metrics import ROUTES, Metrics
 from ichat.registry import Registry
@@ -326,7 +327,8 @@ async def _run(
         registry.endpoints, trio.current_time, policy=config.routing.policy, queue_max=config.routing.queue_max
     )
     registry.changed = balancer.advance
-    metrics = Metrics(registry, balancer)
+    lookout = Lookout(lambda: supervisor.pids)
+    metrics = Metrics(registry, balancer, lambda: lookout.report)
     hub = Hub()
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
     means = Means(config, auth, registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps)
@@ -355,6 +357,7 @@ async def _run(
         base.start_soon(_prune_forever, state.log_directory, reloader)
         base.start_soon(reap_forever, lambda: supervisor.pids)
         base.start_soon(metrics.watch_loop_forever)
+        base.start_soon(lookout.watch_forever, LOOK_S)
         base.start_soon(_advance_forever, balancer)
         base.start_soon(reloader.watch_forever)
         base.start_soon(reloader.obey_signals_forever)

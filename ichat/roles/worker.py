@@ -2,7 +2,7 @@
 
 hub                                    sockets' events; ends last
 └ front door └ connection └ exchange   requests go to the engine's thread
-└ beats                                to the gateway, where there is one
+└ beats                                to the gateway, where there is one; of the machine, once the engine serves
 └ watch                                a signal, the launcher's end or the engine's end begins the shutdown
 """
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ichat import errors
+from ichat import __version__, errors
 from ichat.auth import CHANGES_MODELS, INTERNAL, address_in, bearer_of, is_for_us, is_from_us, is_loopback
 from ichat.beat import NAMES_MAX, Beat, WorkerState, response_tag, sentence
 from ichat.capture import Capture
@@ -38,6 +38,7 @@ from ichat.http.listeners import open_listeners, open_unix_listener, port_of
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
 from ichat.keys import digest_of, proof_of
+from ichat.machine import LOOK_S, Lookout
 from ichat.options import Options, read_command_line
 from ichat.ownlog import OwnLog
 from ichat.processes import launcher_pipe
@@ -89,6 +90,7 @@ class Worker:
         """Called when the gateway should hear of something now."""
         self.grouped: Callable[[], None] = _tell_nobody
         """Called when the worker turns out to be one of several that serve a model together."""
+        self._lookout = Lookout(lambda: {os.getpid(): self.id}, self.id)
 
     def __repr__(self) -> str:
         return f"<Worker {self.id}: {self.state()}, {self.host!r}>"
@@ -215,9 +217,19 @@ class Worker:
             start_id=self._start_id,
             args=info.args if info else {},
             changed_args=_bounded(info.changed_args) if info else None,
-            versions=info.versions if info else {},
+            versions={"ichat": __version__, **(info.versions if info else {})},
             progress=attrs.asdict(self._engine.progress()),
+            machine=self._lookout.report.machine if self._lookout.report else None,
         )
+
+    async def watch_machine_forever(self) -> None:
+        """Look at the machine at intervals, so that beats tell of it.
+
+        Not before the engine serves: until then it may start processes as copies of this one (fork), which must not
+        happen in the middle of a call into a driver.
+        """
+        await self.host.ready.wait()
+        await self._lookout.watch_forever(max(LOOK_S, self.options.heartbeat_interval), self.changed)
 
 
 def _bounded(names: Sequence[str] | None) -> list[str] | None:
@@ -338,6 +350,7 @@ async def run(
             host.start()
             if reporter is not None:
                 nursery.start_soon(reporter.beat_forever)
+                nursery.start_soon(worker.watch_machine_forever)
             if pipe is not None:
                 nursery.start_soon(patience.hurry_when_alone, pipe)
             await _wait_for_the_end(worker, signals, patience.alone, reporter)

@@ -1,0 +1,279 @@
+"""What a machine has and how much of it is in use, as those tell who run on it: workers in their beats, the gateway.
+
+Several may tell of the same machine, and in containers each of them of other GPUs: `machines_of` puts that together.
+Nothing is added up, so that nothing is counted twice.
+"""
+
+import itertools
+import pathlib
+import re
+import socket
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import attrs
+import psutil
+import trio
+
+from ichat.gpus import GPUS_MAX, Gpu, find_gpus
+from ichat.resources import CpuMeter, worker_of
+from ichat.tables import between, checked
+
+LOOK_S = 10.0
+"""How often a machine is looked at, at most: reading its GPUs takes milliseconds of a thread."""
+NAME_CHARACTERS_MAX = 256
+STEP = 0.05
+"""What is always a little different, the use of processors and memory, is told in such steps of the whole."""
+
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_SHORT = 8
+
+
+def _is_machine_id(value: str) -> None:
+    if not _ID.fullmatch(value):
+        raise ValueError("must be 1 to 128 letters, digits or any of . _ : -")
+
+
+def _is_text(value: str) -> None:
+    if len(value) > NAME_CHARACTERS_MAX or not value.isprintable():
+        raise ValueError(f"must be at most {NAME_CHARACTERS_MAX} printable characters")
+
+
+def _is_size(value: int | None) -> None:
+    if value is not None:
+        between(0, 2**63)(value)
+
+
+def _is_share(value: float | None) -> None:
+    if value is not None:
+        between(0, 1)(value)
+
+
+def _are_gpus(values: "list[MachineGpu] | None") -> None:
+    if values is not None and len(values) > GPUS_MAX:
+        raise ValueError(f"must be at most {GPUS_MAX} GPUs")
+
+
+@attrs.frozen
+class MachineGpu:
+    """One GPU; what is None is not known."""
+
+    index: int = checked(between(0, 65535))
+    """Its number in the order of the PCI bus, among those that the teller sees."""
+    uuid: str = checked(_is_text, "")
+    name: str = checked(_is_text, "")
+    memory_total_bytes: int | None = checked(_is_size, None)
+    memory_used_bytes: int | None = checked(_is_size, None)
+    use: float | None = checked(_is_share, None)
+    """Share of the last moments in which it computed, 0 to 1."""
+    failure: str = checked(_is_text, "")
+    """Why it does not answer; empty where it does."""
+    held_bytes: int | None = checked(_is_size, None)
+    """What the worker that tells of it holds of its memory; 0: nothing."""
+
+
+@attrs.frozen
+class Machine:
+    """One machine; what is None is not known."""
+
+    id: str = checked(_is_machine_id)
+    """Of this start of the machine; containers on it have the same."""
+    name: str = checked(_is_text)
+    """Its host name, or that of the container."""
+    cpus: int | None = checked(_is_size, None)
+    cpu_use: float | None = checked(_is_share, None)
+    """Busy share of all processors, 0 to 1."""
+    memory_total_bytes: int | None = checked(_is_size, None)
+    memory_available_bytes: int | None = checked(_is_size, None)
+    gpus: list[MachineGpu] | None = checked(_are_gpus, None)
+    """None where NVIDIA's library is not there, or did not answer."""
+
+
+Held = Mapping[int, Mapping[str, int]]
+"""The bytes that workers hold, by the index of the GPU and the worker's id."""
+
+
+@attrs.frozen
+class Report:
+    """What one of them tells of its machine; `by` is the worker's id, "" for the gateway."""
+
+    by: str
+    machine: Machine
+    held: Held = attrs.field(factory=dict[int, Mapping[str, int]])
+    workers: Collection[str] = ()
+    """Who runs on it besides, as far as the gateway knows by itself."""
+
+
+@attrs.frozen
+class SeenGpu:
+    """A GPU as several tell of it."""
+
+    label: str
+    """Its index; where two of its machine have the same, since containers see a part of them: its uuid."""
+    gpu: MachineGpu
+    held: Mapping[str, int]
+    """The bytes that workers hold, by their ids."""
+
+
+@attrs.frozen
+class SeenMachine:
+    """A machine as several tell of it."""
+
+    name: str
+    """Its host name; with the beginning of its id where another machine has the same."""
+    machine: Machine
+    gpus: Sequence[SeenGpu] | None
+    workers: Sequence[str]
+    has_gateway: bool
+
+
+def own_id() -> str:
+    """Return what tells this machine from others: the kernel's boot id, which containers on it share."""
+    try:
+        found = pathlib.Path(_BOOT_ID).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        found = ""
+    return found if _ID.fullmatch(found) else re.sub(r"[^A-Za-z0-9._:-]", "-", socket.gethostname())[:128] or "unknown"
+
+
+class Lookout:
+    """Looks at this machine at intervals, for a worker or for the gateway."""
+
+    def __init__(self, workers: Callable[[], Mapping[int, str]], by: str = "") -> None:
+        """`workers` gives the ids of those here by the pids of their first processes; `by` is the worker that looks."""
+        self._workers = workers
+        self._by = by
+        self._meter = CpuMeter()
+        self.report: Report | None = None
+        """What it saw last."""
+
+    def __repr__(self) -> str:
+        return f"<Lookout of {self._by or 'the gateway'}: {self.report}>"
+
+    async def watch_forever(self, every_s: float, seen: Callable[[], None] | None = None) -> None:
+        """Look at the machine every so many seconds, in a thread; `seen` is called after the first look."""
+        while True:
+            is_first, gpus = self.report is None, await find_gpus()
+            self.report = await trio.to_thread.run_sync(read_machine, self._meter, gpus, self._workers(), self._by)
+            if is_first and seen is not None:
+                seen()
+            await trio.sleep(every_s)
+
+
+def read_machine(meter: CpuMeter, gpus: Sequence[Gpu] | None, workers: Mapping[int, str], by: str = "") -> Report:
+    """Return what this machine has, and what workers hold of its GPUs; takes about a millisecond.
+
+    `gpus` comes from `find_gpus`; `workers` has ids by the pids of first processes; `by` is the worker that tells.
+    """
+    memory = psutil.virtual_memory()
+    use = meter.read()
+    held = {gpu.index: _held_of(gpu, workers) for gpu in gpus or ()}
+    machine = Machine(
+        own_id(),
+        _text(socket.gethostname()),
+        cpus=psutil.cpu_count(),
+        cpu_use=None if use is None else round(round(use / STEP) * STEP, 2),
+        memory_total_bytes=memory.total,
+        memory_available_bytes=_stepped(memory.available, memory.total),
+        gpus=None if gpus is None else [_gpu(gpu, held[gpu.index], by) for gpu in gpus],
+    )
+    known = {index: {worker: size for worker, size in of_gpu.items() if size} for index, of_gpu in held.items()}
+    return Report(by, machine, known, list(workers.values()))
+
+
+def _stepped(part: int, whole: int) -> int:
+    step = max(1, int(whole * STEP))
+    return min(whole, round(part / step) * step)
+
+
+def _gpu(gpu: Gpu, held: Mapping[str, int | None], by: str) -> MachineGpu:
+    return MachineGpu(
+        gpu.index,
+        uuid=_text(gpu.uuid),
+        name=_text(gpu.name),
+        memory_total_bytes=gpu.memory_total_bytes,
+        memory_used_bytes=gpu.memory_used_bytes,
+        use=gpu.use,
+        failure=_text(gpu.failure),
+        held_bytes=held.get(by, None if "" in held else 0) if by else None,
+    )
+
+
+def _held_of(gpu: Gpu, workers: Mapping[int, str]) -> dict[str, int | None]:
+    """Return the bytes that each worker holds, None where the driver does not say; "" is there for unknown processes.
+
+    In a container, the driver may name processes by numbers that they have elsewhere.
+    """
+    found: dict[str, int | None] = {}
+    for process in gpu.processes:
+        worker = worker_of(process.pid, workers)
+        if worker is None:
+            if not process.program:
+                found[""] = None
+            continue
+        before = found.get(worker, 0)
+        found[worker] = None if before is None or process.memory_bytes is None else before + process.memory_bytes
+    return found
+
+
+def _text(value: str) -> str:
+    """Make of any text what a beat takes."""
+    return "".join(one if one.isprintable() else "?" for one in value)[:NAME_CHARACTERS_MAX]
+
+
+def report_of(worker_id: str, machine: Machine) -> Report:
+    """Return what a worker tells of its machine, and of itself there."""
+    held = {gpu.index: {worker_id: gpu.held_bytes} for gpu in machine.gpus or () if gpu.held_bytes}
+    return Report(worker_id, machine, held)
+
+
+def machines_of(own: Report | None, told: Iterable[tuple[str, Machine]]) -> list[SeenMachine]:
+    """Put together what several tell of their machines: of each value, the first that tells of it has it.
+
+    `own` is of the gateway's; workers tell by their ids, and know best what they hold themselves. With thousands of
+    them it takes some ten milliseconds. Names are unique, and so are the labels of a machine's GPUs.
+    """
+    by_id: dict[str, list[Report]] = {}
+    for report in itertools.chain([own] if own else [], itertools.starmap(report_of, told)):
+        by_id.setdefault(report.machine.id, []).append(report)
+    names = Counter(reports[0].machine.name for reports in by_id.values())
+    found: dict[str, SeenMachine] = {}
+    for machine_id, reports in by_id.items():
+        machine = reports[0].machine
+        name = machine.name if names[machine.name] == 1 else f"{machine.name}-{machine_id[:_SHORT]}"
+        name = name if name not in found else f"{machine.name}-{machine_id}"
+        workers = {worker: None for report in reports for worker in (report.by, *report.workers) if worker}
+        has_gateway = any(not report.by for report in reports)
+        found.setdefault(name, SeenMachine(name, machine, _gpus_of(reports), sorted(workers), has_gateway))
+    return list(found.values())
+
+
+def _gpus_of(reports: Sequence[Report]) -> list[SeenGpu] | None:
+    """Put together the GPUs of one machine; the same one has the same uuid, or is not told apart."""
+    if all(report.machine.gpus is None for report in reports):
+        return None
+    found: list[tuple[MachineGpu, dict[str, int]]] = []
+    by_uuid: dict[str, int] = {}
+    by_index: dict[int, int] = {}
+    for report in reports:
+        for gpu in report.machine.gpus or ():
+            place = by_uuid.get(gpu.uuid)
+            same = by_index.get(gpu.index)
+            if place is None and same is not None and not (gpu.uuid and found[same][0].uuid):
+                place = same
+            if place is None:
+                place = len(found)
+                found.append((gpu, {}))
+                by_index.setdefault(gpu.index, place)
+                if gpu.uuid:
+                    by_uuid[gpu.uuid] = place
+            for worker, bytes_ in report.held.get(gpu.index, {}).items():
+                if worker == report.by or worker not in found[place][1]:
+                    found[place][1][worker] = bytes_
+    often = Counter(gpu.index for gpu, _ in found)
+    labels: dict[str, SeenGpu] = {}
+    for gpu, held in found:
+        label = str(gpu.index) if often[gpu.index] == 1 or not gpu.uuid else gpu.uuid
+        labels.setdefault(label, SeenGpu(label, gpu, held))
+    return sorted(labels.values(), key=lambda one: (one.gpu.index, one.label))
