@@ -297,6 +297,7 @@ class ManagedWorker:
     on_gateway_exit: str = checked(one_of("stop", "keep"), "stop")
     log_streaming: bool = True
     responses_max: int = checked(between(0, 1_000_000), 1000)
+    reasoning_field: str = checked(one_of("engine", "reasoning", "reasoning_content", "both"), "engine")
     python: str | None = None
     env: dict[str, str] = field(factory=dict[str, str])
     backend_args: dict[str, EngineValue] = field(factory=dict[str, EngineValue])

@@ -9,6 +9,7 @@ import attrs
 from ichat import errors
 from ichat.beat import read_beat
 from ichat.config import Limits, Timeouts
+from ichat.engines.reasoning import FIELDS
 from ichat.engines.wire import WireSettings
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.reporter import is_address
@@ -40,6 +41,7 @@ class Options:
     stop_s: float
     responses_max: int
     responses_bytes_max: int
+    reasoning_field: str
     explain_args: bool
 
 
@@ -95,6 +97,10 @@ def parser() -> Usage:
     add(
         "--responses-bytes-max", type=int, default=wire.responses_bytes_max, metavar="N",
         help=f"bytes of the requests that they came from ({wire.responses_bytes_max})",
+    )  # fmt: skip
+    add(
+        "--reasoning-field", choices=FIELDS, default="engine",
+        help="what a model's thoughts are called in chats (engine: as the engine does)",
     )  # fmt: skip
     stall_s = Timeouts().client_stall_s
     add(

@@ -215,6 +215,7 @@ _LAUNCH: Notes = {
         "description": "Whether it ends with the gateway, or goes on and is taken over by the next one.",
     },
     "responses_max": "Responses of /v1/responses that it keeps.",
+    "reasoning_field": "What a model's thoughts are called in chats.",
     "log_streaming": "Whether it streams its own lines at /logs/stream.",
     "python": "The interpreter that has the engine; null: that of `[engines.NAME]`.",
     "env": "Variables that are added to its environment.",

@@ -539,6 +539,7 @@ def thinking(request, tmp_path_factory):
         reasoning_parser="qwen3",
         enable_auto_tool_choice=True,
         tool_call_parser="hermes",
+        reasoning_field="both",
     )
 
 
@@ -557,7 +558,7 @@ def test_reasoning_and_tools(thinking):
     with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="k", max_retries=0) as client:
         ask = {"model": "tiny", "messages": MESSAGES, "max_tokens": 16, "temperature": 0}
         message = client.chat.completions.create(**ask).choices[0].message.to_dict()
-        field = {"vllm": "reasoning", "sglang": "reasoning_content"}[thinking.engine]
+        field = "reasoning"
         assert message[field]
         assert not message["content"]
         parts = list(client.chat.completions.create(**ask, stream=True))
@@ -580,6 +581,17 @@ def test_reasoning_and_tools(thinking):
         ]
         assert "".join(call.function.name or "" for call in calls) == "weather"
         assert json.loads("".join(call.function.arguments or "" for call in calls)) == {"sunny": True}
+
+
+def test_thoughts_have_the_names_that_were_asked_for(thinking):
+    """The worker was told `both`: whole and in pieces, each name has all of them."""
+    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="k", max_retries=0) as client:
+        ask = {"model": "tiny", "messages": MESSAGES, "max_tokens": 16, "temperature": 0}
+        message = client.chat.completions.create(**ask).choices[0].message.to_dict()
+        assert message["reasoning"] == message["reasoning_content"]
+        parts = [part for part in client.chat.completions.create(**ask, stream=True) if part.choices]
+        for name in ("reasoning", "reasoning_content"):
+            assert "".join(part.choices[0].delta.to_dict().get(name) or "" for part in parts) == message[name]
 
 
 def test_a_killed_gateway_leaves_nothing_of_two_ranks(thinking):

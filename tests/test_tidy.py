@@ -33,6 +33,7 @@ LEVELS = [
     {"ichat.beat", "ichat.cors", "ichat.http.request", "ichat.http.pool"},
     {"ichat.http.server"},
     {"ichat.ownlog", "ichat.http.keepalive"},
+    {"ichat.engines.reasoning"},
     {"ichat.engines.wire", "ichat.engines.ray", "ichat.engines.versions", "ichat.engines.vllm_args"},
     {"ichat.engines.sglang_args", "ichat.engines.sglang_encoders"},
     {"ichat.external", "ichat.http.relay", "ichat.engines"},

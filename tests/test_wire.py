@@ -9,8 +9,9 @@ import pytest
 
 from ichat.engines import Model, asgi
 from ichat.engines.asgi import Call
+from ichat.engines.reasoning import FIELDS, RENAMES
 from ichat.engines.sglang_wire import SGLangWire
-from ichat.engines.wire import VLLM_PATHS, Wire, anthropic_error, model_body, models_body, openai_error
+from ichat.engines.wire import VLLM_PATHS, Wire, WireSettings, anthropic_error, model_body, models_body, openai_error
 from ichat.errors import ApiError
 from ichat.http.request import Request
 
@@ -773,3 +774,47 @@ def test_an_error_that_breaks_off():
 
     seen = answered(app)
     assert (seen.raw, seen.call.failure.code, seen.call.head_sent) == (b"", "engine_failed", False)
+
+
+SHORT, LONG = b'{"reasoning":"a"}', b'{"reasoning_content":"a"}'
+BOTH = b'{"reasoning":"a","reasoning_content":"a"}'
+LOOKS_ALIKE = json.dumps({"content": 'say "reasoning": "x" and "reasoning_content": "y"'}).encode()
+
+
+def post_to(path):
+    return Request(
+        method=b"POST", target=path, path=path, version=b"1.1", headers=[], body=b"", id=b"r", keep_alive=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "expected"),
+    [
+        ("engine", SHORT, SHORT),
+        ("engine", LONG, LONG),
+        ("reasoning", SHORT, SHORT),
+        ("reasoning", LONG, SHORT),
+        ("reasoning_content", SHORT, LONG),
+        ("reasoning_content", LONG, LONG),
+        ("both", SHORT, BOTH),
+        ("both", LONG, BOTH),
+        *((field, LOOKS_ALIKE, LOOKS_ALIKE) for field in FIELDS),
+    ],
+)
+def test_thoughts_get_the_name_that_is_asked_for(field, given, expected):
+    """Of a chat that went well, whole and in a stream; text that looks like a name stays, and so do other routes."""
+    wire = Wire()
+    wire.settings = WireSettings(reasoning_field=field)
+    edit, rewrite = wire.edit(post_to(CHAT)), wire.response(post_to(CHAT), 200, [], None)
+    assert (edit(given) if edit else given) == expected
+    assert (rewrite(200, given) if rewrite else (200, given)) == (200, expected)
+    assert wire.response(post_to(CHAT), 200, [(b"content-type", b"text/event-stream; charset=utf-8")], None) is None
+    assert wire.edit(post_to(b"/v1/completions")) is None
+    assert wire.response(post_to(b"/v1/completions"), 200, [], None) is None
+
+
+@pytest.mark.parametrize("thoughts", ['a "quote", a \\, a \n', "ü", "", None])
+def test_thoughts_under_both_names_are_the_same(thoughts):
+    """Whatever stands in them."""
+    found = json.loads(RENAMES["both"](json.dumps({"reasoning_content": thoughts, "content": "x"}).encode()))
+    assert found == {"reasoning": thoughts, "reasoning_content": thoughts, "content": "x"}

@@ -70,6 +70,8 @@ class Call:
         self._gathered: bytearray | None = None
         """The body so far, where it is to be rewritten."""
         self._given: Headers = []
+        self._edit: Callable[[bytes], bytes] | None = None
+        """What the pieces of the body are put through, where it is a stream that is changed."""
         self._chunked = False
         self._is_stream = False
         self._left: int | None = None
@@ -180,6 +182,8 @@ class Call:
                 body = self._gather(self._gathered, body, more=more)
                 if body is None:
                     return
+            if self._edit is not None:
+                body = self._edit(bytes(body))
             data = self._framed(body, more=more)
             if data:
                 await self._write(data)
@@ -199,6 +203,8 @@ class Call:
         self._rewrite = self._wire.response(self._request, status, given, self._rewrite)
         if self._rewrite is None:
             self._make_head(status, given)
+            if self._is_stream and status == 200:
+                self._edit = self._wire.edit(self._request)
         else:
             self._given = given
             self._gathered = bytearray()

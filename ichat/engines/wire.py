@@ -17,6 +17,7 @@ import attrs
 
 from ichat.beat import Model, entry_of
 from ichat.bodies import Body, Member, members_of, rewrite_json, value_of
+from ichat.engines.reasoning import RENAMES
 from ichat.errors import background_full, bad_request
 from ichat.http.heads import Headers
 from ichat.http.request import Request
@@ -27,6 +28,7 @@ Rewrite = Callable[[int, bytes], tuple[int, bytes]]
 VLLM_PATHS = {b"/v1/tokenize": b"/tokenize", b"/v1/detokenize": b"/detokenize", b"/v1/classify": b"/classify"}
 """Routes that vLLM has under another path."""
 RESPONSES_PATH = b"/v1/responses"
+_CHAT_PATH = b"/v1/chat/completions"
 RERANK_PATHS = frozenset((b"/rerank", b"/v1/rerank", b"/v2/rerank"))
 MESSAGE_CHARS_MAX = 4000
 """Characters of an error's message as the client reads it."""
@@ -100,6 +102,8 @@ class WireSettings:
     """Responses that the engine remembers; 0: none."""
     responses_bytes_max: int = 256 * 1024 * 1024
     """Bytes of the requests that they came from."""
+    reasoning_field: str = "engine"
+    """What a model's thoughts are called in chats; see `reasoning.FIELDS`."""
 
 
 class ResponseStore(Protocol):
@@ -179,7 +183,21 @@ class Wire:
         """
         if status >= 400:
             return anthropic_error if request.path.startswith(b"/v1/messages") else openai_error
+        rename = RENAMES[self.settings.reasoning_field]
+        if rename is not None and status == 200 and request.path == _CHAT_PATH and not _is_stream(headers):
+            return lambda status, body: (status, rename(body))
         return asked if status == 200 else None
+
+    def edit(self, request: Request) -> Callable[[bytes], bytes] | None:
+        """Return what each piece of a stream must be put through, or None where they go out as they come.
+
+        Called once for each event stream with status 200; engines hand over whole events.
+        """
+        return RENAMES[self.settings.reasoning_field] if request.path == _CHAT_PATH else None
+
+
+def _is_stream(headers: Headers) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
 def with_members(body: Body, new: Mapping[str, str]) -> bytes:

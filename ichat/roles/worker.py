@@ -99,7 +99,7 @@ class Worker:
         """Return what the engine's requests and responses must become at this worker."""
         options = self.options
         tag = response_tag(self.id, self._start_id)
-        return WireSettings(tag, options.responses_max, options.responses_bytes_max)
+        return WireSettings(tag, options.responses_max, options.responses_bytes_max, options.reasoning_field)
 
     def state(self) -> WorkerState:
         """Give the state as the gateway shall see it."""
