@@ -84,6 +84,8 @@ class ClientKey:
     """What it may ask for; None: every model."""
     metrics: bool = False
     """Whether it may read /metrics."""
+    engine_control: bool = False
+    """Whether workers get what steers their engines (`engine_control.py`)."""
 
 
 @attrs.define(eq=False)
@@ -214,7 +216,7 @@ class Auth:
             digest = _digest(key.key_hash, key.key_env, f"security.keys[{index}].key_env")
             assert digest is not None, "the configuration was not checked"
             models = None if key.models is None else frozenset(key.models)
-            self._keys[digest] = ClientKey(key.name, models, key.metrics)
+            self._keys[digest] = ClientKey(key.name, models, key.metrics, key.engine_control)
         known = [digest for digest in (*self._keys, self._admin, self._token) if digest is not None]
         if len(set(known)) < len(security.keys) + (self._admin is not None) + (self._token is not None):
             raise Exit(EXIT_USAGE, "security: the same key is given for two things; each has its own.")
@@ -347,6 +349,12 @@ class Auth:
             f"{what} only from the gateway's own machine, at 127.0.0.1 or `localhost` and through no proxy (this"
             f" request came from {caller.address or 'a socket'})"
         )
+
+    def lets_steer(self, caller: Caller) -> bool:
+        """Return whether workers get from this caller what steers their engines: an operator, or a key for it."""
+        if caller.key is not None:
+            return caller.key.engine_control
+        return caller.kind == "admin" or (caller.is_here and self._admin is None)
 
     def check_model(self, caller: Caller, model: str) -> None:
         """Raise ApiError 403 where the caller's key is not for this model."""

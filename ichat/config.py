@@ -217,6 +217,7 @@ class Key:
     key_env: str | None = checked(_is_variable, None)
     models: list[str] | None = None
     metrics: bool = False
+    engine_control: bool = False
     max_in_flight: int | None = checked(_is_count, None)
     requests_per_minute: int | None = checked(_is_amount, None)
     tokens_per_minute: int | None = checked(_is_amount, None)

@@ -23,7 +23,7 @@ _USUAL = b"authorization, content-type, x-api-key, x-request-id, x-session-id"
 """Headers that are allowed where a preflight's list of them is too long or not one."""
 _EXPOSED = (
     b"access-control-expose-headers",
-    b"retry-after, x-ichat-error, x-ichat-overhead-ms, x-ichat-worker, x-request-id, x-should-retry",
+    b"retry-after, x-ichat-dropped, x-ichat-error, x-ichat-overhead-ms, x-ichat-worker, x-request-id, x-should-retry",
 )
 _VARY = (b"vary", b"origin")
 

@@ -6,7 +6,7 @@ connection could be made, or on a fresh connection where a kept one died at once
 
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 
 import trio
 
@@ -15,8 +15,9 @@ from ichat.auth import CREDENTIALS, FORWARDED, INTERNAL, Caller
 from ichat.balance import Endpoint, Lease
 from ichat.bodies import Body, model_of, read_members
 from ichat.circuit import FAILED_STATUSES
+from ichat.engine_control import HEADER_NAMES, HEADER_PREFIXES, is_suspect, without_control
 from ichat.errors import ApiError
-from ichat.forms import model_in_form
+from ichat.forms import fields_of, model_of_form
 from ichat.http.framing import Chunked, UntilClose
 from ichat.http.heads import Headers, ResponseHead, date_header, end_to_end, form_type, request_head, response_head
 from ichat.http.keepalive import KeepAlive
@@ -56,7 +57,12 @@ KEPT_RACE_S = 1.0
 """How soon a kept connection breaks that its upstream was about to close."""
 _OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id", b"origin")) | FORWARDED | TRACE_HEADERS
 """Headers of a request that are made anew for the upstream, or are none of its business."""
-
+_LEFT_OUT = {
+    (has_keys, is_guarded): _OURS.union(CREDENTIALS if has_keys else (), HEADER_NAMES if is_guarded else ())
+    for has_keys in (False, True)
+    for is_guarded in (False, True)
+}
+_GUARDED = (INTERNAL, *HEADER_PREFIXES)
 
 _BESIDE_V1 = re.compile(rb"/v1/(?:tokenize|detokenize|pooling|classify)(?=[?]|$)")
 _BELOW_V1 = re.compile(rb"/(?:chat/completions|completions|embeddings|responses|messages|audio/[a-z]+)(?=[?]|$)")
@@ -75,9 +81,9 @@ class Exchange:
     """One request, and what becomes known of it on its way. Times are Trio's clock."""
 
     __slots__ = (
-        "_body", "_client", "_keepalive", "_means", "_only", "_relay", "_request", "_share", "_usage", "answered_at",
-        "asked_at", "bytes_in", "caller", "endpoint", "error", "internal", "is_stream", "is_waiting", "model", "path",
-        "queued_s", "started_at", "status", "tokens", "trace",
+        "_body", "_client", "_is_suspect", "_keepalive", "_means", "_only", "_relay", "_request", "_share", "_usage",
+        "answered_at", "asked_at", "bytes_in", "caller", "dropped", "endpoint", "error", "internal", "is_stream",
+        "is_waiting", "model", "path", "queued_s", "started_at", "status", "tokens", "trace",
     )  # fmt: skip
 
     def __init__(self, means: Means, request: Request, client: Client, caller: Caller) -> None:
@@ -85,6 +91,10 @@ class Exchange:
         self._request = request
         self._body: Body = b""
         """As the endpoint gets it; kept until there is a response."""
+        self._is_suspect = False
+        """Whether it may have what no worker gets from this caller."""
+        self.dropped: Sequence[str] = ()
+        """What the worker did not get."""
         self._client = client
         self._keepalive: KeepAlive | None = None
         self._only: Endpoint | None = None
@@ -167,9 +177,11 @@ class Exchange:
         means, caller = self._means, self.caller
         content_type = form_type(request.headers)
         if content_type:
-            self.model = await model_in_form(request.body, content_type)
+            fields = await fields_of(request.body, content_type)
+            self.model = model_of_form(request.body, fields)
+            names: Iterable[str] = [field.name.decode("latin-1") for field in fields]
         else:
-            members = await read_members(request.body, _READ_MEMBERS)
+            names = members = await read_members(request.body, _READ_MEMBERS)
             self.model = model_of(members)
             if means.timeouts.sse_keepalive_s and members.get("stream") is True and request.version == b"1.1":
                 interval_s = means.timeouts.sse_keepalive_s
@@ -177,6 +189,7 @@ class Exchange:
             previous = members.get("previous_response_id")
             if previous is not None and request.path.endswith(b"/responses"):
                 self._only = means.registry.continued_by(str(previous), self.model)
+        self._is_suspect = not means.auth.lets_steer(caller) and is_suspect(names, request.headers)
         means.auth.check_model(caller, self.model)
         await self._within_limits()
 
@@ -309,8 +322,12 @@ class Exchange:
         """
         self.endpoint, self.asked_at = endpoint, None
         self._body = self._request.body
+        self.dropped = ()
         if endpoint.route is not None:
             self._body = await endpoint.route.rewrite(self._request)
+        elif self._is_suspect:
+            self._body, self.dropped = await without_control(self._body, self._request.headers)
+            self._means.told.tell(self.caller.key_name, self.dropped)
         pool = self._means.pool
         connection = pool.take(endpoint.upstream)
         if connection is not None:
@@ -407,16 +424,15 @@ class Exchange:
         """Write the request as the upstream gets it: the same end-to-end headers, and the body."""
         request, body = self._request, self._body
         target = at_engine(request.target)
-        left_out = _OURS
         auth = self._means.auth
-        if auth.has_keys or self.caller.kind in ("data", "admin", "worker"):
-            left_out = _OURS | CREDENTIALS
+        is_guarded = endpoint.route is None and not auth.lets_steer(self.caller)
+        left_out = _LEFT_OUT[auth.has_keys or self.caller.kind in ("data", "admin", "worker"), is_guarded]
         if self._keepalive is not None or (self._usage is not None and endpoint.route is not None):
             left_out |= _COMPRESSION
         headers = [
             header
             for header in end_to_end(request.headers)
-            if header[0] not in left_out and not header[0].startswith(INTERNAL)
+            if header[0] not in left_out and not header[0].startswith(_GUARDED if is_guarded else INTERNAL)
         ]
         headers += self.internal
         if endpoint.route is None and endpoint.upstream.port and auth.proof:
@@ -465,6 +481,8 @@ class Exchange:
             headers.append(date_header())
         headers.append((b"x-request-id", self._request.id))
         headers += client.more_headers()
+        if self.dropped:
+            headers.append((b"x-ichat-dropped", ", ".join(self.dropped).encode()))
         if endpoint.id:
             if means.settings.worker_header:
                 headers.append((b"x-ichat-worker", endpoint.id))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from ichat.bodies import NAME_BYTES_MAX, Body, Cursor, spliced
+from ichat.bodies import NAME_BYTES_MAX, Body, Cursor, Member, spliced
 from ichat.errors import ApiError, bad_request
 
 PARTS_MAX = 1000
@@ -31,6 +31,8 @@ class Field:
     """One part of a form, and where its value stands."""
 
     name: bytes
+    start: int
+    """Where its head begins, behind the line of the boundary."""
     value_start: int
     end: int
     is_file: bool
@@ -38,7 +40,12 @@ class Field:
 
 async def model_in_form(body: Body, content_type: bytes) -> str:
     """Give the model that a multipart form names. Raises ApiError 400, also where it names two."""
-    named = [field for field in await fields_of(body, content_type) if field.name == b"model"]
+    return model_of_form(body, await fields_of(body, content_type))
+
+
+def model_of_form(body: Body, fields: Iterable[Field]) -> str:
+    """Return the model that a form with these fields names. Raises ApiError 400, also where it names two."""
+    named = [field for field in fields if field.name == b"model"]
     if any(field.is_file or field.end - field.value_start > NAME_BYTES_MAX for field in named):
         raise bad_request("The form's `model` must be a field with the model's name, not a file.", param="model")
     values = {bytes(body[field.value_start : field.end]) for field in named}
@@ -83,7 +90,15 @@ async def fields_of(body: Body, content_type: bytes) -> list[Field]:
         await cursor.step(_STEPS_A_PART)
         if not await cursor.skip_to_delimiter(delimiter):
             raise _bad_form("it ends without its closing boundary; send the whole of it")
-        fields.append(Field(name, value_start, cursor.at - len(delimiter), is_file))
+        fields.append(Field(name, start, value_start, cursor.at - len(delimiter), is_file))
+
+
+def as_members(fields: Iterable[Field]) -> list[Member]:
+    """Return the fields as `bodies.rewrite_json` takes them: it cuts one out of a form as it does out of an object.
+
+    Some field that is not cut out must be there, and a new value must not hold a line break.
+    """
+    return [Member(field.name.decode("latin-1"), field.start, field.value_start, field.end) for field in fields]
 
 
 def rewrite_form(body: Body, fields: Iterable[Field], replace: Mapping[bytes, bytes]) -> bytes:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from ichat.auth import Auth
 from ichat.balance import Balancer
 from ichat.config import Config
+from ichat.engine_control import Told
 from ichat.http.pool import Pool
 from ichat.http.relay import Gaps
 from ichat.quota import Quotas
@@ -30,6 +31,7 @@ class Means:
         self.pool = pool
         self.gaps = gaps
         self.quotas = Quotas(config.limits, config.security.keys)
+        self.told = Told()
         self.take(config, auth)
 
     def __repr__(self) -> str:

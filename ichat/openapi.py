@@ -71,6 +71,10 @@ _HEADERS: dict[str, Schema] = {
         "description": "Milliseconds that the gateway took for itself (`server_settings.overhead_header`).",
         "schema": {"type": "number"},
     },
+    "x-ichat-dropped": {
+        "description": "What the worker did not get of the request, as it steers engines (`engine_control` of a key).",
+        "schema": {"type": "string"},
+    },
     "x-ichat-error": {
         "description": "Who made the error; not there where it is an external route's own.",
         "schema": {"enum": ["gateway", "worker"]},
@@ -194,7 +198,7 @@ def _model_answer() -> Schema:
     return {
         "description": "The answer of whoever serves the model, as it is.",
         "content": {"application/json": {}, _EVENTS: {"schema": {"type": "string", "description": _STREAMED}}},
-        "headers": {name: _header(name) for name in ("x-ichat-worker", "x-ichat-overhead-ms")},
+        "headers": {name: _header(name) for name in ("x-ichat-worker", "x-ichat-overhead-ms", "x-ichat-dropped")},
     }
 
 

@@ -22,7 +22,9 @@ ENGINES_OWN = (
     b"Access-Control-Allow-Origin: *\r\naccess-control-allow-credentials: true\r\nAccess-Control-Expose-Headers: x\r\n"
     b"access-control-allow-methods: PUT\r\nVary: Accept\r\n"
 )
-EXPOSED = b"retry-after, x-ichat-error, x-ichat-overhead-ms, x-ichat-worker, x-request-id, x-should-retry"
+EXPOSED = (
+    b"retry-after, x-ichat-dropped, x-ichat-error, x-ichat-overhead-ms, x-ichat-worker, x-request-id, x-should-retry"
+)
 
 
 async def hello(stream, head, body):

@@ -36,6 +36,7 @@ from engines import (
 from programs import LIMIT_S, ROOT, alive
 
 from ichat.beat import response_tag
+from ichat.keys import hash_of
 
 pytestmark = [pytest.mark.engine]
 BOOLEAN = {
@@ -252,6 +253,38 @@ def test_no_client_ends_the_requests_of_others(chat):
             sock.close()
         assert other.result()[2]["usage"]["completion_tokens"] == 1500
     assert post(f"{chat.worker_url}/v1/%63hat/completions", body)[0] == 400
+
+
+STEERING = {  # what the engine itself refuses as it was started, as a field and as a header
+    "vllm": ({"kv_transfer_params": "none"}, {"x-data-parallel-rank": "7"}),
+    "sglang": ({"custom_logit_processor": "code"}, {"x-data-parallel-rank": "first"}),
+}
+
+
+def test_no_client_steers_the_engine(chat):
+    """What the engine refuses when its operator sends it never gets there from a client, but by a key that is for it."""
+    fields, headers = STEERING[chat.engine]
+    url, path = chat.url, "/v1/chat/completions"
+    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 2}
+    sent = [({**body, **fields}, {}, *fields), (body, headers, *headers)]
+    for given, extra, name in sent:
+        assert post(url + path, given, **extra)[0] == 400, "from here, without keys"
+        status, answered, _ = post(url + path, given, **extra, **{"x-forwarded-for": "203.0.113.9"})
+        assert (status, answered["x-ichat-dropped"]) == (200, name)
+    text = chat.config.read_text()
+    keys = [("plain", ""), ("steering", "engine_control = true\n")]
+    tables = "".join(
+        f'[[security.keys]]\nname = "{key}"\nkey_hash = "{hash_of(f"sk-{key}")}"\n{more}' for key, more in keys
+    )
+    chat.config.write_text(text + "\n" + tables)
+    try:
+        chat.program.until(lambda: post(url + path, body)[0] == 401)
+        for given, extra, _ in sent:
+            assert post(url + path, given, **extra, authorization="Bearer sk-plain")[0] == 200
+            assert post(url + path, given, **extra, authorization="Bearer sk-steering")[0] == 400
+    finally:
+        chat.config.write_text(text)
+    chat.program.until(lambda: post(url + path, body)[0] == 200)
 
 
 def test_request_ids(chat):

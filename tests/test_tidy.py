@@ -23,7 +23,7 @@ LEVELS = [
     | {"ichat.keys", "ichat.tokens"},
     {"ichat.forms", "ichat.http.heads", "ichat.http.listeners", "ichat.http.tls", "ichat.params"}
     | {"ichat.logfiles", "ichat.resources", "ichat.subreaper", "ichat.collector"},
-    {"ichat.config", "ichat.capture", "ichat.machine"},
+    {"ichat.config", "ichat.capture", "ichat.machine", "ichat.engine_control"},
     {"ichat.masking", "ichat.preflight", "ichat.state", "ichat.launch", "ichat.logbook"}
     | {"ichat.auth", "ichat.quota", "ichat.circuit"},
     {"ichat.engines.args", "ichat.plan", "ichat.terminal_client"},

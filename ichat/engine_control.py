@@ -1,0 +1,133 @@
+"""What in a request steers the engine past the gateway: taken off on the way to a worker.
+
+A name is in here when it lets a client act as the engine's own machinery: have it connect somewhere, choose who works,
+go ahead of others, lay hands on others' requests, or bring code. What only changes a client's own answer is not.
+`tests/engine_fields.toml` has the judgement on every other field that the engines know. An external route gets all of
+it: what these names mean there is not ours to know.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import cast
+
+from ichat.bodies import PARSED_BYTES_MAX, Body, Member, members_of, rewrite_json, value_of
+from ichat.errors import bad_request
+from ichat.forms import as_members, fields_of
+from ichat.http.heads import Headers, form_type
+
+log = logging.getLogger(__name__)
+
+TOLD_MAX = 1000
+"""Who was told of which names; no more is written to the log beyond that."""
+
+_TRANSFER = "has the engine fetch from, or wait for, an address of the client's choice"
+_RANK = "chooses which of the engine's ranks does the work"
+_QUEUE = "goes ahead of others in the engine's queue"
+_IDENTITY = "takes the name of another request, or goes on in another's session"
+_ADAPTER = "has an adapter beside `model`, which a key may not be for"
+_CODE = "brings code that the engine runs"
+_EVENTS = "has the engine tell its listeners of all its cache with each request"
+_BODY = "has the engine read another body than the gateway"
+
+MEMBERS: Mapping[str, str] = {
+    "kv_transfer_params": _TRANSFER,
+    "ec_transfer_params": _TRANSFER,
+    "bootstrap_host": _TRANSFER,
+    "bootstrap_port": _TRANSFER,
+    "bootstrap_room": _TRANSFER,
+    "data_parallel_rank": _RANK,
+    "routed_dp_rank": _RANK,
+    "disagg_prefill_dp_rank": _RANK,
+    "priority": _QUEUE,
+    "rid": _IDENTITY,
+    "request_id": _IDENTITY,
+    "session_params": _IDENTITY,
+    "lora_path": _ADAPTER,
+    "custom_logit_processor": _CODE,
+    "kv_cache_report_mode": _EVENTS,
+}
+"""Members of a body, and fields of a form, with what each of them does."""
+CARRIER = "vllm_xargs"
+"""A member whose own members are such fields as well, beside those that extensions of vLLM take."""
+HEADERS: Mapping[bytes, str] = {
+    b"x-override-bootstrap-host": _TRANSFER,
+    b"x-override-bootstrap-port": _TRANSFER,
+    b"x-override-bootstrap-room": _TRANSFER,
+    b"x-data-parallel-rank": _RANK,
+    b"x-override-routed-dp-rank": _RANK,
+    b"x-override-disagg-prefill-dp-rank": _RANK,
+    b"x-vllm-priority": _QUEUE,
+    b"x-override-priority": _QUEUE,
+    b"x-smg-routing-key": _QUEUE,
+    b"x-override-rid": _IDENTITY,
+    b"x-override-conversation-id": _IDENTITY,
+    b"x-body-compressed": _BODY,
+}
+HEADER_PREFIXES = (b"x-override-", b"x-smg-")
+"""Others that begin so will be of their kind."""
+WATCHED = frozenset((*MEMBERS, CARRIER))
+"""What to look for in a body."""
+HEADER_NAMES = frozenset(HEADERS)
+_NAME = itemgetter(0)
+
+
+def is_suspect(names: Iterable[str], headers: Headers) -> bool:
+    """Return whether a request with these members or fields may have what steers an engine."""
+    return not (WATCHED.isdisjoint(names) and HEADER_NAMES.isdisjoint(map(_NAME, headers)))
+
+
+async def without_control(body: Body, headers: Headers) -> tuple[Body, Sequence[str]]:
+    """Return a body without what steers an engine, and the names of what that was, in the headers as well.
+
+    The rest of the body is the same byte for byte. Raises ApiError 400 for one that cannot be read, and for a CARRIER
+    of more than PARSED_BYTES_MAX.
+    """
+    form = form_type(headers)
+    members = as_members(await fields_of(body, form)) if form else await members_of(body)
+    there = {member.name for member in members}
+    off = [name for name in MEMBERS if name in there]
+    replace, inner = _uncarried(body, [member for member in members if member.name == CARRIER])
+    if off or inner:
+        body = rewrite_json(body, members, replace, off)
+    of_head = sorted({name.decode() for name, _ in headers if name in HEADER_NAMES})
+    return body, [*off, *(f"{CARRIER}.{name}" for name in inner), *of_head]
+
+
+def _uncarried(body: Body, carriers: Sequence[Member]) -> tuple[Mapping[str, bytes], Sequence[str]]:
+    """Return the CARRIER's new value, where it needs one, and the names that it is without; the last one counts."""
+    kept: dict[str, object] = {}
+    off: dict[str, None] = {}
+    for carrier in carriers:
+        if carrier.end - carrier.value_start > PARSED_BYTES_MAX:
+            raise bad_request(f"`{CARRIER}` must have at most {PARSED_BYTES_MAX} bytes.", param=CARRIER)
+        value = value_of(body, carrier)
+        given = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+        off |= dict.fromkeys(name for name in given if name in MEMBERS)
+        kept = {name: inner for name, inner in given.items() if name not in MEMBERS}
+    try:
+        return {CARRIER: json.dumps(kept).encode()} if off else {}, list(off)
+    except RecursionError as error:
+        raise bad_request(f"`{CARRIER}` is nested too deep.", param=CARRIER) from error
+
+
+class Told:
+    """What the log has of names that were taken off: each of them once for everybody who sent it."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Told of {len(self._told)}>"
+
+    def tell(self, key_name: str, names: Iterable[str]) -> None:
+        """Write to the log what was taken off a request of a key, or of nobody known ("")."""
+        new = [name for name in names if (key_name, name) not in self._told][: TOLD_MAX - len(self._told)]
+        if new:
+            self._told.update((key_name, name) for name in new)
+            who = f"the key {key_name}" if key_name else "clients without a key"
+            log.info(
+                "workers do not get %s of %s (said once); [[security.keys]] engine_control = true lets a key send it",
+                ", ".join(new), who,
+            )  # fmt: skip
