@@ -1,6 +1,7 @@
 """Fixtures."""
 
 import contextlib
+import signal
 
 import pytest
 import trio
@@ -9,6 +10,9 @@ from peers import Client, Upstream
 
 from ichat import config as configuration
 from ichat.roles import gateway
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # begun in the background of a shell, which programs inherit
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import httpx
 import psutil
 import pytest
-from engines import ENGINES, Deployment, Standstill, send
+from engines import ENGINES, LOAD_S, Deployment, Standstill, send
 from programs import LIMIT_S, ROOT
 
 from ichat.engines.asgi import Call
@@ -322,7 +322,7 @@ def test_every_prompt_and_choice_is_aborted_and_nobody_elses(place, stream):
     with ThreadPoolExecutor(1) as pool:
         with stopped(place, place.scheduler()):
             body = {"model": "tiny", **LONG, "max_tokens": TOKENS[place.engine], "n": 4}
-            staying = pool.submit(httpx.post, f"{place.url}/v1/completions", json=body, timeout=LIMIT_S)
+            staying = pool.submit(httpx.post, f"{place.url}/v1/completions", json=body, timeout=LOAD_S)
             clients = [place.ask(stream=stream, prompt=["x", "y", "z"], n=2) for _ in range(2)]
             place.program.until(lambda: place.at_worker() == 3)
         place.program.until(lambda: place.running() == 4 + 2 * 3 * 2)
@@ -340,7 +340,7 @@ def test_ids_that_begin_alike(place):
     with ThreadPoolExecutor(1) as pool:
         with stopped(place, place.scheduler()):
             body = {**ask, "rid": "story-10"}
-            staying = pool.submit(httpx.post, f"{place.worker_url}/generate", json=body, timeout=LIMIT_S)
+            staying = pool.submit(httpx.post, f"{place.worker_url}/generate", json=body, timeout=LOAD_S)
             leaving = send(place.worker()["port"], {**ask, "rid": "story-1"}, "/generate")
             place.program.until(lambda: place.at_worker() == 2)
         place.program.until(lambda: place.running() == 2)

@@ -33,7 +33,7 @@ from engines import (
     python_of,
     send,
 )
-from programs import LIMIT_S, ROOT, alive
+from programs import ROOT, alive
 
 from ichat.beat import response_tag
 from ichat.keys import hash_of
@@ -87,7 +87,7 @@ def post(url, body, **headers):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json", **headers})
     try:
-        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+        with urllib.request.urlopen(request, timeout=LOAD_S) as answer:
             return answer.status, answer.headers, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, error.headers, json.load(error)
@@ -363,7 +363,7 @@ def test_adapters(chat, client):
     request = urllib.request.Request(
         chat.worker_url + "/v1/load_lora_adapter", body, {"content-type": "application/json"}
     )
-    assert urllib.request.urlopen(request, timeout=LIMIT_S).status == 200
+    assert urllib.request.urlopen(request, timeout=LOAD_S).status == 200
     chat.program.until(lambda: "parrot" in {model.id for model in client.models.list()})
     assert say("parrot") == pirate
 
@@ -408,7 +408,7 @@ def test_what_differs_from_the_engines_defaults(chat):
     assert len(worker["args"]) > 300
     words = [sys.executable, PYZ, "worker-show", "tiny-0", "--gateway", chat.url]
     shown, everything = (
-        subprocess.run([*words, *more], capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+        subprocess.run([*words, *more], capture_output=True, text=True, timeout=LOAD_S, check=True).stdout
         for more in ([], ["--all"])
     )
     names = {

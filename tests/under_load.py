@@ -10,6 +10,7 @@ and as nice as this script. They end with it, however it ends. Ends with the exi
 import argparse
 import contextlib
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -20,9 +21,8 @@ LOOK_EVERY = 1_000_000
 ENDED_S = 60.0
 """How long a command that was told to end may take before it is killed."""
 BUSY = f"""
-import os
-parent = os.getppid()
-while os.getppid() == parent:
+import os, sys
+while os.getppid() == int(sys.argv[1]):
     for _ in range({LOOK_EVERY}):
         pass
 """
@@ -32,20 +32,30 @@ while os.getppid() == parent:
 def busy_cores():
     """Keep every core that this process may use busy."""
     loops = [
-        subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.DEVNULL, start_new_session=True)
+        subprocess.Popen(
+            [sys.executable, "-c", BUSY, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
+        )
         for _ in os.sched_getaffinity(0)
     ]
     say(f"busy processes: {', '.join(str(loop.pid) for loop in loops)}")
     try:
         yield
     finally:
-        used_s = 0.0
+        used = [cpu_s(loop) for loop in loops]
         for loop in loops:
             loop.kill()
-        for loop in loops:
-            _, loop.returncode, usage = os.wait4(loop.pid, 0)
-            used_s += usage.ru_utime + usage.ru_stime
-        say(f"the busy processes had {used_s:.0f} s of CPU time")
+            loop.wait()
+        if None in used:
+            sys.exit("under_load: a busy process has ended before its time: this was no load")
+        say(f"the busy processes had {sum(used):.0f} s of CPU time")
+
+
+def cpu_s(process):
+    """Return the CPU time that a process that runs has had; None of one that does not."""
+    if process.poll() is not None:
+        return None
+    fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def run(command):
@@ -76,6 +86,7 @@ def main():
     if not args.command:
         parser.error("which command?")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored in the background of a shell
     code = 0
     with contextlib.suppress(KeyboardInterrupt), busy_cores():
         code = 130
