@@ -16,6 +16,10 @@ from ichat.reporter import is_address
 from ichat.usage import Usage
 
 
+RENAMED = {"--gateway": "--gateway-address"}
+"""Flags that had another name once, and would be taken for the engine's."""
+
+
 @attrs.frozen
 class Options:
     """The worker's own command line; everything else is the engine's."""
@@ -135,6 +139,8 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
         name, equals, value = word.partition("=")
         if name.startswith("--"):
             name = name.replace("_", "-")
+        if name in RENAMED:
+            raise Exit(EXIT_USAGE, f"{usage.prog}: {name} is now {RENAMED[name]}.")
         action = actions.get(name)
         if action is None or (name in ("-h", "--help") and equals):
             theirs.append(word)

@@ -431,6 +431,19 @@ def test_a_wrong_flag_of_ours(line):
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "line", ["--gateway http://gw:4000", "--gateway=http://gw:4000 --model m", "-be fake --gateway"]
+)
+def test_a_flag_that_has_another_name_now(line):
+    """It is not handed to the engine: one sentence has the new name."""
+    with pytest.raises(Exit) as caught:
+        split(line)
+    assert (caught.value.code, str(caught.value)) == (
+        EXIT_USAGE,
+        "ichat.pyz worker: --gateway is now --gateway-address.",
+    )
+
+
 def test_an_unknown_engine():
     """The sentence lists those there are."""
     with pytest.raises(Exit, match=r"no engine 'x'; known here: fake, sglang, vllm"):
