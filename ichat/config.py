@@ -34,10 +34,6 @@ _PATH = re.compile(r"[!-~]*")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(
-    r"(^|[-_])((api|access|private|secret)[-_]key|key[-_]hash|token|password|passphrase|secret|credentials?|authorization)$",
-    re.IGNORECASE,
-)
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _FRAMING_HEADERS = frozenset(("host", "content-length", "transfer-encoding", "connection", "expect", "x-request-id"))
 
@@ -412,32 +408,6 @@ def read_worker(table: object, config: Config) -> ManagedWorker:
 
 def _without_nulls(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None}
-
-
-def is_secret(name: str) -> bool:
-    """Say whether an argument of this name has a value that is shown to nobody."""
-    return _SECRET.search(name) is not None
-
-
-def engine_flags(arguments: Mapping[str, EngineValue]) -> list[str]:
-    """Write engine arguments as flags: `max_model_len = 2048` is ``--max-model-len 2048``.
-
-    true is the flag alone, false its ``--no-`` form, a list several values, a table JSON.
-    """
-    flags: list[str] = []
-    for key, value in arguments.items():
-        name = key.replace("_", "-")
-        if value is True:
-            flags.append(f"--{name}")
-        elif value is False:
-            flags.append(f"--no-{name}")
-        elif isinstance(value, list):
-            flags += [f"--{name}", *(json.dumps(one) if isinstance(one, dict | list) else str(one) for one in value)]
-        elif isinstance(value, dict):
-            flags += [f"--{name}", json.dumps(value)]
-        else:
-            flags.append(f"--{name}={value}")
-    return flags
 
 
 def _converter() -> cattrs.Converter:

@@ -1,14 +1,15 @@
 """How a managed worker is started: its id, its command line, its environment."""
 
+import json
 import os
 import re
 import sys
 import zipfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import ichat
 from ichat import processes
-from ichat.config import Config, ManagedWorker, engine_flags
+from ichat.config import Config, EngineValue, ManagedWorker
 from ichat.keys import TOKEN_FD_VARIABLE, TOKEN_VARIABLE
 from ichat.subreaper import MARK
 
@@ -23,6 +24,27 @@ def id_for(model_name: str, taken: Collection[str]) -> str:
     while f"{slug}-{number}" in taken:
         number += 1
     return f"{slug}-{number}"
+
+
+def engine_flags(arguments: Mapping[str, EngineValue]) -> list[str]:
+    """Write engine arguments as flags: `max_model_len = 2048` is ``--max-model-len 2048``.
+
+    true is the flag alone, false its ``--no-`` form, a list several values, a table JSON.
+    """
+    flags: list[str] = []
+    for key, value in arguments.items():
+        name = key.replace("_", "-")
+        if value is True:
+            flags.append(f"--{name}")
+        elif value is False:
+            flags.append(f"--no-{name}")
+        elif isinstance(value, list):
+            flags += [f"--{name}", *(json.dumps(one) if isinstance(one, dict | list) else str(one) for one in value)]
+        elif isinstance(value, dict):
+            flags += [f"--{name}", json.dumps(value)]
+        else:
+            flags.append(f"--{name}={value}")
+    return flags
 
 
 def python_of(config: Config, worker: ManagedWorker) -> str:

@@ -8,9 +8,11 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ichat.config import is_secret
-
 MASK = "***"
+_SECRET = re.compile(
+    r"(^|[-_])((api|access|private|secret)[-_]key|key[-_]hash|token|password|passphrase|secret|credentials?|authorization)$",
+    re.IGNORECASE,
+)
 _NUMBER = re.compile(r"-(\d+|\d*\.\d+)$")
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _COUNT = re.compile(r"(first|adapter)[-_]token$")
@@ -36,7 +38,7 @@ def shown(words: Sequence[str]) -> str:
 
 
 def _is_secret(name: str) -> bool:
-    return is_secret(name) and not _COUNT.search(name)
+    return _SECRET.search(name) is not None and not _COUNT.search(name)
 
 
 def _quoted(word: str) -> str:

@@ -15,7 +15,6 @@ from ichat.errors import EXIT_USAGE, Exit
 from ichat.reporter import is_address
 from ichat.usage import Usage
 
-
 RENAMED = {"--gateway": "--gateway-address"}
 """Flags that had another name once, and would be taken for the engine's."""
 

@@ -8,6 +8,7 @@ import pytest
 
 from ichat import config as configuration
 from ichat.errors import EXIT_USAGE, ApiError, Exit
+from ichat.launch import engine_flags
 
 ROOT = pathlib.Path(__file__).parent.parent
 EXAMPLE = ROOT / "ichat.toml.example"
@@ -114,7 +115,7 @@ def test_unknown_keys_of_a_worker_are_the_engines():
         """,
         "x.toml",
     )
-    assert configuration.engine_flags(config.managed_workers[0].backend_args) == [
+    assert engine_flags(config.managed_workers[0].backend_args) == [
         "--max-model-len=2048",
         "--enforce-eager",
         "--no-enable-prefix-caching",
