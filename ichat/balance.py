@@ -49,8 +49,8 @@ class Endpoint:
     """Until then it is chosen only if there is no other: it could not be reached."""
     turn: int = 0
     """When it was last chosen, counted in requests."""
-    unreachable: bool = False
-    """Whether a connection to it failed since it was last heard of."""
+    why_out: str = ""
+    """Why it gets no requests until it is heard of: no connection could be made, or it declined one."""
     timeouts: tuple[float, float] | None = None
     """Seconds until its first byte, and between two bytes, where they are not the configured ones."""
     circuit: Circuit = attrs.field(factory=Circuit)
@@ -69,12 +69,12 @@ class Endpoint:
         """Take its own count of the requests that it works on, which corrects ours upwards. It can be reached."""
         self.elsewhere = max(0, requests - self.in_flight)
         self.reported_at = now
-        self.unreachable = False
+        self.why_out = ""
         self.avoid_until = -math.inf
 
-    def fail(self, now: float) -> None:
-        """Note that it could not be reached."""
-        self.unreachable = True
+    def fail(self, now: float, why: str = "cannot be reached") -> None:
+        """Note that it could not be reached, or takes no requests for another reason."""
+        self.why_out = why
         self.avoid_until = now + AVOID_S
 
 

@@ -16,7 +16,17 @@ EXIT_SOFTWARE = 70
 
 
 CODE_HEADER = b"x-ichat-code"
-"""Tells the gateway the code of an error of its control plane."""
+"""Tells the gateway the code of an error of its control plane, or of one that a worker itself has made."""
+
+
+DECLINED = {
+    b"engine_dead": "has lost its engine",
+    b"draining": "is shutting down",
+    b"model_not_ready": "is not ready",
+}
+"""By which codes of a 503 a worker says that its engine has not seen a request, and what that means."""
+DECLINED_RETRY_S = 5
+"""What a client is told to wait where no other worker can take a request that one has declined."""
 
 
 class Exit(Exception):
@@ -131,6 +141,17 @@ def model_not_ready(model: str, why: str, retry_after_s: int, limit: str = "") -
         kind="server_error",
         retry_after_s=retry_after_s,
         limit=limit,
+    )
+
+
+def engine_dead(model: str, why: str, retry_after_s: int) -> ApiError:
+    """503: the engine had died before the request came, so nobody has worked on it."""
+    return ApiError(
+        503,
+        "engine_dead",
+        f"The engine of `{model}` has died: {why}.",
+        kind="server_error",
+        retry_after_s=retry_after_s,
     )
 
 

@@ -1,7 +1,8 @@
 """One request on its way through the gateway: a lease on an endpoint, a connection, the response relayed.
 
 Nothing is tried twice that an upstream may have worked on. A request goes out again only to another endpoint where no
-connection could be made, or on a fresh connection where a kept one died at once, without a byte of response.
+connection could be made or the worker declined it, since its engine is dead, or on a fresh connection where a kept one
+died at once, without a byte of response.
 """
 
 import logging
@@ -22,7 +23,7 @@ from ichat.http.framing import Chunked, UntilClose
 from ichat.http.heads import Headers, ResponseHead, date_header, end_to_end, form_type, request_head, response_head
 from ichat.http.keepalive import KeepAlive
 from ichat.http.pool import Connection
-from ichat.http.relay import Reframed, Relay, Unwanted, UpstreamLost
+from ichat.http.relay import Declined, Reframed, Relay, Unwanted, UpstreamLost
 from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.means import Means
@@ -49,6 +50,8 @@ _READ_MEMBERS = frozenset(("model", "stream", "previous_response_id"))
 """Members of a request's body whose values the gateway reads."""
 RESPONSE_PATH = b"/v1/responses/{id}"
 """How requests about a response that was made before are counted, whatever its id."""
+_NOT_WORKED_ON = frozenset(("upstream_unreachable", "model_not_ready"))
+"""Failures of an endpoint after which another one may be asked."""
 _COMPRESSION = frozenset((b"accept-encoding",))
 """Left out where a response is looked into."""
 JOINED_BYTES_MAX = 65536
@@ -261,11 +264,12 @@ class Exchange:
             try:
                 await self.with_endpoint(lease.endpoint)
             except ApiError as error:
-                if error.code != "upstream_unreachable":
+                if error.code not in _NOT_WORKED_ON:
                     raise
                 log.warning("%s", error.message)
-                lease.endpoint.fail(trio.current_time())
-                self._speak_against(lease.endpoint)
+                if error.code == "upstream_unreachable":
+                    lease.endpoint.fail(trio.current_time())
+                    self._speak_against(lease.endpoint)
                 tried.add(lease.endpoint)
                 if self._only is not None or not self._means.balancer.others(self.model, tried):
                     raise
@@ -404,6 +408,9 @@ class Exchange:
     async def _break_off(self, endpoint: Endpoint, lost: UpstreamLost) -> None:
         """End a response that its upstream did not finish, so that no client can take it for a whole one."""
         name = endpoint.upstream.name
+        if lost.declined:
+            endpoint.fail(trio.current_time(), str(lost))
+            raise errors.model_not_ready(self.model, f"{name} {lost}", errors.DECLINED_RETRY_S)
         has_failed = self.answered_at is not None and self.status in FAILED_STATUSES  # and that was noted
         if lost.retry is not False and not has_failed:
             self._speak_against(endpoint)
@@ -452,9 +459,13 @@ class Exchange:
         return [head + body] if len(body) <= JOINED_BYTES_MAX else [head, body]
 
     def _head_for_client(self, head: ResponseHead) -> bytes:
-        """Write the head of the response as the client gets it. Raises Unwanted for one that it must not get."""
+        """Write the head of the response as the client gets it. Raises Unwanted, Declined for one it must not get."""
         means, client, endpoint = self._means, self._client, self.endpoint
         assert endpoint is not None
+        if head.status == 503 and endpoint.route is None and not self.internal:
+            declined = errors.DECLINED.get(dict(head.headers).get(errors.CODE_HEADER, b""))
+            if declined is not None:
+                raise Declined(declined)
         if head.status == 401 and endpoint.route is not None and endpoint.route.has_key:
             raise Unwanted("it does not accept the key that the gateway has for it")
         self.status, self.error = head.status, ""

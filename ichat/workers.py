@@ -96,9 +96,9 @@ class Worker:
     """Where it runs, as its newest beat has it that told of this."""
 
     @property
-    def is_unreachable(self) -> bool:
-        """Whether a connection to it failed since its newest beat."""
-        return self.endpoint is not None and self.endpoint.unreachable
+    def why_out(self) -> str:
+        """Why it gets no requests until its next beat, where one has shown that it takes none."""
+        return self.endpoint.why_out if self.endpoint is not None else ""
 
     def serves(self, model: str) -> bool:
         """Say whether it serves a model of this name, or will."""
@@ -119,7 +119,7 @@ class Worker:
             return "starting"
         if self.is_stale:
             return "stale"
-        if self.is_unreachable or now - self.beat_at > self.beat.heartbeat_interval * BEATS_MISSED_MAX:
+        if self.why_out or now - self.beat_at > self.beat.heartbeat_interval * BEATS_MISSED_MAX:
             return "unhealthy"
         if self.lost is not None:
             return "broken"
@@ -169,8 +169,8 @@ class Worker:
             return f"worker {self.id} has had requests for {now - self.stuck_since:.0f} s and made no step"
         if state == "stale":
             return f"worker {self.id} has not been heard of since the gateway was started"
-        if self.is_unreachable and state == "unhealthy":
-            return f"worker {self.id} cannot be reached"
+        if self.why_out and state == "unhealthy":
+            return f"worker {self.id} {self.why_out}"
         if state == "unhealthy":
             return f"worker {self.id} has not been heard of for {now - self.beat_at:.0f} s"
         if self.lost is not None:

@@ -1,6 +1,7 @@
 """The small parts that engines are made of here, each by itself and without an engine."""
 
 import asyncio
+import errno
 import json
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import pytest
 from programs import LIMIT_S
 
 from ichat.engines import ray as ray_module
-from ichat.engines.child import Child, children, first_dead, wait_for_end
+from ichat.engines.child import Child, Family, children, first_dead, wait_for_end
 from ichat.engines.inprocess import InProcess
 from ichat.engines.ray import check_ray
 from ichat.engines.sglang_encoders import look_at
@@ -480,6 +481,28 @@ def test_a_child_that_ends_is_found_with_how_it_ended(spawn):
     code.join(LIMIT_S)
     assert first_dead([mine[code.pid]]) == f"its process {code.name} (pid {code.pid}) ended with SIGTERM"
     assert first_dead([mine[staying.pid]]) is None
+
+
+@pytest.mark.parametrize("has_pidfds", [True, False])
+def test_a_family_knows_at_once_which_of_it_has_ended(spawn, monkeypatch, has_pidfds):
+    """With pidfds or without them; who has ended before is known as well, and where nobody belongs to it nobody is missed."""
+    if not has_pidfds:
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    living, killed = spawn(time.sleep, 3600), spawn(time.sleep, 3600)
+    grandchild = Child(psutil.Process(killed.pid), "grandchild")
+    family = Family([Child(living, "living"), grandchild])
+    assert family.first_dead() is None
+    os.kill(killed.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    for one in (family, Family([Child(living, "living"), grandchild])):
+        assert one.first_dead() == one.first_dead() == f"its process grandchild (pid {killed.pid}) ended"
+    killed.join(LIMIT_S)
+    assert Family([grandchild]).first_dead() is not None
+    assert Family().first_dead() is None
+
+
+def refuse(_pid):
+    raise OSError(errno.ENOSYS, "no such system call")
 
 
 def test_the_end_of_children_is_waited_for_with_a_bound(spawn):

@@ -4,10 +4,12 @@ What one of them cannot do on a CPU stands in `DIFFERENCES`, with the reason, an
 """
 
 import base64
+import contextlib
 import json
 import math
 import os
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -33,7 +35,7 @@ from engines import (
     python_of,
     send,
 )
-from programs import ROOT, alive
+from programs import LIMIT_S, ROOT, alive
 
 from ichat.beat import response_tag
 from ichat.keys import hash_of
@@ -515,26 +517,49 @@ def test_the_next_gateway_takes_the_worker_over(chat):
     assert chat.worker()["managed"]
 
 
+def kill(process):
+    """Kill a process, and wait until its last thread has ended."""
+    fd = os.pidfd_open(process.pid)
+    process.kill()
+    assert select.select([fd], [], [], LIMIT_S)[0]
+    os.close(fd)
+
+
+def answers_until_refused(chat, url):
+    """Send requests until nobody listens there any more or the worker has ended; give each status with its code."""
+    found = set()
+    with contextlib.suppress(OSError):
+        while not found or chat.worker()["ended_at"] is None:
+            status, _, answer = post(f"{url}/v1/completions", GREEDY)
+            found.add((status, answer["error"]["code"] if status != 200 else ""))
+    return found
+
+
 def test_an_engine_that_dies_is_told_to_everybody(chat):
-    """kill -9 of the scheduler with streams and plain requests under way: each client gets an error soon, the worker ends with 70."""
+    """kill -9 of the scheduler under load: each client gets an error soon, what begins later 503, the worker ends with 70."""
     scheduler = chat.scheduler()
     family = [psutil.Process(chat.worker()["pid"]), *psutil.Process(chat.worker()["pid"]).children(recursive=True)]
     body = {**LONG, "n": 1}
     streams = [send(chat.program.port, {**body, "stream": True}) for _ in range(3)]
     direct = send(chat.worker()["port"], {**body, "stream": True})
     plain = [send(chat.program.port, body) for _ in range(3)]
+    urls = (chat.url, chat.worker_url)
     for sock in (*streams, direct):
         while b"data: " not in (data := sock.recv(65536)):
             assert data
     chat.program.until(lambda: chat.running() >= 4)  # all have been sent, and the streams have begun
-    scheduler.kill()
-    with ThreadPoolExecutor(7) as pool:
+    kill(scheduler)
+    with ThreadPoolExecutor(9) as pool:
+        began_dead = [pool.submit(answers_until_refused, chat, url) for url in urls]
         for data in pool.map(rest_of, (*streams, direct)):
             assert b'data: {"error":' in data[-2000:], data[-300:]
         for data in pool.map(rest_of, plain):
             assert data.startswith(b"HTTP/1.1 50"), data[:300]
             error = json.loads(data.partition(b"\r\n\r\n")[2])["error"]
             assert (error["type"], bool(error["message"])) == ("server_error", True)
+        by_gateway, by_worker = (asking.result() for asking in began_dead)
+    assert by_gateway == {(503, "model_not_ready")}
+    assert by_worker <= {(503, "engine_dead")}  # nothing where it did not listen any more
     chat.program.until(lambda: not alive(family))
     chat.program.until(lambda: chat.worker()["restarts"] == 1)
     worker = chat.worker()

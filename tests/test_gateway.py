@@ -618,6 +618,82 @@ async def test_a_dead_worker_is_not_a_black_hole(serve, gateway_to, connect):
     assert (described["state"], described["in_flight"]) == ("unhealthy", 0)
 
 
+async def register(client, **workers):
+    """Send a beat of each worker, called by its name, that listens at this port."""
+    for name, port in workers.items():
+        body = json.dumps({"worker_id": name, "model_name": "m", "host": "127.0.0.1", "port": port}).encode()
+        await client.send(
+            b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
+            % (len(body), body)
+        )
+        assert (await client.response())[0] == 200
+
+
+def declining(code):
+    """Make an upstream answer 503 as a worker does whose engine has not seen the request."""
+    error = json.dumps({"error": {"message": "No.", "type": "server_error", "param": None, "code": code}}).encode()
+
+    async def reply(stream, head, body):
+        await stream.send_all(
+            b"HTTP/1.1 503 No\r\nx-ichat-error: worker\r\nx-ichat-code: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (code.encode(), len(error), error)
+        )
+
+    return reply
+
+
+def asked(upstream):
+    """Give the bodies of the requests for a model."""
+    return [body for head, body in upstream.requests if head.method == b"POST"]
+
+
+@pytest.mark.parametrize("code", ["engine_dead", "draining", "model_not_ready"])
+async def test_what_a_worker_declines_goes_to_another_one(serve, gateway_to, connect, code):
+    """Its engine has not seen the request: another worker gets it whole, and this one nothing more until its next beat."""
+    (declined, first), (answered, second) = await serve(declining(code)), await serve(hello)
+    client = await connect(await gateway_to({}))
+    await register(client, dead=first)
+    await register(client, alive=second)
+    large = "x" * 300_000
+    for number in range(20):
+        assert (await client.ask(number=number, prompt=large))[::2] == (200, b'{"hello": 1}')
+    assert len(asked(declined)) == 1
+    assert [json.loads(body)["number"] for body in asked(answered)] == list(range(20))
+    assert {len(json.loads(body)["prompt"]) for body in asked(answered)} == {len(large)}
+    described = json.loads((await client.get(b"/v1/admin/workers/dead"))[2])
+    assert (described["state"], described["in_flight"], described["circuit"]["failures"]) == ("unhealthy", 0, 0)
+
+
+async def test_what_the_only_worker_declines_is_answered_as_for_one_that_starts(serve, gateway_to, connect):
+    """503 with a time to wait and the reason, without asking again, until a beat says that it is well."""
+    upstream, port = await serve(declining("engine_dead"))
+    client = await connect(await gateway_to({}))
+    await register(client, w=port)
+    for _ in range(3):
+        status, headers, body = await client.ask()
+        assert (status, code_of(body)) == (503, "model_not_ready")
+        assert int(headers[b"retry-after"]) > 0
+        assert headers[b"x-ichat-error"] == b"gateway"
+        assert b"worker w has lost its engine" in body
+    assert len(asked(upstream)) == 1
+    upstream.reply = hello
+    await register(client, w=port)
+    assert (await client.ask())[0] == 200
+
+
+async def test_only_workers_decline(serve, gateway_to, connect):
+    """From an external route, or with another code, a 503 is the answer: it may have been worked on."""
+    far, far_port = await serve(declining("engine_dead"))
+    near, near_port = await serve(declining("overloaded"))
+    client = await connect(await gateway_to({"far": far_port}))
+    await register(client, w=near_port)
+    for upstream, model, code in ((far, "far", "engine_dead"), (near, "m", "overloaded")):
+        for count in (1, 2):
+            status, headers, body = await client.ask(model=model)
+            assert (status, code_of(body), len(asked(upstream))) == (503, code, count)
+            assert b"x-ichat-code" not in headers
+
+
 async def test_the_control_plane_takes_a_burst(gateway_to, connect):
     """Many at once are all answered: beats and health checks come together after an outage."""
     port = await gateway_to({})

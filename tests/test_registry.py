@@ -187,7 +187,7 @@ def test_a_worker_that_is_silent_for_long_is_forgotten(registry, clock):
 def test_what_cannot_be_reached_waits_for_its_next_beat(registry):
     """A connection that failed takes a worker out; a beat brings it back."""
     registry.beat(beat())
-    registry.get("w").endpoint.unreachable = True
+    registry.get("w").endpoint.fail(0.0)
     with pytest.raises(ApiError, match="worker w cannot be reached"):
         registry.endpoints("m")
     registry.beat(beat())

@@ -1,10 +1,13 @@
 """The worker in this process, with a fake engine on its thread: the call across, and what ends it."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 
 import attrs
+import psutil
 import pytest
 import trio
 from peers import code_of, plain, until
@@ -13,6 +16,7 @@ from programs import LIMIT_S
 from ichat import errors
 from ichat.config import Limits, Timeouts
 from ichat.engines import find, host
+from ichat.engines.child import Child, Family
 from ichat.engines.host import Host
 from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
 from ichat.http.hub import Hub
@@ -245,6 +249,60 @@ async def test_an_engine_that_dies_fails_its_requests(make_worker, connect):
     assert rig.host.failure.code == EXIT_SOFTWARE
     assert "killed by a test" in str(rig.host.failure)
     assert (await hanging.get(b"/health"))[0] == 503
+
+
+@pytest.fixture(name="core")
+def core_fixture():
+    """A process that stands for one which the engine cannot do without."""
+    with subprocess.Popen(["sleep", "3600"]) as process:
+        yield process
+        process.kill()
+
+
+def end(core):
+    """Kill it, and wait until it has ended."""
+    core.kill()
+    os.waitid(os.P_PID, core.pid, os.WEXITED | os.WNOWAIT)
+
+
+async def test_a_dead_engine_gets_no_more_requests(make_worker, connect, monkeypatch, core):
+    """Its end is known with the next request, however seldom it is looked after; that one is refused, with a code of its own."""
+    monkeypatch.setattr(host, "WATCH_S", 3600)
+    rig, port = await make_worker()
+    rig.engine.kin = Family([Child(psutil.Process(core.pid), "core")])
+    client = await connect(port)
+    assert (await client.ask())[0] == 200
+    await until(lambda: rig.engine.done == 1)
+    end(core)
+    for _ in range(2):
+        status, headers, body = await client.ask()
+        assert (status, code_of(body), headers[b"retry-after"]) == (503, "engine_dead", b"5")
+        assert (headers[b"x-ichat-error"], headers[b"x-ichat-code"]) == (b"worker", b"engine_dead")
+        assert b"its process core" in body
+        with trio.fail_after(5):
+            await rig.host.ended.wait()
+    assert rig.engine.done == 1
+    assert rig.worker.state() == "draining"
+
+
+async def test_a_death_that_is_not_noticed_yet(make_worker, connect, monkeypatch, core):
+    """A request that was taken while the engine's loop was busy, and its process had ended by then, is not begun."""
+    monkeypatch.setattr(host, "WATCH_S", 3600)
+    rig, port = await make_worker()
+    rig.engine.kin = Family([Child(psutil.Process(core.pid), "core")])
+    blocking, late, leaving = [await connect(port) for _ in range(3)]
+    await blocking.send(b"POST /block HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+    await until(lambda: rig.engine.running == 1)
+    end(core)
+    for client in (late, leaving):
+        await client.send(b"POST /wait HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+    await until(lambda: rig.host.in_flight == 3)
+    await leaving.stream.aclose()
+    rig.engine.go_on.set()
+    status, _, body = await late.response()
+    assert (status, code_of(body)) == (503, "engine_dead")
+    assert (await blocking.response())[0] == 500
+    await until(lambda: rig.host.in_flight == 0)
 
 
 async def test_a_stream_whose_engine_dies_ends_with_an_error(make_worker, connect, monkeypatch):

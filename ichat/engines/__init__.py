@@ -88,7 +88,11 @@ class Engine(Protocol):
         ...
 
     def why_dead(self) -> str | None:
-        """Give the reason why no request can be served any more; None while all is well. Cheap: it is asked often."""
+        """Give the reason why no request can be served any more; None while all is well.
+
+        Asked before each request, so it must be cheap (`child.Family`); what was sent to it before may have been worked
+        on, what comes later is refused, and may go to another worker.
+        """
         ...
 
     def progress(self) -> Progress:

@@ -65,7 +65,7 @@ class Call:
         """What the engine works on for this request, by its own ids, where it has told; and how each is aborted."""
         self.task: asyncio.Task[None]
         """Known when the call has begun."""
-        self._gone: asyncio.Event
+        self._gone = asyncio.Event()
         self._head = b""
         self._gathered: bytearray | None = None
         """The body so far, where it is to be rewritten."""
@@ -89,9 +89,13 @@ class Call:
 
     def start(self, app: Application, calls: "set[Call]") -> None:
         """Begin; the call is a member of `calls` until it has ended."""
-        self._gone = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._run(app, calls))
         calls.add(self)
+
+    def refuse(self, failure: errors.ApiError) -> None:
+        """End the call before it has begun: the application never hears of it."""
+        self.failure = failure
+        self._ended()
 
     def hang_up(self) -> None:
         """Tell the application that the client has gone; what it still sends is dropped, as ASGI 2.3 has it."""

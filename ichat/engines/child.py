@@ -14,11 +14,13 @@ import contextlib
 import ctypes
 import faulthandler
 import multiprocessing
+import os
 import platform
+import select
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing.process import BaseProcess
 
 import attrs
@@ -87,14 +89,47 @@ def children(kin: str = "") -> list[Child]:
     return found
 
 
+class Family:
+    """Processes that an engine cannot do without. To ask whether one has ended costs one system call for all."""
+
+    def __init__(self, members: Iterable[Child] = ()) -> None:
+        self._members = list(members)
+        self._epoll = select.epoll()
+        self._by_fd: dict[int, Child] = {}
+        self._unwatched: list[Child] = []
+        """Those that have ended before this began, and all of them where the kernel has no pidfds."""
+        for child in self._members:
+            try:
+                fd = os.pidfd_open(child.process.pid or 0)
+            except OSError:
+                self._unwatched.append(child)
+            else:
+                self._by_fd[fd] = child
+                self._epoll.register(fd, select.EPOLLIN)
+
+    def __repr__(self) -> str:
+        return f"<Family of {', '.join(child.title for child in self._members) or 'nobody'}>"
+
+    def __iter__(self) -> Iterator[Child]:
+        return iter(self._members)
+
+    def first_dead(self) -> str | None:
+        """Say which of them has ended, and how; None while all are alive."""
+        for fd, _ in self._epoll.poll(0, 1):
+            return how_it_ended(self._by_fd[fd])
+        return first_dead(self._unwatched) if self._unwatched else None
+
+
 def first_dead(among: Iterable[Child]) -> str | None:
     """Say which of these processes has ended, and how; None while all are alive."""
-    for child in among:
-        if child.has_ended():
-            code = child.process.exitcode if isinstance(child.process, BaseProcess) else None
-            how = "" if code is None else f" with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
-            return f"its process {child.title} (pid {child.process.pid}) ended{how}"
-    return None
+    return next((how_it_ended(child) for child in among if child.has_ended()), None)
+
+
+def how_it_ended(child: Child) -> str:
+    """Say how a process has ended, as far as that can be known here."""
+    code = child.process.exitcode if isinstance(child.process, BaseProcess) else None
+    how = "" if code is None else f" with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+    return f"its process {child.title} (pid {child.process.pid}) ended{how}"
 
 
 def wait_for_end(of: Iterable[Child], limit_s: float) -> None:

@@ -25,7 +25,7 @@ from ichat.http.server import Client
 log = logging.getLogger(__name__)
 
 WATCH_S = 0.5
-"""How often the engine is asked whether it is alive."""
+"""How often the engine is asked whether it is alive, besides before each request."""
 ABORT_S = 10.0
 """How long an abandoned request may take to end before its connection is closed all the same."""
 UNNOTICED_S = 10.0
@@ -132,7 +132,7 @@ class Host:
         )
         self._waiting[request] = done
         try:
-            self._in_engine(call.start, app, self._calls)
+            self._in_engine(self._begin, call, app)
             try:
                 await done.wait()
             except trio.Cancelled:
@@ -155,9 +155,28 @@ class Host:
             raise call.failure or errors.engine_failed("it ended")
 
     def _check_ready(self) -> Application:
+        if self._failed_by is not None or self.failure is not None:
+            raise self._dead()
         if self._app is None or self.ended.is_set():
             raise errors.model_not_ready(self.name, self.phase, RETRY_AFTER_S)
         return self._app
+
+    def _dead(self) -> errors.ApiError:
+        why = self._failed_by or str(self.failure).removeprefix("The engine ")
+        return errors.engine_dead(self.name, why, RETRY_AFTER_S)
+
+    def _begin(self, call: Call, app: Application) -> None:
+        """Begin a call on the engine's loop, unless the engine has died: it is asked here, with no time between.
+
+        So what is refused was never worked on. What fails later may have been: nobody can tell.
+        """
+        assert self._stopping is not None
+        self._failed_by = self._failed_by or self._engine.why_dead()
+        if self._failed_by is None:
+            call.start(app, self._calls)
+        else:
+            self._stopping.set()
+            call.refuse(self._dead())
 
     @property
     def name(self) -> str:
@@ -232,6 +251,7 @@ class Host:
                     await asyncio.wait_for(self._stopping.wait(), WATCH_S)
                 why = None if self._stop_asked else self._failed_by or self._engine.why_dead()
                 if why is not None:
+                    self._failed_by = why
                     self.failure = Exit(EXIT_SOFTWARE, f"The engine died: {why}")
                     self.phase = "dead"
                     break

@@ -33,7 +33,7 @@ from ichat.beat import Group, Model
 from ichat.engines import Application, EngineInfo, Progress, Serve
 from ichat.engines.args import Step, translate
 from ichat.engines.asgi import call_under_way
-from ichat.engines.child import Child, adopt_children, children, first_dead, wait_for_end
+from ichat.engines.child import Family, adopt_children, children, wait_for_end
 from ichat.engines.inprocess import InProcess
 from ichat.engines.ray import check_ray
 from ichat.engines.responses import bound_responses
@@ -91,7 +91,7 @@ class SGLang:
         self._info: EngineInfo | None = None
         self._serve: Serve
         self._manager: Any = None
-        self._children: list[Child] = []
+        self._family = Family()
         self._dead: str | None = None
         self._has_begun = False
         self._warm = threading.Event()
@@ -186,7 +186,7 @@ class SGLang:
         self._has_begun = True
         requests = http_server.requests
         http_server.requests = inside = InProcess(app, asyncio.get_running_loop(), requests)
-        self._children = children("sglang::")
+        self._family = Family(children("sglang::"))
         threading.excepthook = self._thread_failed
         async with app.router.lifespan_context(app):
             manager = http_server._global_state.tokenizer_manager
@@ -215,11 +215,11 @@ class SGLang:
             from sglang.srt.managers.io_struct import ShutdownReq
 
             manager._dispatch_to_scheduler(ShutdownReq())
-            wait_for_end([child for child in self._children if "detokenizer" not in child.title], UNLOAD_S)
+            wait_for_end([child for child in self._family if "detokenizer" not in child.title], UNLOAD_S)
 
     def _follow(self, *_: object) -> None:
         """Work for the leader of the group until the end; this stands where SGLang would answer health checks."""
-        self._children = children()
+        self._family = Family(children())
         asyncio.run(self._serve(None))  # type: ignore[arg-type]
         raise _Served
 
@@ -230,7 +230,7 @@ class SGLang:
             self._dead = self._dead or f"its warm-up failed: {failure.exc_value!r}"
 
     def _child_failed(self, *_: object) -> None:
-        self._dead = self._dead or first_dead(self._children) or "one of its processes failed; the log has the cause"
+        self._dead = self._dead or self._family.first_dead() or "one of its processes failed; the log has the cause"
 
     def _spare_this_process(self) -> None:
         """Where SGLang would kill the whole process tree, let the worker end in order instead."""
@@ -251,7 +251,7 @@ class SGLang:
 
     def why_dead(self) -> str | None:
         """See `Engine.why_dead`."""
-        return self._dead or first_dead(self._children)
+        return self._dead or self._family.first_dead()
 
     def progress(self) -> Progress:
         """Read SGLang's own metrics, which its schedulers leave in files."""

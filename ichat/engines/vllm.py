@@ -29,7 +29,7 @@ import ichat
 from ichat.beat import Group, Model
 from ichat.engines import EngineInfo, Progress, Serve
 from ichat.engines.args import Step, translate
-from ichat.engines.child import Child, adopt_children, children, first_dead
+from ichat.engines.child import Family, adopt_children, children
 from ichat.engines.ray import check_ray
 from ichat.engines.responses import bound_responses
 from ichat.engines.versions import check_version
@@ -96,7 +96,7 @@ class VLLM:
         self._args = argparse.Namespace()
         self._info: EngineInfo
         self._loaded: Any = None
-        self._followers: list[Child] = []
+        self._family = Family()
 
     def check(self) -> None:
         """Look for the package without importing it."""
@@ -156,6 +156,7 @@ class VLLM:
             settings = self.wire.settings
             self.wire.responses = bound_responses(app, settings.responses_max, settings.responses_bytes_max)
             self._loaded = app.state
+            self._family = _family_of(client.vllm_config)
             self._client = client
             async with app.router.lifespan_context(app):
                 await serve(app)
@@ -189,7 +190,7 @@ class VLLM:
                 "log_stats": not args.disable_log_stats,
             }
             processes = _call(_symbol("CoreEngineProcManager"), known)
-        self._followers = children()
+        self._family = Family(children())
         try:
             asyncio.run(serve(None))  # type: ignore[arg-type]
         finally:
@@ -198,8 +199,8 @@ class VLLM:
     def why_dead(self) -> str | None:
         """See `Engine.why_dead`."""
         client = self._client
-        if self._followers:
-            return first_dead(self._followers)
+        if (why := self._family.first_dead()) is not None:
+            return why
         if client is not None and (client.errored or self._switch.should_exit):
             return f"vLLM's engine core stopped ({type(client.dead_error).__name__}); the log above has the cause"
         return None
@@ -234,6 +235,13 @@ class VLLM:
             *(Model(name, self._info.model_path, None, longest) for name in names),
             *(Model(name, adapter.lora_path, names[0]) for name, adapter in list(adapters.items())),
         ]
+
+
+def _family_of(config: Any) -> Family:
+    """Give the processes whose end is that of the engine; none where vLLM itself goes on without some of them."""
+    if getattr(config.parallel_config, "enable_fault_tolerance", False):
+        return Family()
+    return Family(child for child in children("VLLM::") if "Coordinator" not in child.title)
 
 
 def _metric(name: str, sample: str | None = None, *, of: Callable[[Sequence[float]], float] = sum) -> float | None:

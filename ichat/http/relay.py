@@ -36,7 +36,7 @@ seconds, known of streams that have ended. How long a client takes to read is no
 _GAPS_INDEX_MAX = 63  # a gap of 2**63 ms does not come
 
 OnHead = Callable[[ResponseHead], bytes]
-"""Turns the upstream's head into the bytes of the client's head. Raises Unwanted."""
+"""Turns the upstream's head into the bytes of the client's head. Raises Unwanted, Declined."""
 
 
 def no_gaps() -> Gaps:
@@ -52,6 +52,10 @@ class Unwanted(Exception):
     """A response that the client must not get, with the reason; another try would bring the same."""
 
 
+class Declined(Exception):
+    """A response that says, with the reason, that the upstream has not worked on the request: another one may."""
+
+
 class UpstreamLost(Exception):
     """The upstream failed in the middle of an exchange."""
 
@@ -63,6 +67,7 @@ class UpstreamLost(Exception):
         timed_out: bool = False,
         retry: bool | None = None,
         can_report: bool = False,
+        declined: bool = False,
     ) -> None:
         super().__init__(why)
         self.answered = answered
@@ -72,6 +77,8 @@ class UpstreamLost(Exception):
         """Whether the client's trying again makes sense, where that is known."""
         self.can_report = can_report
         """Whether the client can be told by one more event: it got whole chunks of an event stream so far."""
+        self.declined = declined
+        """Whether it has said that it did nothing with the request."""
 
 
 class Reframed:
@@ -266,6 +273,9 @@ class Relay:
         except Unwanted as error:
             self._lost(str(error), retry=False)
             return
+        except Declined as error:
+            self._lost(str(error), declined=True)
+            return
         except Exception:
             log.exception("a bug moving a response")
             self._lost("the gateway has a bug, which is in its log")
@@ -448,7 +458,7 @@ class Relay:
         """Say whether an end of the connection may not be taken for that of a body which ends with it."""
         return (self._is_torn or self._connection.truncated) and isinstance(self._framing, UntilClose)
 
-    def _lost(self, why: str, *, timed_out: bool = False, retry: bool | None = None) -> None:
+    def _lost(self, why: str, *, timed_out: bool = False, retry: bool | None = None, declined: bool = False) -> None:
         self.reusable = False
         self._connection.hush()
         if not self._done:
@@ -458,6 +468,7 @@ class Relay:
                 timed_out=timed_out,
                 retry=retry,
                 can_report=self._is_between_chunks(),
+                declined=declined,
             )
             self._wake()
 

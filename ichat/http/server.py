@@ -153,6 +153,8 @@ class Client:
 
     def _error(self, error: ApiError, request_id: bytes, method: bytes) -> bytes:
         headers = [*error.headers(), (b"x-ichat-error", self._door.role)]
+        if self._door.role == b"worker":
+            headers.append((errors.CODE_HEADER, error.code.encode()))
         return self._response(request_id, method, error.status, headers, error.body())
 
     async def run(self) -> None:

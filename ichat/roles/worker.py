@@ -144,7 +144,7 @@ class Worker:
             await self._beat_at_once(request, client)
         elif not asks and b"%" in request.path:
             raise errors.bad_request("The path must be written without percent signs.")  # routes are told by it
-        elif self.draining and not self.host.is_ready():
+        elif self.draining and not self.host.is_ready() and self.host.failure is None:
             raise errors.draining()
         elif asks and self._lists_models() and (request.path + b"/").startswith(b"/v1/models/"):
             await self._list_models(request, client)

@@ -16,7 +16,7 @@ import time
 
 from ichat.beat import Group, Model
 from ichat.engines import EngineInfo, Progress
-from ichat.engines.child import adopt_children, children, first_dead
+from ichat.engines.child import Family, adopt_children, children
 from ichat.engines.wire import Wire
 from ichat.errors import EXIT_USAGE, Exit
 
@@ -37,7 +37,7 @@ class Fake:
         self.flooded = 0
         self.dead = None
         self.args = None
-        self.kin = []
+        self.kin = Family()
         self.go_on = threading.Event()
         self.hanging = False
 
@@ -80,13 +80,13 @@ class Fake:
             context = multiprocessing.get_context("spawn")
             for _ in range(args.children):
                 context.Process(target=time.sleep, args=(3600,), daemon=True, name="fake-child").start()
-            self.kin = children() if args.needs_children else []
+            self.kin = Family(children() if args.needs_children else ())
         for _ in range(args.leftovers):
             subprocess.run("sleep 3600 &", shell=True, check=True)
         asyncio.run(serve(None if args.rank else self.app))
 
     def why_dead(self):
-        return self.dead or first_dead(self.kin)
+        return self.dead or self.kin.first_dead()
 
     def models(self):
         if self.hanging:
@@ -159,7 +159,7 @@ class Fake:
             await asyncio.sleep(3600)
         elif path == "/block":
             print("blocking", flush=True)
-            time.sleep(3600)  # noqa: ASYNC251
+            self.go_on.wait(3600)
         elif path == "/hang":
             self.hanging = True
             await self.plain(send, {})
