@@ -145,6 +145,14 @@ def test_chat_and_completions(client):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 5
 
 
+def test_an_error_in_a_stream_is_told_like_any_other(chat, client):
+    """A grammar that cannot be compiled fails a stream of SGLang's after its head, and a request of vLLM's before: 400 alike."""
+    wrong = {"vllm": {"structured_outputs": {"regex": "(("}}, "sglang": {"regex": "(("}}[chat.engine]
+    with pytest.raises(openai.APIError) as caught:
+        list(client.completions.create(model="tiny", prompt="x", stream=True, extra_body=wrong))
+    assert (caught.value.type, caught.value.code) == ("invalid_request_error", "bad_request")
+
+
 def test_a_stream_is_the_plain_answer_in_pieces(client):
     """Greedy decoding: the pieces of the stream make the text of the plain answer, and the usage comes last, alone."""
     ask = {"model": "tiny", "messages": MESSAGES, "max_tokens": 20, "temperature": 0}
@@ -552,7 +560,8 @@ def test_an_engine_that_dies_is_told_to_everybody(chat):
     with ThreadPoolExecutor(9) as pool:
         began_dead = [pool.submit(answers_until_refused, chat, url) for url in urls]
         for data in pool.map(rest_of, (*streams, direct)):
-            assert b'data: {"error":' in data[-2000:], data[-300:]
+            error = json.loads(re.findall(rb'data: (\{"error": .*\})\n\n', data)[-1])["error"]
+            assert (error["type"], type(error["code"])) == ("server_error", str), error
         for data in pool.map(rest_of, plain):
             assert data.startswith(b"HTTP/1.1 50"), data[:300]
             error = json.loads(data.partition(b"\r\n\r\n")[2])["error"]

@@ -11,7 +11,17 @@ from ichat.engines import Model, asgi
 from ichat.engines.asgi import Call
 from ichat.engines.reasoning import FIELDS, RENAMES
 from ichat.engines.sglang_wire import SGLangWire
-from ichat.engines.wire import VLLM_PATHS, Wire, WireSettings, anthropic_error, model_body, models_body, openai_error
+from ichat.engines.wire import (
+    ERROR_BEGINNINGS,
+    VLLM_PATHS,
+    Wire,
+    WireSettings,
+    anthropic_error,
+    error_event,
+    model_body,
+    models_body,
+    openai_error,
+)
 from ichat.errors import ApiError
 from ichat.http.request import Request
 
@@ -337,6 +347,55 @@ def request_of(path, body=b"", *, method=b"POST", headers=(), query=b"", version
         id=b"req-1",
         keep_alive=True,
     )
+
+
+def event_of(value, name=b""):
+    return (b"event: " + name + b"\n" if name else b"") + b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+MESSAGES_ERROR = {"type": "error", "error": {"type": "internal_error", "message": "It failed."}}
+
+
+@pytest.mark.parametrize(
+    ("path", "event", "kind", "code"),
+    [
+        (CHAT, event_of(vllm("It failed.", kind="InternalServerError", code=500)), "server_error", "internal_error"),
+        (CHAT, event_of(vllm("It failed.")), "invalid_request_error", "bad_request"),
+        (CHAT, event_of({"error": sglang("It failed.", kind="SERVICE_UNAVAILABLE", code=503)}), "server_error", "overloaded"),
+        (CHAT, event_of({"error": {"message": "It failed.", "code": 422}}), "invalid_request_error", "bad_request"),
+        (CHAT, event_of({"error": {"message": "It failed.", "code": 7}}), "server_error", "internal_error"),
+        (CHAT, event_of({"error": {"message": "It failed.", "code": "timeout", "type": "x"}}), "x", "timeout"),
+        (b"/v1/messages", event_of(MESSAGES_ERROR, b"error"), "api_error", "internal_error"),
+        (b"/v1/messages", event_of({"error": {**MESSAGES_ERROR["error"], "type": "invalid_request_error"}}, b"error"),
+         "invalid_request_error", "bad_request"),
+    ],
+)  # fmt: skip
+def test_an_error_in_a_stream_is_told_like_any_other(path, event, kind, code):
+    """The engine's words, and type and code of the table, in the form of the route; what follows stays."""
+    assert event[:14] in ERROR_BEGINNINGS
+    told = error_event(path, event + b"data: [DONE]\n\n")
+    assert told.startswith(b"event: error\n") == (path == b"/v1/messages")
+    assert told.endswith(b"\n\ndata: [DONE]\n\n")
+    answer = json.loads(told.partition(b"data: ")[2].partition(b"\n\n")[0])
+    assert answer["error"] == {"message": "It failed.", "type": kind, "param": None, "code": code}
+    assert answer.get("type") == ("error" if path == b"/v1/messages" else None)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"error": null, "choices": []}\n\n',
+        b'data: {"error": "half',
+        b'data: {"error": [1]}\n\n',
+        b'event: error\ndata: [{"error": 1}]\n\n',
+        b"event: error\ndone",
+        b'data: {"error"' * 10_000,
+    ],
+)
+def test_what_only_begins_like_an_error_goes_out_as_it_is(event):
+    """It is the engine's, and nobody can say what it means."""
+    assert event[:14] in ERROR_BEGINNINGS
+    assert error_event(CHAT, event) == event
 
 
 def test_what_is_rewritten_and_what_is_not():
@@ -744,6 +803,16 @@ def test_a_stream_goes_out_piece_by_piece():
     app = app_of(200, b"data: 1\n\n", b"data: [DONE]\n\n", headers=[(b"content-type", b"text/event-stream")])
     seen = answered(app)
     assert seen.body == b"9\r\ndata: 1\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(("kind", "code"), [(b"text/event-stream", "internal_error"), (b"text/plain", 500)])
+def test_an_error_in_a_stream_of_events_is_told_again(kind, code):
+    """The events before and behind it, and bodies that are no streams of events, are what they were."""
+    pieces = (b"data: 1\n\n", event_of(vllm("It failed.", code=500)), b"data: [DONE]\n\n")
+    seen = answered(app_of(200, *pieces, headers=[(b"content-type", kind)]))
+    [first, second, third, last] = [seen.body.split(b"\r\n")[index] for index in (1, 3, 5, 6)]
+    assert (first, third, last) == (pieces[0], pieces[2], b"0")
+    assert json.loads(second.removeprefix(b"data: "))["error"]["code"] == code
 
 
 def test_an_answer_that_is_too_large_to_be_rewritten(monkeypatch):

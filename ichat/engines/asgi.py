@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ichat import errors
 from ichat.engines import Application, Message, Scope
-from ichat.engines.wire import Rewrite, Wire
+from ichat.engines.wire import ERROR_BEGINNINGS, Rewrite, Wire, error_event
 from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
 from ichat.http.request import Request
 
@@ -188,6 +188,8 @@ class Call:
                     return
             if self._edit is not None:
                 body = self._edit(bytes(body))
+            if self._is_stream and body[:14] in ERROR_BEGINNINGS and self._left is None:
+                body = error_event(self._request.path, body)
             data = self._framed(body, more=more)
             if data:
                 await self._write(data)

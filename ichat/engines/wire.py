@@ -2,7 +2,7 @@
 
 A worker's errors are OpenAI's, with the type and code that the gateway gives for the same status; the words are the
 engine's. A 422 becomes a 400, which is what both engines answer to most bodies that are wrong. Reranking takes and
-gives what Cohere's and Jina's clients know. Streams are never touched.
+gives what Cohere's and Jina's clients know. Of a stream nothing is touched but the event that tells an error.
 """
 
 import ast
@@ -18,7 +18,7 @@ import attrs
 from ichat.beat import Model, entry_of
 from ichat.bodies import Body, Member, members_of, rewrite_json, value_of
 from ichat.engines.reasoning import RENAMES
-from ichat.errors import background_full, bad_request
+from ichat.errors import ApiError, background_full, bad_request
 from ichat.http.heads import Headers
 from ichat.http.request import Request
 
@@ -29,6 +29,8 @@ VLLM_PATHS = {b"/v1/tokenize": b"/tokenize", b"/v1/detokenize": b"/detokenize", 
 """Routes that vLLM has under another path."""
 RESPONSES_PATH = b"/v1/responses"
 _CHAT_PATH = b"/v1/chat/completions"
+ERROR_BEGINNINGS = (b'data: {"error"', b"event: error\nd")
+"""How the engines' own error events begin, as far as all of them go: 14 bytes."""
 RERANK_PATHS = frozenset((b"/rerank", b"/v1/rerank", b"/v2/rerank"))
 MESSAGE_CHARS_MAX = 4000
 """Characters of an error's message as the client reads it."""
@@ -64,6 +66,9 @@ _ANTHROPIC_KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+
+_STATUSES = {kind: status for status, kind in _ANTHROPIC_KINDS.items()} | {_REQUEST: 400}
+"""Statuses by Anthropic's types: its errors have no code."""
 
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _PLACE = rf"\((?:{_STRING}|\d+|, ?)*\)|\[(?:{_STRING}|\d+|, ?)*\]|{_STRING}"
@@ -221,11 +226,39 @@ def openai_error(status: int, body: bytes) -> tuple[int, bytes]:
     return status, json.dumps({"error": _read_error(status, body)}).encode()
 
 
+def error_event(path: bytes, event: bytes) -> bytes:
+    """Return an engine's error event as errors are told everywhere, in the form that the route `path` has for one.
+
+    `event` begins like one of `ERROR_BEGINNINGS`; what turns out to be none is returned as it is.
+    """
+    first, _, rest = bytes(event).partition(b"\n\n")
+    data = first[first.find(b"data: ") + len(b"data: ") :]
+    try:
+        found: object = json.loads(data)
+    except (ValueError, RecursionError):
+        return event
+    error = cast("dict[str, object]", found).get("error") if isinstance(found, dict) else None
+    if not isinstance(error, dict):
+        return event
+    error = cast("dict[str, object]", error)
+    given = str(error.get("code"))
+    status = int(given) if given.isdigit() else _STATUSES.get(str(error.get("type")), 500)
+    status = 400 if status == 422 else status if 400 <= status < 600 else 500
+    read = _read_error(status, data)
+    kind = _anthropic_kind(status) if b"/messages" in path else str(read["type"])
+    told = ApiError(status, str(read["code"]), str(read["message"]), kind=kind, param=read["param"])
+    return told.event(path) + rest
+
+
 def anthropic_error(status: int, body: bytes) -> tuple[int, bytes]:
     """Make any error of an engine one that Anthropic's clients know, and OpenAI's can read as well."""
     status = 400 if status == 422 else status
-    kind = _ANTHROPIC_KINDS.get(status, _REQUEST if status < 500 else "api_error")
+    kind = _anthropic_kind(status)
     return status, json.dumps({"type": "error", "error": {**_read_error(status, body), "type": kind}}).encode()
+
+
+def _anthropic_kind(status: int) -> str:
+    return _ANTHROPIC_KINDS.get(status, _REQUEST if status < 500 else "api_error")
 
 
 def _read_error(status: int, body: bytes) -> dict[str, str | None]:
