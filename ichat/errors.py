@@ -155,6 +155,11 @@ def engine_dead(model: str, why: str, retry_after_s: int) -> ApiError:
     )
 
 
+def unsupported_by_model(message: str) -> ApiError:
+    """400: the route and the model are there, but the model does something else."""
+    return ApiError(400, "unsupported_by_model", message, param="model")
+
+
 def rate_limited(message: str, limit: str, retry_after_s: int) -> ApiError:
     """429: more than a limit allows; `limit` is its name in the configuration."""
     return ApiError(

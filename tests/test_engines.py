@@ -297,6 +297,19 @@ def test_no_client_steers_the_engine(chat):
     chat.program.until(lambda: post(url + path, body)[0] == 200)
 
 
+def test_what_the_model_does_not_do(chat, client):
+    """The refusal names the model, what it serves, and how a worker is started that would; no other route reads so."""
+    with pytest.raises(openai.BadRequestError, match="The model `tiny` serves /v1/chat/completions, ") as caught:
+        client.embeddings.create(model="tiny", input="x")
+    assert (caught.value.code, caught.value.param) == ("unsupported_by_model", "model")
+    assert "does not serve /v1/embeddings: a worker that was started with `--runner pooling`" in str(caught.value)
+    body = {"model": "tiny", "input": "x", "query": "x", "documents": ["y"], "text_1": "x", "text_2": ["y"]}
+    for path in ("embeddings", "rerank", "score", "classify", "pooling", "audio/translations"):
+        status, _, answer = post(f"{chat.url}/v1/{path}", body)
+        assert (status, answer["error"]["code"]) == (400, "unsupported_by_model"), path
+        assert f"it does not serve /v1/{path}" in answer["error"]["message"]
+
+
 def test_request_ids(chat):
     """The request's id comes back in its header, and the answer's own id has it in it."""
     body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 2}
@@ -714,8 +727,10 @@ def test_embeddings(embedding):
                     },
                 )
                 assert (status, refusal["error"]["param"]) == (400, "model")
-        with pytest.raises((openai.BadRequestError, openai.NotFoundError)):
+        with pytest.raises(openai.BadRequestError, match="The model `tiny` serves /v1/embeddings") as caught:
             client.chat.completions.create(model="tiny", messages=MESSAGES)
+        assert caught.value.code == "unsupported_by_model"
+        assert "in a worker that was started without `--runner pooling`" in caught.value.message
         assert client.embeddings.create(model="tiny", input="still there").data
 
 
@@ -793,6 +808,9 @@ def test_rerank_and_score(reranker):
     assert status == 200
     for item in answer["data"]:
         assert math.isclose(item["score"], scores[item["index"]], abs_tol=0.02)
+    status, _, answer = post(f"{reranker.url}/v1/embeddings", {"model": "tiny", "input": "x"})
+    assert (status, answer["error"]["code"]) == (400, "unsupported_by_model")
+    assert "The model `tiny` serves /v1/rerank, /v1/score" in answer["error"]["message"]
     status, _, answer = post(f"{reranker.url}/v1/rerank", {"model": "tiny", "documents": documents})
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "bad_request", "query")
 

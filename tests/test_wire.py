@@ -13,6 +13,9 @@ from ichat.engines.reasoning import FIELDS, RENAMES
 from ichat.engines.sglang_wire import SGLangWire
 from ichat.engines.wire import (
     ERROR_BEGINNINGS,
+    GENERATES,
+    HEARS,
+    POOLS,
     VLLM_PATHS,
     Wire,
     WireSettings,
@@ -417,6 +420,57 @@ async def test_the_request_id_reaches_the_engine():
         (b"content-type", b"application/json"), (b"x-request-id", b"req-1"), (b"content-length", b"2"),
     ]  # fmt: skip
     assert request.body == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("path", "would"),
+    [
+        (b"/v1/embeddings", "a worker that was started with `--runner pooling` would, if the model can do it"),
+        (b"/v2/rerank", "a worker that was started with `--runner pooling` would, if the model can do it"),
+        (b"/rerank", "a worker that was started with `--runner pooling` would, if the model can do it"),
+        (b"/v1/audio/translations", "models that transcribe speech do"),
+    ],
+)
+@pytest.mark.parametrize("wire", [Wire(VLLM_PATHS), SGLangWire(lambda: (["m"], []))], ids=["vllm", "sglang"])
+async def test_what_a_model_does_not_do(wire, path, would):
+    """It is refused before the engine hears of it, and what there is no such thing as is left to the engine."""
+    wire.serve_only("m", GENERATES, (*POOLS, *HEARS))
+    with pytest.raises(ApiError) as caught:
+        await wire.request(request_of(path, {"model": "m"}))
+    assert (caught.value.status, caught.value.code) == (400, "unsupported_by_model")
+    assert caught.value.message.startswith("The model `m` serves /v1/chat/completions, /v1/completions, /v1/responses,")
+    assert caught.value.message.endswith(f": {would}.")
+    await wire.request(request_of(path, method=b"GET"))
+    await wire.request(request_of(CHAT, {"model": "m", "messages": []}))
+    await wire.request(request_of(b"/v1/nothing", {}))
+
+
+def test_what_sglang_finds_out_by_itself():
+    """Whether a model that generates text can rerank: where it cannot, the refusal is the same; its other errors stay."""
+    wire = SGLangWire(lambda: (["m"], []))
+    wire.tell_routes(generates=True)
+    request = request_of(b"/v1/rerank", {})
+    wire.check_served(request)
+    told = wire.response(request, 400, [], None)
+    status, body = told(
+        400, json.dumps(sglang("This model does not appear to be an embedding model by default.")).encode()
+    )
+    assert (status, json.loads(body)["error"]["code"]) == (400, "unsupported_by_model")
+    assert b"it does not serve /v1/rerank" in body
+    assert json.loads(told(400, json.dumps(sglang("No documents.")).encode())[1])["error"]["code"] == "bad_request"
+
+
+def test_what_a_model_that_pools_does_not_do():
+    """Text takes a model that generates it; other scores take another model, however it is started."""
+    wire = Wire()
+    wire.serve_only("m", ("embeddings",), (*GENERATES, "rerank"))
+    for path, would in (
+        (CHAT, "a model that generates text would, in a worker that was started without `--runner pooling`"),
+        (b"/v1/rerank", "it takes a model of another kind"),
+    ):
+        with pytest.raises(ApiError, match="The model `m` serves /v1/embeddings; it does not serve ") as caught:
+            wire.check_served(request_of(path))
+        assert caught.value.message.endswith(f": {would}.")
 
 
 async def test_routes_that_vllm_has_elsewhere():

@@ -202,6 +202,7 @@ class SGLang:
                     raise RuntimeError(why)
                 await asyncio.sleep(LOOK_S)  # noqa: ASYNC110
             self._manager = manager
+            self.wire.tell_routes(generates=manager.is_generation)
             await self._serve(app)
             if self._dead is None:
                 self._unload()

@@ -14,10 +14,20 @@ from typing import Any, cast
 
 from ichat.bodies import NAME_BYTES_MAX, PARSED_BYTES_MAX, Body, members_of, object_of, rewrite_json, value_of
 from ichat.engines.sglang_memory import Memory
-from ichat.engines.wire import RESPONSES_PATH, Rewrite, Wire, plain, restate, with_members
+from ichat.engines.wire import (
+    GENERATES,
+    HEARS,
+    RESPONSES_PATH,
+    Rewrite,
+    Wire,
+    openai_error,
+    plain,
+    restate,
+    with_members,
+)
 from ichat.errors import ApiError, bad_request
 from ichat.forms import model_in_form
-from ichat.http.heads import form_type
+from ichat.http.heads import Headers, form_type
 from ichat.http.request import Request
 
 PATHS = {
@@ -54,6 +64,8 @@ _NAMED_ALWAYS = frozenset((_MESSAGES, b"/v1/messages/count_tokens"))
 """Routes that want a model to be named, with either engine."""
 _PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """What vLLM's score request may call its two sides."""
+_NO_VECTORS = b"does not appear to be an embedding model"
+"""What SGLang says of a model that generates text where it would need vectors."""
 
 
 class SGLangWire(Wire):
@@ -74,6 +86,7 @@ class SGLangWire(Wire):
 
     async def request(self, request: Request) -> Rewrite | None:
         """Check the model, name the request and its adapter, and translate; see `Wire.request`."""
+        self.check_served(request)
         self.redirect(request)
         rewrite: Rewrite | None = None
         if request.method == b"POST" and request.path in _WITH_MODEL:
@@ -89,6 +102,25 @@ class SGLangWire(Wire):
     def admit(self, request: Request, under_way: Collection[Request]) -> None:
         """Refuse what would end SGLang's scheduler; see `Wire.admit`."""
         self.memory.admit(request, under_way)
+
+    def tell_routes(self, *, generates: bool) -> None:
+        """Note what the model does: SGLang has all routes for all models, and fails in many ways."""
+        if generates:
+            served, lacking = GENERATES, ("embeddings", "classify", "pooling", "audio/translations")
+        elif self.only_reranks:
+            served, lacking = ("rerank", "score"), (*GENERATES, "embeddings", "classify", "pooling", *HEARS)
+        else:
+            served, lacking = ("embeddings",), (*GENERATES, "rerank", "pooling", *HEARS)
+        self.serve_only(self._names()[0][0], served, lacking)
+
+    def response(self, request: Request, status: int, headers: Headers, asked: Rewrite | None) -> Rewrite | None:
+        """See `Wire.response`. A model that generates text may score and rerank, or not: only SGLang knows."""
+        if status == 400 and request.path in (_RERANK, _SCORE):
+            return functools.partial(self._refused, request.path.removeprefix(b"/v1/").decode())
+        return super().response(request, status, headers, asked)
+
+    def _refused(self, name: str, status: int, body: bytes) -> tuple[int, bytes]:
+        return (status, self.unsupported(name).body()) if _NO_VECTORS in body else openai_error(status, body)
 
     async def _prepare(self, request: Request) -> Rewrite | None:
         path = request.path

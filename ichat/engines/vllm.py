@@ -34,7 +34,7 @@ from ichat.engines.ray import check_ray
 from ichat.engines.responses import bound_responses
 from ichat.engines.versions import check_version
 from ichat.engines.vllm_args import TABLE
-from ichat.engines.wire import VLLM_PATHS, Wire
+from ichat.engines.wire import GENERATES, HEARS, POOLS, VLLM_PATHS, Wire
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.masking import masked
 
@@ -157,11 +157,18 @@ class VLLM:
             self.wire.responses = bound_responses(app, settings.responses_max, settings.responses_bytes_max)
             self._loaded = app.state
             self._family = _family_of(client.vllm_config)
+            self._tell_routes(app)
             self._client = client
             async with app.router.lifespan_context(app):
                 await serve(app)
         finally:
             await context.__aexit__(None, None, None)  # noqa: ASYNC102
+
+    def _tell_routes(self, app: Any) -> None:
+        """Note which of the known routes vLLM has for this model: of others it would say `Not Found`."""
+        names = (*GENERATES, *POOLS, *HEARS)
+        served = [name for name in names if _has_route(app, self.wire.to_engine(f"/v1/{name}".encode()).decode())]
+        self.wire.serve_only(self._info.model_names[0], served, set(names) - set(served) if served else ())
 
     def _follow(self, serve: Serve) -> None:
         """Run this machine's part of a model that another machine leads."""
@@ -235,6 +242,14 @@ class VLLM:
             *(Model(name, self._info.model_path, None, longest) for name in names),
             *(Model(name, adapter.lora_path, names[0]) for name, adapter in list(adapters.items())),
         ]
+
+
+def _has_route(app: Any, path: str) -> bool:
+    """Say whether an application has a route for `POST`, however deep it lies."""
+    from starlette.routing import Match
+
+    scope = {"type": "http", "method": "POST", "path": path, "root_path": "", "headers": []}
+    return any(route.matches(scope)[0] == Match.FULL for route in app.routes)
 
 
 def _family_of(config: Any) -> Family:

@@ -18,7 +18,7 @@ import attrs
 from ichat.beat import Model, entry_of
 from ichat.bodies import Body, Member, members_of, rewrite_json, value_of
 from ichat.engines.reasoning import RENAMES
-from ichat.errors import ApiError, background_full, bad_request
+from ichat.errors import ApiError, background_full, bad_request, unsupported_by_model
 from ichat.http.heads import Headers
 from ichat.http.request import Request
 
@@ -32,6 +32,10 @@ _CHAT_PATH = b"/v1/chat/completions"
 ERROR_BEGINNINGS = (b'data: {"error"', b"event: error\nd")
 """How the engines' own error events begin, as far as all of them go: 14 bytes."""
 RERANK_PATHS = frozenset((b"/rerank", b"/v1/rerank", b"/v2/rerank"))
+GENERATES = ("chat/completions", "completions", "responses", "messages")
+POOLS = ("embeddings", "rerank", "score", "classify", "pooling")
+HEARS = ("audio/transcriptions", "audio/translations")
+"""What models are asked to do, as routes below `/v1`: to generate text, to make vectors or scores, to transcribe."""
 MESSAGE_CHARS_MAX = 4000
 """Characters of an error's message as the client reads it."""
 READ_CHARS_MAX = 64 * 1024
@@ -129,6 +133,34 @@ class Wire:
         """Set by the worker before the engine starts."""
         self.responses: ResponseStore | None = None
         """What the engine remembers of responses; set by the engine once it can be asked."""
+        self._unserved: dict[bytes, str] = {}
+        """Routes for which the model is no good, each with what it asks for."""
+        self._served: tuple[str, Collection[str]] = ("", ())
+
+    def serve_only(self, model: str, served: Collection[str], lacking: Collection[str]) -> None:
+        """Refuse from now on what the model does not do: `lacking`, of which it serves none; see `GENERATES`."""
+        self._served = (model, served)
+        for name in lacking:
+            for path in (f"/v1/{name}", f"/{name}", *(("/v2/rerank",) if name == "rerank" else ())):
+                self._unserved[path.encode()] = name
+
+    def check_served(self, request: Request) -> None:
+        """Raise ApiError 400 where the request is for what the model does not do."""
+        name = self._unserved.get(request.path)
+        if name is not None and request.method == b"POST":
+            raise self.unsupported(name)
+
+    def unsupported(self, name: str) -> ApiError:
+        """Return the error of a request for what the model does not do, such as `embeddings`."""
+        model, served = self._served
+        does = ", ".join(f"/v1/{one}" for one in served)
+        return unsupported_by_model(
+            f"The model `{model}` serves {does}; it does not serve /v1/{name}{_what_would(name, served)}."
+        )
+
+    def to_engine(self, path: bytes) -> bytes:
+        """Return the path by which the engine knows a route."""
+        return self._paths.get(path, path)
 
     async def request(self, request: Request) -> Rewrite | None:
         """Change a request before the engine gets it; give what its answer must be put through where it is a 200.
@@ -136,6 +168,7 @@ class Wire:
         To be called in Trio: others have their turn while a large body is read. Raises ApiError where the engine shall
         not get the request.
         """
+        self.check_served(request)
         rewrite = None
         if request.method == b"POST" and request.path in RERANK_PATHS:
             rewrite = await _rerank(request)
@@ -210,6 +243,17 @@ def with_members(body: Body, new: Mapping[str, str]) -> bytes:
     at = body.index(b"{") + 1
     text = json.dumps(new)[1:-1].encode()
     return b"".join((body[:at], text, b"" if _EMPTY.match(body, at) else b",", body[at:]))
+
+
+def _what_would(name: str, served: Collection[str]) -> str:
+    """Say what could be asked for this instead, to be put behind the sentence that the model does not serve it."""
+    if name in HEARS:
+        return ": models that transcribe speech do"
+    if name in GENERATES:
+        return ": a model that generates text would, in a worker that was started without `--runner pooling`"
+    if any(other in served for other in POOLS):
+        return ": it takes a model of another kind"
+    return ": a worker that was started with `--runner pooling` would, if the model can do it"
 
 
 def restate(request: Request) -> None:
