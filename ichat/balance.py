@@ -51,6 +51,10 @@ class Endpoint:
     """When it was last chosen, counted in requests."""
     why_out: str = ""
     """Why it gets no requests until it is heard of: no connection could be made, or it declined one."""
+    probe_failures: int | None = None
+    """Health checks in a row that failed; None: it is not asked (`health.py`)."""
+    ill: str = ""
+    """Why it gets no requests, since it fails them; empty: it does not."""
     timeouts: tuple[float, float] | None = None
     """Seconds until its first byte, and between two bytes, where they are not the configured ones."""
     circuit: Circuit = attrs.field(factory=Circuit)

@@ -31,6 +31,7 @@ EngineValue = Scalar | list[Scalar] | dict[str, Any]
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?|")
 _PATH = re.compile(r"[!-~]*")
+_TARGET = re.compile(r"/[!-\"$-~]{0,1023}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -53,6 +54,11 @@ _BYTES = between(LINE_BYTES_LIMIT, 1024**4)
 def _not_empty(value: str) -> None:
     if not value:
         raise ValueError("must not be empty")
+
+
+def _is_target(value: str | None) -> None:
+    if value is not None and not _TARGET.fullmatch(value):
+        raise ValueError("must be a path that begins with a slash, such as /health")
 
 
 def _is_path(value: str | None) -> None:
@@ -247,6 +253,16 @@ class CircuitBreaker:
 
 
 @frozen
+class Health:
+    """`[health]`: how workers that are not iChat's own are asked whether they are well, and external routes."""
+
+    interval_s: float = checked(_SECONDS_OR_0, 10.0)
+    timeout_s: float = checked(_SECONDS, 5.0)
+    failures_max: int = checked(_COUNT, 3)
+    path: str = checked(_is_target, "/health")
+
+
+@frozen
 class Timeouts:
     """`[timeouts]`."""
 
@@ -310,6 +326,7 @@ class ExternalRoute:
     api_key_env: str | None = checked(_is_variable, None)
     headers: dict[str, str] = checked(_are_headers, attrs.Factory(dict[str, str]))
     ca_certificates: str | None = None
+    health_path: str | None = checked(_is_target, None)
     max_in_flight: int | None = checked(_is_count, None)
     drop_params: bool | None = None
     additional_drop_params: list[str] = checked(check_paths, attrs.Factory(list[str]))
@@ -343,6 +360,7 @@ class Config:
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     circuit_breaker: CircuitBreaker = CircuitBreaker()
+    health: Health = Health()
     restart: Restart = Restart()
     logs: Logs = Logs()
     litellm_settings: LitellmSettings = LitellmSettings()
@@ -352,7 +370,7 @@ class Config:
 
 
 _SECTIONS: tuple[type[Any], ...] = (
-    ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Restart, Logs, LitellmSettings,
+    ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, Logs, LitellmSettings,
     ManagedWorker, ExternalRoute, EngineSettings, Config,
 )  # fmt: skip
 

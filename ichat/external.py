@@ -47,6 +47,8 @@ class Route:
     prefix: bytes
     """What stands at the upstream where the gateway has `/v1`."""
     has_key: bool
+    health_path: str = attrs.field(kw_only=True, default="")
+    """What it is asked for to see whether it is well; empty: it is not asked."""
     _headers: Headers = attrs.field(repr=False, alias="headers")
     _told: set[tuple[str, ...]] = attrs.field(factory=set[tuple[str, ...]], repr=False)
 
@@ -122,4 +124,8 @@ def read_route(route: ExternalRoute, config: Config, where: str) -> tuple[Route,
         f"the external route {route.model_name}", url.hostname or "", url.port or (443 if tls else 80), tls
     )
     prefix = url.path.rstrip("/").encode()
-    return Route(route.model_name, rules, route.upstream_model, prefix, has_key=has_key, headers=headers), upstream
+    health_path = route.health_path or ""
+    found = Route(
+        route.model_name, rules, route.upstream_model, prefix, has_key=has_key, headers=headers, health_path=health_path
+    )
+    return found, upstream

@@ -237,22 +237,25 @@ class Metrics:
             for endpoints in registry.external.values()
             for endpoint in endpoints
         }
+        asked = [endpoint for endpoints in registry.external.values() for endpoint in endpoints]
         for worker in registry:
             state, names = registry.state(worker), worker.names
             workers.append((worker.id, names[0] if names else "", state, worker.restarts))
             if worker.endpoint is not None:
+                asked.append(worker.endpoint)
                 circuits[worker.id] = CIRCUITS[worker.endpoint.circuit.state(now)]
             for name in names:
                 if name not in registry.external:
                     serves = state == "ready" and (worker.endpoint is None or _can_serve(worker.endpoint, now))
                     ready[name] = ready.get(name, 0) + serves
                     coming[name] = coming.get(name, 0) + (state in ("starting", "loading"))
+        ill = {one.id.decode(): float(bool(one.ill)) for one in asked if one.probe_failures is not None}
         queued = {name: balancer.waiting_for(name) for name in ready}
         elsewhere = balancer.waiting - sum(queued.values())
         if elsewhere:
             queued[OTHER] = queued.get(OTHER, 0) + elsewhere
         own, machines = self._own_machine(), registry.machines()
-        return _Now(self._in_flight, workers, ready, coming, circuits, queued, own, machines)
+        return _Now(self._in_flight, workers, ready, coming, circuits, ill, queued, own, machines)
 
     def _families(self) -> Iterable[Metric]:
         """Make families of what is counted. The thread that does so sees each number as it is at that moment."""
@@ -323,6 +326,8 @@ class _Now:
     coming: Mapping[str, int]
     """How many are on their way to it."""
     circuits: Mapping[str, float]
+    ill: Mapping[str, float]
+    """1 for those that fail their health checks, 0 for the others that are asked."""
     queued: Mapping[str, int]
     own: Report | None
     """What the gateway tells of its machine."""
@@ -340,7 +345,7 @@ class _Families(Collector):
 
 def _can_serve(endpoint: Endpoint, now: float) -> bool:
     """Say whether requests go there, as its circuit has it: one that answers is asked where there is no other."""
-    return endpoint.circuit.answers or endpoint.circuit.state(now) == "closed"
+    return not endpoint.ill and (endpoint.circuit.answers or endpoint.circuit.state(now) == "closed")
 
 
 def _families_of(now: _Now) -> Iterable[Metric]:
@@ -352,6 +357,8 @@ def _families_of(now: _Now) -> Iterable[Metric]:
         "ichat_circuit_open", "1 while a worker or route gets no requests since it failed; 0.5 while one tries it.",
         "worker", now.circuits,
     )  # fmt: skip
+    if now.ill:
+        yield _gauge("ichat_health_failed", "1 for one that fails its health checks.", "worker", now.ill)
     counts = dict.fromkeys(STATES, 0)
     state = GaugeMetricFamily("ichat_worker_state", "1 for the state it is in.", labels=("worker", "model", "state"))
     for worker_id, model, name, _ in now.workers:

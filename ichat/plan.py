@@ -21,7 +21,7 @@ Engines = Mapping[str, EngineSettings]
 
 VALUE_CHARACTERS_MAX = 80
 _SETTINGS = (
-    "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "restart", "logs",
+    "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "health", "restart", "logs",
     "litellm_settings",
 )  # fmt: skip
 _LATER = frozenset((

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 FORGET_S = 3600.0
 FAILED_S = 600.0
 """How long a worker is shown that has said good-bye since it failed."""
+KEEP_S = 600.0
+"""How often it is written down, at most, that workers were heard of that only answer health checks."""
 WORKERS_MAX = 4096
 RETRY_AFTER_S = 5
 _RESPONSE_ID = re.compile(r"resp_([0-9a-f]{12})_[0-9a-f]{32}")
@@ -50,6 +52,8 @@ class Registry:
         self._circuit_breaker = CircuitBreaker()
         self.changed: Callable[[], None] = _ignore
         """Called when more requests may be served than before."""
+        self._has_ill_routes = False
+        self._kept_at = -math.inf
         self.version = 0
         """Grows whenever there is something to remember: a worker comes, goes, or is somewhere else."""
 
@@ -88,18 +92,24 @@ class Registry:
         """Give the newest beats of the workers that were not started here, each with its age in seconds."""
         now = self._clock()
         return [
-            (worker.beat, now - worker.beat_at)
+            (worker.beat, now - worker.heard_at)
             for worker in self._workers.values()
             if worker.beat and not worker.managed and not worker.is_down
         ]
 
-    def restore(self, beat: Beat, age_s: float) -> None:
-        """Know a worker from before the gateway's start: it is stale until it beats."""
+    def restore(self, beat: Beat, age_s: float, *, can_return: bool = False) -> None:
+        """Know a worker from before the gateway's start: it is stale until it beats.
+
+        `can_return` says whether it has shown the token that is needed now. Then one that is not iChat's own, and may
+        never beat again, is known again as soon as it answers a health check.
+        """
         if beat.worker_id not in self._workers and len(self._workers) < WORKERS_MAX and age_s < FORGET_S:
             worker = Worker(beat.worker_id, managed=False)
             worker.take(beat, self._clock() - age_s)
-            worker.is_stale = True
+            worker.is_stale, worker.can_return = True, can_return and worker.is_foreign
             self._workers[beat.worker_id] = worker
+            if worker.can_return:
+                self._place(worker, beat)
 
     def beat(self, beat: Beat) -> bool:
         """Take a beat; say whether the worker was new. A good-bye removes a worker that was not started here.
@@ -109,7 +119,7 @@ class Registry:
         for worker in self:
             interval = worker.beat.heartbeat_interval if worker.beat else 0
             keep_s = FAILED_S if worker.is_down else max(FORGET_S, interval * BEATS_MISSED_MAX)
-            if not worker.managed and self._clock() - worker.beat_at > keep_s:
+            if not worker.managed and self._clock() - worker.heard_at > keep_s:
                 self.remove(worker)
         known = self._workers.get(beat.worker_id)
         if beat.state == "gone" and known and known.beat and known.beat.start_id != beat.start_id:
@@ -160,6 +170,7 @@ class Registry:
         """Send nothing to workers that were not started here until they beat again, as they must now know a token."""
         for worker in self._workers.values():
             worker.is_stale = worker.is_stale or not worker.managed
+            worker.can_return = False
 
     def _say_goodbye(self, worker: Worker | None, beat: Beat) -> None:
         """Forget a worker that has ended in good order; one that failed is shown with its reason until it is old."""
@@ -193,6 +204,7 @@ class Registry:
             endpoint = worker.endpoint = Endpoint(upstream, worker.id.encode(), self.max_in_flight, circuit=circuit)
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
             endpoint.upstream = Upstream(f"worker {worker.id}", host, port)
+            endpoint.probe_failures, endpoint.ill, worker.answers = None, "", False
         self._bound(worker)
         counts = (beat.progress.get("running"), beat.progress.get("waiting"))
         endpoint.report(int(sum(count for count in counts if count is not None)), self._clock())
@@ -238,6 +250,55 @@ class Registry:
             if (silent_s := now - other.beat_at) > other.beat.heartbeat_interval * BEATS_MISSED_MAX
         ]
 
+    def to_probe(self) -> list[tuple[Endpoint, Worker | None]]:
+        """Return whom to ask whether they are well: workers that are not iChat's own, routes that have a way to ask."""
+        routes = (endpoint for endpoints in self.external.values() for endpoint in endpoints)
+        return [
+            *(
+                (worker.endpoint, worker)
+                for worker in self._workers.values()
+                if worker.is_foreign and worker.endpoint and not worker.is_down
+                if worker.can_return or not worker.is_stale
+            ),
+            *((endpoint, None) for endpoint in routes if endpoint.route and endpoint.route.health_path),
+        ]
+
+    def probed(self, endpoint: Endpoint, worker: Worker | None, why: str, *, is_well: bool, failures_max: int) -> None:
+        """Note what a health check has found: that it is well, `why` it is not, or nothing.
+
+        Who is well need not beat, and can be reached. Who fails so many times in a row gets no requests.
+        """
+        now = self._clock()
+        was_ill, name = endpoint.ill, endpoint.upstream.name
+        endpoint.probe_failures = (endpoint.probe_failures or 0) + 1 if why else 0
+        endpoint.ill = why if endpoint.probe_failures >= failures_max else ""
+        if endpoint.ill and not was_ill:
+            log.warning("%s fails its health checks: %s", name, why)
+        elif was_ill and not endpoint.ill:
+            log.info("%s passes its health checks again", name)
+        if worker is None:
+            self._has_ill_routes = any(route.ill for routes in self.external.values() for route in routes)
+        elif is_well or endpoint.ill or not why:
+            worker.answers = is_well
+        if is_well:
+            endpoint.why_out, endpoint.avoid_until = "", -math.inf
+            if worker is not None:
+                worker.heard_at = now
+                worker.is_stale = worker.is_stale and not worker.can_return
+                if now - self._kept_at > KEEP_S:  # when it was heard of is to be remembered, if roughly
+                    self._kept_at, self.version = now, self.version + 1
+            self.changed()
+
+    def forget_probes(self) -> None:
+        """Forget what health checks have found: nobody is asked any more."""
+        for endpoint in (endpoint for endpoints in self.external.values() for endpoint in endpoints):
+            endpoint.probe_failures, endpoint.ill = None, ""
+        self._has_ill_routes = False
+        for worker in self._workers.values():
+            worker.answers = False
+            if worker.endpoint is not None:
+                worker.endpoint.probe_failures, worker.endpoint.ill = None, ""
+
     def wants_machine(self, worker_id: str) -> bool:
         """Return whether a worker has not told yet, at this start of the gateway, what machine it runs on."""
         worker = self._workers.get(worker_id)
@@ -256,7 +317,7 @@ class Registry:
         """
         external = self.external.get(model)
         if external is not None:
-            return external
+            return self._well(model, external) if self._has_ill_routes else external
         now = self._clock()
         having = [worker for worker in self._workers.values() if worker.serves(model)]
         if not having:
@@ -267,6 +328,14 @@ class Registry:
             reasons = "; ".join(worker.why_not_ready(now, wedged_after_s) for worker in having)
             raise errors.model_not_ready(model, reasons, RETRY_AFTER_S)
         return ready
+
+    def _well(self, model: str, routes: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """Return the routes of a model that do not fail their health checks. Raises ApiError 503 where all do."""
+        well = [route for route in routes if not route.ill]
+        if not well:
+            reasons = "; ".join(f"{route.upstream.name} fails its health checks: {route.ill}" for route in routes)
+            raise errors.model_not_ready(model, reasons, RETRY_AFTER_S)
+        return well
 
     def has(self, model: str) -> bool:
         """Return whether a model has this name, whether anybody can serve it now or not."""
@@ -321,7 +390,8 @@ class Registry:
 
         Where several workers serve one, it is as long as the shortest of them.
         """
-        found: dict[str, tuple[Model, str]] = {name: (Model(name), "external") for name in self.external}
+        there = (name for name, routes in self.external.items() if not all(route.ill for route in routes))
+        found: dict[str, tuple[Model, str]] = {name: (Model(name), "external") for name in there}
         for worker in self._workers.values():
             if worker.beat is None or self.state(worker) != "ready":
                 continue
@@ -353,7 +423,7 @@ class Registry:
             "in_flight": worker.endpoint.in_flight if worker.endpoint else 0,
             "circuit": worker.endpoint.circuit.describe(now) if worker.endpoint else None,
             "restarts": worker.restarts,
-            "failure": end.why if end and worker.is_down else None,
+            "failure": end.why if end and worker.is_down else worker.ill or None,
             "retry_in_s": max(0.0, round(worker.retry_at - now, 3)) if worker.retry_at is not None else None,
             "cause": end.cause or None if end else None,
             "exit_code": end.exit_code if end else None,

@@ -144,7 +144,10 @@ def _worker() -> Schema:
         "in_flight": {**_COUNT, "description": "Requests of this gateway under way there now."},
         "circuit": or_null(ref("Circuit")) | {"description": "Null: it has not been heard of yet."},
         "restarts": {**_COUNT, "description": "Times that the gateway started it again."},
-        "failure": {"type": ["string", "null"], "description": "Why it is down, in a few words; null: it is not."},
+        "failure": {
+            "type": ["string", "null"],
+            "description": "Why it is down, or that it fails its health checks, in a few words; null: neither.",
+        },
         "retry_in_s": {
             "type": ["number", "null"],
             "minimum": 0,

@@ -51,7 +51,9 @@ class Heard:
 
     beat: dict[str, Any]
     at: float
-    """When its newest beat came, in seconds since 1970."""
+    """When its newest beat came, or it answered a health check, in seconds since 1970."""
+    token: str = ""
+    """What tells the token that it has shown from others."""
 
 
 @attrs.frozen

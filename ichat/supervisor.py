@@ -13,7 +13,7 @@ from ichat import errors, processes
 from ichat.beat import read_beat
 from ichat.config import Config, ManagedWorker, read_worker
 from ichat.errors import ApiError
-from ichat.keys import proof_of
+from ichat.keys import digest_of, proof_of
 from ichat.launch import id_for, token_of
 from ichat.logbook import Logbook
 from ichat.managed import Managed, Shared
@@ -73,7 +73,8 @@ class Supervisor:
         for heard in known.heard:
             with contextlib.suppress(ApiError):
                 beat = read_beat(heard.beat)
-                self._registry.restore(beat, max(0.0, time.time() - heard.at))
+                age_s, can_return = max(0.0, time.time() - heard.at), heard.token == self._token()
+                self._registry.restore(beat, age_s, can_return=can_return)
                 self._shared.logbook.resume(beat.worker_id, beat.start_id, is_managed=False)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -219,6 +220,10 @@ class Supervisor:
         await self._remove_soon(old, self._shared.config.timeouts.drain_s).wait()
         new.replaces = None
 
+    def _token(self) -> str:
+        """Return what tells the workers' token from others, and nobody what it is."""
+        return digest_of(b"known " + token_of(self._shared.config).encode()).hex()
+
     def _remember_soon(self) -> None:
         self._changed.set()
 
@@ -234,11 +239,11 @@ class Supervisor:
     async def _remember(self) -> None:
         """Write down what the next gateway has to know."""
         self._changed, self._written_version = trio.Event(), self._registry.version
-        now, beats = time.time(), self._registry.snapshot()
+        now, beats, token = time.time(), self._registry.snapshot(), self._token()
         started = [one.started() for one in self._shared.workers.values()]
 
         def save() -> None:
-            heard = [Heard(attrs.asdict(beat), now - age_s) for beat, age_s in beats]
+            heard = [Heard(attrs.asdict(beat), now - age_s, token) for beat, age_s in beats]
             self._state.save(Known(started=[one for one in started if one.is_launched or one.pid], heard=heard))
 
         try:

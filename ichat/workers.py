@@ -78,6 +78,12 @@ class Worker:
     """Whether it gets no more requests, since it is about to be stopped."""
     is_stale: bool = False
     """Whether the beat is from before the gateway's start."""
+    can_return: bool = False
+    """Whether a worker that is stale is known again by a health check, as it has shown the token that is needed."""
+    answers: bool = False
+    """Whether it answers its health checks: then it need not beat."""
+    heard_at: float = -math.inf
+    """When it beat, or answered one of them."""
     busy_steps: float | None = None
     """The count of its engine's steps by which it is known to be busy."""
     stuck_since: float = math.inf
@@ -96,9 +102,19 @@ class Worker:
     """Where it runs, as its newest beat has it that told of this."""
 
     @property
+    def ill(self) -> str:
+        """Why it fails its health checks; empty where it does not, or is not asked."""
+        return self.endpoint.ill if self.endpoint is not None else ""
+
+    @property
     def why_out(self) -> str:
         """Why it gets no requests until its next beat, where one has shown that it takes none."""
         return self.endpoint.why_out if self.endpoint is not None else ""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is not iChat's own: those say of each start of theirs which one it is."""
+        return not self.managed and self.beat is not None and not self.beat.start_id
 
     def serves(self, model: str) -> bool:
         """Say whether it serves a model of this name, or will."""
@@ -119,7 +135,9 @@ class Worker:
             return "starting"
         if self.is_stale:
             return "stale"
-        if self.why_out or now - self.beat_at > self.beat.heartbeat_interval * BEATS_MISSED_MAX:
+        if self.endpoint is not None and (self.endpoint.why_out or self.endpoint.ill):
+            return "unhealthy"
+        if now - self.beat_at > self.beat.heartbeat_interval * BEATS_MISSED_MAX and not self.answers:
             return "unhealthy"
         if self.lost is not None:
             return "broken"
@@ -131,7 +149,7 @@ class Worker:
         """Keep a beat as the newest one, and what it tells of the machine until another one does."""
         self.machine = beat.machine or self.machine
         self.beat = attrs.evolve(beat, machine=None) if beat.machine else beat
-        self.beat_at, self.is_stale = now, False
+        self.beat_at, self.heard_at, self.is_stale = now, now, False
         self.tag = response_tag(beat.worker_id, beat.start_id)
         self._served = frozenset(names_of(beat))
 
@@ -151,8 +169,10 @@ class Worker:
         self.known_since, self.well_at = math.inf, -math.inf
         self.is_down, self.retry_at, self.is_draining = False, None, False
         self.busy_steps, self.stuck_since = None, math.inf
+        self.answers = False
         if self.endpoint is not None:
             self.endpoint.circuit = Circuit(self.endpoint.circuit.settings)
+            self.endpoint.probe_failures, self.endpoint.ill = None, ""
 
     def met(self, other: "Worker") -> bool:
         """Say whether the other was well when this start of the worker was there already, or came within a beat."""
@@ -169,10 +189,12 @@ class Worker:
             return f"worker {self.id} has had requests for {now - self.stuck_since:.0f} s and made no step"
         if state == "stale":
             return f"worker {self.id} has not been heard of since the gateway was started"
+        if self.ill and state == "unhealthy":
+            return f"worker {self.id} fails its health checks: {self.ill}"
         if self.why_out and state == "unhealthy":
             return f"worker {self.id} {self.why_out}"
         if state == "unhealthy":
-            return f"worker {self.id} has not been heard of for {now - self.beat_at:.0f} s"
+            return f"worker {self.id} has not been heard of for {now - self.heard_at:.0f} s"
         if self.lost is not None:
             return f"worker {self.id} lost {self.lost.worker_id}, which {self.lost.why}"
         phase = self.beat.phase if self.beat else ""

@@ -260,7 +260,7 @@ def test_the_same_settings_have_no_steps():
 
 
 SECTIONS = (
-    "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "restart", "logs",
+    "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "health", "restart", "logs",
     "litellm_settings",
 )  # fmt: skip
 LATER = {

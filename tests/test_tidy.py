@@ -44,7 +44,7 @@ LEVELS = [
     {"ichat.engines.responses"},
     {"ichat.means"},
     {"ichat.exchange", "ichat.managed", "ichat.recall", "ichat.schemas", "ichat.reporter", "ichat.engines.sglang_wire"},
-    {"ichat.metrics", "ichat.scrape", "ichat.options"},
+    {"ichat.health", "ichat.metrics", "ichat.scrape", "ichat.options"},
     {"ichat.engines.host", "ichat.engines.vllm", "ichat.engines.sglang", "ichat.supervisor", "ichat.openapi"},
     {"ichat.reload"},
     {"ichat.admin"},

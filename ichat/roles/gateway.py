@@ -33,6 +33,7 @@ from ichat.config import CircuitBreaker, Config
 from ichat.cors import cors_of
 from ichat.errors import ApiError, Exit
 from ichat.exchange import JOINED_BYTES_MAX, Exchange
+from ichat.health import Prober
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
@@ -342,6 +343,7 @@ async def _run(
     )  # fmt: skip
     supervisor = Supervisor(config, registry, logbook, state)
     reloader = Reloader(config, file, supervisor, lambda new: _check(new, registry, gateway, logbook, door))
+    prober = Prober(registry, lambda: reloader.config.health, lambda: means.auth.proof)
     parts = Parts(
         registry, balancer, supervisor, logbook, reloader, lambda: means.auth,
         gateway_id=secrets.token_hex(8), started_at=time.time(),
@@ -357,6 +359,7 @@ async def _run(
         base.start_soon(_prune_forever, state.log_directory, reloader)
         base.start_soon(reap_forever, lambda: supervisor.pids)
         base.start_soon(metrics.watch_loop_forever)
+        base.start_soon(prober.probe_forever)
         base.start_soon(lookout.watch_forever, LOOK_S)
         base.start_soon(_advance_forever, balancer)
         base.start_soon(reloader.watch_forever)

@@ -1,0 +1,124 @@
+"""Asking those whether they are well that do not tell by themselves (`[health]`).
+
+Workers that are not iChat's own are asked for `[health] path`, external routes for their `health_path`, where they have
+one. Only the status of an answer counts; what follows from it is decided in `registry.py`.
+"""
+
+import math
+from collections.abc import Awaitable, Callable
+
+import attrs
+import h11
+import trio
+
+from ichat.balance import Endpoint
+from ichat.config import Health
+from ichat.exchange import PROOF_HEADER
+from ichat.http.heads import Headers
+from ichat.http.pool import Upstream
+from ichat.registry import Registry
+from ichat.workers import Worker
+
+ASKED_AT_ONCE_MAX = 32
+"""So many are asked at the same time."""
+TICK_S = 1.0
+"""How often it is looked whether it is time to ask; another `[health]` is taken as soon."""
+READ_BYTES = 16384
+_NO_ANSWER = (trio.BrokenResourceError, trio.ClosedResourceError, h11.ProtocolError)
+
+Ask = Callable[[Upstream, str, Headers], Awaitable[int]]
+
+
+@attrs.frozen
+class Finding:
+    """What an answer, or none, says of who gave it."""
+
+    is_well: bool = False
+    why: str = ""
+    """Why it is not, in a few words. Empty where it is, or where there is no such route: then nothing is known."""
+
+
+async def ask(upstream: Upstream, target: str, headers: Headers) -> int:
+    """Return the status of a GET; redirects are not followed, and no body is read.
+
+    Raises OSError where no connection can be made, trio.BrokenResourceError or h11.ProtocolError where it breaks off.
+    """
+    own = [(b"host", upstream.authority), (b"accept", b"*/*"), (b"user-agent", b"ichat"), (b"connection", b"close")]
+    parser = h11.Connection(h11.CLIENT)
+    request = parser.send(h11.Request(method="GET", target=target, headers=[*own, *headers])) or b""
+    async with await _connect(upstream) as stream:
+        await stream.send_all(request + (parser.send(h11.EndOfMessage()) or b""))
+        while True:
+            event = parser.next_event()
+            if event is h11.NEED_DATA:
+                parser.receive_data(bytes(await stream.receive_some(READ_BYTES)))
+            elif isinstance(event, h11.Response):
+                return event.status_code
+
+
+async def _connect(upstream: Upstream) -> trio.abc.Stream:
+    stream = await trio.open_tcp_stream(upstream.host, upstream.port)
+    if upstream.tls is None:
+        return stream
+    return trio.SSLStream(stream, upstream.tls, server_hostname=upstream.host, https_compatible=True)
+
+
+def read_status(target: str, status: int) -> Finding:
+    """Return what a status says: 2xx is well; 4xx is from somebody who has no such route, or not for us."""
+    if 200 <= status < 300:
+        return Finding(is_well=True)
+    return Finding() if 400 <= status < 500 else Finding(why=f"{target} is answered with {status}")
+
+
+class Prober:
+    """Asks all of them, in rounds."""
+
+    def __init__(
+        self, registry: Registry, settings: Callable[[], Health], proof: Callable[[], bytes], ask_: Ask = ask
+    ) -> None:
+        """`settings` gives what is configured now, `proof` what shows workers that their gateway asks, or nothing."""
+        self._registry = registry
+        self._settings = settings
+        self._proof = proof
+        self._ask = ask_
+
+    def __repr__(self) -> str:
+        return f"<Prober every {self._settings().interval_s:g} s>"
+
+    async def probe_forever(self) -> None:
+        """Ask everybody every `interval_s`; nobody where that is 0, and then nobody is known to be ill."""
+        last = -math.inf
+        while True:
+            interval_s = self._settings().interval_s
+            if not interval_s:
+                self._registry.forget_probes()
+            elif trio.current_time() - last >= interval_s:
+                last = trio.current_time()
+                await self._probe_all()
+            left_s = last + interval_s - trio.current_time() if interval_s else TICK_S
+            await trio.sleep(min(TICK_S, max(0.0, left_s)))
+
+    async def _probe_all(self) -> None:
+        limit = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
+        async with trio.open_nursery() as nursery:
+            for endpoint, worker in self._registry.to_probe():
+                nursery.start_soon(self._probe, endpoint, worker, limit)
+
+    async def _probe(self, endpoint: Endpoint, worker: Worker | None, limit: trio.CapacityLimiter) -> None:
+        async with limit:
+            settings, upstream, route = self._settings(), endpoint.upstream, endpoint.route
+            proof = self._proof()
+            target = (route.health_path if route else "") or settings.path
+            headers = route.headers_for([]) if route else [(PROOF_HEADER, proof)] if proof else []
+            finding = Finding(why=f"{target} is not answered within {settings.timeout_s:g} s")
+            with trio.move_on_after(settings.timeout_s):
+                try:
+                    finding = read_status(target, await self._ask(upstream, target, headers))
+                except _NO_ANSWER:
+                    finding = Finding(why=f"{target} is not answered as HTTP has it")
+                except (OSError, ValueError):
+                    finding = Finding(why="it cannot be reached")
+        if endpoint.upstream is upstream:  # it may have come again, elsewhere
+            self._registry.probed(
+                endpoint, worker, finding.why, is_well=finding.is_well, failures_max=settings.failures_max
+            )
