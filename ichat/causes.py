@@ -274,11 +274,13 @@ def how_it_ended(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-def cause_of(lines: Sequence[str], code: int | None, *, oom_killed: bool) -> str:
+def cause_of(lines: Sequence[str], code: int | None, *, oom_killed: bool, told: str = "") -> str:
     """Say in a few words why a worker ended, and what to do where that is certain; "" where it cannot be told.
 
     `lines` are its last ones, oldest first; the cause stands above what follows from it, so 200 tell more than 20.
     `oom_killed` says that the kernel has ended some process for want of memory meanwhile, here or anywhere nearby.
+    `told` is what the worker itself gave as the reason: where the code is not known, no exception of an earlier
+    request is taken for it.
     """
     if code in _ASKED:
         return ""
@@ -287,7 +289,7 @@ def cause_of(lines: Sequence[str], code: int | None, *, oom_killed: bool) -> str
     if code in _ENDED_BY_ILLEGAL:
         return _ILLEGAL
     tail = [_COLOUR.sub("", line[:LINE_CHARS_MAX]).rstrip() for line in lines[-LINES_MAX:]]
-    sentence = _sentence(tail) if code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE) else ""
+    sentence = _sentence(tail) if code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE) else told
     if sentence and code == EXIT_UNAVAILABLE:
         return _short(sentence)
     text = sentence if sentence and code == EXIT_USAGE else "\n".join(tail)

@@ -342,7 +342,7 @@ class Managed:
             exit_code=code if code is not None and code >= 0 else None,
             signal=how_it_ended(code).rpartition(" ")[2] if code is not None and code < 0 else None,
             oom_killed=oom_killed,
-            cause="" if why else cause_of(lines, code, oom_killed=oom_killed) or told,
+            cause="" if why else cause_of(lines, code, oom_killed=oom_killed, told=told) or told,
             last_lines=lines[len(lines) - min(len(lines), self._shared.config.logs.last_lines_max) :],
         )
 

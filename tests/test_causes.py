@@ -293,3 +293,15 @@ def test_oom_kills(tmp_path, files, count):
 def test_oom_kills_of_this_machine():
     """Linux tells it in one way or another."""
     assert isinstance(oom_kills(), int)
+
+
+@pytest.mark.parametrize("code", [None, 70])
+def test_an_exception_of_an_earlier_request_is_not_the_cause(code):
+    """Nor where only the worker itself can say why it ended, since nobody knows its exit code."""
+    why = "The engine died: its process VLLM::EngineCore (pid 7) ended with SIGKILL"
+    lines = [
+        "ERROR [serving.py:500] vllm.exceptions.VLLMValidationError: Failed to transform regex",
+        f"ERROR: {why}",
+        why,
+    ]
+    assert cause_of(lines, code, oom_killed=False, told=why) == why
