@@ -279,7 +279,7 @@ async def test_a_dead_engine_gets_no_more_requests(make_worker, connect, monkeyp
         assert (status, code_of(body), headers[b"retry-after"]) == (503, "engine_dead", b"5")
         assert (headers[b"x-ichat-error"], headers[b"x-ichat-code"]) == (b"worker", b"engine_dead")
         assert b"its process core" in body
-        with trio.fail_after(5):
+        with trio.fail_after(LIMIT_S):
             await rig.host.ended.wait()
     assert rig.engine.done == 1
     assert rig.worker.state() == "draining"
