@@ -19,6 +19,9 @@ CODE_HEADER = b"x-ichat-code"
 """Tells the gateway the code of an error of its control plane, or of one that a worker itself has made."""
 
 
+WHY_HEADER = b"x-ichat-why"
+"""Tells the gateway why a worker declines a request, in a few words."""
+WHY_CHARACTERS_MAX = 500
 DECLINED = {
     b"engine_dead": "has lost its engine",
     b"draining": "is shutting down",
@@ -86,6 +89,11 @@ class ApiError(Exception):
             flat = {"type": "error", "code": self.code, "message": self.message, "param": self.param}
             return b"event: error\ndata: " + json.dumps({**flat, "error": error}).encode() + b"\n\n"
         return b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
+
+    def why(self) -> bytes:
+        """Return what follows the subject of the message, fit for a header; empty where nothing does."""
+        text = self.message.partition(": ")[2].removesuffix(".")[:WHY_CHARACTERS_MAX]
+        return "".join(character if " " <= character <= "~" else "?" for character in text).encode()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Give the headers that belong to this failure alone."""

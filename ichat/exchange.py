@@ -35,7 +35,7 @@ from ichat.tracing import Trace
 log = logging.getLogger(__name__)
 
 _OURS_BACK = frozenset((
-    b"x-request-id", b"x-ichat-worker", b"x-ichat-overhead-ms", errors.CODE_HEADER,
+    b"x-request-id", b"x-ichat-worker", b"x-ichat-overhead-ms", errors.CODE_HEADER, errors.WHY_HEADER,
     b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-allow-methods",
     b"access-control-allow-headers", b"access-control-expose-headers", b"access-control-max-age",
     b"access-control-allow-private-network",
@@ -463,9 +463,11 @@ class Exchange:
         means, client, endpoint = self._means, self._client, self.endpoint
         assert endpoint is not None
         if head.status == 503 and endpoint.route is None and not self.internal:
-            declined = errors.DECLINED.get(dict(head.headers).get(errors.CODE_HEADER, b""))
+            said = dict(head.headers)
+            declined = errors.DECLINED.get(said.get(errors.CODE_HEADER, b""))
             if declined is not None:
-                raise Declined(declined)
+                why = said.get(errors.WHY_HEADER, b"").decode("latin-1")
+                raise Declined(f"{declined} ({why})" if why else declined)
         if head.status == 401 and endpoint.route is not None and endpoint.route.has_key:
             raise Unwanted("it does not accept the key that the gateway has for it")
         self.status, self.error = head.status, ""

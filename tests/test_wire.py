@@ -941,3 +941,10 @@ def test_thoughts_under_both_names_are_the_same(thoughts):
     """Whatever stands in them."""
     found = json.loads(RENAMES["both"](json.dumps({"reasoning_content": thoughts, "content": "x"}).encode()))
     assert found == {"reasoning": thoughts, "reasoning_content": thoughts, "content": "x"}
+
+
+def test_the_reason_of_a_refusal_is_fit_for_a_header():
+    """Whatever stands in the message: the gateway shows it, and nothing of it ends the line."""
+    error = ApiError(503, "model_not_ready", "The model `m` is not ready: a\r\nb: ü" + "x" * 999 + ".")
+    assert error.why() == b"a??b: ?" + b"x" * 493
+    assert ApiError(503, "draining", "This server is shutting down.").why() == b""

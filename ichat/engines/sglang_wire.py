@@ -116,7 +116,8 @@ class SGLangWire(Wire):
     def response(self, request: Request, status: int, headers: Headers, asked: Rewrite | None) -> Rewrite | None:
         """See `Wire.response`. A model that generates text may score and rerank, or not: only SGLang knows."""
         if status == 400 and request.path in (_RERANK, _SCORE):
-            return functools.partial(self._refused, request.path.removeprefix(b"/v1/").decode())
+            is_score = request.path == _SCORE or (isinstance(asked, functools.partial) and asked.func is _scored)
+            return functools.partial(self._refused, "score" if is_score else "rerank")
         return super().response(request, status, headers, asked)
 
     def _refused(self, name: str, status: int, body: bytes) -> tuple[int, bytes]:

@@ -154,7 +154,10 @@ class Client:
     def _error(self, error: ApiError, request_id: bytes, method: bytes) -> bytes:
         headers = [*error.headers(), (b"x-ichat-error", self._door.role)]
         if self._door.role == b"worker":
-            headers.append((errors.CODE_HEADER, error.code.encode()))
+            code = error.code.encode()
+            headers.append((errors.CODE_HEADER, code))
+            if code in errors.DECLINED:
+                headers.append((errors.WHY_HEADER, error.why()))
         return self._response(request_id, method, error.status, headers, error.body())
 
     async def run(self) -> None:
