@@ -421,7 +421,8 @@ def test_the_next_gateway_knows_who_answers(gateway, foreign, tmp_path, token):
     program.ask("/register", {**FOREIGN, "port": foreign[0], "heartbeat_interval": 0.01})
     program.key = None
     program.wait_until_ready("w")
-    program.until(lambda: '"w"' in (tmp_path / "state/workers.json").read_text())
+    kept = tmp_path / "state/workers.json"
+    program.until(lambda: kept.exists() and '"w"' in kept.read_text())
     program.process.kill()
     program.process.wait()
     count = len(foreign[1])
@@ -432,4 +433,4 @@ def test_the_next_gateway_knows_who_answers(gateway, foreign, tmp_path, token):
     else:
         again.until(lambda: "the gateway listens" in again.text())
         assert again.state("w") == "stale"
-        assert token not in (tmp_path / "state/workers.json").read_text()
+        assert token not in kept.read_text()
