@@ -483,7 +483,7 @@ def test_sglang_lets_go_of_its_memory_only_when_it_is_idle(chat):
         assert "POST /resume_memory_occupation" in answer["error"]["message"]
         assert post(release, {})[0] == 409
         assert post(resume, {})[0] == 200
-    chat.program.until(lambda: post(f"{chat.url}/v1/completions", GREEDY)[0] == 200)
+        chat.program.until(lambda: post(f"{chat.url}/v1/completions", GREEDY)[0] == 200)  # from its next beat on
     assert scheduler.is_running()
     assert chat.scheduler() == scheduler
 

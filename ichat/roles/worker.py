@@ -58,6 +58,8 @@ LAST_LINES_S = 2.0
 WITHOUT_LAUNCHER_S = (2.0, 5.0, 6.0)
 """How long after the launcher's end, at most, exchanges may go on, the engine may take to end, and the last words."""
 _PROOF_HEADERS = frozenset((b"x-ichat-proof", b"authorization"))
+_CHANGES = CHANGES_MODELS | {b"/resume_memory_occupation", b"/wake_up"}
+"""Routes after which the gateway should hear of the worker at once: it has other models, or takes requests again."""
 _JSON = [(b"content-type", b"application/json")]
 
 
@@ -153,7 +155,7 @@ class Worker:
             await self.host.answer(request, client, lambda status, body: (status, body + metrics_of(self.host)))
         else:
             await self.host.answer(request, client)
-            if request.path in CHANGES_MODELS:
+            if request.path in _CHANGES:
                 self.changed()
 
     def _lists_models(self) -> bool:
