@@ -11,6 +11,7 @@ import os
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -392,7 +393,7 @@ def test_adapters(chat, client):
 
 
 def test_health_metrics_and_the_beat(chat):
-    """Health is one word; metrics are the engine's and the worker's own, in any form; the beat has arguments, versions and progress."""
+    """Health is one word; metrics are the engine's and the worker's own, in any form; the beat has arguments, versions, progress and machine."""
     assert urllib.request.urlopen(f"{chat.worker_url}/health").read() == b'{"status": "ok"}'
     assert chat.metric("ichat_worker_load_seconds") > 1
     asked = urllib.request.Request(f"{chat.worker_url}/metrics", headers={"accept": "application/openmetrics-text"})
@@ -409,6 +410,10 @@ def test_health_metrics_and_the_beat(chat):
     assert 0 <= beat["progress"]["kv_use"] < 1
     assert beat["progress"]["steps"] > 0
     assert (beat["state"], beat["backend"], beat["group"]) == ("ready", chat.engine, None)
+    chat.program.until(lambda: chat.worker()["machine"] == socket.gethostname())
+    status, version = (chat.program.get(f"/v1/admin/cluster/{name}")[1] for name in ("status", "version"))
+    assert beat["worker_id"] in [worker for machine in status["machines"] for worker in machine["workers"]]
+    assert chat.engine in next(one for one in version["workers"] if one["worker_id"] == beat["worker_id"])["versions"]
 
 
 def test_what_differs_from_the_engines_defaults(chat):
