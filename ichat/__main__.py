@@ -103,8 +103,8 @@ def _gateway(argv: list[str]) -> int:
 
 def _key(argv: list[str]) -> int:
     """Make a key. It is printed once and kept nowhere."""
+    from ichat.config.command_line import Usage
     from ichat.keys import KEY_NAME, hash_of, new_key
-    from ichat.usage import Usage
 
     usage = Usage(prog="ichat.pyz key", description="Make a key, and what the configuration needs to know it.")
     usage.add_argument(

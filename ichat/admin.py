@@ -17,7 +17,7 @@ import ichat
 from ichat import errors
 from ichat.auth import Auth
 from ichat.balance import DRAIN_S_MAX, Balancer
-from ichat.config import read_worker
+from ichat.config.schema import read_worker
 from ichat.errors import ApiError
 from ichat.gpus import find_gpus
 from ichat.logbook import Logbook

@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from ichat import errors
-from ichat.config import Security
+from ichat.config.schema import Security
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.http.heads import Headers, RequestHead
 from ichat.keys import digest_of, key_in, proof_of

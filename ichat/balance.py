@@ -15,7 +15,7 @@ import attrs
 
 from ichat import errors
 from ichat.circuit import Circuit
-from ichat.config import Config
+from ichat.config.schema import Config
 from ichat.errors import ApiError
 from ichat.external import Route, read_route
 from ichat.http.pool import Upstream

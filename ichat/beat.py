@@ -13,9 +13,9 @@ import attrs
 from cattrs.errors import BaseValidationError
 
 from ichat import errors
-from ichat.config import MODEL_NAME_CHARACTERS_MAX
+from ichat.config.schema import MODEL_NAME_CHARACTERS_MAX
+from ichat.config.strict import between, checked, problems_of, section_hook, strict_converter
 from ichat.machine import Machine, MachineGpu
-from ichat.tables import between, checked, problems_of, section_hook, strict_converter
 
 WorkerState = Literal["starting", "loading", "ready", "following", "draining", "gone"]
 """What a worker says of itself; `following` is a worker that works for the leader of its group, `gone` a good-bye."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 import attrs
 
-from ichat.config import CircuitBreaker
+from ichat.config.schema import CircuitBreaker
 
 State = Literal["closed", "open", "half-open"]
 FAILED_STATUSES = frozenset((500, 502, 503, 504))

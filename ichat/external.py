@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import attrs
 
 from ichat.bodies import Body, members_of, rewrite_json
-from ichat.config import Config, ExternalRoute
+from ichat.config.schema import Config, ExternalRoute
 from ichat.errors import EXIT_USAGE, Exit, not_found
 from ichat.forms import fields_of, rewrite_form
 from ichat.http.heads import Headers, form_type

@@ -12,7 +12,7 @@ import h11
 import trio
 
 from ichat.balance import Endpoint
-from ichat.config import Health
+from ichat.config.schema import Health
 from ichat.exchange import PROOF_HEADER
 from ichat.http.heads import Headers
 from ichat.http.pool import Upstream

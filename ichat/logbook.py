@@ -21,7 +21,7 @@ import attrs
 import trio
 
 from ichat.collector import Collector, Source, Stamped
-from ichat.config import Logs
+from ichat.config.schema import Logs
 from ichat.errors import ApiError
 from ichat.logfiles import Drain, LogFile, Tee, follow, load, make_pipe, previous_path
 from ichat.logs import KEEP_ALIVE_S, Bell, Lines, LogQuery, Reader, Ring

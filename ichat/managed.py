@@ -15,7 +15,7 @@ import trio
 from ichat import processes
 from ichat.causes import LINES_MAX as CAUSE_LINES_MAX
 from ichat.causes import cause_of, how_it_ended, oom_kills
-from ichat.config import Config, ManagedWorker
+from ichat.config.schema import Config, ManagedWorker
 from ichat.errors import EXIT_USAGE
 from ichat.gpus import find_gpus
 from ichat.keys import hand_over

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ichat.auth import Auth
 from ichat.balance import Balancer
-from ichat.config import Config
+from ichat.config.schema import Config
 from ichat.engine_control import Told
 from ichat.http.pool import Pool
 from ichat.http.relay import Gaps

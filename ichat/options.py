@@ -8,12 +8,12 @@ import attrs
 
 from ichat import errors
 from ichat.beat import read_beat
-from ichat.config import Limits, Timeouts
+from ichat.config.command_line import Usage
+from ichat.config.schema import Limits, Timeouts
 from ichat.engines.reasoning import FIELDS
 from ichat.engines.wire import WireSettings
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.reporter import is_address
-from ichat.usage import Usage
 
 RENAMED = {"--gateway": "--gateway-address"}
 """Flags that had another name once, and would be taken for the engine's."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from ichat.config import Config, EngineSettings, ExternalRoute, Key, ManagedWorker
+from ichat.config.schema import Config, EngineSettings, ExternalRoute, Key, ManagedWorker
 from ichat.masking import masked
 
 Action = Literal["start", "stop", "restart", "update", "keep", "later"]

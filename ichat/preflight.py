@@ -23,7 +23,7 @@ import attrs
 import psutil
 import trio
 
-from ichat.config import ManagedWorker
+from ichat.config.schema import ManagedWorker
 from ichat.gpus import Gpu, GpuProcess, find_gpus
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from ichat import errors
-from ichat.config import Key, Limits
+from ichat.config.schema import Key, Limits
 
 WINDOW_S = 60
 BUSY_RETRY_S = 1

@@ -14,7 +14,7 @@ from ichat import errors
 from ichat.balance import Endpoint
 from ichat.beat import Beat, Lost, Model, names_of
 from ichat.circuit import Circuit
-from ichat.config import CircuitBreaker
+from ichat.config.schema import CircuitBreaker
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
 from ichat.machine import Machine

@@ -10,8 +10,8 @@ from typing import Any, Never
 import attrs
 import trio
 
-from ichat import config as configuration
-from ichat.config import Config
+from ichat.config import schema as configuration
+from ichat.config.schema import Config
 from ichat.errors import ApiError, Exit
 from ichat.plan import step_of, steps_of_settings, summary
 from ichat.supervisor import Supervisor

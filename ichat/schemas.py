@@ -5,7 +5,7 @@ null means) stands here and nowhere else.
 """
 
 from ichat.beat import ARGS_BYTES_MAX, FAILURE_CHARACTERS_MAX, MODELS_MAX, NAMES_MAX, Beat, Group, Lost, Model
-from ichat.config import MODEL_NAME_CHARACTERS_MAX, ManagedWorker
+from ichat.config.schema import MODEL_NAME_CHARACTERS_MAX, ManagedWorker
 from ichat.gpus import GPUS_MAX, Gpu, GpuProcess
 from ichat.machine import Machine, MachineGpu
 from ichat.plan import Step

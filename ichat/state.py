@@ -19,7 +19,7 @@ import attrs
 import cattrs
 from cattrs.errors import BaseValidationError
 
-from ichat.config import ServerSettings
+from ichat.config.schema import ServerSettings
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 
 log = logging.getLogger(__name__)

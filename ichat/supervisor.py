@@ -11,7 +11,7 @@ import trio
 
 from ichat import errors, processes
 from ichat.beat import read_beat
-from ichat.config import Config, ManagedWorker, read_worker
+from ichat.config.schema import Config, ManagedWorker, read_worker
 from ichat.errors import ApiError
 from ichat.keys import digest_of, proof_of
 from ichat.launch import id_for, token_of

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ichat import terminal_chat, terminal_launch, terminal_logs, terminal_views
+from ichat.config.command_line import Usage
 from ichat.terminal_client import EXIT_REFUSED, Api, Json, add_flags, find_gateway, objects_of, worker_path
 from ichat.terminal_screen import Screen, give_up_stdout, prepare_streams
-from ichat.usage import Usage
 
 if TYPE_CHECKING:
     from ichat.terminal_client import Answer

@@ -108,7 +108,7 @@ def _configured(path: str, ca_certificates: str | None) -> Place:
     """Read where a gateway with this configuration listens; its own certificate is believed, whatever its names."""
     import pathlib
 
-    from ichat import config as configuration
+    from ichat.config import schema as configuration
 
     settings = configuration.load(pathlib.Path(path)).server_settings
     if settings.port == 0:

@@ -8,7 +8,7 @@ import trio
 from lives import gateway_fixture, start_fixture  # noqa: F401
 from peers import Client, Upstream
 
-from ichat import config as configuration
+from ichat.config import schema as configuration
 from ichat.roles import gateway
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # begun in the background of a shell, which programs inherit

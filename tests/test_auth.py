@@ -14,7 +14,7 @@ from peers import Client, code_of, plain
 from programs import LIMIT_S, ichat
 
 from ichat.auth import ROUTES, Auth, Caller, address_in, write_caller
-from ichat.config import Key, Security
+from ichat.config.schema import Key, Security
 from ichat.control import make_app
 from ichat.errors import ApiError, Exit
 from ichat.http.heads import RequestHead

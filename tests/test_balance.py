@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ichat.balance import POLICIES, Balancer, Endpoint, same_for
-from ichat.config import POLICY_NAMES
+from ichat.config.schema import POLICY_NAMES
 from ichat.errors import ApiError, model_not_ready
 from ichat.http.pool import Upstream
 

@@ -6,7 +6,7 @@ import re
 import attrs
 import pytest
 
-from ichat import config as configuration
+from ichat.config import schema as configuration
 from ichat.errors import EXIT_USAGE, ApiError, Exit
 from ichat.launch import engine_flags
 

@@ -7,8 +7,8 @@ import pytest
 import trio
 from peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain
 
-from ichat import config as configuration
 from ichat.auth import CHANGES_MODELS, ROUTES
+from ichat.config import schema as configuration
 from ichat.cors import ASKED_BYTES_MAX
 from ichat.errors import Exit
 from ichat.keys import hash_of

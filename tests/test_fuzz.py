@@ -7,7 +7,7 @@ import trio
 from fuzz_front_door import Fuzz, Input, Script, make_input, settings
 from peers import until
 
-from ichat import config as configuration
+from ichat.config import schema as configuration
 from ichat.http.framing import Chunked, FramingError
 from ichat.http.heads import HeadError, parse_response_head
 from ichat.roles import gateway

@@ -8,8 +8,8 @@ import pytest
 import trio
 from peers import LIMIT_S, SSE_END, SSE_HEAD, Upstream, chunk, code_of, event, plain, reset, until
 
-from ichat import config as configuration
 from ichat.balance import Endpoint, same_for
+from ichat.config import schema as configuration
 from ichat.exchange import at_engine
 from ichat.http import pool
 from ichat.roles import gateway

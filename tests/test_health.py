@@ -10,11 +10,11 @@ import trustme
 from peers import code_of, plain
 from test_metrics import Shown, beat, known, shown
 
-from ichat import config as configuration
 from ichat import health
 from ichat.balance import external_endpoints
 from ichat.beat import Beat
-from ichat.config import Config, Health
+from ichat.config import schema as configuration
+from ichat.config.schema import Config, Health
 from ichat.errors import ApiError, Exit
 from ichat.health import Finding, Prober, read_status
 from ichat.http.pool import Upstream

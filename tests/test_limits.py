@@ -9,7 +9,7 @@ from programs import LIMIT_S
 
 from ichat.balance import Balancer, Endpoint
 from ichat.circuit import Circuit
-from ichat.config import CircuitBreaker, Key, Limits
+from ichat.config.schema import CircuitBreaker, Key, Limits
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
 from ichat.keys import hash_of

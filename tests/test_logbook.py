@@ -17,7 +17,7 @@ from programs import LIMIT_S
 
 from ichat import collector, logbook, logs
 from ichat.collector import EVENT_BYTES_MAX, Events, Source
-from ichat.config import Logs
+from ichat.config.schema import Logs
 from ichat.errors import ApiError
 from ichat.logbook import Logbook
 from ichat.logfiles import load

@@ -12,7 +12,7 @@ from ichat import metrics as counted
 from ichat import scrape
 from ichat.balance import Balancer, Endpoint
 from ichat.beat import read_beat
-from ichat.config import CircuitBreaker
+from ichat.config.schema import CircuitBreaker
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_unix_listener
 from ichat.http.pool import Connection, Pool, Upstream

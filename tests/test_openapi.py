@@ -17,7 +17,7 @@ from ichat import metrics
 from ichat.admin import DRAIN_S_MAX
 from ichat.auth import ROUTES, Auth
 from ichat.beat import Beat, Group, Model, read_beat
-from ichat.config import Config, ManagedWorker, Security, read_worker
+from ichat.config.schema import Config, ManagedWorker, Security, read_worker
 from ichat.control import make_app
 from ichat.engines import Progress
 from ichat.errors import ApiError

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ichat import config as configuration
-from ichat.config import Config, EngineSettings, ManagedWorker
+from ichat.config import schema as configuration
+from ichat.config.schema import Config, EngineSettings, ManagedWorker
 from ichat.plan import Change, Running, Step, changes_of_workers, step_of, steps_of_settings, summary
 
 

@@ -18,7 +18,7 @@ import trio
 from programs import LIMIT_S
 
 from ichat import gpus, preflight, resources
-from ichat.config import ManagedWorker
+from ichat.config.schema import ManagedWorker
 from ichat.gpus import Gpu, GpuProcess, find_gpus, read_gpus
 from ichat.preflight import Facts, Holder, look, problems_of, read_facts
 

@@ -11,7 +11,7 @@ import trio
 from peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, turns_until, until
 
 from ichat import accesslog
-from ichat import config as configuration
+from ichat.config import schema as configuration
 from ichat.errors import Exit
 from ichat.roles import gateway
 

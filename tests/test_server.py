@@ -6,7 +6,7 @@ import trio.testing
 from peers import code_of, reset, until
 from programs import LIMIT_S
 
-from ichat.config import Limits, Timeouts
+from ichat.config.schema import Limits, Timeouts
 from ichat.errors import bad_request
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of

@@ -11,7 +11,7 @@ import pytest
 from programs import LIMIT_S
 
 from ichat import state
-from ichat.config import ServerSettings, Timeouts
+from ichat.config.schema import ServerSettings, Timeouts
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.roles import gateway, worker
 

@@ -17,13 +17,20 @@ MODULE_LINES_MAX = 520
 
 # What may import what: a module imports only modules of lower levels, or of its own where that is listed twice.
 LEVELS = [
-    {"ichat", "ichat.errors", "ichat.tables", "ichat.types_as_schemas"},
-    {"ichat.processes", "ichat.usage", "ichat.accesslog", "ichat.bodies", "ichat.http.framing", "ichat.http.hub"}
+    {"ichat", "ichat.errors", "ichat.config.strict", "ichat.types_as_schemas"},
+    {
+        "ichat.processes",
+        "ichat.config.command_line",
+        "ichat.accesslog",
+        "ichat.bodies",
+        "ichat.http.framing",
+        "ichat.http.hub",
+    }
     | {"ichat.causes", "ichat.gpus", "ichat.logs", "ichat.terminal_screen", "ichat.tracing"}
     | {"ichat.keys", "ichat.tokens"},
     {"ichat.forms", "ichat.http.heads", "ichat.http.listeners", "ichat.http.tls", "ichat.params"}
     | {"ichat.logfiles", "ichat.resources", "ichat.subreaper", "ichat.collector"},
-    {"ichat.config", "ichat.capture", "ichat.machine", "ichat.engine_control"},
+    {"ichat.config.schema", "ichat.capture", "ichat.machine", "ichat.engine_control"},
     {"ichat.masking", "ichat.preflight", "ichat.state", "ichat.launch", "ichat.logbook"}
     | {"ichat.auth", "ichat.quota", "ichat.circuit"},
     {"ichat.engines.args", "ichat.plan", "ichat.terminal_client"},

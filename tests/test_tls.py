@@ -10,7 +10,7 @@ import trio
 import trustme
 from peers import SSE_END, SSE_HEAD, Client, chunk, code_of, event, plain, reset, until
 
-from ichat import config as configuration
+from ichat.config import schema as configuration
 from ichat.errors import Exit
 from ichat.roles import gateway
 

@@ -22,7 +22,7 @@ from engines import LOAD_S
 from peers import Client
 from programs import LIMIT_S, ROOT, Program, alive
 
-from ichat import config as configuration
+from ichat.config import schema as configuration
 from ichat.roles import gateway as gateway_role
 
 pytestmark = pytest.mark.engine

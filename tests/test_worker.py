@@ -14,7 +14,7 @@ from peers import code_of, plain, until
 from programs import LIMIT_S
 
 from ichat import errors
-from ichat.config import Limits, Timeouts
+from ichat.config.schema import Limits, Timeouts
 from ichat.engines import find, host
 from ichat.engines.child import Child, Family
 from ichat.engines.host import Host

@@ -19,7 +19,7 @@ from peers import code_of, plain, until
 from programs import LIMIT_S, ROOT, Program, alive, ichat
 
 from ichat.beat import FAILURE_CHARACTERS_MAX, Beat, read_beat, sentence
-from ichat.config import Limits, Timeouts
+from ichat.config.schema import Limits, Timeouts
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.server import FrontDoor

@@ -17,7 +17,7 @@ import h11._readers
 import trio
 
 from ichat import errors
-from ichat.config import Limits, Timeouts
+from ichat.config.schema import Limits, Timeouts
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, RequestHead, parse_plain_request_head
 

@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from ichat import errors
-from ichat.config import Limits, Timeouts
+from ichat.config.schema import Limits, Timeouts
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, RequestHead, date_header, response_head
 from ichat.http.hub import HANG_UP, Hub

@@ -23,13 +23,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import trio
 
-from ichat import config as configuration
 from ichat import errors
 from ichat.accesslog import AccessLog, Entry
 from ichat.auth import CALLER_HEADER, CHANGES_MODELS, Auth, Caller, address_in, is_loopback, write_caller
 from ichat.balance import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
 from ichat.circuit import Circuit
-from ichat.config import CircuitBreaker, Config
+from ichat.config import schema as configuration
+from ichat.config.command_line import Usage
+from ichat.config.schema import CircuitBreaker, Config
 from ichat.cors import cors_of
 from ichat.errors import ApiError, Exit
 from ichat.exchange import JOINED_BYTES_MAX, Exchange
@@ -53,7 +54,6 @@ from ichat.state import StateDirectory, open_state
 from ichat.subreaper import become_subreaper, reap_forever
 from ichat.supervisor import Supervisor
 from ichat.tracing import Trace, Tracing, open_tracing
-from ichat.usage import Usage
 
 log = logging.getLogger(__name__)
 

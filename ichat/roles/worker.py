@@ -26,7 +26,7 @@ from ichat import __version__, errors
 from ichat.auth import CHANGES_MODELS, INTERNAL, address_in, bearer_of, is_for_us, is_from_us, is_loopback
 from ichat.beat import NAMES_MAX, Beat, WorkerState, response_tag, sentence
 from ichat.capture import Capture
-from ichat.config import Limits, Timeouts
+from ichat.config.schema import Limits, Timeouts
 from ichat.engines import Engine, find
 from ichat.engines.args import explain
 from ichat.engines.host import Host

@@ -19,10 +19,10 @@ from attrs import field, frozen
 from cattrs.errors import BaseValidationError
 
 from ichat import errors
+from ichat.config.strict import between, checked, one_of, problems_of, section_hook, shown, strict_converter
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.keys import KEY_NAME
 from ichat.params import KNOWN, check_paths
-from ichat.tables import between, checked, one_of, problems_of, section_hook, shown, strict_converter
 
 Scalar = str | int | float | bool
 EngineValue = Scalar | list[Scalar] | dict[str, Any]
