@@ -13,9 +13,9 @@ import attrs
 import httpx
 import trio
 
-from ichat.beat import Beat, Lost
 from ichat.http.tls import client_context
 from ichat.machine import Machine
+from ichat.protocol import Beat, Lost
 
 log = logging.getLogger(__name__)
 

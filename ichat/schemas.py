@@ -4,11 +4,11 @@ What has a class is derived from it (`types_as_schemas.py`); what a reader needs
 null means) stands here and nowhere else.
 """
 
-from ichat.beat import ARGS_BYTES_MAX, FAILURE_CHARACTERS_MAX, MODELS_MAX, NAMES_MAX, Beat, Group, Lost, Model
 from ichat.config.schema import MODEL_NAME_CHARACTERS_MAX, ManagedWorker
 from ichat.gpus import GPUS_MAX, Gpu, GpuProcess
 from ichat.machine import Machine, MachineGpu
 from ichat.plan import Step
+from ichat.protocol import ARGS_BYTES_MAX, FAILURE_CHARACTERS_MAX, MODELS_MAX, NAMES_MAX, Beat, Group, Lost, Model
 from ichat.types_as_schemas import Notes, Schema, list_of, object_of, or_null, properties_of, ref, schema_of, taken
 from ichat.workers import HEALTHY, End, State
 

@@ -10,7 +10,6 @@ import psutil
 import trio
 
 from ichat import errors, processes
-from ichat.beat import read_beat
 from ichat.config.schema import Config, ManagedWorker, read_worker
 from ichat.errors import ApiError
 from ichat.keys import digest_of, proof_of
@@ -18,6 +17,7 @@ from ichat.launch import id_for, token_of
 from ichat.logbook import Logbook
 from ichat.managed import Managed, Shared
 from ichat.plan import Change, Running, changes_of_workers
+from ichat.protocol import read_beat
 from ichat.recall import ask_to_beat
 from ichat.registry import Registry
 from ichat.state import Heard, Known, Started, StateDirectory

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import attrs
 
 from ichat.balance import Endpoint
-from ichat.beat import Beat, Lost, WorkerState, names_of, response_tag
 from ichat.circuit import Circuit
 from ichat.machine import Machine
+from ichat.protocol import Beat, Lost, WorkerState, names_of, response_tag
 
 BEATS_MISSED_MAX = 3
 """A worker that has been silent for so many of its intervals is unhealthy."""

@@ -38,8 +38,8 @@ from engines import (
 )
 from programs import LIMIT_S, ROOT, alive
 
-from ichat.beat import response_tag
 from ichat.keys import hash_of
+from ichat.protocol import response_tag
 
 pytestmark = [pytest.mark.engine]
 BOOLEAN = {

@@ -12,7 +12,7 @@ from peers import plain, until
 from programs import LIMIT_S, Program, ichat
 
 from ichat import reporter as reporter_module
-from ichat.beat import Beat, Lost
+from ichat.protocol import Beat, Lost
 from ichat.reporter import Reporter
 
 

@@ -12,12 +12,12 @@ from test_metrics import Shown, beat, known, shown
 
 from ichat import health
 from ichat.balance import external_endpoints
-from ichat.beat import Beat
 from ichat.config import schema as configuration
 from ichat.config.schema import Config, Health
 from ichat.errors import ApiError, Exit
 from ichat.health import Finding, Prober, read_status
 from ichat.http.pool import Upstream
+from ichat.protocol import Beat
 from ichat.registry import FORGET_S, KEEP_S, Registry
 from ichat.state import Heard, Known
 

@@ -12,10 +12,10 @@ from test_metrics import Shown, beat, known, shown
 from test_preflight import GIB, Nvml, NVMLError
 
 from ichat import gpus, machine
-from ichat.beat import Beat, read_beat
 from ichat.errors import ApiError
 from ichat.gpus import Gpu, GpuProcess, read_gpus
 from ichat.machine import Lookout, Machine, MachineGpu, Report, machines_of, read_machine, report_of
+from ichat.protocol import Beat, read_beat
 from ichat.registry import Registry
 from ichat.reporter import Reporter
 from ichat.resources import CpuMeter

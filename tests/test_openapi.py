@@ -16,13 +16,13 @@ from programs import LIMIT_S, Program, ichat
 from ichat import metrics
 from ichat.admin import DRAIN_S_MAX
 from ichat.auth import ROUTES, Auth
-from ichat.beat import Beat, Group, Model, read_beat
 from ichat.config.schema import Config, ManagedWorker, Security, read_worker
 from ichat.control import make_app
 from ichat.engines import Progress
 from ichat.errors import ApiError
 from ichat.gpus import Gpu, GpuProcess
 from ichat.openapi import document
+from ichat.protocol import Beat, Group, Model, read_beat
 from ichat.resources import CpuMeter, read_resources
 from ichat.roles import gateway
 from ichat.schemas import schema_of

@@ -3,9 +3,9 @@
 import pytest
 
 from ichat.balance import Endpoint
-from ichat.beat import Beat, Group, Model, read_beat
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
+from ichat.protocol import Beat, Group, Model, read_beat
 from ichat.registry import Registry
 from ichat.workers import End
 

@@ -37,7 +37,7 @@ LEVELS = [
     {"ichat.terminal_views", "ichat.terminal_logs", "ichat.terminal_chat"},
     {"ichat.terminal_launch"},
     {"ichat.terminal"},
-    {"ichat.beat", "ichat.cors", "ichat.http.request", "ichat.http.pool"},
+    {"ichat.protocol", "ichat.cors", "ichat.http.request", "ichat.http.pool"},
     {"ichat.http.server"},
     {"ichat.ownlog", "ichat.http.keepalive"},
     {"ichat.engines.reasoning"},

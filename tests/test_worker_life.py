@@ -18,7 +18,6 @@ import trio
 from peers import code_of, plain, until
 from programs import LIMIT_S, ROOT, Program, alive, ichat
 
-from ichat.beat import FAILURE_CHARACTERS_MAX, Beat, read_beat, sentence
 from ichat.config.schema import Limits, Timeouts
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
@@ -27,6 +26,7 @@ from ichat.logs import Ring
 from ichat.machine import own_id
 from ichat.ownlog import OwnLog
 from ichat.processes import session_members
+from ichat.protocol import FAILURE_CHARACTERS_MAX, Beat, read_beat, sentence
 from ichat.reporter import Reporter
 
 WORKER = ("worker", "-be", "fake", "--model", "/m", "-n", "m", "--port", "0", "--worker-id", "w", "--hi", "0.2")

@@ -11,10 +11,10 @@ from typing import Any, Protocol, cast
 
 import attrs
 
-from ichat.beat import Group, Model
 from ichat.engines.args import Step
 from ichat.engines.wire import Wire
 from ichat.errors import EXIT_USAGE, Exit
+from ichat.protocol import Group, Model
 
 BUILT_IN = {"vllm": "ichat.engines.vllm:VLLM", "sglang": "ichat.engines.sglang:SGLang"}
 ENTRY_POINTS = "ichat.engines"

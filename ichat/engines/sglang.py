@@ -29,7 +29,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ichat
-from ichat.beat import Group, Model
 from ichat.engines import Application, EngineInfo, Progress, Serve
 from ichat.engines.args import Step, translate
 from ichat.engines.asgi import call_under_way
@@ -43,6 +42,7 @@ from ichat.engines.sglang_wire import SGLangWire
 from ichat.engines.versions import check_version
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.masking import masked
+from ichat.protocol import Group, Model
 
 OLDEST = (0, 5, 5)
 NEWEST = (0, 5, 23)

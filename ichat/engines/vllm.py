@@ -26,7 +26,6 @@ from typing import Any
 import attrs
 
 import ichat
-from ichat.beat import Group, Model
 from ichat.engines import EngineInfo, Progress, Serve
 from ichat.engines.args import Step, translate
 from ichat.engines.child import Family, adopt_children, children
@@ -37,6 +36,7 @@ from ichat.engines.vllm_args import TABLE
 from ichat.engines.wire import GENERATES, HEARS, POOLS, VLLM_PATHS, Wire
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.masking import masked
+from ichat.protocol import Group, Model
 
 OLDEST = (0, 12)
 NEWEST = (0, 32)

@@ -15,12 +15,12 @@ from typing import Protocol, cast
 
 import attrs
 
-from ichat.beat import Model, entry_of
 from ichat.bodies import Body, Member, members_of, rewrite_json, value_of
 from ichat.engines.reasoning import RENAMES
 from ichat.errors import ApiError, background_full, bad_request, unsupported_by_model
 from ichat.http.heads import Headers
 from ichat.http.request import Request
+from ichat.protocol import Model, entry_of
 
 Rewrite = Callable[[int, bytes], tuple[int, bytes]]
 """Takes the status and the whole body of a response and gives others, of the same type; an error's body is JSON."""

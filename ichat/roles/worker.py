@@ -24,7 +24,6 @@ import trio
 
 from ichat import __version__, errors
 from ichat.auth import CHANGES_MODELS, INTERNAL, address_in, bearer_of, is_for_us, is_from_us, is_loopback
-from ichat.beat import NAMES_MAX, Beat, WorkerState, response_tag, sentence
 from ichat.capture import Capture
 from ichat.config.schema import Limits, Timeouts
 from ichat.engines import Engine, find
@@ -42,6 +41,7 @@ from ichat.machine import LOOK_S, Lookout
 from ichat.options import Options, read_command_line
 from ichat.ownlog import OwnLog
 from ichat.processes import launcher_pipe
+from ichat.protocol import NAMES_MAX, Beat, WorkerState, response_tag, sentence
 from ichat.reporter import Reporter
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import sys
 import threading
 import time
 
-from ichat.beat import Group, Model
 from ichat.engines import EngineInfo, Progress
 from ichat.engines.child import Family, adopt_children, children
 from ichat.engines.wire import Wire
 from ichat.errors import EXIT_USAGE, Exit
+from ichat.protocol import Group, Model
 
 
 class Parser(argparse.ArgumentParser):

@@ -19,10 +19,10 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.cli.serve import Serve
 from transformers.cli.serving.utils import GenerateManager, split_model_id
 
-from ichat.beat import Model
 from ichat.engines import Message, Progress, Receive, Scope, Send
 from ichat.engines import Serve as ServeUntilTheEnd
 from ichat.errors import Exit
+from ichat.protocol import Model
 
 REFUSED: Any = typer.BadParameter.__base__
 """What the parser raises for any wrong argument (`UsageError`, which has no public name)."""
