@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import cast
 
-from ichat.bodies import PARSED_BYTES_MAX, Body, Member, members_of, rewrite_json, value_of
 from ichat.errors import bad_request
-from ichat.forms import as_members, fields_of
 from ichat.http.heads import Headers, form_type
+from ichat.http.json_body import PARSED_BYTES_MAX, Body, Member, members_of, rewrite_json, value_of
+from ichat.http.multipart import as_members, fields_of
 
 log = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ import trio
 from ichat import errors
 from ichat.auth import CREDENTIALS, FORWARDED, INTERNAL, Caller
 from ichat.balance import Endpoint, Lease
-from ichat.bodies import Body, model_of, read_members
 from ichat.circuit import FAILED_STATUSES
 from ichat.engine_control import HEADER_NAMES, HEADER_PREFIXES, is_suspect, without_control
 from ichat.errors import ApiError
-from ichat.forms import fields_of, model_of_form
 from ichat.http.framing import Chunked, UntilClose
 from ichat.http.heads import Headers, ResponseHead, date_header, end_to_end, form_type, request_head, response_head
+from ichat.http.json_body import Body, model_of, read_members
 from ichat.http.keepalive import KeepAlive
+from ichat.http.multipart import fields_of, model_of_form
 from ichat.http.pool import Connection
 from ichat.http.relay import Declined, Reframed, Relay, Unwanted, UpstreamLost
 from ichat.http.request import Request

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 import attrs
 
-from ichat.bodies import Body, members_of, rewrite_json
 from ichat.config.schema import Config, ExternalRoute
 from ichat.errors import EXIT_USAGE, Exit, not_found
-from ichat.forms import fields_of, rewrite_form
 from ichat.http.heads import Headers, form_type
+from ichat.http.json_body import Body, members_of, rewrite_json
+from ichat.http.multipart import fields_of, rewrite_form
 from ichat.http.pool import Upstream
 from ichat.http.request import Request
 from ichat.http.tls import client_context

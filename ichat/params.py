@@ -11,8 +11,8 @@ from typing import cast
 
 import attrs
 
-from ichat.bodies import Body, Member, value_of
 from ichat.errors import ApiError, bad_request
+from ichat.http.json_body import Body, Member, value_of
 
 KNOWN = frozenset((
     "functions", "function_call", "temperature", "top_p", "n", "stream", "stream_options", "stop", "max_tokens",

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from peers import outcome, turns_during
 
-from ichat import bodies
-from ichat.bodies import members_of, model_of, read_members, rewrite_json, value_of
 from ichat.errors import ApiError
-from ichat.forms import model_in_form
+from ichat.http import json_body as bodies
+from ichat.http.json_body import members_of, model_of, read_members, rewrite_json, value_of
+from ichat.http.multipart import model_in_form
 
 SPACE = " \t\n\r"
 NAMES = st.sampled_from(["model", "n", "a b", "", 'q"', "\\", "ü", "\ud800", "\U0001f600"]) | st.text(max_size=8)

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peers import code_of, plain
 
-from ichat import bodies, engine_control
+from ichat import engine_control
 from ichat.engine_control import CARRIER, HEADER_PREFIXES, HEADERS, MEMBERS, Told, is_suspect, without_control
 from ichat.errors import ApiError
-from ichat.forms import fields_of
+from ichat.http import json_body as bodies
+from ichat.http.multipart import fields_of
 from ichat.keys import hash_of
 
 JSON = [(b"content-type", b"application/json")]

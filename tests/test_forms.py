@@ -9,9 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from peers import outcome, turns_during
 
-from ichat import bodies
 from ichat.errors import ApiError
-from ichat.forms import fields_of, model_in_form, rewrite_form
+from ichat.http import json_body as bodies
+from ichat.http.multipart import fields_of, model_in_form, rewrite_form
 
 SIZE = 2_000_000
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ichat.bodies import members_of, rewrite_json
 from ichat.errors import ApiError
+from ichat.http.json_body import members_of, rewrite_json
 from ichat.params import KNOWN, SUPPORTED, ParamRules, check_paths
 
 

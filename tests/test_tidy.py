@@ -22,13 +22,13 @@ LEVELS = [
         "ichat.processes",
         "ichat.config.command_line",
         "ichat.accesslog",
-        "ichat.bodies",
+        "ichat.http.json_body",
         "ichat.http.framing",
         "ichat.http.hub",
     }
     | {"ichat.causes", "ichat.gpus", "ichat.logs", "ichat.terminal_screen", "ichat.tracing"}
     | {"ichat.keys", "ichat.tokens"},
-    {"ichat.forms", "ichat.http.heads", "ichat.http.listeners", "ichat.http.tls", "ichat.params"}
+    {"ichat.http.multipart", "ichat.http.heads", "ichat.http.listeners", "ichat.http.tls", "ichat.params"}
     | {"ichat.logfiles", "ichat.resources", "ichat.subreaper", "ichat.collector"},
     {"ichat.config.schema", "ichat.capture", "ichat.machine", "ichat.engine_control"},
     {"ichat.masking", "ichat.preflight", "ichat.state", "ichat.launch", "ichat.logbook"}

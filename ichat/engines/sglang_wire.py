@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
-from ichat.bodies import NAME_BYTES_MAX, PARSED_BYTES_MAX, Body, members_of, object_of, rewrite_json, value_of
 from ichat.engines.sglang_memory import Memory
 from ichat.engines.wire import (
     GENERATES,
@@ -26,8 +25,9 @@ from ichat.engines.wire import (
     with_members,
 )
 from ichat.errors import ApiError, bad_request
-from ichat.forms import model_in_form
 from ichat.http.heads import Headers, form_type
+from ichat.http.json_body import NAME_BYTES_MAX, PARSED_BYTES_MAX, Body, members_of, object_of, rewrite_json, value_of
+from ichat.http.multipart import model_in_form
 from ichat.http.request import Request
 
 PATHS = {

@@ -15,10 +15,10 @@ from typing import Protocol, cast
 
 import attrs
 
-from ichat.bodies import Body, Member, members_of, rewrite_json, value_of
 from ichat.engines.reasoning import RENAMES
 from ichat.errors import ApiError, background_full, bad_request, unsupported_by_model
 from ichat.http.heads import Headers
+from ichat.http.json_body import Body, Member, members_of, rewrite_json, value_of
 from ichat.http.request import Request
 from ichat.protocol import Model, entry_of
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 import ichat
 from ichat import errors
-from ichat.bodies import members_of, spliced, value_of
 from ichat.engines import EngineInfo, Progress, Serve
 from ichat.engines.args import Step
 from ichat.engines.wire import Rewrite, Wire
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+from ichat.http.json_body import members_of, spliced, value_of
 from ichat.http.request import Request
 from ichat.protocol import Model
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from ichat.bodies import NAME_BYTES_MAX, Body, Cursor, Member, spliced
 from ichat.errors import ApiError, bad_request
+from ichat.http.json_body import NAME_BYTES_MAX, Body, Cursor, Member, spliced
 
 PARTS_MAX = 1000
 PART_HEAD_BYTES_MAX = 8192
