@@ -104,7 +104,7 @@ def _gateway(argv: list[str]) -> int:
 def _key(argv: list[str]) -> int:
     """Make a key. It is printed once and kept nowhere."""
     from ichat.config.command_line import Usage
-    from ichat.keys import KEY_NAME, hash_of, new_key
+    from ichat.security.keys import KEY_NAME, hash_of, new_key
 
     usage = Usage(prog="ichat.pyz key", description="Make a key, and what the configuration needs to know it.")
     usage.add_argument(
@@ -127,8 +127,8 @@ def _ignore(*_: object) -> None:
 def _worker(argv: list[str]) -> int:
     """Run a worker; it ends by `os._exit`, since what an engine leaves to the interpreter's end takes seconds."""
     _engine_first()
-    from ichat.keys import take_token
     from ichat.roles import worker
+    from ichat.security.keys import take_token
 
     token = take_token(os.environ)
     options, engine_argv = worker.read_command_line(argv)

@@ -15,7 +15,6 @@ from quart_trio import QuartTrio
 
 import ichat
 from ichat import errors
-from ichat.auth import Auth
 from ichat.balance import DRAIN_S_MAX, Balancer
 from ichat.config.schema import read_worker
 from ichat.errors import ApiError
@@ -27,6 +26,7 @@ from ichat.openapi import document
 from ichat.registry import Registry
 from ichat.reload import Reloader
 from ichat.resources import CpuMeter, read_resources
+from ichat.security.auth import Auth
 from ichat.supervisor import Supervisor
 from ichat.workers import Worker
 

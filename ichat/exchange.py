@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Sequence
 import trio
 
 from ichat import errors
-from ichat.auth import CREDENTIALS, FORWARDED, INTERNAL, Caller
 from ichat.balance import Endpoint, Lease
 from ichat.circuit import FAILED_STATUSES
 from ichat.engine_control import HEADER_NAMES, HEADER_PREFIXES, is_suspect, without_control
@@ -27,7 +26,8 @@ from ichat.http.relay import Declined, Reframed, Relay, Unwanted, UpstreamLost
 from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.means import Means
-from ichat.quota import Share
+from ichat.security.auth import CREDENTIALS, FORWARDED, INTERNAL, Caller
+from ichat.security.rate_limits import Share
 from ichat.tokens import Usage, estimate
 from ichat.tracing import NAMES as TRACE_HEADERS
 from ichat.tracing import Trace

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 import ichat
 from ichat import processes
 from ichat.config.schema import Config, EngineValue, ManagedWorker
-from ichat.keys import TOKEN_FD_VARIABLE, TOKEN_VARIABLE
+from ichat.security.keys import TOKEN_FD_VARIABLE, TOKEN_VARIABLE
 from ichat.subreaper import MARK
 
 HEAD_BYTES_MORE = 8192

@@ -18,12 +18,12 @@ from ichat.causes import cause_of, how_it_ended, oom_kills
 from ichat.config.schema import Config, ManagedWorker
 from ichat.errors import EXIT_USAGE
 from ichat.gpus import find_gpus
-from ichat.keys import hand_over
 from ichat.launch import command_of, environment_of, python_of, token_of
 from ichat.logbook import Logbook
-from ichat.masking import shown
 from ichat.preflight import look, problems_of
 from ichat.registry import Registry
+from ichat.security.keys import hand_over
+from ichat.security.redact import shown
 from ichat.state import Started, StateDirectory
 from ichat.subreaper import Adopted, marked, stamp_of
 from ichat.workers import End, Worker

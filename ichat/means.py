@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from ichat.auth import Auth
 from ichat.balance import Balancer
 from ichat.config.schema import Config
 from ichat.engine_control import Told
 from ichat.http.pool import Pool
 from ichat.http.relay import Gaps
-from ichat.quota import Quotas
 from ichat.registry import Registry
+from ichat.security.auth import Auth
+from ichat.security.rate_limits import Quotas
 
 
 class Means:

@@ -12,7 +12,7 @@ import attrs
 from attrs import frozen
 
 from ichat.config.schema import Config, EngineSettings, ExternalRoute, Key, ManagedWorker
-from ichat.masking import masked
+from ichat.security.redact import masked
 
 Action = Literal["start", "stop", "restart", "update", "keep", "later"]
 """`update` changes what runs without a restart of it; `later` is only done at the next start of the gateway."""

@@ -12,7 +12,6 @@ import trio
 from ichat import errors, processes
 from ichat.config.schema import Config, ManagedWorker, read_worker
 from ichat.errors import ApiError
-from ichat.keys import digest_of, proof_of
 from ichat.launch import id_for, token_of
 from ichat.logbook import Logbook
 from ichat.managed import Managed, Shared
@@ -20,6 +19,7 @@ from ichat.plan import Change, Running, changes_of_workers
 from ichat.protocol import read_beat
 from ichat.recall import ask_to_beat
 from ichat.registry import Registry
+from ichat.security.keys import digest_of, proof_of
 from ichat.state import Heard, Known, Started, StateDirectory
 from ichat.subreaper import Adopted, marked_by, stamp_of
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from ichat.engines import sglang_args, vllm_args  # noqa: E402
 from ichat.engines.args import Step, translate  # noqa: E402
 from ichat.errors import Exit  # noqa: E402
-from ichat.masking import shown  # noqa: E402
+from ichat.security.redact import shown  # noqa: E402
 
 FILE = ROOT / "ichat/engines/FLAGS.md"
 TABLES = {"vllm": vllm_args.TABLE, "sglang": sglang_args.TABLE}

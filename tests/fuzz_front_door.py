@@ -37,8 +37,8 @@ sys.path.insert(0, str(ROOT))
 from peers import code_of  # noqa: E402
 from test_corpus import CASES, passed_on, read_by_h11  # noqa: E402
 
-from ichat.keys import hash_of  # noqa: E402
 from ichat.roles.gateway import is_control  # noqa: E402
+from ichat.security.keys import hash_of  # noqa: E402
 
 HEAD_BYTES_MAX = 16 * 1024
 BODY_BYTES_MAX = 256 * 1024

@@ -8,7 +8,7 @@ import pytest
 from ichat.engines import sglang_args, vllm_args
 from ichat.engines.args import Case, Flag, Wrong, explain, number, translate
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.masking import masked, shown
+from ichat.security.redact import masked, shown
 
 VLLM = (
     "--model --max-model-len --speculative-config/-sc --hf-overrides --structured-outputs-config --tokenizer --seed"

@@ -13,16 +13,16 @@ import trio
 from peers import Client, code_of, plain
 from programs import LIMIT_S, ichat
 
-from ichat.auth import ROUTES, Auth, Caller, address_in, write_caller
 from ichat.config.schema import Key, Security
 from ichat.control import make_app
 from ichat.errors import ApiError, Exit
 from ichat.http.heads import RequestHead
-from ichat.keys import hand_over, hash_of, new_key, proof_of, take_token
 from ichat.openapi import document
 from ichat.options import read_command_line
 from ichat.roles import gateway
 from ichat.roles.worker import Worker
+from ichat.security.auth import ROUTES, Auth, Caller, address_in, write_caller
+from ichat.security.keys import hand_over, hash_of, new_key, proof_of, take_token
 
 DATA, ADMIN, TOKEN = "sk-data-0123456789", "sk-admin-0123456789", "sk-token-0123456789"
 KEYS = {"no key": "", "data key": DATA, "admin key": ADMIN, "worker token": TOKEN}

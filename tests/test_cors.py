@@ -7,11 +7,11 @@ import pytest
 import trio
 from peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain
 
-from ichat.auth import CHANGES_MODELS, ROUTES
 from ichat.config import schema as configuration
-from ichat.cors import ASKED_BYTES_MAX
 from ichat.errors import Exit
-from ichat.keys import hash_of
+from ichat.security.auth import CHANGES_MODELS, ROUTES
+from ichat.security.cors import ASKED_BYTES_MAX
+from ichat.security.keys import hash_of
 
 PAGE, OTHER = b"https://chat.example", b"https://evil.example"
 LISTED = 'cors_origins = ["https://chat.example", "http://localhost:3000"]\n'

@@ -14,7 +14,7 @@ from ichat.engine_control import CARRIER, HEADER_PREFIXES, HEADERS, MEMBERS, Tol
 from ichat.errors import ApiError
 from ichat.http import json_body as bodies
 from ichat.http.multipart import fields_of
-from ichat.keys import hash_of
+from ichat.security.keys import hash_of
 
 JSON = [(b"content-type", b"application/json")]
 FORM = [(b"content-type", b"multipart/form-data; boundary=bound")]

@@ -38,8 +38,8 @@ from engines import (
 )
 from programs import LIMIT_S, ROOT, alive
 
-from ichat.keys import hash_of
 from ichat.protocol import response_tag
+from ichat.security.keys import hash_of
 
 pytestmark = [pytest.mark.engine]
 BOOLEAN = {

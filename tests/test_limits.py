@@ -12,8 +12,8 @@ from ichat.circuit import Circuit
 from ichat.config.schema import CircuitBreaker, Key, Limits
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
-from ichat.keys import hash_of
-from ichat.quota import Quotas, Window
+from ichat.security.keys import hash_of
+from ichat.security.rate_limits import Quotas, Window
 from ichat.tokens import Usage
 
 KEYS = {name: f"sk-{name}-0123456789abc" for name in ("a", "b")}

@@ -15,7 +15,6 @@ from programs import LIMIT_S, Program, ichat
 
 from ichat import metrics
 from ichat.admin import DRAIN_S_MAX
-from ichat.auth import ROUTES, Auth
 from ichat.config.schema import Config, ManagedWorker, Security, read_worker
 from ichat.control import make_app
 from ichat.engines import Progress
@@ -26,6 +25,7 @@ from ichat.protocol import Beat, Group, Model, read_beat
 from ichat.resources import CpuMeter, read_resources
 from ichat.roles import gateway
 from ichat.schemas import schema_of
+from ichat.security.auth import ROUTES, Auth
 
 WORKER = {"model_name": "m", "model_path": "p"}
 BEAT = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}

@@ -12,8 +12,8 @@ from ichat.engines.responses import ResponseStore
 from ichat.engines.wire import RESPONSES_PATH, VLLM_PATHS, Wire, WireSettings
 from ichat.errors import ApiError
 from ichat.http.request import Request
-from ichat.keys import hash_of
 from ichat.protocol import response_tag
+from ichat.security.keys import hash_of
 
 IDS = {
     worker: f"resp_{response_tag(worker, start)}_{'0' * 32}" for worker, start in (("w1", "s"), ("w2", "s"), ("w3", ""))

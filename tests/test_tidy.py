@@ -27,17 +27,17 @@ LEVELS = [
         "ichat.http.hub",
     }
     | {"ichat.causes", "ichat.gpus", "ichat.logs", "ichat.terminal_screen", "ichat.tracing"}
-    | {"ichat.keys", "ichat.tokens"},
+    | {"ichat.security.keys", "ichat.tokens"},
     {"ichat.http.multipart", "ichat.http.heads", "ichat.http.listeners", "ichat.http.tls", "ichat.params"}
     | {"ichat.logfiles", "ichat.resources", "ichat.subreaper", "ichat.collector"},
     {"ichat.config.schema", "ichat.capture", "ichat.machine", "ichat.engine_control"},
-    {"ichat.masking", "ichat.preflight", "ichat.state", "ichat.launch", "ichat.logbook"}
-    | {"ichat.auth", "ichat.quota", "ichat.circuit"},
+    {"ichat.security.redact", "ichat.preflight", "ichat.state", "ichat.launch", "ichat.logbook"}
+    | {"ichat.security.auth", "ichat.security.rate_limits", "ichat.circuit"},
     {"ichat.engines.args", "ichat.plan", "ichat.terminal_client"},
     {"ichat.terminal_views", "ichat.terminal_logs", "ichat.terminal_chat"},
     {"ichat.terminal_launch"},
     {"ichat.terminal"},
-    {"ichat.protocol", "ichat.cors", "ichat.http.request", "ichat.http.pool"},
+    {"ichat.protocol", "ichat.security.cors", "ichat.http.request", "ichat.http.pool"},
     {"ichat.http.server"},
     {"ichat.ownlog", "ichat.http.keepalive"},
     {"ichat.engines.reasoning"},

@@ -18,7 +18,7 @@ from typing import Any, cast
 import attrs
 
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.masking import is_flag, shown
+from ichat.security.redact import is_flag, shown
 
 """Names that look like a secret's, and are not."""
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")

@@ -41,8 +41,8 @@ from ichat.engines.sglang_encoders import look_at
 from ichat.engines.sglang_wire import SGLangWire
 from ichat.engines.versions import check_version
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
-from ichat.masking import masked
 from ichat.protocol import Group, Model
+from ichat.security.redact import masked
 
 OLDEST = (0, 5, 5)
 NEWEST = (0, 5, 23)

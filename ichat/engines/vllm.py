@@ -35,8 +35,8 @@ from ichat.engines.versions import check_version
 from ichat.engines.vllm_args import TABLE
 from ichat.engines.wire import GENERATES, HEARS, POOLS, VLLM_PATHS, Wire
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
-from ichat.masking import masked
 from ichat.protocol import Group, Model
+from ichat.security.redact import masked
 
 OLDEST = (0, 12)
 NEWEST = (0, 32)

@@ -25,13 +25,11 @@ import trio
 
 from ichat import errors
 from ichat.accesslog import AccessLog, Entry
-from ichat.auth import CALLER_HEADER, CHANGES_MODELS, Auth, Caller, address_in, is_loopback, write_caller
 from ichat.balance import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
 from ichat.circuit import Circuit
 from ichat.config import schema as configuration
 from ichat.config.command_line import Usage
 from ichat.config.schema import CircuitBreaker, Config
-from ichat.cors import cors_of
 from ichat.errors import ApiError, Exit
 from ichat.exchange import JOINED_BYTES_MAX, Exchange
 from ichat.health import Prober
@@ -50,6 +48,8 @@ from ichat.metrics import ROUTES, Metrics
 from ichat.registry import Registry
 from ichat.reload import ConfigFile, Reloader, Take, look
 from ichat.scrape import Scraper
+from ichat.security.auth import CALLER_HEADER, CHANGES_MODELS, Auth, Caller, address_in, is_loopback, write_caller
+from ichat.security.cors import cors_of
 from ichat.state import StateDirectory, open_state
 from ichat.subreaper import become_subreaper, reap_forever
 from ichat.supervisor import Supervisor

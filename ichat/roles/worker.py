@@ -23,7 +23,6 @@ import attrs
 import trio
 
 from ichat import __version__, errors
-from ichat.auth import CHANGES_MODELS, INTERNAL, address_in, bearer_of, is_for_us, is_from_us, is_loopback
 from ichat.capture import Capture
 from ichat.config.schema import Limits, Timeouts
 from ichat.engines import Engine, find
@@ -36,13 +35,14 @@ from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, open_unix_listener, port_of
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
-from ichat.keys import digest_of, proof_of
 from ichat.machine import LOOK_S, Lookout
 from ichat.options import Options, read_command_line
 from ichat.ownlog import OwnLog
 from ichat.processes import launcher_pipe
 from ichat.protocol import NAMES_MAX, Beat, WorkerState, response_tag, sentence
 from ichat.reporter import Reporter
+from ichat.security.auth import CHANGES_MODELS, INTERNAL, address_in, bearer_of, is_for_us, is_from_us, is_loopback
+from ichat.security.keys import digest_of, proof_of
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -20,7 +20,7 @@ from ichat import errors
 from ichat.config.schema import Security
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.http.heads import Headers, RequestHead
-from ichat.keys import digest_of, key_in, proof_of
+from ichat.security.keys import digest_of, key_in, proof_of
 
 Rule = Literal["open", "data", "models", "metrics", "read", "write", "join"]
 """What a route asks for.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from ichat import errors
-from ichat.auth import CHANGES_MODELS
 from ichat.http.heads import Headers
+from ichat.security.auth import CHANGES_MODELS
 
 MAX_AGE_S = 600
 """How long a browser may remember the answer to a preflight."""
