@@ -15,7 +15,6 @@ from quart_trio import QuartTrio
 
 import ichat
 from ichat import errors
-from ichat.balance import DRAIN_S_MAX, Balancer
 from ichat.config.schema import read_worker
 from ichat.errors import ApiError
 from ichat.gpus import find_gpus
@@ -23,12 +22,13 @@ from ichat.logbook import Logbook
 from ichat.logs import SSE_HEADERS, read_query
 from ichat.machine import SeenGpu, SeenMachine, machines_of, read_machine
 from ichat.openapi import document
-from ichat.registry import Registry
 from ichat.reload import Reloader
 from ichat.resources import CpuMeter, read_resources
+from ichat.routing.balancer import DRAIN_S_MAX, Balancer
+from ichat.routing.registry import Registry
+from ichat.routing.worker_record import Worker
 from ichat.security.auth import Auth
 from ichat.supervisor import Supervisor
-from ichat.workers import Worker
 
 PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
 

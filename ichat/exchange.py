@@ -12,8 +12,6 @@ from collections.abc import Collection, Iterable, Sequence
 import trio
 
 from ichat import errors
-from ichat.balance import Endpoint, Lease
-from ichat.circuit import FAILED_STATUSES
 from ichat.engine_control import HEADER_NAMES, HEADER_PREFIXES, is_suspect, without_control
 from ichat.errors import ApiError
 from ichat.http.framing import Chunked, UntilClose
@@ -26,6 +24,8 @@ from ichat.http.relay import Declined, Reframed, Relay, Unwanted, UpstreamLost
 from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.means import Means
+from ichat.routing.balancer import Endpoint, Lease
+from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.security.auth import CREDENTIALS, FORWARDED, INTERNAL, Caller
 from ichat.security.rate_limits import Share
 from ichat.tokens import Usage, estimate

@@ -11,13 +11,13 @@ import attrs
 import h11
 import trio
 
-from ichat.balance import Endpoint
 from ichat.config.schema import Health
 from ichat.exchange import PROOF_HEADER
 from ichat.http.heads import Headers
 from ichat.http.pool import Upstream
-from ichat.registry import Registry
-from ichat.workers import Worker
+from ichat.routing.balancer import Endpoint
+from ichat.routing.registry import Registry
+from ichat.routing.worker_record import Worker
 
 ASKED_AT_ONCE_MAX = 32
 """So many are asked at the same time."""

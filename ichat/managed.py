@@ -21,12 +21,12 @@ from ichat.gpus import find_gpus
 from ichat.launch import command_of, environment_of, python_of, token_of
 from ichat.logbook import Logbook
 from ichat.preflight import look, problems_of
-from ichat.registry import Registry
+from ichat.routing.registry import Registry
+from ichat.routing.worker_record import End, Worker
 from ichat.security.keys import hand_over
 from ichat.security.redact import shown
 from ichat.state import Started, StateDirectory
 from ichat.subreaper import Adopted, marked, stamp_of
-from ichat.workers import End, Worker
 
 log = logging.getLogger(__name__)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from ichat.balance import Balancer
 from ichat.config.schema import Config
 from ichat.engine_control import Told
 from ichat.http.pool import Pool
 from ichat.http.relay import Gaps
-from ichat.registry import Registry
+from ichat.routing.balancer import Balancer
+from ichat.routing.registry import Registry
 from ichat.security.auth import Auth
 from ichat.security.rate_limits import Quotas
 

@@ -16,12 +16,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ichat import __version__
-from ichat.balance import Balancer, Endpoint
 from ichat.exchange import RESPONSE_PATH, Exchange
 from ichat.http.relay import Gaps, no_gaps
 from ichat.machine import Machine, Report, SeenMachine, machines_of
-from ichat.registry import Registry
-from ichat.workers import State
+from ichat.routing.balancer import Balancer, Endpoint
+from ichat.routing.registry import Registry
+from ichat.routing.worker_record import State
 
 MODELS_MAX = 1000
 """Models that are counted apart; where there are more at the same time, the others are counted together."""

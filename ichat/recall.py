@@ -6,8 +6,8 @@ import ssl
 import httpx
 import trio
 
-from ichat.registry import Registry
-from ichat.workers import Worker
+from ichat.routing.registry import Registry
+from ichat.routing.worker_record import Worker
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from ichat.gpus import GPUS_MAX, Gpu, GpuProcess
 from ichat.machine import Machine, MachineGpu
 from ichat.plan import Step
 from ichat.protocol import ARGS_BYTES_MAX, FAILURE_CHARACTERS_MAX, MODELS_MAX, NAMES_MAX, Beat, Group, Lost, Model
+from ichat.routing.worker_record import HEALTHY, End, State
 from ichat.types_as_schemas import Notes, Schema, list_of, object_of, or_null, properties_of, ref, schema_of, taken
-from ichat.workers import HEALTHY, End, State
 
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}

@@ -14,8 +14,8 @@ import h11
 import trio
 
 from ichat.http.pool import Upstream
-from ichat.registry import Registry
-from ichat.workers import Worker
+from ichat.routing.registry import Registry
+from ichat.routing.worker_record import Worker
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from ichat.managed import Managed, Shared
 from ichat.plan import Change, Running, changes_of_workers
 from ichat.protocol import read_beat
 from ichat.recall import ask_to_beat
-from ichat.registry import Registry
+from ichat.routing.registry import Registry
 from ichat.security.keys import digest_of, proof_of
 from ichat.state import Heard, Known, Started, StateDirectory
 from ichat.subreaper import Adopted, marked_by, stamp_of

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ichat.balance import POLICIES, Balancer, Endpoint, same_for
 from ichat.config.schema import POLICY_NAMES
 from ichat.errors import ApiError, model_not_ready
 from ichat.http.pool import Upstream
+from ichat.routing.balancer import POLICIES, Balancer, Endpoint, same_for
 
 
 def endpoint(name, in_flight_max=10):

@@ -8,11 +8,11 @@ import pytest
 import trio
 from peers import LIMIT_S, SSE_END, SSE_HEAD, Upstream, chunk, code_of, event, plain, reset, until
 
-from ichat.balance import Endpoint, same_for
 from ichat.config import schema as configuration
 from ichat.exchange import at_engine
 from ichat.http import pool
 from ichat.roles import gateway
+from ichat.routing.balancer import Endpoint, same_for
 
 PAIR = [Endpoint(pool.Upstream(name, "", 1), name.encode(), 9) for name in ("external:m", "external:m#2")]
 

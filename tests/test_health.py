@@ -11,14 +11,14 @@ from peers import code_of, plain
 from test_metrics import Shown, beat, known, shown
 
 from ichat import health
-from ichat.balance import external_endpoints
 from ichat.config import schema as configuration
 from ichat.config.schema import Config, Health
 from ichat.errors import ApiError, Exit
 from ichat.health import Finding, Prober, read_status
 from ichat.http.pool import Upstream
 from ichat.protocol import Beat
-from ichat.registry import FORGET_S, KEEP_S, Registry
+from ichat.routing.balancer import external_endpoints
+from ichat.routing.registry import FORGET_S, KEEP_S, Registry
 from ichat.state import Heard, Known
 
 FOREIGN = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}

@@ -7,11 +7,11 @@ import trio
 from peers import SSE_END, SSE_HEAD, chunk, code_of, event, plain, until
 from programs import LIMIT_S
 
-from ichat.balance import Balancer, Endpoint
-from ichat.circuit import Circuit
 from ichat.config.schema import CircuitBreaker, Key, Limits
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
+from ichat.routing.balancer import Balancer, Endpoint
+from ichat.routing.circuit_breaker import Circuit
 from ichat.security.keys import hash_of
 from ichat.security.rate_limits import Quotas, Window
 from ichat.tokens import Usage

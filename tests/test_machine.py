@@ -16,9 +16,9 @@ from ichat.errors import ApiError
 from ichat.gpus import Gpu, GpuProcess, read_gpus
 from ichat.machine import Lookout, Machine, MachineGpu, Report, machines_of, read_machine, report_of
 from ichat.protocol import Beat, read_beat
-from ichat.registry import Registry
 from ichat.reporter import Reporter
 from ichat.resources import CpuMeter
+from ichat.routing.registry import Registry
 
 NEEDED = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}
 FAR = Machine("boot-far", "far", 64, 0.25, 2**40, 2**39, [MachineGpu(0, "GPU-9", "H200", 2**37, 2**36, 0.5)])

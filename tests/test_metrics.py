@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ichat import metrics as counted
 from ichat import scrape
-from ichat.balance import Balancer, Endpoint
 from ichat.config.schema import CircuitBreaker
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_unix_listener
@@ -18,7 +17,8 @@ from ichat.http.pool import Connection, Pool, Upstream
 from ichat.http.relay import Relay, no_gaps
 from ichat.metrics import Metrics
 from ichat.protocol import read_beat
-from ichat.registry import Registry
+from ichat.routing.balancer import Balancer, Endpoint
+from ichat.routing.registry import Registry
 
 NAME = 'a "model" \\ b'
 HISTOGRAM = """\

@@ -2,12 +2,12 @@
 
 import pytest
 
-from ichat.balance import Endpoint
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
 from ichat.protocol import Beat, Group, Model, read_beat
-from ichat.registry import Registry
-from ichat.workers import End
+from ichat.routing.balancer import Endpoint
+from ichat.routing.registry import Registry
+from ichat.routing.worker_record import End
 
 
 class Clock:

@@ -25,8 +25,6 @@ import trio
 
 from ichat import errors
 from ichat.accesslog import AccessLog, Entry
-from ichat.balance import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
-from ichat.circuit import Circuit
 from ichat.config import schema as configuration
 from ichat.config.command_line import Usage
 from ichat.config.schema import CircuitBreaker, Config
@@ -45,8 +43,10 @@ from ichat.logfiles import prune
 from ichat.machine import LOOK_S, Lookout
 from ichat.means import Means
 from ichat.metrics import ROUTES, Metrics
-from ichat.registry import Registry
 from ichat.reload import ConfigFile, Reloader, Take, look
+from ichat.routing.balancer import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
+from ichat.routing.circuit_breaker import Circuit
+from ichat.routing.registry import Registry
 from ichat.scrape import Scraper
 from ichat.security.auth import CALLER_HEADER, CHANGES_MODELS, Auth, Caller, address_in, is_loopback, write_caller
 from ichat.security.cors import cors_of

@@ -11,14 +11,14 @@ from typing import Any
 import attrs
 
 from ichat import errors
-from ichat.balance import Endpoint
-from ichat.circuit import Circuit
 from ichat.config.schema import CircuitBreaker
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
 from ichat.machine import Machine
 from ichat.protocol import Beat, Lost, Model, names_of
-from ichat.workers import AWAY, BEATS_MISSED_MAX, HEALTHY, End, State, Worker
+from ichat.routing.balancer import Endpoint
+from ichat.routing.circuit_breaker import Circuit
+from ichat.routing.worker_record import AWAY, BEATS_MISSED_MAX, HEALTHY, End, State, Worker
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import attrs
 
-from ichat.balance import Endpoint
-from ichat.circuit import Circuit
 from ichat.machine import Machine
 from ichat.protocol import Beat, Lost, WorkerState, names_of, response_tag
+from ichat.routing.balancer import Endpoint
+from ichat.routing.circuit_breaker import Circuit
 
 BEATS_MISSED_MAX = 3
 """A worker that has been silent for so many of its intervals is unhealthy."""

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import attrs
 
 from ichat import errors
-from ichat.circuit import Circuit
 from ichat.config.schema import Config
 from ichat.errors import ApiError
 from ichat.external import Route, read_route
 from ichat.http.pool import Upstream
+from ichat.routing.circuit_breaker import Circuit
 
 REPORT_S = 10.0
 """How long a worker's report of its load counts."""
