@@ -17,13 +17,13 @@ import ichat
 from ichat import errors
 from ichat.config.schema import read_worker
 from ichat.errors import ApiError
-from ichat.gpus import find_gpus
+from ichat.hardware.gpus import find_gpus
+from ichat.hardware.host import CpuMeter, read_resources
+from ichat.hardware.machines import SeenGpu, SeenMachine, machines_of, read_machine
 from ichat.logbook import Logbook
 from ichat.logs import SSE_HEADERS, read_query
-from ichat.machine import SeenGpu, SeenMachine, machines_of, read_machine
 from ichat.openapi import document
 from ichat.reload import Reloader
-from ichat.resources import CpuMeter, read_resources
 from ichat.routing.balancer import DRAIN_S_MAX, Balancer
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import Worker

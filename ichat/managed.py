@@ -17,7 +17,7 @@ from ichat.causes import LINES_MAX as CAUSE_LINES_MAX
 from ichat.causes import cause_of, how_it_ended, oom_kills
 from ichat.config.schema import Config, ManagedWorker
 from ichat.errors import EXIT_USAGE
-from ichat.gpus import find_gpus
+from ichat.hardware.gpus import find_gpus
 from ichat.launch import command_of, environment_of, python_of, token_of
 from ichat.logbook import Logbook
 from ichat.preflight import look, problems_of

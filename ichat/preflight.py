@@ -24,7 +24,7 @@ import psutil
 import trio
 
 from ichat.config.schema import ManagedWorker
-from ichat.gpus import Gpu, GpuProcess, find_gpus
+from ichat.hardware.gpus import Gpu, GpuProcess, find_gpus
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from cattrs.errors import BaseValidationError
 from ichat import errors
 from ichat.config.schema import MODEL_NAME_CHARACTERS_MAX
 from ichat.config.strict import between, checked, problems_of, section_hook, strict_converter
-from ichat.machine import Machine, MachineGpu
+from ichat.hardware.machines import Machine, MachineGpu
 
 WorkerState = Literal["starting", "loading", "ready", "following", "draining", "gone"]
 """What a worker says of itself; `following` is a worker that works for the leader of its group, `gone` a good-bye."""

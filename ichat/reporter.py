@@ -13,8 +13,8 @@ import attrs
 import httpx
 import trio
 
+from ichat.hardware.machines import Machine
 from ichat.http.tls import client_context
-from ichat.machine import Machine
 from ichat.protocol import Beat, Lost
 
 log = logging.getLogger(__name__)

@@ -11,13 +11,14 @@ from peers import plain, until
 from test_metrics import Shown, beat, known, shown
 from test_preflight import GIB, Nvml, NVMLError
 
-from ichat import gpus, machine
 from ichat.errors import ApiError
-from ichat.gpus import Gpu, GpuProcess, read_gpus
-from ichat.machine import Lookout, Machine, MachineGpu, Report, machines_of, read_machine, report_of
+from ichat.hardware import gpus
+from ichat.hardware import machines as machine
+from ichat.hardware.gpus import Gpu, GpuProcess, read_gpus
+from ichat.hardware.host import CpuMeter
+from ichat.hardware.machines import Lookout, Machine, MachineGpu, Report, machines_of, read_machine, report_of
 from ichat.protocol import Beat, read_beat
 from ichat.reporter import Reporter
-from ichat.resources import CpuMeter
 from ichat.routing.registry import Registry
 
 NEEDED = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}

@@ -19,10 +19,10 @@ from ichat.config.schema import Config, ManagedWorker, Security, read_worker
 from ichat.control import make_app
 from ichat.engines import Progress
 from ichat.errors import ApiError
-from ichat.gpus import Gpu, GpuProcess
+from ichat.hardware.gpus import Gpu, GpuProcess
+from ichat.hardware.host import CpuMeter, read_resources
 from ichat.openapi import document
 from ichat.protocol import Beat, Group, Model, read_beat
-from ichat.resources import CpuMeter, read_resources
 from ichat.roles import gateway
 from ichat.schemas import schema_of
 from ichat.security.auth import ROUTES, Auth

@@ -17,9 +17,11 @@ import pytest
 import trio
 from programs import LIMIT_S
 
-from ichat import gpus, preflight, resources
+from ichat import preflight
 from ichat.config.schema import ManagedWorker
-from ichat.gpus import Gpu, GpuProcess, find_gpus, read_gpus
+from ichat.hardware import gpus
+from ichat.hardware import host as resources
+from ichat.hardware.gpus import Gpu, GpuProcess, find_gpus, read_gpus
 from ichat.preflight import Facts, Holder, look, problems_of, read_facts
 
 GIB = 1024**3

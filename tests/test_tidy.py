@@ -26,11 +26,11 @@ LEVELS = [
         "ichat.http.framing",
         "ichat.http.hub",
     }
-    | {"ichat.causes", "ichat.gpus", "ichat.logs", "ichat.terminal_screen", "ichat.tracing"}
+    | {"ichat.causes", "ichat.hardware.gpus", "ichat.logs", "ichat.terminal_screen", "ichat.tracing"}
     | {"ichat.security.keys", "ichat.tokens"},
     {"ichat.http.multipart", "ichat.http.heads", "ichat.http.listeners", "ichat.http.tls", "ichat.params"}
-    | {"ichat.logfiles", "ichat.resources", "ichat.subreaper", "ichat.collector"},
-    {"ichat.config.schema", "ichat.capture", "ichat.machine", "ichat.engine_control"},
+    | {"ichat.logfiles", "ichat.hardware.host", "ichat.subreaper", "ichat.collector"},
+    {"ichat.config.schema", "ichat.capture", "ichat.hardware.machines", "ichat.engine_control"},
     {"ichat.security.redact", "ichat.preflight", "ichat.state", "ichat.launch", "ichat.logbook"}
     | {"ichat.security.auth", "ichat.security.rate_limits", "ichat.routing.circuit_breaker"},
     {"ichat.engines.args", "ichat.plan", "ichat.terminal_client"},

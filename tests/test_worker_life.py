@@ -19,11 +19,11 @@ from peers import code_of, plain, until
 from programs import LIMIT_S, ROOT, Program, alive, ichat
 
 from ichat.config.schema import Limits, Timeouts
+from ichat.hardware.machines import own_id
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.server import FrontDoor
 from ichat.logs import Ring
-from ichat.machine import own_id
 from ichat.ownlog import OwnLog
 from ichat.processes import session_members
 from ichat.protocol import FAILURE_CHARACTERS_MAX, Beat, read_beat, sentence

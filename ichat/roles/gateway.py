@@ -30,6 +30,7 @@ from ichat.config.command_line import Usage
 from ichat.config.schema import CircuitBreaker, Config
 from ichat.errors import ApiError, Exit
 from ichat.exchange import JOINED_BYTES_MAX, Exchange
+from ichat.hardware.machines import LOOK_S, Lookout
 from ichat.health import Prober
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.hub import Hub
@@ -40,7 +41,6 @@ from ichat.http.server import NO_CONTENT, Client, FrontDoor
 from ichat.http.tls import server_context
 from ichat.logbook import Logbook, Source
 from ichat.logfiles import prune
-from ichat.machine import LOOK_S, Lookout
 from ichat.means import Means
 from ichat.metrics import ROUTES, Metrics
 from ichat.reload import ConfigFile, Reloader, Take, look

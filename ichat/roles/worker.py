@@ -30,12 +30,12 @@ from ichat.engines.args import explain
 from ichat.engines.host import Host
 from ichat.engines.wire import WireSettings, model_body, models_body
 from ichat.errors import ApiError
+from ichat.hardware.machines import LOOK_S, Lookout
 from ichat.http.heads import RequestHead
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, open_unix_listener, port_of
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
-from ichat.machine import LOOK_S, Lookout
 from ichat.options import Options, read_command_line
 from ichat.ownlog import OwnLog
 from ichat.processes import launcher_pipe

@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from ichat.gpus import Gpu, GpuProcess
+from ichat.hardware.gpus import Gpu, GpuProcess
 
 APART_S = 1.0
 """The use of the processors is measured over so long at least: over a millisecond it would be noise."""

@@ -16,8 +16,8 @@ import psutil
 import trio
 
 from ichat.config.strict import between, checked
-from ichat.gpus import GPUS_MAX, Gpu, find_gpus
-from ichat.resources import CpuMeter, worker_of
+from ichat.hardware.gpus import GPUS_MAX, Gpu, find_gpus
+from ichat.hardware.host import CpuMeter, worker_of
 
 LOOK_S = 10.0
 """How often a machine is looked at, at most: reading its GPUs takes milliseconds of a thread."""
