@@ -15,7 +15,7 @@ from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from ichat.logfiles import TeeStream
+    from ichat.observability.logs.files import TeeStream
 
 NEEDED = {"trio": (0, 31), "h11": (0, 16), "attrs": (24, 1), "cattrs": (25, 1), "httpx": (0, 28), "psutil": (6, 0)}
 """The least versions of what a worker takes from its engine's environment where that has it; as in pyproject.toml."""
@@ -90,7 +90,7 @@ def _gateway(argv: list[str]) -> int:
     config, file = gateway.read_command_line(argv)
     import trio
 
-    from ichat.logfiles import Tee, TeeStream
+    from ichat.observability.logs.files import Tee, TeeStream
 
     tee = Tee(sys.stderr.fileno(), config.logs.echo_bytes_max)
     _prepare(config.server_settings.log_level, TeeStream(tee))
@@ -141,8 +141,8 @@ def _worker(argv: list[str]) -> int:
         end_without_launcher(pipe, LAUNCHER_GRACE_S, KILL_S, EXIT_SOFTWARE)
     capture = None
     if options.log_streaming and not options.explain_args:
-        from ichat.capture import Capture
-        from ichat.logs import Ring
+        from ichat.observability.logs.capture import Capture
+        from ichat.observability.logs.lines import Ring
 
         capture = Capture(Ring())
     _prepare("info", sys.stderr)

@@ -20,8 +20,8 @@ from ichat.errors import ApiError
 from ichat.hardware.gpus import find_gpus
 from ichat.hardware.host import CpuMeter, read_resources
 from ichat.hardware.machines import SeenGpu, SeenMachine, machines_of, read_machine
-from ichat.logbook import Logbook
-from ichat.logs import SSE_HEADERS, read_query
+from ichat.observability.logs.lines import SSE_HEADERS, read_query
+from ichat.observability.logs.store import Logbook
 from ichat.openapi import document
 from ichat.reload import Reloader
 from ichat.routing.balancer import DRAIN_S_MAX, Balancer

@@ -19,9 +19,9 @@ from werkzeug.exceptions import HTTPException
 from ichat import errors
 from ichat.admin import Parts, add_routes, json_response, read_json
 from ichat.errors import ApiError
-from ichat.metrics import Metrics
+from ichat.observability.metrics import Metrics
+from ichat.observability.scrape import Scraper
 from ichat.protocol import Beat, Model, entry_of, read_beat
-from ichat.scrape import Scraper
 from ichat.security.auth import CALLER_HEADER, ROUTES, Caller
 
 BODY_BYTES_MAX = 4 * 1024 * 1024

@@ -24,13 +24,13 @@ from ichat.http.relay import Declined, Reframed, Relay, Unwanted, UpstreamLost
 from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.means import Means
+from ichat.observability.tracing import NAMES as TRACE_HEADERS
+from ichat.observability.tracing import Trace
 from ichat.routing.balancer import Endpoint, Lease
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.security.auth import CREDENTIALS, FORWARDED, INTERNAL, Caller
 from ichat.security.rate_limits import Share
 from ichat.tokens import Usage, estimate
-from ichat.tracing import NAMES as TRACE_HEADERS
-from ichat.tracing import Trace
 
 log = logging.getLogger(__name__)
 

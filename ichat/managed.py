@@ -19,7 +19,7 @@ from ichat.config.schema import Config, ManagedWorker
 from ichat.errors import EXIT_USAGE
 from ichat.hardware.gpus import find_gpus
 from ichat.launch import command_of, environment_of, python_of, token_of
-from ichat.logbook import Logbook
+from ichat.observability.logs.store import Logbook
 from ichat.preflight import look, problems_of
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import End, Worker

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ichat
-from ichat.logs import KEEP_ALIVE_S
+from ichat.observability.logs.lines import KEEP_ALIVE_S
 from ichat.schemas import schemas
 from ichat.security.auth import ROUTES, Rule
 from ichat.types_as_schemas import Schema, ref

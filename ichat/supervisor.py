@@ -13,8 +13,8 @@ from ichat import errors, processes
 from ichat.config.schema import Config, ManagedWorker, read_worker
 from ichat.errors import ApiError
 from ichat.launch import id_for, token_of
-from ichat.logbook import Logbook
 from ichat.managed import Managed, Shared
+from ichat.observability.logs.store import Logbook
 from ichat.plan import Change, Running, changes_of_workers
 from ichat.protocol import read_beat
 from ichat.recall import ask_to_beat

@@ -7,8 +7,8 @@ import pytest
 import trio
 from programs import LIMIT_S
 
-from ichat.accesslog import AccessLog
 from ichat.errors import Exit
+from ichat.observability.access_log import AccessLog
 
 
 async def test_a_file_is_appended_to(tmp_path, nursery):
@@ -33,7 +33,7 @@ async def test_a_file_is_appended_to(tmp_path, nursery):
 async def test_what_is_not_taken_is_counted(tmp_path, nursery, monkeypatch):
     """A reader that stands still costs lines, which are counted, and neither memory nor requests."""
     read, write = os.pipe()
-    monkeypatch.setattr("ichat.accesslog.STDOUT", write)
+    monkeypatch.setattr("ichat.observability.access_log.STDOUT", write)
     access = AccessLog("-", 100)
     nursery.start_soon(access.run_forever)
     for _ in range(30):

@@ -15,13 +15,15 @@ import trio
 from peers import Upstream, chunk, plain, until
 from programs import LIMIT_S
 
-from ichat import collector, logbook, logs
-from ichat.collector import EVENT_BYTES_MAX, Events, Source
 from ichat.config.schema import Logs
 from ichat.errors import ApiError
-from ichat.logbook import Logbook
-from ichat.logfiles import load
-from ichat.logs import Bell, Reader, Ring, read_query, stream
+from ichat.observability.logs import follower as collector
+from ichat.observability.logs import lines as logs
+from ichat.observability.logs import store as logbook
+from ichat.observability.logs.files import load
+from ichat.observability.logs.follower import EVENT_BYTES_MAX, Events, Source
+from ichat.observability.logs.lines import Bell, Reader, Ring, read_query, stream
+from ichat.observability.logs.store import Logbook
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 SERVE = functools.partial(trio.serve_tcp, host="127.0.0.1")

@@ -17,10 +17,11 @@ import trio
 import trio.testing
 from programs import LIMIT_S, ROOT
 
-from ichat import logfiles, logs
 from ichat.errors import ApiError
-from ichat.logfiles import Drain, LogFile, Source, Tee, follow, load, make_pipe, previous_path, prune
-from ichat.logs import Bell, Line, Lines, LogQuery, Reader, Ring, read_query, stream
+from ichat.observability.logs import files as logfiles
+from ichat.observability.logs import lines as logs
+from ichat.observability.logs.files import Drain, LogFile, Source, Tee, follow, load, make_pipe, previous_path, prune
+from ichat.observability.logs.lines import Bell, Line, Lines, LogQuery, Reader, Ring, read_query, stream
 
 
 def until(condition):

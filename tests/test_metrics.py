@@ -8,14 +8,14 @@ from peers import SSE_END, SSE_HEAD, code_of, event, plain, turns_until, until
 from programs import LIMIT_S
 from prometheus_client.parser import text_string_to_metric_families
 
-from ichat import metrics as counted
-from ichat import scrape
 from ichat.config.schema import CircuitBreaker
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_unix_listener
 from ichat.http.pool import Connection, Pool, Upstream
 from ichat.http.relay import Relay, no_gaps
-from ichat.metrics import Metrics
+from ichat.observability import metrics as counted
+from ichat.observability import scrape
+from ichat.observability.metrics import Metrics
 from ichat.protocol import read_beat
 from ichat.routing.balancer import Balancer, Endpoint
 from ichat.routing.registry import Registry

@@ -13,7 +13,6 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from programs import LIMIT_S, Program, ichat
 
-from ichat import metrics
 from ichat.admin import DRAIN_S_MAX
 from ichat.config.schema import Config, ManagedWorker, Security, read_worker
 from ichat.control import make_app
@@ -21,6 +20,7 @@ from ichat.engines import Progress
 from ichat.errors import ApiError
 from ichat.hardware.gpus import Gpu, GpuProcess
 from ichat.hardware.host import CpuMeter, read_resources
+from ichat.observability import metrics
 from ichat.openapi import document
 from ichat.protocol import Beat, Group, Model, read_beat
 from ichat.roles import gateway

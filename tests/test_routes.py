@@ -10,9 +10,9 @@ import pytest
 import trio
 from peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, turns_until, until
 
-from ichat import accesslog
 from ichat.config import schema as configuration
 from ichat.errors import Exit
+from ichat.observability import access_log as accesslog
 from ichat.roles import gateway
 
 KEY = "sk-very-secret"

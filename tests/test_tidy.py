@@ -21,17 +21,23 @@ LEVELS = [
     {
         "ichat.processes",
         "ichat.config.command_line",
-        "ichat.accesslog",
+        "ichat.observability.access_log",
         "ichat.http.json_body",
         "ichat.http.framing",
         "ichat.http.hub",
     }
-    | {"ichat.causes", "ichat.hardware.gpus", "ichat.logs", "ichat.terminal_screen", "ichat.tracing"}
+    | {
+        "ichat.causes",
+        "ichat.hardware.gpus",
+        "ichat.observability.logs.lines",
+        "ichat.terminal_screen",
+        "ichat.observability.tracing",
+    }
     | {"ichat.security.keys", "ichat.tokens"},
     {"ichat.http.multipart", "ichat.http.heads", "ichat.http.listeners", "ichat.http.tls", "ichat.params"}
-    | {"ichat.logfiles", "ichat.hardware.host", "ichat.subreaper", "ichat.collector"},
-    {"ichat.config.schema", "ichat.capture", "ichat.hardware.machines", "ichat.engine_control"},
-    {"ichat.security.redact", "ichat.preflight", "ichat.state", "ichat.launch", "ichat.logbook"}
+    | {"ichat.observability.logs.files", "ichat.hardware.host", "ichat.subreaper", "ichat.observability.logs.follower"},
+    {"ichat.config.schema", "ichat.observability.logs.capture", "ichat.hardware.machines", "ichat.engine_control"},
+    {"ichat.security.redact", "ichat.preflight", "ichat.state", "ichat.launch", "ichat.observability.logs.store"}
     | {"ichat.security.auth", "ichat.security.rate_limits", "ichat.routing.circuit_breaker"},
     {"ichat.engines.args", "ichat.plan", "ichat.terminal_client"},
     {"ichat.terminal_views", "ichat.terminal_logs", "ichat.terminal_chat"},
@@ -39,7 +45,7 @@ LEVELS = [
     {"ichat.terminal"},
     {"ichat.protocol", "ichat.security.cors", "ichat.http.request", "ichat.http.pool"},
     {"ichat.http.server"},
-    {"ichat.ownlog", "ichat.http.keepalive"},
+    {"ichat.observability.logs.endpoint", "ichat.http.keepalive"},
     {"ichat.engines.reasoning"},
     {"ichat.engines.wire", "ichat.engines.ray", "ichat.engines.versions", "ichat.engines.vllm_args"},
     {"ichat.engines.sglang_args", "ichat.engines.sglang_encoders"},
@@ -51,7 +57,7 @@ LEVELS = [
     {"ichat.engines.responses"},
     {"ichat.means"},
     {"ichat.exchange", "ichat.managed", "ichat.recall", "ichat.schemas", "ichat.reporter", "ichat.engines.sglang_wire"},
-    {"ichat.health", "ichat.metrics", "ichat.scrape", "ichat.options"},
+    {"ichat.health", "ichat.observability.metrics", "ichat.observability.scrape", "ichat.options"},
     {"ichat.engines.host", "ichat.engines.vllm", "ichat.engines.sglang", "ichat.supervisor", "ichat.openapi"},
     {"ichat.reload"},
     {"ichat.admin"},
@@ -69,7 +75,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/engines/asgi.py",
     "ichat/engines/host.py",
     "ichat/__main__.py",
-    "ichat/logbook.py",
+    "ichat/observability/logs/store.py",
     "ichat/managed.py",
     "ichat/supervisor.py",
 }

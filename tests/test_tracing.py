@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from programs import LIMIT_S
 
-from ichat import tracing
-from ichat.tracing import SpanTracing, Tracing, open_tracing, read_parent
+from ichat.observability import tracing
+from ichat.observability.tracing import SpanTracing, Tracing, open_tracing, read_parent
 
 ROOT = pathlib.Path(__file__).parent.parent
 TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"

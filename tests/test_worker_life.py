@@ -23,8 +23,8 @@ from ichat.hardware.machines import own_id
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.server import FrontDoor
-from ichat.logs import Ring
-from ichat.ownlog import OwnLog
+from ichat.observability.logs.endpoint import OwnLog
+from ichat.observability.logs.lines import Ring
 from ichat.processes import session_members
 from ichat.protocol import FAILURE_CHARACTERS_MAX, Beat, read_beat, sentence
 from ichat.reporter import Reporter

@@ -24,7 +24,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import trio
 
 from ichat import errors
-from ichat.accesslog import AccessLog, Entry
 from ichat.config import schema as configuration
 from ichat.config.command_line import Usage
 from ichat.config.schema import CircuitBreaker, Config
@@ -39,21 +38,22 @@ from ichat.http.pool import Pool, Upstream
 from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client, FrontDoor
 from ichat.http.tls import server_context
-from ichat.logbook import Logbook, Source
-from ichat.logfiles import prune
 from ichat.means import Means
-from ichat.metrics import ROUTES, Metrics
+from ichat.observability.access_log import AccessLog, Entry
+from ichat.observability.logs.files import prune
+from ichat.observability.logs.store import Logbook, Source
+from ichat.observability.metrics import ROUTES, Metrics
+from ichat.observability.scrape import Scraper
+from ichat.observability.tracing import Trace, Tracing, open_tracing
 from ichat.reload import ConfigFile, Reloader, Take, look
 from ichat.routing.balancer import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.registry import Registry
-from ichat.scrape import Scraper
 from ichat.security.auth import CALLER_HEADER, CHANGES_MODELS, Auth, Caller, address_in, is_loopback, write_caller
 from ichat.security.cors import cors_of
 from ichat.state import StateDirectory, open_state
 from ichat.subreaper import become_subreaper, reap_forever
 from ichat.supervisor import Supervisor
-from ichat.tracing import Trace, Tracing, open_tracing
 
 log = logging.getLogger(__name__)
 

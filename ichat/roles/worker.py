@@ -23,7 +23,6 @@ import attrs
 import trio
 
 from ichat import __version__, errors
-from ichat.capture import Capture
 from ichat.config.schema import Limits, Timeouts
 from ichat.engines import Engine, find
 from ichat.engines.args import explain
@@ -36,8 +35,9 @@ from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, open_unix_listener, port_of
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
+from ichat.observability.logs.capture import Capture
+from ichat.observability.logs.endpoint import OwnLog
 from ichat.options import Options, read_command_line
-from ichat.ownlog import OwnLog
 from ichat.processes import launcher_pipe
 from ichat.protocol import NAMES_MAX, Beat, WorkerState, response_tag, sentence
 from ichat.reporter import Reporter

@@ -20,11 +20,11 @@ from typing import Never
 import attrs
 import trio
 
-from ichat.collector import Collector, Source, Stamped
 from ichat.config.schema import Logs
 from ichat.errors import ApiError
-from ichat.logfiles import Drain, LogFile, Tee, follow, load, make_pipe, previous_path
-from ichat.logs import KEEP_ALIVE_S, Bell, Lines, LogQuery, Reader, Ring
+from ichat.observability.logs.files import Drain, LogFile, Tee, follow, load, make_pipe, previous_path
+from ichat.observability.logs.follower import Collector, Source, Stamped
+from ichat.observability.logs.lines import KEEP_ALIVE_S, Bell, Lines, LogQuery, Reader, Ring
 
 log = logging.getLogger(__name__)
 

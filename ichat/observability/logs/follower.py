@@ -14,7 +14,7 @@ import attrs
 import h11
 import trio
 
-from ichat.logs import LINE_BYTES_MAX
+from ichat.observability.logs.lines import LINE_BYTES_MAX
 
 log = logging.getLogger(__name__)
 

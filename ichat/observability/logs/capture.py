@@ -7,8 +7,8 @@ import os
 import sys
 import time
 
-from ichat.logfiles import TEE_BYTES_MAX, Drain, Source, Tee, make_pipe
-from ichat.logs import LINE_BYTES_MAX, Lines, Ring
+from ichat.observability.logs.files import TEE_BYTES_MAX, Drain, Source, Tee, make_pipe
+from ichat.observability.logs.lines import LINE_BYTES_MAX, Lines, Ring
 
 CLOSE_S = 2.0
 STDOUT, STDERR = 1, 2

@@ -8,7 +8,7 @@ from ichat import errors
 from ichat.http.heads import Headers, date_header, response_head
 from ichat.http.request import Request
 from ichat.http.server import Client
-from ichat.logs import SSE_HEADERS, Bell, Reader, Ring, read_query, stream
+from ichat.observability.logs.lines import SSE_HEADERS, Bell, Reader, Ring, read_query, stream
 
 _LAST_CHUNK = b"0\r\n\r\n"
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
-from ichat.logs import BYTES_MAX, LINES_MAX, Lines, Ring, timestamp
+from ichat.observability.logs.lines import BYTES_MAX, LINES_MAX, Lines, Ring, timestamp
 
 log = logging.getLogger(__name__)
 
