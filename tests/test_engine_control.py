@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peers import code_of, plain
 
-from ichat import engine_control
-from ichat.engine_control import CARRIER, HEADER_PREFIXES, HEADERS, MEMBERS, Told, is_suspect, without_control
 from ichat.errors import ApiError
 from ichat.http import json_body as bodies
 from ichat.http.multipart import fields_of
+from ichat.proxy import engine_control
+from ichat.proxy.engine_control import CARRIER, HEADER_PREFIXES, HEADERS, MEMBERS, Told, is_suspect, without_control
 from ichat.security.keys import hash_of
 
 JSON = [(b"content-type", b"application/json")]
@@ -235,7 +235,7 @@ async def test_nothing_is_said_where_nothing_is_there(worker_behind, ask, caplog
     _, headers, _ = await ask(port, body, x_forwarded_for="203.0.113.9")
     assert [sent for _, sent in requests_to(upstream)] == [body]
     assert b"x-ichat-dropped" not in headers
-    assert not [record for record in caplog.records if record.name == "ichat.engine_control"]
+    assert not [record for record in caplog.records if record.name == "ichat.proxy.engine_control"]
 
 
 async def test_a_large_body_and_a_form_are_no_way_round(worker_behind, ask):

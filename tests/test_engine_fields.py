@@ -9,7 +9,7 @@ import pytest
 from engines import ENGINES, ENV, python_of
 from programs import ROOT
 
-from ichat.engine_control import CARRIER, HEADER_PREFIXES, HEADERS, MEMBERS
+from ichat.proxy.engine_control import CARRIER, HEADER_PREFIXES, HEADERS, MEMBERS
 
 JUDGED = tomllib.loads((ROOT / "tests/engine_fields.toml").read_text())
 ORDINARY = {kind: {*judged["ordinary"], *judged["why_not"]} for kind, judged in JUDGED.items()}
@@ -48,7 +48,7 @@ def known():
 @pytest.mark.engine
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_field_and_header_of_an_engine_has_been_judged(known, engine):
-    """One that a release adds fails here, until it stands in `ichat/engine_control.py` or in `tests/engine_fields.toml`."""
+    """One that a release adds fails here, until it stands in `ichat/proxy/engine_control.py` or in `tests/engine_fields.toml`."""
     fields, headers = known[engine]["fields"], known[engine]["headers"]
     assert len(fields) > 100, "the classes were not found"
     assert {name: where for name, where in fields.items() if name not in ORDINARY["fields"] | MEMBERS.keys()} == {}

@@ -10,13 +10,13 @@ import trustme
 from peers import code_of, plain
 from test_metrics import Shown, beat, known, shown
 
-from ichat import health
 from ichat.config import schema as configuration
 from ichat.config.schema import Config, Health
 from ichat.errors import ApiError, Exit
-from ichat.health import Finding, Prober, read_status
 from ichat.http.pool import Upstream
 from ichat.protocol import Beat
+from ichat.proxy import health_checks as health
+from ichat.proxy.health_checks import Finding, Prober, read_status
 from ichat.routing.balancer import external_endpoints
 from ichat.routing.registry import FORGET_S, KEEP_S, Registry
 from ichat.state import Heard, Known

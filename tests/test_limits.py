@@ -10,11 +10,11 @@ from programs import LIMIT_S
 from ichat.config.schema import CircuitBreaker, Key, Limits
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
+from ichat.proxy.token_usage import Usage
 from ichat.routing.balancer import Balancer, Endpoint
 from ichat.routing.circuit_breaker import Circuit
 from ichat.security.keys import hash_of
 from ichat.security.rate_limits import Quotas, Window
-from ichat.tokens import Usage
 
 KEYS = {name: f"sk-{name}-0123456789abc" for name in ("a", "b")}
 

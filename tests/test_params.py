@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ichat.errors import ApiError
 from ichat.http.json_body import members_of, rewrite_json
-from ichat.params import KNOWN, SUPPORTED, ParamRules, check_paths
+from ichat.proxy.drop_params import KNOWN, SUPPORTED, ParamRules, check_paths
 
 
 async def result(rules, body, *, gated=True):

@@ -21,7 +21,7 @@ from cattrs.errors import BaseValidationError
 from ichat import errors
 from ichat.config.strict import between, checked, one_of, problems_of, section_hook, shown, strict_converter
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.params import KNOWN, check_paths
+from ichat.proxy.drop_params import KNOWN, check_paths
 from ichat.security.keys import KEY_NAME
 
 Scalar = str | int | float | bool

@@ -21,7 +21,7 @@ from ichat.http.hub import ENDED, Hub
 from ichat.http.keepalive import COMMENT_BYTES_MAX, KeepAlive, is_comment
 from ichat.http.pool import Connection
 from ichat.http.server import Client
-from ichat.tokens import Usage
+from ichat.proxy.token_usage import Usage
 
 log = logging.getLogger(__name__)
 

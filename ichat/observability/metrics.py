@@ -16,9 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ichat import __version__
-from ichat.exchange import RESPONSE_PATH, Exchange
 from ichat.hardware.machines import Machine, Report, SeenMachine, machines_of
 from ichat.http.relay import Gaps, no_gaps
+from ichat.proxy.exchange import RESPONSE_PATH, Exchange
 from ichat.routing.balancer import Balancer, Endpoint
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import State

@@ -28,9 +28,7 @@ from ichat.config import schema as configuration
 from ichat.config.command_line import Usage
 from ichat.config.schema import CircuitBreaker, Config
 from ichat.errors import ApiError, Exit
-from ichat.exchange import JOINED_BYTES_MAX, Exchange
 from ichat.hardware.machines import LOOK_S, Lookout
-from ichat.health import Prober
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
@@ -38,13 +36,15 @@ from ichat.http.pool import Pool, Upstream
 from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client, FrontDoor
 from ichat.http.tls import server_context
-from ichat.means import Means
 from ichat.observability.access_log import AccessLog, Entry
 from ichat.observability.logs.files import prune
 from ichat.observability.logs.store import Logbook, Source
 from ichat.observability.metrics import ROUTES, Metrics
 from ichat.observability.scrape import Scraper
 from ichat.observability.tracing import Trace, Tracing, open_tracing
+from ichat.proxy.context import Means
+from ichat.proxy.exchange import JOINED_BYTES_MAX, Exchange
+from ichat.proxy.health_checks import Prober
 from ichat.reload import ConfigFile, Reloader, Take, look
 from ichat.routing.balancer import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
 from ichat.routing.circuit_breaker import Circuit

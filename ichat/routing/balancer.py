@@ -16,8 +16,8 @@ import attrs
 from ichat import errors
 from ichat.config.schema import Config
 from ichat.errors import ApiError
-from ichat.external import Route, read_route
 from ichat.http.pool import Upstream
+from ichat.proxy.external_routes import Route, read_route
 from ichat.routing.circuit_breaker import Circuit
 
 REPORT_S = 10.0

@@ -17,7 +17,7 @@ from ichat.http.multipart import fields_of, rewrite_form
 from ichat.http.pool import Upstream
 from ichat.http.request import Request
 from ichat.http.tls import client_context
-from ichat.params import ParamRules
+from ichat.proxy.drop_params import ParamRules
 
 log = logging.getLogger(__name__)
 

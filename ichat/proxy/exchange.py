@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Sequence
 import trio
 
 from ichat import errors
-from ichat.engine_control import HEADER_NAMES, HEADER_PREFIXES, is_suspect, without_control
 from ichat.errors import ApiError
 from ichat.http.framing import Chunked, UntilClose
 from ichat.http.heads import Headers, ResponseHead, date_header, end_to_end, form_type, request_head, response_head
@@ -23,14 +22,15 @@ from ichat.http.pool import Connection
 from ichat.http.relay import Declined, Reframed, Relay, Unwanted, UpstreamLost
 from ichat.http.request import Request
 from ichat.http.server import Client
-from ichat.means import Means
 from ichat.observability.tracing import NAMES as TRACE_HEADERS
 from ichat.observability.tracing import Trace
+from ichat.proxy.context import Means
+from ichat.proxy.engine_control import HEADER_NAMES, HEADER_PREFIXES, is_suspect, without_control
+from ichat.proxy.token_usage import Usage, estimate
 from ichat.routing.balancer import Endpoint, Lease
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.security.auth import CREDENTIALS, FORWARDED, INTERNAL, Caller
 from ichat.security.rate_limits import Share
-from ichat.tokens import Usage, estimate
 
 log = logging.getLogger(__name__)
 

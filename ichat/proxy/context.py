@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from ichat.config.schema import Config
-from ichat.engine_control import Told
 from ichat.http.pool import Pool
 from ichat.http.relay import Gaps
+from ichat.proxy.engine_control import Told
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
 from ichat.security.auth import Auth

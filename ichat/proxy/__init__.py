@@ -1,0 +1,1 @@
+"""One request through the gateway."""
