@@ -134,7 +134,7 @@ def _worker(argv: list[str]) -> int:
     options, engine_argv = worker.read_command_line(argv)
     import trio
 
-    from ichat.processes import end_without_launcher, kill_own_children, launcher_pipe
+    from ichat.supervisor.processes import end_without_launcher, kill_own_children, launcher_pipe
 
     pipe = launcher_pipe()
     if pipe is not None:

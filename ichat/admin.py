@@ -28,7 +28,7 @@ from ichat.routing.balancer import DRAIN_S_MAX, Balancer
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import Worker
 from ichat.security.auth import Auth
-from ichat.supervisor import Supervisor
+from ichat.supervisor.supervisor import Supervisor
 
 PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
 

@@ -13,8 +13,8 @@ import trio
 from ichat.config import schema as configuration
 from ichat.config.schema import Config
 from ichat.errors import ApiError, Exit
-from ichat.plan import step_of, steps_of_settings, summary
-from ichat.supervisor import Supervisor
+from ichat.supervisor.reload_plan import step_of, steps_of_settings, summary
+from ichat.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 

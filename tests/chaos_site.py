@@ -24,8 +24,8 @@ from engines import ENV, LOAD_S, MODELS, ON_THE_CPU, python_of
 from engines import _toml as toml
 from programs import ROOT, Program
 
-from ichat.processes import is_alive, is_resource_tracker
-from ichat.subreaper import marked_by
+from ichat.supervisor.orphans import marked_by
+from ichat.supervisor.processes import is_alive, is_resource_tracker
 
 PYZ = ROOT / "ichat.pyz"
 ASK_S = 90.0

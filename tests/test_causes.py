@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from ichat.causes import CAUSE_CHARS_MAX, cause_of, how_it_ended, oom_kills
+from ichat.supervisor.failure_causes import CAUSE_CHARS_MAX, cause_of, how_it_ended, oom_kills
 
 OOM = "the kernel ended it since the machine ran out of memory (OOM killer)"
 CORE = "(EngineCore_DP0 pid=59619) ERROR 10-15 08:32:29 [core.py:708] "

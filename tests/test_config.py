@@ -8,7 +8,7 @@ import pytest
 
 from ichat.config import schema as configuration
 from ichat.errors import EXIT_USAGE, ApiError, Exit
-from ichat.launch import engine_flags
+from ichat.supervisor.launch import engine_flags
 
 ROOT = pathlib.Path(__file__).parent.parent
 EXAMPLE = ROOT / "ichat.toml.example"

@@ -19,7 +19,7 @@ from ichat.proxy import health_checks as health
 from ichat.proxy.health_checks import Finding, Prober, read_status
 from ichat.routing.balancer import external_endpoints
 from ichat.routing.registry import FORGET_S, KEEP_S, Registry
-from ichat.state import Heard, Known
+from ichat.supervisor.state import Heard, Known
 
 FOREIGN = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}
 SETTINGS = Health(interval_s=10, timeout_s=5, failures_max=3)

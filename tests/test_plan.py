@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ichat.config import schema as configuration
 from ichat.config.schema import Config, EngineSettings, ManagedWorker
-from ichat.plan import Change, Running, Step, changes_of_workers, step_of, steps_of_settings, summary
+from ichat.supervisor.reload_plan import Change, Running, Step, changes_of_workers, step_of, steps_of_settings, summary
 
 
 def spec(model_name="a", **keys):

@@ -17,12 +17,12 @@ import pytest
 import trio
 from programs import LIMIT_S
 
-from ichat import preflight
 from ichat.config.schema import ManagedWorker
 from ichat.hardware import gpus
 from ichat.hardware import host as resources
 from ichat.hardware.gpus import Gpu, GpuProcess, find_gpus, read_gpus
-from ichat.preflight import Facts, Holder, look, problems_of, read_facts
+from ichat.supervisor import preflight
+from ichat.supervisor.preflight import Facts, Holder, look, problems_of, read_facts
 
 GIB = 1024**3
 UNKNOWN = 2**64 - 1

@@ -8,11 +8,11 @@ import time
 import trio
 from programs import LIMIT_S, ROOT
 
-from ichat.subreaper import MARK, Adopted, marked, stamp_of
+from ichat.supervisor.orphans import MARK, Adopted, marked, stamp_of
 
 REAPING = """
 import os, subprocess, sys, psutil, trio
-from ichat.subreaper import become_subreaper, reap_forever
+from ichat.supervisor.orphans import become_subreaper, reap_forever
 
 reading, writing = os.pipe()
 LEAVES = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import os; os.read({reading}, 1)'], pass_fds=[{reading}])"

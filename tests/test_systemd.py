@@ -10,10 +10,10 @@ import sys
 import pytest
 from programs import LIMIT_S
 
-from ichat import state
 from ichat.config.schema import ServerSettings, Timeouts
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.roles import gateway, worker
+from ichat.supervisor import state
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 GATEWAY = EXAMPLES / "ichat-gateway.service"

@@ -25,7 +25,7 @@ from programs import LIMIT_S, ROOT, Program, ichat
 
 from ichat import terminal, terminal_launch, terminal_logs
 from ichat.errors import Exit
-from ichat.launch import engine_flags
+from ichat.supervisor.launch import engine_flags
 from ichat.terminal_client import read_events
 from ichat.terminal_screen import clean, duration, log_line, size
 

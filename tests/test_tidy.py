@@ -19,7 +19,7 @@ MODULE_LINES_MAX = 520
 LEVELS = [
     {"ichat", "ichat.errors", "ichat.config.strict", "ichat.types_as_schemas"},
     {
-        "ichat.processes",
+        "ichat.supervisor.processes",
         "ichat.config.command_line",
         "ichat.observability.access_log",
         "ichat.http.json_body",
@@ -27,7 +27,7 @@ LEVELS = [
         "ichat.http.hub",
     }
     | {
-        "ichat.causes",
+        "ichat.supervisor.failure_causes",
         "ichat.hardware.gpus",
         "ichat.observability.logs.lines",
         "ichat.terminal_screen",
@@ -35,16 +35,27 @@ LEVELS = [
     }
     | {"ichat.security.keys", "ichat.proxy.token_usage"},
     {"ichat.http.multipart", "ichat.http.heads", "ichat.http.listeners", "ichat.http.tls", "ichat.proxy.drop_params"}
-    | {"ichat.observability.logs.files", "ichat.hardware.host", "ichat.subreaper", "ichat.observability.logs.follower"},
+    | {
+        "ichat.observability.logs.files",
+        "ichat.hardware.host",
+        "ichat.supervisor.orphans",
+        "ichat.observability.logs.follower",
+    },
     {
         "ichat.config.schema",
         "ichat.observability.logs.capture",
         "ichat.hardware.machines",
         "ichat.proxy.engine_control",
     },
-    {"ichat.security.redact", "ichat.preflight", "ichat.state", "ichat.launch", "ichat.observability.logs.store"}
+    {
+        "ichat.security.redact",
+        "ichat.supervisor.preflight",
+        "ichat.supervisor.state",
+        "ichat.supervisor.launch",
+        "ichat.observability.logs.store",
+    }
     | {"ichat.security.auth", "ichat.security.rate_limits", "ichat.routing.circuit_breaker"},
-    {"ichat.engines.args", "ichat.plan", "ichat.terminal_client"},
+    {"ichat.engines.args", "ichat.supervisor.reload_plan", "ichat.terminal_client"},
     {"ichat.terminal_views", "ichat.terminal_logs", "ichat.terminal_chat"},
     {"ichat.terminal_launch"},
     {"ichat.terminal"},
@@ -63,14 +74,20 @@ LEVELS = [
     {"ichat.proxy.context"},
     {
         "ichat.proxy.exchange",
-        "ichat.managed",
-        "ichat.recall",
+        "ichat.supervisor.managed_worker",
+        "ichat.supervisor.recall",
         "ichat.schemas",
         "ichat.reporter",
         "ichat.engines.sglang_wire",
     },
     {"ichat.proxy.health_checks", "ichat.observability.metrics", "ichat.observability.scrape", "ichat.options"},
-    {"ichat.engines.host", "ichat.engines.vllm", "ichat.engines.sglang", "ichat.supervisor", "ichat.openapi"},
+    {
+        "ichat.engines.host",
+        "ichat.engines.vllm",
+        "ichat.engines.sglang",
+        "ichat.supervisor.supervisor",
+        "ichat.openapi",
+    },
     {"ichat.reload"},
     {"ichat.admin"},
     {"ichat.control"},
@@ -88,8 +105,8 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/engines/host.py",
     "ichat/__main__.py",
     "ichat/observability/logs/store.py",
-    "ichat/managed.py",
-    "ichat/supervisor.py",
+    "ichat/supervisor/managed_worker.py",
+    "ichat/supervisor/supervisor.py",
 }
 
 

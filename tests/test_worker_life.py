@@ -25,9 +25,9 @@ from ichat.http.listeners import open_listeners, port_of
 from ichat.http.server import FrontDoor
 from ichat.observability.logs.endpoint import OwnLog
 from ichat.observability.logs.lines import Ring
-from ichat.processes import session_members
 from ichat.protocol import FAILURE_CHARACTERS_MAX, Beat, read_beat, sentence
 from ichat.reporter import Reporter
+from ichat.supervisor.processes import session_members
 
 WORKER = ("worker", "-be", "fake", "--model", "/m", "-n", "m", "--port", "0", "--worker-id", "w", "--hi", "0.2")
 
@@ -499,7 +499,7 @@ def test_what_lost_its_parent_is_found():
     """A process that leads a session finds what stems from it wherever its parent has gone, and spares itself."""
     program = """
         import os, subprocess
-        from ichat.processes import kill_own_children, session_members
+        from ichat.supervisor.processes import kill_own_children, session_members
         subprocess.run("sleep 3600 &", shell=True)
         before = len(session_members(os.getpid()))
         kill_own_children(5)

@@ -51,9 +51,9 @@ from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.registry import Registry
 from ichat.security.auth import CALLER_HEADER, CHANGES_MODELS, Auth, Caller, address_in, is_loopback, write_caller
 from ichat.security.cors import cors_of
-from ichat.state import StateDirectory, open_state
-from ichat.subreaper import become_subreaper, reap_forever
-from ichat.supervisor import Supervisor
+from ichat.supervisor.orphans import become_subreaper, reap_forever
+from ichat.supervisor.state import StateDirectory, open_state
+from ichat.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 

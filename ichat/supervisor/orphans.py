@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 import psutil
 import trio
 
-from ichat.processes import is_alive
+from ichat.supervisor.processes import is_alive
 
 MARK = "ICHAT_WORKER"
 """The variable that says which start of which worker a process belongs to, in whatever session it is."""

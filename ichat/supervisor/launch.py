@@ -8,10 +8,10 @@ import zipfile
 from collections.abc import Collection, Mapping, Sequence
 
 import ichat
-from ichat import processes
 from ichat.config.schema import Config, EngineValue, ManagedWorker
 from ichat.security.keys import TOKEN_FD_VARIABLE, TOKEN_VARIABLE
-from ichat.subreaper import MARK
+from ichat.supervisor import processes
+from ichat.supervisor.orphans import MARK
 
 HEAD_BYTES_MORE = 8192
 """What the gateway may add to the head of a request."""

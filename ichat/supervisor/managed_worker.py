@@ -12,21 +12,21 @@ import attrs
 import psutil
 import trio
 
-from ichat import processes
-from ichat.causes import LINES_MAX as CAUSE_LINES_MAX
-from ichat.causes import cause_of, how_it_ended, oom_kills
 from ichat.config.schema import Config, ManagedWorker
 from ichat.errors import EXIT_USAGE
 from ichat.hardware.gpus import find_gpus
-from ichat.launch import command_of, environment_of, python_of, token_of
 from ichat.observability.logs.store import Logbook
-from ichat.preflight import look, problems_of
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import End, Worker
 from ichat.security.keys import hand_over
 from ichat.security.redact import shown
-from ichat.state import Started, StateDirectory
-from ichat.subreaper import Adopted, marked, stamp_of
+from ichat.supervisor import processes
+from ichat.supervisor.failure_causes import LINES_MAX as CAUSE_LINES_MAX
+from ichat.supervisor.failure_causes import cause_of, how_it_ended, oom_kills
+from ichat.supervisor.launch import command_of, environment_of, python_of, token_of
+from ichat.supervisor.orphans import Adopted, marked, stamp_of
+from ichat.supervisor.preflight import look, problems_of
+from ichat.supervisor.state import Started, StateDirectory
 
 log = logging.getLogger(__name__)
 

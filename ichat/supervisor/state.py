@@ -42,7 +42,7 @@ class Started:
     pid: int = 0
     """Of its first process; 0 while there is none."""
     stamp: str = ""
-    """`ichat.subreaper.stamp_of` that process."""
+    """`ichat.supervisor.orphans.stamp_of` that process."""
 
 
 @attrs.frozen
@@ -100,7 +100,7 @@ class StateDirectory:
         return Known()
 
     def mark_of(self, worker_id: str) -> str:
-        """Give the mark of a worker's processes (`ichat.subreaper.MARK`); that of "" begins all of them."""
+        """Give the mark of a worker's processes (`ichat.supervisor.orphans.MARK`); that of "" begins all of them."""
         return f"{self.path}:{worker_id}"
 
     def save(self, known: Known) -> None:

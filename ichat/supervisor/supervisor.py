@@ -9,19 +9,20 @@ import attrs
 import psutil
 import trio
 
-from ichat import errors, processes
+from ichat import errors
 from ichat.config.schema import Config, ManagedWorker, read_worker
 from ichat.errors import ApiError
-from ichat.launch import id_for, token_of
-from ichat.managed import Managed, Shared
 from ichat.observability.logs.store import Logbook
-from ichat.plan import Change, Running, changes_of_workers
 from ichat.protocol import read_beat
-from ichat.recall import ask_to_beat
 from ichat.routing.registry import Registry
 from ichat.security.keys import digest_of, proof_of
-from ichat.state import Heard, Known, Started, StateDirectory
-from ichat.subreaper import Adopted, marked_by, stamp_of
+from ichat.supervisor import processes
+from ichat.supervisor.launch import id_for, token_of
+from ichat.supervisor.managed_worker import Managed, Shared
+from ichat.supervisor.orphans import Adopted, marked_by, stamp_of
+from ichat.supervisor.recall import ask_to_beat
+from ichat.supervisor.reload_plan import Change, Running, changes_of_workers
+from ichat.supervisor.state import Heard, Known, Started, StateDirectory
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The worker processes that the gateway starts, watches and stops."""
