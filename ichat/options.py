@@ -9,8 +9,8 @@ import attrs
 from ichat import errors
 from ichat.config.command_line import Usage
 from ichat.config.schema import Limits, Timeouts
+from ichat.engines.adapter import WireSettings
 from ichat.engines.reasoning import FIELDS
-from ichat.engines.wire import WireSettings
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.protocol import read_beat
 from ichat.reporter import is_address

@@ -17,8 +17,9 @@ import attrs
 ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from ichat.engines import sglang_args, vllm_args  # noqa: E402
-from ichat.engines.args import Step, translate  # noqa: E402
+from ichat.engines.flags import Step, translate  # noqa: E402
+from ichat.engines.sglang import flags as sglang_args
+from ichat.engines.vllm import flags as vllm_args  # noqa: E402
 from ichat.errors import Exit  # noqa: E402
 from ichat.security.redact import shown  # noqa: E402
 

@@ -16,12 +16,12 @@ import psutil
 import pytest
 from programs import LIMIT_S
 
-from ichat.engines import ray as ray_module
-from ichat.engines.child import Child, Family, children, first_dead, wait_for_end
-from ichat.engines.inprocess import InProcess
-from ichat.engines.ray import check_ray
-from ichat.engines.sglang_encoders import look_at
-from ichat.engines.sglang_wire import SGLangWire
+from ichat.engines import ray_check as ray_module
+from ichat.engines.children import Child, Family, children, first_dead, wait_for_end
+from ichat.engines.ray_check import check_ray
+from ichat.engines.sglang.adapter import SGLangWire
+from ichat.engines.sglang.encoders import look_at
+from ichat.engines.sglang.loopback_requests import InProcess
 from ichat.engines.versions import ANY_VERSION, check_version
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ApiError, Exit
 from ichat.http.request import Request

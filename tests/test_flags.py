@@ -3,7 +3,7 @@
 import pytest
 from flags_table import ALIASES, COUNTS, FILE, TABLES, Engine, sglang_rows, text, vllm_rows
 
-from ichat.engines.args import Step
+from ichat.engines.flags import Step
 
 pytestmark = pytest.mark.engine
 ROWS = [*sglang_rows(), *vllm_rows()]

@@ -8,8 +8,8 @@ import trio
 from peers import LIMIT_S, code_of, plain, until
 
 from ichat.engines import responses
+from ichat.engines.adapter import RESPONSES_PATH, VLLM_PATHS, Wire, WireSettings
 from ichat.engines.responses import ResponseStore
-from ichat.engines.wire import RESPONSES_PATH, VLLM_PATHS, Wire, WireSettings
 from ichat.errors import ApiError
 from ichat.http.request import Request
 from ichat.protocol import response_tag

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ichat.engines import sglang_memory
-from ichat.engines.sglang_memory import Memory
+from ichat.engines.sglang import memory as sglang_memory
+from ichat.engines.sglang.memory import Memory
 from ichat.errors import ApiError
 from ichat.http.request import Request
 

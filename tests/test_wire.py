@@ -8,10 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ichat.engines import Model, asgi
-from ichat.engines.asgi import Call
-from ichat.engines.reasoning import FIELDS, RENAMES
-from ichat.engines.sglang_wire import SGLangWire
-from ichat.engines.wire import (
+from ichat.engines.adapter import (
     ERROR_BEGINNINGS,
     GENERATES,
     HEARS,
@@ -25,6 +22,9 @@ from ichat.engines.wire import (
     models_body,
     openai_error,
 )
+from ichat.engines.asgi import Call
+from ichat.engines.reasoning import FIELDS, RENAMES
+from ichat.engines.sglang.adapter import SGLangWire
 from ichat.errors import ApiError
 from ichat.http.request import Request
 

@@ -15,9 +15,10 @@ from programs import LIMIT_S
 
 from ichat import errors
 from ichat.config.schema import Limits, Timeouts
-from ichat.engines import find, host
-from ichat.engines.child import Child, Family
-from ichat.engines.host import Host
+from ichat.engines import find
+from ichat.engines import thread as host
+from ichat.engines.children import Child, Family
+from ichat.engines.thread import Host
 from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of

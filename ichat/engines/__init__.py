@@ -11,8 +11,8 @@ from typing import Any, Protocol, cast
 
 import attrs
 
-from ichat.engines.args import Step
-from ichat.engines.wire import Wire
+from ichat.engines.adapter import Wire
+from ichat.engines.flags import Step
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.protocol import Group, Model
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ichat import errors
 from ichat.engines import Application, Message, Scope
-from ichat.engines.wire import ERROR_BEGINNINGS, Rewrite, Wire, error_event
+from ichat.engines.adapter import ERROR_BEGINNINGS, Rewrite, Wire, error_event
 from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
 from ichat.http.request import Request
 

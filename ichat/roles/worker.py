@@ -25,9 +25,9 @@ import trio
 from ichat import __version__, errors
 from ichat.config.schema import Limits, Timeouts
 from ichat.engines import Engine, find
-from ichat.engines.args import explain
-from ichat.engines.host import Host
-from ichat.engines.wire import WireSettings, model_body, models_body
+from ichat.engines.adapter import WireSettings, model_body, models_body
+from ichat.engines.flags import explain
+from ichat.engines.thread import Host
 from ichat.errors import ApiError
 from ichat.hardware.machines import LOOK_S, Lookout
 from ichat.http.heads import RequestHead

@@ -56,7 +56,7 @@ class Bench:
     name = "bench"
 
     def __init__(self):
-        from ichat.engines.wire import Wire
+        from ichat.engines.adapter import Wire
 
         self.wire = Wire()
 

@@ -15,8 +15,8 @@ import threading
 import time
 
 from ichat.engines import EngineInfo, Progress
-from ichat.engines.child import Family, adopt_children, children
-from ichat.engines.wire import Wire
+from ichat.engines.adapter import Wire
+from ichat.engines.children import Family, adopt_children, children
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.protocol import Group, Model
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NoReturn
 import ichat
 from ichat import errors
 from ichat.engines import EngineInfo, Progress, Serve
-from ichat.engines.args import Step
-from ichat.engines.wire import Rewrite, Wire
+from ichat.engines.adapter import Rewrite, Wire
+from ichat.engines.flags import Step
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.http.json_body import members_of, spliced, value_of
 from ichat.http.request import Request

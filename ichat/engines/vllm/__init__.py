@@ -27,13 +27,13 @@ import attrs
 
 import ichat
 from ichat.engines import EngineInfo, Progress, Serve
-from ichat.engines.args import Step, translate
-from ichat.engines.child import Family, adopt_children, children
-from ichat.engines.ray import check_ray
+from ichat.engines.adapter import GENERATES, HEARS, POOLS, VLLM_PATHS, Wire
+from ichat.engines.children import Family, adopt_children, children
+from ichat.engines.flags import Step, translate
+from ichat.engines.ray_check import check_ray
 from ichat.engines.responses import bound_responses
 from ichat.engines.versions import check_version
-from ichat.engines.vllm_args import TABLE
-from ichat.engines.wire import GENERATES, HEARS, POOLS, VLLM_PATHS, Wire
+from ichat.engines.vllm.flags import TABLE
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.protocol import Group, Model
 from ichat.security.redact import masked

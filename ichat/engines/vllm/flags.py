@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from ichat.engines.args import (
+from ichat.engines.flags import (
     Became,
     Case,
     Entry,

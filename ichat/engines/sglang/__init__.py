@@ -30,15 +30,15 @@ from typing import Any
 
 import ichat
 from ichat.engines import Application, EngineInfo, Progress, Serve
-from ichat.engines.args import Step, translate
 from ichat.engines.asgi import call_under_way
-from ichat.engines.child import Family, adopt_children, children, wait_for_end
-from ichat.engines.inprocess import InProcess
-from ichat.engines.ray import check_ray
+from ichat.engines.children import Family, adopt_children, children, wait_for_end
+from ichat.engines.flags import Step, translate
+from ichat.engines.ray_check import check_ray
 from ichat.engines.responses import bound_responses
-from ichat.engines.sglang_args import TABLE
-from ichat.engines.sglang_encoders import look_at
-from ichat.engines.sglang_wire import SGLangWire
+from ichat.engines.sglang.adapter import SGLangWire
+from ichat.engines.sglang.encoders import look_at
+from ichat.engines.sglang.flags import TABLE
+from ichat.engines.sglang.loopback_requests import InProcess
 from ichat.engines.versions import check_version
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.protocol import Group, Model

@@ -16,8 +16,8 @@ import trio
 
 from ichat import errors
 from ichat.engines import Application, Engine, EngineInfo
+from ichat.engines.adapter import Rewrite
 from ichat.engines.asgi import Call
-from ichat.engines.wire import Rewrite
 from ichat.errors import EXIT_SOFTWARE, Exit
 from ichat.http.request import Request
 from ichat.http.server import Client

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
-from ichat.engines.sglang_memory import Memory
-from ichat.engines.wire import (
+from ichat.engines.adapter import (
     GENERATES,
     HEARS,
     RESPONSES_PATH,
@@ -24,6 +23,7 @@ from ichat.engines.wire import (
     restate,
     with_members,
 )
+from ichat.engines.sglang.memory import Memory
 from ichat.errors import ApiError, bad_request
 from ichat.http.heads import Headers, form_type
 from ichat.http.json_body import NAME_BYTES_MAX, PARSED_BYTES_MAX, Body, members_of, object_of, rewrite_json, value_of

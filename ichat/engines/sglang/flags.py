@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ichat.engines.args import (
+from ichat.engines.flags import (
     Became,
     Case,
     Entry,
@@ -29,7 +29,7 @@ from ichat.engines.args import (
     use,
     whole,
 )
-from ichat.engines.vllm_args import ATTENTION, GRAMMARS, METHODS, OLD, REASONING, TOOLS, renaming, same
+from ichat.engines.vllm.flags import ATTENTION, GRAMMARS, METHODS, OLD, REASONING, TOOLS, renaming, same
 
 NOTHING = Became((), "SGLang does so anyway")
 _CONFIG = "--json-model-override-args"

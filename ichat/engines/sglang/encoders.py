@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import attrs
 
-from ichat.engines.args import Step
+from ichat.engines.flags import Step
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 
 _KIN = ("Bert", "Roberta", "XLMRoberta", "Contriever")
