@@ -13,11 +13,11 @@ import trio
 from peers import Client, code_of, plain
 from programs import LIMIT_S, ichat
 
+from ichat.admin.app import make_app
+from ichat.admin.openapi import document
 from ichat.config.schema import Key, Security
-from ichat.control import make_app
 from ichat.errors import ApiError, Exit
 from ichat.http.heads import RequestHead
-from ichat.openapi import document
 from ichat.options import read_command_line
 from ichat.roles import gateway
 from ichat.roles.worker import Worker

@@ -13,18 +13,18 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from programs import LIMIT_S, Program, ichat
 
-from ichat.admin import DRAIN_S_MAX
+from ichat.admin.app import make_app
+from ichat.admin.openapi import document
+from ichat.admin.routes import DRAIN_S_MAX
+from ichat.admin.schemas import schema_of
 from ichat.config.schema import Config, ManagedWorker, Security, read_worker
-from ichat.control import make_app
 from ichat.engines import Progress
 from ichat.errors import ApiError
 from ichat.hardware.gpus import Gpu, GpuProcess
 from ichat.hardware.host import CpuMeter, read_resources
 from ichat.observability import metrics
-from ichat.openapi import document
 from ichat.protocol import Beat, Group, Model, read_beat
 from ichat.roles import gateway
-from ichat.schemas import schema_of
 from ichat.security.auth import ROUTES, Auth
 
 WORKER = {"model_name": "m", "model_path": "p"}

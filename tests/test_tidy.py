@@ -17,7 +17,7 @@ MODULE_LINES_MAX = 520
 
 # What may import what: a module imports only modules of lower levels, or of its own where that is listed twice.
 LEVELS = [
-    {"ichat", "ichat.errors", "ichat.config.strict", "ichat.types_as_schemas"},
+    {"ichat", "ichat.errors", "ichat.config.strict", "ichat.admin.json_schema"},
     {
         "ichat.supervisor.processes",
         "ichat.config.command_line",
@@ -81,7 +81,7 @@ LEVELS = [
         "ichat.proxy.exchange",
         "ichat.supervisor.managed_worker",
         "ichat.supervisor.recall",
-        "ichat.schemas",
+        "ichat.admin.schemas",
         "ichat.reporter",
         "ichat.engines.sglang.adapter",
     },
@@ -91,11 +91,11 @@ LEVELS = [
         "ichat.engines.vllm",
         "ichat.engines.sglang",
         "ichat.supervisor.supervisor",
-        "ichat.openapi",
+        "ichat.admin.openapi",
     },
-    {"ichat.reload"},
-    {"ichat.admin"},
-    {"ichat.control"},
+    {"ichat.admin.reload"},
+    {"ichat.admin.routes"},
+    {"ichat.admin.app"},
     {"ichat.roles.gateway", "ichat.roles.worker", "ichat.roles", "ichat.http"},
     {"ichat.__main__"},
 ]

@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import trio
 
 from ichat import errors
+from ichat.admin.reload import ConfigFile, Reloader, Take, look
 from ichat.config import schema as configuration
 from ichat.config.command_line import Usage
 from ichat.config.schema import CircuitBreaker, Config
@@ -45,7 +46,6 @@ from ichat.observability.tracing import Trace, Tracing, open_tracing
 from ichat.proxy.context import Means
 from ichat.proxy.exchange import JOINED_BYTES_MAX, Exchange
 from ichat.proxy.health_checks import Prober
-from ichat.reload import ConfigFile, Reloader, Take, look
 from ichat.routing.balancer import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.registry import Registry
@@ -314,8 +314,8 @@ async def _run(
     tracing: Tracing,
     task_status: trio.TaskStatus[int],
 ) -> None:
-    from ichat import control  # its frameworks are not needed to say that the configuration is wrong
-    from ichat.admin import Parts
+    from ichat.admin import app as control  # its frameworks are not needed to say that the configuration is wrong
+    from ichat.admin.routes import Parts
 
     settings, timeouts = config.server_settings, config.timeouts
     tls, external, auth = secure_parts(config)

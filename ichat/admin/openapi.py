@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ichat
+from ichat.admin.json_schema import Schema, ref
+from ichat.admin.schemas import schemas
 from ichat.observability.logs.lines import KEEP_ALIVE_S
-from ichat.schemas import schemas
 from ichat.security.auth import ROUTES, Rule
-from ichat.types_as_schemas import Schema, ref
 
 _ABOUT = """\
 One entry for many models, and the workers behind it. A request goes to where its `model` is served, and so does any \

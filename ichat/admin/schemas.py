@@ -4,13 +4,13 @@ What has a class is derived from it (`types_as_schemas.py`); what a reader needs
 null means) stands here and nowhere else.
 """
 
+from ichat.admin.json_schema import Notes, Schema, list_of, object_of, or_null, properties_of, ref, schema_of, taken
 from ichat.config.schema import MODEL_NAME_CHARACTERS_MAX, ManagedWorker
 from ichat.hardware.gpus import GPUS_MAX, Gpu, GpuProcess
 from ichat.hardware.machines import Machine, MachineGpu
 from ichat.protocol import ARGS_BYTES_MAX, FAILURE_CHARACTERS_MAX, MODELS_MAX, NAMES_MAX, Beat, Group, Lost, Model
 from ichat.routing.worker_record import HEALTHY, End, State
 from ichat.supervisor.reload_plan import Step
-from ichat.types_as_schemas import Notes, Schema, list_of, object_of, or_null, properties_of, ref, schema_of, taken
 
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}

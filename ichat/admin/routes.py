@@ -15,6 +15,8 @@ from quart_trio import QuartTrio
 
 import ichat
 from ichat import errors
+from ichat.admin.openapi import document
+from ichat.admin.reload import Reloader
 from ichat.config.schema import read_worker
 from ichat.errors import ApiError
 from ichat.hardware.gpus import find_gpus
@@ -22,8 +24,6 @@ from ichat.hardware.host import CpuMeter, read_resources
 from ichat.hardware.machines import SeenGpu, SeenMachine, machines_of, read_machine
 from ichat.observability.logs.lines import SSE_HEADERS, read_query
 from ichat.observability.logs.store import Logbook
-from ichat.openapi import document
-from ichat.reload import Reloader
 from ichat.routing.balancer import DRAIN_S_MAX, Balancer
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import Worker

@@ -17,7 +17,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ichat import errors
-from ichat.admin import Parts, add_routes, json_response, read_json
+from ichat.admin.routes import Parts, add_routes, json_response, read_json
 from ichat.errors import ApiError
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper

@@ -1,0 +1,1 @@
+"""The control plane: its routes, their description, and the reload."""
