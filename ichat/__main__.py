@@ -66,7 +66,7 @@ def _run(argv: list[str]) -> int:
         return _worker(argv[1:])
     if command == "key":
         return _key(argv[1:])
-    from ichat import terminal
+    from ichat.cli import commands as terminal
 
     if command in terminal.COMMANDS:
         return terminal.run(argv)
@@ -75,7 +75,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _help() -> str:
-    from ichat import terminal
+    from ichat.cli import commands as terminal
 
     return HELP.format(commands=terminal.HELP)
 

@@ -12,8 +12,8 @@ from programs import LIMIT_S
 from test_metrics import PROCESS, Shown, beat, exposing, shown
 from test_tidy import ROOT
 
+from ichat.cli.commands import COMMANDS
 from ichat.roles.worker import metrics_of
-from ichat.terminal import COMMANDS
 
 DASHBOARD = json.loads((ROOT / "examples/grafana-dashboard.json").read_text())
 ALERTS = yaml.safe_load((ROOT / "examples/prometheus-alerts.yml").read_text())

@@ -23,11 +23,13 @@ import pytest
 import trustme
 from programs import LIMIT_S, ROOT, Program, ichat
 
-from ichat import terminal, terminal_launch, terminal_logs
+from ichat.cli import commands as terminal
+from ichat.cli import launch as terminal_launch
+from ichat.cli import logs as terminal_logs
+from ichat.cli.client import read_events
+from ichat.cli.screen import clean, duration, log_line, size
 from ichat.errors import Exit
 from ichat.supervisor.launch import engine_flags
-from ichat.terminal_client import read_events
-from ichat.terminal_screen import clean, duration, log_line, size
 
 KEPT = ("command", "path", "query", "headers", "body")
 STATES = ("starting", "loading", "ready", "following", "draining", "gone", "unhealthy", "wedged", "failed", "broken", "stale",

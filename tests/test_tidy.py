@@ -30,7 +30,7 @@ LEVELS = [
         "ichat.supervisor.failure_causes",
         "ichat.hardware.gpus",
         "ichat.observability.logs.lines",
-        "ichat.terminal_screen",
+        "ichat.cli.screen",
         "ichat.observability.tracing",
     }
     | {"ichat.security.keys", "ichat.proxy.token_usage"},
@@ -55,10 +55,10 @@ LEVELS = [
         "ichat.observability.logs.store",
     }
     | {"ichat.security.auth", "ichat.security.rate_limits", "ichat.routing.circuit_breaker"},
-    {"ichat.engines.flags", "ichat.supervisor.reload_plan", "ichat.terminal_client"},
-    {"ichat.terminal_views", "ichat.terminal_logs", "ichat.terminal_chat"},
-    {"ichat.terminal_launch"},
-    {"ichat.terminal"},
+    {"ichat.engines.flags", "ichat.supervisor.reload_plan", "ichat.cli.client"},
+    {"ichat.cli.views", "ichat.cli.logs", "ichat.cli.chat"},
+    {"ichat.cli.launch"},
+    {"ichat.cli.commands"},
     {"ichat.protocol", "ichat.security.cors", "ichat.http.request", "ichat.http.pool"},
     {"ichat.http.server"},
     {"ichat.observability.logs.endpoint", "ichat.http.keepalive"},

@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from ichat.cli.client import EXIT_REFUSED, Answer, Api, Json, Refused, Unreachable, list_of, pause, worker_path
+from ichat.cli.screen import Progress, Screen, log_line, note, one_line
+from ichat.cli.views import failure_of, progress_of
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.terminal_client import EXIT_REFUSED, Answer, Api, Json, Refused, Unreachable, list_of, pause, worker_path
-from ichat.terminal_screen import Progress, Screen, log_line, note, one_line
-from ichat.terminal_views import failure_of, progress_of
 
 POLL_S = 0.5
 LAUNCH_S = 60.0

@@ -11,8 +11,8 @@ import urllib.parse
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from ichat.cli.screen import one_line
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
-from ichat.terminal_screen import one_line
 
 if TYPE_CHECKING:
     import httpx

@@ -5,8 +5,8 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from ichat.terminal_client import Json, list_of, object_of, objects_of
-from ichat.terminal_screen import NONE, Screen, clean, duration, log_line, one_line, percent, size
+from ichat.cli.client import Json, list_of, object_of, objects_of
+from ichat.cli.screen import NONE, Screen, clean, duration, log_line, one_line, percent, size
 
 REMARK_CHARS_MAX = 100
 """So much of a long remark is shown in a table on a terminal; `worker-show` has all of it."""

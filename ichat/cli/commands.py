@@ -6,13 +6,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ichat import terminal_chat, terminal_launch, terminal_logs, terminal_views
+from ichat.cli import chat as terminal_chat
+from ichat.cli import launch as terminal_launch
+from ichat.cli import logs as terminal_logs
+from ichat.cli import views as terminal_views
+from ichat.cli.client import EXIT_REFUSED, Api, Json, add_flags, find_gateway, objects_of, worker_path
+from ichat.cli.screen import Screen, give_up_stdout, prepare_streams
 from ichat.config.command_line import Usage
-from ichat.terminal_client import EXIT_REFUSED, Api, Json, add_flags, find_gateway, objects_of, worker_path
-from ichat.terminal_screen import Screen, give_up_stdout, prepare_streams
 
 if TYPE_CHECKING:
-    from ichat.terminal_client import Answer
+    from ichat.cli.client import Answer
 
 EXIT_INTERRUPTED = 130
 """Ctrl-C, as shells have it: 128 and the number of the signal."""

@@ -4,9 +4,9 @@ import argparse
 import time
 from typing import Any
 
+from ichat.cli.client import Api, Event, Json, Refused, Unreachable, parse_object, pause, worker_path
+from ichat.cli.screen import Screen, log_line, note
 from ichat.errors import Exit
-from ichat.terminal_client import Api, Event, Json, Refused, Unreachable, parse_object, pause, worker_path
-from ichat.terminal_screen import Screen, log_line, note
 
 SILENCE_S = 60.0
 """After so long without a line a connection may be dead: a new one goes on where it stood."""

@@ -6,9 +6,9 @@ import sys
 import time
 from typing import Any
 
+from ichat.cli.client import EXIT_REFUSED, Api, Event, Json, Refused, object_of, objects_of, parse_object
+from ichat.cli.screen import Screen, clean, note, one_line
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.terminal_client import EXIT_REFUSED, Api, Event, Json, Refused, object_of, objects_of, parse_object
-from ichat.terminal_screen import Screen, clean, note, one_line
 
 SILENCE_S = 600.0
 """How long a model may say nothing."""

@@ -1,0 +1,1 @@
+"""The operator's commands, a client of the control plane."""
