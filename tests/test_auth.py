@@ -18,9 +18,9 @@ from ichat.admin.openapi import document
 from ichat.config.schema import Key, Security
 from ichat.errors import ApiError, Exit
 from ichat.http.heads import RequestHead
-from ichat.options import read_command_line
 from ichat.roles import gateway
 from ichat.roles.worker import Worker
+from ichat.roles.worker_options import read_command_line
 from ichat.security.auth import ROUTES, Auth, Caller, address_in, write_caller
 from ichat.security.keys import hand_over, hash_of, new_key, proof_of, take_token
 

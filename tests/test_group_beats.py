@@ -11,9 +11,9 @@ import trio
 from peers import plain, until
 from programs import LIMIT_S, Program, ichat
 
-from ichat import reporter as reporter_module
 from ichat.protocol import Beat, Lost
-from ichat.reporter import Reporter
+from ichat.roles import heartbeat_sender as reporter_module
+from ichat.roles.heartbeat_sender import Reporter
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from ichat.hardware.gpus import Gpu, GpuProcess, read_gpus
 from ichat.hardware.host import CpuMeter
 from ichat.hardware.machines import Lookout, Machine, MachineGpu, Report, machines_of, read_machine, report_of
 from ichat.protocol import Beat, read_beat
-from ichat.reporter import Reporter
+from ichat.roles.heartbeat_sender import Reporter
 from ichat.routing.registry import Registry
 
 NEEDED = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}

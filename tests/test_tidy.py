@@ -82,10 +82,15 @@ LEVELS = [
         "ichat.supervisor.managed_worker",
         "ichat.supervisor.recall",
         "ichat.admin.schemas",
-        "ichat.reporter",
+        "ichat.roles.heartbeat_sender",
         "ichat.engines.sglang.adapter",
     },
-    {"ichat.proxy.health_checks", "ichat.observability.metrics", "ichat.observability.scrape", "ichat.options"},
+    {
+        "ichat.proxy.health_checks",
+        "ichat.observability.metrics",
+        "ichat.observability.scrape",
+        "ichat.roles.worker_options",
+    },
     {
         "ichat.engines.thread",
         "ichat.engines.vllm",

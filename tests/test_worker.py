@@ -23,7 +23,7 @@ from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.server import FrontDoor
-from ichat.reporter import Reporter
+from ichat.roles.heartbeat_sender import Reporter
 from ichat.roles.worker import Worker, read_command_line
 
 

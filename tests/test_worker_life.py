@@ -26,7 +26,7 @@ from ichat.http.server import FrontDoor
 from ichat.observability.logs.endpoint import OwnLog
 from ichat.observability.logs.lines import Ring
 from ichat.protocol import FAILURE_CHARACTERS_MAX, Beat, read_beat, sentence
-from ichat.reporter import Reporter
+from ichat.roles.heartbeat_sender import Reporter
 from ichat.supervisor.processes import session_members
 
 WORKER = ("worker", "-be", "fake", "--model", "/m", "-n", "m", "--port", "0", "--worker-id", "w", "--hi", "0.2")

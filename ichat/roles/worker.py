@@ -37,9 +37,9 @@ from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
 from ichat.observability.logs.capture import Capture
 from ichat.observability.logs.endpoint import OwnLog
-from ichat.options import Options, read_command_line
 from ichat.protocol import NAMES_MAX, Beat, WorkerState, response_tag, sentence
-from ichat.reporter import Reporter
+from ichat.roles.heartbeat_sender import Reporter
+from ichat.roles.worker_options import Options, read_command_line
 from ichat.security.auth import CHANGES_MODELS, INTERNAL, address_in, bearer_of, is_for_us, is_from_us, is_loopback
 from ichat.security.keys import digest_of, proof_of
 from ichat.supervisor.processes import launcher_pipe

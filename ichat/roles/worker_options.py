@@ -13,7 +13,7 @@ from ichat.engines.adapter import WireSettings
 from ichat.engines.reasoning import FIELDS
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.protocol import read_beat
-from ichat.reporter import is_address
+from ichat.roles.heartbeat_sender import is_address
 
 RENAMED = {"--gateway": "--gateway-address"}
 """Flags that had another name once, and would be taken for the engine's."""
