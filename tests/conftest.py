@@ -1,18 +1,33 @@
 """Fixtures."""
 
 import contextlib
+import pathlib
 import signal
 
 import pytest
 import trio
-from lives import gateway_fixture, start_fixture  # noqa: F401
-from peers import Client, Upstream
+from support.deployments import gateway_fixture, start_fixture  # noqa: F401
+from support.peers import Client, Upstream
 
 from ichat.config import schema as configuration
 from ichat.roles import gateway
 
+TESTS = pathlib.Path(__file__).parent
+
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # begun in the background of a shell, which programs inherit
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+MARKERS = {"engine": pytest.mark.engine, "soak": pytest.mark.slow}
+"""What the folder of a test says of it."""
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests of each folder as what they are."""
+    for item in items:
+        mark = MARKERS.get(item.path.relative_to(TESTS).parts[0])
+        if mark:
+            item.add_marker(mark)
 
 
 @pytest.fixture

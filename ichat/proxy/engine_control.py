@@ -2,8 +2,8 @@
 
 A name is in here when it lets a client act as the engine's own machinery: have it connect somewhere, choose who works,
 go ahead of others, lay hands on others' requests, or bring code. What only changes a client's own answer is not.
-`tests/engine_fields.toml` has the judgement on every other field that the engines know. An external route gets all of
-it: what these names mean there is not ours to know.
+`tests/engine/engine_fields.toml` has the judgement on every other field that the engines know. An external route gets
+all of it: what these names mean there is not ours to know.
 """
 
 import json

@@ -1,0 +1,431 @@
+"""A client that vanishes, in every phase of its request: from its socket to the abort in a real engine.
+
+Twenty clients leave at once, every other one by a reset. What counts is the engine's own word for how many requests it
+has, and the gateway's: both are again what they were. Where the environment has ICHAT_WRITE_TABLES=1, that must be so
+within a second, and what is measured becomes the table in ARCHITECTURE.md.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import re
+import socket
+import struct
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import httpx
+import psutil
+import pytest
+from support.programs import LIMIT_S, ROOT
+from support.real_engines import ENGINES, LOAD_S, Deployment, Standstill, send
+
+from ichat.engines.asgi import Call
+from ichat.engines.sglang import _abort_at_once
+from ichat.http.request import Request
+
+TRIES = 20
+WITHIN_S = 1.0
+WRITES = os.environ.get("ICHAT_WRITE_TABLES") == "1"
+CALM_S = 0.5
+"""How long the counts must stay what they were before they are believed."""
+LONG = {"prompt": "x", "ignore_eos": True}
+TOKENS = {"vllm": 1900, "sglang": 700}
+"""Of an answer that takes seconds: on a CPU, SGLang is slower."""
+KINDS = ("stream", "plain")
+TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
+ROWS = {
+    "queued": "in the model's queue",
+    "connecting": "while a connection to the upstream is made",
+    "waiting": "sent, the worker has not answered",
+    "first_token": "the stream has its head, no token yet",
+    "streaming": "in the middle of the stream",
+    "plain": "in the middle of a plain answer's generation",
+}
+CELLS = {(row, kind) for row in ("queued", "connecting", "waiting") for kind in KINDS}
+CELLS |= {("first_token", "stream"), ("streaming", "stream"), ("plain", "plain")}
+DOCUMENT = ROOT / "ARCHITECTURE.md"
+MARKED = re.compile(r"(?<=<!-- cancellation -->\n).*?(?=<!-- /cancellation -->)", re.DOTALL)
+FIGURES = {}
+"""By row, engine and kind: the seconds from the first leaving until all was as before."""
+EARLY = "as waiting"
+"""What a cell says where the head comes with the first token, so that there is no such phase."""
+
+both_kinds = pytest.mark.parametrize("stream", [True, False], ids=KINDS)
+
+
+class Place(Deployment):
+    """A deployment with two more ways to its worker: `single`, which has one place, and `shut`, which accepts nothing."""
+
+    def __init__(self, engine, directory):
+        # SGLang: how many steps until it counts again; threads, whose steps on busy cores wait for each other
+        more = {"decode_log_interval": 1, "env": {"OMP_NUM_THREADS": "1"}} if engine == "sglang" else {}
+        super().__init__(engine, "chat", directory, max_model_len=2048, enforce_eager=True, **more)
+        self._clock = Standstill()
+        self.shut = socket.create_server(("127.0.0.1", 0), backlog=0)
+        self.fillers = [socket.socket() for _ in range(2)]
+        for filler in self.fillers:
+            filler.setblocking(False)
+            filler.connect_ex(self.shut.getsockname())
+
+    def wait(self):
+        super().wait()
+        worker, shut = self.worker()["port"], self.shut.getsockname()[1]
+        lines = ["[timeouts]", "connect_s = 60", self.config.read_text()]
+        for name, port in ("shut", shut), ("single", worker):
+            lines += ["[[external_routes]]", f'model_name = "{name}"', 'upstream_model = "tiny"']
+            lines += [f'api_base = "http://127.0.0.1:{port}/v1"']
+        self.config.write_text("\n".join([*lines, "max_in_flight = 1"]))
+        self.program.until(lambda: '"single"' in httpx.get(f"{self.url}/v1/models").text)
+        return self
+
+    def end(self):
+        for sock in (self.shut, *self.fillers):
+            sock.close()
+        self._clock.stop()
+        super().end()
+
+    def now(self):
+        """Give the time without what the machine stood still."""
+        return time.monotonic() - self._clock.lost
+
+    def ask(self, *, stream, model="tiny", **more):
+        body = {**LONG, "max_tokens": TOKENS[self.engine], "model": model, "stream": stream, **more}
+        return send(self.program.port, body)
+
+    def at_gateway(self, *counts):
+        """Sum these counts of the gateway's models, by default all that it has to do with requests."""
+        models = self.program.get("/v1/admin/cluster/status")[1]["models"]
+        return sum(model[count] for model in models for count in counts or ("in_flight", "queued"))
+
+    def at_worker(self):
+        return self.metric("ichat_worker_in_flight")
+
+    def wait_for(self, requests):
+        """Wait until the gateway has these many requests under way, and all has been done for them that can be."""
+        self.program.until(lambda: self.at_gateway() == requests)
+        for _ in range(3):
+            self.at_gateway()
+
+    def cancelled(self):
+        """Give what the gateway counts of requests whose clients left, by phase."""
+        text = httpx.get(f"{self.url}/metrics").text
+        found = re.findall(r'(?m)^ichat_requests_cancelled_total\{.*phase="(\w+)".*\} (\S+)', text)
+        return Counter({phase: int(float(count)) for phase, count in found})
+
+    def connecting(self):
+        """Give how many connections the gateway is about to make."""
+        found = psutil.Process(self.program.process.pid).net_connections("tcp")
+        return sum(one.status == psutil.CONN_SYN_SENT for one in found)
+
+
+class Watch:
+    """What is counted before clients leave, and how long it takes until it is so again."""
+
+    def __init__(self, place):
+        self.place = place
+        place.program.until(lambda: place.connecting() == 0)
+        self.counts = self._counts()
+        self.aborts = place.metric("ichat_engine_aborts_total")
+        self.cancelled = place.cancelled()
+
+    def _counts(self):
+        return self.place.running(), self.place.at_gateway()
+
+    def settle(self, since):
+        """Give the seconds until the counts were as before and stayed so; `since` is a time of the place's clock."""
+        settled = None
+        while settled is None or self.place.now() - settled < CALM_S:
+            # or less: what holds a place may come to its end, too
+            as_before = all(now <= before for now, before in zip(self._counts(), self.counts, strict=True))
+            now = self.place.now()
+            assert now - since < LIMIT_S, self._counts()
+            if not as_before:
+                settled = None
+            elif settled is None:
+                settled = now
+        return settled - since
+
+    def check(self, phase, aborts):
+        """The gateway counts each in its phase; the worker an abort for each that the engine had got, and no other."""
+        place, expected = self.place, self.cancelled + Counter({phase: TRIES})
+        place.program.until(lambda: place.cancelled()[phase] >= expected[phase])
+        assert place.cancelled() == expected
+        place.program.until(lambda: place.metric("ichat_engine_aborts_total") - self.aborts in aborts)
+
+
+def leave(place, clients):
+    """Close all of them, every other one with a reset, and give the time before the first."""
+    began = place.now()
+    for number, sock in enumerate(clients):
+        if number % 2:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+    return began
+
+
+def take_until(sock, end):
+    data = b""
+    while end not in data:
+        more = sock.recv(65536)
+        assert more, data
+        data += more
+    return data
+
+
+def record(place, row, seconds, *, stream, note=""):
+    FIGURES[row, place.engine, "stream" if stream else "plain"] = seconds, note
+    assert seconds < WITHIN_S or not WRITES
+
+
+@contextlib.contextmanager
+def stopped(place, process):
+    """Keep a process from running; give a function that lets it go on and gives the time."""
+
+    def go_on():
+        now = place.now()
+        process.resume()
+        return now
+
+    process.suspend()
+    try:
+        yield go_on
+    finally:
+        process.resume()
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def one_place(request, tmp_path_factory):
+    place = Place(request.param, tmp_path_factory.mktemp(request.param))
+    try:
+        yield place.wait()
+    finally:
+        place.end()
+
+
+@pytest.fixture
+def place(one_place):
+    """A place where nothing is under way any more."""
+    one_place.program.until(lambda: (one_place.running(), one_place.at_gateway(), one_place.at_worker()) == (0, 0, 0))
+    return one_place
+
+
+@both_kinds
+def test_in_the_queue(place, stream):
+    """Nothing of a request that leaves the queue reaches the engine, and its place is free."""
+    with place.ask(model="single", stream=True, n=8) as holder:
+        take_until(holder, b"data: ")
+        place.program.until(lambda: place.running() == 8)
+        with stopped(place, place.scheduler()):  # or its place would be free too soon
+            watch = Watch(place)
+            clients = [place.ask(model="single", stream=stream) for _ in range(TRIES)]
+            place.program.until(lambda: place.at_gateway("queued") == TRIES)
+        seconds = watch.settle(leave(place, clients))
+        watch.check("queued", [0])
+        assert place.at_gateway("queued") == 0
+    record(place, "queued", seconds, stream=stream)
+
+
+@both_kinds
+def test_while_connecting(place, stream):
+    """The attempts to connect end with their clients: an upstream that accepts afterwards finds none of them."""
+    watch = Watch(place)
+    clients = [place.ask(model="shut", stream=stream) for _ in range(TRIES)]
+    place.program.until(lambda: place.connecting() == TRIES)
+    seconds = watch.settle(leave(place, clients))
+    watch.check("connecting", [0])
+    assert place.connecting() == 0
+    record(place, "connecting", seconds, stream=stream)
+
+
+def test_what_was_about_to_connect_does_not_come_later(place):
+    """The upstream that accepted nothing gets the next request, and before it nothing of those that were left."""
+    known = {filler.getsockname() for filler in place.fillers}
+    place.shut.settimeout(LIMIT_S)
+    with place.ask(model="shut", stream=False) as client:
+        peer = next(iter(known))
+        while peer in known:
+            accepted, peer = place.shut.accept()
+            with accepted:
+                if peer not in known:
+                    accepted.settimeout(LIMIT_S)
+                    assert json.loads(take_until(accepted, b"}").partition(b"\r\n\r\n")[2])["model"] == "tiny"
+                    accepted.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        assert b" 200 " in take_until(client, b"{}")
+
+
+@both_kinds
+def test_before_the_worker_answers(place, stream):
+    """The worker is stopped: the gateway lets go at once, and the worker as soon as it runs again."""
+    watch = Watch(place)
+    with stopped(place, psutil.Process(place.worker()["pid"])) as go_on:
+        clients = [place.ask(stream=stream) for _ in range(TRIES)]
+        place.wait_for(TRIES)
+        leave(place, clients)
+        place.program.until(lambda: place.at_gateway() == 0)
+        seconds = watch.settle(go_on())
+    watch.check("waiting", range(TRIES + 1))  # not all of them may have reached the engine
+    record(place, "waiting", seconds, stream=stream)
+
+
+def test_before_the_first_token(place):
+    """The engine's scheduler is stopped: what it finds when it runs again it does not begin."""
+    watch = Watch(place)
+    head_is_early = place.engine != "sglang"
+    with stopped(place, place.scheduler()) as go_on:
+        clients = [place.ask(stream=True) for _ in range(TRIES)]
+        if head_is_early:
+            for sock in clients:
+                assert take_until(sock, b"\r\n\r\n").endswith(b"\r\n\r\n")
+        else:
+            place.program.until(lambda: place.at_worker() == TRIES)
+            place.wait_for(TRIES)
+        leave(place, clients)
+        place.program.until(lambda: place.at_gateway() == 0)
+        place.program.until(lambda: place.metric("ichat_engine_aborts_total") - watch.aborts == TRIES)
+        seconds = watch.settle(go_on())
+    watch.check("first_token" if head_is_early else "waiting", [TRIES])
+    record(place, "first_token", seconds, stream=True, note="" if head_is_early else EARLY)
+
+
+def test_in_the_middle_of_the_stream(place):
+    """Streams end in the engine long before they would."""
+    watch = Watch(place)
+    clients = [place.ask(stream=True) for _ in range(TRIES)]
+    for sock in clients:
+        take_until(sock, b"data: ")
+    place.program.until(lambda: place.running() >= TRIES / 2)  # each has begun; the engine counts by and by
+    seconds = watch.settle(leave(place, clients))
+    watch.check("streaming", [TRIES])
+    record(place, "streaming", seconds, stream=True)
+
+
+def test_in_the_middle_of_a_plain_request(place):
+    """So do requests of which the client would see nothing before their end."""
+    watch = Watch(place)
+    clients = [place.ask(stream=False) for _ in range(TRIES)]
+    place.program.until(lambda: place.running() >= TRIES / 2)  # each has begun; the engine counts by and by
+    seconds = watch.settle(leave(place, clients))
+    watch.check("waiting", [TRIES])
+    record(place, "plain", seconds, stream=False)
+
+
+@both_kinds
+def test_every_prompt_and_choice_is_aborted_and_nobody_elses(place, stream):
+    """A request of many parts is aborted whole; one that stays has its answer whole."""
+    aborts = place.metric("ichat_engine_aborts_total")
+    with ThreadPoolExecutor(1) as pool:
+        with stopped(place, place.scheduler()):
+            body = {"model": "tiny", **LONG, "max_tokens": TOKENS[place.engine], "n": 4}
+            staying = pool.submit(httpx.post, f"{place.url}/v1/completions", json=body, timeout=LOAD_S)
+            clients = [place.ask(stream=stream, prompt=["x", "y", "z"], n=2) for _ in range(2)]
+            place.program.until(lambda: place.at_worker() == 3)
+        place.program.until(lambda: place.running() == 4 + 2 * 3 * 2)
+        leave(place, clients)
+        place.program.until(lambda: place.running() <= 4)  # fewer if what stays has come to its end
+        assert staying.result().json()["usage"]["completion_tokens"] == 4 * TOKENS[place.engine]
+    place.program.until(lambda: place.metric("ichat_engine_aborts_total") - aborts == 2)
+
+
+def test_ids_that_begin_alike(place):
+    """SGLang's own route takes ids from clients: one that leaves does not end another whose id begins with its own."""
+    if place.engine != "sglang":
+        pytest.skip("vLLM takes no ids that could begin alike")
+    ask = {"text": "x", "sampling_params": {"max_new_tokens": TOKENS["sglang"], "ignore_eos": True}}
+    with ThreadPoolExecutor(1) as pool:
+        with stopped(place, place.scheduler()):
+            body = {**ask, "rid": "story-10"}
+            staying = pool.submit(httpx.post, f"{place.worker_url}/generate", json=body, timeout=LOAD_S)
+            leaving = send(place.worker()["port"], {**ask, "rid": "story-1"}, "/generate")
+            place.program.until(lambda: place.at_worker() == 2)
+        place.program.until(lambda: place.running() == 2)
+        leaving.close()
+        assert staying.result().json()["meta_info"]["completion_tokens"] == TOKENS["sglang"]
+
+
+class Forgetful:
+    """What SGLang's tokenizer manager is to those who ask it for something: it aborts all ids that begin alike."""
+
+    def __init__(self):
+        self.rid_to_state = {}
+        self.aborted = []
+
+    def _wait_one_response(self, asked):
+        assert asked.rid in self.rid_to_state
+
+    def abort_request(self, rid="", *, abort_all=False):
+        self.aborted += [known for known in self.rid_to_state if abort_all or known.startswith(rid)]
+
+
+def test_what_begins_after_its_client_left_is_aborted_at_once():
+    """A request may still be prepared when its client leaves: each part is aborted as it begins, and nobody else's."""
+    manager = Forgetful()
+    _abort_at_once(manager)
+
+    def begin(rid):
+        asked = manager.rid_to_state[rid] = SimpleNamespace(rid=rid)
+        manager._wait_one_response(asked)
+
+    async def app(_, receive, __):
+        begin("a_1")
+        begin("b")
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await asyncio.create_task(asyncio.to_thread(begin, "a_2"))  # a task of its own
+        manager.abort_request("c")
+        manager.abort_request("a_2")
+
+    async def leave_it():
+        request = Request(b"POST", b"/", b"/", b"1.1", [], b"{}", b"id", keep_alive=False)
+        call = Call(request, None, "", keep_alive=False, stall_s=5, ended=lambda: None)
+        begin("b-of-another")
+        begin("c-of-another")
+        call.start(app, set())
+        await asyncio.sleep(0.01)
+        assert manager.aborted == []
+        call.hang_up()
+        await call.task
+        manager.abort_request("b-of")
+        manager.abort_request(abort_all=True)
+
+    asyncio.run(leave_it())
+    assert manager.aborted == ["a_1", "a_2", "a_2", *manager.rid_to_state]
+
+
+def columns():
+    return list(itertools.product(ENGINES, KINDS))
+
+
+def test_the_table():
+    """The table in the document has the rows and the columns that are measured here, and all twenty in each cell."""
+    text = DOCUMENT.read_text()
+    [marked] = MARKED.findall(text)
+    titles = [f"{TITLES[engine]}, {kind}" for engine, kind in columns()]
+    if WRITES:
+        lines = [_line("the client leaves", *titles), "|---" * (1 + len(titles)) + "|"]
+        lines += [_line(title, *(_cell(row, *column) for column in columns())) for row, title in ROWS.items()]
+        marked = re.sub(r"(?m)(^\|.*\n)+", "\n".join(lines) + "\n", marked, count=1)
+        DOCUMENT.write_text(MARKED.sub(lambda _: marked, text))
+    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in re.findall(r"(?m)^\|.*", marked))
+    assert header == ["the client leaves", *titles]
+    assert [row[0] for row in rows] == list(ROWS.values())
+    for row, found in zip(ROWS, rows, strict=True):
+        for (engine, kind), cell in zip(columns(), found[1:], strict=True):
+            form = rf"{TRIES}/{TRIES}, worst 0\.\d\d s" if (row, kind) in CELLS else "–"
+            note = rf" \({EARLY}\)" if (row, engine, kind) == ("first_token", "sglang", "stream") else ""
+            assert re.fullmatch(form + note, cell), (row, engine, kind)
+
+
+def _line(*cells):
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(row, engine, kind):
+    if (row, kind) not in CELLS:
+        return "–"
+    seconds, note = FIGURES[row, engine, kind]
+    return f"{TRIES}/{TRIES}, worst {seconds:.2f} s" + (f" ({note})" if note else "")

@@ -1,0 +1,270 @@
+"""The Responses API's state: it lives in one worker, which the response's id names, and it is bounded."""
+
+import json
+import os
+
+import pytest
+import trio
+from support.peers import LIMIT_S, code_of, plain, until
+
+from ichat.engines import responses
+from ichat.engines.adapter import RESPONSES_PATH, VLLM_PATHS, Wire, WireSettings
+from ichat.engines.responses import ResponseStore
+from ichat.errors import ApiError
+from ichat.http.request import Request
+from ichat.protocol import response_tag
+from ichat.security.keys import hash_of
+
+IDS = {
+    worker: f"resp_{response_tag(worker, start)}_{'0' * 32}" for worker, start in (("w1", "s"), ("w2", "s"), ("w3", ""))
+}
+
+
+async def tell(client, port, worker="w1", start="s", **more):
+    """Beat as a worker does that listens on this port."""
+    body = json.dumps({
+        "worker_id": worker, "model_name": "m", "host": "127.0.0.1", "port": port, "start_id": start, **more,
+    }).encode()  # fmt: skip
+    await client.send(
+        b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    status, _, answer = await client.response()
+    assert status == 200, answer
+
+
+async def two_workers(serve, gateway_to, connect, more=""):
+    """A gateway with two workers of the model m, which answer with their names; a client of it."""
+
+    def naming(name):
+        async def reply(stream, head, body):
+            await stream.send_all(plain(name))
+
+        return reply
+
+    client = await connect(await gateway_to({}, more))
+    upstreams = {}
+    for worker in ("w1", "w2"):
+        upstreams[worker], port = await serve(naming(worker.encode()))
+        await tell(client, port, worker)
+    return client, upstreams
+
+
+def asked_of(upstream):
+    """Return the requests about responses that a worker got; its gateway asks for its log as well."""
+    return [(head.method, head.target) for head, _ in upstream.requests if b"/responses" in head.target]
+
+
+@pytest.mark.parametrize("worker", ["w1", "w2"])
+async def test_everything_about_a_response_goes_to_its_worker(serve, gateway_to, connect, worker):
+    """Reading, deleting, cancelling and continuing: each time the worker that the id names, by the same path."""
+    client, upstreams = await two_workers(serve, gateway_to, connect)
+    path = b"/v1/responses/" + IDS[worker].encode()
+    asked = [(b"GET", path), (b"DELETE", path), (b"POST", path + b"/cancel"), (b"GET", path + b"?stream=true")]
+    for method, target in asked:
+        for _ in range(3):
+            await client.send(b"%b %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % (method, target))
+            status, headers, _ = await client.response(method)
+            assert (status, headers[b"x-ichat-worker"]) == (200, worker.encode())
+    for _ in range(3):
+        answer = await client.ask(target=b"/v1/responses", previous_response_id=IDS[worker])
+        assert (answer[0], answer[2]) == (200, worker.encode())
+    received = asked_of(upstreams[worker])
+    assert received == [one for one in asked for _ in range(3)] + [(b"POST", b"/v1/responses")] * 3
+    _, _, metrics = await client.get(b"/metrics")
+    assert b'route="/v1/responses/{id}"' in metrics
+
+
+@pytest.mark.parametrize("response_id", [IDS["w3"], "resp_x", "x", "resp_" + "0" * 45, "a/b/c"])
+async def test_a_response_that_nobody_has_is_404(serve, gateway_to, connect, response_id):
+    """Also where its worker has gone, and for a request that continues it, which names the parameter."""
+    client, upstreams = await two_workers(serve, gateway_to, connect)
+    for method in (b"GET", b"DELETE"):
+        await client.send(b"%b /v1/responses/%b HTTP/1.1\r\nhost: localhost\r\n\r\n" % (method, response_id.encode()))
+        status, _, body = await client.response(method)
+        assert (status, code_of(body)) == (404, "response_not_found")
+    status, _, body = await client.ask(target=b"/v1/responses", previous_response_id=response_id)
+    assert (status, code_of(body), json.loads(body)["error"]["param"]) == (
+        404, "response_not_found", "previous_response_id",
+    )  # fmt: skip
+    assert not any(asked_of(upstream) for upstream in upstreams.values())
+
+
+async def test_a_worker_that_was_started_again_has_none_of_its_responses(serve, gateway_to, connect):
+    """Its new start has another tag, so the gateway says that the response has gone instead of asking."""
+    client, upstreams = await two_workers(serve, gateway_to, connect)
+    await tell(client, 1, "w1", "another start")
+    status, _, body = await client.get(b"/v1/responses/" + IDS["w1"].encode())
+    assert (status, code_of(body)) == (404, "response_not_found")
+    assert "started again" in json.loads(body)["error"]["message"]
+    assert not asked_of(upstreams["w1"])
+
+
+async def test_other_methods_are_refused(serve, gateway_to, connect):
+    """A response is read, deleted or cancelled; a POST without the id of one is a request for a model."""
+    client, _ = await two_workers(serve, gateway_to, connect)
+    await client.send(b"PUT /v1/responses/%b HTTP/1.1\r\nhost: localhost\r\n\r\n" % IDS["w1"].encode())
+    status, headers, _ = await client.response(b"PUT")
+    assert (status, headers[b"allow"]) == (405, b"DELETE, GET, HEAD")
+    status, headers, _ = await client.ask(target=b"/v1/responses/input_tokens")
+    assert status == 200
+
+
+async def test_a_key_reads_responses_of_its_models_only(serve, gateway_to, connect):
+    """Of others it is not even told that they are there."""
+    keys = "".join(
+        f'[[security.keys]]\nname = "{name}"\nkey_hash = "{hash_of(name)}"\nmodels = ["{model}"]\n'
+        for name, model in (("good", "m"), ("bad", "n"))
+    )
+    config = f'[security]\njoin_token_env = "PATH"\n{keys}'
+    upstream, port = await serve(lambda stream, head, body: stream.send_all(plain(b"{}")))
+    client = await connect(await gateway_to({}, config))
+    body = json.dumps(
+        {"worker_id": "w1", "model_name": "m", "host": "127.0.0.1", "port": port, "start_id": "s"}
+    ).encode()
+    await client.send(
+        b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
+        % (os.environ["PATH"].encode(), len(body), body)
+    )
+    assert (await client.response())[0] == 200
+    seen = []
+    for key in (b"good", b"bad"):
+        await client.send(
+            b"GET /v1/responses/%b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n\r\n"
+            % (IDS["w1"].encode(), key)
+        )
+        seen.append((await client.response(b"GET"))[0])
+    assert seen == [200, 404]
+    assert len(asked_of(upstream)) == 1
+
+
+async def test_who_waits_for_one_worker_holds_up_nobody(serve, gateway_to, connect, nursery):
+    """A full worker that alone can answer is waited for, while requests behind it go to the other one."""
+    go = trio.Event()
+
+    async def slow(stream, head, body):
+        await go.wait()
+        await stream.send_all(plain(b"slow"))
+
+    async def quick(stream, head, body):
+        await stream.send_all(plain(b"quick"))
+
+    gateway = await gateway_to({}, "[routing]\nmax_in_flight = 1\n")
+    clients = [await connect(gateway) for _ in range(3)]
+    held, port = await serve(slow)
+    await tell(clients[0], port, "w1")
+    _, port = await serve(quick)
+    await tell(clients[0], port, "w2")
+    answers = {}
+
+    async def ask(number, **more):
+        answers[number] = (await clients[number].ask(target=b"/v1/responses", **more))[2]
+
+    nursery.start_soon(lambda: ask(0, previous_response_id=IDS["w1"]))
+    await until(lambda: asked_of(held))
+    nursery.start_soon(lambda: ask(1, previous_response_id=IDS["w1"]))
+    with trio.fail_after(LIMIT_S):
+        for _ in range(3):
+            await ask(2)
+            assert answers[2] == b"quick"
+    assert set(answers) == {2}
+    go.set()
+    await until(lambda: len(answers) == 3)
+    assert (answers[0], answers[1]) == (b"slow", b"slow")
+
+
+def request_for(body):
+    return Request(
+        method=b"POST", target=RESPONSES_PATH, path=RESPONSES_PATH, version=b"1.1", headers=[], body=body, id=b"r",
+        keep_alive=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"input":"x"}', b"{}", b'{"request_id":"resp_mine","input":"x"}', b'{"\\u0072equest_id":1}']
+)
+async def test_a_response_gets_an_id_that_names_its_worker(body):
+    """Whatever id the client wanted, and nothing else of the body changes."""
+    wire = Wire(VLLM_PATHS)
+    wire.settings = WireSettings("0123456789ab")
+    request = request_for(body)
+    await wire.request(request)
+    sent = json.loads(request.body)
+    kind, tag, rest = sent.pop("request_id").split("_")
+    assert (kind, tag, len(rest)) == ("resp", "0123456789ab", 32)
+    given = json.loads(body)
+    given.pop("request_id", None)
+    assert sent == given
+
+
+class Serving:
+    """What an engine has for the Responses API."""
+
+    def __init__(self):
+        self.response_store = {}
+        self.msg_store = {}
+        self.background_tasks = {}
+
+    def answer(self, name):
+        self.msg_store[name] = [name]
+        self.response_store[name] = name
+
+    async def cancel_responses(self, name):
+        del self.background_tasks[name]
+
+
+class Asked:
+    def __init__(self, size):
+        self.bytes_in = size
+
+
+@pytest.mark.parametrize(("responses_max", "bytes_max"), [(3, 10**9), (10**9, 30)])
+def test_the_oldest_responses_go_first(monkeypatch, responses_max, bytes_max):
+    """So many are kept, or so many bytes; all that is known of the others goes."""
+    monkeypatch.setattr(responses, "call_under_way", lambda: Asked(10))
+    serving = Serving()
+    store = ResponseStore(serving, responses_max, bytes_max)
+    for number in range(100):
+        serving.answer(number)
+    assert list(serving.response_store) == list(serving.msg_store) == [97, 98, 99]
+    assert len(store) == 3
+
+
+def test_what_is_being_made_is_kept():
+    """A response in the background stays until it is there, and a new one is refused where nothing else is kept."""
+    serving = Serving()
+    store = ResponseStore(serving, 2, 10**9)
+    serving.background_tasks = {"a": None}
+    for name in "abcd":
+        serving.answer(name)
+    assert list(serving.response_store) == ["a", "d"]
+    assert not store.is_full()
+    serving.background_tasks["d"] = None
+    assert store.is_full()
+    wire = Wire()
+    wire.responses = store
+    with pytest.raises(ApiError) as refused:
+        wire.check_background(is_asked=True)
+    assert (refused.value.status, refused.value.code) == (429, "overloaded")
+    wire.check_background(is_asked=False)
+
+
+async def test_a_response_is_deleted_with_all_that_belongs_to_it():
+    """Also one that is being made, which is stopped; a second time it is not known."""
+    serving = Serving()
+    store = ResponseStore(serving, 9, 10**9)
+    serving.answer("a")
+    serving.background_tasks["a"] = None
+    assert await store.delete("a")
+    assert (serving.response_store, serving.msg_store, serving.background_tasks) == ({}, {}, {})
+    assert not await store.delete("a")
+
+
+def test_a_response_whose_messages_have_gone_is_not_kept():
+    """It could not be continued: engines look for both."""
+    serving = Serving()
+    ResponseStore(serving, 2, 10**9)
+    serving.msg_store["slow"] = []
+    serving.answer("b")
+    serving.answer("c")
+    serving.response_store["slow"] = "slow"
+    assert list(serving.response_store) == ["b", "c"]

@@ -1,0 +1,385 @@
+"""The trace that a request belongs to: the grammar of its headers, and spans where OpenTelemetry's SDK is there."""
+
+import http.server
+import logging
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.programs import LIMIT_S
+
+from ichat.observability import tracing
+from ichat.observability.tracing import SpanTracing, Tracing, open_tracing, read_parent
+
+ROOT = pathlib.Path(__file__).parents[2]
+TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
+PARENT = b"00-%b-%b-01" % (TRACE, SPAN)
+PATH = b"/v1/chat/completions"
+MADE = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-(0[0-3])")
+
+hexadecimal = st.text("0123456789abcdef", min_size=2, max_size=2)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """Nothing of the machine's own settings."""
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def names(header):
+    return [(b"traceparent", header)]
+
+
+def told(trace):
+    """The headers for the upstream, each of them there once."""
+    assert len(dict(trace.headers)) == len(trace.headers)
+    return dict(trace.headers)
+
+
+def begin(tracer, headers):
+    return tracer.begin(headers, PATH, is_known=True)
+
+
+def is_valid(header):
+    """The specification's rules one by one, as its prose has them."""
+    if len(header) < 55 or header[2:3] + header[35:36] + header[52:53] != b"---":
+        return False
+    fields = [header[:2], header[3:35], header[36:52], header[53:55]]
+    if any(byte not in b"0123456789abcdef" for field in fields for byte in field):
+        return False
+    if fields[0] == b"ff" or set(fields[1]) == {ord("0")} or set(fields[2]) == {ord("0")}:
+        return False
+    return len(header) == 55 if fields[0] == b"00" else header[55:56] in (b"", b"-")
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=80),
+        st.from_regex(rb"\A[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?\Z"),
+        st.from_regex(rb"\A(00|01|fe|ff|0F)-(0{32}|[0-9a-fA-F]{32})-(0{16}|[0-9a-f]{16,17})-[0-9a-fx]{2}[-.a]?\Z"),
+    )
+)
+@example(PARENT + b"\n")
+@example(b"01" + PARENT[2:] + b"\n")
+def test_a_parent_is_read_exactly_where_the_specification_allows(header):
+    """What it does not allow is not read, and nothing in a header breaks the reader."""
+    parent = read_parent(names(header))
+    assert (parent is not None) == is_valid(header)
+    if parent is not None:
+        assert (parent.trace_id, parent.span_id) == (header[3:35], header[36:52])
+        assert parent.flags == int(header[53:55], 16) & 3
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"", PARENT.upper(), PARENT + b"-", PARENT + b"-x", PARENT[:-1], b" " + PARENT, b"ff" + PARENT[2:],
+        b"01" + PARENT[2:] + b"x", PARENT.replace(TRACE, b"0" * 32), PARENT.replace(SPAN, b"0" * 16),
+        PARENT.replace(b"-", b"_"), b"0x" + PARENT[2:], PARENT + b", " + PARENT,
+    ],
+)  # fmt: skip
+def test_what_is_no_parent_begins_a_new_trace(header):
+    """A new trace has ids of its own, is not sampled, and takes no state along."""
+    trace = begin(Tracing(), [*names(header), (b"tracestate", b"a=1")])
+    headers = told(trace)
+    made = MADE.fullmatch(headers.pop(b"traceparent"))
+    assert headers == {}
+    assert made[1].decode() == trace.id
+    assert made[1] not in (TRACE, b"0" * 32)
+    assert made[2] not in (SPAN, b"0" * 16)
+    assert made[3] == b"00"
+
+
+def test_a_parent_given_twice_is_none():
+    """Nobody can say which of them is meant."""
+    assert read_parent([*names(PARENT), *names(PARENT)]) is None
+    assert read_parent([*names(b""), *names(PARENT)]) is None
+
+
+@given(hexadecimal.filter(lambda version: version != "ff"), hexadecimal)
+def test_a_trace_goes_on(version, flags):
+    """Without spans of ours, the upstream hears of the same trace, parent and flags, in the version that we speak."""
+    header = b"%b%b%b" % (version.encode(), PARENT[2:-2], flags.encode())
+    trace = begin(Tracing(), names(header))
+    made = MADE.fullmatch(told(trace)[b"traceparent"])
+    assert made[1] == TRACE == trace.id.encode()
+    assert made[2] == SPAN
+    assert int(made[3], 16) == int(flags, 16) & 3
+
+
+def test_ids_are_never_zero(monkeypatch):
+    """Not even where chance would have it."""
+    monkeypatch.setattr("random.getrandbits", lambda _bits: 0)
+    assert told(begin(Tracing(), []))[b"traceparent"] == b"00-%032x-%016x-00" % (1, 1)
+
+
+def test_no_two_traces_are_one():
+    """Each request without a parent has its own."""
+    traces = [begin(Tracing(), []) for _ in range(100)]
+    assert len({trace.id for trace in traces}) == 100
+    assert len({told(trace)[b"traceparent"] for trace in traces}) == 100
+
+
+keys = st.from_regex(r"\A[a-z0-9][-_*/@a-z0-9]{0,40}\Z")
+values = st.from_regex(r"\A[ -+\--<>-~]{0,150}[!-+\--<>-~]\Z")
+members = st.lists(st.builds(lambda key, value: f"{key}={value}".encode(), keys, values), max_size=40)
+
+
+def state_of(*states):
+    return told(begin(Tracing(), [*names(PARENT), *((b"tracestate", state) for state in states)])).get(b"tracestate")
+
+
+@given(members, st.integers(0, 40), st.sampled_from([b",", b" , ", b",,", b",\t"]))
+def test_the_state_goes_on_as_far_as_it_fits(members, cut, comma):
+    """Headers become one; too many members and there is none; of too long a one the long members go first, then the last."""
+    made = state_of(comma.join(members[:cut]), comma.join(members[cut:]))
+    if not members or len(members) > 32:
+        assert made is None
+        return
+    kept = list(members)
+    while len(b",".join(kept)) > 512:
+        long = [at for at, member in enumerate(kept) if len(member) > 128]
+        kept.pop(long[-1] if long else -1)
+    assert made == b",".join(kept)
+
+
+def test_a_member_too_long_for_any_state_leaves_none():
+    """An empty header is no header."""
+    assert state_of(b"a" * 256 + b"=" + b"b" * 256) is None
+
+
+@pytest.mark.parametrize(
+    "state", [b"a", b"=1", b"A=1", b"a=", b"a=1=2", b"a=1,b", b"a=\xe4", b"a=1;b\x7f", b"a =1", b""]
+)
+def test_a_state_that_is_not_valid_is_left_out(state):
+    """The parent beside it is not worse for that."""
+    assert state_of(state) is None
+    assert state_of(b"a=1", state) == (None if state else b"a=1")
+
+
+def test_a_state_alone_is_left_out():
+    """Whose state it is nobody knows."""
+    assert b"tracestate" not in told(begin(Tracing(), [(b"tracestate", b"a=1")]))
+
+
+def test_without_an_endpoint_nothing_is_looked_for():
+    """Who sends no spans does not wait for OpenTelemetry to be imported."""
+    code = (
+        "import sys; from ichat.tracing import open_tracing; tracing = open_tracing(); print(tracing);"
+        "tracing.end(tracing.begin([], b'/', is_known=True), 200); tracing.close();"
+        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "<Tracing: no spans>\n[]\n"
+
+
+@pytest.mark.parametrize("switch", [("OTEL_SDK_DISABLED", "True"), ("OTEL_TRACES_EXPORTER", "none")])
+def test_spans_can_be_switched_off(environment, switch, caplog):
+    """An endpoint that is set for all programs of a machine is not a must; nobody is told of it."""
+    environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
+    environment.setenv(*switch)
+    with caplog.at_level(logging.INFO):
+        assert type(open_tracing()) is Tracing
+    assert caplog.records == []
+
+
+def test_without_the_sdk_an_endpoint_is_answered_by_a_sentence(environment, caplog):
+    """It says what to install, and for which interpreter; requests have their header all the same."""
+    environment.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
+    tracer = open_tracing()
+    assert MADE.fullmatch(told(begin(tracer, []))[b"traceparent"])
+    (record,) = caplog.records
+    assert tracing.PACKAGES in record.getMessage()
+    assert sys.executable in record.getMessage()
+
+
+def test_a_protocol_that_nobody_speaks_stops_nobody(environment, caplog):
+    """It is said which ones there are."""
+    environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
+    environment.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    assert type(open_tracing()) is Tracing
+    (record,) = caplog.records
+    assert re.search("grpc.*http/json", record.getMessage())
+
+
+# With OpenTelemetry's SDK.
+
+
+@pytest.fixture
+def spans():
+    """A tracing whose spans stay here, and where they are."""
+    pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return SpanTracing(provider), exporter.get_finished_spans
+
+
+def test_a_request_is_a_span(spans):
+    """It goes on with the client's trace, has all that is known of the request, and the upstream is told its id."""
+    tracer, finished = spans
+    trace = begin(tracer, [*names(PARENT), (b"tracestate", b"a=1"), (b"tracestate", b"b=2")])
+    tracer.end(trace, 200, model="m", worker="w-0", queued_s=0.25)
+    (span,) = finished()
+    assert trace.id.encode() == TRACE == b"%032x" % span.context.trace_id
+    assert b"%016x" % span.parent.span_id == SPAN
+    assert span.parent.is_remote
+    assert told(trace) == {
+        b"traceparent": b"00-%b-%016x-01" % (TRACE, span.context.span_id),
+        b"tracestate": b"a=1,b=2",
+    }
+    assert (span.name, span.kind.name) == ("POST /v1/chat/completions", "SERVER")
+    assert span.status.status_code.name == "UNSET"
+    assert 0 < span.start_time <= span.end_time
+    assert dict(span.attributes) == {
+        "http.request.method": "POST",
+        "http.route": "/v1/chat/completions",
+        "url.path": "/v1/chat/completions",
+        "http.response.status_code": 200,
+        "gen_ai.request.model": "m",
+        "ichat.worker": "w-0",
+        "ichat.queue_ms": 250.0,
+    }
+
+
+def test_a_request_without_a_parent_is_the_first_span(spans):
+    """Whether it is sampled is the SDK's decision."""
+    tracer, finished = spans
+    trace = begin(tracer, [])
+    tracer.end(trace, 200)
+    (span,) = finished()
+    assert span.parent is None
+    made = MADE.fullmatch(told(trace)[b"traceparent"])
+    assert (made[1], made[2]) == (b"%032x" % span.context.trace_id, b"%016x" % span.context.span_id)
+    assert trace.id.encode() == made[1]
+    assert int(made[3], 16) & 1
+
+
+def test_what_the_client_does_not_sample_is_no_span(spans):
+    """The trace goes on, unsampled."""
+    tracer, finished = spans
+    trace = begin(tracer, names(PARENT[:-1] + b"0"))
+    tracer.end(trace, 500, error="internal_error")
+    assert finished() == ()
+    made = MADE.fullmatch(told(trace)[b"traceparent"])
+    assert (made[1], made[3]) == (TRACE, b"00")
+    assert made[2] != SPAN
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "is_error", "kind"),
+    [
+        (404, "model_not_found", False, "model_not_found"),
+        (499, "client_left", False, "client_left"),
+        (503, "model_not_ready", True, "model_not_ready"),
+        (500, "", True, "500"),
+        (200, "upstream_failed", True, "upstream_failed"),
+        (400, "", False, None),
+    ],
+)
+def test_what_failed_is_marked(spans, status, error, is_error, kind):
+    """A client's mistake is no error of the server; a response that broke off is."""
+    tracer, finished = spans
+    tracer.end(begin(tracer, []), status, error=error, phase="waiting")
+    (span,) = finished()
+    assert (span.status.status_code.name == "ERROR") == is_error
+    assert span.attributes.get("error.type") == kind
+    assert span.attributes["ichat.phase"] == "waiting"
+
+
+def test_what_a_client_chose_is_cut(spans):
+    """Neither a name nor a path fills anybody's memory, and a path that is one of many names no span."""
+    tracer, finished = spans
+    trace = tracer.begin([], b"/v1/" + b"x" * 5000, is_known=False)
+    tracer.end(trace, 404, model="\ud800" + "m" * 5000)
+    (span,) = finished()
+    assert span.attributes["gen_ai.request.model"].startswith("?m"), "nothing that cannot be written"
+    assert span.name == "POST"
+    assert "http.route" not in span.attributes
+    assert max(len(str(value)) for value in span.attributes.values()) == 256
+
+
+class Receiver(http.server.BaseHTTPRequestHandler):
+    """Takes spans by OTLP over HTTP."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.got.append((self.path, body))
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def receiver():
+    """A server that takes spans, and what it got."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="its exporter is not installed")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    server.got = []
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(("settings", "service"), [({}, "ichat-gateway"), ({"OTEL_SERVICE_NAME": "front"}, "front")])
+def test_spans_arrive(environment, receiver, caplog, settings, service):
+    """What has not been sent at the end is sent then; where it goes is said, without the password."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    for name, value in settings.items():
+        environment.setenv(name, value)
+    environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://me:hush@127.0.0.1:{receiver.server_port}")
+    environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
+    environment.setattr(tracing, "CLOSE_S", 60.0)
+    with caplog.at_level(logging.INFO):
+        tracer = open_tracing()
+    assert f"127.0.0.1:{receiver.server_port}" in caplog.text
+    assert "hush" not in caplog.text
+    trace = begin(tracer, names(PARENT))
+    tracer.end(trace, 200, model="m")
+    assert receiver.got == []
+    tracer.close()
+    ((path, body),) = receiver.got
+    assert path == "/v1/traces"
+    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    named = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
+    assert named["service.name"] == service
+    (span,) = resource.scope_spans[0].spans
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE.decode(), SPAN.decode())
+    assert told(trace)[b"traceparent"] == b"00-%b-%b-01" % (TRACE, span.span_id.hex().encode())
+
+
+def test_the_end_waits_for_nobody_for_long(environment, caplog):
+    """A collector that takes a connection and says nothing holds up no gateway's end."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="its exporter is not installed")
+    environment.setattr(tracing, "CLOSE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        environment.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+        tracer = open_tracing()
+        tracer.end(begin(tracer, []), 200)
+        tracer.close()
+        assert "could not be sent" in caplog.text
+        (thread,) = (thread for thread in threading.enumerate() if thread.name == "spans")
+        thread.join(LIMIT_S)

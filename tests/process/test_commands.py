@@ -1,0 +1,965 @@
+"""The operator's commands against a gateway that says what a test wants, and against a real one with the fake engine."""
+
+import codecs
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import types
+import urllib.parse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import trustme
+from support.programs import LIMIT_S, ROOT, Program, ichat
+
+from ichat.cli import commands as terminal
+from ichat.cli import launch as terminal_launch
+from ichat.cli import logs as terminal_logs
+from ichat.cli.client import read_events
+from ichat.cli.screen import clean, duration, log_line, size
+from ichat.errors import Exit
+from ichat.supervisor.launch import engine_flags
+
+KEPT = ("command", "path", "query", "headers", "body")
+STATES = ("starting", "loading", "ready", "following", "draining", "gone", "unhealthy", "wedged", "failed", "broken", "stale",
+          "restarting", "a-new-one")  # fmt: skip
+READY = {
+    "worker_id": "w1", "managed": True, "state": "ready", "phase": "ready", "model_name": "org/m", "model_names": ["org/m", "m"],
+    "backend": "vllm", "model_path": "/m", "host": "10.0.0.1", "port": 8001, "pid": 7, "in_flight": 3, "beat_age_s": 1.26,
+    "progress": {"running": 2, "waiting": 1, "kv_use": 0.375, "steps": 9, "tokens_out": 70}, "restarts": 0, "failure": None,
+    "cause": None, "last_lines": ["loaded"], "args": {"max_model_len": 8192, "seed": None}, "versions": {"vllm": "0.32.0"},
+    "group": {"id": "g", "rank": 0, "size": 2}, "load_s": 75,
+}  # fmt: skip
+FAILED = {**READY, "worker_id": "w2", "state": "failed", "ended_at": 1767225600.5, "exit_code": 70, "failure": "ended with exit code 70", "cause": "CUDA is out of memory.",
+          "last_lines": ["\x1b[31mtorch.OutOfMemoryError\x1b[0m\x1b]0;title\x07", "bye"]}  # fmt: skip
+STATUS = {
+    "gateway": {"id": "gw", "version": "0.1.0", "pid": 5, "uptime_s": 90061},
+    "resources": {
+        "cpu": {"count": 8, "use": 0.25}, "memory": {"total_bytes": 64 * 2**30, "available_bytes": 2**30},
+        "gpus": [{"index": 0, "name": "H100", "memory_total_bytes": 80 * 2**30, "memory_used_bytes": 40 * 2**30, "use": 0.9,
+                  "held_by": [{"pid": 7, "memory_bytes": 1, "worker_id": "w1"},
+                              {"pid": 8, "memory_bytes": 1, "worker_id": None}]}],
+    },
+    "workers": {"ready": 1, "failed": 1}, "models": [{"id": "org/m", "workers": 1, "in_flight": 3, "queued": 0}],
+}  # fmt: skip
+MODELS = {
+    "object": "list",
+    "data": [{"id": "org/m", "object": "model", "owned_by": "vllm", "max_model_len": 8192, "root": "/m"}],
+}
+PLAN = {
+    "applied": True,
+    "summary": "+1 start, ~0 restart, -0 stop, 1 untouched",
+    "plan": [
+        {"action": "start", "what": "worker b", "why": "is new"},
+        {"action": "keep", "what": "worker a", "why": ""},
+    ],
+}
+
+
+class Fake:
+    """A gateway that answers by a table: (method, path) -> (status, JSON) or a function of the request."""
+
+    def __init__(self, wrap=None):
+        fake = self
+
+        class Connection(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do(self):
+                self.body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                path, _, query = self.path.partition("?")
+                self.query = dict(urllib.parse.parse_qsl(query))
+                fake.asked.append(types.SimpleNamespace(**{name: getattr(self, name) for name in KEPT}))
+                answer = fake.answers.get((self.command, path), (404, error("not_found", f"There is no route {path}.")))
+                if callable(answer):
+                    answer = answer(self)
+                if answer is not None:
+                    self.plain(*answer)
+
+            do_GET = do_POST = do_DELETE = do
+
+            def plain(self, status, value, kind="application/json"):
+                data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("content-type", kind)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def stream(self, *events, whole=True):
+                self.send_response(200)
+                self.send_header("content-type", "text/event-stream; charset=utf-8")
+                self.send_header("transfer-encoding", "chunked")
+                self.end_headers()
+                for event in events:
+                    data = event.encode()
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+                if whole:
+                    self.wfile.write(b"0\r\n\r\n")
+                else:
+                    self.close_connection = True
+
+            def log_message(self, *arguments):
+                pass
+
+        self.answers = {}
+        self.asked = []
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Connection)
+        if wrap:
+            self.server.socket = wrap(self.server.socket)
+        self.server.handle_error = lambda *arguments: None
+        self.port = self.server.server_address[1]
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self.thread.start()
+
+    def close(self):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+    def bodies(self):
+        return [json.loads(one.body) for one in self.asked if one.body]
+
+
+def error(code, message):
+    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+
+
+def data(value, extra=""):
+    return f"{extra}data: {value if isinstance(value, str) else json.dumps(value)}\n\n"
+
+
+def line(seq, text):
+    return data({"seq": seq, "time": "2026-01-01T00:00:00.000Z", "line": text}, f"id: {seq}\n")
+
+
+def delta(**fields):
+    return data({"choices": [{"index": 0, "delta": fields, "finish_reason": None}]})
+
+
+DONE = data("[DONE]")
+USAGE = data({"choices": [], "usage": {"completion_tokens": 40}})
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    gateway = Fake()
+    for name in ("ICHAT_API_KEY", "ICHAT_GATEWAY", "FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ICHAT_GATEWAY", f"http://127.0.0.1:{gateway.port}")
+    monkeypatch.setattr(terminal_launch, "POLL_S", 0.01)
+    monkeypatch.setattr(terminal_logs, "PAUSES_S", (0.01,))
+    gateway.answers = {
+        ("GET", "/v1/admin/workers"): (200, {"object": "list", "data": [READY, FAILED, {"worker_id": "w3"}]}),
+        ("GET", "/v1/admin/workers/w1"): (200, READY),
+        ("GET", "/v1/admin/workers/w2"): (200, FAILED),
+        ("GET", "/v1/admin/cluster/status"): (200, STATUS),
+        ("GET", "/v1/models"): (200, MODELS),
+        ("POST", "/v1/admin/config/reload"): (200, PLAN),
+        ("POST", "/v1/admin/workers/launch"): (202, {"worker_id": "w1", "state": "starting"}),
+        ("DELETE", "/v1/admin/workers/w1"): (200, {"worker_id": "w1", "state": "stopped"}),
+    }
+    yield gateway
+    gateway.close()
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command in this process; give its exit code, standard output and standard error."""
+
+    def command(*words):
+        try:
+            code = terminal.run(list(words))
+        except Exit as exit_:
+            print(exit_, file=sys.stderr)
+            code = exit_.code
+        out, err = capsys.readouterr()
+        assert "\x1b" not in out + err
+        return code, out, err
+
+    return command
+
+
+@pytest.fixture
+def console(fake):
+    """Run commands on a terminal of their own: `with console("chat", "m") as screen`."""
+    return lambda *words, **more: contextlib.closing(Pty(words, fake.port, **more))
+
+
+class Pty:
+    """A program on a terminal, and what it has written there."""
+
+    def __init__(self, words, port, columns=120):
+        self.master, slave = pty.openpty()
+        env = {
+            **os.environ,
+            "ICHAT_GATEWAY": f"http://127.0.0.1:{port}",
+            "COLUMNS": str(columns),
+            "TERM": "xterm-256color",
+        }
+        self.text = ""
+        self.at = 0
+        self.decode = codecs.getincrementaldecoder("utf-8")().decode
+        self.process = subprocess.Popen(ichat(*words), cwd=ROOT, env=env, preexec_fn=lambda: os.login_tty(slave))
+        os.close(slave)
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def until(self, expected):
+        """Read until the screen shows this, after what was waited for before."""
+        deadline = time.monotonic() + LIMIT_S
+        while not (found := re.compile(expected).search(self.text, self.at)):
+            assert time.monotonic() < deadline, self.text
+            assert self.read(), self.text
+        self.at = found.end()
+
+    def press_until(self, key, expected):
+        """Press a key, as often as it takes: Python's input may sleep over a signal that comes just before it waits."""
+        self.type(key)
+        pressed_at = time.monotonic()
+        while not re.compile(expected).search(self.text, self.at):
+            if time.monotonic() > pressed_at + 1:
+                self.type(key)
+                pressed_at = time.monotonic()
+            assert self.read(), self.text
+        self.until(expected)
+
+    def end(self):
+        """Read to the end; give the exit code."""
+        deadline = time.monotonic() + LIMIT_S
+        while self.read():
+            assert time.monotonic() < deadline, self.text
+        return self.process.wait(LIMIT_S)
+
+    def read(self):
+        """Read what is there, or comes soon; say whether more may come."""
+        if not select.select([self.master], [], [], 0.1)[0]:
+            return True
+        try:
+            more = os.read(self.master, 65536)
+        except OSError:
+            return False
+        self.text += self.decode(more)
+        return more != b""
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+def test_workers_are_lines_of_columns(fake, run):
+    """Without a terminal every worker is one line with as many words as columns, whatever is known of it."""
+    code, out, err = run("workers")
+    head, *rows = [row.split() for row in out.splitlines()]
+    assert (code, err, len(rows)) == (0, "", 3)
+    first = dict(zip(head, rows[0], strict=True))
+    assert (first["WORKER"], first["STATE"], first["MODEL"], first["ADDRESS"]) == (
+        "w1",
+        "ready",
+        "org/m,m",
+        "10.0.0.1:8001",
+    )
+    assert (first["IN_FLIGHT"], first["RUNNING"], first["KV_USE"], first["LAST_BEAT"]) == ("3", "2", "38%", "1.3s")
+    assert "ended with exit code 70: CUDA is out of memory" in out
+    assert rows[2] == ["w3", *["-"] * (len(head) - 1)]
+    assert len({row.find(word) for row, word in zip(out.splitlines(), ["STATE", "ready", "failed"], strict=False)}) == 1
+
+
+def test_every_state_is_shown(fake, run, console):
+    """Those of today and those of another gateway, in a line and on a terminal; a worker is not more than its words."""
+    workers = [{**READY, "worker_id": f"w{number}", "state": state} for number, state in enumerate(STATES)]
+    workers += [{**FAILED, "worker_id": "long", "state": "failed", "cause": "because " * 50}]
+    workers += [{"worker_id": 7, "state": None, "progress": "x", "args": [], "group": 1, "beat_age_s": float("inf")}]
+    fake.answers["GET", "/v1/admin/workers"] = 200, {"data": workers}
+    code, out, _err = run("workers")
+    assert (code, [row.split()[1] for row in out.splitlines()[1:]]) == (0, [*STATES, "failed", "-"])
+    assert "because " * 49 in out
+    with console("workers", columns=160) as screen:
+        assert screen.end() == 0
+        assert "\x1b[1;31mrestarting" in screen.text
+        assert "\x1b[1;31mwedged" in screen.text
+        assert "a-new-one" in screen.text
+        assert 5 < screen.text.count("because") < 15
+    for worker in workers:
+        fake.answers["GET", "/v1/admin/workers/w1"] = 200, worker
+        assert run("workers", "w1")[0] == 0
+
+
+def test_a_worker_is_shown_whole_and_does_nothing_to_the_terminal(fake, run):
+    """Everything that is known of it is there, in lines; nothing that a worker writes is done by the terminal."""
+    for words in (("workers", "w2"), ("worker-show", "w2")):
+        code, out, _err = run(*words)
+        assert code == 0
+        facts = dict(re.findall(r"^ *(\S+(?: \S+)*?)  +(.*)$", out, re.MULTILINE))
+        assert facts["failure"] == "ended with exit code 70"
+        assert (facts["backend"], facts["group"], facts["load time"]) == ("vllm 0.32.0", "rank 0 of 2 in g", "1m15s")
+        assert facts["max_model_len"] == "8192"
+        assert "seed" not in facts
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:00:00[+-]\d\d:\d\d", facts["ended last"])
+        assert "last lines before it ended\n  torch.OutOfMemoryError\n  bye\n" in out
+
+
+def test_arguments_that_are_the_engines_defaults_are_not_shown(fake, run, console):
+    """Of the arguments only those are shown that differ, all of them with `--all`, and all of a worker that cannot say."""
+    args = {
+        "model": "/m",
+        "max_model_len": 8192,
+        "seed": None,
+        "dtype": "auto",
+        "note": "",
+        "config": {"sizes": [8] * 40},
+    }
+    worker = {**READY, "args": args, "backend_args": args, "changed_args": ["model", "max_model_len", "config", "note"]}
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, worker
+
+    def shown(*words):
+        title, _, rest = run(*words, "w1")[1].partition("\narguments")[2].partition("\n")
+        rest = rest.partition("\n\n")[0]
+        return title, dict(line.split(maxsplit=1) for line in rest.splitlines())
+
+    title, facts = shown("worker-show")
+    assert title == " other than the engine's defaults (4 of 6; --all shows all)"
+    assert facts == {"config": json.dumps(args["config"]), "max_model_len": "8192", "model": "/m", "note": '""'}
+    assert shown("workers")[1] == facts
+    assert shown("worker-show", "--all")[0] == ""
+    assert shown("workers", "--all")[1] == {**facts, "dtype": "auto", "seed": "null"}
+    with console("worker-show", "w1", columns=80) as screen:
+        assert screen.end() == 0
+        lines = re.sub(r"\x1b\[[\d;]*m", "", screen.text).splitlines()
+        assert max(map(len, lines)) <= 80
+        below = lines[next(index for index, line in enumerate(lines) if line.startswith("  config")) + 1]
+        assert below.startswith(" " * 17 + "8, 8")
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, {**worker, "changed_args": None}
+    assert shown("worker-show") == ("", {**facts, "dtype": "auto"})
+
+
+def test_an_end_that_is_over_is_no_failure(fake, run):
+    """A worker that runs again is well; when and why it ended last is told where all is told."""
+    more = {"origin": "api", "gpu_ids": [], "log_file": "/s/logs/w1.log", "signal": "SIGKILL", "exit_code": None}
+    again = {**FAILED, **more, "worker_id": "w1", "state": "ready", "failure": None, "retry_in_s": None}
+    fake.answers["GET", "/v1/admin/workers"] = 200, {"data": [again]}
+    assert run("workers")[1].splitlines()[1].split()[-1] == "-"
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, again
+    out = run("workers", "w1")[1]
+    assert re.search(r"^ended last +20\S+ \d\d:00:00\S+, SIGKILL, CUDA is out of memory\.$", out, re.MULTILINE)
+    assert re.search(r"^started by +the gateway, by its API$", out, re.MULTILINE)
+    assert re.search(r"^gpus +none$", out, re.MULTILINE)
+    assert "\ncause" not in out
+    down = {**again, "state": "restarting", "failure": "ended with exit code 70", "retry_in_s": 4.2}
+    fake.answers["GET", "/v1/admin/workers"] = 200, {"data": [down]}
+    assert run("workers")[1].rstrip().endswith(" ended with exit code 70: CUDA is out of memory; starts in 4.2s")
+    lost = [{"worker_id": f"r{rank}", "why": "has ended", "host": "h", "port": 1} for rank in (1, 2)]
+    fake.answers["GET", "/v1/admin/workers"] = 200, {"data": [{**READY, "state": "broken", "lost": lost}]}
+    said = "has lost worker r1, which has ended and worker r2, which has ended, of its group"
+    assert run("workers")[1].rstrip().endswith(said)
+
+
+def test_status_and_models(fake, run):
+    """The machine, its GPUs and who holds them; the models."""
+    code, out, _err = run("status")
+    assert code == 0
+    assert re.search(r"^up +1d1h$", out, re.MULTILINE)
+    assert re.search(r"^memory +1.0GiB free of 64.0GiB$", out, re.MULTILINE)
+    assert re.search(r"^workers +1 failed, 1 ready$", out, re.MULTILINE)
+    assert re.search(r"^0 +H100 +90% +40.0GiB +80.0GiB +w1, process 8$", out, re.MULTILINE)
+    assert re.search(r"^org/m +1 +3 +0$", out, re.MULTILINE)
+    fake.answers["GET", "/v1/admin/cluster/status"] = 200, {"gateway": {}, "resources": {"gpus": None}}
+    assert run("status")[0] == 0
+    gpu = {"index": 3, "name": "H200", "memory_total_bytes": 2**37, "memory_used_bytes": 2**30, "use": 0.5,
+           "held_by": [{"worker_id": "w2", "memory_bytes": 2**30}]}  # fmt: skip
+    far = {"name": "far", "cpus": 64, "cpu_use": 0.35, "memory_total_bytes": 2**40, "memory_available_bytes": 2**39,
+           "workers": ["w2", "w3"], "gpus": [gpu]}  # fmt: skip
+    near = {**far, "name": "near", "has_gateway": True, "cpu_use": None, "workers": [], "gpus": None}
+    fake.answers["GET", "/v1/admin/cluster/status"] = 200, {**STATUS, "machines": [near, far]}
+    out = run("status")[1]
+    assert re.search(r"^near \(gateway\) +- of 64 +512.0GiB free of 1.0TiB", out, re.MULTILINE)
+    assert re.search(r"^far +35% of 64 +512.0GiB free of 1.0TiB +w2, w3$", out, re.MULTILINE)
+    assert re.search(r"^far +3 +H200 +50% +1.0GiB +128.0GiB +w2$", out, re.MULTILINE)
+    fake.answers["GET", "/v1/admin/cluster/status"] = 200, {"resources": {"gpus": None}, "machines": [far]}
+    assert re.search(r"^3 +H200 +50% +1.0GiB +128.0GiB +w2$", run("status")[1], re.MULTILINE)
+    assert run("models")[1].splitlines()[1].split() == ["org/m", "vllm", "8192", "-", "/m"]
+
+
+def test_reload_shows_the_plan(fake, run):
+    """A plan that was to be carried out and was not is a refusal."""
+    code, out, _err = run("reload", "--dry-run")
+    assert (code, fake.asked[-1].query) == (0, {"dry_run": "1"})
+    assert out.splitlines()[1].split() == ["start", "worker", "b", "is", "new"]
+    assert out.splitlines()[-1] == PLAN["summary"]
+    assert (run("reload")[0], fake.asked[-1].query) == (0, {})
+    fake.answers["POST", "/v1/admin/config/reload"] = 200, {**PLAN, "applied": False}
+    assert run("reload")[0] == 1
+    assert run("reload", "--dry-run")[0] == 0
+    actions = ("later", "keep", "a-new-one")
+    plan = [{"action": action, "what": f"the {action}", "why": None} for action in actions]
+    fake.answers["POST", "/v1/admin/config/reload"] = 200, {"applied": False, "plan": plan[:2]}
+    assert run("reload")[0] == 0
+    fake.answers["POST", "/v1/admin/config/reload"] = 200, {"applied": True, "plan": plan}
+    code, out, _err = run("reload")
+    assert (code, [row.split()[0] for row in out.splitlines()[1:]]) == (0, list(actions))
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["workers"], {"object": "list", "data": [READY, FAILED, {"worker_id": "w3"}]}),
+        (["workers", "w1"], READY),
+        (["worker-show", "w2"], FAILED),
+        (["status"], STATUS),
+        (["models"], MODELS),
+        (["reload"], PLAN),
+        (["launch", "/m"], {"worker_id": "w1", "state": "starting"}),
+        (["launch", "/m", "--wait"], READY),
+        (["stop", "w1"], {"worker_id": "w1", "state": "stopped"}),
+    ],
+)
+def test_json_is_what_the_gateway_said(fake, run, words, value):
+    """`--json` gives exactly the answer, and nothing else on standard output."""
+    code, out, _err = run(*words, "--json")
+    assert (code, out) == (0, json.dumps(value) + "\n")
+
+
+def test_launch_sends_what_was_typed(fake, run, tmp_path, monkeypatch):
+    """Our flags may stand anywhere, the engine's after the model; only what was given is sent."""
+    code, out, _err = run("launch", "--gpu-ids", "0,1", "org/M", "--max-model-len", "8192", "--port=0", "--enforce-eager",
+                          "--heartbeat-interval", "2.5", "-be", "sglang", "-n", "m", "--", "--api-key", "007")  # fmt: skip
+    assert (code, out) == (0, "w1 starting\n")
+    assert fake.bodies() == [{
+        "model_name": "m", "model_path": "org/M", "backend": "sglang", "gpu_ids": [0, 1], "port": 0, "heartbeat_interval": 2.5,
+        "max_model_len": 8192, "enforce_eager": True, "api_key": "007",
+    }]  # fmt: skip
+    run("launch", "org/M", "--gpu-ids", "none", "--share-gpus")
+    assert fake.bodies()[-1] == {"model_name": "org/M", "model_path": "org/M", "gpu_ids": [], "share_gpus": True}
+    run("launch", "org/M")
+    assert fake.bodies()[-1] == {"model_name": "org/M", "model_path": "org/M"}
+    (tmp_path / "models/x").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    run("launch", "./models/x/")
+    assert fake.bodies()[-1] == {"model_name": "x", "model_path": str(tmp_path / "models/x")}
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments", "flags"),
+    [
+        (["--a-b", "1", "--c", "1.5", "--d", "1e3", "--e", "007"], {"a_b": 1, "c": 1.5, "d": "1e3", "e": "007"}, None),
+        (["--a", "--no-b", "--c=x=y", "--d", "-1"], {"a": True, "b": False, "c": "x=y", "d": -1}, None),
+        (["--a", "x=1", "y=2"], {"a": ["x=1", "y=2"]}, None),
+        (["--a", '{"k": 1}'], {"a": '{"k": 1}'}, None),
+        (
+            ["--a.k_e-y.z", "5", "--a.x", "t"],
+            {"a": {"k_e-y": {"z": 5}, "x": "t"}},
+            ["--a", '{"k_e-y": {"z": 5}, "x": "t"}'],
+        ),
+    ],
+)
+def test_engine_flags_survive_the_way_through_the_api(words, arguments, flags):
+    """What the gateway makes of the arguments is what was typed."""
+    found = terminal_launch.engine_arguments(words)
+    assert found == arguments
+    assert [type(value) for value in found.values()] == [type(value) for value in arguments.values()]
+    assert " ".join(engine_flags(found)).replace("=", " ") == " ".join(flags or words).replace("=", " ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["launch"], "the following arguments are required: MODEL_PATH"),
+        (["launch", "--max-model-len", "8192", "m"], "--max-model-len is no flag of it; the engine's flags stand after"),
+        (["launch", "m", "x"], "x belongs to no flag."),
+        (["launch", "m", "-tp", "2"], "-tp: write the long form"),
+        (["launch", "m", "--x", "1", "--x", "2"], "--x is given twice."),
+        (["launch", "m", "--x", "1", "--x.y", "2"], "--x has a value already."),
+        (["launch", "m", "--port", "0", "--", "--port", "1"], "--port is given twice."),
+        (["launch", "m", "--gpu-ids", "0;1"], "must be like 0,1"),
+        (["launch", "m", "--port"], "argument --port: expected one argument"),
+        (["stop", "w1", "--drain-s", "-1"], "--drain-s"),
+        (["workers", "a", "b"], "unrecognized arguments: b"),
+        (["worker-show"], "the following arguments are required: ID"),
+        (["logs", "-f", "--previous", "w1"], "not allowed with argument"),
+        (["logs", "--tail", "x", "w1"], "must be a number from 0 on"),
+        (["models", "--gateway", "ftp://x"], "The gateway's address must be like"),
+        (["models", "--gateway", "http://u:p@x"], "The gateway's address must be like"),
+        (["models", "--gateway", "x", "-c", "y"], "not allowed with argument"),
+        (["models", "-c", "/none.toml"], "/none.toml cannot be read"),
+        (["models", "--api-key", "ä"], "The API key must be printable ASCII"),
+        (["models", "--ca-certificates", "/none.pem", "-g", "https://x"], "The certificates /none.pem cannot be used"),
+        (["chat", "m", " "], "The prompt is empty."),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_asks_nothing(fake, run, words, said):
+    """It is one sentence and exit code 64."""
+    code, out, err = run(*words)
+    assert (code, out, fake.asked) == (64, "", [])
+    assert said in err
+
+
+def test_launch_waits_until_ready(fake, run):
+    """Each change is told once; a connection that breaks meanwhile is made again."""
+    states = iter(
+        [
+            {"state": "starting"},
+            None,
+            {"state": "loading", "phase": "weights"},
+            None,
+            {"phase": "weights"},
+            {"state": "restarting", "failure": "ended with exit code 70", "cause": "CUDA out of memory"},
+            {"state": "loading", "failure": None, "restarts": 1},
+            READY,
+        ]
+    )
+    worker = {"worker_id": "w1"}
+
+    def answer(one):
+        state = next(states)
+        one.close_connection = state is None
+        worker.update(state or {})
+        return (200, worker) if state else None
+
+    fake.answers["GET", "/v1/admin/workers/w1"] = answer
+    code, out, err = run("launch", "/m", "--wait")
+    assert (code, out) == (0, "w1 ready\n")
+    assert err.splitlines() == [
+        "w1: starting",
+        "w1: loading (weights)",
+        "w1: restarting since it ended with exit code 70: CUDA out of memory",
+        "w1: loading (weights) after 1 restart",
+    ]
+
+
+def test_launch_says_why_a_worker_has_failed(fake, run):
+    """Its last lines and one sentence, with exit code 1."""
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, FAILED
+    code, out, err = run("launch", "/m", "--wait")
+    assert (code, out) == (1, "")
+    assert err == "torch.OutOfMemoryError\nbye\nWorker w1 ended with exit code 70: CUDA is out of memory.\n"
+
+
+def test_launch_waits_no_longer_than_told(fake, run):
+    """The worker goes on loading."""
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, {**READY, "state": "loading"}
+    code, _out, err = run("launch", "/m", "--wait", "--timeout-s", "0.05")
+    assert code == 1
+    assert "Worker w1 was not ready within 0.05 s; it goes on loading." in err
+
+
+def test_stop_shows_what_is_under_way(fake, run):
+    """It lasts as long as the gateway takes, and shows what the worker still does."""
+    seen = threading.Event()
+
+    def stop(_):
+        seen.wait(LIMIT_S)
+        return 200, {"worker_id": "w1", "state": "stopped"}
+
+    def worker(_):
+        seen.set()
+        return 200, {**READY, "state": "draining", "phase": ""}
+
+    fake.answers["DELETE", "/v1/admin/workers/w1"] = stop
+    fake.answers["GET", "/v1/admin/workers/w1"] = worker
+    code, out, err = run("stop", "w1", "--drain-s", "5")
+    assert (code, out) == (0, "w1 stopped\n")
+    assert "w1: draining, 3 requests under way\n" in err
+    assert next(one for one in fake.asked if one.command == "DELETE").query == {"drain_s": "5"}
+
+
+def test_a_refusal_is_the_gateways_sentence(fake, run):
+    """With exit code 1, and a hint where a key is missing."""
+    fake.answers["DELETE", "/v1/admin/workers/w1"] = 409, error("conflict", "Worker w1\nwas started by hand.")
+    code, out, err = run("stop", "w1")
+    assert (code, out, err.splitlines()[-1]) == (1, "", "Worker w1 was started by hand.")  # behind its state, if slow
+    fake.answers["GET", "/v1/models"] = 401, error("invalid_api_key", "A key is needed.")
+    assert run("models")[2] == "A key is needed. Set ICHAT_API_KEY, or give --api-key.\n"
+    assert run("models", "--api-key", "k")[2] == "A key is needed.\n"
+    assert fake.asked[-1].headers["authorization"] == "Bearer k"
+    fake.answers["GET", "/v1/models"] = 400, {"object": "error", "message": "Flat.", "code": 400}
+    assert run("models", "--json") == (1, "", "Flat.\n")
+    assert run("workers", "a/b?c")[0] == 1
+    assert fake.asked[-1].path == "/v1/admin/workers/a%2Fb%3Fc"
+
+
+def test_no_gateway_there(fake, run, monkeypatch):
+    """Nothing that listens, something else that listens, something that is no certificate's: exit code 69, one sentence."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+        for words in (["models"], ["chat", "m", "hi"], ["logs", "-f", "w1"], ["stop", "w1"]):
+            code, out, err = run(*words, "--gateway", address)
+            assert (code, out) == (69, "")
+            assert err.endswith(f"The gateway at http://{address} cannot be reached: Connection refused.\n")
+    fake.answers["GET", "/v1/models"] = lambda one: one.plain(200, "<html>", "text/html")
+    code, _out, err = run("models", "-g", f"http://127.0.0.1:{fake.port}/v1/")
+    assert (code, err.count("\n")) == (69, 1)
+    assert "is not iChat's gateway (status 200, text/html)" in err
+    fake.answers["GET", "/v1/models"] = lambda one: setattr(one, "close_connection", True)
+    code, _out, err = run("models")
+    assert code == 69
+    assert "broke: Server disconnected" in err
+
+
+def test_proxies_of_the_environment_are_not_asked(fake, run, monkeypatch):
+    """The gateway is asked itself."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ICHAT_API_KEY", "from-the-environment")
+    assert run("models")[0] == 0
+    assert fake.asked[-1].headers["authorization"] == "Bearer from-the-environment"
+
+
+def test_the_configuration_says_where_and_whom_to_believe(run, tmp_path):
+    """An https gateway is known by the certificate of its configuration, whatever its names; another's is refused."""
+    authority = trustme.CA()
+    for name in ("right", "wrong"):
+        issued = authority.issue_cert("elsewhere.example")
+        issued.private_key_pem.write_to_path(str(tmp_path / f"{name}.key"))
+        issued.cert_chain_pems[0].write_to_path(str(tmp_path / f"{name}.pem"))
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "right.pem", tmp_path / "right.key")
+    fake = Fake(lambda sock: context.wrap_socket(sock, server_side=True))
+    fake.answers["GET", "/v1/models"] = 200, MODELS
+    try:
+        for name, code in (("right", 0), ("wrong", 69)):
+            config = tmp_path / f"{name}.toml"
+            config.write_text(
+                f'[server_settings]\nhost = "0.0.0.0"\nport = {fake.port}\n'
+                f'tls_certificate = "{tmp_path}/{name}.pem"\ntls_key = "{tmp_path}/{name}.key"\n'
+            )
+            found, _out, err = run("models", "-c", str(config))
+            assert found == code, err
+        assert "certificate verify failed" in err
+        code, _out, err = run(
+            "models", "-g", f"https://127.0.0.1:{fake.port}", "--ca-certificates", str(tmp_path / "ca.pem")
+        )
+        assert code == 69
+        assert "IP address mismatch" in err
+    finally:
+        fake.close()
+
+
+def test_a_configuration_with_any_free_port_is_no_address(run, tmp_path):
+    """The port is known to the gateway only."""
+    (tmp_path / "c.toml").write_text("[server_settings]\nport = 0\n")
+    code, _out, err = run("models", "-c", str(tmp_path / "c.toml"))
+    assert code == 64
+    assert "use --gateway" in err
+
+
+def test_logs_are_lines(fake, run):
+    """Lines and gaps as text; with `--json` one object a line, as it came."""
+    events = [
+        data({"lost": 4}, "event: gap\n"),
+        line(5, "\x1b[31mred\x1b[0m \u2028 50%\r100%"),
+        ": \n\n",
+        line(6, "end"),
+    ]
+    fake.answers["GET", "/v1/logs/stream/w1"] = lambda one: one.stream(*events)
+    assert run("logs", "--tail", "2", "w1") == (0, "--- 4 lines are lost ---\n100%\nend\n", "")
+    assert fake.asked[-1].query == {"follow": "false", "tail": "2"}
+    code, out, _err = run("logs", "--json", "--previous", "w1")
+    found = [json.loads(one) for one in out.splitlines()]
+    assert (code, found[0], [one["seq"] for one in found[1:]]) == (0, {"lost": 4}, [5, 6])
+    assert fake.asked[-1].query == {"follow": "false", "previous": "1"}
+    assert run("logs", "-t", "w1")[1].splitlines()[-1] == "2026-01-01T00:00:00.000Z end"
+
+
+def test_logs_go_on_after_a_break(fake, run):
+    """A follower asks for what comes after its last line, and ends with the worker; nothing comes twice."""
+    streams = iter([
+        lambda one: one.stream(line(1, "one"), line(2, "two"), whole=False),
+        lambda one: one.plain(404, error("not_found", "There is no worker w1.")),
+        lambda one: one.stream(data({"lost": 7}, "event: gap\n"), line(10, "ten"), "data: half"),
+        lambda one: one.stream(line(11, "eleven")),
+    ])  # fmt: skip
+    states = iter([READY, FAILED])
+    fake.answers["GET", "/v1/logs/stream/w1"] = lambda one: next(streams)(one)
+    fake.answers["GET", "/v1/admin/workers/w1"] = lambda one: (200, next(states))
+    code, out, err = run("logs", "-f", "--tail", "2", "w1")
+    assert (code, out) == (0, "one\ntwo\n--- 7 lines are lost ---\nten\neleven\n")
+    assert err.count("Trying again.") == 1
+    asked = [(one.headers["last-event-id"], one.query) for one in fake.asked if "/logs/" in one.path]
+    follow = {"follow": "true"}
+    assert asked == [(None, {**follow, "tail": "2"}), ("2", follow), ("2", follow), ("10", follow)]
+
+
+def test_logs_of_nobody(fake, run):
+    """A worker that was never there is refused at once."""
+    fake.answers["GET", "/v1/logs/stream/w9"] = 404, error("not_found", "There is no worker w9.")
+    assert run("logs", "-f", "w9") == (1, "", "There is no worker w9.\n")
+
+
+def test_one_answer(fake, run):
+    """Standard output has the answer and nothing else; how fast it came stands on standard error."""
+    fake.answers["POST", "/v1/chat/completions"] = lambda one: one.stream(
+        delta(role="assistant", content=""), delta(reasoning="I think"), delta(reasoning_content="."), delta(content="Hel"),
+        delta(content="lo\x1b[2J"), USAGE, DONE,
+    )  # fmt: skip
+    code, out, err = run(
+        "chat", "m", "Say", "hello", "--system", "Be brief.", "--max-tokens", "9", "--temperature", "0"
+    )
+    assert (code, out) == (0, "Hello\n")
+    assert re.fullmatch(r"\[40 tokens, [\d.]+ tokens/s, the first after 0\.\d\d s\]\n", err)
+    assert fake.bodies() == [{
+        "model": "m", "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hello"}],
+        "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 9, "temperature": 0.0,
+    }]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "prompt"), [([], "from\nstdin"), (["Sum", "up:", "-"], "Sum up:\nfrom\nstdin")])
+def test_a_prompt_on_standard_input(fake, run, monkeypatch, words, prompt):
+    """Without a terminal it is the prompt, and with one it stands where `-` does."""
+    fake.answers["POST", "/v1/chat/completions"] = lambda one: one.stream(delta(content="ok"), DONE)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from\nstdin"))
+    assert run("chat", "m", *words)[:2] == (0, "ok\n")
+    assert fake.bodies()[0]["messages"] == [{"role": "user", "content": prompt}]
+
+
+def test_events_as_json(fake, run):
+    """One a line, as they came."""
+    fake.answers["POST", "/v1/chat/completions"] = lambda one: one.stream(delta(content="a\u2028b"), USAGE, DONE)
+    code, out, err = run("chat", "m", "hi", "--json")
+    found = [json.loads(one) for one in out.rstrip("\n").split("\n")]
+    assert (code, err, found[0]["choices"][0]["delta"]["content"], len(found)) == (0, "", "a\u2028b", 2)
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_an_answer_that_breaks_off_is_no_success(fake, run, flags):
+    """An error event, an end without [DONE], a broken connection: what came is shown, and the exit code is not 0."""
+    ends = [([data(error("x", "The engine failed."))], True, 1), ([], True, 1), ([], False, 69)]
+    for more, whole, expected in ends:
+        events = [delta(content="Hel"), *more]
+        fake.answers["POST", "/v1/chat/completions"] = lambda one, events=events, whole=whole: one.stream(
+            *events, whole=whole
+        )
+        code, out, err = run("chat", "m", "hi", *flags)
+        assert code == expected
+        assert "Hel" in out
+        assert re.search(r"The engine failed\.|The answer broke off\.|The connection .* broke", err)
+    fake.answers["POST", "/v1/chat/completions"] = 503, error("model_not_ready", "Not ready.")
+    assert run("chat", "m", "hi", *flags) == (1, "", "Not ready.\n")
+
+
+def test_a_conversation(console, fake):
+    """Ctrl-C stops an answer and closes its connection, what came of it stays in the history; Ctrl-D ends."""
+    gone = threading.Event()
+
+    def answer(one):
+        if len(fake.asked) > 1:
+            return one.stream(delta(reasoning="hmm"), delta(content="second"), DONE)
+        one.stream(delta(content="first "), whole=False)
+        if one.connection.recv(1) == b"":
+            gone.set()
+        return None
+
+    fake.answers["POST", "/v1/chat/completions"] = answer
+    with console("chat", "org/m") as screen:
+        screen.until("> $")
+        screen.press_until("\x03", r"Ctrl-D ends\.\x1b")
+        screen.until("> $")
+        screen.type("one\\\ntwo\n")
+        screen.until("first ")
+        screen.press_until("\x03", r"\[stopped\]")
+        screen.until("> $")
+        assert gone.wait(LIMIT_S)
+        screen.type("again\n")
+        screen.until(r"\x1b\[2mhmm\x1b\[0m\r\nsecond\r\n[^\n]*tokens[^>]*> $")
+        screen.type("\x04")
+        assert screen.end() == 0
+    assert fake.bodies()[1]["messages"] == [
+        {"role": "user", "content": "one\ntwo"},
+        {"role": "assistant", "content": "first "},
+        {"role": "user", "content": "again"},
+    ]
+
+
+def test_a_refused_question_leaves_the_conversation(console, fake):
+    """One that may be answered later is told, and can be asked again; one that never will be ends the program."""
+    fake.answers["POST", "/v1/chat/completions"] = lambda one: one.plain(
+        *[(503, error("model_not_ready", "Not ready.")), (404, error("model_not_found", "No such model."))][
+            len(fake.asked) - 1
+        ]
+    )
+    with console("chat", "m") as screen:
+        screen.until("> $")
+        screen.type("hi\n")
+        screen.until("Not ready.*\n.*> $")
+        screen.type("hi\n")
+        assert screen.end() == 1
+        assert "No such model." in screen.text
+    assert [len(body["messages"]) for body in fake.bodies()] == [1, 1]
+
+
+def test_a_terminal_has_colours_and_a_narrow_one_fewer_columns(console):
+    """States are coloured; of what does not fit the least important columns go, and no row is folded into soup."""
+    with console("workers", columns=160) as screen:
+        assert screen.end() == 0
+        assert "\x1b[32mready" in screen.text
+        assert "\x1b[1;31mfailed" in screen.text
+        assert "10.0.0.1:8001" in screen.text
+    with console("workers", columns=80) as screen:
+        assert screen.end() == 0
+        text = re.sub(r"\x1b\[[\d;]*m", "", screen.text)
+        assert re.search(r"^ *w1 +ready +org/m,m ", text, re.MULTILINE)
+        assert "last beat" not in text
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_the_pyz_leaves_out_is_not_needed(console, fake, tmp_path, monkeypatch):
+    """rich is bundled without what it needs for source code and Markdown."""
+    for name in ("pygments", "markdown_it", "mdurl"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('left out')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    fake.answers["POST", "/v1/chat/completions"] = lambda one: one.stream(
+        delta(reasoning="hm"), delta(content="yes"), DONE
+    )
+    shown = {
+        ("workers",): "w1",
+        ("status",): "H100",
+        ("launch", "/m", "--wait"): "w1 ready",
+        ("chat", "m", "hi"): "yes",
+    }
+    for words, expected in shown.items():
+        with console(*words) as screen:
+            assert screen.end() == 0, screen.text
+            assert expected in screen.text
+
+
+def test_progress_on_a_terminal_is_one_line(console, fake):
+    """It changes in place and is gone at the end; Ctrl-C ends the waiting, not the worker."""
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, {**READY, "state": "loading", "phase": "reading weights"}
+    with console("launch", "/m", "--wait") as screen:
+        screen.until(r"w1: loading \(reading weights\)")
+        screen.type("\x03")
+        assert screen.end() == 130
+        assert "worker w1 goes on loading" in screen.text
+        assert "Traceback" not in screen.text
+    assert "DELETE" not in [one.command for one in fake.asked]
+
+
+def test_ctrl_c_ends_following(console, fake):
+    """At once and without a word; colours of the lines are kept on a terminal, other sequences are not."""
+
+    def answer(one):
+        one.stream(line(1, "\x1b[31mred\x1b[2J"), whole=False)
+        one.connection.recv(1)
+
+    fake.answers["GET", "/v1/logs/stream/w1"] = answer
+    with console("logs", "-f", "w1") as screen:
+        screen.until("red")
+        screen.type("\x03")
+        assert screen.end() == 130
+        assert "\x1b[31mred\x1b[0m" in screen.text
+        assert "\x1b[2J" not in screen.text
+
+
+def test_a_reader_that_leaves_is_no_error(fake):
+    """`| head -1` ends the command quietly."""
+    fake.answers["GET", "/v1/logs/stream/w1"] = lambda one: one.stream(*(line(n, "x" * 1000) for n in range(500)))
+    process = subprocess.Popen(ichat("logs", "w1"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(LIMIT_S) == 1
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_help_is_light():
+    """Nothing heavy is imported to show it, and every command has one."""
+    code = (
+        "import sys\nfrom ichat import terminal\nfor name in terminal.COMMANDS:\n"
+        " try: terminal.run([name, '--help'])\n except SystemExit as end: assert end.code == 0\n"
+        "assert not {'httpx', 'rich', 'trio', 'attrs', 'cattrs'} & set(sys.modules), sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    whole = subprocess.run(ichat("--help"), cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert terminal.HELP in whole
+    for name in terminal.COMMANDS:
+        assert f"usage: ichat.pyz {name} " in done.stdout
+        assert f"ichat.pyz {name} " in terminal.HELP or f"ichat.pyz {name}\n" in terminal.HELP
+
+
+def test_events_are_read_alike_however_they_are_cut():
+    """At any byte; lines end with LF or CRLF and nothing else; comments and unfinished events are nothing."""
+    stream = ": hi\n\nid: 1\r\ndata: ä\u2028\x85b\r\n\r\nevent: gap\ndata: x\ndata:  y\n\nid\ndata\n\nretry: 1\n\ndata: cut".encode()
+    expected = [("message", "ä\u2028\x85b", "1"), ("gap", "x\n y", "1"), ("message", "", "")]
+    for size_ in range(1, len(stream)):
+        pieces = [stream[at : at + size_] for at in range(0, len(stream), size_)]
+        assert [tuple(event) for event in read_events(pieces)] == expected, size_
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\ttext\n", "plain\ttext\n"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07a\x1b]8;;http://x\x1b\\b", "ab"),
+        ("\x1bPq#1\x1b\\a\x1b(Bb\x1bc", "ab"),
+        ("a\x00\x07\x08\x7f\x9b2Jb", "a2Jb"),
+        ("\ud83d", "\ufffd"),
+    ],
+)
+def test_nothing_is_done_by_the_terminal(text, shown):
+    """Sequences and control characters are taken out."""
+    assert clean(text) == shown
+
+
+def test_small_words():
+    """Sizes, times, lines."""
+    assert [size(number) for number in (0, 2**20, 3 * 2**39, None)] == ["0KiB", "1.0MiB", "1.5TiB", "-"]
+    assert [duration(number) for number in (0, 9.94, 60, 3661, 90000, None)] == [
+        "0.0s",
+        "9.9s",
+        "1m0s",
+        "1h1m",
+        "1d1h",
+        "-",
+    ]
+    assert log_line("\x1b[1mb\x1b[H\x1b[0m", colours=True) == "\x1b[1mb\x1b[0m\x1b[0m"
+    assert log_line("10%\r20%\r\n", colours=True) == "20%"
+
+
+def test_with_a_real_gateway(run, tmp_path, monkeypatch):
+    """The commands whose routes every gateway has, from its own configuration."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = tmp_path / "ichat.toml"
+    config.write_text(
+        f'[server_settings]\nport = {port}\n[[managed_workers]]\nmodel_name = "org/m"\nmodel_path = "/m"\nbackend = "fake"\n'
+        "heartbeat_interval = 20\n"
+    )
+    gateway = Program(ichat("gateway", "-c", str(config)), tmp_path / "log")
+    monkeypatch.delenv("ICHAT_GATEWAY", raising=False)
+    place = ["-c", str(config)]
+    try:
+        gateway.wait_for_port().wait_until_ready("org-m-0")
+        code, out, _err = run("workers", *place)
+        assert (code, out.splitlines()[1].split()[:4]) == (0, ["org-m-0", "ready", "org/m", "fake"])
+        code, out, _err = run("workers", "org-m-0", "--json", *place)
+        assert (code, json.loads(out)["state"]) == (0, "ready")
+        shown = run("worker-show", "org-m-0", *place)[1]
+        assert "\nbackend" in shown
+        assert re.search(r"^  model +/m$", shown, re.MULTILINE)
+        assert "load_s" not in shown
+        assert re.search(r"^  load_s +0\.0$", run("worker-show", "org-m-0", "--all", *place)[1], re.MULTILINE)
+        assert run("models", *place)[1].splitlines()[1].split()[:3] == ["org/m", "fake", "4096"]
+        assert run("chat", "org/m", "hi", *place)[:2] == (0, "0 1 2 \n")
+        assert "The model `none` does not exist. Models here: org/m." in run("chat", "none", "hi", *place)[2]
+        assert run("workers", "none", *place)[0] == 1
+        assert gateway.stop(signal.SIGTERM) == 0
+        assert run("workers", *place)[0] == 69
+    finally:
+        gateway.end()

@@ -1,0 +1,115 @@
+"""All of the terminal's commands against a real gateway with real worker processes, as an operator types them."""
+
+import json
+import signal
+import subprocess
+
+import pytest
+from support.deployments import worker
+from support.programs import LIMIT_S, ROOT, alive, ichat
+
+
+@pytest.fixture
+def operate(gateway):
+    """A gateway with one worker, and `operate("stop", "m-0")`, which gives exit code, output and errors.
+
+    It reloads only when it is told to, and starts nothing again while the test looks.
+    """
+    text = "[restart]\nfirst_s = 3600\nlongest_s = 3600\n" + worker()
+    program = gateway(text, settings="watch_config = false\n").wait_until_ready("m-0")
+
+    def run(*words, code=0):
+        command = ichat(*words, "--gateway", f"http://127.0.0.1:{program.port}")
+        done = subprocess.run(
+            command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        assert done.returncode == code, done
+        return done.stdout
+
+    run.program = program
+    return run
+
+
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "tests/support/fake_engine", "COLUMNS": "200", "NO_COLOR": "1"}
+
+
+def test_tables(operate):
+    """What is there, for people, and for programs with --json."""
+    out = operate("workers")
+    assert "m-0" in out
+    assert "ready" in out
+    data = json.loads(operate("workers", "--json"))["data"]
+    assert [(one["worker_id"], one["state"], one["managed"]) for one in data] == [("m-0", "ready", True)]
+    assert json.loads(operate("workers", "m-0", "--json"))["worker_id"] == "m-0"
+    assert "/m" in operate("worker-show", "m-0")
+    status = json.loads(operate("status", "--json"))
+    assert status["workers"] == {"ready": 1}
+    assert status["resources"]["memory"]["total_bytes"] > 0
+    assert status["models"] == [{"id": "m", "workers": 1, "in_flight": 0, "circuits_open": 0, "queued": 0}]
+    assert "ready" in operate("status")
+    assert [one["id"] for one in json.loads(operate("models", "--json"))["data"]] == ["m"]
+    assert "m" in operate("models")
+    operate("workers", "no-such", code=1)
+
+
+def test_launch_watch_and_stop(operate):
+    """A worker is launched, seen through until it is ready, talked to, and stopped; one that fails says why."""
+    out = operate(
+        "launch",
+        "/m",
+        "--backend",
+        "fake",
+        "--model-name",
+        "new",
+        "--load-s",
+        "0.5",
+        "--heartbeat-interval",
+        "20",
+        "--wait",
+    )
+    assert "new-0" in out
+    assert operate.program.state("new-0") == "ready"
+    family = [one for one in operate.program.descendants() if "--worker-id=new-0" in one.cmdline()]
+    assert len(family) == 1
+    answer = json.loads(operate("stop", "new-0", "--json"))
+    assert answer == {"worker_id": "new-0", "state": "stopped"}
+    assert not alive(family)
+    assert operate.program.state("new-0") is None
+    launched = json.loads(operate("launch", "/m", "--backend", "fake", "--model-name", "x", "--fail", "--json"))
+    assert launched["worker_id"] == "x-0"
+    operate.program.until(lambda: operate.program.state("x-0") == "restarting")
+    assert "no such weights" in operate("workers")
+
+
+def test_chat(operate):
+    """One question, one answer."""
+    assert "0" in operate("chat", "m", "count, please")
+    operate("chat", "unknown", "hello", code=1)
+
+
+def test_logs(operate):
+    """History for people and for programs, and following until Ctrl-C."""
+    assert "listens on" in operate("logs", "m-0")
+    assert len(operate("logs", "--tail", "2", "m-0").splitlines()) == 2
+    lines = [json.loads(line) for line in operate("logs", "m-0", "--json").splitlines()]
+    assert any("listens on" in line.get("line", "") for line in lines)
+    command = ichat("logs", "-f", "m-0", "--gateway", f"http://127.0.0.1:{operate.program.port}")
+    following = subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with following:
+        assert following.stdout is not None
+        assert following.stdout.readline()
+        following.send_signal(signal.SIGINT)
+        following.stdout.read()
+        assert following.wait(LIMIT_S) == 130
+
+
+def test_reload(operate, tmp_path):
+    """The plan, and then its execution."""
+    path = tmp_path / "ichat.toml"
+    path.write_text(path.read_text().replace("stop_s = 6", "stop_s = 7\nqueue_s = 9"))
+    plan = json.loads(operate("reload", "--dry-run", "--json"))
+    assert not plan["applied"]
+    assert {"action": "update", "what": "timeouts.queue_s", "why": "queue_s: 30.0 -> 9.0"} in plan["plan"]
+    assert "untouched" in operate("reload")

@@ -1,0 +1,610 @@
+"""Before a worker starts: what the machine has, who holds it, and every reason why the worker would fail."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import types
+
+import psutil
+import pytest
+import trio
+from support.programs import LIMIT_S
+
+from ichat.config.schema import ManagedWorker
+from ichat.hardware import gpus
+from ichat.hardware import host as resources
+from ichat.hardware.gpus import Gpu, GpuProcess, find_gpus, read_gpus
+from ichat.supervisor import preflight
+from ichat.supervisor.preflight import Facts, Holder, look, problems_of, read_facts
+
+GIB = 1024**3
+UNKNOWN = 2**64 - 1
+
+
+class NVMLError(Exception):
+    """As nvidia-ml-py's: a code, and a text for it."""
+
+    TEXTS = {3: "Not Supported", 4: "Insufficient Permissions", 9: "Driver Not Loaded", 15: "GPU is lost"}
+
+    def __init__(self, value):
+        super().__init__(value)
+        self.value = value
+
+    def __str__(self):
+        return self.TEXTS[self.value]
+
+
+class NVMLLibraryMismatchError(Exception):
+    """As nvidia-ml-py's, which is no NVMLError: the driver is older than the module."""
+
+
+class Nvml(types.ModuleType):
+    """A stand-in for the module pynvml: some GPUs of 80 GiB, and what each call shall do instead."""
+
+    def __init__(self, buses=(1,), instead=None):
+        super().__init__("pynvml")
+        self.NVMLError, self.NVMLLibraryMismatchError = NVMLError, NVMLLibraryMismatchError
+        self.buses = buses
+        self.instead = dict(instead or {})
+        self.inits = self.shutdowns = 0
+
+    def __getattr__(self, name):
+        if not name.startswith("nvml") or name.endswith("_v2"):
+            raise AttributeError(name)
+        return lambda *args: self.call(name, *args)
+
+    def call(self, name, *args):
+        step = self.instead.get((name, *args), self.instead.get(name))
+        if isinstance(step, Exception):
+            raise step
+        if callable(step):
+            return step()
+        if step is not None:
+            return step
+        bus = self.buses[args[0]] if args and name != "nvmlDeviceGetHandleByIndex" else None
+        match name:
+            case "nvmlInit":
+                self.inits += 1
+            case "nvmlShutdown":
+                self.shutdowns += 1
+            case "nvmlDeviceGetCount":
+                return len(self.buses)
+            case "nvmlDeviceGetHandleByIndex":
+                return args[0]
+            case "nvmlDeviceGetPciInfo":
+                return types.SimpleNamespace(domain=0, bus=bus, device=0)
+            case "nvmlDeviceGetMemoryInfo":
+                return types.SimpleNamespace(total=80 * GIB, used=30 * GIB, free=50 * GIB)
+            case "nvmlDeviceGetUtilizationRates":
+                return types.SimpleNamespace(gpu=75, memory=10)
+            case "nvmlDeviceGetMigMode":
+                raise NVMLError(3)
+            case "nvmlDeviceGetUUID":
+                return f"GPU-{bus}"
+            case "nvmlDeviceGetName":
+                return "NVIDIA H100"
+            case "nvmlDeviceGetComputeRunningProcesses":
+                return [types.SimpleNamespace(pid=os.getpid(), usedGpuMemory=30 * GIB)]
+            case "nvmlDeviceGetGraphicsRunningProcesses" | "nvmlDeviceGetMPSComputeRunningProcesses":
+                return []
+        return None
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Give the machine GPUs."""
+
+    def has(*args, **kwargs):
+        nvml = Nvml(*args, **kwargs)
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        return nvml
+
+    return has
+
+
+def worker_with(**more):
+    return ManagedWorker(**{"model_name": "m", "model_path": "org/m", **more})
+
+
+# GPUs.
+
+
+def test_a_gpu_is_read_whole(machine):
+    """Identity, memory, use and processes, by names that say their units; NVML is let go of afterwards."""
+    nvml = machine()
+    own = GpuProcess(os.getpid(), 30 * GIB, psutil.Process().name())
+    assert read_gpus() == [
+        Gpu(0, "GPU-1", "NVIDIA H100", 80 * GIB, 30 * GIB, 50 * GIB, use=0.75, processes=(own,)),
+    ]
+    assert (nvml.inits, nvml.shutdowns) == (1, 1)
+
+
+def test_numbers_are_in_the_order_of_the_pci_bus(machine):
+    """Whatever the order in which NVML tells of them, 0 is the one that CUDA calls 0 by PCI_BUS_ID."""
+    machine(buses=(0x81, 0x01, 0x41))
+    assert [(gpu.index, gpu.uuid) for gpu in read_gpus()] == [(0, "GPU-1"), (1, "GPU-65"), (2, "GPU-129")]
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [
+        (None, None),
+        (types.ModuleType("pynvml"), None),
+        (Nvml(instead={"nvmlInit": NVMLError(9)}), None),
+        (Nvml(instead={"nvmlInit": OSError("no library")}), None),
+        (Nvml(instead={"nvmlDeviceGetCount": NVMLError(15)}), None),
+        (Nvml(buses=()), []),
+    ],
+)
+def test_a_machine_without_gpus(monkeypatch, module, found):
+    """No package, another of that name, no library, no driver: None; a driver without a GPU: none."""
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    assert read_gpus() == found
+
+
+@pytest.mark.parametrize(
+    "error", [NVMLError(15), OSError("x"), UnicodeDecodeError("utf-8", b"", 0, 1, "x"), RuntimeError("x")]
+)
+@pytest.mark.parametrize(
+    "call",
+    [
+        "nvmlShutdown",
+        "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetPciInfo",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetComputeRunningProcesses",
+    ],
+)
+def test_a_driver_that_fails_midway(machine, call, error):
+    """Every GPU is still told of, with what is known, and NVML is let go of."""
+    nvml = machine(buses=(1, 2), instead={call: error})
+    found = read_gpus()
+    assert [gpu.index for gpu in found] == [0, 1]
+    assert (nvml.inits, nvml.shutdowns) == (1, call != "nvmlShutdown")
+    if call == "nvmlDeviceGetMemoryInfo":
+        assert (found[0].memory_free_bytes, found[0].name) == (None, "NVIDIA H100")
+
+
+def test_a_gpu_that_is_lost_keeps_its_number(machine):
+    """It is in the list with its reason, which is not its neighbour's."""
+    machine(buses=(1, 2, 3), instead={("nvmlDeviceGetHandleByIndex", 1): NVMLError(15)})
+    assert [(gpu.index, gpu.failure) for gpu in read_gpus()] == [(0, ""), (1, "GPU is lost"), (2, "")]
+
+
+def test_what_a_gpu_does_not_know_is_no_failure(machine):
+    """Memory that is the machine's own, a name in bytes, a process of unknown size, an older driver's calls."""
+    compute = "nvmlDeviceGetComputeRunningProcesses"
+    nvml = machine(
+        instead={
+            "nvmlDeviceGetMemoryInfo": NVMLError(3),
+            "nvmlDeviceGetUtilizationRates": NVMLError(4),
+            "nvmlDeviceGetName": b"NVIDIA GB10",
+            "nvmlDeviceGetMigMode": [1, 1],
+            compute: NVMLLibraryMismatchError(compute),
+            "nvmlDeviceGetMPSComputeRunningProcesses": AttributeError(compute),
+        }
+    )
+    nvml.nvmlDeviceGetComputeRunningProcesses_v2 = lambda handle: [
+        types.SimpleNamespace(pid=2**40, usedGpuMemory=UNKNOWN),
+        types.SimpleNamespace(pid=2**40 + 1, usedGpuMemory=None),
+    ]
+    nothing = (GpuProcess(2**40, None), GpuProcess(2**40 + 1, None))
+    assert read_gpus() == [Gpu(0, "GPU-1", "NVIDIA GB10", processes=nothing, is_split=True)]
+
+
+def test_a_process_that_computes_and_draws_is_told_of_once(machine):
+    """The largest comes first, and there is a bound to their number."""
+    many = [types.SimpleNamespace(pid=2**40 + n, usedGpuMemory=n) for n in range(300)]
+    machine(
+        instead={
+            "nvmlDeviceGetComputeRunningProcesses": many,
+            "nvmlDeviceGetGraphicsRunningProcesses": [types.SimpleNamespace(pid=2**40, usedGpuMemory=GIB)],
+        }
+    )
+    processes = read_gpus()[0].processes
+    assert processes[:2] == (GpuProcess(2**40, GIB), GpuProcess(2**40 + 299, 299))
+    assert len(processes) == len({process.pid for process in processes}) == gpus.PROCESSES_MAX
+
+
+def test_a_slow_driver_is_left_alone_after_a_while(machine, monkeypatch):
+    """What was not read in time is not known, and the GPU says so."""
+    monkeypatch.setattr(gpus, "READ_S", 0.5)
+    machine(instead={"nvmlDeviceGetPciInfo": lambda: threading.Event().wait(0.6)})
+    assert read_gpus() == [Gpu(0, failure="the driver has not told everything within 0.5 s")]
+    machine(instead={"nvmlInit": lambda: threading.Event().wait(0.6)})
+    assert read_gpus() is None
+
+
+async def test_a_driver_that_hangs_holds_nobody_up(machine, monkeypatch):
+    """Who waits for it gets None after a while, and so does who comes later; when it goes on, all is well."""
+    monkeypatch.setattr(gpus, "READ_S", 0.02)
+    monkeypatch.setattr(gpus, "FIND_S", 0.1)
+    stuck, go_on = threading.Event(), threading.Event()
+
+    def hang():
+        stuck.set()
+        go_on.wait(LIMIT_S)
+        return 1
+
+    nvml = machine(instead={"nvmlDeviceGetCount": hang})
+    try:
+        assert await find_gpus() is None
+        assert stuck.wait(LIMIT_S)
+        assert read_gpus() is None
+        assert nvml.inits == 1
+    finally:
+        go_on.set()
+    nvml.instead.clear()
+    monkeypatch.setattr(gpus, "READ_S", 5.0)
+    assert len(await trio.to_thread.run_sync(read_gpus)) == 1
+
+
+def test_with_the_real_module():
+    """nvidia-ml-py where it is installed, on whatever machine this is: a list or None."""
+    pytest.importorskip("pynvml")
+    assert read_gpus() is None or isinstance(read_gpus(), list)
+
+
+# Resources.
+
+
+@pytest.fixture
+def family():
+    """A process in a session of its own, its child, and its orphaned grandchild; the last two sleep."""
+    orphan = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], stdout=sys.stderr).pid)"
+    code = f"""
+        import subprocess, sys
+        child = subprocess.Popen(["sleep", "600"], stdout=sys.stderr)
+        grandchild = subprocess.run([sys.executable, "-S", "-c", {orphan!r}], stdout=subprocess.PIPE).stdout
+        print(child.pid, int(grandchild), flush=True)
+        child.wait()
+    """
+    command = [sys.executable, "-S", "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as first:
+        try:
+            yield (first.pid, *map(int, first.stdout.readline().split()))
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+
+
+def test_what_the_machine_has_and_who_holds_it(family):
+    """Every process of a worker counts as the worker's, also one whose parent has ended; others are nobody's."""
+    first, child, orphan = family
+    assert first not in [parent.pid for parent in psutil.Process(orphan).parents()]
+    pids = (first, child, orphan, os.getpid(), 2**40)
+    held = [GpuProcess(pid, n * GIB, "python") for n, pid in enumerate(pids)]
+    gpu = Gpu(0, "GPU-1", "NVIDIA H100", 80 * GIB, 30 * GIB, 50 * GIB, use=0.5, processes=held)
+    told = resources.read_resources(resources.CpuMeter(), [gpu, Gpu(1, failure="GPU is lost")], {first: "a-0"})
+    assert set(told) == {"cpu", "memory", "gateway", "gpus"}
+    assert set(told["cpu"]) == {"count", "usable", "use", "load"}
+    assert 0 < told["gateway"]["memory_bytes"] < told["memory"]["total_bytes"] > told["memory"]["available_bytes"]
+    holders = told["gpus"][0].pop("held_by")
+    assert [(one["pid"], one["worker_id"]) for one in holders] == list(zip(pids, ["a-0"] * 3 + [None] * 2, strict=True))
+    assert holders[1] == {"pid": child, "program": "python", "memory_bytes": GIB, "worker_id": "a-0"}
+    assert told["gpus"][0] == {
+        "index": 0, "uuid": "GPU-1", "name": "NVIDIA H100", "memory_total_bytes": 80 * GIB, "memory_used_bytes": 30 * GIB,
+        "memory_free_bytes": 50 * GIB, "use": 0.5, "failure": None,
+    }  # fmt: skip
+    assert (told["gpus"][1]["failure"], told["gpus"][1]["memory_total_bytes"]) == ("GPU is lost", None)
+    assert resources.read_resources(resources.CpuMeter(), None, {})["gpus"] is None
+
+
+def test_how_busy_the_processors_are(monkeypatch):
+    """A share over a second at least: readers that come close together get the same one, and the first gets none."""
+    now, seconds = [0.0], [10.0, 100.0]
+    monkeypatch.setattr(resources, "_cpu_seconds", lambda: tuple(seconds))
+    meter = resources.CpuMeter(lambda: now[0])
+    assert meter.read() is None
+    now[0], seconds[:] = 1.0, [11.0, 104.0]
+    assert [meter.read(), meter.read()] == [0.75, 0.75]
+    now[0], seconds[:] = 1.5, [999.0, 999.0]
+    assert meter.read() == 0.75
+    now[0] = 2.0
+    assert meter.read() == 0.0
+    assert repr(meter) == "<CpuMeter use=0.0>"
+
+
+# Decisions.
+
+
+def gpu_with(index, free, **more):
+    return Gpu(index, f"GPU-{index}aa", "NVIDIA H100", 80 * GIB, (80 - free) * GIB, free * GIB, **more)
+
+
+TWO = [gpu_with(0, 79), gpu_with(1, 79)]
+HELD = gpu_with(
+    0, 30, processes=[GpuProcess(42, 40 * GIB, "python3"), GpuProcess(43, None), GpuProcess(44, 0), GpuProcess(45)]
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "facts", "others", "expected"),
+    [
+        ({}, {}, {}, []),
+        ({}, {"gpus": TWO}, {}, []),
+        ({"gpu_ids": [0, 1], "backend_args": {"tp": 2}}, {"gpus": TWO}, {}, []),
+        ({"gpu_ids": []}, {"gpus": [gpu_with(0, 1)], "visible": ""}, {}, []),
+        ({"gpu_ids": [7]}, {"gpus": None}, {}, []),
+        # the port
+        ({"port": 81}, {"port": "taken", "port_holders": [Holder(42, "nginx")]}, {},
+         ["Port 81 of 127.0.0.1 is taken by nginx (process 42): end that, or choose another port"]),
+        ({"port": 81}, {"port": "taken"}, {}, ["taken by a process that this user cannot see"]),
+        ({"port": 81}, {"port": "forbidden"}, {}, ["Port 81 is not for this user to take: choose one above 1023"]),
+        ({"host": "10.9.9.9"}, {"port": "elsewhere"}, {}, ["The host 10.9.9.9 is no address of this machine"]),
+        ({"host": "no"}, {"port": "unknown_host"}, {}, ["The host 'no' cannot be resolved"]),
+        ({"port": 81}, {"port": "refused"}, {}, ["127.0.0.1:81 cannot be bound"]),
+        ({"port": 81}, {"port": "taken"}, {"b-0": {"port": 81}}, ["Port 81 is worker b-0's as well"]),
+        ({"port": 81, "host": "0.0.0.0"}, {}, {"b-0": {"port": 81}}, ["Port 81 is worker b-0's as well"]),
+        ({"port": 81, "host": "127.0.0.2"}, {}, {"b-0": {"port": 81}, "c-0": {}}, []),
+        ({}, {}, {"b-0": {}}, []),
+        # the interpreter
+        ({}, {"python": "missing"}, {},
+         ["There is no interpreter /p: set python of this worker, or of [engines.vllm], or make one with `./build engine"]),
+        ({}, {"python": "missing", "python_words": "/home/p"}, {}, ["There is no interpreter /p (/home/p may be meant):"]),
+        ({}, {"python": "directory", "python_words": "/p/bin/python"}, {}, ["probably to /p/bin/python."]),
+        ({}, {"python": "directory"}, {}, ["to the interpreter in it."]),
+        ({}, {"python": "not_executable"}, {}, ["may not be executed by this user"]),
+        ({}, {"python": "old"}, {}, ["The interpreter /p is older than Python 3.11, which iChat needs"]),
+        ({"backend": "sglang"}, {"python": "without_engine"}, {}, ["SGLang is not installed for /p: set python"]),
+        ({"backend": "fake"}, {"python": "without_engine"}, {}, ["or install the package that brings it there."]),
+        ({}, {"python": "broken", "python_words": "no encodings"}, {}, ["/p does not run (no encodings): repair it"]),
+        ({}, {"python": "silent"}, {}, ["did not answer within 30 s"]),
+        # the model
+        ({"model_path": "./m"}, {"model": "missing", "directory": "/srv"}, {},
+         ["There is no model ./m (seen from /srv): correct model_path."]),
+        ({"model_path": "~/m"}, {"model": "missing", "model_hint": "/home/m"}, {}, ["model_path; /home/m may be meant."]),
+        ({"model_path": "/m"}, {"model": "unreadable"}, {}, ["The model /m may not be read by this user"]),
+        ({"model_path": "/m"}, {"model": "without_config", "model_hint": "/m/a"}, {},
+         ["The directory /m has no config.json: set model_path to a model's own directory; /m/a may be meant."]),
+        ({"model_path": "/m"}, {"model": "not_a_model"}, {}, ["The file /m is no GGUF model"]),
+        # which GPUs
+        ({"gpu_ids": [0, 2, 2]}, {"gpus": TWO}, {},
+         ["gpu_ids has a GPU twice (0, 2, 2)", "There is no GPU 2: those here are 0, 1 (as nvidia-smi numbers them)"]),
+        ({"gpu_ids": [0]}, {"gpus": []}, {}, ["There is no GPU 0: there is none here"]),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "5"}}, {"gpus": TWO, "visible": "5"}, {}, ["correct CUDA_VISIBLE_DEVICES."]),
+        ({}, {"gpus": [HELD, gpu_with(1, 79)], "visible": "GPU-1a"}, {}, []),
+        ({}, {"gpus": [HELD, gpu_with(1, 79)], "visible": "GPU-0a"}, {}, ["GPU 0 has 30.0 of 80.0 GiB free"]),
+        ({}, {"gpus": [HELD], "visible": "MIG-1"}, {}, []),
+        ({"gpu_ids": [1]}, {"gpus": [TWO[0], Gpu(1, failure="GPU is lost")]}, {}, ["GPU 1 does not answer (GPU is lost):"]),
+        ({"gpu_ids": [0]}, {"gpus": [TWO[0], Gpu(1, failure="GPU is lost")]}, {}, []),
+        # how many
+        ({"gpu_ids": [0], "backend_args": {"tensor_parallel_size": 2}}, {"gpus": None}, {},
+         ["The model is spread over 2 GPUs, and the worker has 1 (0): lower tensor_parallel_size"]),
+        ({"backend_args": {"tp-size": "2", "pp": 2}}, {"gpus": TWO}, {}, ["spread over 4 GPUs, and the worker has 2 (0, 1)"]),
+        ({"backend_args": {"tp": 8, "distributed_executor_backend": "ray"}}, {"gpus": TWO}, {}, []),
+        ({"backend_args": {"tp": 8, "nnodes": 4}}, {"gpus": TWO}, {}, []),
+        ({"backend_args": {"tp": "many"}}, {"gpus": TWO}, {}, []),
+        ({"backend": "fake", "backend_args": {"tp": 8}}, {"gpus": TWO}, {}, []),
+        # who else has them
+        ({"gpu_ids": [0, 1]}, {}, {"b-0": {"gpu_ids": [1, 2]}, "c-0": {"gpu_ids": None}},
+         ["GPU 1 is worker b-0's: choose other gpu_ids, or set share_gpus = true for both"]),
+        ({"gpu_ids": [0], "share_gpus": True}, {}, {"b-0": {"gpu_ids": [0]}}, ["GPU 0 is worker b-0's"]),
+        ({"gpu_ids": [0]}, {}, {"b-0": {"gpu_ids": [0], "share_gpus": True}}, ["GPU 0 is worker b-0's"]),
+        ({"gpu_ids": [0], "share_gpus": True}, {}, {"b-0": {"gpu_ids": [0], "share_gpus": True}},
+         ["The vLLM workers that share GPU 0 take 180 % of its memory together (this one and b-0)"]),
+        ({"gpu_ids": [0], "share_gpus": True, "backend_args": {"gpu_memory_utilization": 0.1}}, {},
+         {"b-0": {"gpu_ids": [0], "share_gpus": True}, "c-0": {"gpu_ids": [0], "share_gpus": True, "backend": "sglang"}}, []),
+        # their memory
+        ({"gpu_ids": [0]}, {"gpus": [HELD]}, {},
+         [("GPU 0 has 30.0 of 80.0 GiB free, and vLLM needs 72.0 (gpu_memory_utilization 0.9): process 42 (python3) holds"
+          " 40.0 GiB, process 43 holds some, process 44 holds 0.0 GiB, 1 more; end what holds it, lower"
+          " gpu_memory_utilization to 0.37, or choose another GPU.")]),
+        ({}, {"gpus": [gpu_with(0, 1)]}, {},
+         ["who holds the rest cannot be seen from here; end what holds it, or choose another GPU."]),
+        ({"backend_args": {"gpu_memory_utilization": 0.37}}, {"gpus": [HELD]}, {}, []),
+        ({"backend_args": {"gpu_memory_utilization": 0.38}}, {"gpus": [HELD]}, {}, ["lower gpu_memory_utilization to 0.37"]),
+        ({"backend_args": {"gpu_memory_utilization": [1]}}, {"gpus": TWO}, {}, []),
+        ({"gpu_ids": [1, 0]}, {"gpus": [HELD, gpu_with(1, 79)]}, {}, []),
+        ({}, {"gpus": [Gpu(0)]}, {}, []),
+        ({}, {"gpus": [gpu_with(0, 1, is_split=True)]}, {}, []),
+        ({"backend": "fake"}, {"gpus": [HELD]}, {}, []),
+        ({"backend": "sglang", "backend_args": {"mem_fraction_static": 0.9}}, {"gpus": [HELD]}, {}, []),
+        ({"backend": "sglang", "backend_args": {"tp": 2}}, {"gpus": [HELD, TWO[1]]}, {},
+         ["GPU 0 has 30.0 GiB free and another of this worker's 79.0, and SGLang refuses GPUs that differ so much: process"]),
+        ({"backend": "sglang", "backend_args": {"tp": 2, "base_gpu_id": 1}}, {"gpus": [HELD, *TWO[1:], gpu_with(2, 79)]}, {}, []),
+    ],
+)  # fmt: skip
+def test_each_problem_is_a_sentence_that_says_what_to_do(more, facts, others, expected):
+    """Every one is found, in the operator's words, and nothing else; what is not known is no problem."""
+    others = {name: worker_with(**other) for name, other in others.items()}
+    problems = problems_of(worker_with(**more), "/p", others, Facts(**facts))
+    assert len(problems) == len(expected), problems
+    for problem, part in zip(problems, expected, strict=True):
+        assert part in problem
+        assert problem.endswith(".")
+        assert ": " in problem
+
+
+def test_all_problems_at_once():
+    """Port, interpreter, model, sharing and GPUs, in this order."""
+    worker = worker_with(port=81, model_path="/m", gpu_ids=[0, 3])
+    facts = Facts(port="taken", python="missing", model="missing", gpus=[HELD])
+    problems = problems_of(worker, "/p", {"b-0": worker_with(gpu_ids=[3])}, facts)
+    assert [problem.split()[0] + problem.split()[1] for problem in problems] == [
+        "Port81", "Thereis", "Thereis", "GPU3", "Thereis", "GPU0",
+    ]  # fmt: skip
+
+
+# The look.
+
+
+def facts_of(python=sys.executable, environment=None, **more):
+    environment = {"PATH": os.environ["PATH"]} if environment is None else environment
+    return read_facts(worker_with(backend="fake", **more), str(python), environment)
+
+
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_who_has_the_port():
+    """The program that listens is named; a free port, and none in particular, are free."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        facts = facts_of(port=port)
+        assert (facts.port, facts.port_holders) == ("taken", [Holder(os.getpid(), psutil.Process().name())])
+        assert facts_of(port=port, host="0.0.0.0").port == "taken"
+    assert facts_of(port=port).port == "free"
+    assert facts_of(port=0).port == "free"
+
+
+@pytest.mark.parametrize(
+    ("host", "state"), [("203.0.113.7", "elsewhere"), ("a..b", "unknown_host"), ("x" * 70, "unknown_host")]
+)
+def test_a_host_that_cannot_be_bound(host, state):
+    """An address of another machine, and names that are none, are told apart."""
+    assert facts_of(host=host).port == state
+
+
+def test_interpreters(tmp_path, monkeypatch):
+    """What is not there, cannot run, is broken, too old or without the engine is told apart."""
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    python = script(tmp_path / "env" / "bin" / "python", "exit 0")
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    states = {
+        "/no/such/python": ("missing", ""),
+        "no-such-python": ("missing", ""),
+        "~/env/bin/python": ("missing", str(python)),
+        tmp_path / "env": ("directory", str(python)),
+        tmp_path: ("directory", ""),
+        plain: ("not_executable", ""),
+        script(tmp_path / "a", "echo one >&2; echo two >&2; echo; exit 1"): ("broken", "two"),
+        script(tmp_path / "b", "exit 74"): ("old", ""),
+        script(tmp_path / "c", "exit 73"): ("without_engine", ""),
+        script(tmp_path / "d", "kill -9 $$"): ("broken", ""),
+        python: ("right", ""),
+    }
+    for path, expected in states.items():
+        facts = facts_of(path)
+        assert (facts.python, facts.python_words) == expected, path
+    assert facts_of("python", {"PATH": str(python.parent)}).python == "right"
+    plain.chmod(0o755)
+    assert facts_of(plain).python == "broken"
+
+
+def test_an_engine_is_looked_for_without_being_imported(tmp_path):
+    """The package of an engine of ours, the entry point of another's; a directory of that name is no package."""
+    (tmp_path / "vllm").mkdir()
+    environment = {"PYTHONPATH": str(tmp_path)}
+    worker = worker_with(backend="vllm")
+    assert read_facts(worker, sys.executable, environment).python == "without_engine"
+    (tmp_path / "vllm" / "__init__.py").write_text("raise SystemExit('imported')")
+    assert read_facts(worker, sys.executable, environment).python == "right"
+    assert facts_of(environment=environment).python == "without_engine"
+    plugins = str(pathlib.Path(__file__).parents[1] / "support/fake_engine")
+    assert facts_of(environment={"PYTHONPATH": plugins}).python == "right"
+
+
+def test_an_interpreter_is_asked_once_until_it_changes(tmp_path):
+    """A good answer is remembered; one that lacks the engine is asked again, since it may be installed at any time."""
+    count = tmp_path / "count"
+    python = script(tmp_path / "python", f"echo >> {count}; exit 73")
+    for _ in range(2):
+        assert facts_of(python).python == "without_engine"
+    script(python, f"echo >> {count}; exit 0")
+    for _ in range(3):
+        assert facts_of(python).python == "right"
+    assert len(count.read_text()) == 3
+    os.utime(python, (1, 1))
+    assert facts_of(python).python == "right"
+    assert len(count.read_text()) == 4
+
+
+def test_an_interpreter_that_says_nothing(tmp_path, monkeypatch):
+    """It is given up, and ended together with what it has started."""
+    monkeypatch.setattr(preflight, "PROBE_S", 5.0)
+    pid = tmp_path / "pid"
+    assert facts_of(script(tmp_path / "python", f"sleep 3600 & echo $! > {pid}; wait")).python == "silent"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        left = psutil.Process(int(pid.read_text()))
+        deadline = time.monotonic() + LIMIT_S
+        while left.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_models(tmp_path, monkeypatch):
+    """A path must lead to a model; a name on a hub, an address and an engine's own notions are not looked at."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for directory in ("good", "mistral", "empty", "cache/snapshots/abc", "of-gguf", "above/model"):
+        (tmp_path / directory).mkdir(parents=True)
+    for file in ("good/config.json", "good/model.safetensors", "mistral/params.json", "cache/snapshots/abc/config.json",
+                 "above/model/config.json", "text.gguf"):  # fmt: skip
+        (tmp_path / file).write_text("{}")
+    (tmp_path / "of-gguf" / "m.gguf").write_bytes(b"GGUF\x03")
+    expected = {
+        "good": ("right", ""),
+        f"{tmp_path}/good": ("right", ""),
+        "mistral": ("right", ""),
+        "of-gguf/m.gguf": ("right", ""),
+        "~/good": ("missing", f"{tmp_path}/good"),
+        "/no/such/model": ("missing", ""),
+        "./nothing": ("missing", ""),
+        "a/path/of/three": ("missing", ""),
+        "empty": ("without_config", ""),
+        f"{tmp_path}/cache": ("without_config", f"{tmp_path}/cache/snapshots/abc"),
+        "above": ("without_config", "above/model"),
+        "of-gguf": ("without_config", "of-gguf/m.gguf"),
+        "text.gguf": ("not_a_model", ""),
+        "good/model.safetensors": ("not_a_model", "good"),
+        "org/model": ("unchecked", ""),
+        "model": ("unchecked", ""),
+        "org/model:Q4_K_M": ("unchecked", ""),
+        "org/model/file.gguf": ("unchecked", ""),
+        "s3://bucket/a/b": ("unchecked", ""),
+        "nul\0": ("missing", ""),
+    }
+    engine = script(tmp_path / "python", "exit 0")
+    for path, found in expected.items():
+        facts = read_facts(worker_with(model_path=path), str(engine), {})
+        assert (facts.model, facts.model_hint) == found, path
+    assert facts.directory == str(tmp_path)
+    args = {"hf_config_path": "x"}
+    assert read_facts(worker_with(model_path="empty", backend_args=args), str(engine), {}).model == "unchecked"
+    assert facts_of(model_path="/no/such/model").model == "unchecked"
+
+
+def test_a_model_that_may_not_be_read(tmp_path, monkeypatch):
+    """Missing permissions are not taken for a missing model."""
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
+    assert read_facts(worker_with(model_path=str(tmp_path)), "/no", {}).model == "unreadable"
+
+
+def test_an_environment_that_no_process_can_have(tmp_path):
+    """That is not the interpreter's fault, and the start itself says so."""
+    assert facts_of(script(tmp_path / "python", "exit 73"), {"A=B": "x"}).python == "right"
+
+
+async def test_a_look_at_everything(machine, tmp_path):
+    """The system and its GPUs at the same time, with the GPUs that the worker will see."""
+    machine()
+    engine = script(tmp_path / "python", "exit 0")
+    facts = await look(worker_with(model_path="/no"), str(engine), {"CUDA_VISIBLE_DEVICES": "0"})
+    assert (facts.model, facts.python, facts.visible, len(facts.gpus)) == ("missing", "right", "0", 1)
+
+
+async def test_a_look_that_takes_too_long(machine, monkeypatch, caplog):
+    """A name server that does not answer keeps no worker from starting: what is not known is no problem."""
+    machine()
+    go_on = threading.Event()
+    monkeypatch.setattr(preflight, "LOOK_S", 3.0)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: go_on.wait(LIMIT_S))
+    facts = await look(worker_with(), sys.executable, {})
+    go_on.set()
+    assert (facts.port, len(facts.gpus)) == ("free", 1)
+    assert "could not be looked at within 3 s" in caplog.text

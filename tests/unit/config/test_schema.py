@@ -1,0 +1,326 @@
+"""The configuration: everything wrong with it is said at once, and nothing is guessed."""
+
+import pathlib
+import re
+
+import attrs
+import pytest
+
+from ichat.config import schema as configuration
+from ichat.errors import EXIT_USAGE, ApiError, Exit
+from ichat.supervisor.launch import engine_flags
+
+ROOT = pathlib.Path(__file__).parents[3]
+EXAMPLE = ROOT / "ichat.toml.example"
+NONE = configuration.Config()
+
+
+def problems_of(text):
+    with pytest.raises(Exit) as caught:
+        configuration.parse(text, "x.toml")
+    assert caught.value.code == EXIT_USAGE
+    return str(caught.value).splitlines()
+
+
+def test_every_problem_is_reported_with_its_path():
+    """One look at the message is enough to mend the whole file."""
+    found = problems_of("""
+        portt = 1
+        [server_settings]
+        port = "4000"
+        hots = "x"
+        log_level = "loud"
+        [limits]
+        connections_max = 0
+        head_bytes_max = true
+        [timeouts]
+        drain_s = "30"
+        [[managed_workers]]
+        model_name = "a"
+        gpu_idz = [1]
+        [[managed_workers]]
+        model_name = ""
+        model_path = 3
+        env = { A = 1 }
+        [[external_routes]]
+        model_name = "x"
+        api_base = "ftp://x"
+        [engines.vllm]
+        pyton = "x"
+    """)
+    paths = [line.strip().split(":")[0] for line in found[1:]]
+    assert found[0] == "x.toml was not accepted:"
+    assert paths == [
+        "engines.vllm.pyton",
+        "external_routes[0].api_base",
+        "limits.connections_max",
+        "limits.head_bytes_max",
+        "managed_workers[0].gpu_idz",
+        "managed_workers[0].model_path",
+        "managed_workers[1].env.A",
+        "managed_workers[1].model_name",
+        "managed_workers[1].model_path",
+        "portt",
+        "server_settings.hots",
+        "server_settings.log_level",
+        "server_settings.port",
+        "timeouts.drain_s",
+    ]
+    assert "did you mean gpu_ids?" in "".join(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "server_settings = 3",
+        "managed_workers = 3",
+        "managed_workers = [3]",
+        "engines = 3",
+        "engines.vllm = 3",
+        "a = [",
+        "a = " + "[" * 5000,
+        "a = " + "1" * 5000,
+        "\0",
+    ],
+)
+def test_the_wrong_shape_is_one_clear_problem(text):
+    """A value where a table belongs, or no TOML at all, is a sentence and not a traceback."""
+    found = problems_of(text)
+    assert 1 <= len(found) <= 2
+
+
+def test_a_model_has_one_meaning():
+    """A name is either a worker's or an external route's."""
+    found = problems_of("""
+        managed_workers = [{ model_name = "a", model_path = "/a" }]
+        external_routes = [{ model_name = "a", api_base = "http://x/v1" }]
+    """)
+    assert "managed_workers[0].model_name" in found[1]
+
+
+def test_unknown_keys_of_a_worker_are_the_engines():
+    """Engine arguments may stand inline or in a table of their own, and become the engine's flags."""
+    config = configuration.parse(
+        """
+        [[managed_workers]]
+        model_name = "a"
+        model_path = "/a"
+        max_model_len = 2048
+        enforce_eager = true
+        enable_prefix_caching = false
+        limit_mm_per_prompt = { image = 2 }
+        lora_modules = ["a=b", "c=d"]
+        [managed_workers.backend_args]
+        gpu_memory_utilization = 0.5
+        """,
+        "x.toml",
+    )
+    assert engine_flags(config.managed_workers[0].backend_args) == [
+        "--max-model-len=2048",
+        "--enforce-eager",
+        "--no-enable-prefix-caching",
+        "--limit-mm-per-prompt",
+        '{"image": 2}',
+        "--lora-modules",
+        "a=b",
+        "c=d",
+        "--gpu-memory-utilization=0.5",
+    ]
+
+
+def test_what_a_route_may_not_have():
+    """Headers that would break the protocol, paths that lead nowhere, a model name of two lines: each with its reason."""
+    found = problems_of("""
+        [[external_routes]]
+        model_name = "m"
+        api_base = "https://user:password@there/v1"
+        upstream_model = "a\\nb"
+        headers = { "X-A" = "a\\r\\nX-B: b" }
+        additional_drop_params = ["a..b", "x"]
+        [[external_routes]]
+        model_name = "n"
+        api_base = "https://there/v1?x=1"
+        headers = { Content-Length = "3" }
+        additional_drop_params = ["model"]
+        max_in_flight = 0
+    """)
+    text = "\n".join(found)
+    assert "password" not in text
+    for path in ("[0].api_base", "[0].upstream_model", "[0].headers", "[0].additional_drop_params",
+                 "[1].api_base", "[1].headers", "[1].additional_drop_params", "[1].max_in_flight"):  # fmt: skip
+        assert len([line for line in found if f"external_routes{path}: " in line]) == 1, (path, text)
+    assert len(found) == 9
+
+
+def test_a_certificate_needs_its_key():
+    """One without the other is a contradiction, found at once."""
+    assert "go together" in problems_of('[server_settings]\ntls_key = "k"')[1]
+
+
+def test_a_worker_that_is_kept_can_be_found_again():
+    """It outlives its gateway only where the next one finds it, and its output needs no gateway."""
+    worker = 'managed_workers = [{ model_name = "a", model_path = "/a", on_gateway_exit = "keep"%s }]\n'
+    settings = "[server_settings]\nport = 0\n"
+    (found,) = problems_of(worker % "" + settings)[1:]
+    assert found.startswith("  managed_workers[0].on_gateway_exit: ")
+    assert "state_directory" in found
+    (found,) = problems_of(worker % ", log_streaming = false")[1:]
+    assert found.startswith("  managed_workers[0].on_gateway_exit: ")
+    assert "log_streaming" in found
+    for text in (worker % "", worker % "" + settings + "state_directory = '/x'"):
+        assert configuration.parse(text, "x.toml").managed_workers[0].on_gateway_exit == "keep"
+
+
+def test_what_is_wrong_about_logs_and_restarts():
+    """Each new bound is checked, and a path is one."""
+    found = problems_of("""
+        [server_settings]
+        state_directory = ""
+        watch_config = "yes"
+        [logs]
+        line_bytes_max = 65537
+        ring_bytes_max = 65535
+        directory = "a\\u0000b"
+        files_max = 0
+        echo = 1
+        [restart]
+        attempts_max = 0
+        first_s = 0
+        [timeouts]
+        stuck_s = -1
+        load_s = 0
+        [[managed_workers]]
+        model_name = "a"
+        model_path = "/a"
+        on_gateway_exit = "stay"
+        share_gpus = 1
+        gpu_ids = {}
+        orphan_after_s = 3
+    """)
+    assert [line.strip().split(":")[0] for line in found[1:]] == [
+        "logs.directory",
+        "logs.echo",
+        "logs.files_max",
+        "logs.line_bytes_max",
+        "logs.ring_bytes_max",
+        "managed_workers[0].gpu_ids",
+        "managed_workers[0].on_gateway_exit",
+        "managed_workers[0].share_gpus",
+        "restart.attempts_max",
+        "restart.first_s",
+        "server_settings.state_directory",
+        "server_settings.watch_config",
+        "timeouts.load_s",
+        "timeouts.stuck_s",
+    ]
+    found = problems_of('managed_workers = [{ model_name = "a", model_path = "/a", orphan_after_s = 3 }]')
+    assert "backend_args.orphan_after_s: is iChat's" in found[1]
+
+
+def test_no_flag_of_an_engine_looks_like_a_typing_error():
+    """Every flag that the documents name can stand inline, unless iChat has the same."""
+    ours = {attribute.name for attribute in attrs.fields(configuration.ManagedWorker)}
+    text = (ROOT / "ichat/engines/FLAGS.md").read_text()
+    flags = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z0-9-]+)", text)} - ours
+    assert len(flags) > 300
+    flags -= configuration._NOT_THE_ENGINES
+    worker = configuration.read_worker({"model_name": "a", "model_path": "/a"} | dict.fromkeys(flags, 1), NONE)
+    assert set(worker.backend_args) == flags
+
+
+def refusal(table, config=NONE):
+    with pytest.raises(ApiError) as caught:
+        configuration.read_worker(table, config)
+    assert (caught.value.status, caught.value.code) == (400, "bad_request")
+    return caught.value.message
+
+
+def test_a_worker_of_the_api_has_the_keys_of_the_file():
+    """The same table, as JSON: engine arguments inline or apart, null for what is left out."""
+    table = {
+        "model_name": "a", "model_path": "/a", "backend": "sglang", "gpu_ids": [0], "host": "0.0.0.0", "port": 9000,
+        "heartbeat_interval": 3, "max_in_flight": None, "python": None, "on_gateway_exit": None, "tensor_parallel_size": 2,
+        "seed": None, "hf_overrides": {"x": None}, "backend_args": {"dtype": "half", "seed": None},
+    }  # fmt: skip
+    given = dict(table)
+    worker = configuration.read_worker(table, NONE)
+    assert worker == configuration.ManagedWorker(
+        model_name="a", model_path="/a", backend="sglang", gpu_ids=[0], host="0.0.0.0", port=9000,
+        backend_args={"tensor_parallel_size": 2, "hf_overrides": {"x": None}, "dtype": "half"},
+    )  # fmt: skip
+    assert table == given
+    assert configuration.read_worker(attrs.asdict(worker), NONE) == worker
+
+
+def test_every_problem_of_the_apis_worker_is_said_at_once():
+    """In one sentence, each with its path; what may be secret is not repeated."""
+    message = refusal({"model_nam": "a", "port": "1", "gpu_ids": "01", "env": {"TOKEN": 12345}, "x": [1, None]})
+    for path in ("model_name: is missing", "model_path: is missing", "port: must be a whole", "gpu_ids: must be an array",
+                 "env.TOKEN: must be a string", "did you mean model_name?", "backend_args.x: must not hold a null"):  # fmt: skip
+        assert message.count(path) == 1, (path, message)
+    assert "12345" not in message
+    assert "\n" not in message
+    assert "hunter2" not in refusal({"model_name": "a", "model_path": "/a", "env": "hunter2"})
+
+
+@pytest.mark.parametrize("body", [None, 3, "x", [], [{}], {}, {"model_name": 10**400, "model_path": []}])
+def test_what_is_no_worker_at_all(body):
+    """Any JSON is answered with a sentence."""
+    assert refusal(body)
+
+
+def test_numbers_beyond_reason_are_refused():
+    """Not even what no float can hold is more than a wrong value."""
+    message = refusal({"model_name": "a", "model_path": "/a", "port": 10**400, "heartbeat_interval": 10**400})
+    assert "port: " in message
+    assert "heartbeat_interval: " in message
+
+
+def test_a_worker_of_the_api_contradicts_nothing():
+    """What the file may not say, the API may not either."""
+    config = configuration.parse('external_routes = [{ model_name = "a", api_base = "http://x/v1" }]', "x.toml")
+    worker = {"model_name": "a", "model_path": "/a"}
+    assert "is also an external route" in refusal(worker, config)
+    assert "backend_args.worker_id: is iChat's" in refusal(worker | {"worker_id": "x"})
+    port_0 = configuration.parse("[server_settings]\nport = 0", "x.toml")
+    message = refusal(worker | {"on_gateway_exit": "keep", "log_streaming": False}, port_0)
+    assert message.count("on_gateway_exit: ") == 2
+
+
+def test_the_example_is_accepted_and_complete():
+    """The example loads, and every key that there is stands in it with an explanation; defaults are as it says."""
+    text = EXAMPLE.read_text()
+    config = configuration.load(EXAMPLE)
+    tables = {"managed_workers", "external_routes", "engines"}
+    for name in {attribute.name for attribute in attrs.fields(configuration.Config)} - tables:
+        section = getattr(config, name)
+        if name == "security":
+            assert [key.name for key in section.keys] == ["team-a"]
+            section = attrs.evolve(section, keys=[])
+        assert section == type(section)(), "the example shows the defaults"
+        for attribute in attrs.fields(type(section)):
+            if attribute.name == "keys":
+                continue
+            assert re.search(rf"^#?{attribute.name} = ", text, re.MULTILINE), attribute.name
+    for section in (
+        configuration.Key,
+        configuration.ManagedWorker,
+        configuration.ExternalRoute,
+        configuration.EngineSettings,
+    ):
+        for attribute in attrs.fields(section):
+            assert f"{attribute.name} = " in text or f".{attribute.name}]" in text, attribute.name
+
+
+def test_the_readmes_configuration_is_accepted():
+    """What the README shows can be copied as it stands."""
+    texts = re.findall(r"```toml\n(.*?)```", (EXAMPLE.parent / "README.md").read_text(), re.DOTALL)
+    config = configuration.parse("\n".join(texts), "README.md")
+    assert config.managed_workers
+    assert config.external_routes
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    """It is a sentence with the path and the reason."""
+    with pytest.raises(Exit, match=r"none\.toml cannot be read: No such file"):
+        configuration.load(tmp_path / "none.toml")

@@ -1,0 +1,59 @@
+"""The access log: bounded, in the background, and nobody waits for it."""
+
+import json
+import os
+
+import pytest
+import trio
+from support.programs import LIMIT_S
+
+from ichat.errors import Exit
+from ichat.observability.access_log import AccessLog
+
+
+async def test_a_file_is_appended_to(tmp_path, nursery):
+    """Lines of an earlier run stay; each new one is a JSON object with the time and the facts, nothing lost at the end."""
+    path = tmp_path / "access.log"
+    path.write_text("before\n")
+    access = AccessLog(str(path), 10)
+    nursery.start_soon(access.run_forever)
+    access.add({"path": '/v1/"\n', "status": 200, "first_byte_ms": None})
+    await trio.testing.wait_all_tasks_blocked()
+    nursery.cancel_scope.cancel()
+    with trio.fail_after(LIMIT_S, shield=True):
+        while path.read_text() == "before\n":
+            await trio.sleep(0.01)
+    before, line = path.read_text().splitlines()
+    assert before == "before"
+    facts = json.loads(line)
+    assert facts.pop("time").endswith("Z")
+    assert facts == {"path": '/v1/"\n', "status": 200, "first_byte_ms": None}
+
+
+async def test_what_is_not_taken_is_counted(tmp_path, nursery, monkeypatch):
+    """A reader that stands still costs lines, which are counted, and neither memory nor requests."""
+    read, write = os.pipe()
+    monkeypatch.setattr("ichat.observability.access_log.STDOUT", write)
+    access = AccessLog("-", 100)
+    nursery.start_soon(access.run_forever)
+    for _ in range(30):
+        for number in range(200):
+            access.add({"number": number, "padding": "x" * 1000})
+        await trio.sleep(0.01)
+    assert repr(access) == "<AccessLog 100 lines wait>"
+    text = ""
+    with trio.fail_after(LIMIT_S):
+        while "lines_dropped" not in text:
+            text += (await trio.to_thread.run_sync(os.read, read, 65536, abandon_on_cancel=True)).decode()
+    dropped = [json.loads(line) for line in text.splitlines() if line.endswith("}") and "lines_dropped" in line]
+    assert dropped[0]["lines_dropped"] >= 100
+    os.set_blocking(read, False)
+    nursery.cancel_scope.cancel()
+    os.close(read)
+
+
+def test_a_file_that_cannot_be_opened(tmp_path):
+    """It is found at the start, with the path, the reason and the key to change."""
+    with pytest.raises(Exit, match=r"cannot be opened: No such file or directory; see logs\.access_log") as caught:
+        AccessLog(str(tmp_path / "none/access.log"), 10)
+    assert caught.value.code == 69
