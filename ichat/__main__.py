@@ -104,7 +104,8 @@ def _gateway(argv: list[str]) -> int:
 def _key(argv: list[str]) -> int:
     """Make a key. It is printed once and kept nowhere."""
     from ichat.config.command_line import Usage
-    from ichat.security.keys import KEY_NAME, hash_of, new_key
+    from ichat.config.schema import KEY_NAME
+    from ichat.security.keys import hash_of, new_key
 
     usage = Usage(prog="ichat.pyz key", description="Make a key, and what the configuration needs to know it.")
     usage.add_argument(

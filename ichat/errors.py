@@ -15,13 +15,8 @@ EXIT_SOFTWARE = 70
 """The engine could not start or died, or iChat has a bug (EX_SOFTWARE)."""
 
 
-CODE_HEADER = b"x-ichat-code"
-"""Tells the gateway the code of an error of its control plane, or of one that a worker itself has made."""
-
-
-WHY_HEADER = b"x-ichat-why"
-"""Tells the gateway why a worker declines a request, in a few words."""
 WHY_CHARACTERS_MAX = 500
+"""Of the reason that a worker gives for declining a request."""
 DECLINED = {
     b"engine_dead": "has lost its engine",
     b"draining": "is shutting down",

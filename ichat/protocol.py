@@ -15,7 +15,28 @@ from cattrs.errors import BaseValidationError
 from ichat import errors
 from ichat.config.schema import MODEL_NAME_CHARACTERS_MAX
 from ichat.config.strict import between, checked, problems_of, section_hook, strict_converter
-from ichat.hardware.machines import Machine, MachineGpu
+
+# Headers, in lower case. Clients may see the first four; the gateway and its workers use the others among themselves.
+WORKER_HEADER = b"x-ichat-worker"
+"""The id of the worker or external route that answered."""
+OVERHEAD_HEADER = b"x-ichat-overhead-ms"
+"""The gateway's own time before it asked the upstream."""
+DROPPED_HEADER = b"x-ichat-dropped"
+"""What of the request the worker did not get."""
+ERROR_HEADER = b"x-ichat-error"
+"""Who made an error: `gateway` or `worker`."""
+CODE_HEADER = b"x-ichat-code"
+"""Tells the gateway the code of an error of its control plane, or of one that a worker itself has made."""
+WHY_HEADER = b"x-ichat-why"
+"""Tells the gateway why a worker declines a request, in a few words."""
+CALLER_HEADER = b"x-ichat-caller"
+"""Tells the control plane who sent a request."""
+PROOF_HEADER = b"x-ichat-proof"
+"""Shows a worker that a request comes from its gateway."""
+HOP_HEADER = b"x-ichat-hop"
+"""How many gateways a request has come through."""
+INTERNAL = b"x-ichat-"
+"""The beginning of all of them."""
 
 WorkerState = Literal["starting", "loading", "ready", "following", "draining", "gone"]
 """What a worker says of itself; `following` is a worker that works for the leader of its group, `gone` a good-bye."""
@@ -27,7 +48,10 @@ ARGS_DEPTH_MAX = 32
 FAILURE_CHARACTERS_MAX = 2000
 SHORT_CHARACTERS_MAX = 4096
 """Of a path, or of what a worker is doing."""
+MACHINE_NAME_CHARACTERS_MAX = 256
+GPUS_MAX = 64
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+MACHINE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 
 
@@ -106,6 +130,66 @@ def _are_args(value: dict[str, Any]) -> None:
 def _is_progress(value: dict[str, float | None]) -> None:
     if len(value) > NAMES_MAX or any(number is not None and not 0 <= number <= 1e15 for number in value.values()):
         raise ValueError("must be numbers from 0 to 1e15")
+
+
+def _is_machine_id(value: str) -> None:
+    if not MACHINE_ID.fullmatch(value):
+        raise ValueError("must be 1 to 128 letters, digits or any of . _ : -")
+
+
+def _is_text(value: str) -> None:
+    if len(value) > MACHINE_NAME_CHARACTERS_MAX or not value.isprintable():
+        raise ValueError(f"must be at most {MACHINE_NAME_CHARACTERS_MAX} printable characters")
+
+
+def _is_size(value: int | None) -> None:
+    if value is not None:
+        between(0, 2**63)(value)
+
+
+def _is_share(value: float | None) -> None:
+    if value is not None:
+        between(0, 1)(value)
+
+
+def _are_gpus(values: "list[MachineGpu] | None") -> None:
+    if values is not None and len(values) > GPUS_MAX:
+        raise ValueError(f"must be at most {GPUS_MAX} GPUs")
+
+
+@attrs.frozen
+class MachineGpu:
+    """One GPU; what is None is not known."""
+
+    index: int = checked(between(0, 65535))
+    """Its number in the order of the PCI bus, among those that the teller sees."""
+    uuid: str = checked(_is_text, "")
+    name: str = checked(_is_text, "")
+    memory_total_bytes: int | None = checked(_is_size, None)
+    memory_used_bytes: int | None = checked(_is_size, None)
+    use: float | None = checked(_is_share, None)
+    """Share of the last moments in which it computed, 0 to 1."""
+    failure: str = checked(_is_text, "")
+    """Why it does not answer; empty where it does."""
+    held_bytes: int | None = checked(_is_size, None)
+    """What the worker that tells of it holds of its memory; 0: nothing."""
+
+
+@attrs.frozen
+class Machine:
+    """One machine; what is None is not known."""
+
+    id: str = checked(_is_machine_id)
+    """Of this start of the machine; containers on it have the same."""
+    name: str = checked(_is_text)
+    """Its host name, or that of the container."""
+    cpus: int | None = checked(_is_size, None)
+    cpu_use: float | None = checked(_is_share, None)
+    """Busy share of all processors, 0 to 1."""
+    memory_total_bytes: int | None = checked(_is_size, None)
+    memory_available_bytes: int | None = checked(_is_size, None)
+    gpus: list[MachineGpu] | None = checked(_are_gpus, None)
+    """None where NVIDIA's library is not there, or did not answer."""
 
 
 @attrs.frozen

@@ -21,8 +21,8 @@ from ichat.admin.routes import Parts, add_routes, json_response, read_json
 from ichat.errors import ApiError
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
-from ichat.protocol import Beat, Model, entry_of, read_beat
-from ichat.security.auth import CALLER_HEADER, ROUTES, Caller
+from ichat.protocol import CALLER_HEADER, CODE_HEADER, ERROR_HEADER, Beat, Model, entry_of, read_beat
+from ichat.security.auth import ROUTES, Caller
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """The largest body that a control route takes; the gateway refuses a larger one before it is read."""
@@ -109,7 +109,7 @@ def make_app(parts: Parts, metrics: Metrics, scraper: Scraper) -> QuartTrio:
 
     @app.errorhandler(ApiError)
     async def api_error(error: ApiError) -> Response:
-        ours = [(b"x-ichat-error", b"gateway"), (errors.CODE_HEADER, error.code.encode())]
+        ours = [(ERROR_HEADER, b"gateway"), (CODE_HEADER, error.code.encode())]
         headers = {name.decode(): value.decode() for name, value in [*error.headers(), *ours]}
         return Response(error.body(), status=error.status, headers=headers)
 

@@ -17,14 +17,14 @@ import ichat
 from ichat import errors
 from ichat.admin.openapi import document
 from ichat.admin.reload import Reloader
-from ichat.config.schema import read_worker
+from ichat.config.schema import DRAIN_S_MAX, read_worker
 from ichat.errors import ApiError
 from ichat.hardware.gpus import find_gpus
 from ichat.hardware.host import CpuMeter, read_resources
 from ichat.hardware.machines import SeenGpu, SeenMachine, machines_of, read_machine
 from ichat.observability.logs.lines import SSE_HEADERS, read_query
 from ichat.observability.logs.store import Logbook
-from ichat.routing.balancer import DRAIN_S_MAX, Balancer
+from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import Worker
 from ichat.security.auth import Auth

@@ -6,9 +6,20 @@ null means) stands here and nowhere else.
 
 from ichat.admin.json_schema import Notes, Schema, list_of, object_of, or_null, properties_of, ref, schema_of, taken
 from ichat.config.schema import MODEL_NAME_CHARACTERS_MAX, ManagedWorker
-from ichat.hardware.gpus import GPUS_MAX, Gpu, GpuProcess
-from ichat.hardware.machines import Machine, MachineGpu
-from ichat.protocol import ARGS_BYTES_MAX, FAILURE_CHARACTERS_MAX, MODELS_MAX, NAMES_MAX, Beat, Group, Lost, Model
+from ichat.hardware.gpus import Gpu, GpuProcess
+from ichat.protocol import (
+    ARGS_BYTES_MAX,
+    FAILURE_CHARACTERS_MAX,
+    GPUS_MAX,
+    MODELS_MAX,
+    NAMES_MAX,
+    Beat,
+    Group,
+    Lost,
+    Machine,
+    MachineGpu,
+    Model,
+)
 from ichat.routing.worker_record import HEALTHY, End, State
 from ichat.supervisor.reload_plan import Step
 

@@ -19,10 +19,9 @@ from attrs import field, frozen
 from cattrs.errors import BaseValidationError
 
 from ichat import errors
+from ichat.config.openai_params import KNOWN, check_paths
 from ichat.config.strict import between, checked, one_of, problems_of, section_hook, shown, strict_converter
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.proxy.drop_params import KNOWN, check_paths
-from ichat.security.keys import KEY_NAME
 
 Scalar = str | int | float | bool
 EngineValue = Scalar | list[Scalar] | dict[str, Any]
@@ -35,12 +34,16 @@ _TARGET = re.compile(r"/[!-\"$-~]{0,1023}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+KEY_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
+"""What a key may be called."""
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _FRAMING_HEADERS = frozenset(("host", "content-length", "transfer-encoding", "connection", "expect", "x-request-id"))
 
 MODEL_NAME_CHARACTERS_MAX = 256
 LINE_BYTES_LIMIT = 64 * 1024
 """What `logs.line_bytes_max` may be at most; what holds lines holds one of that length."""
+DRAIN_S_MAX = 3600.0
+"""How long a request to stop a worker may give it to answer what it has."""
 POLICY_NAMES = ("least_loaded", "power_of_two", "round_robin", "random")
 """The policies of `balance.py`."""
 

@@ -22,11 +22,12 @@ import attrs
 import psutil
 import trio
 
+from ichat.protocol import GPUS_MAX
+
 READ_S = 5.0
 """How long a reading may take, beyond the one call that is under way; and how long one waits for another's end."""
 FIND_S = 12.0
 """How long `find_gpus` waits: for another reading, for its own, and for a call that is slow."""
-GPUS_MAX = 64
 PROCESSES_MAX = 256
 """So many processes of each GPU are told of."""
 

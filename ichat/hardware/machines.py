@@ -15,79 +15,17 @@ import attrs
 import psutil
 import trio
 
-from ichat.config.strict import between, checked
-from ichat.hardware.gpus import GPUS_MAX, Gpu, find_gpus
+from ichat.hardware.gpus import Gpu, find_gpus
 from ichat.hardware.host import CpuMeter, worker_of
+from ichat.protocol import MACHINE_ID, MACHINE_NAME_CHARACTERS_MAX, Machine, MachineGpu
 
 LOOK_S = 10.0
 """How often a machine is looked at, at most: reading its GPUs takes milliseconds of a thread."""
-NAME_CHARACTERS_MAX = 256
 STEP = 0.05
 """What is always a little different, the use of processors and memory, is told in such steps of the whole."""
 
-_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _SHORT = 8
-
-
-def _is_machine_id(value: str) -> None:
-    if not _ID.fullmatch(value):
-        raise ValueError("must be 1 to 128 letters, digits or any of . _ : -")
-
-
-def _is_text(value: str) -> None:
-    if len(value) > NAME_CHARACTERS_MAX or not value.isprintable():
-        raise ValueError(f"must be at most {NAME_CHARACTERS_MAX} printable characters")
-
-
-def _is_size(value: int | None) -> None:
-    if value is not None:
-        between(0, 2**63)(value)
-
-
-def _is_share(value: float | None) -> None:
-    if value is not None:
-        between(0, 1)(value)
-
-
-def _are_gpus(values: "list[MachineGpu] | None") -> None:
-    if values is not None and len(values) > GPUS_MAX:
-        raise ValueError(f"must be at most {GPUS_MAX} GPUs")
-
-
-@attrs.frozen
-class MachineGpu:
-    """One GPU; what is None is not known."""
-
-    index: int = checked(between(0, 65535))
-    """Its number in the order of the PCI bus, among those that the teller sees."""
-    uuid: str = checked(_is_text, "")
-    name: str = checked(_is_text, "")
-    memory_total_bytes: int | None = checked(_is_size, None)
-    memory_used_bytes: int | None = checked(_is_size, None)
-    use: float | None = checked(_is_share, None)
-    """Share of the last moments in which it computed, 0 to 1."""
-    failure: str = checked(_is_text, "")
-    """Why it does not answer; empty where it does."""
-    held_bytes: int | None = checked(_is_size, None)
-    """What the worker that tells of it holds of its memory; 0: nothing."""
-
-
-@attrs.frozen
-class Machine:
-    """One machine; what is None is not known."""
-
-    id: str = checked(_is_machine_id)
-    """Of this start of the machine; containers on it have the same."""
-    name: str = checked(_is_text)
-    """Its host name, or that of the container."""
-    cpus: int | None = checked(_is_size, None)
-    cpu_use: float | None = checked(_is_share, None)
-    """Busy share of all processors, 0 to 1."""
-    memory_total_bytes: int | None = checked(_is_size, None)
-    memory_available_bytes: int | None = checked(_is_size, None)
-    gpus: list[MachineGpu] | None = checked(_are_gpus, None)
-    """None where NVIDIA's library is not there, or did not answer."""
 
 
 Held = Mapping[int, Mapping[str, int]]
@@ -134,7 +72,11 @@ def own_id() -> str:
         found = pathlib.Path(_BOOT_ID).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         found = ""
-    return found if _ID.fullmatch(found) else re.sub(r"[^A-Za-z0-9._:-]", "-", socket.gethostname())[:128] or "unknown"
+    return (
+        found
+        if MACHINE_ID.fullmatch(found)
+        else re.sub(r"[^A-Za-z0-9._:-]", "-", socket.gethostname())[:128] or "unknown"
+    )
 
 
 class Lookout:
@@ -219,7 +161,7 @@ def _held_of(gpu: Gpu, workers: Mapping[int, str]) -> dict[str, int | None]:
 
 def _text(value: str) -> str:
     """Make of any text what a beat takes."""
-    return "".join(one if one.isprintable() else "?" for one in value)[:NAME_CHARACTERS_MAX]
+    return "".join(one if one.isprintable() else "?" for one in value)[:MACHINE_NAME_CHARACTERS_MAX]
 
 
 def report_of(worker_id: str, machine: Machine) -> Report:

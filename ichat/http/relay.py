@@ -12,6 +12,7 @@ of a model share.
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 import trio
 
@@ -21,7 +22,6 @@ from ichat.http.hub import ENDED, Hub
 from ichat.http.keepalive import COMMENT_BYTES_MAX, KeepAlive, is_comment
 from ichat.http.pool import Connection
 from ichat.http.server import Client
-from ichat.proxy.token_usage import Usage
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,14 @@ def no_gaps() -> Gaps:
 
 _UNCOUNTED = no_gaps()
 """Where the gaps go that nobody asks for."""
+
+
+class ByteObserver(Protocol):
+    """Reads the body of a response in passing."""
+
+    def see(self, buffer: bytearray, end: int) -> None:
+        """Look at the next piece: the buffer up to `end`."""
+        ...
 
 
 class Unwanted(Exception):
@@ -158,7 +166,7 @@ class Relay:
         on_head: OnHead,
         first_byte_s: float,
         stall_s: float,
-        usage: Usage | None = None,
+        usage: ByteObserver | None = None,
         gaps: Gaps | None = None,
         keepalive: KeepAlive | None = None,
     ) -> None:

@@ -23,6 +23,7 @@ from ichat.http.hub import HANG_UP, Hub
 from ichat.http.listeners import close_all
 from ichat.http.request import Reader, Request, RequestIds
 from ichat.http.tls import CLOSE_S, RESET, Bridge, make_bridge
+from ichat.protocol import CODE_HEADER, ERROR_HEADER, WHY_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -152,12 +153,12 @@ class Client:
         return [] if self._head is None else self._door.more_headers(self._head)
 
     def _error(self, error: ApiError, request_id: bytes, method: bytes) -> bytes:
-        headers = [*error.headers(), (b"x-ichat-error", self._door.role)]
+        headers = [*error.headers(), (ERROR_HEADER, self._door.role)]
         if self._door.role == b"worker":
             code = error.code.encode()
-            headers.append((errors.CODE_HEADER, code))
+            headers.append((CODE_HEADER, code))
             if code in errors.DECLINED:
-                headers.append((errors.WHY_HEADER, error.why()))
+                headers.append((WHY_HEADER, error.why()))
         return self._response(request_id, method, error.status, headers, error.body())
 
     async def run(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import trio
 
 from ichat.errors import EXIT_UNAVAILABLE, Exit
+from ichat.observability.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,39 @@ CLOSE_S = 1.0
 STDOUT = 1
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
+SHOWN_CHARACTERS_MAX = 256
+"""Of what a client chose, in the access log."""
+
 Entry = Mapping[str, str | int | float | None]
+
+
+def entry_of(record: RequestRecord) -> Entry:
+    """Return what is logged of a request; times in milliseconds, sizes in bytes."""
+    answered_at, overhead_s = record.answered_at, record.overhead_s
+    return {
+        "id": record.id,
+        "client": record.client,
+        "method": record.method,
+        "path": record.path,
+        "key": record.key_name,
+        "model": record.model[:SHOWN_CHARACTERS_MAX],
+        "worker": record.worker,
+        "status": record.status,
+        "error": record.error,
+        "bytes_in": record.bytes_in,
+        "bytes_out": record.bytes_out,
+        "duration_ms": _ms(record.ended_at - record.started_at),
+        "first_byte_ms": None if answered_at is None else _ms(answered_at - record.started_at),
+        "queue_ms": _ms(record.queued_s),
+        "overhead_ms": None if overhead_s is None else _ms(overhead_s),
+        "tokens": record.tokens,
+        "phase": record.phase,
+        "trace": record.trace_id,
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 2)
 
 
 class AccessLog:

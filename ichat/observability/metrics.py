@@ -16,17 +16,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ichat import __version__
-from ichat.hardware.machines import Machine, Report, SeenMachine, machines_of
+from ichat.hardware.machines import Report, SeenMachine, machines_of
 from ichat.http.relay import Gaps, no_gaps
-from ichat.proxy.exchange import RESPONSE_PATH, Exchange
+from ichat.observability.request_record import OTHER, RequestRecord
+from ichat.protocol import Machine
 from ichat.routing.balancer import Balancer, Endpoint
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import State
 
 MODELS_MAX = 1000
 """Models that are counted apart; where there are more at the same time, the others are counted together."""
-OTHER = "other"
-"""The label of models beyond that, and of routes that are not known."""
 FORGET_S = 3600.0
 """How long the series of a model are shown after it has gone: longer than any scrape interval."""
 LOOP_S = 0.1
@@ -35,17 +34,6 @@ STATES: Sequence[str] = [name for names in get_args(State) for name in get_args(
 PHASES = ("begun", "queued", "connecting", "waiting", "first_token", "streaming", "plain")
 """`Exchange.phase`."""
 CIRCUITS = {"closed": 0.0, "half-open": 0.5, "open": 1.0}
-
-_NAMES = (
-    "chat/completions", "completions", "embeddings", "rerank", "score", "classify", "pooling", "responses", "messages",
-    "tokenize", "detokenize", "audio/transcriptions", "audio/translations",
-)  # fmt: skip
-ROUTES: Mapping[bytes, str] = {
-    **{f"{base}/{name}".encode(): f"/v1/{name}" for base in ("", "/v1") for name in _NAMES},
-    b"/v2/rerank": "/v1/rerank",
-}
-"""How the routes that are known are counted."""
-_COUNTED = {**ROUTES, RESPONSE_PATH: RESPONSE_PATH.decode()}
 
 _FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 _DURATION_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
@@ -127,38 +115,36 @@ class Metrics:
         """Count a request to a model as under way."""
         self._in_flight += 1
 
-    def ended(self, exchange: Exchange) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """Count a request to a model that has ended, in whatever way."""
         self._in_flight -= 1
-        error = exchange.error
-        counts = self._of(exchange.model) if self._is_known(exchange) else None
+        error = record.error
+        counts = self._of(record.model) if self._is_known(record) else None
         requests = self._nobodys if counts is None else counts.requests
-        key = (_COUNTED.get(exchange.path, OTHER), exchange.status)
+        key = (record.route, record.status)
         requests[key] = requests.get(key, 0) + 1
         if error == "client_left":
-            phase = exchange.phase
-            self._cancelled[phase] = self._cancelled.get(phase, 0) + 1
-        elif error == "internal_error" or (error and exchange.status < 400):
+            self._cancelled[record.phase] = self._cancelled.get(record.phase, 0) + 1
+        elif error == "internal_error" or (error and record.status < 400):
             self.refused(error)
-        overhead_s = exchange.overhead_s
+        overhead_s = record.overhead_s
         if overhead_s is not None:
             self._overhead.add(overhead_s)
-        key = exchange.caller.key
-        if key is not None:
-            of_key = self._of_key(key.name)
+        if record.key_name:
+            of_key = self._of_key(record.key_name)
             of_key.requests += 1
-            of_key.tokens += exchange.tokens or 0
+            of_key.tokens += record.tokens or 0
         if counts is None:
             return
-        counts.tokens += exchange.tokens or 0
-        if exchange.endpoint is not None or exchange.queued_s:
-            counts.queue.add(exchange.queued_s)
-        answered_at = exchange.answered_at
+        counts.tokens += record.tokens or 0
+        if record.worker or record.queued_s:
+            counts.queue.add(record.queued_s)
+        answered_at = record.answered_at
         if answered_at is not None:
-            counts.first_byte.add((exchange.first_at or answered_at) - exchange.started_at)
-            counts.duration.add(trio.current_time() - exchange.started_at)
-            self._bytes += exchange.bytes_out
-            self._chunks += exchange.chunks
+            counts.first_byte.add((record.first_at or answered_at) - record.started_at)
+            counts.duration.add(record.ended_at - record.started_at)
+            self._bytes += record.bytes_out
+            self._chunks += record.chunks
 
     def refused(self, reason: str, key: str = "") -> None:
         """Count an error that a client got from the gateway itself: its code, or what in the configuration refuses.
@@ -183,12 +169,12 @@ class Metrics:
         counts = self._models.get(model)
         return counts if counts is not None else self._begin(model)
 
-    def _is_known(self, exchange: Exchange) -> bool:
+    def _is_known(self, record: RequestRecord) -> bool:
         """Say whether a request named a model that there is, or was when it was sent there: clients name anything."""
-        model = exchange.model
-        if not model or exchange.error == "model_not_found":
+        model = record.model
+        if not model or record.error == "model_not_found":
             return False
-        return exchange.endpoint is not None or model in self._models or self._registry.has(model)
+        return bool(record.worker) or model in self._models or self._registry.has(model)
 
     def _begin(self, model: str) -> _Counts:
         """Count a model apart from now on, if there still is one of that name; else together with the others."""

@@ -14,6 +14,7 @@ import h11
 import trio
 
 from ichat.http.pool import Upstream
+from ichat.protocol import PROOF_HEADER
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import Worker
 
@@ -209,7 +210,7 @@ async def _fetch(upstream: Upstream, proof: bytes, round_: _Round) -> bytes:
     """Give a worker's answer. Raises OSError, trio.BrokenResourceError, h11.RemoteProtocolError, ValueError."""
     headers = [(b"host", upstream.authority), (b"accept", b"text/plain;version=0.0.4"), (b"connection", b"close")]
     if proof:
-        headers.append((b"x-ichat-proof", proof))
+        headers.append((PROOF_HEADER, proof))
     parser = h11.Connection(h11.CLIENT)
     request = parser.send(h11.Request(method="GET", target="/metrics", headers=headers)) or b""
     data = bytearray()

@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 
 from ichat import __version__
+from ichat.observability.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
 
@@ -137,21 +138,8 @@ class Tracing:
             told.append((b"tracestate", parent.state))
         return Trace(parent.trace_id.decode(), told)
 
-    def end(
-        self,
-        trace: Trace,
-        status: int,
-        *,
-        error: str = "",
-        model: str = "",
-        worker: str = "",
-        queued_s: float = 0.0,
-        phase: str = "",
-    ) -> None:
-        """Note that a request has ended: its status, the code of its error, who was asked, the seconds in a queue.
-
-        `phase` is how far it had come, where it was cut off.
-        """
+    def end(self, trace: Trace, record: RequestRecord) -> None:
+        """Note that a request has ended."""
 
     def close(self) -> None:
         """Send what has not been sent yet; it blocks for `CLOSE_S` at most."""
@@ -204,27 +192,18 @@ class SpanTracing(Tracing):
         )
         return api.set_span_in_context(api.NonRecordingSpan(theirs), self._nothing)
 
-    def end(
-        self,
-        trace: Trace,
-        status: int,
-        *,
-        error: str = "",
-        model: str = "",
-        worker: str = "",
-        queued_s: float = 0.0,
-        phase: str = "",
-    ) -> None:
+    def end(self, trace: Trace, record: RequestRecord) -> None:
         span = trace.span
         if span.is_recording():
+            status, error = record.status, record.error
             failed = status >= 500 or (bool(error) and status < 400)
             facts = {
                 "http.response.status_code": status,
                 "error.type": error or (str(status) if failed else ""),
-                "gen_ai.request.model": model[:SHOWN_CHARACTERS_MAX].encode(errors="replace").decode(),
-                "ichat.worker": worker,
-                "ichat.queue_ms": round(queued_s * 1000, 2),
-                "ichat.phase": phase,
+                "gen_ai.request.model": record.model[:SHOWN_CHARACTERS_MAX].encode(errors="replace").decode(),
+                "ichat.worker": record.worker,
+                "ichat.queue_ms": round(record.queued_s * 1000, 2),
+                "ichat.phase": record.phase,
             }
             span.set_attributes({name: value for name, value in facts.items() if value != ""})
             if failed:

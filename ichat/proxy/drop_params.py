@@ -11,18 +11,10 @@ from typing import cast
 
 import attrs
 
+from ichat.config.openai_params import KNOWN
 from ichat.errors import ApiError, bad_request
 from ichat.http.json_body import Body, Member, value_of
 
-KNOWN = frozenset((
-    "functions", "function_call", "temperature", "top_p", "n", "stream", "stream_options", "stop", "max_tokens",
-    "max_completion_tokens", "modalities", "prediction", "audio", "presence_penalty", "frequency_penalty",
-    "logit_bias", "user", "response_format", "seed", "tools", "tool_choice", "logprobs", "top_logprobs",
-    "parallel_tool_calls", "reasoning_effort", "verbosity", "thinking", "web_search_options",
-    "include_server_side_tool_invocations", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "store", "context_management",
-))  # fmt: skip
-"""OpenAI's parameters of a completion, which an upstream may not have; others are none of our business."""
 SUPPORTED = KNOWN - {
     "reasoning_effort", "verbosity", "thinking", "context_management", "include_server_side_tool_invocations",
 }  # fmt: skip
@@ -31,7 +23,6 @@ SEARCHED_BYTES_MAX = 8 * 1024
 """Up to this size, a search for the names costs less than finding all members."""
 _NEVER_REFUSED = frozenset(("user", "stream", "stream_options"))
 
-_PATH = re.compile(r"[^\s.\[\]]+(?:\.[^\s.\[\]]+|\[(?:\*|[0-9]{1,9})\])*(?<!\])")
 _PATH_STEP = re.compile(r"[^.\[\]]+")
 
 Step = str | int | None
@@ -122,18 +113,6 @@ class ParamRules:
             if steps:
                 paths.setdefault(cast("str", name), {})[path] = steps
         return paths
-
-
-def check_paths(values: list[str]) -> None:
-    """Check what is written in `additional_drop_params`. Raises ValueError with a sentence."""
-    if "model" in values:
-        raise ValueError("must not have 'model', which every request needs")
-    wrong = [value for value in values if not _PATH.fullmatch(value)]
-    if wrong:
-        raise ValueError(
-            "must be names, or paths such as tools[*].function.strict or a.b[0].c that end in a name, "
-            f"not {', '.join(map(repr, wrong))}"
-        )
 
 
 def _steps_of(path: str) -> list[Step]:

@@ -24,27 +24,33 @@ from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.observability.tracing import NAMES as TRACE_HEADERS
 from ichat.observability.tracing import Trace
+from ichat.protocol import (
+    CODE_HEADER,
+    DROPPED_HEADER,
+    HOP_HEADER,
+    INTERNAL,
+    OVERHEAD_HEADER,
+    PROOF_HEADER,
+    WHY_HEADER,
+    WORKER_HEADER,
+)
 from ichat.proxy.context import Means
 from ichat.proxy.engine_control import HEADER_NAMES, HEADER_PREFIXES, is_suspect, without_control
 from ichat.proxy.token_usage import Usage, estimate
 from ichat.routing.balancer import Endpoint, Lease
 from ichat.routing.circuit_breaker import FAILED_STATUSES
-from ichat.security.auth import CREDENTIALS, FORWARDED, INTERNAL, Caller
+from ichat.security.auth import CREDENTIALS, FORWARDED, Caller
 from ichat.security.rate_limits import Share
 
 log = logging.getLogger(__name__)
 
 _OURS_BACK = frozenset((
-    b"x-request-id", b"x-ichat-worker", b"x-ichat-overhead-ms", errors.CODE_HEADER, errors.WHY_HEADER,
+    b"x-request-id", WORKER_HEADER, OVERHEAD_HEADER, CODE_HEADER, WHY_HEADER,
     b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-allow-methods",
     b"access-control-allow-headers", b"access-control-expose-headers", b"access-control-max-age",
     b"access-control-allow-private-network",
 ))  # fmt: skip
 """Headers of a response that only the gateway nearest to the client makes."""
-PROOF_HEADER = b"x-ichat-proof"
-"""Shows a worker that a request comes from its gateway."""
-HOP_HEADER = b"x-ichat-hop"
-"""How many gateways a request has come through."""
 HOPS_MAX = 4
 _READ_MEMBERS = frozenset(("model", "stream", "previous_response_id"))
 """Members of a request's body whose values the gateway reads."""
@@ -464,9 +470,9 @@ class Exchange:
         assert endpoint is not None
         if head.status == 503 and endpoint.route is None and not self.internal:
             said = dict(head.headers)
-            declined = errors.DECLINED.get(said.get(errors.CODE_HEADER, b""))
+            declined = errors.DECLINED.get(said.get(CODE_HEADER, b""))
             if declined is not None:
-                why = said.get(errors.WHY_HEADER, b"").decode("latin-1")
+                why = said.get(WHY_HEADER, b"").decode("latin-1")
                 raise Declined(f"{declined} ({why})" if why else declined)
         if head.status == 401 and endpoint.route is not None and endpoint.route.has_key:
             raise Unwanted("it does not accept the key that the gateway has for it")
@@ -479,7 +485,7 @@ class Exchange:
         self._request.let_go()
         self._body = b""
         if self.internal:  # the control plane
-            self.error = dict(head.headers).get(errors.CODE_HEADER, b"").decode()
+            self.error = dict(head.headers).get(CODE_HEADER, b"").decode()
         names = dict(head.headers)
         self.is_stream = names.get(b"content-type", b"").startswith(b"text/event-stream")
         if self._keepalive is not None and self._keepalive.has_begun:
@@ -495,12 +501,12 @@ class Exchange:
         headers.append((b"x-request-id", self._request.id))
         headers += client.more_headers()
         if self.dropped:
-            headers.append((b"x-ichat-dropped", ", ".join(self.dropped).encode()))
+            headers.append((DROPPED_HEADER, ", ".join(self.dropped).encode()))
         if endpoint.id:
             if means.settings.worker_header:
-                headers.append((b"x-ichat-worker", endpoint.id))
+                headers.append((WORKER_HEADER, endpoint.id))
             if means.settings.overhead_header:
-                headers.append((b"x-ichat-overhead-ms", b"%.2f" % ((self.overhead_s or 0) * 1000)))
+                headers.append((OVERHEAD_HEADER, b"%.2f" % ((self.overhead_s or 0) * 1000)))
         if not client.keep_alive:
             headers.append((b"connection", b"close"))
         if b"transfer-encoding" in names and not is_unchunked:

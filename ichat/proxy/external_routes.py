@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -18,6 +18,8 @@ from ichat.http.pool import Upstream
 from ichat.http.request import Request
 from ichat.http.tls import client_context
 from ichat.proxy.drop_params import ParamRules
+from ichat.routing.balancer import Endpoint
+from ichat.routing.circuit_breaker import Circuit
 
 log = logging.getLogger(__name__)
 
@@ -129,3 +131,16 @@ def read_route(route: ExternalRoute, config: Config, where: str) -> tuple[Route,
         route.model_name, rules, route.upstream_model, prefix, has_key=has_key, headers=headers, health_path=health_path
     )
     return found, upstream
+
+
+def external_endpoints(config: Config) -> Mapping[str, Sequence[Endpoint]]:
+    """Make the endpoints of the external routes, by model. Raises Exit 64 where a key is missing."""
+    found: dict[str, list[Endpoint]] = {}
+    for number, given in enumerate(config.external_routes):
+        route, upstream = read_route(given, config, f"external_routes[{number}]")
+        same = found.setdefault(given.model_name, [])
+        id_ = f"external:{urllib.parse.quote(given.model_name)}" + (f"#{len(same) + 1}" if same else "")
+        in_flight_max = given.max_in_flight or config.routing.max_in_flight
+        circuit = Circuit(config.circuit_breaker)
+        same.append(Endpoint(upstream, id_.encode(), in_flight_max, route, circuit=circuit))
+    return found

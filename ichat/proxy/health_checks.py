@@ -14,7 +14,7 @@ import trio
 from ichat.config.schema import Health
 from ichat.http.heads import Headers
 from ichat.http.pool import Upstream
-from ichat.proxy.exchange import PROOF_HEADER
+from ichat.protocol import PROOF_HEADER
 from ichat.routing.balancer import Endpoint
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import Worker

@@ -23,33 +23,30 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import trio
 
-from ichat import errors
 from ichat.admin.reload import ConfigFile, Reloader, Take, look
 from ichat.config import schema as configuration
 from ichat.config.command_line import Usage
-from ichat.config.schema import CircuitBreaker, Config
-from ichat.errors import ApiError, Exit
+from ichat.config.schema import Config
+from ichat.errors import Exit
 from ichat.hardware.machines import LOOK_S, Lookout
-from ichat.http.heads import Headers, RequestHead
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
-from ichat.http.pool import Pool, Upstream
-from ichat.http.request import Request
-from ichat.http.server import NO_CONTENT, Client, FrontDoor
+from ichat.http.pool import Pool
+from ichat.http.server import FrontDoor
 from ichat.http.tls import server_context
-from ichat.observability.access_log import AccessLog, Entry
+from ichat.observability.access_log import AccessLog
 from ichat.observability.logs.files import prune
 from ichat.observability.logs.store import Logbook, Source
-from ichat.observability.metrics import ROUTES, Metrics
+from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
-from ichat.observability.tracing import Trace, Tracing, open_tracing
+from ichat.observability.tracing import Tracing, open_tracing
 from ichat.proxy.context import Means
-from ichat.proxy.exchange import JOINED_BYTES_MAX, Exchange
+from ichat.proxy.external_routes import external_endpoints
+from ichat.proxy.handler import Gateway, is_control
 from ichat.proxy.health_checks import Prober
-from ichat.routing.balancer import DRAIN_S_MAX, Balancer, Endpoint, external_endpoints
-from ichat.routing.circuit_breaker import Circuit
+from ichat.routing.balancer import Balancer, Endpoint
 from ichat.routing.registry import Registry
-from ichat.security.auth import CALLER_HEADER, CHANGES_MODELS, Auth, Caller, address_in, is_loopback, write_caller
+from ichat.security.auth import Auth, address_in, is_loopback
 from ichat.security.cors import cors_of
 from ichat.supervisor.orphans import become_subreaper, reap_forever
 from ichat.supervisor.state import StateDirectory, open_state
@@ -57,33 +54,10 @@ from ichat.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
-CONTROL_REQUESTS_MAX = 1000
-CONTROL_BYTES_MAX = 4 * 1024 * 1024
-"""The largest body of a request to the control plane."""
-_READS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
-_METHODS = _READS | {b"POST", b"DELETE"}
-_JOINS = frozenset((b"/v1/workers/heartbeat", b"/register"))
-CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
-"""Seconds until the control plane's first byte, and between two bytes: stopping a worker takes as long as its drain."""
 ADVANCE_S = 1.0
 PRUNE_S = 24 * 3600.0
 LOG_END_S = 2.0
 """How long those who follow a log may take to get its last lines, when the gateway ends."""
-_LOGS = b"/v1/logs/"
-_RESPONSES = b"/v1/responses/"
-CLIENT_LEFT = 499
-"""What stands for a status where the client left."""
-_NO_HEAD = RequestHead(b"", b"", b"1.1", [], 0)
-_NEVER_OPEN = Circuit(CircuitBreaker(failures_max=0))
-SHOWN_CHARACTERS_MAX = 256
-"""Of what a client chose, in the access log."""
-_CONTROL_EXACT = frozenset((b"/health", b"/metrics", b"/v1/models", b"/register", b"/openapi.json"))
-_CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/")
-
-
-def is_control(path: bytes) -> bool:
-    """Say whether a path belongs to the control plane."""
-    return path in _CONTROL_EXACT or path.startswith(_CONTROL_BELOW)
 
 
 def read_command_line(argv: Sequence[str]) -> tuple[Config, ConfigFile]:
@@ -105,192 +79,6 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, ConfigFile]:
         secure_parts(config)
         raise Exit(0, f"{args.config} is right.")
     return config, file
-
-
-class Gateway:
-    """Who answers a request, and what is known of it afterwards."""
-
-    def __init__(
-        self,
-        means: Means,
-        metrics: Metrics,
-        access: AccessLog,
-        tracing: Tracing,
-        *,
-        control_socket: str,
-        followers_max: int,
-    ) -> None:
-        self.means = means
-        self.cors = cors_of(means.settings.cors_origins, is_control)
-        """Which pages in browsers may use the routes of models; None: none."""
-        self._metrics = metrics
-        self._access = access
-        self._tracing = tracing
-        upstream = Upstream("the control plane", control_socket, 0)
-        self._control = Endpoint(upstream, b"", CONTROL_REQUESTS_MAX, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
-        self.log_streams = Endpoint(upstream, b"", followers_max, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
-        """The control plane too; apart, since they last."""
-
-    def look(self, head: RequestHead, peer: str) -> Caller:
-        """Say who sends a request. Raises ApiError where that one has no right key, before the body is read.
-
-        The control plane looks again for itself: it knows its routes best.
-        """
-        auth = self.means.auth
-        caller = auth.caller(head, peer)
-        if self.cors is not None and head.length == 0 and self.cors.is_preflight(head.method, head.path, head.headers):
-            return caller
-        if is_control(head.path):
-            if head.method not in _METHODS:  # names are case-sensitive (RFC 9110, section 9.1); frameworks forget that
-                allowed = b", ".join(sorted(_METHODS)).decode()
-                raise errors.method_not_allowed(head.method.decode("latin-1"), _shown(head.path), allowed)
-            if head.method not in _READS:
-                auth.check("join" if head.path in _JOINS else "write", caller)
-            if head.length is None:
-                raise errors.length_required(_shown(head.path))
-            if head.length > CONTROL_BYTES_MAX:
-                raise errors.request_too_large(CONTROL_BYTES_MAX)
-        elif head.path.rstrip(b"/") in CHANGES_MODELS:
-            auth.check("write", caller)
-        elif auth.has_keys:
-            auth.check("data", caller)
-        if not is_control(head.path) and (head.length is None or head.length > JOINED_BYTES_MAX):
-            self.means.quotas.check(caller.key_name, trio.current_time())  # before a large body comes in vain
-        return caller
-
-    def more_headers(self, head: RequestHead) -> Headers:
-        """Return what the response to a request with this head says to browsers."""
-        return [] if self.cors is None else self.cors.headers_for(head.path, head.headers)
-
-    async def answer(self, request: Request, client: Client) -> None:
-        """Answer one request through an upstream. Raises ApiError where nothing has been sent."""
-        assert isinstance(client.caller, Caller)
-        exchange = Exchange(self.means, request, client, client.caller)
-        phase, is_counted = "", False
-        is_by_model = request.path in ROUTES
-        is_log = request.path.startswith(_LOGS)
-        if is_log:
-            client.stand_aside()
-        try:
-            if self.cors is not None and self.cors.is_preflight(request.method, request.path, request.headers):
-                await client.respond(request, NO_CONTENT, self.cors.answer(request.path, request.headers), b"")
-                exchange.status, exchange.error = NO_CONTENT, ""
-            elif is_control(request.path):
-                await self._answer_control(exchange, self.log_streams if is_log else self._control)
-            elif (is_by_response := request.path.startswith(_RESPONSES) and _is_about_response(request)) or (
-                request.method == b"POST" and (request.path.startswith(b"/v1/") or is_by_model)
-            ):
-                is_counted = True
-                self._metrics.began()
-                exchange.trace = self._tracing.begin(request.headers, request.path, is_known=is_by_model)
-                await (exchange.by_response() if is_by_response else exchange.by_model())
-            elif is_by_model:
-                method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
-                raise errors.method_not_allowed(method, path, "POST")
-            else:
-                raise errors.not_found(request.path.decode("latin-1"))
-        except ApiError as error:
-            exchange.status, exchange.error = error.status, error.code
-            self._metrics.refused(error.limit or error.code, exchange.caller.key_name)
-            raise
-        except trio.Cancelled:
-            phase = exchange.phase
-            exchange.status, exchange.error = (CLIENT_LEFT, "client_left") if client.has_left else (503, "draining")
-            raise
-        finally:
-            if is_counted:
-                self._metrics.ended(exchange)
-            elif exchange.error == "internal_error" and exchange.answered_at is None:
-                self._metrics.refused(exchange.error)
-            if exchange.trace is not None:
-                self._end(exchange.trace, exchange, phase)
-            if self._access.enabled:
-                self._access.add(_entry(exchange, request, client, phase))
-
-    def _end(self, trace: Trace, exchange: Exchange, phase: str) -> None:
-        self._tracing.end(
-            trace,
-            exchange.status,
-            error=exchange.error,
-            model=exchange.model,
-            worker=exchange.endpoint.id.decode() if exchange.endpoint else "",
-            queued_s=exchange.queued_s,
-            phase=phase,
-        )
-
-    async def _answer_control(self, exchange: Exchange, control: Endpoint) -> None:
-        if control.in_flight >= control.in_flight_max:
-            raise errors.too_many_control_requests()
-        control.in_flight += 1
-        exchange.internal = [(CALLER_HEADER, write_caller(exchange.caller))]
-        try:
-            await exchange.with_endpoint(control)
-        finally:
-            control.in_flight -= 1
-        if exchange.error:
-            self._metrics.refused(exchange.error, exchange.caller.key_name)
-
-    def refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
-        """Note what was refused before it was a request."""
-        caller = self.means.auth.caller(head or _NO_HEAD, peer)
-        if error.status != CLIENT_LEFT:
-            self._metrics.refused(error.limit or error.code, caller.key_name)
-        if self._access.enabled:
-            entry: dict[str, str | int | float | None] = {"id": request_id.decode(), "client": _client(caller, peer)}
-            if head is not None:
-                entry |= {"method": head.method.decode("latin-1"), "path": _shown(head.path)}
-            self._access.add(entry | {"status": error.status, "error": error.code})
-
-
-def _is_about_response(request: Request) -> bool:
-    """Return whether a request below `/v1/responses/` is about one that was made before. Raises ApiError 405."""
-    if request.method == b"POST":
-        return request.path.startswith(_RESPONSES + b"resp_")
-    if request.method not in (b"GET", b"HEAD", b"DELETE"):
-        raise errors.method_not_allowed(request.method.decode("latin-1"), _shown(request.path), "DELETE, GET, HEAD")
-    return True
-
-
-def _entry(exchange: Exchange, request: Request, client: Client, phase: str) -> Entry:
-    """Give the access log's facts of a request; times in milliseconds, sizes in bytes.
-
-    `phase` is how far it had come, where it was cut off.
-    """
-    started = exchange.started_at
-    overhead_s, answered_at = exchange.overhead_s, exchange.answered_at
-    return {
-        "id": request.id.decode(),
-        "client": _client(exchange.caller, client.peer),
-        "method": request.method.decode("latin-1"),
-        "path": _shown(request.path),
-        "key": exchange.caller.key_name,
-        "model": exchange.model[:SHOWN_CHARACTERS_MAX],
-        "worker": exchange.endpoint.id.decode() if exchange.endpoint else "",
-        "status": exchange.status,
-        "error": exchange.error,
-        "bytes_in": exchange.bytes_in,
-        "bytes_out": exchange.bytes_out,
-        "duration_ms": _ms(trio.current_time() - started),
-        "first_byte_ms": None if answered_at is None else _ms(answered_at - started),
-        "queue_ms": _ms(exchange.queued_s),
-        "overhead_ms": None if overhead_s is None else _ms(overhead_s),
-        "tokens": exchange.tokens,
-        "phase": phase,
-        "trace": exchange.trace.id if exchange.trace else "",
-    }
-
-
-def _client(caller: Caller, peer: str) -> str:
-    """Give the connection's address and port, or the address for which a trusted proxy asks."""
-    return peer if address_in(peer) == caller.address else caller.address
-
-
-def _shown(path: bytes) -> str:
-    return path.decode("latin-1")[:SHOWN_CHARACTERS_MAX]
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 2)
 
 
 async def run(

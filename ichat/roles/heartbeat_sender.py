@@ -13,9 +13,8 @@ import attrs
 import httpx
 import trio
 
-from ichat.hardware.machines import Machine
 from ichat.http.tls import client_context
-from ichat.protocol import Beat, Lost
+from ichat.protocol import WORKER_HEADER, Beat, Lost, Machine
 
 log = logging.getLogger(__name__)
 
@@ -224,4 +223,4 @@ async def _answers(lost: Lost) -> bool:
             return True
         except httpx.HTTPError:
             return False
-    return answer.headers.get("x-ichat-worker") == lost.worker_id
+    return answer.headers.get(WORKER_HEADER.decode()) == lost.worker_id

@@ -37,10 +37,10 @@ from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
 from ichat.observability.logs.capture import Capture
 from ichat.observability.logs.endpoint import OwnLog
-from ichat.protocol import NAMES_MAX, Beat, WorkerState, response_tag, sentence
+from ichat.protocol import INTERNAL, NAMES_MAX, PROOF_HEADER, WORKER_HEADER, Beat, WorkerState, response_tag, sentence
 from ichat.roles.heartbeat_sender import Reporter
 from ichat.roles.worker_options import Options, read_command_line
-from ichat.security.auth import CHANGES_MODELS, INTERNAL, address_in, bearer_of, is_for_us, is_from_us, is_loopback
+from ichat.security.auth import CHANGES_MODELS, address_in, bearer_of, is_for_us, is_from_us, is_loopback
 from ichat.security.keys import digest_of, proof_of
 from ichat.supervisor.processes import launcher_pipe
 
@@ -57,7 +57,7 @@ LAST_LINES_S = 2.0
 """How long those that follow the log may take for its end."""
 WITHOUT_LAUNCHER_S = (2.0, 5.0, 6.0)
 """How long after the launcher's end, at most, exchanges may go on, the engine may take to end, and the last words."""
-_PROOF_HEADERS = frozenset((b"x-ichat-proof", b"authorization"))
+_PROOF_HEADERS = frozenset((PROOF_HEADER, b"authorization"))
 _CHANGES = CHANGES_MODELS | {b"/resume_memory_occupation", b"/wake_up"}
 """Routes after which the gateway should hear of the worker at once: it has other models, or takes requests again."""
 _JSON = [(b"content-type", b"application/json")]
@@ -86,7 +86,7 @@ class Worker:
         self.draining = False
         self._created = int(time.time())
         self._start_id = secrets.token_hex(8)
-        own = [(b"x-ichat-worker", self.id.encode())]
+        own = [(WORKER_HEADER, self.id.encode())]
         self.log = OwnLog(capture.ring, capture.settle, own) if capture is not None else None
         self.changed: Callable[[], None] = _tell_nobody
         """Called when the gateway should hear of something now."""
@@ -167,7 +167,7 @@ class Worker:
         """200 while requests are answered, or while a follower follows; 503 with the phase otherwise."""
         well = self.host.is_ready() or self.host.is_following()
         status = {"status": "ok"} if well else {"status": "unavailable", "phase": self.host.phase}
-        headers = [*_JSON, (b"x-ichat-worker", self.id.encode())]
+        headers = [*_JSON, (WORKER_HEADER, self.id.encode())]
         await client.respond(request, 200 if well else 503, headers, json.dumps(status).encode())
 
     async def _beat_at_once(self, request: Request, client: Client) -> None:

@@ -8,26 +8,51 @@ has its turn, whoever came first; of one key's requests the first come is the fi
 import hashlib
 import math
 import random
-import urllib.parse
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import attrs
 
 from ichat import errors
-from ichat.config.schema import Config
 from ichat.errors import ApiError
+from ichat.http.heads import Headers
+from ichat.http.json_body import Body
 from ichat.http.pool import Upstream
-from ichat.proxy.external_routes import Route, read_route
+from ichat.http.request import Request
 from ichat.routing.circuit_breaker import Circuit
 
 REPORT_S = 10.0
 """How long a worker's report of its load counts."""
 AVOID_S = 10.0
 """How long an endpoint that could not be reached is asked only if there is no other."""
-DRAIN_S_MAX = 3600.0
-"""How long a request to stop a worker may give it to answer what it has."""
 RETRY_AFTER_S = 2
 """What a client is told to wait that was refused since a queue was full, or waited in vain."""
+
+
+class RequestTransform(Protocol):
+    """What an external route changes in requests on their way to its upstream."""
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the gateway has a key of its own for the upstream."""
+        ...
+
+    @property
+    def health_path(self) -> str:
+        """The path of its health check; empty: it has none."""
+        ...
+
+    async def rewrite(self, request: Request) -> Body:
+        """Return the body for the upstream. Raises ApiError 400 or 404."""
+        ...
+
+    def headers_for(self, headers: Headers) -> Headers:
+        """Return the headers for the upstream."""
+        ...
+
+    def target_for(self, target: bytes) -> bytes:
+        """Return the request target to ask the upstream for."""
+        ...
 
 
 @attrs.define(eq=False)
@@ -38,7 +63,7 @@ class Endpoint:
     id: bytes
     """What `x-ichat-worker` and the access log call it."""
     in_flight_max: int
-    route: Route | None = None
+    route: RequestTransform | None = None
     """What an external route changes in requests."""
     in_flight: int = 0
     """Requests under way that came through here: changed at once, so never stale."""
@@ -80,19 +105,6 @@ class Endpoint:
         """Note that it could not be reached, or takes no requests for another reason."""
         self.why_out = why
         self.avoid_until = now + AVOID_S
-
-
-def external_endpoints(config: Config) -> Mapping[str, Sequence[Endpoint]]:
-    """Make the endpoints of the external routes, by model. Raises Exit 64 where a key is missing."""
-    found: dict[str, list[Endpoint]] = {}
-    for number, given in enumerate(config.external_routes):
-        route, upstream = read_route(given, config, f"external_routes[{number}]")
-        same = found.setdefault(given.model_name, [])
-        id_ = f"external:{urllib.parse.quote(given.model_name)}" + (f"#{len(same) + 1}" if same else "")
-        in_flight_max = given.max_in_flight or config.routing.max_in_flight
-        circuit = Circuit(config.circuit_breaker)
-        same.append(Endpoint(upstream, id_.encode(), in_flight_max, route, circuit=circuit))
-    return found
 
 
 Policy = Callable[[Sequence[Endpoint], float], Endpoint]

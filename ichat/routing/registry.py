@@ -13,9 +13,8 @@ import attrs
 from ichat import errors
 from ichat.config.schema import CircuitBreaker
 from ichat.errors import ApiError
-from ichat.hardware.machines import Machine
 from ichat.http.pool import Upstream
-from ichat.protocol import Beat, Lost, Model, names_of
+from ichat.protocol import Beat, Lost, Machine, Model, names_of
 from ichat.routing.balancer import Endpoint
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.worker_record import AWAY, BEATS_MISSED_MAX, HEALTHY, End, State, Worker

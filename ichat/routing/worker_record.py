@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import attrs
 
-from ichat.hardware.machines import Machine
-from ichat.protocol import Beat, Lost, WorkerState, names_of, response_tag
+from ichat.protocol import Beat, Lost, Machine, WorkerState, names_of, response_tag
 from ichat.routing.balancer import Endpoint
 from ichat.routing.circuit_breaker import Circuit
 

@@ -56,10 +56,6 @@ FORWARDED = frozenset((
     b"forwarded", b"x-forwarded-for", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto", b"via",
 ))  # fmt: skip
 """Headers in which proxies say for whom they ask."""
-CALLER_HEADER = b"x-ichat-caller"
-"""Tells the control plane who asks."""
-INTERNAL = b"x-ichat-"
-"""Begins the headers that the gateway and its workers use among themselves."""
 CHANGES_MODELS = frozenset((
     b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/load_lora_adapter", b"/unload_lora_adapter",
 ))  # fmt: skip

@@ -13,8 +13,6 @@ from collections.abc import MutableMapping
 
 from ichat.errors import EXIT_USAGE, Exit
 
-KEY_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
-"""What a key may be called."""
 PREFIX = "sk-ichat-"
 TOKEN_VARIABLE = "ICHAT_JOIN_TOKEN"  # noqa: S105
 """Holds the token of a worker that was started by hand."""

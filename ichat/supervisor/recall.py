@@ -6,6 +6,7 @@ import ssl
 import httpx
 import trio
 
+from ichat.protocol import PROOF_HEADER
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import Worker
 
@@ -37,6 +38,6 @@ async def _ask(worker: Worker, limit: trio.CapacityLimiter, proof: str) -> None:
     async with limit:
         try:
             async with httpx.AsyncClient(timeout=ASK_S, trust_env=False, transport=transport) as client:
-                await client.post(url, headers={"x-ichat-proof": proof} if proof else {})
+                await client.post(url, headers={PROOF_HEADER.decode(): proof} if proof else {})
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             log.debug("worker %s was not reached: %s", worker.id, error)

@@ -17,7 +17,7 @@ import trio.testing
 from support.peers import Upstream, code_of, plain, turns_until, until
 from support.programs import LIMIT_S
 
-from ichat.roles.gateway import is_control
+from ichat.proxy.handler import is_control
 
 HEAD_BYTES_MAX = 8192
 BODY_BYTES_MAX = 65536

@@ -16,8 +16,8 @@ from ichat.errors import ApiError, Exit
 from ichat.http.pool import Upstream
 from ichat.protocol import Beat
 from ichat.proxy import health_checks as health
+from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.health_checks import Finding, Prober, read_status
-from ichat.routing.balancer import external_endpoints
 from ichat.routing.registry import FORGET_S, KEEP_S, Registry
 from ichat.supervisor.state import Heard, Known
 

@@ -16,8 +16,8 @@ from ichat.hardware import gpus
 from ichat.hardware import machines as machine
 from ichat.hardware.gpus import Gpu, GpuProcess, read_gpus
 from ichat.hardware.host import CpuMeter
-from ichat.hardware.machines import Lookout, Machine, MachineGpu, Report, machines_of, read_machine, report_of
-from ichat.protocol import Beat, read_beat
+from ichat.hardware.machines import Lookout, Report, machines_of, read_machine, report_of
+from ichat.protocol import Beat, Machine, MachineGpu, read_beat
 from ichat.roles.heartbeat_sender import Reporter
 from ichat.routing.registry import Registry
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 from hypothesis import example, given
@@ -19,6 +20,14 @@ from ichat.observability import tracing
 from ichat.observability.tracing import SpanTracing, Tracing, open_tracing, read_parent
 
 ROOT = pathlib.Path(__file__).parents[2]
+
+
+def record(status, **facts):
+    """The record of a request of which a test says only what it is about."""
+    usual = {"status": status, "error": "", "model": "", "worker": "", "queued_s": 0.0, "phase": ""}
+    return types.SimpleNamespace(**usual | facts)
+
+
 TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
 PARENT = b"00-%b-%b-01" % (TRACE, SPAN)
 PATH = b"/v1/chat/completions"
@@ -175,8 +184,8 @@ def test_a_state_alone_is_left_out():
 def test_without_an_endpoint_nothing_is_looked_for():
     """Who sends no spans does not wait for OpenTelemetry to be imported."""
     code = (
-        "import sys; from ichat.tracing import open_tracing; tracing = open_tracing(); print(tracing);"
-        "tracing.end(tracing.begin([], b'/', is_known=True), 200); tracing.close();"
+        "import sys; from ichat.observability.tracing import open_tracing; tracing = open_tracing(); print(tracing);"
+        "tracing.end(tracing.begin([], b'/', is_known=True), None); tracing.close();"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -234,7 +243,7 @@ def test_a_request_is_a_span(spans):
     """It goes on with the client's trace, has all that is known of the request, and the upstream is told its id."""
     tracer, finished = spans
     trace = begin(tracer, [*names(PARENT), (b"tracestate", b"a=1"), (b"tracestate", b"b=2")])
-    tracer.end(trace, 200, model="m", worker="w-0", queued_s=0.25)
+    tracer.end(trace, record(200, model="m", worker="w-0", queued_s=0.25))
     (span,) = finished()
     assert trace.id.encode() == TRACE == b"%032x" % span.context.trace_id
     assert b"%016x" % span.parent.span_id == SPAN
@@ -261,7 +270,7 @@ def test_a_request_without_a_parent_is_the_first_span(spans):
     """Whether it is sampled is the SDK's decision."""
     tracer, finished = spans
     trace = begin(tracer, [])
-    tracer.end(trace, 200)
+    tracer.end(trace, record(200))
     (span,) = finished()
     assert span.parent is None
     made = MADE.fullmatch(told(trace)[b"traceparent"])
@@ -274,7 +283,7 @@ def test_what_the_client_does_not_sample_is_no_span(spans):
     """The trace goes on, unsampled."""
     tracer, finished = spans
     trace = begin(tracer, names(PARENT[:-1] + b"0"))
-    tracer.end(trace, 500, error="internal_error")
+    tracer.end(trace, record(500, error="internal_error"))
     assert finished() == ()
     made = MADE.fullmatch(told(trace)[b"traceparent"])
     assert (made[1], made[3]) == (TRACE, b"00")
@@ -295,7 +304,7 @@ def test_what_the_client_does_not_sample_is_no_span(spans):
 def test_what_failed_is_marked(spans, status, error, is_error, kind):
     """A client's mistake is no error of the server; a response that broke off is."""
     tracer, finished = spans
-    tracer.end(begin(tracer, []), status, error=error, phase="waiting")
+    tracer.end(begin(tracer, []), record(status, error=error, phase="waiting"))
     (span,) = finished()
     assert (span.status.status_code.name == "ERROR") == is_error
     assert span.attributes.get("error.type") == kind
@@ -306,7 +315,7 @@ def test_what_a_client_chose_is_cut(spans):
     """Neither a name nor a path fills anybody's memory, and a path that is one of many names no span."""
     tracer, finished = spans
     trace = tracer.begin([], b"/v1/" + b"x" * 5000, is_known=False)
-    tracer.end(trace, 404, model="\ud800" + "m" * 5000)
+    tracer.end(trace, record(404, model="\ud800" + "m" * 5000))
     (span,) = finished()
     assert span.attributes["gen_ai.request.model"].startswith("?m"), "nothing that cannot be written"
     assert span.name == "POST"
@@ -357,7 +366,7 @@ def test_spans_arrive(environment, receiver, caplog, settings, service):
     assert f"127.0.0.1:{receiver.server_port}" in caplog.text
     assert "hush" not in caplog.text
     trace = begin(tracer, names(PARENT))
-    tracer.end(trace, 200, model="m")
+    tracer.end(trace, record(200, model="m"))
     assert receiver.got == []
     tracer.close()
     ((path, body),) = receiver.got
@@ -378,7 +387,7 @@ def test_the_end_waits_for_nobody_for_long(environment, caplog):
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
         environment.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
         tracer = open_tracing()
-        tracer.end(begin(tracer, []), 200)
+        tracer.end(begin(tracer, []), record(200))
         tracer.close()
         assert "could not be sent" in caplog.text
         (thread,) = (thread for thread in threading.enumerate() if thread.name == "spans")

@@ -878,7 +878,7 @@ def test_a_reader_that_leaves_is_no_error(fake):
 def test_help_is_light():
     """Nothing heavy is imported to show it, and every command has one."""
     code = (
-        "import sys\nfrom ichat import terminal\nfor name in terminal.COMMANDS:\n"
+        "import sys\nfrom ichat.cli import commands as terminal\nfor name in terminal.COMMANDS:\n"
         " try: terminal.run([name, '--help'])\n except SystemExit as end: assert end.code == 0\n"
         "assert not {'httpx', 'rich', 'trio', 'attrs', 'cattrs'} & set(sys.modules), sys.modules\n"
     )

@@ -15,14 +15,13 @@ from support.programs import LIMIT_S, Program, ichat
 
 from ichat.admin.app import make_app
 from ichat.admin.openapi import document
-from ichat.admin.routes import DRAIN_S_MAX
 from ichat.admin.schemas import schema_of
-from ichat.config.schema import Config, ManagedWorker, Security, read_worker
+from ichat.config.schema import DRAIN_S_MAX, Config, ManagedWorker, Security, read_worker
 from ichat.engines import Progress
 from ichat.errors import ApiError
 from ichat.hardware.gpus import Gpu, GpuProcess
 from ichat.hardware.host import CpuMeter, read_resources
-from ichat.observability import metrics
+from ichat.observability import request_record
 from ichat.protocol import Beat, Group, Model, read_beat
 from ichat.roles import gateway
 from ichat.security.auth import ROUTES, Auth
@@ -98,7 +97,7 @@ def test_the_data_plane_has_these_routes_and_no_others(said):
     """Each route that is known to be routed by model stands in it, and takes POST alone; so do those of responses."""
     response = "/v1/responses/{response_id}"
     of_responses = {(response, "get"), (response, "delete"), (f"{response}/cancel", "post")}
-    assert methods_of(said, control=False) == {(path.decode(), "post") for path in metrics.ROUTES} | of_responses
+    assert methods_of(said, control=False) == {(path.decode(), "post") for path in request_record.ROUTES} | of_responses
 
 
 def test_every_route_says_what_key_it_takes(said):

@@ -37,7 +37,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from gateway.test_corpus import CASES, passed_on, read_by_h11  # noqa: E402
 from support.peers import code_of  # noqa: E402
 
-from ichat.roles.gateway import is_control  # noqa: E402
+from ichat.proxy.handler import is_control  # noqa: E402
 from ichat.security.keys import hash_of  # noqa: E402
 
 HEAD_BYTES_MAX = 16 * 1024

@@ -15,6 +15,7 @@ import h11
 import trio
 
 from ichat.observability.logs.lines import LINE_BYTES_MAX
+from ichat.protocol import PROOF_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +174,7 @@ class Collector:
         host = f"[{self.source.host}]" if ":" in self.source.host else self.source.host or "localhost"
         headers = [("host", host), ("accept", "text/event-stream"), ("connection", "close")]
         if self.source.proof:
-            headers.append(("x-ichat-proof", self.source.proof))
+            headers.append((PROOF_HEADER.decode(), self.source.proof))
         if self._last:
             headers.append(("last-event-id", str(self._last)))
         head = parser.send(h11.Request(method="GET", target="/logs/stream", headers=headers))

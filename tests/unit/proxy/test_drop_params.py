@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ichat.config.openai_params import KNOWN, check_paths
 from ichat.errors import ApiError
 from ichat.http.json_body import members_of, rewrite_json
-from ichat.proxy.drop_params import KNOWN, SUPPORTED, ParamRules, check_paths
+from ichat.proxy.drop_params import SUPPORTED, ParamRules
 
 
 async def result(rules, body, *, gated=True):

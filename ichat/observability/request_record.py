@@ -1,0 +1,67 @@
+"""The facts of one request that has ended: metrics, the access log and the trace are made of them."""
+
+from collections.abc import Mapping
+
+import attrs
+
+RESPONSE_PATH = b"/v1/responses/{id}"
+"""How requests about an earlier response are counted, whatever its id."""
+OTHER = "other"
+"""The label of routes and models that are not counted apart."""
+
+_NAMES = (
+    "chat/completions", "completions", "embeddings", "rerank", "score", "classify", "pooling", "responses", "messages",
+    "tokenize", "detokenize", "audio/transcriptions", "audio/translations",
+)  # fmt: skip
+ROUTES: Mapping[bytes, str] = {
+    **{f"{base}/{name}".encode(): f"/v1/{name}" for base in ("", "/v1") for name in _NAMES},
+    b"/v2/rerank": "/v1/rerank",
+}
+"""The label of each path whose requests name a model."""
+_LABELS = {**ROUTES, RESPONSE_PATH: RESPONSE_PATH.decode()}
+
+
+@attrs.frozen(kw_only=True)
+class RequestRecord:
+    """One request that has ended. Times are Trio's clock in seconds, sizes are bytes."""
+
+    id: str
+    client: str
+    """The client's address, with its port where no proxy speaks for it."""
+    method: str
+    path: str
+    route: str
+    """The label of its path in metrics."""
+    key_name: str
+    """The name of the client's key; empty if it has none."""
+    model: str
+    """The model that it asked for; empty if that was never read."""
+    worker: str
+    """The id of the worker or external route that was asked last; empty if none was."""
+    status: int
+    """Of the response; 499 where the client left."""
+    error: str
+    """The code of the error; empty if the request went well."""
+    phase: str
+    """How far the request had come when it was cut off (`Exchange.phase`); empty if it was not."""
+    started_at: float
+    ended_at: float
+    answered_at: float | None
+    """When the head of the response came."""
+    first_at: float | None
+    """When the first piece of its body came."""
+    queued_s: float
+    overhead_s: float | None
+    """The gateway's own time before it asked the upstream, without the queue."""
+    bytes_in: int
+    bytes_out: int
+    chunks: int
+    """Pieces of the response's body, as they were read."""
+    tokens: int | None
+    """Tokens used, where they count."""
+    trace_id: str
+
+
+def label_of(path: bytes) -> str:
+    """Return the label under which requests to this path are counted."""
+    return _LABELS.get(path, OTHER)

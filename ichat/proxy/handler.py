@@ -1,0 +1,215 @@
+"""How the gateway answers requests: which plane a request belongs to, who may send it, and what is noted at its end."""
+
+import trio
+
+from ichat import errors
+from ichat.config.schema import DRAIN_S_MAX, CircuitBreaker
+from ichat.errors import ApiError
+from ichat.http.heads import Headers, RequestHead
+from ichat.http.pool import Upstream
+from ichat.http.request import Request
+from ichat.http.server import NO_CONTENT, Client
+from ichat.observability.access_log import SHOWN_CHARACTERS_MAX, AccessLog, entry_of
+from ichat.observability.metrics import Metrics
+from ichat.observability.request_record import ROUTES, RequestRecord, label_of
+from ichat.observability.tracing import Tracing
+from ichat.protocol import CALLER_HEADER
+from ichat.proxy.context import Means
+from ichat.proxy.exchange import JOINED_BYTES_MAX, Exchange
+from ichat.routing.balancer import Endpoint
+from ichat.routing.circuit_breaker import Circuit
+from ichat.security.auth import CHANGES_MODELS, Caller, address_in, write_caller
+from ichat.security.cors import cors_of
+
+CONTROL_REQUESTS_MAX = 1000
+CONTROL_BYTES_MAX = 4 * 1024 * 1024
+"""The largest body of a request to the control plane."""
+_READS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
+_METHODS = _READS | {b"POST", b"DELETE"}
+_JOINS = frozenset((b"/v1/workers/heartbeat", b"/register"))
+CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
+"""Seconds until the control plane's first byte, and between two bytes: stopping a worker takes as long as its drain."""
+_LOGS = b"/v1/logs/"
+_RESPONSES = b"/v1/responses/"
+CLIENT_LEFT = 499
+"""What stands for a status where the client left."""
+_NO_HEAD = RequestHead(b"", b"", b"1.1", [], 0)
+_NEVER_OPEN = Circuit(CircuitBreaker(failures_max=0))
+_CONTROL_EXACT = frozenset((b"/health", b"/metrics", b"/v1/models", b"/register", b"/openapi.json"))
+_CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/")
+
+
+def is_control(path: bytes) -> bool:
+    """Say whether a path belongs to the control plane."""
+    return path in _CONTROL_EXACT or path.startswith(_CONTROL_BELOW)
+
+
+class Gateway:
+    """Who answers a request, and what is known of it afterwards."""
+
+    def __init__(
+        self,
+        means: Means,
+        metrics: Metrics,
+        access: AccessLog,
+        tracing: Tracing,
+        *,
+        control_socket: str,
+        followers_max: int,
+    ) -> None:
+        self.means = means
+        self.cors = cors_of(means.settings.cors_origins, is_control)
+        """Which pages in browsers may use the routes of models; None: none."""
+        self._metrics = metrics
+        self._access = access
+        self._tracing = tracing
+        upstream = Upstream("the control plane", control_socket, 0)
+        self._control = Endpoint(upstream, b"", CONTROL_REQUESTS_MAX, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
+        self.log_streams = Endpoint(upstream, b"", followers_max, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
+        """The control plane too; apart, since they last."""
+
+    def look(self, head: RequestHead, peer: str) -> Caller:
+        """Say who sends a request. Raises ApiError where that one has no right key, before the body is read.
+
+        The control plane looks again for itself: it knows its routes best.
+        """
+        auth = self.means.auth
+        caller = auth.caller(head, peer)
+        if self.cors is not None and head.length == 0 and self.cors.is_preflight(head.method, head.path, head.headers):
+            return caller
+        if is_control(head.path):
+            if head.method not in _METHODS:  # names are case-sensitive (RFC 9110, section 9.1); frameworks forget that
+                allowed = b", ".join(sorted(_METHODS)).decode()
+                raise errors.method_not_allowed(head.method.decode("latin-1"), _shown(head.path), allowed)
+            if head.method not in _READS:
+                auth.check("join" if head.path in _JOINS else "write", caller)
+            if head.length is None:
+                raise errors.length_required(_shown(head.path))
+            if head.length > CONTROL_BYTES_MAX:
+                raise errors.request_too_large(CONTROL_BYTES_MAX)
+        elif head.path.rstrip(b"/") in CHANGES_MODELS:
+            auth.check("write", caller)
+        elif auth.has_keys:
+            auth.check("data", caller)
+        if not is_control(head.path) and (head.length is None or head.length > JOINED_BYTES_MAX):
+            self.means.quotas.check(caller.key_name, trio.current_time())  # before a large body comes in vain
+        return caller
+
+    def more_headers(self, head: RequestHead) -> Headers:
+        """Return what the response to a request with this head says to browsers."""
+        return [] if self.cors is None else self.cors.headers_for(head.path, head.headers)
+
+    async def answer(self, request: Request, client: Client) -> None:
+        """Answer one request through an upstream. Raises ApiError where nothing has been sent."""
+        assert isinstance(client.caller, Caller)
+        exchange = Exchange(self.means, request, client, client.caller)
+        phase, is_counted = "", False
+        is_by_model = request.path in ROUTES
+        is_log = request.path.startswith(_LOGS)
+        if is_log:
+            client.stand_aside()
+        try:
+            if self.cors is not None and self.cors.is_preflight(request.method, request.path, request.headers):
+                await client.respond(request, NO_CONTENT, self.cors.answer(request.path, request.headers), b"")
+                exchange.status, exchange.error = NO_CONTENT, ""
+            elif is_control(request.path):
+                await self._answer_control(exchange, self.log_streams if is_log else self._control)
+            elif (is_by_response := request.path.startswith(_RESPONSES) and _is_about_response(request)) or (
+                request.method == b"POST" and (request.path.startswith(b"/v1/") or is_by_model)
+            ):
+                is_counted = True
+                self._metrics.began()
+                exchange.trace = self._tracing.begin(request.headers, request.path, is_known=is_by_model)
+                await (exchange.by_response() if is_by_response else exchange.by_model())
+            elif is_by_model:
+                method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
+                raise errors.method_not_allowed(method, path, "POST")
+            else:
+                raise errors.not_found(request.path.decode("latin-1"))
+        except ApiError as error:
+            exchange.status, exchange.error = error.status, error.code
+            self._metrics.refused(error.limit or error.code, exchange.caller.key_name)
+            raise
+        except trio.Cancelled:
+            phase = exchange.phase
+            exchange.status, exchange.error = (CLIENT_LEFT, "client_left") if client.has_left else (503, "draining")
+            raise
+        finally:
+            record = _record_of(exchange, request, client, phase)
+            if is_counted:
+                self._metrics.ended(record)
+            elif exchange.error == "internal_error" and exchange.answered_at is None:
+                self._metrics.refused(exchange.error)
+            if exchange.trace is not None:
+                self._tracing.end(exchange.trace, record)
+            if self._access.enabled:
+                self._access.add(entry_of(record))
+
+    async def _answer_control(self, exchange: Exchange, control: Endpoint) -> None:
+        if control.in_flight >= control.in_flight_max:
+            raise errors.too_many_control_requests()
+        control.in_flight += 1
+        exchange.internal = [(CALLER_HEADER, write_caller(exchange.caller))]
+        try:
+            await exchange.with_endpoint(control)
+        finally:
+            control.in_flight -= 1
+        if exchange.error:
+            self._metrics.refused(exchange.error, exchange.caller.key_name)
+
+    def refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
+        """Note what was refused before it was a request."""
+        caller = self.means.auth.caller(head or _NO_HEAD, peer)
+        if error.status != CLIENT_LEFT:
+            self._metrics.refused(error.limit or error.code, caller.key_name)
+        if self._access.enabled:
+            entry: dict[str, str | int | float | None] = {"id": request_id.decode(), "client": _client(caller, peer)}
+            if head is not None:
+                entry |= {"method": head.method.decode("latin-1"), "path": _shown(head.path)}
+            self._access.add(entry | {"status": error.status, "error": error.code})
+
+
+def _is_about_response(request: Request) -> bool:
+    """Return whether a request below `/v1/responses/` is about one that was made before. Raises ApiError 405."""
+    if request.method == b"POST":
+        return request.path.startswith(_RESPONSES + b"resp_")
+    if request.method not in (b"GET", b"HEAD", b"DELETE"):
+        raise errors.method_not_allowed(request.method.decode("latin-1"), _shown(request.path), "DELETE, GET, HEAD")
+    return True
+
+
+def _record_of(exchange: Exchange, request: Request, client: Client, phase: str) -> RequestRecord:
+    """Return the facts of a request that has ended now; `phase` is how far it had come, if it was cut off."""
+    return RequestRecord(
+        id=request.id.decode(),
+        client=_client(exchange.caller, client.peer),
+        method=request.method.decode("latin-1"),
+        path=_shown(request.path),
+        route=label_of(exchange.path),
+        key_name=exchange.caller.key_name,
+        model=exchange.model,
+        worker=exchange.endpoint.id.decode() if exchange.endpoint else "",
+        status=exchange.status,
+        error=exchange.error,
+        phase=phase,
+        started_at=exchange.started_at,
+        ended_at=trio.current_time(),
+        answered_at=exchange.answered_at,
+        first_at=exchange.first_at,
+        queued_s=exchange.queued_s,
+        overhead_s=exchange.overhead_s,
+        bytes_in=exchange.bytes_in,
+        bytes_out=exchange.bytes_out,
+        chunks=exchange.chunks,
+        tokens=exchange.tokens,
+        trace_id=exchange.trace.id if exchange.trace else "",
+    )
+
+
+def _client(caller: Caller, peer: str) -> str:
+    """Give the connection's address and port, or the address for which a trusted proxy asks."""
+    return peer if address_in(peer) == caller.address else caller.address
+
+
+def _shown(path: bytes) -> str:
+    return path.decode("latin-1")[:SHOWN_CHARACTERS_MAX]
