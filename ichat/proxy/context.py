@@ -12,7 +12,7 @@ from ichat.security.auth import Auth
 from ichat.security.rate_limits import Quotas
 
 
-class Means:
+class GatewayContext:
     """What all exchanges share; another configuration changes it while they run."""
 
     def __init__(

@@ -34,7 +34,7 @@ from ichat.protocol import (
     WHY_HEADER,
     WORKER_HEADER,
 )
-from ichat.proxy.context import Means
+from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import HEADER_NAMES, HEADER_PREFIXES, is_suspect, without_control
 from ichat.proxy.token_usage import Usage, estimate
 from ichat.routing.balancer import Endpoint, Lease
@@ -95,7 +95,7 @@ class Exchange:
         "is_waiting", "model", "path", "queued_s", "started_at", "status", "tokens", "trace",
     )  # fmt: skip
 
-    def __init__(self, means: Means, request: Request, client: Client, caller: Caller) -> None:
+    def __init__(self, means: GatewayContext, request: Request, client: Client, caller: Caller) -> None:
         self._means = means
         self._request = request
         self._body: Body = b""

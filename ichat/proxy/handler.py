@@ -14,7 +14,7 @@ from ichat.observability.metrics import Metrics
 from ichat.observability.request_record import ROUTES, RequestRecord, label_of
 from ichat.observability.tracing import Tracing
 from ichat.protocol import CALLER_HEADER
-from ichat.proxy.context import Means
+from ichat.proxy.context import GatewayContext
 from ichat.proxy.exchange import JOINED_BYTES_MAX, Exchange
 from ichat.routing.balancer import Endpoint
 from ichat.routing.circuit_breaker import Circuit
@@ -49,7 +49,7 @@ class Gateway:
 
     def __init__(
         self,
-        means: Means,
+        means: GatewayContext,
         metrics: Metrics,
         access: AccessLog,
         tracing: Tracing,

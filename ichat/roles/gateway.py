@@ -40,7 +40,7 @@ from ichat.observability.logs.store import Logbook, Source
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
 from ichat.observability.tracing import Tracing, open_tracing
-from ichat.proxy.context import Means
+from ichat.proxy.context import GatewayContext
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway, is_control
 from ichat.proxy.health_checks import Prober
@@ -120,7 +120,7 @@ async def _run(
     metrics = Metrics(registry, balancer, lambda: lookout.report)
     hub = Hub()
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
-    means = Means(config, auth, registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps)
+    means = GatewayContext(config, auth, registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps)
     logbook = Logbook(state.log_directory, config.logs)
     gateway = Gateway(
         means, metrics, access, tracing, control_socket=state.control_socket, followers_max=config.logs.followers_max
