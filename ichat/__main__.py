@@ -103,11 +103,13 @@ def _gateway(argv: list[str]) -> int:
 
 def _key(argv: list[str]) -> int:
     """Make a key. It is printed once and kept nowhere."""
-    from ichat.config.command_line import Usage
+    from ichat.config.command_line import CommandLineParser
     from ichat.config.schema import KEY_NAME
     from ichat.security.keys import hash_of, new_key
 
-    usage = Usage(prog="ichat.pyz key", description="Make a key, and what the configuration needs to know it.")
+    usage = CommandLineParser(
+        prog="ichat.pyz key", description="Make a key, and what the configuration needs to know it."
+    )
     usage.add_argument(
         "name", metavar="NAME", nargs="?", default="someone", help="whose key it is, for logs and limits"
     )
@@ -143,9 +145,9 @@ def _worker(argv: list[str]) -> int:
     capture = None
     if options.log_streaming and not options.explain_args:
         from ichat.observability.logs.capture import Capture
-        from ichat.observability.logs.lines import Ring
+        from ichat.observability.logs.lines import LineBuffer
 
-        capture = Capture(Ring())
+        capture = Capture(LineBuffer())
     _prepare("info", sys.stderr)
     code = EXIT_SOFTWARE
     try:

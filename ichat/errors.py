@@ -263,7 +263,7 @@ def response_not_found(response_id: str, why: str, param: str | None = None) -> 
     return ApiError(404, "response_not_found", f"The response `{response_id}` is not here: {why}.", param=param)
 
 
-def waited_in_vain(model: str, waited_s: float, retry_after_s: int) -> ApiError:
+def queue_timeout(model: str, waited_s: float, retry_after_s: int) -> ApiError:
     """503: no endpoint of the model had room within `timeouts.queue_s`."""
     return ApiError(
         503,

@@ -107,7 +107,7 @@ def _are_names(values: list[str] | None) -> None:
         _is_name(value)
 
 
-def _are_models(values: "list[Model]") -> None:
+def _are_models(values: "list[ModelCard]") -> None:
     if len(values) > MODELS_MAX:
         raise ValueError(f"must be at most {MODELS_MAX} models")
 
@@ -193,7 +193,7 @@ class Machine:
 
 
 @attrs.frozen
-class Model:
+class ModelCard:
     """One entry of the list of models, as OpenAI's and vLLM's `/v1/models` have it."""
 
     id: str = checked(_is_name)
@@ -206,7 +206,7 @@ class Model:
     """Tokens that prompt and answer may have together."""
 
 
-def entry_of(model: Model, created: int, owner: str) -> dict[str, object]:
+def entry_of(model: ModelCard, created: int, owner: str) -> dict[str, object]:
     """Write a model as an entry of `/v1/models`: since when there is it (Unix time), and who serves it."""
     known = {**attrs.asdict(model), "root": model.root or model.id}
     return {**known, "object": "model", "created": created, "owned_by": owner}
@@ -224,7 +224,7 @@ class Group:
 
 
 @attrs.frozen
-class Lost:
+class PeerLoss:
     """What the gateway answers to a worker whose group has lost one of the others."""
 
     worker_id: str
@@ -237,7 +237,7 @@ class Lost:
 
 
 @attrs.frozen
-class Beat:
+class Heartbeat:
     """One beat. Of a worker that is not iChat's own, only the first four are needed."""
 
     worker_id: str = checked(_is_id)
@@ -248,7 +248,7 @@ class Beat:
     port: int = checked(between(1, 65535))
     model_names: list[str] = checked(_are_names, attrs.Factory(list[str]))
     """Every name that it serves, `model_name` included."""
-    models: list[Model] = checked(_are_models, attrs.Factory(list[Model]))
+    models: list[ModelCard] = checked(_are_models, attrs.Factory(list[ModelCard]))
     """The same names with what is known of each, and its adapters; empty where nothing more is known."""
     group: Group | None = None
     backend: str = checked(_is_name, "")
@@ -280,20 +280,24 @@ class Beat:
 
 
 _converter = strict_converter(forbid_extra_keys=False)
-for _nested in (Model, Group, MachineGpu, Machine):
+for _nested in (ModelCard, Group, MachineGpu, Machine):
     _converter.register_structure_hook(_nested, section_hook(_nested, _converter))
-_structure = section_hook(Beat, _converter)
+_structure = section_hook(Heartbeat, _converter)
 
 
-def read_beat(body: object) -> Beat:
+def parse_heartbeat(body: object) -> Heartbeat:
     """Return the beat in parsed JSON; keys that it does not know are left to newer gateways. Raises ApiError 400."""
     try:
-        beat: Beat = _structure(body, Beat)
+        heartbeat: Heartbeat = _structure(body, Heartbeat)
     except BaseValidationError as error:
         raise errors.bad_request(f"This is not a beat: {'; '.join(problems_of(error))}.") from error
     except ValueError as error:
         raise errors.bad_request(f"A beat is a JSON object: {error}.") from error
-    return attrs.evolve(beat, args=beat.args or beat.backend_args, backend_args={}) if beat.backend_args else beat
+    return (
+        attrs.evolve(heartbeat, args=heartbeat.args or heartbeat.backend_args, backend_args={})
+        if heartbeat.backend_args
+        else heartbeat
+    )
 
 
 def response_tag(worker_id: str, start_id: str) -> str:
@@ -301,6 +305,6 @@ def response_tag(worker_id: str, start_id: str) -> str:
     return hashlib.blake2b(f"{worker_id}\0{start_id}".encode(), digest_size=6).hexdigest()
 
 
-def names_of(beat: Beat) -> list[str]:
+def names_of(heartbeat: Heartbeat) -> list[str]:
     """Give every name that the worker serves."""
-    return [model.id for model in beat.models] or list(beat.model_names) or [beat.model_name]
+    return [model.id for model in heartbeat.models] or list(heartbeat.model_names) or [heartbeat.model_name]

@@ -14,7 +14,7 @@ from ichat.__main__ import NEEDED
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "ichat").rglob("*.py"))
 FUNCTION_LINES_MAX = 80
-MODULE_LINES_MAX = 530
+MODULE_LINES_MAX = 540
 
 LAYERS = [
     ["errors"],

@@ -17,11 +17,11 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ichat import errors
-from ichat.admin.routes import Parts, add_routes, json_response, read_json
+from ichat.admin.routes import AdminContext, add_routes, json_response, read_json
 from ichat.errors import ApiError
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
-from ichat.protocol import CALLER_HEADER, CODE_HEADER, ERROR_HEADER, Beat, Model, entry_of, read_beat
+from ichat.protocol import CALLER_HEADER, CODE_HEADER, ERROR_HEADER, Heartbeat, ModelCard, entry_of, parse_heartbeat
 from ichat.security.auth import ROUTES, Caller
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
@@ -33,13 +33,13 @@ SHUTDOWN_S = 3.0
 BACKLOG = 4096
 
 
-def make_app(parts: Parts, metrics: Metrics, scraper: Scraper) -> QuartTrio:
+def make_app(parts: AdminContext, metrics: Metrics, scraper: Scraper) -> QuartTrio:
     """Make the application."""
     registry = parts.registry
     app = QuartTrio("ichat")
     app.config.update(MAX_CONTENT_LENGTH=BODY_BYTES_MAX, BODY_TIMEOUT=BODY_S, RESPONSE_TIMEOUT=None)
 
-    def allowed_models() -> dict[str, tuple[Model, str]]:
+    def allowed_models() -> dict[str, tuple[ModelCard, str]]:
         key = g.caller.key
         found = registry.models()
         return found if key is None or key.models is None else {name: found[name] for name in found.keys() & key.models}
@@ -47,7 +47,7 @@ def make_app(parts: Parts, metrics: Metrics, scraper: Scraper) -> QuartTrio:
     @app.before_request
     async def look_who_asks() -> None:
         auth = parts.auth()
-        g.caller = auth.read_caller(request.headers.get(CALLER_HEADER.decode()))
+        g.caller = auth.decode_caller(request.headers.get(CALLER_HEADER.decode()))
         if request.url_rule is not None and request.method != "OPTIONS":
             method = "GET" if request.method == "HEAD" else request.method
             rule = ROUTES.get((method, request.url_rule.rule))
@@ -55,7 +55,7 @@ def make_app(parts: Parts, metrics: Metrics, scraper: Scraper) -> QuartTrio:
                 raise errors.forbidden("Nobody may do that: the route has no rule.")
             auth.check(rule, g.caller)
 
-    def entry(model: Model, owner: str) -> dict[str, object]:
+    def entry(model: ModelCard, owner: str) -> dict[str, object]:
         return entry_of(model, int(parts.started_at), owner or "ichat")
 
     @app.get("/health")
@@ -64,7 +64,7 @@ def make_app(parts: Parts, metrics: Metrics, scraper: Scraper) -> QuartTrio:
 
     @app.get("/metrics")
     async def expose() -> Response:
-        return Response(await scraper.expose(metrics.take()), content_type=CONTENT_TYPE_LATEST)
+        return Response(await scraper.expose(metrics.snapshot()), content_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -78,31 +78,38 @@ def make_app(parts: Parts, metrics: Metrics, scraper: Scraper) -> QuartTrio:
             raise errors.model_not_found(name, found)
         return json_response(entry(*found[name]))
 
-    async def accepted(beat: Beat) -> Beat:
+    async def accepted(heartbeat: Heartbeat) -> Heartbeat:
         """Check what a worker says that was not started here: whose it is, and where."""
         caller: Caller = g.caller
-        if caller.is_own:
-            return beat
-        host = await parts.auth().check_worker(beat.host, caller)
-        known = registry.get(beat.worker_id)
+        if caller.is_managed_worker:
+            return heartbeat
+        host = await parts.auth().check_worker(heartbeat.host, caller)
+        known = registry.get(heartbeat.worker_id)
         if known is not None and known.managed:
-            raise errors.forbidden(f"The id {beat.worker_id} belongs to a worker that this gateway has started.")
-        if known is not None and known.beat is not None and known.beat.host != host and not registry.is_away(known):
-            raise errors.forbidden(f"The id {beat.worker_id} belongs to a worker at {known.beat.host}, which is there.")
-        return attrs.evolve(beat, host=host)
+            raise errors.forbidden(f"The id {heartbeat.worker_id} belongs to a worker that this gateway has started.")
+        if (
+            known is not None
+            and known.heartbeat is not None
+            and known.heartbeat.host != host
+            and not registry.is_away(known)
+        ):
+            raise errors.forbidden(
+                f"The id {heartbeat.worker_id} belongs to a worker at {known.heartbeat.host}, which is there."
+            )
+        return attrs.evolve(heartbeat, host=host)
 
     @app.post("/v1/workers/heartbeat")
     @app.post("/register")
     async def heartbeat() -> Response:
-        beat = await accepted(read_beat(await read_json()))
-        new = registry.beat(beat)
+        heartbeat = await accepted(parse_heartbeat(await read_json()))
+        new = registry.record_heartbeat(heartbeat)
         parts.logbook.changed()
         return json_response({
             "status": "registered" if new else "ok",
             "gateway_id": parts.gateway_id,
-            "heartbeat_interval": beat.heartbeat_interval,
-            "lost": [attrs.asdict(lost) for lost in registry.lost(beat.worker_id)],
-            "wants_machine": registry.wants_machine(beat.worker_id),
+            "heartbeat_interval": heartbeat.heartbeat_interval,
+            "lost": [attrs.asdict(lost) for lost in registry.lost(heartbeat.worker_id)],
+            "wants_machine": registry.wants_machine(heartbeat.worker_id),
         })  # fmt: skip
 
     add_routes(app, parts)

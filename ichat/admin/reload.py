@@ -36,7 +36,7 @@ class ConfigFile:
     """How it looked before it was read."""
 
 
-def look(path: pathlib.Path) -> Seen | None:
+def fingerprint(path: pathlib.Path) -> Seen | None:
     """Tell one content of a file from the next; None where there is none, or it is about to be written."""
     try:
         status = os.stat(path)
@@ -45,7 +45,7 @@ def look(path: pathlib.Path) -> Seen | None:
     return (status.st_ino, status.st_mtime_ns, status.st_size) if status.st_size else None
 
 
-Take = Callable[[Config], None]
+ApplyConfig = Callable[[Config], None]
 """Puts a configuration in force, in place of this one."""
 
 
@@ -53,7 +53,7 @@ class Reloader:
     """Holds the configuration that is in force."""
 
     def __init__(
-        self, config: Config, file: ConfigFile | None, supervisor: Supervisor, check: Callable[[Config], Take]
+        self, config: Config, file: ConfigFile | None, supervisor: Supervisor, check: Callable[[Config], ApplyConfig]
     ) -> None:
         """`file` is None for a configuration that is from no file.
 
@@ -103,7 +103,7 @@ class Reloader:
         taken, before = self._seen, None
         while True:
             await trio.sleep(LOOK_S)
-            now = None if self._path is None else await trio.to_thread.run_sync(look, self._path)
+            now = None if self._path is None else await trio.to_thread.run_sync(fingerprint, self._path)
             if now is not None and now == before and now != taken:
                 watches = self.config.server_settings.watch_config
                 if not watches or await self._reload_quietly("the file has changed"):

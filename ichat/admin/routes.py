@@ -21,12 +21,12 @@ from ichat.config.schema import DRAIN_S_MAX, read_worker
 from ichat.errors import ApiError
 from ichat.hardware.gpus import find_gpus
 from ichat.hardware.host import CpuMeter, read_resources
-from ichat.hardware.machines import SeenGpu, SeenMachine, machines_of, read_machine
+from ichat.hardware.machines import GpuView, MachineView, machines_of, read_machine
 from ichat.observability.logs.lines import SSE_HEADERS, read_query
-from ichat.observability.logs.store import Logbook
+from ichat.observability.logs.store import LogStore
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
-from ichat.routing.worker_record import Worker
+from ichat.routing.worker_record import WorkerRecord
 from ichat.security.auth import Auth
 from ichat.supervisor.supervisor import Supervisor
 
@@ -34,13 +34,13 @@ PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs",
 
 
 @attrs.frozen
-class Parts:
+class AdminContext:
     """What the control plane shows and steers."""
 
     registry: Registry
     balancer: Balancer
     supervisor: Supervisor
-    logbook: Logbook
+    logbook: LogStore
     reloader: Reloader
     auth: Callable[[], Auth]
     """Gives who may do what at the moment."""
@@ -64,7 +64,7 @@ async def read_json() -> Any:
         raise errors.bad_request(f"The body is not JSON: {error}.") from error
 
 
-def add_routes(app: QuartTrio, parts: Parts) -> None:
+def add_routes(app: QuartTrio, parts: AdminContext) -> None:
     """Add the routes below /v1/admin and /v1/logs, and /openapi.json."""
     _add_workers(app, parts)
     _add_cluster(app, parts)
@@ -86,10 +86,10 @@ def add_routes(app: QuartTrio, parts: Parts) -> None:
         return json_response(document())
 
 
-def _add_workers(app: QuartTrio, parts: Parts) -> None:
+def _add_workers(app: QuartTrio, parts: AdminContext) -> None:
     registry, supervisor = parts.registry, parts.supervisor
 
-    def known(worker_id: str) -> Worker:
+    def known(worker_id: str) -> WorkerRecord:
         worker = registry.get(worker_id)
         if worker is None:
             names = ", ".join(one.id for one in registry) or "none"
@@ -114,17 +114,18 @@ def _add_workers(app: QuartTrio, parts: Parts) -> None:
         worker = known(worker_id)
         managed = supervisor.get(worker_id)
         if managed is None:
+            pid, host = (worker.heartbeat.pid, worker.heartbeat.host) if worker.heartbeat else (0, "?")
             raise ApiError(
                 409,
                 "not_managed",
                 f"Worker {worker_id} was not started by this gateway: stop it where it was started"
-                f" (process {worker.beat.pid if worker.beat else 0} on {worker.beat.host if worker.beat else '?'}).",
+                f" (process {pid} on {host}).",
             )
         await supervisor.remove(managed, _seconds("drain_s", parts.reloader.config.timeouts.drain_s))
         return json_response({"worker_id": worker_id, "state": "stopped"})
 
 
-def _add_cluster(app: QuartTrio, parts: Parts) -> None:
+def _add_cluster(app: QuartTrio, parts: AdminContext) -> None:
     registry, balancer = parts.registry, parts.balancer
 
     @app.get("/v1/admin/cluster/status")
@@ -132,7 +133,7 @@ def _add_cluster(app: QuartTrio, parts: Parts) -> None:
         gpus = await find_gpus()
         pids, told = parts.supervisor.pids, registry.machines()
 
-        def read() -> tuple[dict[str, Any], list[SeenMachine]]:
+        def read() -> tuple[dict[str, Any], list[MachineView]]:
             own = read_machine(parts.meter, gpus, pids)
             return read_resources(parts.meter, gpus, pids), machines_of(own, told)
 
@@ -159,20 +160,22 @@ def _add_cluster(app: QuartTrio, parts: Parts) -> None:
     @app.get("/v1/admin/cluster/version")
     async def version() -> Response:
         packages = {name: metadata.version(name) for name in PACKAGES}
-        beats = [worker.beat for worker in registry if worker.beat is not None]
-        workers = [{key: getattr(beat, key) for key in ("worker_id", "backend", "versions")} for beat in beats]
+        heartbeats = [worker.heartbeat for worker in registry if worker.heartbeat is not None]
+        workers = [
+            {key: getattr(heartbeat, key) for key in ("worker_id", "backend", "versions")} for heartbeat in heartbeats
+        ]
         return json_response({
             "version": ichat.__version__, "python": platform.python_version(), "packages": packages, "workers": workers,
         })  # fmt: skip
 
 
-def _machine(seen: SeenMachine) -> dict[str, Any]:
+def _machine(seen: MachineView) -> dict[str, Any]:
     machine = attrs.asdict(seen.machine, filter=lambda field, _: field.name != "gpus")
     gpus = None if seen.gpus is None else [_gpu(one) for one in seen.gpus]
     return machine | {"name": seen.name, "has_gateway": seen.has_gateway, "workers": seen.workers, "gpus": gpus}
 
 
-def _gpu(seen: SeenGpu) -> dict[str, Any]:
+def _gpu(seen: GpuView) -> dict[str, Any]:
     gpu = attrs.asdict(seen.gpu, filter=lambda field, _: field.name != "held_bytes")
     held_by = [{"worker_id": worker, "memory_bytes": size} for worker, size in seen.held.items()]
     return gpu | {"failure": seen.gpu.failure or None, "held_by": held_by}

@@ -5,7 +5,7 @@ null means) stands here and nowhere else.
 """
 
 from ichat.admin.json_schema import Notes, Schema, list_of, object_of, or_null, properties_of, ref, schema_of, taken
-from ichat.config.schema import MODEL_NAME_CHARACTERS_MAX, ManagedWorker
+from ichat.config.schema import MODEL_NAME_CHARACTERS_MAX, ManagedWorkerConfig
 from ichat.hardware.gpus import Gpu, GpuProcess
 from ichat.protocol import (
     ARGS_BYTES_MAX,
@@ -13,15 +13,15 @@ from ichat.protocol import (
     GPUS_MAX,
     MODELS_MAX,
     NAMES_MAX,
-    Beat,
     Group,
-    Lost,
+    Heartbeat,
     Machine,
     MachineGpu,
-    Model,
+    ModelCard,
+    PeerLoss,
 )
-from ichat.routing.worker_record import HEALTHY, End, State
-from ichat.supervisor.reload_plan import Step
+from ichat.routing.worker_record import HEALTHY, State, WorkerEnd
+from ichat.supervisor.reload_plan import ReloadStep
 
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
@@ -134,7 +134,7 @@ about to end, gets no new requests. `gone`: has said good-bye. `unhealthy`: thre
 
 def _worker() -> Schema:
     """Write what `Registry.describe` gives."""
-    beat = properties_of(Beat, _BEAT, without=("machine",))
+    heartbeat = properties_of(Heartbeat, _BEAT, without=("machine",))
     settings: dict[str, Schema] = {
         "gpu_ids": or_null({"type": "array", "items": _COUNT})
         | {"description": "In the order of the PCI bus; null: all of them."},
@@ -164,7 +164,7 @@ def _worker() -> Schema:
             "minimum": 0,
             "description": "Seconds until it is started again; null: it is not down, or stays so.",
         },
-        **properties_of(End, _END, without=("why", "at")),
+        **properties_of(WorkerEnd, _END, without=("why", "at")),
         "ended_at": {
             "type": ["number", "null"],
             "description": "When it ended last without being asked to, in seconds since 1970; null: never.",
@@ -174,7 +174,7 @@ def _worker() -> Schema:
     }
     ours["cause"] = or_null(ours["cause"])
     return object_of(
-        {**beat, **settings, **ours},
+        {**heartbeat, **settings, **ours},
         "A worker as the gateway knows it. What it says of itself is there from its first beat on. Only of one that the"
         f" gateway started there are {', '.join(settings)}; `backend` and `model_path` are there from the beginning."
         " How it ended last (`cause` to `last_lines`) stays after it was started again.",
@@ -242,7 +242,7 @@ _LAUNCH: Notes = {
 
 def _launch() -> Schema:
     """Write what `read_worker` takes: as in the file, but that null means left out."""
-    schema = taken(ManagedWorker, _LAUNCH)
+    schema = taken(ManagedWorkerConfig, _LAUNCH)
     left_out = {name: or_null(one) for name, one in schema["properties"].items() if name not in schema["required"]}
     return {
         **schema,
@@ -413,24 +413,24 @@ def schemas() -> dict[str, Schema]:
     return {
         "Error": object_of({"error": object_of(error)}, "The shape of OpenAI's errors."),
         "State": {**schema_of(State), "description": _STATE},
-        "Model": object_of(properties_of(Model, _MODEL)),
-        "ModelEntry": object_of({**properties_of(Model, _MODEL), **entry}),
+        "Model": object_of(properties_of(ModelCard, _MODEL)),
+        "ModelEntry": object_of({**properties_of(ModelCard, _MODEL), **entry}),
         "Models": list_of(ref("ModelEntry")),
         "Group": object_of(properties_of(Group, _GROUP)),
-        "Lost": object_of(properties_of(Lost, _LOST)),
+        "Lost": object_of(properties_of(PeerLoss, _LOST)),
         "Progress": {
             "type": "object",
             "properties": {name: {**number, "description": note} for name, note in _PROGRESS.items()},
             "additionalProperties": number,
             "description": "Null: not known.",
         },
-        "TakenModel": taken(Model, _MODEL),
+        "TakenModel": taken(ModelCard, _MODEL),
         "TakenGroup": taken(Group, _GROUP),
         "TakenMachine": taken(Machine, _MACHINE),
         "TakenMachineGpu": taken(MachineGpu, _MACHINE_GPU),
         "Machine": _machine(),
         "Beat": taken(
-            Beat,
+            Heartbeat,
             _BEAT,
             "All that a worker tells of itself, at every change and at intervals. Keys that are not known are ignored.",
         ),
@@ -445,7 +445,7 @@ def schemas() -> dict[str, Schema]:
         "Gpu": _gpu(),
         "Status": _status(),
         "Version": _version(),
-        "Step": object_of(properties_of(Step, step)),
+        "Step": object_of(properties_of(ReloadStep, step)),
         "Reload": object_of(reload),
         "LogLine": object_of(line, "The data of a plain event of a log stream."),
         "LogGap": object_of(

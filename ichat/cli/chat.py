@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from ichat.cli.client import EXIT_REFUSED, Api, Event, Json, Refused, object_of, objects_of, parse_object
+from ichat.cli.client import EXIT_REFUSED, Api, Event, Json, RequestRefused, object_of, objects_of, parse_object
 from ichat.cli.screen import Screen, clean, note, one_line
 from ichat.errors import EXIT_USAGE, Exit
 
@@ -152,7 +152,7 @@ class Chat:
             except KeyboardInterrupt:
                 note("[stopped]", "dim")
             except Exit as error:
-                if isinstance(error, Refused) and error.status in (401, 403, 404):
+                if isinstance(error, RequestRefused) and error.status in (401, 403, 404):
                     raise
                 note(str(error), "red")
 

@@ -28,7 +28,7 @@ EVENT_BYTES_MAX = 64 * 1024 * 1024
 Json = dict[str, Any]
 
 
-class Refused(Exit):
+class RequestRefused(Exit):
     """The gateway said no."""
 
     def __init__(self, status: int, code: str, sentence: str) -> None:
@@ -46,7 +46,7 @@ class Unreachable(Exit):
         self.timed_out = timed_out
 
 
-class Place(NamedTuple):
+class GatewayAddress(NamedTuple):
     """Where a gateway is."""
 
     url: str
@@ -58,7 +58,7 @@ class Place(NamedTuple):
         return urllib.parse.urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
-class Answer(NamedTuple):
+class JsonReply(NamedTuple):
     """A JSON object, and exactly the text that it came in."""
 
     value: Json
@@ -85,7 +85,7 @@ def add_flags(usage: argparse.ArgumentParser) -> None:
     usage.add_argument("--json", action="store_true", help="show exactly what the gateway answers")
 
 
-def find_gateway(args: argparse.Namespace) -> Place:
+def find_gateway(args: argparse.Namespace) -> GatewayAddress:
     """Find the gateway: by the flags, else by the environment, else at its usual place. Raises Exit 64."""
     if args.config:
         return _configured(args.config, args.ca_certificates)
@@ -101,10 +101,10 @@ def find_gateway(args: argparse.Namespace) -> Place:
     if not is_right:
         raise Exit(EXIT_USAGE, f"The gateway's address must be like {GATEWAY} or https://gw.example, not {url!r}.")
     url = url.rstrip("/").removesuffix("/v1")
-    return Place(url, _context(args.ca_certificates) if url.startswith("https:") else None)
+    return GatewayAddress(url, _context(args.ca_certificates) if url.startswith("https:") else None)
 
 
-def _configured(path: str, ca_certificates: str | None) -> Place:
+def _configured(path: str, ca_certificates: str | None) -> GatewayAddress:
     """Read where a gateway with this configuration listens; its own certificate is believed, whatever its names."""
     import pathlib
 
@@ -116,9 +116,9 @@ def _configured(path: str, ca_certificates: str | None) -> Place:
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     host = f"[{host}]" if ":" in host else host
     if settings.tls_certificate is None:
-        return Place(f"http://{host}:{settings.port}")
+        return GatewayAddress(f"http://{host}:{settings.port}")
     context = _context(ca_certificates) if ca_certificates else _context_for(settings.tls_certificate)
-    return Place(f"https://{host}:{settings.port}", context)
+    return GatewayAddress(f"https://{host}:{settings.port}", context)
 
 
 def _context(ca_certificates: str | None) -> ssl.SSLContext:
@@ -146,7 +146,7 @@ def _context_for(certificate: str) -> ssl.SSLContext:
 class Api:
     """The gateway's API. Every call raises Refused or Unreachable, each with a sentence and its exit code."""
 
-    def __init__(self, place: Place, key: str | None) -> None:
+    def __init__(self, place: GatewayAddress, key: str | None) -> None:
         import httpx
 
         if key is not None and not re.fullmatch(r"[!-~]+", key):
@@ -170,7 +170,7 @@ class Api:
         """Close its connections."""
         self._client.close()
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str) -> JsonReply:
         """Ask for something."""
         return self.call("GET", path)
 
@@ -182,7 +182,7 @@ class Api:
         params: Mapping[str, str] | None = None,
         body: Json | None = None,
         answer_s: float = ANSWER_S,
-    ) -> Answer:
+    ) -> JsonReply:
         """Make a request and give its answer, which must be a JSON object."""
         import httpx
 
@@ -192,7 +192,7 @@ class Api:
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
         self._check(response)
-        return Answer(self._object(response), response.text)
+        return JsonReply(self._object(response), response.text)
 
     @contextlib.contextmanager
     def events(
@@ -232,7 +232,7 @@ class Api:
         if response.status_code == 401 and "authorization" not in self._client.headers:
             is_admin = response.request.url.path.startswith(("/v1/admin/", "/v1/logs/"))
             sentence += f" Set {'ICHAT_ADMIN_KEY' if is_admin else 'ICHAT_API_KEY'}, or give --api-key."
-        raise Refused(response.status_code, str(error.get("code") or ""), sentence)
+        raise RequestRefused(response.status_code, str(error.get("code") or ""), sentence)
 
     def _object(self, response: "httpx.Response") -> Json:
         try:

@@ -12,10 +12,10 @@ from ichat.cli import logs as terminal_logs
 from ichat.cli import views as terminal_views
 from ichat.cli.client import EXIT_REFUSED, Api, Json, add_flags, find_gateway, objects_of, worker_path
 from ichat.cli.screen import Screen, give_up_stdout, prepare_streams
-from ichat.config.command_line import Usage
+from ichat.config.command_line import CommandLineParser
 
 if TYPE_CHECKING:
-    from ichat.cli.client import Answer
+    from ichat.cli.client import JsonReply
 
 EXIT_INTERRUPTED = 130
 """Ctrl-C, as shells have it: 128 and the number of the signal."""
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
 
     name, words = argv[0], list(argv[1:])
     command = COMMANDS[name]
-    usage = Usage(prog=f"ichat.pyz {name}", description=command.help, allow_abbrev=False)
+    usage = CommandLineParser(prog=f"ichat.pyz {name}", description=command.help, allow_abbrev=False)
     command.add_flags(usage)
     add_flags(usage)
     engine: Json = {}
@@ -71,7 +71,7 @@ def run(argv: Sequence[str]) -> int:
     return code
 
 
-def _show(screen: Screen, args: argparse.Namespace, answer: "Answer", show: Callable[[Screen, Json], None]) -> None:
+def _show(screen: Screen, args: argparse.Namespace, answer: "JsonReply", show: Callable[[Screen, Json], None]) -> None:
     if args.json:
         screen.line(answer.text.rstrip("\n"))
     else:
@@ -92,7 +92,7 @@ def _worker(api: Api, screen: Screen, args: argparse.Namespace) -> int:
 
 
 def _logs(api: Api, screen: Screen, args: argparse.Namespace) -> int:
-    logs = terminal_logs.Logs(api, screen, args)
+    logs = terminal_logs.LogCommand(api, screen, args)
     return logs.follow() if args.follow else logs.show()
 
 

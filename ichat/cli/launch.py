@@ -9,8 +9,18 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ichat.cli.client import EXIT_REFUSED, Answer, Api, Json, Refused, Unreachable, list_of, pause, worker_path
-from ichat.cli.screen import Progress, Screen, log_line, note, one_line
+from ichat.cli.client import (
+    EXIT_REFUSED,
+    Api,
+    Json,
+    JsonReply,
+    RequestRefused,
+    Unreachable,
+    list_of,
+    pause,
+    worker_path,
+)
+from ichat.cli.screen import Screen, Spinner, log_line, note, one_line
 from ichat.cli.views import failure_of, progress_of
 from ichat.errors import EXIT_USAGE, Exit
 
@@ -157,7 +167,7 @@ def launch(api: Api, screen: Screen, args: argparse.Namespace, engine: Json) -> 
     return 0
 
 
-def _show(screen: Screen, answer: Answer, *, is_json: bool) -> None:
+def _show(screen: Screen, answer: JsonReply, *, is_json: bool) -> None:
     if is_json:
         screen.line(answer.text.rstrip("\n"))
     else:
@@ -165,10 +175,10 @@ def _show(screen: Screen, answer: Answer, *, is_json: bool) -> None:
         screen.line(f"{one_line(worker.get('worker_id', ''))} {one_line(worker.get('state', ''))}")
 
 
-def _wait_until_ready(api: Api, worker_id: str, timeout_s: float | None) -> Answer:
+def _wait_until_ready(api: Api, worker_id: str, timeout_s: float | None) -> JsonReply:
     """Give the worker once it is ready. Raises Exit 1 where it has failed, has gone, or takes too long."""
     missed = 0
-    with Progress() as progress:
+    with Spinner() as progress:
         try:
             while True:
                 try:
@@ -202,7 +212,7 @@ def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     params = {} if args.drain_s is None else {"drain_s": f"{args.drain_s:g}"}
     wait_s = (DRAIN_S if args.drain_s is None else args.drain_s) + STOP_MORE_S
     path = worker_path(args.worker_id)
-    outcome: queue.SimpleQueue[Answer | Exit] = queue.SimpleQueue()
+    outcome: queue.SimpleQueue[JsonReply | Exit] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
@@ -211,7 +221,7 @@ def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
             outcome.put(error)
 
     threading.Thread(target=ask, name="stop", daemon=True).start()  # it is answered when the worker has ended
-    with Progress() as progress:
+    with Spinner() as progress:
         try:
             answer = _wait_until_gone(api, path, outcome, progress, wait_s)
         except KeyboardInterrupt:
@@ -222,9 +232,9 @@ def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
 
 
 def _wait_until_gone(
-    api: Api, path: str, outcome: "queue.SimpleQueue[Answer | Exit]", progress: Progress, wait_s: float
-) -> Answer:
-    answer: Answer | None = None
+    api: Api, path: str, outcome: "queue.SimpleQueue[JsonReply | Exit]", progress: Spinner, wait_s: float
+) -> JsonReply:
+    answer: JsonReply | None = None
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         if answer is None:
@@ -242,7 +252,7 @@ def _wait_until_gone(
             return answer
         try:
             worker = api.get(path).value
-        except Refused as refusal:
+        except RequestRefused as refusal:
             if refusal.status == 404 and answer is not None:
                 return answer._replace(value={**answer.value, "state": "stopped"})
         except Unreachable:

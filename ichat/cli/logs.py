@@ -4,7 +4,7 @@ import argparse
 import time
 from typing import Any
 
-from ichat.cli.client import Api, Event, Json, Refused, Unreachable, parse_object, pause, worker_path
+from ichat.cli.client import Api, Event, Json, RequestRefused, Unreachable, parse_object, pause, worker_path
 from ichat.cli.screen import Screen, log_line, note
 from ichat.errors import Exit
 
@@ -32,7 +32,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-class Logs:
+class LogCommand:
     """One worker's lines."""
 
     def __init__(self, api: Api, screen: Screen, args: argparse.Namespace) -> None:
@@ -61,7 +61,7 @@ class Logs:
                 has_begun, is_away = True, False
                 if self._has_ended():
                     return 0
-            except (Unreachable, Refused) as error:
+            except (Unreachable, RequestRefused) as error:
                 is_silent = isinstance(error, Unreachable) and error.timed_out
                 has_begun = has_begun or is_silent or self._last_id != ""
                 if not has_begun or not _may_pass(error) or time.monotonic() - self._heard_at > AWAY_S:
@@ -104,7 +104,7 @@ class Logs:
         """Say whether a stream that has ended properly was the last one."""
         try:
             worker: Json = self._api.get(worker_path(self._args.worker_id)).value
-        except Refused as refusal:
+        except RequestRefused as refusal:
             if refusal.status == 404:
                 return True
             raise
@@ -113,7 +113,7 @@ class Logs:
 
 def _may_pass(error: Exit) -> bool:
     """Say whether a failure may be over soon: a gateway that was restarted has not heard of the worker yet."""
-    return not isinstance(error, Refused) or error.status == 404 or error.status >= 500
+    return not isinstance(error, RequestRefused) or error.status == 404 or error.status >= 500
 
 
 def _time(entry: Json) -> str:

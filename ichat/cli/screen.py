@@ -182,7 +182,7 @@ class Screen:
         self._rich.print(table)
 
 
-class Progress:
+class Spinner:
     """What is happening, on standard error: one line that changes on a terminal, a line for each change elsewhere."""
 
     def __init__(self) -> None:

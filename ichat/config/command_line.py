@@ -6,7 +6,7 @@ from typing import NoReturn
 from ichat.errors import EXIT_USAGE, Exit
 
 
-class Usage(argparse.ArgumentParser):
+class CommandLineParser(argparse.ArgumentParser):
     """A parser that raises Exit 64 with one sentence, where argparse would print its usage and end the process."""
 
     def error(self, message: str) -> NoReturn:

@@ -298,7 +298,7 @@ class Restart:
 
 
 @frozen
-class ManagedWorker:
+class ManagedWorkerConfig:
     """`[[managed_workers]]`: a worker that the gateway starts; keys that are not iChat's are the engine's arguments."""
 
     model_name: str = checked(_is_model_name)
@@ -367,14 +367,14 @@ class Config:
     restart: Restart = Restart()
     logs: Logs = Logs()
     litellm_settings: LitellmSettings = LitellmSettings()
-    managed_workers: list[ManagedWorker] = field(factory=list[ManagedWorker])
+    managed_workers: list[ManagedWorkerConfig] = field(factory=list[ManagedWorkerConfig])
     external_routes: list[ExternalRoute] = field(factory=list[ExternalRoute])
     engines: dict[str, EngineSettings] = field(factory=dict[str, EngineSettings])
 
 
 _SECTIONS: tuple[type[Any], ...] = (
     ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, Logs, LitellmSettings,
-    ManagedWorker, ExternalRoute, EngineSettings, Config,
+    ManagedWorkerConfig, ExternalRoute, EngineSettings, Config,
 )  # fmt: skip
 
 
@@ -405,7 +405,7 @@ def parse(text: str, source: str) -> Config:
     raise Exit(EXIT_USAGE, "\n".join([f"{source} was not accepted:", *(f"  {problem}" for problem in problems)]))
 
 
-def read_worker(table: object, config: Config) -> ManagedWorker:
+def read_worker(table: object, config: Config) -> ManagedWorkerConfig:
     """Make a worker of parsed JSON that has the keys of `[[managed_workers]]`; a null means that a key is left out.
 
     `config` is what it must not contradict. Raises ApiError 400 with every problem.
@@ -415,7 +415,7 @@ def read_worker(table: object, config: Config) -> ManagedWorker:
         if isinstance(table.get("backend_args"), dict):
             table["backend_args"] = _without_nulls(table["backend_args"])
     try:
-        worker = _converter().structure(table, ManagedWorker)
+        worker = _converter().structure(table, ManagedWorkerConfig)
     except BaseValidationError as error:
         problems = sorted(problems_of(error))
     except ValueError as error:
@@ -435,7 +435,7 @@ def _converter() -> cattrs.Converter:
     converter = strict_converter(forbid_extra_keys=True)
     converter.register_structure_hook(EngineValue, _engine_value)
     for section in _SECTIONS:
-        prepare = _with_engine_arguments if section is ManagedWorker else None
+        prepare = _with_engine_arguments if section is ManagedWorkerConfig else None
         converter.register_structure_hook(section, section_hook(section, converter, prepare))
     return converter
 
@@ -454,7 +454,7 @@ def _engine_value(value: Any, _: Any) -> EngineValue:
 
 def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
     """Move what is not iChat's into `backend_args`, unless it looks like a typing error in one of iChat's keys."""
-    ours = [attribute.name for attribute in attrs.fields(ManagedWorker)]
+    ours = [attribute.name for attribute in attrs.fields(ManagedWorkerConfig)]
     kept = {key: table[key] for key in table if key in ours or difflib.get_close_matches(key, ours, 1, 0.85)}
     inline = {key: table[key] for key in table if key not in kept}
     if inline and isinstance(kept.get("backend_args", {}), dict):
@@ -488,7 +488,7 @@ def _contradictions_of_keys(security: Security) -> Iterable[str]:
             yield f"security.keys[{index}].name: {key.name!r} is taken"
 
 
-def _contradictions_of(worker: ManagedWorker, config: Config) -> Iterable[str]:
+def _contradictions_of(worker: ManagedWorkerConfig, config: Config) -> Iterable[str]:
     settings = config.server_settings
     for name in sorted(_NOT_THE_ENGINES.intersection(worker.backend_args)):
         yield f"backend_args.{name}: is iChat's, not the engine's"

@@ -11,10 +11,10 @@ from typing import Any, Protocol, cast
 
 import attrs
 
-from ichat.engines.adapter import Wire
-from ichat.engines.flags import Step
+from ichat.engines.adapter import ProtocolAdapter
+from ichat.engines.flags import FlagOutcome
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.protocol import Group, Model
+from ichat.protocol import Group, ModelCard
 
 BUILT_IN = {"vllm": "ichat.engines.vllm:VLLM", "sglang": "ichat.engines.sglang:SGLang"}
 ENTRY_POINTS = "ichat.engines"
@@ -54,7 +54,7 @@ class EngineInfo:
     versions: dict[str, str]
     changed_args: Sequence[str] | None = None
     """The names of those that are not as the engine has them by default; None: the engine does not tell."""
-    steps: Sequence[Step] = ()
+    steps: Sequence[FlagOutcome] = ()
     """What became of each argument that was given."""
     group: Group | None = None
 
@@ -67,7 +67,7 @@ class Engine(Protocol):
     """
 
     name: str
-    wire: Wire
+    wire: ProtocolAdapter
     """How its requests and responses differ from what a worker takes and gives."""
 
     def check(self) -> None:
@@ -99,7 +99,7 @@ class Engine(Protocol):
         """Give the engine's own account of its load."""
         ...
 
-    def models(self) -> Sequence[Model]:
+    def models(self) -> Sequence[ModelCard]:
         """Give what requests can ask for now, the model itself first, then its adapters."""
         ...
 

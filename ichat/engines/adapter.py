@@ -20,9 +20,9 @@ from ichat.errors import ApiError, background_full, bad_request, unsupported_by_
 from ichat.http.heads import Headers
 from ichat.http.json_body import Body, Member, members_of, rewrite_json, value_of
 from ichat.http.request import Request
-from ichat.protocol import Model, entry_of
+from ichat.protocol import ModelCard, entry_of
 
-Rewrite = Callable[[int, bytes], tuple[int, bytes]]
+BodyTransform = Callable[[int, bytes], tuple[int, bytes]]
 """Takes the status and the whole body of a response and gives others, of the same type; an error's body is JSON."""
 
 VLLM_PATHS = {b"/v1/tokenize": b"/tokenize", b"/v1/detokenize": b"/detokenize", b"/v1/classify": b"/classify"}
@@ -102,7 +102,7 @@ _NO_FIELDS = frozenset(("", "input_tokens", "input_text"))
 
 
 @attrs.frozen
-class WireSettings:
+class AdapterSettings:
     """What the worker's command line says of requests and responses."""
 
     response_tag: str = ""
@@ -123,13 +123,13 @@ class ResponseStore(Protocol):
         ...
 
 
-class Wire:
+class ProtocolAdapter:
     """How an engine's requests and responses differ from what a worker takes and gives; here: as vLLM's do."""
 
     def __init__(self, paths: Mapping[bytes, bytes] | None = None) -> None:
         """`paths` are routes that the engine has under another path."""
         self._paths = paths or {}
-        self.settings = WireSettings()
+        self.settings = AdapterSettings()
         """Set by the worker before the engine starts."""
         self.responses: ResponseStore | None = None
         """What the engine remembers of responses; set by the engine once it can be asked."""
@@ -162,7 +162,7 @@ class Wire:
         """Return the path by which the engine knows a route."""
         return self._paths.get(path, path)
 
-    async def request(self, request: Request) -> Rewrite | None:
+    async def request(self, request: Request) -> BodyTransform | None:
         """Change a request before the engine gets it; give what its answer must be put through where it is a 200.
 
         To be called in Trio: others have their turn while a large body is read. Raises ApiError where the engine shall
@@ -175,7 +175,7 @@ class Wire:
         elif request.method == b"POST" and request.path == RESPONSES_PATH:
             await self._name_response(request)
         self.redirect(request)
-        restate(request)
+        sync_headers(request)
         return rewrite
 
     async def _name_response(self, request: Request) -> None:
@@ -213,7 +213,9 @@ class Wire:
             request.target = path + request.target[len(request.path) :]
             request.path = path
 
-    def response(self, request: Request, status: int, headers: Headers, asked: Rewrite | None) -> Rewrite | None:
+    def response(
+        self, request: Request, status: int, headers: Headers, asked: BodyTransform | None
+    ) -> BodyTransform | None:
         """Give what a response must be put through, or None where its bytes go out as they come.
 
         Called once for each response, before its head goes out; a body that is rewritten is gathered first, so this
@@ -256,7 +258,7 @@ def _what_would(name: str, served: Collection[str]) -> str:
     return ": a worker that was started with `--runner pooling` would, if the model can do it"
 
 
-def restate(request: Request) -> None:
+def sync_headers(request: Request) -> None:
     """Make the headers say what a request has become: its id, which vLLM reads there, and the length of its body."""
     request.headers = [header for header in request.headers if header[0] not in _RESTATED]
     request.headers.append((b"x-request-id", request.id))
@@ -405,7 +407,7 @@ def _field(place: object) -> str:
     return "" if field in _NO_FIELDS or parts[0].isdigit() else field
 
 
-async def _rerank(request: Request) -> Rewrite | None:
+async def _rerank(request: Request) -> BodyTransform | None:
     """Make a request for reranking one that vLLM takes: documents that are objects with a text become that text."""
     members = await members_of(request.body)
     last: dict[str, Member] = {member.name: member for member in members}
@@ -413,20 +415,20 @@ async def _rerank(request: Request) -> Rewrite | None:
     replace: dict[str, bytes] = {}
     for name in ("query", "documents"):
         if name in last and b"{" in request.body[last[name].value_start : last[name].end]:
-            replace[name] = json.dumps(plain(value_of(request.body, last[name]))).encode()
+            replace[name] = json.dumps(flatten_texts(value_of(request.body, last[name]))).encode()
     if replace or drop:
         request.body = rewrite_json(request.body, members, replace, drop)
     shown = last.get("return_documents")
     return _without_documents if shown is not None and value_of(request.body, shown) is False else None
 
 
-def plain(value: object) -> object:
+def flatten_texts(value: object) -> object:
     """Give a text for an object that has nothing but one, and so for each of a list. Raises ApiError 400."""
     if isinstance(value, list):
         values = cast("list[object]", value)
         if any(isinstance(one, list) for one in values):
             raise bad_request("A list of texts must not hold lists.")
-        return [plain(one) for one in values]
+        return [flatten_texts(one) for one in values]
     if isinstance(value, dict):
         members = cast("dict[str, object]", value)
         is_text = isinstance(members.get("text"), str) and not members.keys() & {"content", "type"}
@@ -441,11 +443,11 @@ def _without_documents(status: int, body: bytes) -> tuple[int, bytes]:
     return status, json.dumps(answer).encode()
 
 
-def model_body(model: Model, created: int, owner: str) -> bytes:
+def model_body(model: ModelCard, created: int, owner: str) -> bytes:
     """Give the answer to `GET /v1/models/{name}`: since when there is the model, and who serves it."""
     return json.dumps(entry_of(model, created, owner)).encode()
 
 
-def models_body(models: Iterable[Model], created: int, owner: str) -> bytes:
+def models_body(models: Iterable[ModelCard], created: int, owner: str) -> bytes:
     """Give the answer to `GET /v1/models`."""
     return json.dumps({"object": "list", "data": [entry_of(model, created, owner) for model in models]}).encode()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ichat import errors
 from ichat.engines import Application, Message, Scope
-from ichat.engines.adapter import ERROR_BEGINNINGS, Rewrite, Wire, error_event
+from ichat.engines.adapter import ERROR_BEGINNINGS, BodyTransform, ProtocolAdapter, error_event
 from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
 from ichat.http.request import Request
 
@@ -26,7 +26,7 @@ REWRITTEN_BYTES_MAX = 512 * 1024 * 1024
 """Bytes of a response body that is rewritten, and so gathered first."""
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
-_WIRE = Wire()
+_WIRE = ProtocolAdapter()
 _UNDER_WAY: contextvars.ContextVar["Call | None"] = contextvars.ContextVar("call", default=None)
 
 
@@ -42,8 +42,8 @@ class Call:
         keep_alive: bool,
         stall_s: float,
         ended: Callable[[], None],
-        wire: Wire = _WIRE,
-        rewrite: Rewrite | None = None,
+        wire: ProtocolAdapter = _WIRE,
+        rewrite: BodyTransform | None = None,
     ) -> None:
         """`rewrite` is what the wire gave for this request."""
         self._request = request

@@ -89,7 +89,7 @@ def children(kin: str = "") -> list[Child]:
     return found
 
 
-class Family:
+class ProcessFamily:
     """Processes that an engine cannot do without. To ask whether one has ended costs one system call for all."""
 
     def __init__(self, members: Iterable[Child] = ()) -> None:
@@ -116,16 +116,16 @@ class Family:
     def first_dead(self) -> str | None:
         """Say which of them has ended, and how; None while all are alive."""
         for fd, _ in self._epoll.poll(0, 1):
-            return how_it_ended(self._by_fd[fd])
+            return describe_child_exit(self._by_fd[fd])
         return first_dead(self._unwatched) if self._unwatched else None
 
 
 def first_dead(among: Iterable[Child]) -> str | None:
     """Say which of these processes has ended, and how; None while all are alive."""
-    return next((how_it_ended(child) for child in among if child.has_ended()), None)
+    return next((describe_child_exit(child) for child in among if child.has_ended()), None)
 
 
-def how_it_ended(child: Child) -> str:
+def describe_child_exit(child: Child) -> str:
     """Say how a process has ended, as far as that can be known here."""
     code = child.process.exitcode if isinstance(child.process, BaseProcess) else None
     how = "" if code is None else f" with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"

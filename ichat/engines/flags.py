@@ -26,7 +26,7 @@ _GIVEN_WIDTH_MAX, _WHY_WIDTH = 44, 76
 
 
 @attrs.frozen(repr=False)
-class Step:
+class FlagOutcome:
     """What became of one argument."""
 
     given: Sequence[str]
@@ -62,7 +62,7 @@ class Flag:
 
 
 @attrs.frozen
-class Became:
+class Replacement:
     """A rule's answer: these flags instead, none of them for one that is left out."""
 
     flags: Sequence[Flag]
@@ -76,15 +76,15 @@ class Refusal:
     why: str
 
 
-Outcome = Became | Refusal
+Outcome = Replacement | Refusal
 
 
-class Wrong(Exception):
+class FlagValueError(Exception):
     """A value that a rule cannot take; the sentence says what it must be."""
 
 
 @attrs.frozen
-class Case:
+class CommandLine:
     """The whole command line, as far as a rule may want to know of it."""
 
     options: Mapping[str, bool]
@@ -107,12 +107,12 @@ class Case:
         return int(number(self.value(*names) or str(default)))
 
 
-Rule = Callable[[Flag, Case], Outcome | None]
+Rule = Callable[[Flag, CommandLine], Outcome | None]
 """Says what becomes of a flag; None leaves it as it is. Raises Wrong."""
 
 
 @attrs.frozen
-class Entry:
+class FlagRule:
     """A line of an engine's table."""
 
     rule: Rule
@@ -127,40 +127,40 @@ class Table:
     """What an engine does with the names that are not its own."""
 
     engine: str
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, FlagRule]
 
 
 # What the tables are written with.
 
 
-def use(*words: str, why: str = "") -> Became:
+def replace_with(*words: str, why: str = "") -> Replacement:
     """Answer with other flags, written as words."""
-    return Became([flag for _, flag in _split(words)[1]], why)
+    return Replacement([flag for _, flag in _split(words)[1]], why)
 
 
-def renamed(to: str, why: str = "", convert: Callable[[str], str] = str) -> Entry:
+def renamed(to: str, why: str = "", convert: Callable[[str], str] = str) -> FlagRule:
     """Make the entry of a flag with one value that is called `to` here; `convert` gives the value that is meant."""
-    return Entry(lambda flag, _: Became([Flag(to, [convert(one(flag))])], why))
+    return FlagRule(lambda flag, _: Replacement([Flag(to, [convert(single_value(flag))])], why))
 
 
-def dropped(why: str) -> Entry:
+def dropped(why: str) -> FlagRule:
     """Make the entry of a flag that can be left out."""
-    return Entry(lambda _flag, _case: Became((), why))
+    return FlagRule(lambda _flag, _case: Replacement((), why))
 
 
-def refused(why: str) -> Entry:
+def refused(why: str) -> FlagRule:
     """Make the entry of a flag that nothing here does; `why` also says what to do."""
-    return Entry(lambda _flag, _case: Refusal(why))
+    return FlagRule(lambda _flag, _case: Refusal(why))
 
 
-def switch(on: Outcome, off: Outcome) -> Entry:
+def switch(on: Outcome, off: Outcome) -> FlagRule:
     """Make the entry of a flag that is on or off: ``--x``, ``--x True``, ``--no-x``, ``--x False``."""
-    return Entry(lambda flag, _: on if is_on(flag) else off)
+    return FlagRule(lambda flag, _: on if is_on(flag) else off)
 
 
-def chosen(outcomes: Mapping[str, Outcome | None], other: Outcome | None = None) -> Entry:
+def chosen(outcomes: Mapping[str, Outcome | None], other: Outcome | None = None) -> FlagRule:
     """Make the entry of a flag with one value, each of which becomes something else; None leaves it as it is."""
-    return Entry(lambda flag, _: outcomes.get(one(flag).lower(), other))
+    return FlagRule(lambda flag, _: outcomes.get(single_value(flag).lower(), other))
 
 
 def part(target: str, *path: str, value: Any) -> Flag:
@@ -168,26 +168,26 @@ def part(target: str, *path: str, value: Any) -> Flag:
     return Flag(target, [json.dumps(value)], path, is_part=True)
 
 
-def inside(target: str, *path: str, convert: Callable[[str], Any] = str, why: str = "") -> Entry:
+def nested_in(target: str, *path: str, convert: Callable[[str], Any] = str, why: str = "") -> FlagRule:
     """Make the entry of a flag whose value stands inside the JSON of `target` now."""
     reason = why or f"it is {'.'.join([target, *path])}"
-    return Entry(lambda flag, _: Became([part(target, *path, value=convert(one(flag)))], reason))
+    return FlagRule(lambda flag, _: Replacement([part(target, *path, value=convert(single_value(flag)))], reason))
 
 
-def opened(rule: Callable[[Mapping[str, Any], Case], Outcome]) -> Entry:
+def expand_json(rule: Callable[[Mapping[str, Any], CommandLine], Outcome]) -> FlagRule:
     """Make the entry of a flag with JSON; the rule gets all of it, wherever its parts were given."""
-    return Entry(lambda flag, case: rule(mapping(one(flag)), case), is_object=True)
+    return FlagRule(lambda flag, case: rule(mapping(single_value(flag)), case), is_object=True)
 
 
-def for_own(entry: Entry) -> Entry:
+def also_native(entry: FlagRule) -> FlagRule:
     """Have an entry look at flags that the engine's parser knows, too."""
     return attrs.evolve(entry, is_for_own=True)
 
 
-def one(flag: Flag) -> str:
+def single_value(flag: Flag) -> str:
     """Give the one value of a flag. Raises Wrong."""
     if len(flag.values) != 1:
-        raise Wrong(f"takes one value, not {len(flag.values)}")
+        raise FlagValueError(f"takes one value, not {len(flag.values)}")
     return flag.values[0]
 
 
@@ -195,9 +195,9 @@ def is_on(flag: Flag) -> bool:
     """Read a flag that may have no value, or say True or False. Raises Wrong."""
     if not flag.values:
         return True
-    word = one(flag).lower()
+    word = single_value(flag).lower()
     if word not in _TRUE + _FALSE:
-        raise Wrong("takes no value, or one of True and False")
+        raise FlagValueError("takes no value, or one of True and False")
     return word in _TRUE
 
 
@@ -205,7 +205,7 @@ def number(text: str) -> str:
     """Give a whole number as digits, from vLLM's notation: 32k is 32000, 32K is 32768. Raises Wrong."""
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", text.strip())
     if match is None or ("." in match[1] and not match[2].islower()):
-        raise Wrong(f"must be a whole number, such as 2048, 2k (2000) or 2K (2048), not {text!r}")
+        raise FlagValueError(f"must be a whole number, such as 2048, 2k (2000) or 2K (2048), not {text!r}")
     power = "kmgt".find(match[2].lower()) + 1 if match[2] else 0
     if "." in match[1]:
         return str(int(float(match[1]) * 1000**power))
@@ -217,7 +217,7 @@ def fraction(text: str) -> float:
     try:
         return float(text)
     except ValueError as error:
-        raise Wrong(f"must be a number, not {text!r}") from error
+        raise FlagValueError(f"must be a number, not {text!r}") from error
 
 
 def whole(text: str) -> int:
@@ -230,10 +230,10 @@ def mapping(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise Wrong("takes a JSON object, and this is no JSON") from error
+        raise FlagValueError("takes a JSON object, and this is no JSON") from error
     if isinstance(value, dict):
         return cast("dict[str, Any]", value)
-    raise Wrong("takes a JSON object")
+    raise FlagValueError("takes a JSON object")
 
 
 @attrs.define
@@ -244,15 +244,15 @@ class _Draft:
     flags: list[Flag] = attrs.Factory(list[Flag])
     whys: list[str] = attrs.Factory(list[str])
 
-    def step(self) -> Step:
+    def step(self) -> FlagOutcome:
         flags = [flag for index, flag in enumerate(self.flags) if flag.values or flag not in self.flags[:index]]
         passed = [word for flag in flags for word in flag.words()]
         if not self.whys and passed and _read(self.given) == _read(passed):
             passed = [passed[0] + self.given[0][len(passed[0]) :], *self.given[1:]]
-        return Step(list(self.given), passed, "; ".join(dict.fromkeys(self.whys)))
+        return FlagOutcome(list(self.given), passed, "; ".join(dict.fromkeys(self.whys)))
 
 
-def translate(argv: Sequence[str], parser: argparse.ArgumentParser, table: Table) -> list[Step]:
+def translate(argv: Sequence[str], parser: argparse.ArgumentParser, table: Table) -> list[FlagOutcome]:
     """Say what the engine gets for each argument.
 
     `argv` is what the worker hands to the engine, `parser` the engine's own. The words of all `Step.passed`, one after
@@ -262,7 +262,7 @@ def translate(argv: Sequence[str], parser: argparse.ArgumentParser, table: Table
     actions = [(option, action) for action in parser._actions for option in action.option_strings]
     options = {option: action.nargs == 0 for option, action in actions}
     long_names = {option: max(action.option_strings, key=len) for option, action in actions if option[:2] != "--"}
-    case = Case(options, [flag for _, flag in given], long_names)
+    case = CommandLine(options, [flag for _, flag in given], long_names)
     translation = _Translation(table, case)
     translation.refusals += [f"{word!r} stands alone; every value needs its flag before it" for word in strays]
     drafts = [translation.begin(words, flag) for words, flag in given]
@@ -278,7 +278,7 @@ def translate(argv: Sequence[str], parser: argparse.ArgumentParser, table: Table
 @attrs.define
 class _Translation:
     table: Table
-    case: Case
+    case: CommandLine
     refusals: list[str] = attrs.Factory(list[str])
 
     def begin(self, words: Sequence[str], flag: Flag) -> _Draft:
@@ -289,10 +289,10 @@ class _Translation:
     def _guarded(self, name: str, act: Callable[[], None]) -> None:
         try:
             act()
-        except Wrong as wrong:
+        except FlagValueError as wrong:
             self.refusals.append(f"{name} {wrong}")
 
-    def _find(self, flag: Flag) -> tuple[Entry | None, Flag]:
+    def _find(self, flag: Flag) -> tuple[FlagRule | None, Flag]:
         """Find the table's entry for a flag, also by the name that a ``--no-`` stands before."""
         entry = self.table.entries.get(flag.name)
         if entry is None and flag.name.startswith("--no-") and flag.name not in self.case.options:
@@ -312,15 +312,15 @@ class _Translation:
         applies = entry is not None and (entry.is_for_own or not is_own) and flag.name not in seen
         outcome = entry.rule(flag, self.case) if entry is not None and applies else None
         if isinstance(outcome, Refusal):
-            raise Wrong(f"is refused: {outcome.why}")
+            raise FlagValueError(f"is refused: {outcome.why}")
         if outcome is None:
             if not is_own and not applies:
-                raise Wrong(self._absent(flag.name) if seen else self._unknown(flag.name))
+                raise FlagValueError(self._absent(flag.name) if seen else self._unknown(flag.name))
             self._keep(flag, draft)
             return
         self._become(outcome, draft, [*seen, flag.name])
 
-    def _become(self, outcome: Became, draft: _Draft, seen: Sequence[str]) -> None:
+    def _become(self, outcome: Replacement, draft: _Draft, seen: Sequence[str]) -> None:
         names = [flag.name for flag in outcome.flags if flag.name in self.case.options]
         if outcome.why or names:
             draft.whys.append(outcome.why or f"{self.table.engine} calls it {' '.join(names)}")
@@ -368,9 +368,9 @@ class _Translation:
         entry = self.table.entries.get(name)
         outcome = entry.rule(Flag(name, [json.dumps(value)]), self.case) if entry is not None else None
         if outcome is None:
-            raise Wrong(self._absent(name))
+            raise FlagValueError(self._absent(name))
         if isinstance(outcome, Refusal):
-            raise Wrong(f"is refused: {outcome.why}")
+            raise FlagValueError(f"is refused: {outcome.why}")
         self._become(outcome, holders[0], [name])
         for draft in holders[1:]:
             draft.whys.append(f"it goes with {_names(holders[:1])}")
@@ -419,14 +419,14 @@ def _put(into: dict[str, Any], more: Mapping[str, Any]) -> None:
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             _put(into[key], cast("dict[str, Any]", value))
         elif key in into and into[key] != value:
-            raise Wrong(f"is given two values for {key!r}; leave one of them out")
+            raise FlagValueError(f"is given two values for {key!r}; leave one of them out")
         else:
             into[key] = value
 
 
 def _as_part(flag: Flag) -> Flag:
     """Read a flag with JSON, or with a key and its value, as vLLM reads it. Raises Wrong."""
-    text = one(flag)
+    text = single_value(flag)
     if not flag.path:
         return part(flag.name, value=mapping(text))
     if flag.path[-1].endswith("+"):
@@ -463,7 +463,7 @@ def _read(words: Sequence[str]) -> Flag:
     return Flag("--" + name[2:].replace("_", "-"), values, path)
 
 
-def explain(steps: Sequence[Step]) -> str:
+def explain(steps: Sequence[FlagOutcome]) -> str:
     """Show each argument beside what the engine gets for it, why where they differ, and then the whole command."""
     rows = [(shown(step.given) or "(iChat's own)", shown(step.passed) or "(nothing)", step.why) for step in steps]
     width = min(max((len(given) for given, _, _ in rows), default=0), _GIVEN_WIDTH_MAX)

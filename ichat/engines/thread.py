@@ -16,7 +16,7 @@ import trio
 
 from ichat import errors
 from ichat.engines import Application, Engine, EngineInfo
-from ichat.engines.adapter import Rewrite
+from ichat.engines.adapter import BodyTransform
 from ichat.engines.asgi import Call
 from ichat.errors import EXIT_SOFTWARE, Exit
 from ichat.http.request import Request
@@ -35,7 +35,7 @@ FAIL_S = 2.0
 """How long requests get to answer by themselves after the engine has died."""
 
 
-class Host:
+class EngineThread:
     """An engine on its thread: start it, send it requests, stop it."""
 
     def __init__(self, engine: Engine, argv: Sequence[str], *, client_stall_s: float) -> None:
@@ -110,7 +110,7 @@ class Host:
         else:
             self._in_engine(self._stopping.set)
 
-    async def answer(self, request: Request, client: Client, rewrite: Rewrite | None = None) -> None:
+    async def answer(self, request: Request, client: Client, rewrite: BodyTransform | None = None) -> None:
         """Have the engine answer a request on this connection. Raises ApiError where nothing has been sent.
 
         A response with status 200 is put through `rewrite`, or through what the engine's wire has for it.
@@ -149,9 +149,9 @@ class Host:
             client.keep_alive = call.keep_alive and client.keep_alive
             client.head_sent = call.head_sent
         if call.hung_up:
-            await client.gone()
+            await client.abandon()
         if not call.complete:
-            client.is_broken = call.head_sent and call.ends_with_connection
+            client.must_reset = call.head_sent and call.ends_with_connection
             raise call.failure or errors.engine_failed("it ended")
 
     def _check_ready(self) -> Application:

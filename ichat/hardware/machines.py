@@ -33,7 +33,7 @@ Held = Mapping[int, Mapping[str, int]]
 
 
 @attrs.frozen
-class Report:
+class MachineReport:
     """What one of them tells of its machine; `by` is the worker's id, "" for the gateway."""
 
     by: str
@@ -44,7 +44,7 @@ class Report:
 
 
 @attrs.frozen
-class SeenGpu:
+class GpuView:
     """A GPU as several tell of it."""
 
     label: str
@@ -55,13 +55,13 @@ class SeenGpu:
 
 
 @attrs.frozen
-class SeenMachine:
+class MachineView:
     """A machine as several tell of it."""
 
     name: str
     """Its host name; with the beginning of its id where another machine has the same."""
     machine: Machine
-    gpus: Sequence[SeenGpu] | None
+    gpus: Sequence[GpuView] | None
     workers: Sequence[str]
     has_gateway: bool
 
@@ -79,7 +79,7 @@ def own_id() -> str:
     )
 
 
-class Lookout:
+class MachineMonitor:
     """Looks at this machine at intervals, for a worker or for the gateway."""
 
     def __init__(self, workers: Callable[[], Mapping[int, str]], by: str = "") -> None:
@@ -87,7 +87,7 @@ class Lookout:
         self._workers = workers
         self._by = by
         self._meter = CpuMeter()
-        self.report: Report | None = None
+        self.report: MachineReport | None = None
         """What it saw last."""
 
     def __repr__(self) -> str:
@@ -103,7 +103,9 @@ class Lookout:
             await trio.sleep(every_s)
 
 
-def read_machine(meter: CpuMeter, gpus: Sequence[Gpu] | None, workers: Mapping[int, str], by: str = "") -> Report:
+def read_machine(
+    meter: CpuMeter, gpus: Sequence[Gpu] | None, workers: Mapping[int, str], by: str = ""
+) -> MachineReport:
     """Return what this machine has, and what workers hold of its GPUs; takes about a millisecond.
 
     `gpus` comes from `find_gpus`; `workers` has ids by the pids of first processes; `by` is the worker that tells.
@@ -121,7 +123,7 @@ def read_machine(meter: CpuMeter, gpus: Sequence[Gpu] | None, workers: Mapping[i
         gpus=None if gpus is None else [_gpu(gpu, held[gpu.index], by) for gpu in gpus],
     )
     known = {index: {worker: size for worker, size in of_gpu.items() if size} for index, of_gpu in held.items()}
-    return Report(by, machine, known, list(workers.values()))
+    return MachineReport(by, machine, known, list(workers.values()))
 
 
 def _stepped(part: int, whole: int) -> int:
@@ -164,34 +166,34 @@ def _text(value: str) -> str:
     return "".join(one if one.isprintable() else "?" for one in value)[:MACHINE_NAME_CHARACTERS_MAX]
 
 
-def report_of(worker_id: str, machine: Machine) -> Report:
+def report_of(worker_id: str, machine: Machine) -> MachineReport:
     """Return what a worker tells of its machine, and of itself there."""
     held = {gpu.index: {worker_id: gpu.held_bytes} for gpu in machine.gpus or () if gpu.held_bytes}
-    return Report(worker_id, machine, held)
+    return MachineReport(worker_id, machine, held)
 
 
-def machines_of(own: Report | None, told: Iterable[tuple[str, Machine]]) -> list[SeenMachine]:
+def machines_of(own: MachineReport | None, told: Iterable[tuple[str, Machine]]) -> list[MachineView]:
     """Put together what several tell of their machines: of each value, the first that tells of it has it.
 
     `own` is of the gateway's; workers tell by their ids, and know best what they hold themselves. With thousands of
     them it takes some ten milliseconds. Names are unique, and so are the labels of a machine's GPUs.
     """
-    by_id: dict[str, list[Report]] = {}
+    by_id: dict[str, list[MachineReport]] = {}
     for report in itertools.chain([own] if own else [], itertools.starmap(report_of, told)):
         by_id.setdefault(report.machine.id, []).append(report)
     names = Counter(reports[0].machine.name for reports in by_id.values())
-    found: dict[str, SeenMachine] = {}
+    found: dict[str, MachineView] = {}
     for machine_id, reports in by_id.items():
         machine = reports[0].machine
         name = machine.name if names[machine.name] == 1 else f"{machine.name}-{machine_id[:_SHORT]}"
         name = name if name not in found else f"{machine.name}-{machine_id}"
         workers = {worker: None for report in reports for worker in (report.by, *report.workers) if worker}
         has_gateway = any(not report.by for report in reports)
-        found.setdefault(name, SeenMachine(name, machine, _gpus_of(reports), sorted(workers), has_gateway))
+        found.setdefault(name, MachineView(name, machine, _gpus_of(reports), sorted(workers), has_gateway))
     return list(found.values())
 
 
-def _gpus_of(reports: Sequence[Report]) -> list[SeenGpu] | None:
+def _gpus_of(reports: Sequence[MachineReport]) -> list[GpuView] | None:
     """Put together the GPUs of one machine; the same one has the same uuid, or is not told apart."""
     if all(report.machine.gpus is None for report in reports):
         return None
@@ -214,8 +216,8 @@ def _gpus_of(reports: Sequence[Report]) -> list[SeenGpu] | None:
                 if worker == report.by or worker not in found[place][1]:
                     found[place][1][worker] = bytes_
     often = Counter(gpu.index for gpu, _ in found)
-    labels: dict[str, SeenGpu] = {}
+    labels: dict[str, GpuView] = {}
     for gpu, held in found:
         label = str(gpu.index) if often[gpu.index] == 1 or not gpu.uuid else gpu.uuid
-        labels.setdefault(label, SeenGpu(label, gpu, held))
+        labels.setdefault(label, GpuView(label, gpu, held))
     return sorted(labels.values(), key=lambda one: (one.gpu.index, one.label))

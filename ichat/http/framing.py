@@ -187,7 +187,7 @@ class Unchunk:
     def __repr__(self) -> str:
         return f"<Unchunk {self._parser.their_state}>"
 
-    def take(self, piece: bytes | bytearray | memoryview) -> bytes:
+    def feed(self, piece: bytes | bytearray | memoryview) -> bytes:
         """Give what the next piece of the body holds. Raises FramingError where h11 is stricter than `Chunked`."""
         if piece:  # nothing would mean the end to h11
             self._parser.receive_data(bytes(piece))

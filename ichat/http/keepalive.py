@@ -102,4 +102,4 @@ class KeepAlive:
             sent = 0
         if sent != len(data):
             self.stop()
-            self._client.hung_up()
+            self._client.on_disconnect()

@@ -65,7 +65,7 @@ class Connection:
     def __repr__(self) -> str:
         return f"<Connection to {self.upstream.name}>"
 
-    def tell(self, readable: Callable[[int], None]) -> None:
+    def set_reader(self, readable: Callable[[int], None]) -> None:
         """Call this function whenever bytes, the end or an error can be read, and have not been announced before."""
         self._pool.hub.direct(self._fd, readable)
 
@@ -73,11 +73,11 @@ class Connection:
         """Announce what can be read already once more."""
         self._pool.hub.rearm(self._fd, READABLE)
 
-    def hush(self) -> None:
+    def pause(self) -> None:
         """Announce nothing: nobody reads, and the upstream is held back by its full socket."""
         self._pool.hub.direct(self._fd, _ignore)
 
-    def idle(self) -> None:
+    def park(self) -> None:
         """Announce to the pool, until the next exchange, that the upstream says or ends something unasked."""
         self._pool.hub.direct(self._fd, self._unasked)
 
@@ -125,7 +125,7 @@ class Pool:
     def __repr__(self) -> str:
         return f"<Pool {sum(map(len, self._idle.values()))} idle to {len(self._idle)} upstreams>"
 
-    def take(self, upstream: Upstream) -> Connection | None:
+    def acquire(self, upstream: Upstream) -> Connection | None:
         """Take an idle connection, if there is one that is young enough and has nothing to say unasked."""
         idle = self._idle.get(upstream)
         while idle:
@@ -135,9 +135,9 @@ class Pool:
             connection.close()
         return None
 
-    def give(self, connection: Connection) -> None:
+    def release(self, connection: Connection) -> None:
         """Take back a connection whose exchange has ended cleanly."""
-        connection.idle()
+        connection.park()
         connection.idle_since = trio.current_time()
         self._idle.setdefault(connection.upstream, {})[connection] = None
 

@@ -30,7 +30,7 @@ _BUFFER = bytearray(_BUFFER_BYTES)
 _VIEW = memoryview(_BUFFER)
 _HEAD_BYTES_MAX = 64 * 1024
 
-Gaps = list[float]
+ChunkGapHistogram = list[float]
 """How often a gap of less than 2**index ms came between two pieces of a stream; the last item is the gaps' sum in
 seconds, known of streams that have ended. How long a client takes to read is none of it."""
 _GAPS_INDEX_MAX = 63  # a gap of 2**63 ms does not come
@@ -39,12 +39,12 @@ OnHead = Callable[[ResponseHead], bytes]
 """Turns the upstream's head into the bytes of the client's head. Raises Unwanted, Declined."""
 
 
-def no_gaps() -> Gaps:
+def empty_gap_histogram() -> ChunkGapHistogram:
     """Make a list that no gap has been counted in."""
     return [0] * (_GAPS_INDEX_MAX + 1) + [0.0]
 
 
-_UNCOUNTED = no_gaps()
+_UNCOUNTED = empty_gap_histogram()
 """Where the gaps go that nobody asks for."""
 
 
@@ -56,7 +56,7 @@ class ByteObserver(Protocol):
         ...
 
 
-class Unwanted(Exception):
+class ResponseRejected(Exception):
     """A response that the client must not get, with the reason; another try would bring the same."""
 
 
@@ -64,7 +64,7 @@ class Declined(Exception):
     """A response that says, with the reason, that the upstream has not worked on the request: another one may."""
 
 
-class UpstreamLost(Exception):
+class UpstreamError(Exception):
     """The upstream failed in the middle of an exchange."""
 
     def __init__(
@@ -103,9 +103,9 @@ class Reframed:
     def __repr__(self) -> str:
         return f"<Reframed{' as an event' if self._is_event else ''}>"
 
-    def take(self, piece: bytes | bytearray | memoryview, *, is_last: bool) -> bytes:
+    def feed(self, piece: bytes | bytearray | memoryview, *, is_last: bool) -> bytes:
         """Return the chunks to be sent for the next piece of the body. Raises FramingError."""
-        payload = bytes(piece) if self._unchunk is None else self._unchunk.take(piece)
+        payload = bytes(piece) if self._unchunk is None else self._unchunk.feed(piece)
         if self._is_event:
             payload = payload.replace(b"\r", b" ").replace(b"\n", b" ")  # white space between the values of a JSON body
             payload, self._before = self._before + payload, b""
@@ -167,7 +167,7 @@ class Relay:
         first_byte_s: float,
         stall_s: float,
         usage: ByteObserver | None = None,
-        gaps: Gaps | None = None,
+        gaps: ChunkGapHistogram | None = None,
         keepalive: KeepAlive | None = None,
     ) -> None:
         """`gaps` is where the gaps of an event stream are counted, if they are; `keepalive` is stopped by the body."""
@@ -192,7 +192,7 @@ class Relay:
         self._framing: Framing | None = None
         self._rest = b""
         self._done = False
-        self._failure: UpstreamLost | None = None
+        self._failure: UpstreamError | None = None
         self._reportable = False
         self._task: trio.lowlevel.Task | None = None
         self._woken = False
@@ -214,12 +214,12 @@ class Relay:
         state = "head" if self._framing is None else "done" if self._done else "body"
         return f"<Relay {self._connection.upstream.name} to {self._client.peer}: {state}>"
 
-    async def carry(self, request: list[bytes | bytearray]) -> None:
+    async def run(self, request: list[bytes | bytearray]) -> None:
         """Send the request, piece by piece, and move the response until it has ended. The pieces are let go of.
 
         Raises UpstreamLost; the client's head may have been sent by then.
         """
-        self._connection.tell(self.readable)
+        self._connection.set_reader(self.readable)
         self._hub.time(self)
         try:
             while request:
@@ -229,7 +229,7 @@ class Relay:
             self.reusable = self.reusable and not self._unsent
         finally:
             self._hub.untime(self)
-            self._connection.hush()
+            self._connection.pause()
             if self.first_at is not None:
                 self._gaps[-1] += self.deadline - self._stall_s - self.first_at - self._held_s
 
@@ -278,7 +278,7 @@ class Relay:
             self._reportable = False
             self._lost(f"its response is not valid HTTP/1.1: {error}")
             return
-        except Unwanted as error:
+        except ResponseRejected as error:
             self._lost(str(error), retry=False)
             return
         except Declined as error:
@@ -329,9 +329,9 @@ class Relay:
         if self._usage is not None:
             self._usage.see(behind, end)
         if self._reframed is not None:
-            ours += self._reframed.take(behind[:end], is_last=head.framing.done)
+            ours += self._reframed.feed(behind[:end], is_last=head.framing.done)
         else:
-            ours += behind[:end] if self._unchunk is None else self._unchunk.take(behind[:end])
+            ours += behind[:end] if self._unchunk is None else self._unchunk.feed(behind[:end])
         self._client.head_sent = True
         self.bytes_out = len(ours)
         if end and not (self._is_events and is_comment(behind, 0, end)):
@@ -376,7 +376,7 @@ class Relay:
         """Send a piece of the body in chunks of our own; what is not taken at once is kept. Return its length."""
         assert self._reframed is not None
         assert self._framing is not None
-        self._send_ours(self._reframed.take(data, is_last=self._framing.done))
+        self._send_ours(self._reframed.feed(data, is_last=self._framing.done))
         return len(data)
 
     def _send_ours(self, payload: bytes) -> None:
@@ -390,7 +390,7 @@ class Relay:
     def _send_unchunked(self, data: memoryview) -> int:
         """Send what a piece of a chunked body holds; what is not taken at once is kept. Give the piece's length."""
         assert self._unchunk is not None
-        self._send_ours(self._unchunk.take(data))
+        self._send_ours(self._unchunk.feed(data))
         return len(data)
 
     async def _send_piece(self, piece: bytes | bytearray) -> None:
@@ -421,7 +421,7 @@ class Relay:
                     self._held_s += deadline - self.deadline
                 self.deadline = deadline
                 self._hub.time(self)
-                self._connection.tell(self.readable)
+                self._connection.set_reader(self.readable)
                 self._connection.rearm()
         if not self._done and self._failure is not None:
             raise self._failure
@@ -430,18 +430,18 @@ class Relay:
     def _not_sent(self, error: OSError) -> int:
         """Give how much was sent: nothing, since the client takes nothing at the moment, or is gone."""
         if not isinstance(error, BlockingIOError):
-            self._client.hung_up()
+            self._client.on_disconnect()
         return 0
 
     def _keep(self, data: bytes | memoryview) -> None:
         """Leave to the request's task what the client does not take, and read no more until it has."""
         self._rest = bytes(data)
-        self._connection.hush()
+        self._connection.pause()
         self._wake()
 
     def _finish(self, *, surplus: bool) -> None:
         self._done = True
-        self._connection.tell(self._unasked)
+        self._connection.set_reader(self._unasked)
         if surplus:
             self.reusable = False
         self._wake()
@@ -449,15 +449,15 @@ class Relay:
     def _unasked(self, _events: int) -> None:
         """Be told that the upstream says or ends something behind its response."""
         self.reusable = False
-        self._connection.hush()
+        self._connection.pause()
 
     def _eof(self) -> None:
         self.reusable = False
-        self._connection.hush()
+        self._connection.pause()
         if self._framing is not None and self._framing.ends_at_eof() and not self._is_truncated():
             self._done = True
             if self._reframed is not None:
-                self._send_ours(self._reframed.take(b"", is_last=True))
+                self._send_ours(self._reframed.feed(b"", is_last=True))
             self._wake()
         else:
             self._lost("it closed the connection" + (" in the middle of the response" if self.answered else ""))
@@ -468,9 +468,9 @@ class Relay:
 
     def _lost(self, why: str, *, timed_out: bool = False, retry: bool | None = None, declined: bool = False) -> None:
         self.reusable = False
-        self._connection.hush()
+        self._connection.pause()
         if not self._done:
-            self._failure = UpstreamLost(
+            self._failure = UpstreamError(
                 why,
                 answered=self.answered,
                 timed_out=timed_out,

@@ -56,7 +56,7 @@ class Request:
     keep_alive: bool
     """Whether the client lets the connection carry another request."""
 
-    def let_go(self) -> None:
+    def release_body(self) -> None:
         """Free body and headers: whoever answers needs them no more, and the response may take an hour."""
         self.body = b""
         self.headers = []
@@ -92,7 +92,7 @@ Look = Callable[[RequestHead], None]
 """Raises ApiError for a request whose body need not even be read."""
 
 
-class Reader:
+class RequestReader:
     """Reads the requests of one connection, one after the other."""
 
     __slots__ = ("_bounds", "_fed", "_ids", "_leftover", "_look", "_send_all", "_sock", "idle")

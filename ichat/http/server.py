@@ -21,7 +21,7 @@ from ichat.errors import ApiError
 from ichat.http.heads import Headers, RequestHead, date_header, response_head
 from ichat.http.hub import HANG_UP, Hub
 from ichat.http.listeners import close_all
-from ichat.http.request import Reader, Request, RequestIds
+from ichat.http.request import Request, RequestIds, RequestReader
 from ichat.http.tls import CLOSE_S, RESET, Bridge, make_bridge
 from ichat.protocol import CODE_HEADER, ERROR_HEADER, WHY_HEADER
 
@@ -48,14 +48,25 @@ class Client:
     """A client's connection."""
 
     __slots__ = (
-        "_door", "_head", "_owns_socket", "_reader", "_scope",
-        "caller", "has_left", "head_sent", "is_broken", "is_waited_for", "keep_alive", "peer", "sock",
+        "_door",
+        "_head",
+        "_owns_socket",
+        "_reader",
+        "_scope",
+        "blocks_drain",
+        "caller",
+        "has_left",
+        "head_sent",
+        "keep_alive",
+        "must_reset",
+        "peer",
+        "sock",
     )  # fmt: skip
 
     def __init__(self, door: "FrontDoor", sock: socket.socket, peer: str) -> None:
         self._door = door
         self._scope = trio.CancelScope()
-        self._reader = Reader(sock, door, door.ids, self.send_all, self._look)
+        self._reader = RequestReader(sock, door, door.ids, self.send_all, self._authenticate)
         self._head: RequestHead | None = None
         self._owns_socket = True
         self.sock = sock
@@ -67,9 +78,9 @@ class Client:
         self.head_sent = False
         """Whether any byte of the current response may have been sent."""
         self.has_left = False
-        self.is_broken = False
+        self.must_reset = False
         """Whether the connection must end in an error: an end in good order would be taken for that of the response."""
-        self.is_waited_for = True
+        self.blocks_drain = True
         """Whether a drain waits for the current exchange; see `stand_aside`."""
 
     def __repr__(self) -> str:
@@ -86,15 +97,15 @@ class Client:
                 with trio.move_on_after(self._door.timeouts.client_stall_s) as stall:
                     await trio.lowlevel.wait_writable(self.sock)
                 if stall.cancelled_caught:
-                    await self.gone()
+                    await self.abandon()
             except OSError:
-                await self.gone()
+                await self.abandon()
             else:
                 view = view[sent:]
 
-    async def gone(self) -> None:
+    async def abandon(self) -> None:
         """Give up on this client; does not return."""
-        self.hung_up()
+        self.on_disconnect()
         await trio.sleep_forever()
 
     def refuse(self, error: ApiError, *, encrypted: bool) -> None:
@@ -107,16 +118,16 @@ class Client:
                 self.sock.send(self._error(error, request_id, b""))
         self.sock.close()
 
-    def hung_up(self, _events: int = 0) -> None:
+    def on_disconnect(self, _events: int = 0) -> None:
         """Be told that the client is gone, or as good as gone: cancel what is done for it and close the connection."""
         self.has_left = True
         self._door.hub.forget(self.sock.fileno())
         self._scope.cancel()
 
-    def stand_aside(self) -> None:
+    def exempt_from_drain(self) -> None:
         """Let no drain wait for the current exchange: it goes on for as long as this process does, as a log does."""
-        self.is_waited_for = False
-        self._door.look_for_end()
+        self.blocks_drain = False
+        self._door.check_drained()
 
     def leave_socket(self) -> None:
         """Break the connection, but leave the socket open for somebody who may still write to it, and who has it."""
@@ -165,7 +176,7 @@ class Client:
         """Serve this connection until it ends, and close it."""
         door = self._door
         fd = self.sock.fileno()
-        door.hub.watch(fd, HANG_UP, self.hung_up)
+        door.hub.watch(fd, HANG_UP, self.on_disconnect)
         try:
             with self._scope:
                 while self.keep_alive and not door.draining:
@@ -183,12 +194,12 @@ class Client:
                         return
                     self.keep_alive = request.keep_alive
                     await self._answer(request)
-                if self._reader.has_more() and not self.is_broken:
+                if self._reader.has_more() and not self.must_reset:
                     await self._linger()
         finally:
             door.hub.forget(fd)
             if self._owns_socket:
-                if self.is_broken:
+                if self.must_reset:
                     self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 self.sock.close()
 
@@ -212,7 +223,7 @@ class Client:
         """Give the id of what is refused before it is a request: its own, if the head was read and has one."""
         return self._door.ids.of(self._head.headers if self._head is not None else [])
 
-    def _look(self, head: RequestHead) -> None:
+    def _authenticate(self, head: RequestHead) -> None:
         self._head = head
         self.caller = self._door.look(head, self.peer)
 
@@ -231,7 +242,7 @@ class Client:
         else:
             return
         finally:
-            self.is_waited_for = True
+            self.blocks_drain = True
         if self.head_sent:
             self.keep_alive = False
         else:
@@ -312,13 +323,13 @@ class FrontDoor:
         self._accepting.cancel()
         for client in list(self.clients):
             if client.idle and not client.is_asking():
-                client.hung_up()
+                client.on_disconnect()
         self._waiting.deadline = trio.current_time() + self.timeouts.drain_s
         with self._waiting:
-            self.look_for_end()
+            self.check_drained()
             await self._empty.wait()
         if self._waiting.cancelled_caught:
-            left = sum(client.is_waited_for for client in self.clients)
+            left = sum(client.blocks_drain for client in self.clients)
             log.warning("%d exchanges are cut: they did not end in time", left)
 
     async def wait_until_left(self, wait_s: float) -> None:
@@ -408,13 +419,13 @@ class FrontDoor:
         self.clients.add(client)
         fd = sock.fileno()
         try:
-            self.hub.watch(fd, HANG_UP, client.hung_up)
+            self.hub.watch(fd, HANG_UP, client.on_disconnect)
             await self._cross(bridge, client)
         except Exception:
             log.exception("a bug serving %r; its connection is closed, all others go on", client)
         finally:
             self.hub.forget(fd)
-            if client.is_broken:
+            if client.must_reset:
                 bridge.abort()
             with trio.move_on_after(CLOSE_S, shield=True):
                 await bridge.aclose()
@@ -424,7 +435,7 @@ class FrontDoor:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bridge.run)
             await self._serve(client)
-            if client.is_broken:
+            if client.must_reset:
                 nursery.cancel_scope.cancel()
             bridge.leave(CLOSE_S if client.has_left else self.timeouts.client_stall_s)
 
@@ -436,9 +447,9 @@ class FrontDoor:
 
     def _forget(self, client: Client) -> None:
         self.clients.discard(client)
-        self.look_for_end()
+        self.check_drained()
 
-    def look_for_end(self) -> None:
+    def check_drained(self) -> None:
         """Look whether a drain has anything left to wait for."""
-        if self.draining and not any(client.is_waited_for for client in self.clients):
+        if self.draining and not any(client.blocks_drain for client in self.clients):
             self._empty.set()

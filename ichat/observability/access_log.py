@@ -26,10 +26,10 @@ FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 SHOWN_CHARACTERS_MAX = 256
 """Of what a client chose, in the access log."""
 
-Entry = Mapping[str, str | int | float | None]
+LogEntry = Mapping[str, str | int | float | None]
 
 
-def entry_of(record: RequestRecord) -> Entry:
+def entry_of(record: RequestRecord) -> LogEntry:
     """Return what is logged of a request; times in milliseconds, sizes in bytes."""
     answered_at, overhead_s = record.answered_at, record.overhead_s
     return {
@@ -82,7 +82,7 @@ class AccessLog:
     def __repr__(self) -> str:
         return f"<AccessLog {len(self._lines)} lines wait>"
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LogEntry) -> None:
         """Take the facts of one request; they are written soon."""
         if len(self._lines) >= self._lines_max:
             self._dropped += 1

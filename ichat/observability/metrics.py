@@ -16,8 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ichat import __version__
-from ichat.hardware.machines import Report, SeenMachine, machines_of
-from ichat.http.relay import Gaps, no_gaps
+from ichat.hardware.machines import MachineReport, MachineView, machines_of
+from ichat.http.relay import ChunkGapHistogram, empty_gap_histogram
 from ichat.observability.request_record import OTHER, RequestRecord
 from ichat.protocol import Machine
 from ichat.routing.balancer import Balancer, Endpoint
@@ -44,7 +44,7 @@ _GAP_S = tuple(2.0**index / 1000 for index in range(17))
 
 
 @attrs.define(eq=False)
-class Spread:
+class Histogram:
     """How often values were how large."""
 
     bounds: Sequence[float]
@@ -67,10 +67,10 @@ class _Counts:
 
     requests: dict[tuple[str, int], int] = attrs.field(factory=dict[tuple[str, int], int])
     """By route and status."""
-    first_byte: Spread = attrs.field(factory=lambda: Spread(_FIRST_BYTE_S))
-    duration: Spread = attrs.field(factory=lambda: Spread(_DURATION_S))
-    queue: Spread = attrs.field(factory=lambda: Spread(_QUEUE_S))
-    gaps: Gaps = attrs.field(factory=no_gaps)
+    first_byte: Histogram = attrs.field(factory=lambda: Histogram(_FIRST_BYTE_S))
+    duration: Histogram = attrs.field(factory=lambda: Histogram(_DURATION_S))
+    queue: Histogram = attrs.field(factory=lambda: Histogram(_QUEUE_S))
+    gaps: ChunkGapHistogram = attrs.field(factory=empty_gap_histogram)
     tokens: int = 0
     gone_at: float | None = None
     """When it was first seen that nobody has this model any more."""
@@ -89,7 +89,7 @@ class Metrics:
     """What the gateway counts."""
 
     def __init__(
-        self, registry: Registry, balancer: Balancer, own_machine: Callable[[], Report | None] = lambda: None
+        self, registry: Registry, balancer: Balancer, own_machine: Callable[[], MachineReport | None] = lambda: None
     ) -> None:
         """`own_machine` gives what is known of the gateway's machine."""
         self._registry = registry
@@ -104,18 +104,18 @@ class Metrics:
         self._cancelled: dict[str, int] = dict.fromkeys(PHASES, 0)
         self._bytes = 0
         self._chunks = 0
-        self._overhead = Spread(_OVERHEAD_S)
-        self._loop_delay = Spread(_LOOP_DELAY_S)
+        self._overhead = Histogram(_OVERHEAD_S)
+        self._loop_delay = Histogram(_LOOP_DELAY_S)
         self._process = ProcessCollector(registry=None)
 
     def __repr__(self) -> str:
         return f"<Metrics of {len(self._models)} models, {self._in_flight} requests in flight>"
 
-    def began(self) -> None:
+    def request_began(self) -> None:
         """Count a request to a model as under way."""
         self._in_flight += 1
 
-    def ended(self, record: RequestRecord) -> None:
+    def request_ended(self, record: RequestRecord) -> None:
         """Count a request to a model that has ended, in whatever way."""
         self._in_flight -= 1
         error = record.error
@@ -161,7 +161,7 @@ class Metrics:
             found = self._keys[name] = _KeyCounts()
         return found
 
-    def gaps(self, model: str) -> Gaps:
+    def gaps(self, model: str) -> ChunkGapHistogram:
         """Give the list in which relays count the gaps between the pieces of a model's streams."""
         return self._of(model).gaps
 
@@ -203,7 +203,7 @@ class Metrics:
             await trio.sleep_until(due)
             self._loop_delay.add(trio.current_time() - due)
 
-    def take(self) -> Callable[[], bytes]:
+    def snapshot(self) -> Callable[[], bytes]:
         """Look at what is known now, and give what writes it in Prometheus' text format: in a thread, as it is long."""
         self._forget(trio.current_time())
         now = self._look()
@@ -235,7 +235,7 @@ class Metrics:
                     serves = state == "ready" and (worker.endpoint is None or _can_serve(worker.endpoint, now))
                     ready[name] = ready.get(name, 0) + serves
                     coming[name] = coming.get(name, 0) + (state in ("starting", "loading"))
-        ill = {one.id.decode(): float(bool(one.ill)) for one in asked if one.probe_failures is not None}
+        ill = {one.id.decode(): float(bool(one.health_failure)) for one in asked if one.probe_failures is not None}
         queued = {name: balancer.waiting_for(name) for name in ready}
         elsewhere = balancer.waiting - sum(queued.values())
         if elsewhere:
@@ -315,7 +315,7 @@ class _Now:
     ill: Mapping[str, float]
     """1 for those that fail their health checks, 0 for the others that are asked."""
     queued: Mapping[str, int]
-    own: Report | None
+    own: MachineReport | None
     """What the gateway tells of its machine."""
     machines: Sequence[tuple[str, Machine]]
     """What workers tell of theirs."""
@@ -331,7 +331,7 @@ class _Families(Collector):
 
 def _can_serve(endpoint: Endpoint, now: float) -> bool:
     """Say whether requests go there, as its circuit has it: one that answers is asked where there is no other."""
-    return not endpoint.ill and (endpoint.circuit.answers or endpoint.circuit.state(now) == "closed")
+    return not endpoint.health_failure and (endpoint.circuit.answers or endpoint.circuit.state(now) == "closed")
 
 
 def _families_of(now: _Now) -> Iterable[Metric]:
@@ -357,7 +357,7 @@ def _families_of(now: _Now) -> Iterable[Metric]:
     yield from _families_of_gpus(machines_of(now.own, now.machines))
 
 
-def _families_of_gpus(machines: Iterable[SeenMachine]) -> Iterable[Metric]:
+def _families_of_gpus(machines: Iterable[MachineView]) -> Iterable[Metric]:
     """Make families of GPUs, each GPU once; what workers hold is a part of what is used, by another name."""
     labels = ("machine", "gpu")
     info = GaugeMetricFamily("ichat_gpu_info", "Which GPU that is.", labels=(*labels, "uuid", "name"))
@@ -398,18 +398,18 @@ def _counter(name: str, text: str, label: str, values: Mapping[str, int]) -> Met
     return family
 
 
-def _histogram(name: str, text: str, spread: Spread) -> Metric:
+def _histogram(name: str, text: str, spread: Histogram) -> Metric:
     return HistogramMetricFamily(name, text, _buckets(spread.bounds, list(spread.counts)), spread.sum)
 
 
-def _histogram_by_model(name: str, text: str, spreads: Iterable[tuple[str, Spread]]) -> Metric:
+def _histogram_by_model(name: str, text: str, spreads: Iterable[tuple[str, Histogram]]) -> Metric:
     family = HistogramMetricFamily(name, text, labels=["model"])
     for model, spread in spreads:
         family.add_metric((model,), _buckets(spread.bounds, list(spread.counts)), spread.sum)
     return family
 
 
-def _histogram_of_gaps(gaps: Iterable[tuple[str, Gaps]]) -> Metric:
+def _histogram_of_gaps(gaps: Iterable[tuple[str, ChunkGapHistogram]]) -> Metric:
     family = HistogramMetricFamily(
         "ichat_chunk_gap_seconds", "Between two pieces of a stream; the sum is of streams that have ended.",
         labels=["model"],

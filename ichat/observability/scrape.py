@@ -16,7 +16,7 @@ import trio
 from ichat.http.pool import Upstream
 from ichat.protocol import PROOF_HEADER
 from ichat.routing.registry import Registry
-from ichat.routing.worker_record import Worker
+from ichat.routing.worker_record import WorkerRecord
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ _SUFFIXES = frozenset(("", "_bucket", "_sum", "_count", "_total", "_created", "_
 
 
 @attrs.define
-class Family:
+class MetricFamily:
     """The lines of one metric."""
 
     head: dict[str, str] = attrs.field(factory=dict[str, str])
@@ -58,7 +58,7 @@ class Family:
     samples: list[str] = attrs.field(factory=list[str])
 
 
-Families = dict[str, Family]
+Families = dict[str, MetricFamily]
 
 
 def read(text: str, labels: Mapping[str, str]) -> Families:
@@ -73,14 +73,14 @@ def read(text: str, labels: Mapping[str, str]) -> Families:
     families: Families = {}
     added = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
     clashes = any(f'{name}="' in text for name in labels)
-    name, family, last, samples = "", Family(), "", [""]
+    name, family, last, samples = "", MetricFamily(), "", [""]
     for line in text.split("\n"):
         if line.startswith("#"):
             words = line.split(None, 3)
             is_right = len(words) == 4 and _NAME.fullmatch(words[2]) and not (added and _OURS.match(words[2]))
             if is_right and (words[1] == "HELP" or (words[1] == "TYPE" and words[3] in _TYPES)):
                 name, last = words[2], ""
-                family = families.setdefault(name, Family())
+                family = families.setdefault(name, MetricFamily())
                 family.head.setdefault(words[1], line)
             continue
         its_name, its_labels, value = _parts_of(line)
@@ -89,7 +89,7 @@ def read(text: str, labels: Mapping[str, str]) -> Families:
                 continue
             last = its_name
             if not (its_name.startswith(name) and its_name[len(name) :] in _SUFFIXES):
-                name, family = its_name, families.setdefault(its_name, Family())
+                name, family = its_name, families.setdefault(its_name, MetricFamily())
             samples = family.samples
         if not _is_value(value) or not _LABELS.fullmatch(its_labels):
             continue
@@ -130,12 +130,12 @@ def add_twins(families: Families) -> None:
             family = families.get(one)
             if family is not None and other not in families:
                 head = {kind: line.replace(one, other, 1) for kind, line in family.head.items()}
-                families[other] = Family(head, [other + line[len(one) :] for line in family.samples])
+                families[other] = MetricFamily(head, [other + line[len(one) :] for line in family.samples])
 
 
 def write(parts: Iterable[Families]) -> bytes:
     """Write one exposition: what several parts have of one family stands together, under one head."""
-    together: dict[str, list[Family]] = {}
+    together: dict[str, list[MetricFamily]] = {}
     for families in parts:
         for name, family in families.items():
             if family.samples or family.head:
@@ -192,7 +192,7 @@ class Scraper:
                     nursery.start_soon(self._ask, worker, round_, limit)
         return round_.found
 
-    async def _ask(self, worker: Worker, round_: _Round, limit: trio.CapacityLimiter) -> None:
+    async def _ask(self, worker: WorkerRecord, round_: _Round, limit: trio.CapacityLimiter) -> None:
         assert worker.endpoint is not None
         labels = {"worker": worker.id, "model": worker.names[0] if worker.names else ""}
         async with limit:
@@ -250,5 +250,5 @@ def _put_together(own: Callable[[], bytes], found: Mapping[str, Families | None]
         "TYPE": f"# TYPE {name} gauge",
     }
     samples = [f'{name}{{worker="{_escaped(one)}"}} {int(families is None)}' for one, families in found.items()]
-    parts = [read(own().decode(), {}), {name: Family(head, samples)}]
+    parts = [read(own().decode(), {}), {name: MetricFamily(head, samples)}]
     return write([*parts, *(families for families in found.values() if families is not None)])

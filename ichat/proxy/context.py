@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from ichat.config.schema import Config
 from ichat.http.pool import Pool
-from ichat.http.relay import Gaps
-from ichat.proxy.engine_control import Told
+from ichat.http.relay import ChunkGapHistogram
+from ichat.proxy.engine_control import DropNotices
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
 from ichat.security.auth import Auth
@@ -23,7 +23,7 @@ class GatewayContext:
         registry: Registry,
         balancer: Balancer,
         pool: Pool,
-        gaps: Callable[[str], Gaps],
+        gaps: Callable[[str], ChunkGapHistogram],
     ) -> None:
         """`gaps` gives where the gaps in a model's streams are counted."""
         self.registry = registry
@@ -31,13 +31,13 @@ class GatewayContext:
         self.pool = pool
         self.gaps = gaps
         self.quotas = Quotas(config.limits, config.security.keys)
-        self.told = Told()
-        self.take(config, auth)
+        self.told = DropNotices()
+        self.reconfigure(config, auth)
 
     def __repr__(self) -> str:
         return f"<Means: {self.balancer!r}, {self.pool!r}>"
 
-    def take(self, config: Config, auth: Auth) -> None:
+    def reconfigure(self, config: Config, auth: Auth) -> None:
         """Go on by another configuration; what keys have used stays used."""
         self.auth = auth
         self.timeouts = config.timeouts

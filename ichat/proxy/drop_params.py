@@ -25,7 +25,7 @@ _NEVER_REFUSED = frozenset(("user", "stream", "stream_options"))
 
 _PATH_STEP = re.compile(r"[^.\[\]]+")
 
-Step = str | int | None
+PathStep = str | int | None
 """Into the member of this name, the element at this place, or every element."""
 
 
@@ -105,9 +105,9 @@ class ParamRules:
         return KNOWN.difference(supported, self.allowed_openai_params, self._never)
 
     @cached_property
-    def _paths(self) -> dict[str, dict[str, list[Step]]]:
+    def _paths(self) -> dict[str, dict[str, list[PathStep]]]:
         """The paths into each member, by its name: as they are written, and the steps behind the name."""
-        paths: dict[str, dict[str, list[Step]]] = {}
+        paths: dict[str, dict[str, list[PathStep]]] = {}
         for path in self.additional_drop_params:
             name, *steps = _steps_of(path)
             if steps:
@@ -115,9 +115,9 @@ class ParamRules:
         return paths
 
 
-def _steps_of(path: str) -> list[Step]:
+def _steps_of(path: str) -> list[PathStep]:
     """Read a path that was checked."""
-    steps: list[Step] = []
+    steps: list[PathStep] = []
     for match in _PATH_STEP.finditer(path):
         word = match[0]
         is_index = path[match.start() - 1 : match.start()] == "["
@@ -125,7 +125,7 @@ def _steps_of(path: str) -> list[Step]:
     return steps
 
 
-def _drop_nested(value: object, steps: Sequence[Step]) -> bool:
+def _drop_nested(value: object, steps: Sequence[PathStep]) -> bool:
     """Take out of a parsed value what stands at the end of a path; say whether anything did."""
     places = [value]
     for step in steps[:-1]:
@@ -137,7 +137,7 @@ def _drop_nested(value: object, steps: Sequence[Step]) -> bool:
     return bool(tables)
 
 
-def _inside(place: object, step: Step) -> Sequence[object]:
+def _inside(place: object, step: PathStep) -> Sequence[object]:
     """Give what is one step inside of a parsed value: nothing where it has another type, or there is no such thing."""
     if isinstance(place, dict) and isinstance(step, str):
         table = cast("dict[str, object]", place)

@@ -112,7 +112,7 @@ def _uncarried(body: Body, carriers: Sequence[Member]) -> tuple[Mapping[str, byt
         raise bad_request(f"`{CARRIER}` is nested too deep.", param=CARRIER) from error
 
 
-class Told:
+class DropNotices:
     """What the log has of names that were taken off: each of them once for everybody who sent it."""
 
     def __init__(self) -> None:

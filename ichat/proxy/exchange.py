@@ -19,7 +19,7 @@ from ichat.http.json_body import Body, model_of, read_members
 from ichat.http.keepalive import KeepAlive
 from ichat.http.multipart import fields_of, model_of_form
 from ichat.http.pool import Connection
-from ichat.http.relay import Declined, Reframed, Relay, Unwanted, UpstreamLost
+from ichat.http.relay import Declined, Reframed, Relay, ResponseRejected, UpstreamError
 from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.observability.tracing import NAMES as TRACE_HEADERS
@@ -36,11 +36,11 @@ from ichat.protocol import (
 )
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import HEADER_NAMES, HEADER_PREFIXES, is_suspect, without_control
-from ichat.proxy.token_usage import Usage, estimate
+from ichat.proxy.token_usage import TokenUsage, estimate
 from ichat.routing.balancer import Endpoint, Lease
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.security.auth import CREDENTIALS, FORWARDED, Caller
-from ichat.security.rate_limits import Share
+from ichat.security.rate_limits import QuotaReservation
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ _TWO_WAYS = re.compile(rb"[%#]|//|/\.{1,2}(?:/|$)")
 """What an upstream may read in another way than the gateway: as another route, or as a way out of its base path."""
 
 
-def at_engine(target: bytes) -> bytes:
+def engine_target(target: bytes) -> bytes:
     """Give a request target as engines have it: some of their routes stand only below `/v1`, some only beside it."""
     if _BESIDE_V1.match(target):
         return target[3:]
@@ -109,8 +109,8 @@ class Exchange:
         self._only: Endpoint | None = None
         """The one endpoint that can answer, where there is just one: it keeps the response that is spoken of."""
         self._relay: Relay | None = None
-        self._share: Share | None = None
-        self._usage: Usage | None = None
+        self._share: QuotaReservation | None = None
+        self._usage: TokenUsage | None = None
         self.caller = caller
         self.internal: Headers = []
         """Headers for the upstream that no client can send."""
@@ -176,7 +176,7 @@ class Exchange:
         """How long the gateway itself took before it asked the upstream: not the time in a queue."""
         return None if self.asked_at is None else self.asked_at - self.started_at - self.queued_s
 
-    async def by_model(self) -> None:
+    async def forward(self) -> None:
         """Have the request answered by whoever serves its model. Raises ApiError where nothing has been sent."""
         request = self._request
         if _TWO_WAYS.search(request.path):
@@ -202,7 +202,7 @@ class Exchange:
         means.auth.check_model(caller, self.model)
         await self._within_limits()
 
-    async def by_response(self) -> None:
+    async def forward_to_holder(self) -> None:
         """Have the request answered by the worker that keeps the response it names. Raises ApiError.
 
         The path is `/v1/responses/{id}`, and maybe more.
@@ -220,24 +220,24 @@ class Exchange:
     async def _within_limits(self) -> None:
         """Have the request answered within the limits of its key."""
         means, caller, request = self._means, self.caller, self._request
-        self._share = means.quotas.enter(caller.key_name, trio.current_time())
+        self._share = means.quotas.acquire(caller.key_name, trio.current_time())
         if self._share.counts_tokens:
-            self._usage = Usage(has_total=not request.path.endswith(b"/messages"))
+            self._usage = TokenUsage(has_total=not request.path.endswith(b"/messages"))
         try:
-            await (self._by_any_endpoint() if self._keepalive is None else self._kept_alive(self._keepalive))
+            await (self._forward_with_failover() if self._keepalive is None else self._kept_alive(self._keepalive))
         except ApiError as error:
             if error.code == "model_not_found" and caller.key is not None and caller.key.models is not None:
                 raise errors.model_not_found(self.model, caller.key.models - {self.model}) from error
             raise
         finally:
             self._count_tokens()
-            self._share.leave(self.tokens or 0, trio.current_time())
+            self._share.release(self.tokens or 0, trio.current_time())
 
     async def _kept_alive(self, keepalive: KeepAlive) -> None:
         """Send comments until the stream begins. What fails after the first of them ends the stream, as an event."""
         keepalive.start()
         try:
-            await self._by_any_endpoint()
+            await self._forward_with_failover()
         except ApiError as error:
             if not keepalive.has_begun:
                 raise
@@ -262,22 +262,22 @@ class Exchange:
             if self.tokens is None and self.is_stream:
                 self.tokens = estimate(self.bytes_in, usage.events)
 
-    async def _by_any_endpoint(self) -> None:
+    async def _forward_with_failover(self) -> None:
         session = self._session()
         tried: set[Endpoint] = set()
         while True:
             lease = await self._lease(session, tried)
             try:
-                await self.with_endpoint(lease.endpoint)
+                await self.forward_to(lease.endpoint)
             except ApiError as error:
                 if error.code not in _NOT_WORKED_ON:
                     raise
                 log.warning("%s", error.message)
                 if error.code == "upstream_unreachable":
                     lease.endpoint.fail(trio.current_time())
-                    self._speak_against(lease.endpoint)
+                    self._record_failure(lease.endpoint)
                 tried.add(lease.endpoint)
-                if self._only is not None or not self._means.balancer.others(self.model, tried):
+                if self._only is not None or not self._means.balancer.has_alternative(self.model, tried):
                     raise
             else:
                 return
@@ -305,7 +305,9 @@ class Exchange:
             return lease
         since = trio.current_time()
         granted = trio.Event()
-        waiter = balancer.wait(self.model, granted.set, session, tried, flow=self.caller.flow, only=self._only)
+        waiter = balancer.wait(
+            self.model, granted.set, session, tried, fairness_key=self.caller.fairness_key, only=self._only
+        )
         self.is_waiting = True
         try:
             with trio.move_on_after(self._means.timeouts.queue_s):
@@ -320,10 +322,10 @@ class Exchange:
             balancer.leave(waiter)
             self.queued_s += trio.current_time() - since
         if waiter.lease is None:
-            raise balancer.in_vain(waiter, self._means.timeouts.queue_s)
+            raise balancer.wait_error(waiter, self._means.timeouts.queue_s)
         return waiter.lease
 
-    async def with_endpoint(self, endpoint: Endpoint) -> None:
+    async def forward_to(self, endpoint: Endpoint) -> None:
         """Have the request answered by this endpoint. Raises ApiError where nothing has been sent.
 
         A connection that was used before may have been closed by the upstream just now, so that the request never got
@@ -339,41 +341,41 @@ class Exchange:
             self._body, self.dropped = await without_control(self._body, self._request.headers)
             self._means.told.tell(self.caller.key_name, self.dropped)
         pool = self._means.pool
-        connection = pool.take(endpoint.upstream)
+        connection = pool.acquire(endpoint.upstream)
         if connection is not None:
             try:
-                await self._ask(endpoint, connection)
-            except UpstreamLost as lost:
+                await self._attempt(endpoint, connection)
+            except UpstreamError as lost:
                 soon = self.asked_at is not None and trio.current_time() - self.asked_at < KEPT_RACE_S
                 if lost.answered or lost.timed_out or not soon:
-                    await self._break_off(endpoint, lost)
+                    await self._fail_response(endpoint, lost)
                     return
-                connection = await self._connect_again(endpoint, lost)
+                connection = await self._reconnect(endpoint, lost)
             else:
                 return
         else:
             connection = await pool.connect(endpoint.upstream)
         try:
-            await self._ask(endpoint, connection)
-        except UpstreamLost as lost:
-            await self._break_off(endpoint, lost)
+            await self._attempt(endpoint, connection)
+        except UpstreamError as lost:
+            await self._fail_response(endpoint, lost)
 
-    async def _connect_again(self, endpoint: Endpoint, lost: UpstreamLost) -> Connection:
+    async def _reconnect(self, endpoint: Endpoint, lost: UpstreamError) -> Connection:
         """Connect where a kept connection was lost; where that fails, the request may have been what broke it."""
         try:
             return await self._means.pool.connect(endpoint.upstream)
         except ApiError as error:
-            self._speak_against(endpoint)
+            self._record_failure(endpoint)
             raise errors.upstream_failed(endpoint.upstream.name, str(lost)) from error
 
-    def _speak_against(self, endpoint: Endpoint, *, answers: bool = False) -> None:
+    def _record_failure(self, endpoint: Endpoint, *, answers: bool = False) -> None:
         """Note that the endpoint has failed with this request; whether it gave an answer at all."""
-        if endpoint.circuit.fail(trio.current_time(), answers=answers):
+        if endpoint.circuit.record_failure(trio.current_time(), answers=answers):
             log.warning(
                 "%s has failed %d times in a row: its circuit opens", endpoint.upstream.name, endpoint.circuit.failures
             )
 
-    async def _ask(self, endpoint: Endpoint, connection: Connection) -> None:
+    async def _attempt(self, endpoint: Endpoint, connection: Connection) -> None:
         """One request and its response on one connection, which is then kept or closed. Raises UpstreamLost."""
         means = self._means
         first_byte_s, stall_s = self._timeouts_of(endpoint)
@@ -383,7 +385,7 @@ class Exchange:
             connection,
             method=self._request.method,
             version=self._request.version,
-            on_head=self._head_for_client,
+            on_head=self._on_response_head,
             first_byte_s=first_byte_s,
             stall_s=stall_s,
             usage=self._usage,
@@ -392,18 +394,18 @@ class Exchange:
         )
         if self._keepalive is not None:
             self._keepalive.response = relay
-        pieces = self._written_for(endpoint)
+        pieces = self._build_upstream_request(endpoint)
         self.asked_at = trio.current_time()
         clean = False
         try:
-            await relay.carry(pieces)
-            self._client.is_broken = False
+            await relay.run(pieces)
+            self._client.must_reset = False
             if self.status not in FAILED_STATUSES:
-                endpoint.circuit.succeed()
+                endpoint.circuit.record_success()
             clean = relay.reusable
         finally:
             if clean:
-                means.pool.give(connection)
+                means.pool.release(connection)
             else:
                 means.pool.discard(connection)
 
@@ -411,7 +413,7 @@ class Exchange:
         timeouts = self._means.timeouts
         return endpoint.timeouts or (timeouts.first_byte_s, timeouts.stream_stall_s)
 
-    async def _break_off(self, endpoint: Endpoint, lost: UpstreamLost) -> None:
+    async def _fail_response(self, endpoint: Endpoint, lost: UpstreamError) -> None:
         """End a response that its upstream did not finish, so that no client can take it for a whole one."""
         name = endpoint.upstream.name
         if lost.declined:
@@ -419,7 +421,7 @@ class Exchange:
             raise errors.model_not_ready(self.model, f"{name} {lost}", errors.DECLINED_RETRY_S)
         has_failed = self.answered_at is not None and self.status in FAILED_STATUSES  # and that was noted
         if lost.retry is not False and not has_failed:
-            self._speak_against(endpoint)
+            self._record_failure(endpoint)
         log.warning("%s failed with request %s: %s", name, self._request.id.decode(), lost)
         error = errors.upstream_failed(name, str(lost), retry=lost.retry)
         if lost.timed_out:
@@ -433,10 +435,10 @@ class Exchange:
             event = b"\n\n" + error.event(self.path)  # the upstream may have left half an event
             await self._client.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
 
-    def _written_for(self, endpoint: Endpoint) -> list[Body]:
+    def _build_upstream_request(self, endpoint: Endpoint) -> list[Body]:
         """Write the request as the upstream gets it: the same end-to-end headers, and the body."""
         request, body = self._request, self._body
-        target = at_engine(request.target)
+        target = engine_target(request.target)
         auth = self._means.auth
         is_guarded = endpoint.route is None and not auth.lets_steer(self.caller)
         left_out = _LEFT_OUT[auth.has_keys or self.caller.kind in ("data", "admin", "worker"), is_guarded]
@@ -464,7 +466,7 @@ class Exchange:
         head = request_head(request.method, target, headers)
         return [head + body] if len(body) <= JOINED_BYTES_MAX else [head, body]
 
-    def _head_for_client(self, head: ResponseHead) -> bytes:
+    def _on_response_head(self, head: ResponseHead) -> bytes:
         """Write the head of the response as the client gets it. Raises Unwanted, Declined for one it must not get."""
         means, client, endpoint = self._means, self._client, self.endpoint
         assert endpoint is not None
@@ -475,14 +477,14 @@ class Exchange:
                 why = said.get(WHY_HEADER, b"").decode("latin-1")
                 raise Declined(f"{declined} ({why})" if why else declined)
         if head.status == 401 and endpoint.route is not None and endpoint.route.has_key:
-            raise Unwanted("it does not accept the key that the gateway has for it")
+            raise ResponseRejected("it does not accept the key that the gateway has for it")
         self.status, self.error = head.status, ""
         if head.status in FAILED_STATUSES:
-            self._speak_against(endpoint, answers=True)
-        elif endpoint.circuit.answer():
-            means.balancer.advance()
+            self._record_failure(endpoint, answers=True)
+        elif endpoint.circuit.record_response():
+            means.balancer.dispatch_waiting()
         self.answered_at = means.pool.hub.now
-        self._request.let_go()
+        self._request.release_body()
         self._body = b""
         if self.internal:  # the control plane
             self.error = dict(head.headers).get(CODE_HEADER, b"").decode()
@@ -494,7 +496,7 @@ class Exchange:
         is_unchunked = self._request.version != b"1.1" and isinstance(head.framing, Chunked)
         if is_unchunked or isinstance(head.framing, UntilClose):
             client.keep_alive = False
-            client.is_broken = True  # until it is whole: its end and a break look alike
+            client.must_reset = True  # until it is whole: its end and a break look alike
         headers: Headers = [header for header in end_to_end(head.headers) if header[0] not in _OURS_BACK]
         if b"date" not in names:
             headers.append(date_header())

@@ -18,7 +18,7 @@ from ichat.proxy.context import GatewayContext
 from ichat.proxy.exchange import JOINED_BYTES_MAX, Exchange
 from ichat.routing.balancer import Endpoint
 from ichat.routing.circuit_breaker import Circuit
-from ichat.security.auth import CHANGES_MODELS, Caller, address_in, write_caller
+from ichat.security.auth import CHANGES_MODELS, Caller, address_in, encode_caller
 from ichat.security.cors import cors_of
 
 CONTROL_REQUESTS_MAX = 1000
@@ -68,7 +68,7 @@ class Gateway:
         self.log_streams = Endpoint(upstream, b"", followers_max, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
         """The control plane too; apart, since they last."""
 
-    def look(self, head: RequestHead, peer: str) -> Caller:
+    def authenticate(self, head: RequestHead, peer: str) -> Caller:
         """Say who sends a request. Raises ApiError where that one has no right key, before the body is read.
 
         The control plane looks again for itself: it knows its routes best.
@@ -107,7 +107,7 @@ class Gateway:
         is_by_model = request.path in ROUTES
         is_log = request.path.startswith(_LOGS)
         if is_log:
-            client.stand_aside()
+            client.exempt_from_drain()
         try:
             if self.cors is not None and self.cors.is_preflight(request.method, request.path, request.headers):
                 await client.respond(request, NO_CONTENT, self.cors.answer(request.path, request.headers), b"")
@@ -118,9 +118,9 @@ class Gateway:
                 request.method == b"POST" and (request.path.startswith(b"/v1/") or is_by_model)
             ):
                 is_counted = True
-                self._metrics.began()
+                self._metrics.request_began()
                 exchange.trace = self._tracing.begin(request.headers, request.path, is_known=is_by_model)
-                await (exchange.by_response() if is_by_response else exchange.by_model())
+                await (exchange.forward_to_holder() if is_by_response else exchange.forward())
             elif is_by_model:
                 method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
                 raise errors.method_not_allowed(method, path, "POST")
@@ -137,7 +137,7 @@ class Gateway:
         finally:
             record = _record_of(exchange, request, client, phase)
             if is_counted:
-                self._metrics.ended(record)
+                self._metrics.request_ended(record)
             elif exchange.error == "internal_error" and exchange.answered_at is None:
                 self._metrics.refused(exchange.error)
             if exchange.trace is not None:
@@ -149,9 +149,9 @@ class Gateway:
         if control.in_flight >= control.in_flight_max:
             raise errors.too_many_control_requests()
         control.in_flight += 1
-        exchange.internal = [(CALLER_HEADER, write_caller(exchange.caller))]
+        exchange.internal = [(CALLER_HEADER, encode_caller(exchange.caller))]
         try:
-            await exchange.with_endpoint(control)
+            await exchange.forward_to(control)
         finally:
             control.in_flight -= 1
         if exchange.error:

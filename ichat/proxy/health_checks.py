@@ -17,7 +17,7 @@ from ichat.http.pool import Upstream
 from ichat.protocol import PROOF_HEADER
 from ichat.routing.balancer import Endpoint
 from ichat.routing.registry import Registry
-from ichat.routing.worker_record import Worker
+from ichat.routing.worker_record import WorkerRecord
 
 ASKED_AT_ONCE_MAX = 32
 """So many are asked at the same time."""
@@ -30,7 +30,7 @@ Ask = Callable[[Upstream, str, Headers], Awaitable[int]]
 
 
 @attrs.frozen
-class Finding:
+class ProbeResult:
     """What an answer, or none, says of who gave it."""
 
     is_well: bool = False
@@ -63,14 +63,14 @@ async def _connect(upstream: Upstream) -> trio.abc.Stream:
     return trio.SSLStream(stream, upstream.tls, server_hostname=upstream.host, https_compatible=True)
 
 
-def read_status(target: str, status: int) -> Finding:
+def read_status(target: str, status: int) -> ProbeResult:
     """Return what a status says: 2xx is well; 4xx is from somebody who has no such route, or not for us."""
     if 200 <= status < 300:
-        return Finding(is_well=True)
-    return Finding() if 400 <= status < 500 else Finding(why=f"{target} is answered with {status}")
+        return ProbeResult(is_well=True)
+    return ProbeResult() if 400 <= status < 500 else ProbeResult(why=f"{target} is answered with {status}")
 
 
-class Prober:
+class HealthChecker:
     """Asks all of them, in rounds."""
 
     def __init__(
@@ -104,20 +104,20 @@ class Prober:
             for endpoint, worker in self._registry.to_probe():
                 nursery.start_soon(self._probe, endpoint, worker, limit)
 
-    async def _probe(self, endpoint: Endpoint, worker: Worker | None, limit: trio.CapacityLimiter) -> None:
+    async def _probe(self, endpoint: Endpoint, worker: WorkerRecord | None, limit: trio.CapacityLimiter) -> None:
         async with limit:
             settings, upstream, route = self._settings(), endpoint.upstream, endpoint.route
             proof = self._proof()
             target = (route.health_path if route else "") or settings.path
             headers = route.headers_for([]) if route else [(PROOF_HEADER, proof)] if proof else []
-            finding = Finding(why=f"{target} is not answered within {settings.timeout_s:g} s")
+            finding = ProbeResult(why=f"{target} is not answered within {settings.timeout_s:g} s")
             with trio.move_on_after(settings.timeout_s):
                 try:
                     finding = read_status(target, await self._ask(upstream, target, headers))
                 except _NO_ANSWER:
-                    finding = Finding(why=f"{target} is not answered as HTTP has it")
+                    finding = ProbeResult(why=f"{target} is not answered as HTTP has it")
                 except (OSError, ValueError):
-                    finding = Finding(why="it cannot be reached")
+                    finding = ProbeResult(why="it cannot be reached")
         if endpoint.upstream is upstream:  # it may have come again, elsewhere
             self._registry.probed(
                 endpoint, worker, finding.why, is_well=finding.is_well, failures_max=settings.failures_max

@@ -17,7 +17,7 @@ REQUEST_TOKENS_MAX = 8192
 """What is guessed of a request at most: one with a picture in it is long for other reasons."""
 
 
-class Usage:
+class TokenUsage:
     """What one response says of it."""
 
     __slots__ = ("_counts", "_has_total", "_tail", "events")

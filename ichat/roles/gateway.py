@@ -23,12 +23,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import trio
 
-from ichat.admin.reload import ConfigFile, Reloader, Take, look
+from ichat.admin.reload import ApplyConfig, ConfigFile, Reloader, fingerprint
 from ichat.config import schema as configuration
-from ichat.config.command_line import Usage
+from ichat.config.command_line import CommandLineParser
 from ichat.config.schema import Config
 from ichat.errors import Exit
-from ichat.hardware.machines import LOOK_S, Lookout
+from ichat.hardware.machines import LOOK_S, MachineMonitor
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.pool import Pool
@@ -36,14 +36,14 @@ from ichat.http.server import FrontDoor
 from ichat.http.tls import server_context
 from ichat.observability.access_log import AccessLog
 from ichat.observability.logs.files import prune
-from ichat.observability.logs.store import Logbook, Source
+from ichat.observability.logs.store import LogSource, LogStore
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
 from ichat.observability.tracing import Tracing, open_tracing
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway, is_control
-from ichat.proxy.health_checks import Prober
+from ichat.proxy.health_checks import HealthChecker
 from ichat.routing.balancer import Balancer, Endpoint
 from ichat.routing.registry import Registry
 from ichat.security.auth import Auth, address_in, is_loopback
@@ -62,7 +62,7 @@ LOG_END_S = 2.0
 
 def read_command_line(argv: Sequence[str]) -> tuple[Config, ConfigFile]:
     """Read the gateway's flags and the configuration that they name; give it and its file. Raises Exit 64."""
-    usage = Usage(
+    usage = CommandLineParser(
         prog="ichat.pyz gateway",
         description="Serve many models behind one OpenAI-compatible entry.",
         allow_abbrev=False,
@@ -73,7 +73,7 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, ConfigFile]:
     usage.add_argument("--check", action="store_true", help="only say whether the configuration is right")
     args = usage.parse_args(list(argv))
     path = pathlib.Path(args.config)
-    file = ConfigFile(path, look(path))
+    file = ConfigFile(path, fingerprint(path))
     config = configuration.load(path)
     if args.check:
         secure_parts(config)
@@ -103,7 +103,7 @@ async def _run(
     task_status: trio.TaskStatus[int],
 ) -> None:
     from ichat.admin import app as control  # its frameworks are not needed to say that the configuration is wrong
-    from ichat.admin.routes import Parts
+    from ichat.admin.routes import AdminContext
 
     settings, timeouts = config.server_settings, config.timeouts
     tls, external, auth = secure_parts(config)
@@ -115,24 +115,24 @@ async def _run(
     balancer = Balancer(
         registry.endpoints, trio.current_time, policy=config.routing.policy, queue_max=config.routing.queue_max
     )
-    registry.changed = balancer.advance
-    lookout = Lookout(lambda: supervisor.pids)
+    registry.changed = balancer.dispatch_waiting
+    lookout = MachineMonitor(lambda: supervisor.pids)
     metrics = Metrics(registry, balancer, lambda: lookout.report)
     hub = Hub()
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
     means = GatewayContext(config, auth, registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps)
-    logbook = Logbook(state.log_directory, config.logs)
+    logbook = LogStore(state.log_directory, config.logs)
     gateway = Gateway(
         means, metrics, access, tracing, control_socket=state.control_socket, followers_max=config.logs.followers_max
     )
     door = FrontDoor(
-        b"gateway", gateway.answer, hub, config.limits, timeouts, tls, gateway.refused, gateway.look,
+        b"gateway", gateway.answer, hub, config.limits, timeouts, tls, gateway.refused, gateway.authenticate,
         more_headers=gateway.more_headers, is_proxy=lambda peer: address_in(peer) in means.auth.proxies,
     )  # fmt: skip
     supervisor = Supervisor(config, registry, logbook, state)
     reloader = Reloader(config, file, supervisor, lambda new: _check(new, registry, gateway, logbook, door))
-    prober = Prober(registry, lambda: reloader.config.health, lambda: means.auth.proof)
-    parts = Parts(
+    prober = HealthChecker(registry, lambda: reloader.config.health, lambda: means.auth.proof)
+    parts = AdminContext(
         registry, balancer, supervisor, logbook, reloader, lambda: means.auth,
         gateway_id=secrets.token_hex(8), started_at=time.time(),
     )  # fmt: skip
@@ -181,7 +181,7 @@ async def _advance_forever(balancer: Balancer) -> None:
     """Let those go on who wait for a circuit to be tried again: nothing else tells them when that is."""
     while True:
         await trio.sleep(ADVANCE_S)
-        balancer.advance()
+        balancer.dispatch_waiting()
 
 
 async def _prune_forever(directory: str, reloader: Reloader) -> None:
@@ -190,7 +190,7 @@ async def _prune_forever(directory: str, reloader: Reloader) -> None:
         await trio.sleep(PRUNE_S)
 
 
-def _check(config: Config, registry: Registry, gateway: Gateway, logbook: Logbook, door: FrontDoor) -> Take:
+def _check(config: Config, registry: Registry, gateway: Gateway, logbook: LogStore, door: FrontDoor) -> ApplyConfig:
     """Make what a configuration needs, and give what puts it in force. Raises Exit 64."""
     tls, external, auth = secure_parts(config)
 
@@ -201,24 +201,24 @@ def _check(config: Config, registry: Registry, gateway: Gateway, logbook: Logboo
         for name, endpoints in external.items():
             if _routes(old, name) == _routes(config, name):
                 for kept, new in zip(registry.external[name], endpoints, strict=True):
-                    kept.take(new)
+                    kept.reconfigure(new)
         registry.external = {
             name: registry.external[name] if _routes(old, name) == _routes(config, name) else endpoints
             for name, endpoints in external.items()
         }
         registry.wedged_after_s = timeouts.wedged_after_s
-        registry.bound(routing.max_in_flight)
+        registry.set_default_concurrency(routing.max_in_flight)
         registry.set_circuits(config.circuit_breaker)
         if auth.token != means.auth.token:
-            registry.distrust()
-        means.take(config, auth)
+            registry.require_reauthentication()
+        means.reconfigure(config, auth)
         gateway.cors = cors_of(settings.cors_origins, is_control)
         logbook.settings = config.logs
         gateway.log_streams.in_flight_max = config.logs.followers_max
         door.timeouts = timeouts
         door.limits, door.tls = config.limits, tls
         logging.getLogger("ichat").setLevel(settings.log_level.upper())
-        balancer.advance()
+        balancer.dispatch_waiting()
 
     return take
 
@@ -229,14 +229,14 @@ def _routes(config: Config, name: str) -> Sequence[object]:
     return [*routes, config.litellm_settings, config.routing.max_in_flight]
 
 
-def _sources(registry: Registry, auth: Auth) -> Mapping[str, Source]:
+def _sources(registry: Registry, auth: Auth) -> Mapping[str, LogSource]:
     """Give the workers whose lines are to be fetched, with where they are reached."""
-    found: dict[str, Source] = {}
+    found: dict[str, LogSource] = {}
     for worker in registry:
-        if worker.beat is not None and not worker.is_down and not worker.is_piped:
-            host, port = worker.beat.host, worker.beat.port
+        if worker.heartbeat is not None and not worker.is_down and not worker.is_piped:
+            host, port = worker.heartbeat.host, worker.heartbeat.port
             proof = "" if worker.managed else auth.proof.decode()
-            found[worker.id] = Source(worker.beat.start_id, host, port, worker.unix_socket, proof)
+            found[worker.id] = LogSource(worker.heartbeat.start_id, host, port, worker.unix_socket, proof)
     return found
 
 

@@ -14,7 +14,7 @@ import httpx
 import trio
 
 from ichat.http.tls import client_context
-from ichat.protocol import WORKER_HEADER, Beat, Lost, Machine
+from ichat.protocol import WORKER_HEADER, Heartbeat, Machine, PeerLoss
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def is_address(address: str) -> bool:
     return url.scheme in ("http", "https") and bool(url.hostname)
 
 
-class Reporter:
+class HeartbeatSender:
     """Tells one gateway of one worker."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Reporter:
         ca_file: str | None,
         token: str = "",
         host: str,
-        now: Callable[[], Beat],
+        now: Callable[[], Heartbeat],
         lost: Callable[[str], None],
         orphan_after_s: float = math.inf,
     ) -> None:
@@ -84,15 +84,15 @@ class Reporter:
         """Beat now rather than at the next interval."""
         self._changed.set()
 
-    async def beat_forever(self) -> None:
+    async def send_forever(self) -> None:
         """Tell the gateway everything, at every change and interval; a gateway that is away is asked again soon."""
         reached = True
         with self._beating:
             async with self._gateway() as gateway:
                 while True:
                     self._changed = trio.Event()
-                    beat = await self._beat_now()
-                    error = await self._beat(gateway, beat)
+                    heartbeat = await self._send_now()
+                    error = await self._send(gateway, heartbeat)
                     if error and reached:
                         log.warning("the gateway %s does not take beats: %s; trying again", self._address, error)
                     elif not error and not reached:
@@ -100,7 +100,7 @@ class Reporter:
                     reached = not error
                     self._look_for_orphan(reached=reached)
                     soon = not reached or self._silent
-                    with trio.move_on_after(BEAT_RETRY_S if soon else beat.heartbeat_interval):
+                    with trio.move_on_after(BEAT_RETRY_S if soon else heartbeat.heartbeat_interval):
                         await self._changed.wait()
 
     def _look_for_orphan(self, *, reached: bool) -> None:
@@ -118,7 +118,7 @@ class Reporter:
         self._beating.cancel()
         with trio.move_on_after(GOODBYE_S):
             async with self._gateway() as gateway:
-                await self._beat(gateway, attrs.evolve(await self._beat_now(), state="gone"))
+                await self._send(gateway, attrs.evolve(await self._send_now(), state="gone"))
 
     def _gateway(self) -> httpx.AsyncClient:
         url = urllib.parse.urlsplit(self._address)
@@ -130,21 +130,21 @@ class Reporter:
             base_url=self._address, timeout=BEAT_TIMEOUT_S, trust_env=False, verify=context, headers=self._headers
         )
 
-    async def _beat(self, gateway: httpx.AsyncClient, beat: Beat) -> str | None:
+    async def _send(self, gateway: httpx.AsyncClient, heartbeat: Heartbeat) -> str | None:
         """Send one beat; give what went wrong."""
         try:
-            response = await gateway.post("/v1/workers/heartbeat", json=attrs.asdict(beat))
+            response = await gateway.post("/v1/workers/heartbeat", json=attrs.asdict(heartbeat))
         except (httpx.HTTPError, ValueError) as error:
             return str(error) or type(error).__name__
         if not response.is_success:
             return f"{response.status_code} {response.text[:300]}"
         answer = _answer(response.content)
-        self._told = None if answer.get("wants_machine") is True else beat.machine or self._told
+        self._told = None if answer.get("wants_machine") is True else heartbeat.machine or self._told
         self._meet(str(answer.get("gateway_id") or ""))
-        found = _lost(answer) if beat.state != "gone" else []
+        found = _lost(answer) if heartbeat.state != "gone" else []
         self._silent = {lost.worker_id: self._silent.get(lost.worker_id, 0) for lost in found}
         for lost in found:
-            await self._believe(lost)
+            await self._confirm_loss(lost)
         self._silent = {worker_id: count for worker_id, count in self._silent.items() if count}
         return None
 
@@ -165,7 +165,7 @@ class Reporter:
                 " or --advertise-host, where they are on others"
             )
 
-    async def _believe(self, lost: Lost) -> None:
+    async def _confirm_loss(self, lost: PeerLoss) -> None:
         """Take a loss for true that is certain; a member that was only silent is asked itself first."""
         if not lost.is_certain:
             count = 0 if await _answers(lost) else self._silent.get(lost.worker_id, 0) + 1
@@ -174,11 +174,11 @@ class Reporter:
                 return
         self._lost(f"{lost.worker_id}, another member of its group, {lost.why}")
 
-    async def _beat_now(self) -> Beat:
+    async def _send_now(self) -> Heartbeat:
         """Give the beat to send: of the machine only what the gateway has not been told."""
-        beat = self._now()
-        machine = None if beat.machine == self._told else beat.machine
-        return attrs.evolve(beat, host=await self._reachable(), machine=machine)
+        heartbeat = self._now()
+        machine = None if heartbeat.machine == self._told else heartbeat.machine
+        return attrs.evolve(heartbeat, host=await self._reachable(), machine=machine)
 
     async def _reachable(self) -> str:
         """Give the address at which the gateway reaches this worker: the one from which it would be reached itself."""
@@ -205,15 +205,15 @@ def _answer(body: bytes) -> dict[str, Any]:
     return {}
 
 
-def _lost(answer: Mapping[str, Any]) -> list[Lost]:
+def _lost(answer: Mapping[str, Any]) -> list[PeerLoss]:
     """Read from the gateway's answer what the group has lost; a gateway of another kind says nothing of it."""
     with contextlib.suppress(TypeError, KeyError):
         found: list[dict[str, Any]] = answer.get("lost") or []
-        return [Lost(**{field.name: lost[field.name] for field in attrs.fields(Lost)}) for lost in found]
+        return [PeerLoss(**{field.name: lost[field.name] for field in attrs.fields(PeerLoss)}) for lost in found]
     return []
 
 
-async def _answers(lost: Lost) -> bool:
+async def _answers(lost: PeerLoss) -> bool:
     """Say whether it is still this worker that answers there; of an address that is none, nothing can be said."""
     host = f"[{lost.host}]" if ":" in lost.host else lost.host
     async with httpx.AsyncClient(timeout=BEAT_TIMEOUT_S, trust_env=False) as client:

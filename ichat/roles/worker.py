@@ -25,29 +25,45 @@ import trio
 from ichat import __version__, errors
 from ichat.config.schema import Limits, Timeouts
 from ichat.engines import Engine, find
-from ichat.engines.adapter import WireSettings, model_body, models_body
+from ichat.engines.adapter import AdapterSettings, model_body, models_body
 from ichat.engines.flags import explain
-from ichat.engines.thread import Host
+from ichat.engines.thread import EngineThread
 from ichat.errors import ApiError
-from ichat.hardware.machines import LOOK_S, Lookout
+from ichat.hardware.machines import LOOK_S, MachineMonitor
 from ichat.http.heads import RequestHead
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, open_unix_listener, port_of
 from ichat.http.request import Request
 from ichat.http.server import Client, FrontDoor
 from ichat.observability.logs.capture import Capture
-from ichat.observability.logs.endpoint import OwnLog
-from ichat.protocol import INTERNAL, NAMES_MAX, PROOF_HEADER, WORKER_HEADER, Beat, WorkerState, response_tag, sentence
-from ichat.roles.heartbeat_sender import Reporter
+from ichat.observability.logs.endpoint import LogEndpoint
+from ichat.protocol import (
+    INTERNAL,
+    NAMES_MAX,
+    PROOF_HEADER,
+    WORKER_HEADER,
+    Heartbeat,
+    WorkerState,
+    response_tag,
+    sentence,
+)
+from ichat.roles.heartbeat_sender import HeartbeatSender
 from ichat.roles.worker_options import Options, read_command_line
-from ichat.security.auth import CHANGES_MODELS, address_in, bearer_of, is_for_us, is_from_us, is_loopback
+from ichat.security.auth import (
+    CHANGES_MODELS,
+    address_in,
+    bearer_of,
+    comes_from_this_host,
+    is_loopback,
+    targets_this_host,
+)
 from ichat.security.keys import digest_of, proof_of
 from ichat.supervisor.processes import launcher_pipe
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-__all__ = ["Worker", "explain_args", "read_command_line", "run"]
+__all__ = ["WorkerServer", "explain_args", "read_command_line", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -63,14 +79,14 @@ _CHANGES = CHANGES_MODELS | {b"/resume_memory_occupation", b"/wake_up"}
 _JSON = [(b"content-type", b"application/json")]
 
 
-class Worker:
+class WorkerServer:
     """The worker's parts, and how they answer."""
 
     def __init__(
         self,
         options: Options,
         engine: Engine,
-        host: Host,
+        host: EngineThread,
         port: int,
         *,
         capture: Capture | None = None,
@@ -87,21 +103,21 @@ class Worker:
         self._created = int(time.time())
         self._start_id = secrets.token_hex(8)
         own = [(WORKER_HEADER, self.id.encode())]
-        self.log = OwnLog(capture.ring, capture.settle, own) if capture is not None else None
+        self.log = LogEndpoint(capture.ring, capture.settle, own) if capture is not None else None
         self.changed: Callable[[], None] = _tell_nobody
         """Called when the gateway should hear of something now."""
         self.grouped: Callable[[], None] = _tell_nobody
         """Called when the worker turns out to be one of several that serve a model together."""
-        self._lookout = Lookout(lambda: {os.getpid(): self.id}, self.id)
+        self._lookout = MachineMonitor(lambda: {os.getpid(): self.id}, self.id)
 
     def __repr__(self) -> str:
         return f"<Worker {self.id}: {self.state()}, {self.host!r}>"
 
-    def wire_settings(self) -> WireSettings:
+    def wire_settings(self) -> AdapterSettings:
         """Return what the engine's requests and responses must become at this worker."""
         options = self.options
         tag = response_tag(self.id, self._start_id)
-        return WireSettings(tag, options.responses_max, options.responses_bytes_max, options.reasoning_field)
+        return AdapterSettings(tag, options.responses_max, options.responses_bytes_max, options.reasoning_field)
 
     def state(self) -> WorkerState:
         """Give the state as the gateway shall see it."""
@@ -113,10 +129,12 @@ class Worker:
             return "following"
         return "loading" if self.host.parsed.is_set() else "starting"
 
-    def look(self, head: RequestHead, peer: str) -> None:
+    def authenticate(self, head: RequestHead, peer: str) -> None:
         """Let this machine ask, and whoever has the token; everybody for the health. Raises ApiError 401, 403."""
         address = address_in(peer)
-        if not address or (is_loopback(address) and is_for_us(head.headers) and is_from_us(head.headers)):
+        if not address or (
+            is_loopback(address) and targets_this_host(head.headers) and comes_from_this_host(head.headers)
+        ):
             return
         if head.path == b"/health" and head.method in (b"GET", b"HEAD"):
             return
@@ -143,7 +161,7 @@ class Worker:
                 raise ApiError(404, "not_found", "This worker keeps no log: start it with --log-streaming true.")
             await self.log.answer(request, client)
         elif request.path == b"/beat":
-            await self._beat_at_once(request, client)
+            await self._send_heartbeat(request, client)
         elif not asks and b"%" in request.path:
             raise errors.bad_request("The path must be written without percent signs.")  # routes are told by it
         elif self.draining and not self.host.is_ready() and self.host.failure is None:
@@ -170,7 +188,7 @@ class Worker:
         headers = [*_JSON, (WORKER_HEADER, self.id.encode())]
         await client.respond(request, 200 if well else 503, headers, json.dumps(status).encode())
 
-    async def _beat_at_once(self, request: Request, client: Client) -> None:
+    async def _send_heartbeat(self, request: Request, client: Client) -> None:
         """Do what a gateway asks for that knows of no worker yet, such as one that was started anew."""
         if request.method != b"POST":
             raise errors.method_not_allowed(request.method.decode("latin-1"), "/beat", "POST")
@@ -193,13 +211,13 @@ class Worker:
             raise errors.model_not_found(name, models)
         await client.respond(request, 200, _JSON, body)
 
-    def beat(self) -> Beat:
+    def heartbeat(self) -> Heartbeat:
         """Give everything that is known of this worker; the reporter knows better at which host it is reached."""
         info = self.host.info
         names = info.model_names if info else self.options.served_model_name
         group = info.group if info else None
         interval = self.options.heartbeat_interval
-        return Beat(
+        return Heartbeat(
             worker_id=self.id,
             model_name=names[0] if names else "",
             model_names=names,
@@ -239,7 +257,7 @@ def _bounded(names: Sequence[str] | None) -> list[str] | None:
     return None if names is None or len(names) > NAMES_MAX else list(names)
 
 
-def metrics_of(host: Host) -> bytes:
+def metrics_of(host: EngineThread) -> bytes:
     """Give the worker's own metrics, to be put after the engine's, in Prometheus' text format.
 
     Not before the engine is ready: engines decide at their import how prometheus_client works in this process.
@@ -267,7 +285,7 @@ def explain_args(options: Options, engine_argv: Sequence[str]) -> str:
     return explain(engine.parse([*engine_argv, "--host", options.host, "--port", str(options.port)]).steps)
 
 
-class Patience:
+class ShutdownDeadlines:
     """What the end of a worker waits for, and what cuts that short."""
 
     def __init__(self, door: FrontDoor) -> None:
@@ -321,29 +339,29 @@ async def run(
     )
     port = port_of(listeners)
     argv = [*engine_argv, "--host", options.host, "--port", str(port)]
-    host = Host(engine, argv, client_stall_s=timeouts.client_stall_s)
-    worker = Worker(options, engine, host, port, capture=capture, token=token)
+    host = EngineThread(engine, argv, client_stall_s=timeouts.client_stall_s)
+    worker = WorkerServer(options, engine, host, port, capture=capture, token=token)
     engine.wire.settings = worker.wire_settings()
     hub = Hub()
-    door = FrontDoor(b"worker", worker.answer, hub, limits, timeouts, look=worker.look)
+    door = FrontDoor(b"worker", worker.answer, hub, limits, timeouts, look=worker.authenticate)
     log.info("worker %s listens on %s:%d", worker.id, options.host, worker.port)
     if not token and not is_loopback(listeners[0].getsockname()[0]):
         log.warning("only this machine may ask this worker: others need a token in ICHAT_JOIN_TOKEN, the gateway too")
     task_status.started(worker.port)
     reporter = None
     if options.gateway_address is not None:
-        reporter = Reporter(
+        reporter = HeartbeatSender(
             options.gateway_address,
             ca_file=options.gateway_ca,
             token=token,
             host=options.advertise_host or options.host,
-            now=worker.beat,
+            now=worker.heartbeat,
             lost=host.fail,
             orphan_after_s=options.orphan_after_s or math.inf,
         )
         worker.changed = reporter.changed
         worker.grouped = reporter.warn_of_loopback
-    patience = Patience(door)
+    patience = ShutdownDeadlines(door)
     pipe = launcher_pipe()
     with trio.open_signal_receiver(*_ending_signals(options)) as signals:
         async with trio.open_nursery() as nursery:
@@ -351,7 +369,7 @@ async def run(
             nursery.start_soon(door.serve_forever, listeners)
             host.start()
             if reporter is not None:
-                nursery.start_soon(reporter.beat_forever)
+                nursery.start_soon(reporter.send_forever)
                 nursery.start_soon(worker.watch_machine_forever)
             if pipe is not None:
                 nursery.start_soon(patience.hurry_when_alone, pipe)
@@ -379,7 +397,9 @@ def _tell_nobody() -> None:
     """Stand in for a gateway's reporter where there is no gateway."""
 
 
-async def _leave(worker: Worker, door: FrontDoor, patience: Patience, reporter: Reporter | None) -> None:
+async def _leave(
+    worker: WorkerServer, door: FrontDoor, patience: ShutdownDeadlines, reporter: HeartbeatSender | None
+) -> None:
     """End in good order: exchanges, the engine, those that follow the log, and then the good-bye."""
     host = worker.host
     if host.failure is not None:
@@ -400,7 +420,7 @@ async def _leave(worker: Worker, door: FrontDoor, patience: Patience, reporter: 
 
 
 async def _wait_for_the_end(
-    worker: Worker, signals: AsyncIterator[int], alone: trio.Event, reporter: Reporter | None
+    worker: WorkerServer, signals: AsyncIterator[int], alone: trio.Event, reporter: HeartbeatSender | None
 ) -> None:
     """Return when a signal comes, or launcher, engine or gateway are gone; tell the gateway of changes meanwhile."""
     host = worker.host

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import attrs
 
 from ichat import errors
-from ichat.config.command_line import Usage
+from ichat.config.command_line import CommandLineParser
 from ichat.config.schema import Limits, Timeouts
-from ichat.engines.adapter import WireSettings
+from ichat.engines.adapter import AdapterSettings
 from ichat.engines.reasoning import FIELDS
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.protocol import read_beat
+from ichat.protocol import parse_heartbeat
 from ichat.roles.heartbeat_sender import is_address
 
 RENAMED = {"--gateway": "--gateway-address"}
@@ -48,9 +48,9 @@ class Options:
     explain_args: bool
 
 
-def parser() -> Usage:
+def parser() -> CommandLineParser:
     """Make the parser of the worker's own flags."""
-    usage = Usage(
+    usage = CommandLineParser(
         prog="ichat.pyz worker",
         description="Load one model with one engine, in this process, and serve the OpenAI routes.",
         epilog="Every other flag is the engine's own, for example --model. The engine lists its flags with --help=all.",
@@ -92,7 +92,7 @@ def parser() -> Usage:
         ("--connections-max", limits.connections_max, "open connections"),
     ):
         add(name, type=int, default=default, metavar="N", help=f"{help_} ({default})")
-    wire = WireSettings()
+    wire = AdapterSettings()
     add(
         "--responses-max", type=int, default=wire.responses_max, metavar="N",
         help=f"responses of /v1/responses to keep, the oldest go first; 0: none ({wire.responses_max})",
@@ -172,7 +172,7 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
 def _check_beat(options: Options, prog: str) -> None:
     """Find now what the gateway would refuse in every beat. Raises Exit 64."""
     try:
-        read_beat({
+        parse_heartbeat({
             "worker_id": options.worker_id or "w",
             "model_name": options.served_model_name[0] if options.served_model_name else "m",
             "model_names": options.served_model_name,

@@ -67,24 +67,24 @@ class Endpoint:
     """What an external route changes in requests."""
     in_flight: int = 0
     """Requests under way that came through here: changed at once, so never stale."""
-    elsewhere: int = 0
+    external_load: int = 0
     """Requests that it works on besides those, by its newest report."""
     reported_at: float = -math.inf
     avoid_until: float = -math.inf
     """Until then it is chosen only if there is no other: it could not be reached."""
     turn: int = 0
     """When it was last chosen, counted in requests."""
-    why_out: str = ""
+    unavailable_reason: str = ""
     """Why it gets no requests until it is heard of: no connection could be made, or it declined one."""
     probe_failures: int | None = None
     """Health checks in a row that failed; None: it is not asked (`health.py`)."""
-    ill: str = ""
+    health_failure: str = ""
     """Why it gets no requests, since it fails them; empty: it does not."""
     timeouts: tuple[float, float] | None = None
     """Seconds until its first byte, and between two bytes, where they are not the configured ones."""
     circuit: Circuit = attrs.field(factory=Circuit)
 
-    def take(self, other: "Endpoint") -> None:
+    def reconfigure(self, other: "Endpoint") -> None:
         """Become another one for later requests, with its certificates and keys, and keep the counts."""
         self.route = other.route
         if self.upstream.tls is not None:
@@ -92,18 +92,18 @@ class Endpoint:
 
     def load(self, now: float) -> int:
         """Give how many requests it works on: a report counts while it is fresh."""
-        return self.in_flight + (self.elsewhere if now - self.reported_at < REPORT_S else 0)
+        return self.in_flight + (self.external_load if now - self.reported_at < REPORT_S else 0)
 
     def report(self, requests: int, now: float) -> None:
         """Take its own count of the requests that it works on, which corrects ours upwards. It can be reached."""
-        self.elsewhere = max(0, requests - self.in_flight)
+        self.external_load = max(0, requests - self.in_flight)
         self.reported_at = now
-        self.why_out = ""
+        self.unavailable_reason = ""
         self.avoid_until = -math.inf
 
     def fail(self, now: float, why: str = "cannot be reached") -> None:
         """Note that it could not be reached, or takes no requests for another reason."""
-        self.why_out = why
+        self.unavailable_reason = why
         self.avoid_until = now + AVOID_S
 
 
@@ -127,7 +127,7 @@ def round_robin(endpoints: Sequence[Endpoint], _now: float) -> Endpoint:
     return min(endpoints, key=lambda endpoint: endpoint.turn)
 
 
-def any_of(endpoints: Sequence[Endpoint], _now: float) -> Endpoint:
+def random_choice(endpoints: Sequence[Endpoint], _now: float) -> Endpoint:
     """Choose any."""
     return random.choice(endpoints)
 
@@ -136,11 +136,11 @@ POLICIES: Mapping[str, Policy] = {
     "least_loaded": least_loaded,
     "power_of_two": power_of_two,
     "round_robin": round_robin,
-    "random": any_of,
+    "random": random_choice,
 }
 
 
-def same_for(session: bytes, endpoints: Sequence[Endpoint]) -> Endpoint:
+def rendezvous_hash(session: bytes, endpoints: Sequence[Endpoint]) -> Endpoint:
     """Choose the same endpoint for the same session (rendezvous hashing).
 
     Where one comes or goes, only the sessions that it has or had move.
@@ -166,7 +166,7 @@ class Lease:
         if balancer is not None:
             self.endpoint.in_flight -= 1
             self.endpoint.circuit.end(self._probe)
-            balancer.advance()
+            balancer.dispatch_waiting()
 
 
 @attrs.define(eq=False)
@@ -174,7 +174,7 @@ class Waiter:
     """One request in a queue."""
 
     model: str
-    flow: str
+    fairness_key: str
     """Whose turn it takes."""
     session: bytes
     tried: Collection[Endpoint]
@@ -183,7 +183,7 @@ class Waiter:
     only: Endpoint | None = None
     """The one endpoint that can answer, where there is just one."""
     lease: Lease | None = None
-    is_displaced: bool = False
+    is_evicted: bool = False
     """Whether it had to leave a full queue, of which its flow had the most."""
 
     @property
@@ -192,7 +192,7 @@ class Waiter:
         return bool(self.tried) or self.only is not None
 
 
-class Queue:
+class FairQueue:
     """Who waits for one model: flows take turns."""
 
     def __init__(self) -> None:
@@ -211,25 +211,25 @@ class Queue:
 
     def add(self, waiter: Waiter) -> None:
         """Let one more wait, behind the others of its flow; a new flow has its turn after those that wait."""
-        self._flows.setdefault(waiter.flow, {})[waiter] = None
+        self._flows.setdefault(waiter.fairness_key, {})[waiter] = None
         self._count += 1
 
     def remove(self, waiter: Waiter) -> None:
         """Let one wait no longer; harmless where it does not."""
-        flow = self._flows.get(waiter.flow)
+        flow = self._flows.get(waiter.fairness_key)
         if flow is not None and waiter in flow:
             del flow[waiter]
             self._count -= 1
             if not flow:
-                del self._flows[waiter.flow]
+                del self._flows[waiter.fairness_key]
 
-    def took_turn(self, flow: str) -> None:
+    def rotate(self, flow: str) -> None:
         """Put a flow behind the others, since one of it was served."""
         waiters = self._flows.pop(flow, None)
         if waiters is not None:
             self._flows[flow] = waiters
 
-    def in_turn(self) -> Iterator[Waiter]:
+    def eligible(self) -> Iterator[Waiter]:
         """Give those whose turn it is now: the first of each flow, and those behind it that have been elsewhere."""
         for flow in list(self._flows.values()):
             for waiter in list(flow):
@@ -237,7 +237,7 @@ class Queue:
                 if not waiter.is_choosy:
                     break
 
-    def displaced_by(self, flow: str) -> Waiter | None:
+    def eviction_victim(self, flow: str) -> Waiter | None:
         """Give who has to make room for a newcomer: the last of the flow with the most, if it has more than his."""
         longest = max(self._flows.values(), key=len, default=None)
         if longest is None or len(longest) <= len(self._flows.get(flow, ())) + 1:
@@ -273,7 +273,7 @@ class Balancer:
         """Whether nobody may wait any more."""
         self._choose = POLICIES[policy]
         self._queue_max = queue_max
-        self._queues: dict[str, Queue] = {}
+        self._queues: dict[str, FairQueue] = {}
         self._turns = 0
 
     def __repr__(self) -> str:
@@ -305,11 +305,11 @@ class Balancer:
             return None
         return self._take(endpoints, session, tried)
 
-    def others(self, model: str, tried: Collection[Endpoint]) -> bool:
+    def has_alternative(self, model: str, tried: Collection[Endpoint]) -> bool:
         """Say whether anybody serves the model who has not been tried."""
         try:
             found, now = self._find(model), self._clock()
-            return any(one not in tried and one.circuit.lets_through(now) for one in found)
+            return any(one not in tried and one.circuit.allows_request(now) for one in found)
         except ApiError:
             return False
 
@@ -337,7 +337,7 @@ class Balancer:
         session: bytes = b"",
         tried: Collection[Endpoint] = (),
         *,
-        flow: str = "",
+        fairness_key: str = "",
         only: Endpoint | None = None,
     ) -> Waiter:
         """Join the model's queue, to be told when there is a lease; `leave` in every case. Raises ApiError 429.
@@ -349,15 +349,15 @@ class Balancer:
         queue = self._queues.get(model)
         waiting = len(queue) if queue is not None else 0
         if waiting >= self._queue_max:
-            displaced = queue.displaced_by(flow) if queue is not None else None
+            displaced = queue.eviction_victim(fairness_key) if queue is not None else None
             if displaced is None:
                 raise errors.queue_full(model, waiting, RETRY_AFTER_S)
             self._remove(displaced)
-            displaced.is_displaced = True
+            displaced.is_evicted = True
             displaced.granted()
-        waiter = Waiter(model, flow, session, tried, granted, only)
-        self._queues.setdefault(model, Queue()).add(waiter)
-        self.advance()
+        waiter = Waiter(model, fairness_key, session, tried, granted, only)
+        self._queues.setdefault(model, FairQueue()).add(waiter)
+        self.dispatch_waiting()
         return waiter
 
     def close(self) -> None:
@@ -371,7 +371,7 @@ class Balancer:
     def leave(self, waiter: Waiter) -> None:
         """Leave the queue, if it is still in it; who stood behind may go on."""
         self._remove(waiter)
-        self.advance()
+        self.dispatch_waiting()
 
     def _remove(self, waiter: Waiter) -> None:
         queue = self._queues.get(waiter.model)
@@ -380,20 +380,20 @@ class Balancer:
             if not queue:
                 del self._queues[waiter.model]
 
-    def in_vain(self, waiter: Waiter, waited_s: float) -> ApiError:
+    def wait_error(self, waiter: Waiter, waited_s: float) -> ApiError:
         """Give the error of a request that has waited for too long, or until the queue was closed or it had to go."""
         model = waiter.model
         if self.is_closed:
             return errors.draining()
-        if waiter.is_displaced:
+        if waiter.is_evicted:
             return errors.queue_full(model, self.waiting_for(model), RETRY_AFTER_S)
         try:
             self._check_circuits(model, self._find(model), waiter.tried)
         except ApiError as error:
             return error
-        return errors.waited_in_vain(model, waited_s, RETRY_AFTER_S)
+        return errors.queue_timeout(model, waited_s, RETRY_AFTER_S)
 
-    def advance(self) -> None:
+    def dispatch_waiting(self) -> None:
         """Give what has become free to those whose turn it is."""
         for model, queue in list(self._queues.items()):
             try:
@@ -403,14 +403,14 @@ class Balancer:
             while self._serve_one(queue, endpoints):
                 pass
 
-    def _serve_one(self, queue: Queue, endpoints: Sequence[Endpoint]) -> bool:
+    def _serve_one(self, queue: FairQueue, endpoints: Sequence[Endpoint]) -> bool:
         """Give one lease to somebody whose turn it is; say whether that could be done."""
-        for waiter in queue.in_turn():
+        for waiter in queue.eligible():
             fit = endpoints if waiter.only is None else [one for one in endpoints if one is waiter.only]
             waiter.lease = self._take(fit, waiter.session, waiter.tried)
             if waiter.lease is not None:
                 self._remove(waiter)
-                queue.took_turn(waiter.flow)
+                queue.rotate(waiter.fairness_key)
                 waiter.granted()
                 return True
             if not waiter.is_choosy:
@@ -420,15 +420,15 @@ class Balancer:
     def _take(self, endpoints: Sequence[Endpoint], session: bytes, tried: Collection[Endpoint]) -> Lease | None:
         now = self._clock()
         free = [one for one in endpoints if one.in_flight < one.in_flight_max and one not in tried]
-        well = [one for one in free if one.circuit.lets_through(now)]
-        if not well and any(one.circuit.lets_through(now) for one in endpoints if one not in tried):
+        well = [one for one in free if one.circuit.allows_request(now)]
+        if not well and any(one.circuit.allows_request(now) for one in endpoints if one not in tried):
             return None  # it is worth waiting for
         free = well or [one for one in free if one.circuit.answers]
         if not free:
             return None
         if len(free) > 1:
             free = [one for one in free if one.avoid_until <= now] or free
-        chosen = free[0] if len(free) == 1 else same_for(session, free) if session else self._choose(free, now)
+        chosen = free[0] if len(free) == 1 else rendezvous_hash(session, free) if session else self._choose(free, now)
         chosen.in_flight += 1
         self._turns += 1
         chosen.turn = self._turns

@@ -41,7 +41,7 @@ class Circuit:
             return "closed"
         return "open" if now < self.open_until else "half-open"
 
-    def lets_through(self, now: float) -> bool:
+    def allows_request(self, now: float) -> bool:
         """Say whether a request may go there."""
         if self.open_until is None:
             return True
@@ -61,17 +61,17 @@ class Circuit:
         if probe and probe == self.probe:
             self.probe_until = -math.inf
 
-    def answer(self) -> bool:
+    def record_response(self) -> bool:
         """Note that a good answer begins: others may ask as well. Say whether that is new."""
         was_open, self.open_until = self.open_until is not None, None
         return was_open
 
-    def succeed(self) -> None:
+    def record_success(self) -> None:
         """Note that an answer has come whole."""
         self.failures = self.opened = 0
         self.open_until = None
 
-    def fail(self, now: float, *, answers: bool = False) -> bool:
+    def record_failure(self, now: float, *, answers: bool = False) -> bool:
         """Note that there was no answer, or one that is a failure; say whether the circuit has opened by that."""
         self.failures += 1
         self.answers = answers

@@ -14,10 +14,10 @@ from ichat import errors
 from ichat.config.schema import CircuitBreaker
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
-from ichat.protocol import Beat, Lost, Machine, Model, names_of
+from ichat.protocol import Heartbeat, Machine, ModelCard, PeerLoss, names_of
 from ichat.routing.balancer import Endpoint
 from ichat.routing.circuit_breaker import Circuit
-from ichat.routing.worker_record import AWAY, BEATS_MISSED_MAX, HEALTHY, End, State, Worker
+from ichat.routing.worker_record import AWAY, HEALTHY, HEARTBEATS_MISSED_MAX, State, WorkerEnd, WorkerRecord
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Registry:
     ) -> None:
         """`external` has the endpoints of each external model; `max_in_flight` is for workers that say nothing else."""
         self._clock = clock
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, WorkerRecord] = {}
         self.external = external
         self.max_in_flight = max_in_flight
         self.wedged_after_s = wedged_after_s
@@ -59,103 +59,106 @@ class Registry:
     def __repr__(self) -> str:
         return f"<Registry {', '.join(worker.id for worker in self)}>"
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[WorkerRecord]:
         return iter(list(self._workers.values()))
 
-    def get(self, worker_id: str) -> Worker | None:
+    def get(self, worker_id: str) -> WorkerRecord | None:
         """Give the worker of this id."""
         return self._workers.get(worker_id)
 
-    def state(self, worker: Worker) -> State:
+    def state(self, worker: WorkerRecord) -> State:
         """Give the state of a worker now."""
         return worker.state(self._clock(), self.wedged_after_s)
 
-    def is_away(self, worker: Worker) -> bool:
+    def is_away(self, worker: WorkerRecord) -> bool:
         """Say whether nothing has been heard of it for a while, or it has ended."""
         return self.state(worker) in AWAY
 
-    def expect(self, worker_id: str, names: list[str], unix_socket: str | None = None) -> Worker:
+    def expect(self, worker_id: str, names: list[str], unix_socket: str | None = None) -> WorkerRecord:
         """Add a worker that is being started here, before its first beat."""
-        worker = Worker(worker_id, managed=True, expected=names, unix_socket=unix_socket)
+        worker = WorkerRecord(worker_id, managed=True, expected=names, unix_socket=unix_socket)
         self._workers[worker_id] = worker
         self.version += 1
         return worker
 
-    def remove(self, worker: Worker) -> None:
+    def remove(self, worker: WorkerRecord) -> None:
         """Forget a worker."""
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
             self.version += 1
 
-    def snapshot(self) -> list[tuple[Beat, float]]:
+    def snapshot(self) -> list[tuple[Heartbeat, float]]:
         """Give the newest beats of the workers that were not started here, each with its age in seconds."""
         now = self._clock()
         return [
-            (worker.beat, now - worker.heard_at)
+            (worker.heartbeat, now - worker.heard_at)
             for worker in self._workers.values()
-            if worker.beat and not worker.managed and not worker.is_down
+            if worker.heartbeat and not worker.managed and not worker.is_down
         ]
 
-    def restore(self, beat: Beat, age_s: float, *, can_return: bool = False) -> None:
+    def restore(self, heartbeat: Heartbeat, age_s: float, *, can_return: bool = False) -> None:
         """Know a worker from before the gateway's start: it is stale until it beats.
 
         `can_return` says whether it has shown the token that is needed now. Then one that is not iChat's own, and may
         never beat again, is known again as soon as it answers a health check.
         """
-        if beat.worker_id not in self._workers and len(self._workers) < WORKERS_MAX and age_s < FORGET_S:
-            worker = Worker(beat.worker_id, managed=False)
-            worker.take(beat, self._clock() - age_s)
+        if heartbeat.worker_id not in self._workers and len(self._workers) < WORKERS_MAX and age_s < FORGET_S:
+            worker = WorkerRecord(heartbeat.worker_id, managed=False)
+            worker.record_heartbeat(heartbeat, self._clock() - age_s)
             worker.is_stale, worker.can_return = True, can_return and worker.is_foreign
-            self._workers[beat.worker_id] = worker
+            self._workers[heartbeat.worker_id] = worker
             if worker.can_return:
-                self._place(worker, beat)
+                self._place(worker, heartbeat)
 
-    def beat(self, beat: Beat) -> bool:
+    def record_heartbeat(self, heartbeat: Heartbeat) -> bool:
         """Take a beat; say whether the worker was new. A good-bye removes a worker that was not started here.
 
         So does a silence of FORGET_S, of which a beat of anybody is the occasion to look for.
         """
         for worker in self:
-            interval = worker.beat.heartbeat_interval if worker.beat else 0
-            keep_s = FAILED_S if worker.is_down else max(FORGET_S, interval * BEATS_MISSED_MAX)
+            interval = worker.heartbeat.heartbeat_interval if worker.heartbeat else 0
+            keep_s = FAILED_S if worker.is_down else max(FORGET_S, interval * HEARTBEATS_MISSED_MAX)
             if not worker.managed and self._clock() - worker.heard_at > keep_s:
                 self.remove(worker)
-        known = self._workers.get(beat.worker_id)
-        if beat.state == "gone" and known and known.beat and known.beat.start_id != beat.start_id:
+        known = self._workers.get(heartbeat.worker_id)
+        if heartbeat.state == "gone" and known and known.heartbeat and known.heartbeat.start_id != heartbeat.start_id:
             return False  # of an earlier start of it
-        if known is not None and beat.state == "gone":
-            self._tell_group(known, "has failed" if beat.failure else "has ended")
-        if beat.state == "gone" and not (known and known.managed):
-            self._say_goodbye(known, beat)
+        if known is not None and heartbeat.state == "gone":
+            self._mark_group_broken(known, "has failed" if heartbeat.failure else "has ended")
+        if heartbeat.state == "gone" and not (known and known.managed):
+            self._say_goodbye(known, heartbeat)
             return False
         if known is None and len(self._workers) >= WORKERS_MAX:
             raise errors.too_many_workers(WORKERS_MAX)
-        worker = known or Worker(beat.worker_id, managed=False)
-        self._workers[beat.worker_id] = worker
-        taken = self.external.keys() & set(names_of(beat))
+        worker = known or WorkerRecord(heartbeat.worker_id, managed=False)
+        self._workers[heartbeat.worker_id] = worker
+        taken = self.external.keys() & set(names_of(heartbeat))
         if taken and known is None:
             log.warning("worker %s gets no requests for %s: external routes have that name", worker.id, sorted(taken))
-        if worker.beat is not None and (worker.beat.start_id, worker.beat.pid) != (beat.start_id, beat.pid):
-            self._tell_group(worker, "was started again")
+        if worker.heartbeat is not None and (worker.heartbeat.start_id, worker.heartbeat.pid) != (
+            heartbeat.start_id,
+            heartbeat.pid,
+        ):
+            self._mark_group_broken(worker, "was started again")
             worker.begin()
-        self._note(worker, beat, is_new=known is None)
-        if beat.state not in ("draining", "gone"):
-            worker.well_at = worker.beat_at
-        worker.known_since = min(worker.known_since, worker.beat_at)
-        self._place(worker, beat)
+        self._note(worker, heartbeat, is_new=known is None)
+        if heartbeat.state not in ("draining", "gone"):
+            worker.last_healthy_at = worker.heartbeat_at
+        worker.known_since = min(worker.known_since, worker.heartbeat_at)
+        self._place(worker, heartbeat)
         self.changed()
         return known is None
 
-    def _bound(self, worker: Worker) -> None:
-        if worker.endpoint and worker.beat:
-            in_flight_max = worker.max_in_flight or worker.beat.max_in_flight or self.max_in_flight
+    def _set_concurrency(self, worker: WorkerRecord) -> None:
+        if worker.endpoint and worker.heartbeat:
+            in_flight_max = worker.max_in_flight or worker.heartbeat.max_in_flight or self.max_in_flight
             worker.endpoint.in_flight_max = in_flight_max
 
-    def bound(self, max_in_flight: int) -> None:
+    def set_default_concurrency(self, max_in_flight: int) -> None:
         """Send workers that say nothing else so many requests at once, at most; what each has for itself holds."""
         self.max_in_flight = max_in_flight
         for worker in self._workers.values():
-            self._bound(worker)
+            self._set_concurrency(worker)
 
     def set_circuits(self, settings: CircuitBreaker) -> None:
         """Let circuits open and close by other settings; their state stays."""
@@ -165,37 +168,41 @@ class Registry:
             if endpoint is not None:
                 endpoint.circuit.settings = settings
 
-    def distrust(self) -> None:
+    def require_reauthentication(self) -> None:
         """Send nothing to workers that were not started here until they beat again, as they must now know a token."""
         for worker in self._workers.values():
             worker.is_stale = worker.is_stale or not worker.managed
             worker.can_return = False
 
-    def _say_goodbye(self, worker: Worker | None, beat: Beat) -> None:
+    def _say_goodbye(self, worker: WorkerRecord | None, heartbeat: Heartbeat) -> None:
         """Forget a worker that has ended in good order; one that failed is shown with its reason until it is old."""
         if worker is None:
             return
-        if not beat.failure:
+        if not heartbeat.failure:
             self.remove(worker)
             return
-        log.error("worker %s %s", worker.id, beat.failure)
-        self._note(worker, beat, is_new=False)
-        self.fail(worker, End("has failed", time.time(), cause=beat.failure))
+        log.error("worker %s %s", worker.id, heartbeat.failure)
+        self._note(worker, heartbeat, is_new=False)
+        self.fail(worker, WorkerEnd("has failed", time.time(), cause=heartbeat.failure))
 
-    def _note(self, worker: Worker, beat: Beat, *, is_new: bool) -> None:
+    def _note(self, worker: WorkerRecord, heartbeat: Heartbeat, *, is_new: bool) -> None:
         """Keep a beat as the newest one."""
-        before = worker.beat
+        before = worker.heartbeat
         place = ("host", "port", "start_id", "model_names", "state")
-        if is_new or worker.is_stale or any(getattr(before, name, None) != getattr(beat, name) for name in place):
+        if is_new or worker.is_stale or any(getattr(before, name, None) != getattr(heartbeat, name) for name in place):
             self.version += 1
-        worker.take(beat, self._clock())
+        worker.record_heartbeat(heartbeat, self._clock())
         if not worker.managed:
             worker.is_down = False
-        worker.note_steps(beat, worker.beat_at)
+        worker.note_steps(heartbeat, worker.heartbeat_at)
 
-    def _place(self, worker: Worker, beat: Beat) -> None:
+    def _place(self, worker: WorkerRecord, heartbeat: Heartbeat) -> None:
         """Say where the worker's requests go, by what it says of itself."""
-        host, port = (worker.unix_socket, 0) if worker.unix_socket and beat.unix_socket else (beat.host, beat.port)
+        host, port = (
+            (worker.unix_socket, 0)
+            if worker.unix_socket and heartbeat.unix_socket
+            else (heartbeat.host, heartbeat.port)
+        )
         endpoint = worker.endpoint
         if endpoint is None:
             upstream = Upstream(f"worker {worker.id}", host, port)
@@ -203,53 +210,59 @@ class Registry:
             endpoint = worker.endpoint = Endpoint(upstream, worker.id.encode(), self.max_in_flight, circuit=circuit)
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
             endpoint.upstream = Upstream(f"worker {worker.id}", host, port)
-            endpoint.probe_failures, endpoint.ill, worker.answers = None, "", False
-        self._bound(worker)
-        counts = (beat.progress.get("running"), beat.progress.get("waiting"))
+            endpoint.probe_failures, endpoint.health_failure, worker.answers = None, "", False
+        self._set_concurrency(worker)
+        counts = (heartbeat.progress.get("running"), heartbeat.progress.get("waiting"))
         endpoint.report(int(sum(count for count in counts if count is not None)), self._clock())
 
-    def stopped(self, worker: Worker) -> None:
+    def stopped(self, worker: WorkerRecord) -> None:
         """Note that a managed worker was ended on purpose."""
-        self._tell_group(worker, "was stopped")
+        self._mark_group_broken(worker, "was stopped")
 
-    def fail(self, worker: Worker, end: End, retry_at: float | None = None) -> None:
+    def fail(self, worker: WorkerRecord, end: WorkerEnd, retry_at: float | None = None) -> None:
         """Note how a worker ended, where nobody had asked for it, and when it will be started again."""
         if not worker.is_down:
-            self._tell_group(worker, end.why)
+            self._mark_group_broken(worker, end.why)
         worker.end, worker.is_down, worker.retry_at = end, True, retry_at
         self.version += 1
 
-    def _tell_group(self, gone: Worker, why: str) -> None:
+    def _mark_group_broken(self, gone: WorkerRecord, why: str) -> None:
         """Note for the others of a group that one of them has ended: none of them is of any use now."""
         for other in self._group_of(gone):
-            if gone.beat and other.lost is None and other.met(gone):
+            if gone.heartbeat and other.lost is None and other.overlapped_with(gone):
                 log.error("the group of worker %s is broken: worker %s %s", other.id, gone.id, why)
-                other.lost = Lost(gone.id, why, gone.beat.host, gone.beat.port, is_certain=True)
+                other.lost = PeerLoss(gone.id, why, gone.heartbeat.host, gone.heartbeat.port, is_certain=True)
 
-    def _group_of(self, worker: Worker) -> list[Worker]:
+    def _group_of(self, worker: WorkerRecord) -> list[WorkerRecord]:
         """Give the other workers of a worker's group."""
-        group = worker.beat.group if worker.beat else None
+        group = worker.heartbeat.group if worker.heartbeat else None
         return [
             other
             for other in self._workers.values()
-            if group and other.beat and other.beat.group and other.beat.group.id == group.id
-            if other is not worker and other.beat.state != "gone"
+            if group and other.heartbeat and other.heartbeat.group and other.heartbeat.group.id == group.id
+            if other is not worker and other.heartbeat.state != "gone"
         ]
 
-    def lost(self, worker_id: str) -> list[Lost]:
+    def lost(self, worker_id: str) -> list[PeerLoss]:
         """Say what the group of a worker has lost, or seems to have lost since this worker is there."""
         worker = self._workers.get(worker_id)
         if worker is None or worker.lost is not None:
             return [worker.lost] if worker and worker.lost else []
         now = self._clock()
         return [
-            Lost(other.id, f"has been silent for {silent_s:.0f} s", other.beat.host, other.beat.port, is_certain=False)
+            PeerLoss(
+                other.id,
+                f"has been silent for {silent_s:.0f} s",
+                other.heartbeat.host,
+                other.heartbeat.port,
+                is_certain=False,
+            )
             for other in self._group_of(worker)
-            if other.beat and worker.met(other)
-            if (silent_s := now - other.beat_at) > other.beat.heartbeat_interval * BEATS_MISSED_MAX
+            if other.heartbeat and worker.overlapped_with(other)
+            if (silent_s := now - other.heartbeat_at) > other.heartbeat.heartbeat_interval * HEARTBEATS_MISSED_MAX
         ]
 
-    def to_probe(self) -> list[tuple[Endpoint, Worker | None]]:
+    def to_probe(self) -> list[tuple[Endpoint, WorkerRecord | None]]:
         """Return whom to ask whether they are well: workers that are not iChat's own, routes that have a way to ask."""
         routes = (endpoint for endpoints in self.external.values() for endpoint in endpoints)
         return [
@@ -262,25 +275,27 @@ class Registry:
             *((endpoint, None) for endpoint in routes if endpoint.route and endpoint.route.health_path),
         ]
 
-    def probed(self, endpoint: Endpoint, worker: Worker | None, why: str, *, is_well: bool, failures_max: int) -> None:
+    def probed(
+        self, endpoint: Endpoint, worker: WorkerRecord | None, why: str, *, is_well: bool, failures_max: int
+    ) -> None:
         """Note what a health check has found: that it is well, `why` it is not, or nothing.
 
         Who is well need not beat, and can be reached. Who fails so many times in a row gets no requests.
         """
         now = self._clock()
-        was_ill, name = endpoint.ill, endpoint.upstream.name
+        was_ill, name = endpoint.health_failure, endpoint.upstream.name
         endpoint.probe_failures = (endpoint.probe_failures or 0) + 1 if why else 0
-        endpoint.ill = why if endpoint.probe_failures >= failures_max else ""
-        if endpoint.ill and not was_ill:
+        endpoint.health_failure = why if endpoint.probe_failures >= failures_max else ""
+        if endpoint.health_failure and not was_ill:
             log.warning("%s fails its health checks: %s", name, why)
-        elif was_ill and not endpoint.ill:
+        elif was_ill and not endpoint.health_failure:
             log.info("%s passes its health checks again", name)
         if worker is None:
-            self._has_ill_routes = any(route.ill for routes in self.external.values() for route in routes)
-        elif is_well or endpoint.ill or not why:
+            self._has_ill_routes = any(route.health_failure for routes in self.external.values() for route in routes)
+        elif is_well or endpoint.health_failure or not why:
             worker.answers = is_well
         if is_well:
-            endpoint.why_out, endpoint.avoid_until = "", -math.inf
+            endpoint.unavailable_reason, endpoint.avoid_until = "", -math.inf
             if worker is not None:
                 worker.heard_at = now
                 worker.is_stale = worker.is_stale and not worker.can_return
@@ -291,12 +306,12 @@ class Registry:
     def forget_probes(self) -> None:
         """Forget what health checks have found: nobody is asked any more."""
         for endpoint in (endpoint for endpoints in self.external.values() for endpoint in endpoints):
-            endpoint.probe_failures, endpoint.ill = None, ""
+            endpoint.probe_failures, endpoint.health_failure = None, ""
         self._has_ill_routes = False
         for worker in self._workers.values():
             worker.answers = False
             if worker.endpoint is not None:
-                worker.endpoint.probe_failures, worker.endpoint.ill = None, ""
+                worker.endpoint.probe_failures, worker.endpoint.health_failure = None, ""
 
     def wants_machine(self, worker_id: str) -> bool:
         """Return whether a worker has not told yet, at this start of the gateway, what machine it runs on."""
@@ -306,7 +321,7 @@ class Registry:
     def machines(self) -> list[tuple[str, Machine]]:
         """Return what the workers that are there tell of their machines, by their ids, the newest first."""
         now = self._clock()
-        newest = sorted(self._workers.values(), key=lambda worker: worker.beat_at, reverse=True)
+        newest = sorted(self._workers.values(), key=lambda worker: worker.heartbeat_at, reverse=True)
         return [(worker.id, worker.machine) for worker in newest if worker.machine and worker.state(now) not in AWAY]
 
     def endpoints(self, model: str) -> Sequence[Endpoint]:
@@ -330,9 +345,11 @@ class Registry:
 
     def _well(self, model: str, routes: Sequence[Endpoint]) -> Sequence[Endpoint]:
         """Return the routes of a model that do not fail their health checks. Raises ApiError 503 where all do."""
-        well = [route for route in routes if not route.ill]
+        well = [route for route in routes if not route.health_failure]
         if not well:
-            reasons = "; ".join(f"{route.upstream.name} fails its health checks: {route.ill}" for route in routes)
+            reasons = "; ".join(
+                f"{route.upstream.name} fails its health checks: {route.health_failure}" for route in routes
+            )
             raise errors.model_not_ready(model, reasons, RETRY_AFTER_S)
         return well
 
@@ -340,7 +357,7 @@ class Registry:
         """Return whether a model has this name, whether anybody can serve it now or not."""
         return model in self.external or any(worker.serves(model) for worker in self._workers.values())
 
-    def holder_of(self, response_id: str) -> Worker:
+    def holder_of(self, response_id: str) -> WorkerRecord:
         """Return the worker that has a response, which its id says. Raises ApiError 404 where nobody has it."""
         match = _RESPONSE_ID.fullmatch(response_id)
         if match is None:
@@ -384,30 +401,32 @@ class Registry:
             "circuits_open": sum(one.circuit.state(now) != "closed" for one in endpoints),
         }
 
-    def models(self) -> dict[str, tuple[Model, str]]:
+    def models(self) -> dict[str, tuple[ModelCard, str]]:
         """Give the models that can be asked for now, by their names, each with who owns it.
 
         Where several workers serve one, it is as long as the shortest of them.
         """
-        there = (name for name, routes in self.external.items() if not all(route.ill for route in routes))
-        found: dict[str, tuple[Model, str]] = {name: (Model(name), "external") for name in there}
+        there = (name for name, routes in self.external.items() if not all(route.health_failure for route in routes))
+        found: dict[str, tuple[ModelCard, str]] = {name: (ModelCard(name), "external") for name in there}
         for worker in self._workers.values():
-            if worker.beat is None or self.state(worker) != "ready":
+            if worker.heartbeat is None or self.state(worker) != "ready":
                 continue
-            for model in worker.beat.models or [Model(name, worker.beat.model_path) for name in worker.names]:
-                known, owner = found.get(model.id, (model, worker.beat.backend))
+            for model in worker.heartbeat.models or [
+                ModelCard(name, worker.heartbeat.model_path) for name in worker.names
+            ]:
+                known, owner = found.get(model.id, (model, worker.heartbeat.backend))
                 lengths = [one.max_model_len for one in (known, model) if one.max_model_len is not None]
                 found[model.id] = (attrs.evolve(known, max_model_len=min(lengths, default=None)), owner)
         return found
 
-    def describe(self, worker: Worker) -> Mapping[str, Any]:
+    def describe(self, worker: WorkerRecord) -> Mapping[str, Any]:
         """Give everything known of a worker, as JSON can hold it."""
         now = self._clock()
         known: dict[str, Any] = {"worker_id": worker.id}
-        if worker.beat:
-            args = worker.beat.args  # may be large, and is not changed: it needs no copy
+        if worker.heartbeat:
+            args = worker.heartbeat.args  # may be large, and is not changed: it needs no copy
             left_out = ("args", "backend_args", "machine")
-            known = attrs.asdict(worker.beat, filter=lambda field, _: field.name not in left_out)
+            known = attrs.asdict(worker.heartbeat, filter=lambda field, _: field.name not in left_out)
             known |= {"args": args, "backend_args": args}
         known.setdefault("model_name", worker.names[0] if worker.names else "")
         end, state = worker.end, self.state(worker)
@@ -422,7 +441,7 @@ class Registry:
             "in_flight": worker.endpoint.in_flight if worker.endpoint else 0,
             "circuit": worker.endpoint.circuit.describe(now) if worker.endpoint else None,
             "restarts": worker.restarts,
-            "failure": end.why if end and worker.is_down else worker.ill or None,
+            "failure": end.why if end and worker.is_down else worker.health_failure or None,
             "retry_in_s": max(0.0, round(worker.retry_at - now, 3)) if worker.retry_at is not None else None,
             "cause": end.cause or None if end else None,
             "exit_code": end.exit_code if end else None,
@@ -431,7 +450,7 @@ class Registry:
             "ended_at": round(end.at, 3) if end else None,
             "last_lines": list(end.last_lines) if end else [],
             "lost": [attrs.asdict(lost) for lost in self.lost(worker.id)],
-            "beat_age_s": round(now - worker.beat_at, 3) if worker.beat else None,
+            "beat_age_s": round(now - worker.heartbeat_at, 3) if worker.heartbeat else None,
         }
 
 

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import attrs
 
-from ichat.protocol import Beat, Lost, Machine, WorkerState, names_of, response_tag
+from ichat.protocol import Heartbeat, Machine, PeerLoss, WorkerState, names_of, response_tag
 from ichat.routing.balancer import Endpoint
 from ichat.routing.circuit_breaker import Circuit
 
-BEATS_MISSED_MAX = 3
+HEARTBEATS_MISSED_MAX = 3
 """A worker that has been silent for so many of its intervals is unhealthy."""
 
 State = WorkerState | Literal["unhealthy", "wedged", "stale", "restarting", "failed", "broken"]
@@ -26,7 +26,7 @@ AWAY: frozenset[State] = frozenset(("unhealthy", "stale", "failed", "gone"))
 
 
 @attrs.frozen
-class End:
+class WorkerEnd:
     """How a worker's process ended, and what can be told of the reason."""
 
     why: str
@@ -46,27 +46,27 @@ class End:
 
 
 @attrs.define(eq=False)
-class Worker:
+class WorkerRecord:
     """One worker as the gateway knows it."""
 
     id: str
     managed: bool
-    beat: Beat | None = None
+    heartbeat: Heartbeat | None = None
     """The newest one; None for a managed worker that has not beaten yet."""
     _served: frozenset[str] = frozenset()
     """The names in that beat."""
     tag: str = ""
     """What the ids of the responses have in them that it keeps."""
-    beat_at: float = -math.inf
+    heartbeat_at: float = -math.inf
     known_since: float = math.inf
     """When the first beat of this start of it came."""
-    well_at: float = -math.inf
+    last_healthy_at: float = -math.inf
     """When its newest beat came that was no good-bye: those who came later are none of its group."""
-    lost: Lost | None = None
+    lost: PeerLoss | None = None
     """What its group has lost for good."""
     expected: list[str] = attrs.field(factory=list[str])
     """The names that a managed worker will serve, known before its first beat."""
-    end: End | None = None
+    end: WorkerEnd | None = None
     """How it ended last, where nobody had asked for it; it may have been started again since."""
     is_down: bool = False
     """Whether `end` is how things are now."""
@@ -101,28 +101,28 @@ class Worker:
     """Where it runs, as its newest beat has it that told of this."""
 
     @property
-    def ill(self) -> str:
+    def health_failure(self) -> str:
         """Why it fails its health checks; empty where it does not, or is not asked."""
-        return self.endpoint.ill if self.endpoint is not None else ""
+        return self.endpoint.health_failure if self.endpoint is not None else ""
 
     @property
-    def why_out(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why it gets no requests until its next beat, where one has shown that it takes none."""
-        return self.endpoint.why_out if self.endpoint is not None else ""
+        return self.endpoint.unavailable_reason if self.endpoint is not None else ""
 
     @property
     def is_foreign(self) -> bool:
         """Whether it is not iChat's own: those say of each start of theirs which one it is."""
-        return not self.managed and self.beat is not None and not self.beat.start_id
+        return not self.managed and self.heartbeat is not None and not self.heartbeat.start_id
 
     def serves(self, model: str) -> bool:
         """Say whether it serves a model of this name, or will."""
-        return model in (self._served if self.beat and self.beat.model_name else self.expected)
+        return model in (self._served if self.heartbeat and self.heartbeat.model_name else self.expected)
 
     @property
     def names(self) -> list[str]:
         """Every model name that it serves or will serve."""
-        return names_of(self.beat) if self.beat and self.beat.model_name else self.expected
+        return names_of(self.heartbeat) if self.heartbeat and self.heartbeat.model_name else self.expected
 
     def state(self, now: float, wedged_after_s: float = math.inf) -> State:
         """Give the state, by what it said last and how long ago that was."""
@@ -130,31 +130,31 @@ class Worker:
             return "failed" if self.retry_at is None else "restarting"
         if self.is_draining:
             return "draining"
-        if self.beat is None:
+        if self.heartbeat is None:
             return "starting"
         if self.is_stale:
             return "stale"
-        if self.endpoint is not None and (self.endpoint.why_out or self.endpoint.ill):
+        if self.endpoint is not None and (self.endpoint.unavailable_reason or self.endpoint.health_failure):
             return "unhealthy"
-        if now - self.beat_at > self.beat.heartbeat_interval * BEATS_MISSED_MAX and not self.answers:
+        if now - self.heartbeat_at > self.heartbeat.heartbeat_interval * HEARTBEATS_MISSED_MAX and not self.answers:
             return "unhealthy"
         if self.lost is not None:
             return "broken"
-        if self.beat.state == "ready" and now - self.stuck_since > wedged_after_s:
+        if self.heartbeat.state == "ready" and now - self.stuck_since > wedged_after_s:
             return "wedged"
-        return self.beat.state
+        return self.heartbeat.state
 
-    def take(self, beat: Beat, now: float) -> None:
+    def record_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Keep a beat as the newest one, and what it tells of the machine until another one does."""
-        self.machine = beat.machine or self.machine
-        self.beat = attrs.evolve(beat, machine=None) if beat.machine else beat
-        self.beat_at, self.heard_at, self.is_stale = now, now, False
-        self.tag = response_tag(beat.worker_id, beat.start_id)
-        self._served = frozenset(names_of(beat))
+        self.machine = heartbeat.machine or self.machine
+        self.heartbeat = attrs.evolve(heartbeat, machine=None) if heartbeat.machine else heartbeat
+        self.heartbeat_at, self.heard_at, self.is_stale = now, now, False
+        self.tag = response_tag(heartbeat.worker_id, heartbeat.start_id)
+        self._served = frozenset(names_of(heartbeat))
 
-    def note_steps(self, beat: Beat, now: float) -> None:
+    def note_steps(self, heartbeat: Heartbeat, now: float) -> None:
         """See in a beat whether the engine does something: a busy one whose count of steps stands still is stuck."""
-        progress = beat.progress
+        progress = heartbeat.progress
         steps = progress.get("steps")
         steps = progress.get("tokens_out") if steps is None else steps
         busy = any((progress.get(name) or 0) > 0 for name in ("running", "waiting"))
@@ -164,19 +164,19 @@ class Worker:
 
     def begin(self) -> None:
         """Forget what was known of an earlier start of it: there is a new one."""
-        self.beat, self.beat_at, self.lost, self.machine = None, -math.inf, None, None
-        self.known_since, self.well_at = math.inf, -math.inf
+        self.heartbeat, self.heartbeat_at, self.lost, self.machine = None, -math.inf, None, None
+        self.known_since, self.last_healthy_at = math.inf, -math.inf
         self.is_down, self.retry_at, self.is_draining = False, None, False
         self.busy_steps, self.stuck_since = None, math.inf
         self.answers = False
         if self.endpoint is not None:
             self.endpoint.circuit = Circuit(self.endpoint.circuit.settings)
-            self.endpoint.probe_failures, self.endpoint.ill = None, ""
+            self.endpoint.probe_failures, self.endpoint.health_failure = None, ""
 
-    def met(self, other: "Worker") -> bool:
+    def overlapped_with(self, other: "WorkerRecord") -> bool:
         """Say whether the other was well when this start of the worker was there already, or came within a beat."""
-        interval = other.beat.heartbeat_interval if other.beat else 0
-        return self.known_since <= other.well_at + interval
+        interval = other.heartbeat.heartbeat_interval if other.heartbeat else 0
+        return self.known_since <= other.last_healthy_at + interval
 
     def why_not_ready(self, now: float, wedged_after_s: float) -> str:
         """Say in a few words what stands between it and a request."""
@@ -188,13 +188,13 @@ class Worker:
             return f"worker {self.id} has had requests for {now - self.stuck_since:.0f} s and made no step"
         if state == "stale":
             return f"worker {self.id} has not been heard of since the gateway was started"
-        if self.ill and state == "unhealthy":
-            return f"worker {self.id} fails its health checks: {self.ill}"
-        if self.why_out and state == "unhealthy":
-            return f"worker {self.id} {self.why_out}"
+        if self.health_failure and state == "unhealthy":
+            return f"worker {self.id} fails its health checks: {self.health_failure}"
+        if self.unavailable_reason and state == "unhealthy":
+            return f"worker {self.id} {self.unavailable_reason}"
         if state == "unhealthy":
             return f"worker {self.id} has not been heard of for {now - self.heard_at:.0f} s"
         if self.lost is not None:
             return f"worker {self.id} lost {self.lost.worker_id}, which {self.lost.why}"
-        phase = self.beat.phase if self.beat else ""
+        phase = self.heartbeat.phase if self.heartbeat else ""
         return f"worker {self.id} is {state}" + (f" ({phase})" if phase and phase != state else "")

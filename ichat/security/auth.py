@@ -91,7 +91,7 @@ class Caller:
     kind: Kind
     address: str
     """The client's, as far as proxies that are trusted say; "" over a unix socket."""
-    is_here: bool
+    is_local: bool
     """Whether it comes from this machine, by no proxy, and not from a page in a browser.
 
     Never where clients have keys: then a proxy that says nothing of its clients must not make each of them an operator.
@@ -99,7 +99,7 @@ class Caller:
     key: ClientKey | None = None
     is_relayed: bool = False
     """Whether a proxy sent it that is not trusted to say for whom, so that the address is the proxy's."""
-    is_own: bool = False
+    is_managed_worker: bool = False
     """Whether it is a worker that this gateway has started, over the control plane's own socket."""
 
     @property
@@ -108,7 +108,7 @@ class Caller:
         return self.key.name if self.key is not None else ""
 
     @property
-    def flow(self) -> str:
+    def fairness_key(self) -> str:
         """Whose share of a queue the request takes: its key's, or its address's."""
         return self.key_name or self.address
 
@@ -119,9 +119,9 @@ def bearer_of(value: bytes) -> bytes:
     return given.strip() if scheme.lower() == b"bearer" else value
 
 
-def write_caller(caller: Caller) -> bytes:
+def encode_caller(caller: Caller) -> bytes:
     """Write what the control plane has to know of a caller, for CALLER_HEADER."""
-    where = "here" if caller.is_here else "relayed" if caller.is_relayed else "elsewhere"
+    where = "here" if caller.is_local else "relayed" if caller.is_relayed else "elsewhere"
     return f"{caller.kind} {where} {caller.key_name} {caller.address}".encode()
 
 
@@ -250,7 +250,7 @@ class Auth:
         address = address_in(peer)
         is_here = is_loopback(address) and not (is_forwarded or self._keys) and address not in self.proxies
         if is_here:
-            is_here = head.version == b"1.1" and is_for_us(head.headers) and is_from_us(head.headers)
+            is_here = head.version == b"1.1" and targets_this_host(head.headers) and comes_from_this_host(head.headers)
         elif is_forwarded and address in self.proxies:
             address = self._behind(forwarded)
         elif is_forwarded:
@@ -299,13 +299,13 @@ class Auth:
                 return address
         return "unknown"
 
-    def read_caller(self, text: str | None) -> Caller:
+    def decode_caller(self, text: str | None) -> Caller:
         """Read what `write_caller` wrote.
 
         Who comes without is a worker that this gateway has started: nobody else finds the control plane's own socket.
         """
         if text is None:
-            return Caller("worker", "", is_here=False, is_own=True)
+            return Caller("worker", "", is_local=False, is_managed_worker=True)
         kind, where, name, address = text.split(" ", 3)
         key = next((key for key in self._keys.values() if key.name == name), None) if name else None
         return Caller(_KINDS[kind], address, where == "here", key, where == "relayed")
@@ -320,9 +320,9 @@ class Auth:
             if self._keys and caller.kind != "data" and not (rule == "models" and caller.kind == "admin"):
                 raise _refusal(caller, "a client's key (security.keys)")
         elif rule == "join":
-            if caller.is_own or caller.kind == "worker":
+            if caller.is_managed_worker or caller.kind == "worker":
                 return
-            if self._token is None and not caller.is_here:
+            if self._token is None and not caller.is_local:
                 raise errors.forbidden(
                     f"{self._only_here(caller, 'Workers join')}, unless security.join_token_env names a token, which"
                     " the workers have in ICHAT_JOIN_TOKEN."
@@ -332,7 +332,7 @@ class Auth:
         elif self._admin is not None:
             if caller.kind != "admin":
                 raise _refusal(caller, "the admin key (security.admin_key_env)")
-        elif not caller.is_here and (rule == "write" or not self.is_bare or is_loopback(caller.address)):
+        elif not caller.is_local and (rule == "write" or not self.is_bare or is_loopback(caller.address)):
             raise errors.forbidden(
                 f"{self._only_here(caller, 'This is allowed')}, unless security.admin_key_env or admin_key_hash gives"
                 " an admin key."
@@ -350,14 +350,16 @@ class Auth:
         """Return whether workers get from this caller what steers their engines: an operator, or a key for it."""
         if caller.key is not None:
             return caller.key.engine_control
-        return caller.kind == "admin" or (caller.is_here and self._admin is None)
+        return caller.kind == "admin" or (caller.is_local and self._admin is None)
 
     def check_model(self, caller: Caller, model: str) -> None:
         """Raise ApiError 403 where the caller's key is not for this model."""
         allowed = caller.key.models if caller.key is not None else None
         if allowed is not None and model not in allowed:
             names = ", ".join(sorted(allowed)) or "none"
-            raise errors.forbidden(f"The key `{caller.flow}` is not for the model `{model}`. Its models: {names}.")
+            raise errors.forbidden(
+                f"The key `{caller.fairness_key}` is not for the model `{model}`. Its models: {names}."
+            )
 
     async def check_worker(self, host: str, caller: Caller) -> str:
         """Give the address at which a worker is reached that says it is at `host`.
@@ -419,7 +421,7 @@ def _address_of(host: bytes) -> str:
     return name if _is_address(name) else ""
 
 
-def is_for_us(headers: Headers) -> bool:
+def targets_this_host(headers: Headers) -> bool:
     """Say whether a request names this machine as its host, and comes through no proxy that says so."""
     host = b""
     for name, value in headers:
@@ -430,7 +432,7 @@ def is_for_us(headers: Headers) -> bool:
     return bool(_address_of(host))
 
 
-def is_from_us(headers: Headers) -> bool:
+def comes_from_this_host(headers: Headers) -> bool:
     """Say whether the page that sends a request, if it is one, came from this machine."""
     for name, value in headers:
         if name == b"origin":

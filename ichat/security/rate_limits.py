@@ -110,7 +110,7 @@ class Quotas:
         for one in self._of(key):
             one.check(now)
 
-    def enter(self, key: str, now: float) -> "Share":
+    def acquire(self, key: str, now: float) -> "QuotaReservation":
         """Let a request of this key ("" for none) in, and count it. Raises ApiError 429."""
         self.check(key, now)
         used = self._of(key)
@@ -118,11 +118,11 @@ class Quotas:
             one.in_flight += 1
             if one.limits.requests_per_minute is not None:
                 one.requests.add(1, now)
-        return Share(used)
+        return QuotaReservation(used)
 
 
 @attrs.frozen
-class Share:
+class QuotaReservation:
     """One request that was let in."""
 
     _quotas: Sequence[Quota]
@@ -132,7 +132,7 @@ class Share:
         """Whether somebody must say how many tokens it used: they have a limit, or are told by key."""
         return any(quota.name or quota.counts_tokens for quota in self._quotas)
 
-    def leave(self, tokens: int, now: float) -> None:
+    def release(self, tokens: int, now: float) -> None:
         """Say that it has ended, and what it used."""
         for quota in self._quotas:
             quota.in_flight -= 1

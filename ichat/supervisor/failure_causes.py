@@ -265,7 +265,7 @@ _NO_SENTENCE = re.compile(
 _VALIDATION = re.compile(r"\d+ validation errors? for \w+; (?:Value error, )?| \[type=\w+, input_value=.*")
 
 
-def how_it_ended(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     """Say how a process ended, to be put after its name. A negative code is a signal's number; None is not known."""
     if code is None:
         return "ended"

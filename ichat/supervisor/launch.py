@@ -8,10 +8,10 @@ import zipfile
 from collections.abc import Collection, Mapping, Sequence
 
 import ichat
-from ichat.config.schema import Config, EngineValue, ManagedWorker
+from ichat.config.schema import Config, EngineValue, ManagedWorkerConfig
 from ichat.security.keys import TOKEN_FD_VARIABLE, TOKEN_VARIABLE
 from ichat.supervisor import processes
-from ichat.supervisor.orphans import MARK
+from ichat.supervisor.orphans import WORKER_TAG_VAR
 
 HEAD_BYTES_MORE = 8192
 """What the gateway may add to the head of a request."""
@@ -47,13 +47,15 @@ def engine_flags(arguments: Mapping[str, EngineValue]) -> list[str]:
     return flags
 
 
-def python_of(config: Config, worker: ManagedWorker) -> str:
+def python_of(config: Config, worker: ManagedWorkerConfig) -> str:
     """Give the interpreter that runs a worker."""
     engine = config.engines.get(worker.backend)
     return worker.python or (engine.python if engine else None) or sys.executable
 
 
-def command_of(config: Config, worker: ManagedWorker, worker_id: str, unix_socket: str, control: str) -> list[str]:
+def command_of(
+    config: Config, worker: ManagedWorkerConfig, worker_id: str, unix_socket: str, control: str
+) -> list[str]:
     """Write the command of a worker that listens on this socket too, and beats to the control plane's."""
     limits, timeouts = config.limits, config.timeouts
     keeps = worker.on_gateway_exit == "keep"
@@ -90,7 +92,7 @@ def token_of(config: Config) -> str:
 
 
 def environment_of(
-    config: Config, worker: ManagedWorker, mark: str, watched: int | None = None, token: int | None = None
+    config: Config, worker: ManagedWorkerConfig, mark: str, watched: int | None = None, token: int | None = None
 ) -> dict[str, str]:
     """Make a worker's environment; `watched` is the end of the pipe by which it sees that its launcher is gone.
 
@@ -100,7 +102,7 @@ def environment_of(
     ours = {processes.LAUNCHER_FD, TOKEN_FD_VARIABLE, TOKEN_VARIABLE, *config.security.variables()}
     ours |= {route.api_key_env for route in config.external_routes if route.api_key_env is not None}
     environment = {name: value for name, value in os.environ.items() if name not in ours}
-    environment |= {"PYTHONUNBUFFERED": "1", MARK: mark}
+    environment |= {"PYTHONUNBUFFERED": "1", WORKER_TAG_VAR: mark}
     if watched is not None:
         environment[processes.LAUNCHER_FD] = str(watched)
     if token is not None:

@@ -12,21 +12,21 @@ import attrs
 import psutil
 import trio
 
-from ichat.config.schema import Config, ManagedWorker
+from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import EXIT_USAGE
 from ichat.hardware.gpus import find_gpus
-from ichat.observability.logs.store import Logbook
+from ichat.observability.logs.store import LogStore
 from ichat.routing.registry import Registry
-from ichat.routing.worker_record import End, Worker
+from ichat.routing.worker_record import WorkerEnd, WorkerRecord
 from ichat.security.keys import hand_over
 from ichat.security.redact import shown
 from ichat.supervisor import processes
 from ichat.supervisor.failure_causes import LINES_MAX as CAUSE_LINES_MAX
-from ichat.supervisor.failure_causes import cause_of, how_it_ended, oom_kills
+from ichat.supervisor.failure_causes import cause_of, describe_exit, oom_kills
 from ichat.supervisor.launch import command_of, environment_of, python_of, token_of
-from ichat.supervisor.orphans import Adopted, marked, stamp_of
-from ichat.supervisor.preflight import look, problems_of
-from ichat.supervisor.state import Started, StateDirectory
+from ichat.supervisor.orphans import AdoptedProcess, marked, process_identity
+from ichat.supervisor.preflight import collect_facts, problems_of
+from ichat.supervisor.state import SavedManagedWorker, StateDirectory
 
 log = logging.getLogger(__name__)
 
@@ -47,38 +47,44 @@ _STUCK = frozenset(("unhealthy", "wedged"))
 
 
 @attrs.define(eq=False)
-class Shared:
+class SupervisorContext:
     """What all managed workers have in common."""
 
     config: Config
     """The newest one."""
     registry: Registry
-    logbook: Logbook
+    logbook: LogStore
     state: StateDirectory
     remember: Callable[[], None]
     """Called when the next gateway should know of something."""
     hurry: trio.Event = attrs.field(factory=trio.Event)
     """Set when nothing is waited for any more."""
-    workers: "dict[str, Managed]" = attrs.field(factory=dict[str, "Managed"])
+    workers: "dict[str, ManagedWorker]" = attrs.field(factory=dict[str, "ManagedWorker"])
 
-    async def look(self, spec: ManagedWorker, others: Mapping[str, ManagedWorker]) -> Sequence[str]:
+    async def look(self, spec: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig]) -> Sequence[str]:
         """Give what would keep a worker from starting beside the others, each in a sentence."""
         python = python_of(self.config, spec)
-        facts = await look(spec, python, environment_of(self.config, spec, ""))
+        facts = await collect_facts(spec, python, environment_of(self.config, spec, ""))
         return problems_of(spec, python, others, facts)
 
 
-class Managed:
+class ManagedWorker:
     """One managed worker, through all of its starts."""
 
     def __init__(
-        self, worker_id: str, spec: ManagedWorker, shared: Shared, *, is_launched: bool, adopted: Adopted | None = None
+        self,
+        worker_id: str,
+        spec: ManagedWorkerConfig,
+        shared: SupervisorContext,
+        *,
+        is_launched: bool,
+        adopted: AdoptedProcess | None = None,
     ) -> None:
         """`is_launched` says that it was asked for over the API; `adopted` is a process of it that runs already."""
         self.id = worker_id
         self.spec = spec
         self.is_launched = is_launched
-        self.replaces: Managed | None = None
+        self.replaces: ManagedWorker | None = None
         """Another one that serves its model until this one can."""
         self._shared = shared
         self._adopted = adopted
@@ -90,9 +96,9 @@ class Managed:
         self._asked = trio.Event()
         self._scope = trio.CancelScope()
         self._gone = trio.Event()
-        self._process: trio.Process | Adopted | None = None
+        self._process: trio.Process | AdoptedProcess | None = None
         self._stamp = ""
-        self.entry: Worker = shared.registry.expect(worker_id, [spec.model_name], self._socket)
+        self.entry: WorkerRecord = shared.registry.expect(worker_id, [spec.model_name], self._socket)
         self._describe()
 
     def __repr__(self) -> str:
@@ -116,7 +122,7 @@ class Managed:
         return self._process.pid if self._process is not None else 0
 
     @property
-    def holds(self) -> ManagedWorker:
+    def holds(self) -> ManagedWorkerConfig:
         """What its process was started with, or will be."""
         return self._running if self.pid else self.spec
 
@@ -130,20 +136,20 @@ class Managed:
         """Whether it is about to be forgotten."""
         return self._is_leaving
 
-    def started(self) -> Started:
+    def started(self) -> SavedManagedWorker:
         """Give what the next gateway has to know of it: what runs, as it was started."""
         table = attrs.asdict(self.holds)
         table = {key: value for key, value in table.items() if value is not None}
-        return Started(self.id, table, self.is_launched and not self._is_leaving, self.pid, self._stamp)
+        return SavedManagedWorker(self.id, table, self.is_launched and not self._is_leaving, self.pid, self._stamp)
 
-    def update(self, spec: ManagedWorker) -> None:
+    def update(self, spec: ManagedWorkerConfig) -> None:
         """Take a changed table whose changes concern the gateway alone."""
         self.spec = spec
         self._describe()
-        self._shared.registry.bound(self._shared.config.routing.max_in_flight)
+        self._shared.registry.set_default_concurrency(self._shared.config.routing.max_in_flight)
         self._shared.remember()
 
-    def restart(self, spec: ManagedWorker) -> None:
+    def restart(self, spec: ManagedWorkerConfig) -> None:
         """Have it drained, ended, and started anew by this table, however often it has failed."""
         self.update(spec)
         self._asked.set()
@@ -169,16 +175,16 @@ class Managed:
         """Start it, and again after each end, until it has failed for good, is removed, or this is cancelled."""
         try:
             with self._scope:
-                await self._live()
+                await self._restart_loop()
         finally:
             self._gone.set()
 
-    async def _live(self) -> None:
+    async def _restart_loop(self) -> None:
         registry, failures = self._shared.registry, 0
         while True:
             if self._is_leaving:
                 await trio.sleep_forever()
-            end, was_well = await self._try_once()
+            end, was_well = await self._run_guarded()
             restart = self._shared.config.restart
             failures = 1 if was_well else failures + 1
             if end is None:
@@ -200,7 +206,7 @@ class Managed:
             self.entry.restarts += 1
             self.entry.begin()
 
-    async def _try_once(self) -> tuple[End | None, bool]:
+    async def _run_guarded(self) -> tuple[WorkerEnd | None, bool]:
         """See one start of it through; a bug in that counts as an end of it, and ends no other worker."""
         try:
             return await self._run_once()
@@ -209,15 +215,15 @@ class Managed:
             with trio.CancelScope(shield=True):
                 await self._sweep(self.pid, [])
             self._process, self._stamp = None, ""
-            return End("could not be watched", time.time(), cause=repr(error)), False
+            return WorkerEnd("could not be watched", time.time(), cause=repr(error)), False
 
-    async def _run_once(self) -> tuple[End | None, bool]:
+    async def _run_once(self) -> tuple[WorkerEnd | None, bool]:
         """Start it and see how that ends: how (None where it was asked to), and whether it was well before."""
         if self._adopted is not None:
             process, self._adopted = self._adopted, None
             self.entry.is_piped = False
             self._shared.logbook.resume(self.id)
-            return await self._see_through(process)
+            return await self._supervise_process(process)
         problems = await self._look()
         if problems or self._asked.is_set():
             return self._end_without_process(" ".join(problems)) if problems else None, False
@@ -232,14 +238,14 @@ class Managed:
             finally:
                 if watched is not None:
                     os.close(watched)
-            return await self._see_through(process)
+            return await self._supervise_process(process)
         finally:
             if ours is not None:
                 os.close(ours)
 
-    def _end_without_process(self, cause: str) -> End:
+    def _end_without_process(self, cause: str) -> WorkerEnd:
         lines = self._shared.logbook.last_lines(self.id, self._shared.config.logs.last_lines_max)
-        return End("cannot be started", time.time(), cause=cause, last_lines=lines)
+        return WorkerEnd("cannot be started", time.time(), cause=cause, last_lines=lines)
 
     async def _look(self) -> Sequence[str]:
         """Give what would keep it from starting, once those that are being stopped have left room for it."""
@@ -250,14 +256,14 @@ class Managed:
             await trio.sleep(ROOM_POLL_S)
         return await self._shared.look(self.spec, self._others())
 
-    def _others(self) -> dict[str, ManagedWorker]:
+    def _others(self) -> dict[str, ManagedWorkerConfig]:
         """Give the workers that have what they need before this one gets it: those that run, or were there first."""
         workers = list(self._shared.workers.values())
         earlier = workers[: workers.index(self)] if self in workers else workers
         having = [one for one in workers if one.pid or (one in earlier and not one.has_failed)]
         return {one.id: one.holds for one in having if one is not self}
 
-    def leaves_room_for(self, other: "Managed") -> bool:
+    def leaves_room_for(self, other: "ManagedWorker") -> bool:
         """Say whether it is about to end, and has something that the other one needs: a GPU or the port."""
         if not (self.pid and (self._is_leaving or self._asked.is_set())):
             return False
@@ -293,21 +299,21 @@ class Managed:
             if token_fd is not None:
                 os.close(token_fd)
 
-    async def _see_through(self, process: trio.Process | Adopted) -> tuple[End | None, bool]:
+    async def _supervise_process(self, process: trio.Process | AdoptedProcess) -> tuple[WorkerEnd | None, bool]:
         """Watch over a process until it has ended or shall, and then end all of it."""
         shared = self._shared
         self._process, self._stamp, self._running = process, "", self.spec
         with contextlib.suppress(OSError):
-            self._stamp = stamp_of(process.pid)
+            self._stamp = process_identity(process.pid)
         shared.remember()
         ooms, why, was_well, is_cut = oom_kills(), None, False, True
         try:
-            await processes.stand_back(process.pid)
+            await processes.lower_session_priority(process.pid)
             why, was_well = await self._watch(process)
             is_cut = False
             if not (self._asked.is_set() or why):
                 code = process.returncode
-                shared.registry.fail(self.entry, End(how_it_ended(code), time.time()), trio.current_time())
+                shared.registry.fail(self.entry, WorkerEnd(describe_exit(code), time.time()), trio.current_time())
             elif why:
                 log.error("worker %s is ended: it %s", self.id, why)
             else:
@@ -324,29 +330,29 @@ class Managed:
                     await self._end(process)
                     self._process, self._stamp = None, ""
                 await shared.logbook.end(self.id)
-                if isinstance(process, Adopted):
+                if isinstance(process, AdoptedProcess):
                     process.close()
                 shared.remember()
         return None if self._asked.is_set() else self._record(process.returncode, why, ooms), was_well
 
-    def _record(self, code: int | None, why: str | None, ooms: int | None) -> End:
+    def _record(self, code: int | None, why: str | None, ooms: int | None) -> WorkerEnd:
         """Put together what is known of its end."""
         lines = self._shared.logbook.last_lines(self.id, CAUSE_LINES_MAX)
         now = oom_kills()
         was_killed = code == -signal.SIGKILL or any(word in line for line in lines for word in _KILLED)
         oom_killed = bool(why is None and was_killed and ooms is not None and now is not None and now > ooms)
-        told = self.entry.beat.failure if self.entry.beat else ""
-        return End(
-            why or how_it_ended(code),
+        told = self.entry.heartbeat.failure if self.entry.heartbeat else ""
+        return WorkerEnd(
+            why or describe_exit(code),
             time.time(),
             exit_code=code if code is not None and code >= 0 else None,
-            signal=how_it_ended(code).rpartition(" ")[2] if code is not None and code < 0 else None,
+            signal=describe_exit(code).rpartition(" ")[2] if code is not None and code < 0 else None,
             oom_killed=oom_killed,
             cause="" if why else cause_of(lines, code, oom_killed=oom_killed, told=told) or told,
             last_lines=lines[len(lines) - min(len(lines), self._shared.config.logs.last_lines_max) :],
         )
 
-    async def _watch(self, process: trio.Process | Adopted) -> tuple[str | None, bool]:
+    async def _watch(self, process: trio.Process | AdoptedProcess) -> tuple[str | None, bool]:
         """Wait until it has ended, or is to be restarted, or must be ended: give why, and whether it was well."""
         began = trio.current_time()
         up_since = stuck_since = None
@@ -369,7 +375,7 @@ class Managed:
                 state = self._shared.registry.state(self.entry)
                 if state in _UP:
                     up_since = up_since or now
-                is_stuck = state in _STUCK or (isinstance(process, Adopted) and self.entry.beat is None)
+                is_stuck = state in _STUCK or (isinstance(process, AdoptedProcess) and self.entry.heartbeat is None)
                 stuck_since = (stuck_since or now) if is_stuck else None
                 if state in _NOT_UP_YET and now - began > timeouts.load_s:
                     why = f"was not ready within {timeouts.load_s:g} s"
@@ -390,7 +396,7 @@ class Managed:
                     break
                 await trio.sleep(DRAIN_POLL_S)
 
-    async def _end(self, process: trio.Process | Adopted) -> None:
+    async def _end(self, process: trio.Process | AdoptedProcess) -> None:
         """End it and every process that stems from it: asked first, killed after `timeouts.stop_s`."""
         pid, stop_s = process.pid, self._shared.config.timeouts.stop_s
         family = await trio.to_thread.run_sync(processes.descendants, pid)
@@ -445,7 +451,7 @@ class Managed:
                 await trio.sleep(GPU_POLL_S)
         log.error("worker %s has ended, and a GPU still holds memory of it", self.id)
 
-    async def _wait(self, process: trio.Process | Adopted, wait_s: float) -> None:
+    async def _wait(self, process: trio.Process | AdoptedProcess, wait_s: float) -> None:
         with trio.move_on_after(wait_s):
             async with trio.open_nursery() as nursery:
 
@@ -458,5 +464,5 @@ class Managed:
                 nursery.cancel_scope.cancel()
 
 
-def _has_ended(process: trio.Process | Adopted) -> bool:
-    return process.has_ended() if isinstance(process, Adopted) else process.returncode is not None
+def _has_ended(process: trio.Process | AdoptedProcess) -> bool:
+    return process.has_ended() if isinstance(process, AdoptedProcess) else process.returncode is not None

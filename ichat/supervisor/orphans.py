@@ -16,7 +16,7 @@ import trio
 
 from ichat.supervisor.processes import is_alive
 
-MARK = "ICHAT_WORKER"
+WORKER_TAG_VAR = "ICHAT_WORKER"
 """The variable that says which start of which worker a process belongs to, in whatever session it is."""
 _PR_SET_CHILD_SUBREAPER = 36
 REAP_S = 2.0
@@ -69,7 +69,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 def marked_by(beginning: str) -> list[tuple[psutil.Process, str]]:
     """Give the live processes other than this one whose mark begins so, each with its mark."""
-    name, found = f"{MARK}=".encode(), list[tuple[psutil.Process, str]]()
+    name, found = f"{WORKER_TAG_VAR}=".encode(), list[tuple[psutil.Process, str]]()
     for pid in set(psutil.pids()) - {os.getpid()}:
         with contextlib.suppress(OSError, psutil.Error):
             words = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -80,7 +80,7 @@ def marked_by(beginning: str) -> list[tuple[psutil.Process, str]]:
     return found
 
 
-def stamp_of(pid: int) -> str:
+def process_identity(pid: int) -> str:
     """Tell a process from every other that has had or will have its pid: the boot, and its start since then.
 
     Empty where there is none. proc_pid_stat(5), field 22. Raises OSError where that cannot be looked up.
@@ -93,7 +93,7 @@ def stamp_of(pid: int) -> str:
     return "" if fields[0] == "Z" else f"{boot}:{fields[19]}"
 
 
-class Adopted:
+class AdoptedProcess:
     """A process that another one started: as much of `trio.Process` as can be had of it."""
 
     def __init__(self, pid: int) -> None:

@@ -23,7 +23,7 @@ import attrs
 import psutil
 import trio
 
-from ichat.config.schema import ManagedWorker
+from ichat.config.schema import ManagedWorkerConfig
 from ichat.hardware.gpus import Gpu, GpuProcess, find_gpus
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class Facts:
     """The worker's CUDA_VISIBLE_DEVICES, wherever it comes from."""
 
 
-async def look(worker: ManagedWorker, python: str, environment: Mapping[str, str]) -> Facts:
+async def collect_facts(worker: ManagedWorkerConfig, python: str, environment: Mapping[str, str]) -> Facts:
     """Look at the system, as far as it answers within `LOOK_S`.
 
     `python` is the interpreter that the worker will have, `environment` all of its variables.
@@ -115,7 +115,7 @@ async def look(worker: ManagedWorker, python: str, environment: Mapping[str, str
     return attrs.evolve(facts, gpus=gpus)
 
 
-def read_facts(worker: ManagedWorker, python: str, environment: Mapping[str, str]) -> Facts:
+def read_facts(worker: ManagedWorkerConfig, python: str, environment: Mapping[str, str]) -> Facts:
     """Look at port, interpreter and model; runs a program and may look up a name, so it belongs in a thread."""
     port = _read_port(worker.host, worker.port)
     state, words = _read_python(python, worker.backend, environment)
@@ -132,7 +132,9 @@ def read_facts(worker: ManagedWorker, python: str, environment: Mapping[str, str
     )
 
 
-def problems_of(worker: ManagedWorker, python: str, others: Mapping[str, ManagedWorker], facts: Facts) -> list[str]:
+def problems_of(
+    worker: ManagedWorkerConfig, python: str, others: Mapping[str, ManagedWorkerConfig], facts: Facts
+) -> list[str]:
     """Give every reason why this worker would not start, each one sentence that says what to do.
 
     `others` are the managed workers that run or are about to, by their ids; `python` is this one's interpreter.
@@ -149,7 +151,9 @@ def problems_of(worker: ManagedWorker, python: str, others: Mapping[str, Managed
 # Decisions.
 
 
-def _problems_of_port(worker: ManagedWorker, others: Mapping[str, ManagedWorker], facts: Facts) -> Iterator[str]:
+def _problems_of_port(
+    worker: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig], facts: Facts
+) -> Iterator[str]:
     host, port = worker.host, worker.port
     same = [name for name, other in others.items() if port and other.port == port and _overlap(host, other.host)]
     if same:
@@ -172,7 +176,7 @@ def _overlap(host: str, other: str) -> bool:
     return host == other or not {"", "0.0.0.0", "::"}.isdisjoint((host, other))
 
 
-def _problems_of_python(worker: ManagedWorker, python: str, facts: Facts) -> Iterator[str]:
+def _problems_of_python(worker: ManagedWorkerConfig, python: str, facts: Facts) -> Iterator[str]:
     engine, words = ENGINES.get(worker.backend, worker.backend), facts.python_words
     make = f"make one with `./build engine {worker.backend}`"
     if worker.backend not in ENGINES:
@@ -197,7 +201,7 @@ def _problems_of_python(worker: ManagedWorker, python: str, facts: Facts) -> Ite
         yield f"The interpreter {python} did not answer within {PROBE_S:g} s: see what holds it up, or {says}."
 
 
-def _problems_of_model(worker: ManagedWorker, facts: Facts) -> Iterator[str]:
+def _problems_of_model(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[str]:
     path, hint = worker.model_path, f"; {facts.model_hint} may be meant" if facts.model_hint else ""
     here = "" if os.path.isabs(path) else f" (seen from {facts.directory})"
     if facts.model == "missing":
@@ -210,7 +214,7 @@ def _problems_of_model(worker: ManagedWorker, facts: Facts) -> Iterator[str]:
         yield f"The file {path} is no GGUF model: set model_path to the model's directory, or to a GGUF file{hint}."
 
 
-def _problems_of_sharing(worker: ManagedWorker, others: Mapping[str, ManagedWorker]) -> Iterator[str]:
+def _problems_of_sharing(worker: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig]) -> Iterator[str]:
     for number in dict.fromkeys(worker.gpu_ids or ()):
         holders = {name: other for name, other in others.items() if number in (other.gpu_ids or ())}
         apart = [name for name, other in holders.items() if not (worker.share_gpus and other.share_gpus)]
@@ -228,7 +232,7 @@ def _problems_of_sharing(worker: ManagedWorker, others: Mapping[str, ManagedWork
                 )
 
 
-def _problems_of_gpus(worker: ManagedWorker, facts: Facts) -> Iterator[str]:
+def _problems_of_gpus(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[str]:
     needed = _ranks(worker)
     ids = _ids(worker, facts)
     if ids is None:
@@ -258,7 +262,7 @@ def _problems_of_gpus(worker: ManagedWorker, facts: Facts) -> Iterator[str]:
         yield from _problems_of_memory(worker, used)
 
 
-def _problems_of_memory(worker: ManagedWorker, gpus: Sequence[Gpu]) -> Iterator[str]:
+def _problems_of_memory(worker: ManagedWorkerConfig, gpus: Sequence[Gpu]) -> Iterator[str]:
     """Compare with the engines' own rules: a share of all memory for vLLM; for SGLang, of what is free then."""
     sizes = [(gpu, gpu.memory_total_bytes, gpu.memory_free_bytes) for gpu in gpus if not gpu.is_split]
     known = [(gpu, total, free) for gpu, total, free in sizes if total and free is not None]
@@ -301,7 +305,7 @@ def _gib(size: float) -> str:
     return f"{size / _GIB:.1f}"
 
 
-def _ids(worker: ManagedWorker, facts: Facts) -> list[int] | None:
+def _ids(worker: ManagedWorkerConfig, facts: Facts) -> list[int] | None:
     """Give the numbers of the GPUs that the worker sees, all of them where nothing is said; None is not known."""
     if facts.visible is None:
         if worker.gpu_ids is not None:
@@ -319,12 +323,12 @@ def _ids(worker: ManagedWorker, facts: Facts) -> list[int] | None:
     return ids
 
 
-def _share(worker: ManagedWorker) -> float:
+def _share(worker: ManagedWorkerConfig) -> float:
     names = ("gpu_memory_utilization", "device_memory_utilization", "mem_fraction_static")
     return _number(worker, *names, default=MEMORY_SHARE)
 
 
-def _ranks(worker: ManagedWorker) -> int:
+def _ranks(worker: ManagedWorkerConfig) -> int:
     if worker.backend not in ENGINES:
         return 1
     tensor = _number(worker, "tensor_parallel_size", "tp_size", "tp", default=1)
@@ -332,18 +336,18 @@ def _ranks(worker: ManagedWorker) -> int:
     return max(int(tensor), 1) * max(int(pipeline), 1)
 
 
-def _is_spread(worker: ManagedWorker) -> bool:
+def _is_spread(worker: ManagedWorkerConfig) -> bool:
     """Say whether the GPUs of other machines count as well."""
     arguments = _arguments(worker)
     is_ray = arguments.get("distributed_executor_backend") == "ray" or arguments.get("use_ray") is True
     return is_ray or _number(worker, "nnodes", default=1) > 1
 
 
-def _arguments(worker: ManagedWorker) -> dict[str, Any]:
+def _arguments(worker: ManagedWorkerConfig) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in worker.backend_args.items()}
 
 
-def _number(worker: ManagedWorker, *names: str, default: float) -> float:
+def _number(worker: ManagedWorkerConfig, *names: str, default: float) -> float:
     """Read an argument of the engine by any of its names; what is no number is the engine's to refuse."""
     arguments = _arguments(worker)
     value = next((arguments[name] for name in names if name in arguments), default)
@@ -446,7 +450,7 @@ def _probe(command: list[str], environment: Mapping[str, str]) -> tuple[PythonSt
         return "broken", last[:200]
 
 
-def _read_model(worker: ManagedWorker) -> tuple[ModelState, str]:
+def _read_model(worker: ManagedWorkerConfig) -> tuple[ModelState, str]:
     path = worker.model_path
     try:
         if os.path.isfile(path):

@@ -25,7 +25,7 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-async def stand_back(session: int) -> None:
+async def lower_session_priority(session: int) -> None:
     """Have a session that was just made leave others their turn, where the kernel shares processors between sessions.
 
     That is autogroup (sched(7)), which counts outside of control groups alone. With equal weights a busy engine kept

@@ -8,7 +8,7 @@ import trio
 
 from ichat.protocol import PROOF_HEADER
 from ichat.routing.registry import Registry
-from ichat.routing.worker_record import Worker
+from ichat.routing.worker_record import WorkerRecord
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ ASK_S = 5.0
 ASKED_AT_ONCE_MAX = 32
 
 
-async def ask_to_beat(registry: Registry, proof: str) -> None:
+async def request_heartbeats(registry: Registry, proof: str) -> None:
     """Ask every worker that has not beaten since the gateway's start. One that is not iChat's own is waited for.
 
     The proof, if it is not empty, shows them that their gateway asks.
@@ -25,16 +25,16 @@ async def ask_to_beat(registry: Registry, proof: str) -> None:
     limit = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
     async with trio.open_nursery() as nursery:
         for worker in registry:
-            if worker.is_stale or (worker.managed and worker.beat is None and worker.unix_socket):
+            if worker.is_stale or (worker.managed and worker.heartbeat is None and worker.unix_socket):
                 nursery.start_soon(_ask, worker, limit, proof)
 
 
-async def _ask(worker: Worker, limit: trio.CapacityLimiter, proof: str) -> None:
+async def _ask(worker: WorkerRecord, limit: trio.CapacityLimiter, proof: str) -> None:
     verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used; httpx would read all authorities there are
     transport, url = httpx.AsyncHTTPTransport(verify, uds=worker.unix_socket), "http://localhost/beat"
-    if worker.unix_socket is None and worker.beat is not None:
-        host = f"[{worker.beat.host}]" if ":" in worker.beat.host else worker.beat.host
-        url = f"http://{host}:{worker.beat.port}/beat"
+    if worker.unix_socket is None and worker.heartbeat is not None:
+        host = f"[{worker.heartbeat.host}]" if ":" in worker.heartbeat.host else worker.heartbeat.host
+        url = f"http://{host}:{worker.heartbeat.port}/beat"
     async with limit:
         try:
             async with httpx.AsyncClient(timeout=ASK_S, trust_env=False, transport=transport) as client:

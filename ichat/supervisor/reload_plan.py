@@ -11,7 +11,7 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from ichat.config.schema import Config, EngineSettings, ExternalRoute, Key, ManagedWorker
+from ichat.config.schema import Config, EngineSettings, ExternalRoute, Key, ManagedWorkerConfig
 from ichat.security.redact import masked
 
 Action = Literal["start", "stop", "restart", "update", "keep", "later"]
@@ -40,7 +40,7 @@ class Running:
     """A managed worker that the gateway has, whatever has become of it."""
 
     worker_id: str
-    spec: ManagedWorker
+    spec: ManagedWorkerConfig
     is_launched: bool
     """Whether it was launched over the API: a reload never touches it."""
     has_failed: bool
@@ -54,7 +54,7 @@ class Change:
     action: Action
     worker_id: str
     """Empty for one that is to be started."""
-    spec: ManagedWorker | None
+    spec: ManagedWorkerConfig | None
     """What it is to be; None for one that is to be stopped."""
     why: str
     """What is different, old value -> new value; secrets are masked."""
@@ -66,7 +66,7 @@ class Change:
 
 
 @frozen
-class Step:
+class ReloadStep:
     """One line of the plan, for operators."""
 
     action: Action
@@ -75,7 +75,7 @@ class Step:
 
 
 def changes_of_workers(
-    running: Sequence[Running], wanted: Sequence[ManagedWorker], old_engines: Engines, new_engines: Engines
+    running: Sequence[Running], wanted: Sequence[ManagedWorkerConfig], old_engines: Engines, new_engines: Engines
 ) -> list[Change]:
     """Decide what happens to each worker: first those there are, in their order, then the new ones, in theirs."""
     taken = _matched([one for one in running if not one.is_launched], wanted)
@@ -94,28 +94,28 @@ def changes_of_workers(
     return _with_new_first(changes, {one.worker_id: one for one in running})
 
 
-def steps_of_settings(old: Config, new: Config) -> list[Step]:
+def steps_of_settings(old: Config, new: Config) -> list[ReloadStep]:
     """Say what becomes of everything but the workers; what has not changed has no step."""
-    steps: list[Step] = []
+    steps: list[ReloadStep] = []
     for section in _SETTINGS:
         steps += _steps_of_section(section, getattr(old, section), getattr(new, section))
     for name in sorted({*old.engines, *new.engines}):
         before, after = _python(old.engines.get(name)), _python(new.engines.get(name))
         if before != after:
             why = f"{_how_changed('python', before, after)}; for workers that start from now on"
-            steps.append(Step("update", f"engines.{name}.python", why))
+            steps.append(ReloadStep("update", f"engines.{name}.python", why))
     steps += _steps_of_keys(old.security.keys, new.security.keys)
     return [*steps, *_steps_of_routes(old.external_routes, new.external_routes)]
 
 
-def step_of(change: Change) -> Step:
+def step_of(change: Change) -> ReloadStep:
     """Write what happens to a worker as a line of the plan."""
     name = f" of {change.spec.model_name}" if change.spec else ""
     what = f"worker {change.worker_id}" if change.worker_id else f"a worker{name}"
-    return Step(change.action, what, change.why)
+    return ReloadStep(change.action, what, change.why)
 
 
-def summary(steps: Sequence[Step]) -> str:
+def summary(steps: Sequence[ReloadStep]) -> str:
     """Count the steps, for example ``+1 start, ~1 restart, -0 stop, 2 update, 3 untouched``."""
     counts = Counter(step.action for step in steps)
     parts = [f"+{counts['start']} start", f"~{counts['restart']} restart", f"-{counts['stop']} stop"]
@@ -127,13 +127,13 @@ def summary(steps: Sequence[Step]) -> str:
 # Workers.
 
 
-def _matched(running: Sequence[Running], wanted: Sequence[ManagedWorker]) -> dict[str, int]:
+def _matched(running: Sequence[Running], wanted: Sequence[ManagedWorkerConfig]) -> dict[str, int]:
     """Give each worker the index of what it is to be, so that as little as possible is disturbed.
 
     First the same, then those that need no restart, then those of the same model. Workers that have failed come last
     each time: of two that are alike, the one that works stays.
     """
-    keys: list[Callable[[ManagedWorker], str]] = [
+    keys: list[Callable[[ManagedWorkerConfig], str]] = [
         _text_of,
         _needs_of,
         lambda spec: spec.model_name,
@@ -153,7 +153,7 @@ def _matched(running: Sequence[Running], wanted: Sequence[ManagedWorker]) -> dic
 
 
 def _change(
-    one: Running, spec: ManagedWorker, old_engine: EngineSettings | None, new_engine: EngineSettings | None
+    one: Running, spec: ManagedWorkerConfig, old_engine: EngineSettings | None, new_engine: EngineSettings | None
 ) -> Change:
     needs_restart = _needs_of(one.spec) != _needs_of(spec)
     reasons = _how_worker_changed(one.spec, spec)
@@ -182,7 +182,7 @@ def _with_new_first(changes: Sequence[Change], running: Mapping[str, Running]) -
     ]
 
 
-def _is_free(spec: ManagedWorker, held: Sequence[ManagedWorker]) -> bool:
+def _is_free(spec: ManagedWorkerConfig, held: Sequence[ManagedWorkerConfig]) -> bool:
     return all(
         (spec.port == 0 or spec.port != old.port)
         and spec.gpu_ids is not None
@@ -192,12 +192,12 @@ def _is_free(spec: ManagedWorker, held: Sequence[ManagedWorker]) -> bool:
     )
 
 
-def _needs_of(spec: ManagedWorker) -> str:
+def _needs_of(spec: ManagedWorkerConfig) -> str:
     """Write what its process was started with: where this differs, it has to be started again."""
     return _text_of(attrs.evolve(spec, max_in_flight=None, share_gpus=False))
 
 
-def _how_worker_changed(old: ManagedWorker, new: ManagedWorker) -> list[str]:
+def _how_worker_changed(old: ManagedWorkerConfig, new: ManagedWorkerConfig) -> list[str]:
     return [
         *_differences(attrs.asdict(old), attrs.asdict(new), without=("env", "backend_args")).values(),
         *_differences(old.backend_args, new.backend_args).values(),
@@ -208,40 +208,40 @@ def _how_worker_changed(old: ManagedWorker, new: ManagedWorker) -> list[str]:
 # Settings and routes.
 
 
-def _steps_of_section(section: str, old: Any, new: Any) -> Iterator[Step]:
+def _steps_of_section(section: str, old: Any, new: Any) -> Iterator[ReloadStep]:
     for name, how in _differences(attrs.asdict(old), attrs.asdict(new), without=("keys",)).items():
         path = f"{section}.{name}"
         if path in _LATER:
-            yield Step("later", path, f"{how}; only with a restart of the gateway")
+            yield ReloadStep("later", path, f"{how}; only with a restart of the gateway")
         elif path in _WORKERS_TOO:
-            yield Step("update", path, f"{how}; managed workers take it at their next start")
+            yield ReloadStep("update", path, f"{how}; managed workers take it at their next start")
         else:
-            yield Step("update", path, how)
+            yield ReloadStep("update", path, how)
 
 
-def _steps_of_keys(old: Sequence[Key], new: Sequence[Key]) -> Iterator[Step]:
+def _steps_of_keys(old: Sequence[Key], new: Sequence[Key]) -> Iterator[ReloadStep]:
     before, after = {key.name: key for key in old}, {key.name: key for key in new}
     for name in {**before, **after}:
         what = f"security.keys {name}"
         if name not in before:
-            yield Step("start", what, "it is new in the configuration")
+            yield ReloadStep("start", what, "it is new in the configuration")
         elif name not in after:
-            yield Step("stop", what, "the configuration has it no more")
+            yield ReloadStep("stop", what, "the configuration has it no more")
         elif why := _differences(attrs.asdict(before[name]), attrs.asdict(after[name])):
-            yield Step("update", what, "; ".join(why.values()))
+            yield ReloadStep("update", what, "; ".join(why.values()))
 
 
-def _steps_of_routes(old: Sequence[ExternalRoute], new: Sequence[ExternalRoute]) -> Iterator[Step]:
+def _steps_of_routes(old: Sequence[ExternalRoute], new: Sequence[ExternalRoute]) -> Iterator[ReloadStep]:
     for name in dict.fromkeys(route.model_name for route in [*old, *new]):
         before = [route for route in old if route.model_name == name]
         after = [route for route in new if route.model_name == name]
         what = f"external route {name}"
         if not before:
-            yield Step("start", what, "it is new in the configuration")
+            yield ReloadStep("start", what, "it is new in the configuration")
         elif not after:
-            yield Step("stop", what, "the configuration has it no more")
+            yield ReloadStep("stop", what, "the configuration has it no more")
         elif why := _how_routes_changed(before, after):
-            yield Step("update", what, why)
+            yield ReloadStep("update", what, why)
 
 
 def _how_routes_changed(old: Sequence[ExternalRoute], new: Sequence[ExternalRoute]) -> str:
@@ -265,7 +265,7 @@ def _python(engine: EngineSettings | None) -> str | None:
 
 def _text_of(value: Any) -> str:
     """Write a value so that two are the same only if they mean the same: 1, 1.0 and true do not."""
-    plain = attrs.asdict(value) if isinstance(value, ManagedWorker | ExternalRoute) else value
+    plain = attrs.asdict(value) if isinstance(value, ManagedWorkerConfig | ExternalRoute) else value
     return json.dumps(plain, sort_keys=True, default=str)
 
 

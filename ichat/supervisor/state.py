@@ -31,7 +31,7 @@ _SOCKET_NAME = "12345678"
 
 
 @attrs.frozen
-class Started:
+class SavedManagedWorker:
     """A managed worker as the next gateway has to know it."""
 
     worker_id: str
@@ -46,10 +46,10 @@ class Started:
 
 
 @attrs.frozen
-class Heard:
+class SavedRemoteWorker:
     """A worker that was not started here."""
 
-    beat: dict[str, Any]
+    heartbeat: dict[str, Any]
     at: float
     """When its newest beat came, or it answered a health check, in seconds since 1970."""
     token: str = ""
@@ -57,12 +57,12 @@ class Heard:
 
 
 @attrs.frozen
-class Known:
+class SavedState:
     """Everything that is remembered of workers."""
 
     version: int = VERSION
-    started: list[Started] = attrs.field(factory=list[Started])
-    heard: list[Heard] = attrs.field(factory=list[Heard])
+    started: list[SavedManagedWorker] = attrs.field(factory=list[SavedManagedWorker])
+    heard: list[SavedRemoteWorker] = attrs.field(factory=list[SavedRemoteWorker])
 
 
 @attrs.frozen
@@ -82,28 +82,28 @@ class StateDirectory:
         digest = hashlib.blake2b(worker_id.encode(), digest_size=len(_SOCKET_NAME) // 2).hexdigest()
         return os.path.join(self.path, "sockets", digest)
 
-    def load(self) -> Known:
+    def load(self) -> SavedState:
         """Read what the gateway before this one knew: nothing where there was none, or what it left is damaged."""
         path = self._known_path()
         try:
-            known = cattrs.structure(json.loads(path.read_text(encoding="utf-8")), Known)
+            known = cattrs.structure(json.loads(path.read_text(encoding="utf-8")), SavedState)
             if known.version == VERSION:
                 return known
             reason = f"it is of version {known.version}, not {VERSION}"
         except FileNotFoundError:
-            return Known()
+            return SavedState()
         except (OSError, ValueError, RecursionError, TypeError, AttributeError, BaseValidationError) as error:
             reason = type(error).__name__
         log.error("%s cannot be read (%s): the gateway knows nothing from before", path, reason)
         with contextlib.suppress(OSError):
             path.rename(path.with_suffix(".unread"))
-        return Known()
+        return SavedState()
 
     def mark_of(self, worker_id: str) -> str:
         """Give the mark of a worker's processes (`ichat.supervisor.orphans.MARK`); that of "" begins all of them."""
         return f"{self.path}:{worker_id}"
 
-    def save(self, known: Known) -> None:
+    def save(self, known: SavedState) -> None:
         """Write all of it, atomically; it blocks for a short time. Raises OSError."""
         path = self._known_path()
         written = path.with_suffix(".new")

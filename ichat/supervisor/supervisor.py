@@ -10,19 +10,19 @@ import psutil
 import trio
 
 from ichat import errors
-from ichat.config.schema import Config, ManagedWorker, read_worker
+from ichat.config.schema import Config, ManagedWorkerConfig, read_worker
 from ichat.errors import ApiError
-from ichat.observability.logs.store import Logbook
-from ichat.protocol import read_beat
+from ichat.observability.logs.store import LogStore
+from ichat.protocol import parse_heartbeat
 from ichat.routing.registry import Registry
 from ichat.security.keys import digest_of, proof_of
 from ichat.supervisor import processes
 from ichat.supervisor.launch import id_for, token_of
-from ichat.supervisor.managed_worker import Managed, Shared
-from ichat.supervisor.orphans import Adopted, marked_by, stamp_of
-from ichat.supervisor.recall import ask_to_beat
+from ichat.supervisor.managed_worker import ManagedWorker, SupervisorContext
+from ichat.supervisor.orphans import AdoptedProcess, marked_by, process_identity
+from ichat.supervisor.recall import request_heartbeats
 from ichat.supervisor.reload_plan import Change, Running, changes_of_workers
-from ichat.supervisor.state import Heard, Known, Started, StateDirectory
+from ichat.supervisor.state import SavedManagedWorker, SavedRemoteWorker, SavedState, StateDirectory
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ LOOK_S = 10.0
 class Supervisor:
     """Starts workers, ends them, and remembers them for the next gateway."""
 
-    def __init__(self, config: Config, registry: Registry, logbook: Logbook, state: StateDirectory) -> None:
+    def __init__(self, config: Config, registry: Registry, logbook: LogStore, state: StateDirectory) -> None:
         self._state = state
         self._registry = registry
         self._changed = trio.Event()
@@ -44,7 +44,7 @@ class Supervisor:
         self._is_failing = False
         self._is_stopping = False
         self._nursery: trio.Nursery | None = None
-        self._shared = Shared(config, registry, logbook, state, self._remember_soon)
+        self._shared = SupervisorContext(config, registry, logbook, state, self._remember_soon)
 
     def __repr__(self) -> str:
         return f"<Supervisor {list(self._shared.workers.values())}>"
@@ -73,17 +73,17 @@ class Supervisor:
         await self._end_unknown({one.worker_id for one in known.started if _lives(one)})
         for heard in known.heard:
             with contextlib.suppress(ApiError):
-                beat = read_beat(heard.beat)
+                heartbeat = parse_heartbeat(heard.heartbeat)
                 age_s, can_return = max(0.0, time.time() - heard.at), heard.token == self._token()
-                self._registry.restore(beat, age_s, can_return=can_return)
-                self._shared.logbook.resume(beat.worker_id, beat.start_id, is_managed=False)
+                self._registry.restore(heartbeat, age_s, can_return=can_return)
+                self._shared.logbook.resume(heartbeat.worker_id, heartbeat.start_id, is_managed=False)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._take_over(known.started)
             self.apply(self._shared.config, self.changes(self._shared.config))
             nursery.start_soon(self._remember_forever)
             token = token_of(self._shared.config).encode()
-            nursery.start_soon(ask_to_beat, self._registry, proof_of(token).decode() if token else "")
+            nursery.start_soon(request_heartbeats, self._registry, proof_of(token).decode() if token else "")
             task_status.started()
             await trio.sleep_forever()
         with trio.CancelScope(shield=True):
@@ -100,7 +100,7 @@ class Supervisor:
                 log.warning("process %d is left of worker %s: it is killed", process.pid, mark.removeprefix(beginning))
                 processes.kill([process])
 
-    def _take_over(self, started: Sequence[Started]) -> None:
+    def _take_over(self, started: Sequence[SavedManagedWorker]) -> None:
         """Adopt what an earlier gateway has left: to go on with it where it is to be kept, to start it anew else.
 
         What was launched over the API and does not run is started again.
@@ -116,7 +116,7 @@ class Supervisor:
                 if spec is not None and one.is_launched:
                     self._start(one.worker_id, spec, is_launched=True)
                 continue
-            placeholder = ManagedWorker(model_name=one.worker_id, model_path="")
+            placeholder = ManagedWorkerConfig(model_name=one.worker_id, model_path="")
             worker = self._start(one.worker_id, spec or placeholder, is_launched=one.is_launched, adopted=adopted)
             if spec is None:
                 self._remove_soon(worker, 0.0)
@@ -127,16 +127,16 @@ class Supervisor:
                 worker.restart(spec)
 
     def _start(
-        self, worker_id: str, spec: ManagedWorker, *, is_launched: bool, adopted: Adopted | None = None
-    ) -> Managed:
-        worker = Managed(worker_id, spec, self._shared, is_launched=is_launched, adopted=adopted)
+        self, worker_id: str, spec: ManagedWorkerConfig, *, is_launched: bool, adopted: AdoptedProcess | None = None
+    ) -> ManagedWorker:
+        worker = ManagedWorker(worker_id, spec, self._shared, is_launched=is_launched, adopted=adopted)
         self._shared.workers[worker_id] = worker
         self._remember_soon()
         assert self._nursery is not None
         self._nursery.start_soon(worker.run)
         return worker
 
-    async def launch(self, spec: ManagedWorker) -> Managed:
+    async def launch(self, spec: ManagedWorkerConfig) -> ManagedWorker:
         """Start a worker that the configuration does not have.
 
         Raises ApiError: 409 where it could not start now, 503 where the gateway is about to end.
@@ -149,7 +149,7 @@ class Supervisor:
             raise errors.draining()
         return self._start(self._new_id(spec), spec, is_launched=True)
 
-    async def remove(self, worker: Managed, drain_s: float) -> None:
+    async def remove(self, worker: ManagedWorker, drain_s: float) -> None:
         """Drain a worker, end it and forget it; that goes on where the caller does not wait for it any more.
 
         Raises ApiError where the gateway is about to end.
@@ -158,7 +158,7 @@ class Supervisor:
             raise errors.draining()
         await self._remove_soon(worker, drain_s).wait()
 
-    def _remove_soon(self, worker: Managed, drain_s: float) -> trio.Event:
+    def _remove_soon(self, worker: ManagedWorker, drain_s: float) -> trio.Event:
         """Begin to remove a worker; the event says that it is done."""
         done = trio.Event()
 
@@ -171,11 +171,11 @@ class Supervisor:
         self._nursery.start_soon(remove)
         return done
 
-    def get(self, worker_id: str) -> Managed | None:
+    def get(self, worker_id: str) -> ManagedWorker | None:
         """Give the managed worker of this id."""
         return self._shared.workers.get(worker_id)
 
-    def _new_id(self, spec: ManagedWorker) -> str:
+    def _new_id(self, spec: ManagedWorkerConfig) -> str:
         return id_for(spec.model_name, {*self._shared.workers, *(worker.id for worker in self._registry)})
 
     def changes(self, config: Config) -> list[Change]:
@@ -210,10 +210,10 @@ class Supervisor:
                 else:
                     worker.restart(change.spec)
 
-    async def _replace(self, new: Managed, old: Managed) -> None:
+    async def _replace(self, new: ManagedWorker, old: ManagedWorker) -> None:
         """End the old worker once the new one serves; while it does not, the old one goes on."""
         log.info("worker %s will replace worker %s once it is ready", new.id, old.id)
-        while new.entry.beat is None or self._registry.state(new.entry) != "ready":
+        while new.entry.heartbeat is None or self._registry.state(new.entry) != "ready":
             await trio.sleep(REPLACE_POLL_S)
             if new.is_leaving or old.is_leaving:
                 new.replaces = None
@@ -240,12 +240,12 @@ class Supervisor:
     async def _remember(self) -> None:
         """Write down what the next gateway has to know."""
         self._changed, self._written_version = trio.Event(), self._registry.version
-        now, beats, token = time.time(), self._registry.snapshot(), self._token()
+        now, heartbeats, token = time.time(), self._registry.snapshot(), self._token()
         started = [one.started() for one in self._shared.workers.values()]
 
         def save() -> None:
-            heard = [Heard(attrs.asdict(beat), now - age_s, token) for beat, age_s in beats]
-            self._state.save(Known(started=[one for one in started if one.is_launched or one.pid], heard=heard))
+            heard = [SavedRemoteWorker(attrs.asdict(heartbeat), now - age_s, token) for heartbeat, age_s in heartbeats]
+            self._state.save(SavedState(started=[one for one in started if one.is_launched or one.pid], heard=heard))
 
         try:
             await trio.to_thread.run_sync(save)
@@ -258,14 +258,14 @@ class Supervisor:
             self._is_failing = False
 
 
-def _lives(one: Started) -> bool:
+def _lives(one: SavedManagedWorker) -> bool:
     with contextlib.suppress(OSError):
-        return bool(one.stamp) and stamp_of(one.pid) == one.stamp
+        return bool(one.stamp) and process_identity(one.pid) == one.stamp
     return False
 
 
-def _adopt(one: Started) -> Adopted | None:
+def _adopt(one: SavedManagedWorker) -> AdoptedProcess | None:
     """Hold on to the process that a worker had, if it lives."""
     with contextlib.suppress(OSError):
-        return Adopted(one.pid) if _lives(one) else None
+        return AdoptedProcess(one.pid) if _lives(one) else None
     return None

@@ -56,9 +56,9 @@ class Bench:
     name = "bench"
 
     def __init__(self):
-        from ichat.engines.adapter import Wire
+        from ichat.engines.adapter import ProtocolAdapter
 
-        self.wire = Wire()
+        self.wire = ProtocolAdapter()
 
     def check(self):
         pass

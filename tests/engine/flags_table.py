@@ -17,7 +17,7 @@ import attrs
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ichat.engines.flags import Step, translate  # noqa: E402
+from ichat.engines.flags import FlagOutcome, translate  # noqa: E402
 from ichat.engines.sglang import flags as sglang_args  # noqa: E402
 from ichat.engines.vllm import flags as vllm_args  # noqa: E402
 from ichat.errors import Exit  # noqa: E402
@@ -480,7 +480,7 @@ def verdict(engine, words):
     if isinstance(found, str):
         return "refused: " + found.partition(f"{words[0]} ")[2].removeprefix("is refused: ")
     (step,) = found
-    assert isinstance(step, Step)
+    assert isinstance(step, FlagOutcome)
     if not step.why:
         return "accepted"
     return f"`{shown(step.passed)}`: {step.why}" if step.passed else f"left out: {step.why}"

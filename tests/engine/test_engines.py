@@ -402,17 +402,19 @@ def test_health_metrics_and_the_beat(chat):
     assert f"{chat.engine}:time_to_first_token_seconds_bucket" in text
     assert "# EOF" not in text
     chat.program.until(lambda: (chat.worker()["progress"]["tokens_out"] or 0) > 0)
-    beat = chat.worker()
-    assert beat["args"][{"vllm": "max_model_len", "sglang": "context_length"}[chat.engine]] == 2048
-    assert beat["versions"][chat.engine]
-    assert (beat["progress"]["running"], beat["progress"]["waiting"]) == (0, 0)
-    assert 0 <= beat["progress"]["kv_use"] < 1
-    assert beat["progress"]["steps"] > 0
-    assert (beat["state"], beat["backend"], beat["group"]) == ("ready", chat.engine, None)
+    heartbeat = chat.worker()
+    assert heartbeat["args"][{"vllm": "max_model_len", "sglang": "context_length"}[chat.engine]] == 2048
+    assert heartbeat["versions"][chat.engine]
+    assert (heartbeat["progress"]["running"], heartbeat["progress"]["waiting"]) == (0, 0)
+    assert 0 <= heartbeat["progress"]["kv_use"] < 1
+    assert heartbeat["progress"]["steps"] > 0
+    assert (heartbeat["state"], heartbeat["backend"], heartbeat["group"]) == ("ready", chat.engine, None)
     chat.program.until(lambda: chat.worker()["machine"] == socket.gethostname())
     status, version = (chat.program.get(f"/v1/admin/cluster/{name}")[1] for name in ("status", "version"))
-    assert beat["worker_id"] in [worker for machine in status["machines"] for worker in machine["workers"]]
-    assert chat.engine in next(one for one in version["workers"] if one["worker_id"] == beat["worker_id"])["versions"]
+    assert heartbeat["worker_id"] in [worker for machine in status["machines"] for worker in machine["workers"]]
+    assert (
+        chat.engine in next(one for one in version["workers"] if one["worker_id"] == heartbeat["worker_id"])["versions"]
+    )
 
 
 def test_what_differs_from_the_engines_defaults(chat):

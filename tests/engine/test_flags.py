@@ -3,7 +3,7 @@
 import pytest
 from engine.flags_table import ALIASES, COUNTS, FILE, TABLES, Engine, sglang_rows, text, vllm_rows
 
-from ichat.engines.flags import Step
+from ichat.engines.flags import FlagOutcome
 
 ROWS = [*sglang_rows(), *vllm_rows()]
 TOGETHER = {
@@ -74,7 +74,7 @@ def test_no_flag_is_ignored_in_silence(engine):
             assert f"{row.words[0]} " in found
             continue
         (step,) = found
-        assert isinstance(step, Step)
+        assert isinstance(step, FlagOutcome)
         assert step.why or [step.passed[0].replace("_", "-"), *step.passed[1:]] == row.words
 
 

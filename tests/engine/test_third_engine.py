@@ -89,11 +89,11 @@ def test_it_is_an_engine_like_any_other(client, gateway):
     """The list of models, the worker's arguments and versions: all as of the engines that iChat brings."""
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
-    beat = worker(gateway)
-    assert (beat["backend"], beat["state"], beat["model_path"]) == ("transformers", "ready", str(MODEL))
-    assert (beat["args"]["device"], beat["args"]["continuous_batching"]) == ("cpu", False)
-    assert json.loads(beat["args"]["chat_template_kwargs"]) == {"colour": "blue"}
-    assert beat["versions"]["transformers"].startswith("5.19")
+    heartbeat = worker(gateway)
+    assert (heartbeat["backend"], heartbeat["state"], heartbeat["model_path"]) == ("transformers", "ready", str(MODEL))
+    assert (heartbeat["args"]["device"], heartbeat["args"]["continuous_batching"]) == ("cpu", False)
+    assert json.loads(heartbeat["args"]["chat_template_kwargs"]) == {"colour": "blue"}
+    assert heartbeat["versions"]["transformers"].startswith("5.19")
 
 
 def test_chat(client):

@@ -19,9 +19,9 @@ from ichat.config.schema import Key, Security
 from ichat.errors import ApiError, Exit
 from ichat.http.heads import RequestHead
 from ichat.roles import gateway
-from ichat.roles.worker import Worker
+from ichat.roles.worker import WorkerServer
 from ichat.roles.worker_options import read_command_line
-from ichat.security.auth import ROUTES, Auth, Caller, address_in, write_caller
+from ichat.security.auth import ROUTES, Auth, Caller, address_in, encode_caller
 from ichat.security.keys import hand_over, hash_of, new_key, proof_of, take_token
 
 DATA, ADMIN, TOKEN = "sk-data-0123456789", "sk-admin-0123456789", "sk-token-0123456789"
@@ -296,19 +296,19 @@ def caller_of(security, headers, peer="127.0.0.1:1", version=b"1.1"):
 )
 def test_here_is_this_machine_and_nobody_else(headers, peer, is_here):
     """Neither a proxy, nor a page in a browser of this machine, nor a name that leads here counts as being here."""
-    assert caller_of(Security(), headers.items(), peer).is_here is is_here
+    assert caller_of(Security(), headers.items(), peer).is_local is is_here
 
 
 def test_here_is_nobody_where_it_could_be_anybody():
     """What speaks HTTP/1.0 is a proxy, as nginx is by default; where clients have keys, nobody is an operator without."""
     headers = [("Host", "127.0.0.1:4000")]
-    assert caller_of(Security(), headers).is_here
-    assert not caller_of(Security(), headers, version=b"1.0").is_here
-    assert not caller_of(Security(keys=[Key("a", key_hash=hash_of(DATA))]), headers).is_here
+    assert caller_of(Security(), headers).is_local
+    assert not caller_of(Security(), headers, version=b"1.0").is_local
+    assert not caller_of(Security(keys=[Key("a", key_hash=hash_of(DATA))]), headers).is_local
     for proxies in (["127.0.0.1"], ["10.0.0.0/8", "127.0.0.0/8"]):
         for more in ([], [("X-Forwarded-For", "127.0.0.1")], [("X-Forwarded-For", "::1%x y")]):
-            assert not caller_of(Security(trusted_proxies=proxies), headers + more).is_here
-            assert not caller_of(Security(trusted_proxies=proxies), headers + more, "10.1.1.1:1").is_here
+            assert not caller_of(Security(trusted_proxies=proxies), headers + more).is_local
+            assert not caller_of(Security(trusted_proxies=proxies), headers + more, "10.1.1.1:1").is_local
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_forwarded_addresses_are_believed_from_trusted_proxies_only(peer, forwar
     security = Security(trusted_proxies=["192.168.0.0/16"])
     caller = caller_of(security, [("X-Forwarded-For", value) for value in forwarded], peer)
     assert caller.address == address
-    assert not caller.is_here
+    assert not caller.is_local
 
 
 def test_addresses_in_every_form():
@@ -366,7 +366,7 @@ def test_addresses_in_every_form():
 async def test_a_worker_is_where_its_beats_come_from_or_where_it_may_be(host, peer, networks, accepted):
     """Nobody can have the gateway send requests to what only the gateway reaches."""
     auth = Auth(Security(worker_networks=networks))
-    caller = Caller("worker", peer, is_here=False)
+    caller = Caller("worker", peer, is_local=False)
     if accepted is None:
         with pytest.raises(ApiError, match="is not accepted") as refusal:
             await auth.check_worker(host, caller)
@@ -379,7 +379,7 @@ async def test_a_proxy_without_trust_is_no_place_for_workers():
     """Its address says nothing of who speaks through it: what it relays may name no address but the allowed ones."""
     auth = Auth(Security(worker_networks=["10.0.0.0/24"]))
     head = RequestHead(b"POST", b"/register", b"1.1", [(b"host", b"gw"), (b"x-forwarded-for", b"10.0.0.7")], 2)
-    caller = auth.read_caller(write_caller(auth.caller(head, "127.0.0.1:5")).decode())
+    caller = auth.decode_caller(encode_caller(auth.caller(head, "127.0.0.1:5")).decode())
     with pytest.raises(ApiError, match=r"came through a proxy at 127.0.0.1. Name that in security.trusted_proxies"):
         await auth.check_worker("127.0.0.1", caller)
     assert await auth.check_worker("10.0.0.7", caller) == "10.0.0.7"
@@ -394,7 +394,7 @@ def test_of_several_keys_the_known_one_counts():
     assert auth.caller(RequestHead(b"GET", b"/", b"1.1", [(b"api-key", b"x")], 0), "10.0.0.7:5").kind == "unknown"
 
 
-def beat(**more):
+def heartbeat(**more):
     known = {"worker_id": "w", "model_name": "far", "host": "127.0.0.1", "port": 1, "state": "ready"}
     known["heartbeat_interval"] = 60
     return json.dumps(known | more).encode()
@@ -407,7 +407,7 @@ async def test_a_worker_joins_with_the_token_and_hears_it_with_each_request(serv
     path = "/v1/workers/heartbeat"
     for key, status in (("", 401), (ADMIN, 403), (DATA, 403), (TOKEN, 200)):
         client = await connect(gateway_port)
-        assert (await ask(client, "POST", path, key, body=beat(port=port)))[0] == status
+        assert (await ask(client, "POST", path, key, body=heartbeat(port=port)))[0] == status
     status, _, _ = await ask(client, "POST", "/v1/completions", DATA, body=b'{"model": "far"}')
     assert status == 200
     heads = [dict(head.headers) for head, _ in upstream.requests if head.method == b"POST"]
@@ -420,10 +420,10 @@ async def test_a_worker_from_elsewhere_needs_a_token_to_be_configured(gateway_to
     """Without a token, only this machine's workers join."""
     port = await gateway_to({}, PROXY)
     client = await connect_from("elsewhere", port)
-    status, _, body = await ask(client, "POST", "/register", "", "elsewhere", beat(host=ELSEWHERE))
+    status, _, body = await ask(client, "POST", "/register", "", "elsewhere", heartbeat(host=ELSEWHERE))
     assert (status, code_of(body)) == (403, "forbidden")
     assert b"security.join_token_env" in body
-    assert (await ask(await connect_from("here", port), "POST", "/register", "", body=beat()))[0] == 200
+    assert (await ask(await connect_from("here", port), "POST", "/register", "", body=heartbeat()))[0] == 200
 
 
 async def test_a_key_for_metrics_is_for_nothing_else(gateway_to, connect):
@@ -444,10 +444,10 @@ async def test_a_worker_keeps_its_id(gateway_to, connect_from):
     """Another one that has the token cannot take it while the first is there."""
     port = await gateway_to({}, f'{PROXY}join_token_env = "T_TOKEN"\n')
     here, there = await connect_from("here", port), await connect_from("elsewhere", port)
-    second = beat(host=ELSEWHERE)
-    assert (await ask(here, "POST", "/register", TOKEN, body=beat()))[0] == 200
+    second = heartbeat(host=ELSEWHERE)
+    assert (await ask(here, "POST", "/register", TOKEN, body=heartbeat()))[0] == 200
     assert (await ask(there, "POST", "/register", TOKEN, "elsewhere", second))[0] == 403
-    assert (await ask(here, "POST", "/register", TOKEN, body=beat(heartbeat_interval=0.2)))[0] == 200
+    assert (await ask(here, "POST", "/register", TOKEN, body=heartbeat(heartbeat_interval=0.2)))[0] == 200
     with trio.fail_after(LIMIT_S):
         while (await ask(there, "POST", "/register", TOKEN, "elsewhere", second))[0] != 200:  # noqa: ASYNC110
             await trio.sleep(0.1)
@@ -469,7 +469,7 @@ async def test_a_gateway_is_not_its_own_worker(gateway_to, connect):
     """A request that goes round is refused after a few turns, with 508."""
     port = await gateway_to({})
     client = await connect(port)
-    assert (await ask(client, "POST", "/register", body=beat(port=port)))[0] == 200
+    assert (await ask(client, "POST", "/register", body=heartbeat(port=port)))[0] == 200
     status, headers, body = await ask(client, "POST", "/v1/completions", body=b'{"model": "far"}')
     assert (status, code_of(body)) == (508, "loop_detected")
     assert headers[b"x-should-retry"] == b"false"
@@ -484,7 +484,7 @@ async def test_who_knows_only_an_old_token_is_sent_nothing(serve, start, tmp_pat
     program = start([*ichat("gateway", "-c"), path]).wait_for_port
     program = await trio.to_thread.run_sync(program)
     client = await connect(program.port)
-    known = beat(port=worker_port, heartbeat_interval=60)
+    known = heartbeat(port=worker_port, heartbeat_interval=60)
     assert (await ask(client, "POST", "/register", TOKEN, body=known))[0] == 200
     assert (await ask(client, "POST", "/v1/completions", body=b'{"model": "far"}'))[0] == 200
     path.write_text(text % "ADMIN")
@@ -520,9 +520,9 @@ def test_a_worker_answers_its_own_machine_and_who_has_the_token():
     options, _ = read_command_line(["--port", "1"])
 
     def outcome(token, peer, *headers, path=b"/v1/completions", method=b"POST", host=(b"host", b"127.0.0.1:8000")):
-        worker = Worker(options, None, None, 1, token=token)
+        worker = WorkerServer(options, None, None, 1, token=token)
         try:
-            worker.look(RequestHead(method, path, b"1.1", [host, *headers], 0), peer)
+            worker.authenticate(RequestHead(method, path, b"1.1", [host, *headers], 0), peer)
         except ApiError as refusal:
             return refusal.status
         return 200
@@ -551,7 +551,7 @@ async def test_nobody_takes_the_id_of_a_managed_worker(gateway, start, tmp_path)
     """A beat over the network cannot say that it is a worker that the gateway has started."""
     program = gateway('[[managed_workers]]\nmodel_name = "m"\nmodel_path = "/m"\nbackend = "fake"\n')
     await trio.to_thread.run_sync(program.wait_until_ready, "m-0")
-    forged = json.loads(beat(worker_id="m-0", model_name="m", port=9))
+    forged = json.loads(heartbeat(worker_id="m-0", model_name="m", port=9))
     status, body = await trio.to_thread.run_sync(program.ask, "/v1/workers/heartbeat", forged)
     assert (status, body["error"]["code"]) == (403, "forbidden")
     assert program.get("/v1/admin/workers/m-0")[1]["port"] != 9
@@ -592,5 +592,5 @@ def test_a_hash_is_of_the_key():
     auth = Auth(Security(keys=[Key("a", key_hash=hash_of(key))]))
     head = RequestHead(b"GET", b"/", b"1.1", [(b"authorization", f"Bearer {key}".encode())], 0)
     caller = auth.caller(head, "1.1.1.1:1")
-    assert (caller.kind, caller.flow) == ("data", "a")
+    assert (caller.kind, caller.fairness_key) == ("data", "a")
     assert key.startswith("sk-ichat-")

@@ -13,7 +13,15 @@ from ichat.errors import ApiError
 from ichat.http import json_body as bodies
 from ichat.http.multipart import fields_of
 from ichat.proxy import engine_control
-from ichat.proxy.engine_control import CARRIER, HEADER_PREFIXES, HEADERS, MEMBERS, Told, is_suspect, without_control
+from ichat.proxy.engine_control import (
+    CARRIER,
+    HEADER_PREFIXES,
+    HEADERS,
+    MEMBERS,
+    DropNotices,
+    is_suspect,
+    without_control,
+)
 from ichat.security.keys import hash_of
 
 JSON = [(b"content-type", b"application/json")]
@@ -107,7 +115,7 @@ async def test_what_cannot_be_looked_into_is_refused(value):
 def test_the_log_says_each_name_once_for_each_key(caplog):
     """Who sends the same again is not told again, and there is an end to it."""
     caplog.set_level("INFO")
-    told = Told()
+    told = DropNotices()
     for key, names in (("a", ["rid"]), ("a", ["rid", "priority"]), ("", ["rid"]), ("a", ["priority"]), ("b", [])):
         told.tell(key, names)
     said = [record.getMessage().partition(" (said once)")[0] for record in caplog.records]
@@ -183,10 +191,10 @@ def worker_behind(serve, gateway_to, ask, monkeypatch):
         upstream, port = await serve(hello)
         gateway_port = await gateway_to(dict.fromkeys(routes, port), more)
         if not routes:
-            beat = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": port, "state": "ready"}
+            heartbeat = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": port, "state": "ready"}
             token = f"Bearer {TOKEN}" if "T_TOKEN" in more else ""
             status, _, answer = await ask(
-                gateway_port, json.dumps(beat).encode(), "/v1/workers/heartbeat", authorization=token
+                gateway_port, json.dumps(heartbeat).encode(), "/v1/workers/heartbeat", authorization=token
             )
             assert status == 200, answer
         return upstream, gateway_port

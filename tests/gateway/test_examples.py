@@ -7,7 +7,7 @@ import types
 import pytest
 import trio
 import yaml
-from gateway.test_metrics import PROCESS, Shown, beat, exposing, shown
+from gateway.test_metrics import PROCESS, Shown, exposing, heartbeat, shown
 from support.peers import SSE_END, SSE_HEAD, event
 from support.programs import LIMIT_S, ROOT
 
@@ -69,7 +69,9 @@ async def real(serve, gateway_to, connect):
     processes = "".join(PROCESS.replace("open_fds", name) for name in PROCESSES)
     for engine in ENGINES:
         _, port = await serve(exposing(exposition_of(engine) + ours + processes))
-        await beat(connect, gateway, port, worker_id=engine, machine={"id": engine, "name": "gpu-box", "gpus": [GPU]})
+        await heartbeat(
+            connect, gateway, port, worker_id=engine, machine={"id": engine, "name": "gpu-box", "gpus": [GPU]}
+        )
     assert (await (await connect(gateway)).ask(model="route"))[0] == 200
     assert (await (await connect(gateway)).ask(model="nobody's"))[0] == 404
     with trio.fail_after(LIMIT_S):

@@ -10,9 +10,9 @@ from support.peers import LIMIT_S, SSE_END, SSE_HEAD, Upstream, chunk, code_of, 
 
 from ichat.config import schema as configuration
 from ichat.http import pool
-from ichat.proxy.exchange import at_engine
+from ichat.proxy.exchange import engine_target
 from ichat.roles import gateway
-from ichat.routing.balancer import Endpoint, same_for
+from ichat.routing.balancer import Endpoint, rendezvous_hash
 
 PAIR = [Endpoint(pool.Upstream(name, "", 1), name.encode(), 9) for name in ("external:m", "external:m#2")]
 
@@ -254,7 +254,7 @@ async def test_a_request_that_kills_its_upstream_kills_no_other(serve, nursery, 
     for port in (victim_port, other_port):
         text += f'[[external_routes]]\nmodel_name = "m"\napi_base = "http://127.0.0.1:{port}/v1"\n'
     client = await connect(await nursery.start(gateway.run, configuration.parse(text, "test.toml")))
-    session = next(f"{number}" for number in range(99) if same_for(b"%d" % number, PAIR) is PAIR[0]).encode()
+    session = next(f"{number}" for number in range(99) if rendezvous_hash(b"%d" % number, PAIR) is PAIR[0]).encode()
     body = b'{"model": "m"}'
     statuses = []
     for _ in range(2):
@@ -512,7 +512,7 @@ async def test_workers_register_by_their_beats(serve, gateway_to, connect):
     _upstream, port = await serve(hello)
     client = await connect(await gateway_to({}))
 
-    async def beat(**more):
+    async def heartbeat(**more):
         body = json.dumps(
             {"worker_id": "w1", "model_name": "org/m", "host": "127.0.0.1", "port": port, **more}
         ).encode()
@@ -525,10 +525,10 @@ async def test_workers_register_by_their_beats(serve, gateway_to, connect):
         return json.loads(answer)
 
     assert (await client.ask("org/m"))[0] == 404
-    assert (await beat(state="loading"))["status"] == "registered"
+    assert (await heartbeat(state="loading"))["status"] == "registered"
     status, headers, body = await client.ask("org/m")
     assert (status, code_of(body), headers[b"retry-after"]) == (503, "model_not_ready", b"5")
-    answer = await beat(model_names=["org/m", "alias"])
+    answer = await heartbeat(model_names=["org/m", "alias"])
     assert answer["status"] == "ok"
     assert answer["gateway_id"]
     for name in ("org/m", "alias"):
@@ -539,7 +539,7 @@ async def test_workers_register_by_their_beats(serve, gateway_to, connect):
     assert json.loads((await client.get(b"/v1/models/org/m"))[2])["id"] == "org/m"
     described = json.loads((await client.get(b"/v1/admin/workers/w1"))[2])
     assert (described["state"], described["managed"], described["in_flight"]) == ("ready", False, 0)
-    await beat(state="gone")
+    await heartbeat(state="gone")
     assert (await client.ask("org/m"))[0] == 404
 
 
@@ -604,8 +604,8 @@ async def test_a_dead_worker_is_not_a_black_hole(serve, gateway_to, connect):
     await listeners[0].aclose()
     client = await connect(await gateway_to({}))
     for name, where in (("alive", port), ("dead", dead)):
-        beat = {"worker_id": name, "model_name": "m", "host": "127.0.0.1", "port": where, "heartbeat_interval": 60}
-        body = json.dumps(beat).encode()
+        heartbeat = {"worker_id": name, "model_name": "m", "host": "127.0.0.1", "port": where, "heartbeat_interval": 60}
+        body = json.dumps(heartbeat).encode()
         await client.send(
             b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
             % (len(body), body)
@@ -781,4 +781,4 @@ async def test_health_and_version(gateway_to, connect):
 )
 def test_every_name_of_a_route_leads_to_it(asked, expected):
     """Engines have some routes below /v1 and some beside it; clients need not know."""
-    assert at_engine(asked) == expected
+    assert engine_target(asked) == expected

@@ -7,19 +7,19 @@ import threading
 import pytest
 import trio
 import trustme
-from gateway.test_metrics import Shown, beat, known, shown
+from gateway.test_metrics import Shown, heartbeat, known, shown
 from support.peers import code_of, plain
 
 from ichat.config import schema as configuration
 from ichat.config.schema import Config, Health
 from ichat.errors import ApiError, Exit
 from ichat.http.pool import Upstream
-from ichat.protocol import Beat
+from ichat.protocol import Heartbeat
 from ichat.proxy import health_checks as health
 from ichat.proxy.external_routes import external_endpoints
-from ichat.proxy.health_checks import Finding, Prober, read_status
+from ichat.proxy.health_checks import HealthChecker, ProbeResult, read_status
 from ichat.routing.registry import FORGET_S, KEEP_S, Registry
-from ichat.supervisor.state import Heard, Known
+from ichat.supervisor.state import SavedRemoteWorker, SavedState
 
 FOREIGN = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}
 SETTINGS = Health(interval_s=10, timeout_s=5, failures_max=3)
@@ -43,7 +43,7 @@ class World:
         self.status = 200
         self.asked = []
         self.registry = Registry(external_endpoints(config or Config()), trio.current_time, 10)
-        self.prober = Prober(self.registry, lambda: self.settings, lambda: b"proof", self.ask)
+        self.prober = HealthChecker(self.registry, lambda: self.settings, lambda: b"proof", self.ask)
 
     async def ask(self, upstream, target, headers):
         self.asked.append((upstream.host, target, dict(headers)))
@@ -55,7 +55,7 @@ class World:
         return status
 
     def hear(self, **more):
-        self.registry.beat(Beat(**{**FOREIGN, **more}))
+        self.registry.record_heartbeat(Heartbeat(**{**FOREIGN, **more}))
 
     def state(self, worker_id="w"):
         return self.registry.state(self.registry.get(worker_id))
@@ -207,13 +207,13 @@ async def test_routes_are_asked_where_they_say_how(nursery, autojump_clock):
     await trio.sleep(30)
     assert world.registry.endpoints("far") == [two]
     assert "far" in world.registry.models()
-    two.ill = "it is not well"
+    two.health_failure = "it is not well"
     assert "the external route far fails its health checks: /ping is answered with 500" in world.refusal("far")
     assert "far" not in world.registry.models()
     world.status = 200
     await trio.sleep(11)
     assert world.registry.endpoints("far") == [one]
-    two.ill = ""
+    two.health_failure = ""
     world.status = 404
     await trio.sleep(60)
     assert list(world.registry.endpoints("far")) == [one, two]
@@ -226,7 +226,7 @@ async def test_routes_are_asked_where_they_say_how(nursery, autojump_clock):
 async def test_after_a_restart_who_answers_is_known_again(world, autojump_clock):
     """If it has shown the token that is needed now; others, and iChat's own, must beat. What is written stays fresh."""
     for number, more in enumerate(({}, {}, {"start_id": "1"})):
-        beat_ = Beat(**{**FOREIGN, "worker_id": f"w{number}", **more})
+        beat_ = Heartbeat(**{**FOREIGN, "worker_id": f"w{number}", **more})
         world.registry.restore(beat_, 3000.0, can_return=number != 1)
     assert {world.state(f"w{number}") for number in range(3)} == {"stale"}
     await trio.sleep(11)
@@ -250,14 +250,14 @@ def test_what_a_status_says():
     """2xx is well, 4xx is no answer to the question, everything else is ill."""
     found = {status: read_status("/h", status) for status in (200, 299, 301, 400, 429, 500, 504)}
     assert [status for status, finding in found.items() if finding.is_well] == [200, 299]
-    assert [status for status, finding in found.items() if finding == Finding()] == [400, 429]
+    assert [status for status, finding in found.items() if finding == ProbeResult()] == [400, 429]
     assert found[301].why == "/h is answered with 301"
 
 
 def test_what_was_heard_is_read_from_older_files():
     """A file of a gateway that kept no token is one where nobody has shown it."""
-    assert Heard({}, 1.0).token == ""
-    assert Known().heard == []
+    assert SavedRemoteWorker({}, 1.0).token == ""
+    assert SavedState().heard == []
 
 
 @pytest.mark.parametrize(
@@ -278,12 +278,12 @@ async def test_health_is_in_the_metrics():
     """Of those that are asked, and of nobody else."""
     registry, metrics = known("m")
     for name in ("well", "ill", "own"):
-        registry.beat(Beat(**{**FOREIGN, "worker_id": name}))
-    assert "ichat_health_failed" not in metrics.take()().decode()
+        registry.record_heartbeat(Heartbeat(**{**FOREIGN, "worker_id": name}))
+    assert "ichat_health_failed" not in metrics.snapshot()().decode()
     for name in ("well", "ill"):
         worker = registry.get(name)
         registry.probed(worker.endpoint, worker, name * (name == "ill"), is_well=name == "well", failures_max=1)
-    now = Shown(metrics.take()().decode())
+    now = Shown(metrics.snapshot()().decode())
     assert {one["worker"]: now.get("ichat_health_failed", **one) for one in now.labels("ichat_health_failed")} == {
         "well": 0,
         "ill": 1,
@@ -307,7 +307,7 @@ async def test_a_server_that_registers_once(serve, gateway_to, connect):
 
     upstream, port = await serve(reply)
     gateway = await gateway_to({}, "[health]\ninterval_s = 0.05\n")
-    await beat(connect, gateway, port, heartbeat_interval=0.01)
+    await heartbeat(connect, gateway, port, heartbeat_interval=0.01)
     client = await connect(gateway)
     with trio.fail_after(20):
         while b"/health" not in {head.target for head, _ in upstream.requests} or (await client.ask())[0] != 200:

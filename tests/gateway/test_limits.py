@@ -10,7 +10,7 @@ from support.programs import LIMIT_S
 from ichat.config.schema import CircuitBreaker, Key, Limits
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
-from ichat.proxy.token_usage import Usage
+from ichat.proxy.token_usage import TokenUsage
 from ichat.routing.balancer import Balancer, Endpoint
 from ichat.routing.circuit_breaker import Circuit
 from ichat.security.keys import hash_of
@@ -76,34 +76,34 @@ def test_a_key_has_its_own_limits_and_everybody_has_the_common_ones():
     """At once, requests a minute, tokens a minute; each refusal says which, and when to come again."""
     keys = [Key("a", max_in_flight=2, requests_per_minute=5), Key("b", tokens_per_minute=100)]
     quotas = Quotas(Limits(max_in_flight=4), keys)
-    first, second = quotas.enter("a", 0), quotas.enter("a", 1)
+    first, second = quotas.acquire("a", 0), quotas.acquire("a", 1)
     assert refusal(quotas, "a", 2) == ("security.keys.max_in_flight", 1)
-    others = [quotas.enter("b", 2), quotas.enter("b", 2)]
+    others = [quotas.acquire("b", 2), quotas.acquire("b", 2)]
     assert refusal(quotas, "b", 2) == ("limits.max_in_flight", 1)
     assert refusal(quotas, "", 2) == ("limits.max_in_flight", 1)
-    first.leave(0, 3)
-    second.leave(0, 3)
+    first.release(0, 3)
+    second.release(0, 3)
     for now in (4, 5, 6):
-        quotas.enter("a", now).leave(0, now)
+        quotas.acquire("a", now).release(0, now)
     assert refusal(quotas, "a", 7) == ("security.keys.requests_per_minute", 53)
-    quotas.enter("a", 60).leave(0, 60)
-    others[0].leave(99, 10)
-    quotas.enter("b", 10).leave(2, 11)
+    quotas.acquire("a", 60).release(0, 60)
+    others[0].release(99, 10)
+    quotas.acquire("b", 10).release(2, 11)
     assert refusal(quotas, "b", 12) == ("security.keys.tokens_per_minute", 58)
-    quotas.enter("b", 71.0)
+    quotas.acquire("b", 71.0)
 
 
 def test_other_limits_forget_nothing():
     """A reload changes limits; what was used in the last minute stays used."""
     quotas = Quotas(Limits(), [Key("a", requests_per_minute=2)])
-    quotas.enter("a", 0)
-    quotas.enter("a", 0)
+    quotas.acquire("a", 0)
+    quotas.acquire("a", 0)
     refusal(quotas, "a", 1)
     quotas.set(Limits(), [Key("a", requests_per_minute=3)])
-    quotas.enter("a", 1)
+    quotas.acquire("a", 1)
     refusal(quotas, "a", 1)
     quotas.set(Limits(), [])
-    quotas.enter("a", 1)
+    quotas.acquire("a", 1)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_other_limits_forget_nothing():
 )
 def test_usage_is_read_in_passing(pieces, tokens):
     """Whatever pieces it comes in, once a piece shows the sign of it; the newest counts, and text is no usage."""
-    usage = Usage()
+    usage = TokenUsage()
     for piece in pieces:
         buffer = bytearray(piece + b"left from before" * 9)
         usage.see(buffer, len(piece))
@@ -130,7 +130,7 @@ def test_usage_is_read_in_passing(pieces, tokens):
 
 def test_what_a_model_says_in_a_message_is_no_sum():
     """Anthropic's answers have a tool's arguments as they are, and tell no sum: one of them would be a way out."""
-    usage = Usage(has_total=False)
+    usage = TokenUsage(has_total=False)
     text = b'{"content":[{"input":{"total_tokens":0,"input_tokens":1}}],"usage":{"input_tokens":50,"output_tokens":9}}'
     usage.see(bytearray(text), len(text))
     assert usage.said() == 59
@@ -254,7 +254,7 @@ def test_keys_take_turns_in_a_queue():
     held = balancer.lease("m")
     waiters = {}
     for name in ("greedy-1", "greedy-2", "greedy-3", "greedy-4", "modest-1", "other-1", "modest-2"):
-        waiters[name] = balancer.wait("m", lambda name=name: served.append(name), flow=name.partition("-")[0])
+        waiters[name] = balancer.wait("m", lambda name=name: served.append(name), fairness_key=name.partition("-")[0])
     held.release()
     while len(served) < len(waiters):
         waiters[served[-1]].lease.release()
@@ -265,15 +265,17 @@ def test_a_full_queue_has_room_for_who_waits_least():
     """The last of the flow with the most has to go, with 429; nobody displaces as many as his own."""
     balancer, told = balancer_of(endpoint(), queue_max=3), []
     balancer.lease("m")
-    greedy = [balancer.wait("m", lambda number=number: told.append(number), flow="greedy") for number in range(3)]
+    greedy = [
+        balancer.wait("m", lambda number=number: told.append(number), fairness_key="greedy") for number in range(3)
+    ]
     with pytest.raises(ApiError, match="overloaded"):
-        balancer.wait("m", lambda: None, flow="greedy")
-    balancer.wait("m", lambda: None, flow="modest")
+        balancer.wait("m", lambda: None, fairness_key="greedy")
+    balancer.wait("m", lambda: None, fairness_key="modest")
     assert told == [2]
     assert greedy[2].lease is None
-    assert (balancer.in_vain(greedy[2], 1).status, balancer.in_vain(greedy[2], 1).code) == (429, "overloaded")
+    assert (balancer.wait_error(greedy[2], 1).status, balancer.wait_error(greedy[2], 1).code) == (429, "overloaded")
     with pytest.raises(ApiError, match="overloaded"):
-        balancer.wait("m", lambda: None, flow="modest")
+        balancer.wait("m", lambda: None, fairness_key="modest")
     assert balancer.waiting == 3
     balancer.leave(greedy[2])
     assert balancer.waiting == 3
@@ -310,42 +312,42 @@ async def test_a_modest_key_is_not_behind_a_greedy_one(serve, gateway_to, connec
 def test_a_circuit_opens_tries_and_closes():
     """Failures in a row open it, each failed try doubles the wait up to the longest, one success closes it."""
     circuit = Circuit(CircuitBreaker(failures_max=3, open_s=5, open_longest_s=15))
-    assert [circuit.fail(0), circuit.fail(0)] == [False, False]
-    circuit.succeed()
-    assert [circuit.fail(1), circuit.fail(1), circuit.fail(1)] == [False, False, True]
+    assert [circuit.record_failure(0), circuit.record_failure(0)] == [False, False]
+    circuit.record_success()
+    assert [circuit.record_failure(1), circuit.record_failure(1), circuit.record_failure(1)] == [False, False, True]
     assert (circuit.state(5.9), circuit.state(6)) == ("open", "half-open")
     waits = []
     now = 6.0
     for _ in range(3):
-        assert circuit.lets_through(now)
+        assert circuit.allows_request(now)
         probe = circuit.begin(now)
         assert probe
-        assert not circuit.lets_through(now), "one try at a time"
-        circuit.fail(now)
+        assert not circuit.allows_request(now), "one try at a time"
+        circuit.record_failure(now)
         circuit.end(probe)
         waits.append(circuit.open_until - now)
         now = circuit.open_until
     assert waits == [10, 15, 15]
     circuit.end(circuit.begin(now))
-    assert circuit.lets_through(now), "a try whose client left says nothing, and there is another one"
+    assert circuit.allows_request(now), "a try whose client left says nothing, and there is another one"
     circuit.begin(now)
-    assert circuit.answer()
-    circuit.succeed()
+    assert circuit.record_response()
+    circuit.record_success()
     assert (circuit.state(now), circuit.opened, circuit.describe(now)["failures"]) == ("closed", 0, 0)
 
 
 def test_a_try_that_takes_long_holds_up_nobody():
     """Another one may be made after a while; the end of the first says nothing of the second."""
     circuit = Circuit(CircuitBreaker(failures_max=1, open_s=5))
-    circuit.fail(0)
+    circuit.record_failure(0)
     first = circuit.begin(5)
-    assert not circuit.lets_through(9.9)
-    assert circuit.lets_through(10)
+    assert not circuit.allows_request(9.9)
+    assert circuit.allows_request(10)
     second = circuit.begin(10)
     circuit.end(first)
-    assert not circuit.lets_through(11)
+    assert not circuit.allows_request(11)
     circuit.end(second)
-    assert circuit.lets_through(11)
+    assert circuit.allows_request(11)
 
 
 def test_answers_that_break_off_open_a_circuit():
@@ -353,16 +355,16 @@ def test_answers_that_break_off_open_a_circuit():
     circuit = Circuit(CircuitBreaker(failures_max=3, open_s=5))
     opened = []
     for _ in range(3):
-        circuit.answer()
-        opened.append(circuit.fail(0))
+        circuit.record_response()
+        opened.append(circuit.record_failure(0))
     assert opened == [False, False, True]
 
 
 def test_no_circuit_opens_where_that_is_switched_off():
     """`failures_max = 0`."""
     circuit = Circuit(CircuitBreaker(failures_max=0))
-    assert not any(circuit.fail(0) for _ in range(100))
-    assert circuit.lets_through(0)
+    assert not any(circuit.record_failure(0) for _ in range(100))
+    assert circuit.allows_request(0)
 
 
 def test_an_open_circuit_leaves_the_others_alone():
@@ -370,10 +372,10 @@ def test_an_open_circuit_leaves_the_others_alone():
     now = [0.0]
     bad, good = endpoint("bad", 9, failures_max=1), endpoint("good", 9, failures_max=1)
     balancer = balancer_of(bad, good, clock=lambda: now[0])
-    bad.circuit.fail(0)
+    bad.circuit.record_failure(0)
     assert {balancer.lease("m").endpoint for _ in range(9)} == {good}
     assert balancer.lease("m") is None, "it is full: the next waits for it"
-    good.circuit.fail(0)
+    good.circuit.record_failure(0)
     with pytest.raises(
         ApiError, match=r"worker bad has failed with 1 requests in a row.* tried again in 5 s"
     ) as refusal_:
@@ -383,19 +385,19 @@ def test_an_open_circuit_leaves_the_others_alone():
     probe = balancer.lease("m")
     assert probe.endpoint is bad
     assert balancer.lease("m") is None
-    bad.circuit.succeed()
+    bad.circuit.record_success()
     assert balancer.lease("m").endpoint is bad
 
 
 def test_errors_are_better_than_nothing():
     """Who answers with errors is avoided for who is well, and asked all the same where there is nobody else."""
     bad, good = endpoint("bad", 9, failures_max=1), endpoint("good", 2, failures_max=1)
-    bad.circuit.fail(0, answers=True)
+    bad.circuit.record_failure(0, answers=True)
     both = balancer_of(bad, good)
     assert [both.lease("m").endpoint for _ in range(2)] == [good, good]
     assert both.lease("m") is None, "the good one is worth waiting for"
     assert balancer_of(bad).lease("m").endpoint is bad
-    good.circuit.fail(0)
+    good.circuit.record_failure(0)
     assert both.lease("m").endpoint is bad
 
 

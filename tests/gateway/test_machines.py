@@ -7,7 +7,7 @@ import sys
 import attrs
 import pytest
 import trio
-from gateway.test_metrics import Shown, beat, known, shown
+from gateway.test_metrics import Shown, heartbeat, known, shown
 from process.test_preflight import GIB, Nvml, NVMLError
 from support.peers import plain, until
 
@@ -16,9 +16,9 @@ from ichat.hardware import gpus
 from ichat.hardware import machines as machine
 from ichat.hardware.gpus import Gpu, GpuProcess, read_gpus
 from ichat.hardware.host import CpuMeter
-from ichat.hardware.machines import Lookout, Report, machines_of, read_machine, report_of
-from ichat.protocol import Beat, Machine, MachineGpu, read_beat
-from ichat.roles.heartbeat_sender import Reporter
+from ichat.hardware.machines import MachineMonitor, MachineReport, machines_of, read_machine, report_of
+from ichat.protocol import Heartbeat, Machine, MachineGpu, parse_heartbeat
+from ichat.roles.heartbeat_sender import HeartbeatSender
 from ichat.routing.registry import Registry
 
 NEEDED = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}
@@ -59,8 +59,8 @@ def test_what_is_read_fits_into_a_beat():
     """This machine as it is, with GPUs or without, is taken by a gateway as it was sent."""
     for found in (None, [], [Gpu(0, failure="GPU is lost")], read_gpus()):
         report = read_machine(CpuMeter(), found, {OWN: "w"}, "w")
-        sent = json.loads(json.dumps(attrs.asdict(Beat(**NEEDED, machine=report.machine))))
-        assert read_beat(sent).machine == report.machine
+        sent = json.loads(json.dumps(attrs.asdict(Heartbeat(**NEEDED, machine=report.machine))))
+        assert parse_heartbeat(sent).machine == report.machine
         assert (report.machine.cpus or 0) > 0
         assert 0 <= report.machine.memory_available_bytes <= report.machine.memory_total_bytes
 
@@ -91,7 +91,7 @@ async def test_a_driver_that_hangs_holds_no_lookout_up(monkeypatch, mock_clock):
             await trio.sleep_forever()
 
     monkeypatch.setattr(machine, "find_gpus", hang)
-    lookout = Lookout(dict, "w")
+    lookout = MachineMonitor(dict, "w")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lookout.watch_forever, 10.0, lambda: seen.append(trio.current_time()))
         while len(calls) < 3:
@@ -123,7 +123,7 @@ def on(machine_id="a", by="w", name="host", held=0, gpus=(), **more):
 
 def test_a_machine_with_several_workers_is_there_once():
     """Each GPU once as well, with all who hold it; the first who knows of something is believed."""
-    gateway = Report("", Machine("a", "host", 8), {0: {"w1": 7, "kept": 5}}, ["w1", "kept"])
+    gateway = MachineReport("", Machine("a", "host", 8), {0: {"w1": 7, "kept": 5}}, ["w1", "kept"])
     first, second = on(by="w1", held=3, gpus=[(0, "G0"), (1, "G1")]), on(by="w2", held=4, gpus=[(0, "G0")])
     assert seen(first, second, own=gateway) == {"host": [("0", "G0", {"w1": 3, "w2": 4}), ("1", "G1", {"w1": 3})]}
     own = attrs.evolve(gateway, machine=attrs.evolve(gateway.machine, gpus=[MachineGpu(0, "G0", "H100")]))
@@ -173,16 +173,16 @@ def test_names_and_labels_are_unique():
 def test_what_is_no_machine_is_refused(wrong):
     """A beat that tells of impossible things is 400, and says which; nothing is taken of it."""
     with pytest.raises(ApiError, match=rf"machine\.{next(iter(wrong))}") as caught:
-        read_beat({**NEEDED, "machine": {"id": "a", "name": "b", **wrong}})
+        parse_heartbeat({**NEEDED, "machine": {"id": "a", "name": "b", **wrong}})
     assert caught.value.status == 400
 
 
 def test_old_and_new_beats():
     """Without a machine, with nothing but its name, and with keys of newer workers: all are beats."""
-    assert read_beat(NEEDED).machine is None
-    assert read_beat({**NEEDED, "machine": {"id": "a", "name": "b"}}).machine == Machine("a", "b")
+    assert parse_heartbeat(NEEDED).machine is None
+    assert parse_heartbeat({**NEEDED, "machine": {"id": "a", "name": "b"}}).machine == Machine("a", "b")
     more = {"id": "a", "name": "b", "fans": 4, "gpus": [{"index": 0, "fans": 2}]}
-    assert read_beat({**NEEDED, "machine": more}).machine == Machine("a", "b", gpus=[MachineGpu(0)])
+    assert parse_heartbeat({**NEEDED, "machine": more}).machine == Machine("a", "b", gpus=[MachineGpu(0)])
 
 
 def test_what_was_told_holds_until_it_changes():
@@ -191,7 +191,7 @@ def test_what_was_told_holds_until_it_changes():
     registry = Registry({}, lambda: now[0], 10)
 
     def hear(**more):
-        registry.beat(Beat(**{**NEEDED, "start_id": "1", **more}))
+        registry.record_heartbeat(Heartbeat(**{**NEEDED, "start_id": "1", **more}))
         return [found for _, found in registry.machines()], registry.wants_machine("w")
 
     assert not registry.wants_machine("w")
@@ -224,9 +224,9 @@ async def test_a_machine_rides_in_beats_when_it_changes(serve, nursery):
         await stream.send_all(plain(json.dumps(answer).encode()))
 
     upstream, port = await serve(take)
-    now = Beat(**NEEDED, heartbeat_interval=3600.0)
-    reporter = Reporter(f"http://127.0.0.1:{port}", ca_file=None, host="h", now=lambda: now, lost=print)
-    nursery.start_soon(reporter.beat_forever)
+    now = Heartbeat(**NEEDED, heartbeat_interval=3600.0)
+    reporter = HeartbeatSender(f"http://127.0.0.1:{port}", ca_file=None, host="h", now=lambda: now, lost=print)
+    nursery.start_soon(reporter.send_forever)
     await until(lambda: len(upstream.requests) == 1)
     for machine_now in (None, FAR, FAR, attrs.evolve(FAR, cpu_use=0.5), attrs.evolve(FAR, cpu_use=0.5)):
         now = attrs.evolve(now, machine=machine_now)
@@ -255,9 +255,9 @@ async def test_gpus_are_in_the_metrics(gateway_to, connect, nvml):
     """Those of the gateway's machine and of the workers', each once, and what each worker holds beside."""
     gateway = await gateway_to({})
     held = {"id": machine.own_id(), "name": "container", "gpus": [{"index": 3, "uuid": "GPU-1", "held_bytes": GIB}]}
-    await beat(connect, gateway, 1, worker_id="near", machine=held)
-    await beat(connect, gateway, 1, worker_id="far", machine=attrs.asdict(FAR))
-    await beat(connect, gateway, 1, worker_id="other")
+    await heartbeat(connect, gateway, 1, worker_id="near", machine=held)
+    await heartbeat(connect, gateway, 1, worker_id="far", machine=attrs.asdict(FAR))
+    await heartbeat(connect, gateway, 1, worker_id="other")
     with trio.fail_after(20):
         while not (now := await shown(connect, gateway)).labels("ichat_gpu_failed"):
             await trio.sleep(0.05)
@@ -286,9 +286,9 @@ async def test_gpus_are_in_the_metrics(gateway_to, connect, nvml):
 async def test_without_gpus_there_is_nothing_of_them():
     """Not even the name of a metric, with machines known or without."""
     registry, metrics = known("m")
-    metrics._own_machine = lambda: Report("", Machine("a", "b"))
-    registry.beat(Beat(**NEEDED, machine=Machine("c", "d", gpus=[])))
-    text = metrics.take()().decode()
+    metrics._own_machine = lambda: MachineReport("", Machine("a", "b"))
+    registry.record_heartbeat(Heartbeat(**NEEDED, machine=Machine("c", "d", gpus=[])))
+    text = metrics.snapshot()().decode()
     assert "ichat_gpu" not in text
-    registry.beat(Beat(**NEEDED, machine=FAR))
-    assert Shown(metrics.take()().decode()).get("ichat_gpu_failed", machine="far", gpu="0") == 0
+    registry.record_heartbeat(Heartbeat(**NEEDED, machine=FAR))
+    assert Shown(metrics.snapshot()().decode()).get("ichat_gpu_failed", machine="far", gpu="0") == 0

@@ -12,11 +12,11 @@ from ichat.config.schema import CircuitBreaker
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_unix_listener
 from ichat.http.pool import Connection, Pool, Upstream
-from ichat.http.relay import Relay, no_gaps
+from ichat.http.relay import Relay, empty_gap_histogram
 from ichat.observability import metrics as counted
 from ichat.observability import scrape
 from ichat.observability.metrics import Metrics
-from ichat.protocol import read_beat
+from ichat.protocol import parse_heartbeat
 from ichat.routing.balancer import Balancer, Endpoint
 from ichat.routing.registry import Registry
 
@@ -85,7 +85,7 @@ def exposing(text):
     return reply
 
 
-async def beat(connect, port, worker_port, **more):
+async def heartbeat(connect, port, worker_port, **more):
     """Register a worker as a worker does."""
     body = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": worker_port, **more}
     data = json.dumps(body).encode()
@@ -198,7 +198,7 @@ async def test_what_is_a_gap(kind, mock_clock, nursery):
     client.send_all = send_all
     pool = Pool(hub, connect_s=1, idle_s=1)
     nursery.start_soon(hub.run_forever)
-    gaps = no_gaps()
+    gaps = empty_gap_histogram()
     connection = Connection(pool, Upstream("u", "u", 0), ours._sock)
     relay = Relay(
         hub, client, connection, method=b"POST", version=b"1.1", on_head=lambda head: b"head",
@@ -212,7 +212,7 @@ async def test_what_is_a_gap(kind, mock_clock, nursery):
         await turns_until(lambda: relay.chunks > chunks)
 
     async with trio.open_nursery() as inner:
-        inner.start_soon(relay.carry, [b"request"])
+        inner.start_soon(relay.run, [b"request"])
         await upstream.recv(100)
         head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % kind
         await upstream.send(head)
@@ -361,7 +361,7 @@ async def test_a_model_that_has_gone_is_forgotten(mock_clock):
     metrics._of("m").tokens += 1
 
     def models():
-        return {labels["model"] for labels in Shown(metrics.take()().decode()).labels("ichat_tokens_total")}
+        return {labels["model"] for labels in Shown(metrics.snapshot()().decode()).labels("ichat_tokens_total")}
 
     for after_s in (0, 2 * counted.FORGET_S):
         mock_clock.jump(after_s)
@@ -393,14 +393,14 @@ async def test_models_that_come_and_go_leave_little(monkeypatch):
         metrics._of(f"m{number}").tokens += 1
         metrics._of(f"unknown-{number}").tokens += 1
     assert len(metrics._models) <= 6
-    now = Shown(metrics.take()().decode())
+    now = Shown(metrics.snapshot()().decode())
     assert now.get("ichat_tokens_total", model="stays") == 10
     assert now.get("ichat_tokens_total", model="m49") == 1
     assert now.get("ichat_tokens_total", model=counted.OTHER) == 50
     registry.external = {f"many{number}": () for number in range(20)}
     for number in range(20):
         metrics._of(f"many{number}").tokens += 1
-    now = Shown(metrics.take()().decode())
+    now = Shown(metrics.snapshot()().decode())
     tokens = {labels["model"]: now.get("ichat_tokens_total", **labels) for labels in now.labels("ichat_tokens_total")}
     assert len(tokens) <= 7
     assert tokens[counted.OTHER] - 50 + sum(tokens.get(f"many{number}", 0) for number in range(20)) == 20
@@ -410,10 +410,10 @@ async def test_what_is_known_of_workers_goes_with_them():
     """State, restarts and circuit have the worker's name, and none of them is left when it is gone."""
     registry, metrics = known("route")
     registry.external = {"route": [Endpoint(Upstream("u", "u", 1), b"external:route", 1)]}
-    registry.beat(read_beat({"worker_id": "w", "model_name": NAME, "host": "127.0.0.1", "port": 1}))
+    registry.record_heartbeat(parse_heartbeat({"worker_id": "w", "model_name": NAME, "host": "127.0.0.1", "port": 1}))
     starting = registry.expect("managed", [NAME, "alias"])
     starting.restarts = 3
-    now = Shown(metrics.take()().decode())
+    now = Shown(metrics.snapshot()().decode())
     assert now.get("ichat_workers", state="ready") == 1
     assert now.get("ichat_workers", state="starting") == 1
     assert now.get("ichat_workers", state="failed") == 0
@@ -430,21 +430,21 @@ async def test_what_is_known_of_workers_goes_with_them():
     assert len(now.labels("ichat_build_info")) == 1
     for worker in registry:
         registry.remove(worker)
-    assert 'worker="' not in metrics.take()().decode().replace('worker="external:route"', "")
+    assert 'worker="' not in metrics.snapshot()().decode().replace('worker="external:route"', "")
 
 
 async def test_a_circuit_is_shown(mock_clock):
     """1 while it is open, 0.5 while one request may try it; nobody serves the model until one has gone well."""
     registry, metrics = known()
-    registry.beat(read_beat({"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}))
+    registry.record_heartbeat(parse_heartbeat({"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}))
     circuit = registry.get("w").endpoint.circuit
     circuit.settings = CircuitBreaker(failures_max=1, open_s=5)
     seen = []
     for after_s in (0, 1, 10):
         mock_clock.jump(after_s)
         if after_s == 1:
-            circuit.fail(trio.current_time())
-        now = Shown(metrics.take()().decode())
+            circuit.record_failure(trio.current_time())
+        now = Shown(metrics.snapshot()().decode())
         seen.append((now.get("ichat_circuit_open", worker="w"), now.get("ichat_model_endpoints", model="m")))
     assert seen == [(0, 1), (1, 0), (0.5, 0)]
 
@@ -456,7 +456,7 @@ async def test_workers_metrics_are_shown_with_their_names(serve, gateway_to, con
     gateway = await gateway_to({})
     for worker_id, text in (("old", old), ("new", new)):
         _, port = await serve(exposing(text))
-        await beat(connect, gateway, port, worker_id=worker_id, model_name=NAME)
+        await heartbeat(connect, gateway, port, worker_id=worker_id, model_name=NAME)
     now = await shown(connect, gateway)
     for worker in ("old", "new"):
         labels = {"worker": worker, "model": NAME}
@@ -497,8 +497,8 @@ async def test_a_worker_without_metrics_is_left_out(serve, gateway_to, connect, 
     gateway = await gateway_to({})
     for worker_id, reply in replies.items():
         _, port = await serve(reply)
-        await beat(connect, gateway, port, worker_id=worker_id)
-    await beat(connect, gateway, 1, worker_id="absent")
+        await heartbeat(connect, gateway, port, worker_id=worker_id)
+    await heartbeat(connect, gateway, 1, worker_id="absent")
     found = []
 
     async def look():
@@ -522,7 +522,7 @@ async def test_two_who_ask_at_once_share_what_is_found(serve, connect, gateway_t
     """A worker is asked once for all who ask within a second, and again later."""
     upstream, port = await serve(exposing(OURS))
     gateway = await gateway_to({})
-    await beat(connect, gateway, port)
+    await heartbeat(connect, gateway, port)
     found = []
 
     async def one():
@@ -554,8 +554,10 @@ async def test_how_a_worker_is_reached(serve, nursery, tmp_path, managed):
         nursery.start_soon(trio.serve_listeners, upstream.serve, [listener])
         registry.expect("w", ["m"], path)
         port = 1
-    registry.beat(
-        read_beat({"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": port, "unix_socket": managed})
+    registry.record_heartbeat(
+        parse_heartbeat(
+            {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": port, "unix_socket": managed}
+        )
     )
     text = await scrape.Scraper(registry, lambda: b"secret").expose(lambda: b"own 1\n")
     now = Shown(text.decode())

@@ -8,7 +8,7 @@ import trio
 from support.peers import LIMIT_S, code_of, plain, until
 
 from ichat.engines import responses
-from ichat.engines.adapter import RESPONSES_PATH, VLLM_PATHS, Wire, WireSettings
+from ichat.engines.adapter import RESPONSES_PATH, VLLM_PATHS, AdapterSettings, ProtocolAdapter
 from ichat.engines.responses import ResponseStore
 from ichat.errors import ApiError
 from ichat.http.request import Request
@@ -184,8 +184,8 @@ def request_for(body):
 )
 async def test_a_response_gets_an_id_that_names_its_worker(body):
     """Whatever id the client wanted, and nothing else of the body changes."""
-    wire = Wire(VLLM_PATHS)
-    wire.settings = WireSettings("0123456789ab")
+    wire = ProtocolAdapter(VLLM_PATHS)
+    wire.settings = AdapterSettings("0123456789ab")
     request = request_for(body)
     await wire.request(request)
     sent = json.loads(request.body)
@@ -240,7 +240,7 @@ def test_what_is_being_made_is_kept():
     assert not store.is_full()
     serving.background_tasks["d"] = None
     assert store.is_full()
-    wire = Wire()
+    wire = ProtocolAdapter()
     wire.responses = store
     with pytest.raises(ApiError) as refused:
         wire.check_background(is_asked=True)

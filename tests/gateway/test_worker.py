@@ -17,14 +17,14 @@ from ichat import errors
 from ichat.config.schema import Limits, Timeouts
 from ichat.engines import find
 from ichat.engines import thread as host
-from ichat.engines.children import Child, Family
-from ichat.engines.thread import Host
+from ichat.engines.children import Child, ProcessFamily
+from ichat.engines.thread import EngineThread
 from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.server import FrontDoor
-from ichat.roles.heartbeat_sender import Reporter
-from ichat.roles.worker import Worker, read_command_line
+from ichat.roles.heartbeat_sender import HeartbeatSender
+from ichat.roles.worker import WorkerServer, read_command_line
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +38,13 @@ class Rig:
 
     def __init__(self, argv, **timeouts):
         self.engine = find("fake")
-        self.host = Host(self.engine, argv, client_stall_s=timeouts.pop("client_stall_s", 60))
+        self.host = EngineThread(self.engine, argv, client_stall_s=timeouts.pop("client_stall_s", 60))
         self.options, _ = read_command_line(["--backend", "fake", "--worker-id", "w"])
         self.timeouts = Timeouts(**timeouts)
 
     async def open(self, nursery):
         listeners = await open_listeners("127.0.0.1", 0)
-        self.worker = Worker(self.options, self.engine, self.host, port_of(listeners))
+        self.worker = WorkerServer(self.options, self.engine, self.host, port_of(listeners))
         hub = Hub()
         self.door = FrontDoor(b"worker", self.worker.answer, hub, Limits(), self.timeouts)
         nursery.start_soon(hub.run_forever)
@@ -270,7 +270,7 @@ async def test_a_dead_engine_gets_no_more_requests(make_worker, connect, monkeyp
     """Its end is known with the next request, however seldom it is looked after; that one is refused, with a code of its own."""
     monkeypatch.setattr(host, "WATCH_S", 3600)
     rig, port = await make_worker()
-    rig.engine.kin = Family([Child(psutil.Process(core.pid), "core")])
+    rig.engine.kin = ProcessFamily([Child(psutil.Process(core.pid), "core")])
     client = await connect(port)
     assert (await client.ask())[0] == 200
     await until(lambda: rig.engine.done == 1)
@@ -290,7 +290,7 @@ async def test_a_death_that_is_not_noticed_yet(make_worker, connect, monkeypatch
     """A request that was taken while the engine's loop was busy, and its process had ended by then, is not begun."""
     monkeypatch.setattr(host, "WATCH_S", 3600)
     rig, port = await make_worker()
-    rig.engine.kin = Family([Child(psutil.Process(core.pid), "core")])
+    rig.engine.kin = ProcessFamily([Child(psutil.Process(core.pid), "core")])
     blocking, late, leaving = [await connect(port) for _ in range(3)]
     await blocking.send(b"POST /block HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
     await until(lambda: rig.engine.running == 1)
@@ -433,18 +433,18 @@ async def test_the_gateway_hears_at_once_of_other_models(make_worker, connect, s
     gateway, gateway_port = await serve(take)
     rig, port = await make_worker()
     address = f"http://127.0.0.1:{gateway_port}"
-    reporter = Reporter(address, ca_file=None, host="127.0.0.1", now=rig.worker.beat, lost=rig.host.fail)
+    reporter = HeartbeatSender(address, ca_file=None, host="127.0.0.1", now=rig.worker.heartbeat, lost=rig.host.fail)
     rig.worker.changed = reporter.changed
-    nursery.start_soon(reporter.beat_forever)
+    nursery.start_soon(reporter.send_forever)
     await until(lambda: len(gateway.requests) == 1)
     client = await connect(port)
-    beats = 1
+    heartbeats = 1
     for path in (b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/load_lora_adapter", b"/unload_lora_adapter"):
         assert (await client.ask())[0] == 200
         assert (await client.ask(target=path))[0] == 200
-        beats += 1
-        await until(lambda beats=beats: len(gateway.requests) >= beats)
-    assert len(gateway.requests) == beats
+        heartbeats += 1
+        await until(lambda heartbeats=heartbeats: len(gateway.requests) >= heartbeats)
+    assert len(gateway.requests) == heartbeats
     assert json.loads(gateway.requests[-1][1])["state"] == "ready"
     await reporter.say_goodbye()
     assert json.loads(gateway.requests[-1][1])["state"] == "gone"

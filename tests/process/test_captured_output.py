@@ -20,8 +20,27 @@ from support.programs import LIMIT_S, ROOT
 from ichat.errors import ApiError
 from ichat.observability.logs import files as logfiles
 from ichat.observability.logs import lines as logs
-from ichat.observability.logs.files import Drain, LogFile, Source, Tee, follow, load, make_pipe, previous_path, prune
-from ichat.observability.logs.lines import Bell, Line, Lines, LogQuery, Reader, Ring, read_query, stream
+from ichat.observability.logs.files import (
+    LogFile,
+    PipeReader,
+    PipeSource,
+    Tee,
+    follow,
+    load,
+    make_pipe,
+    previous_path,
+    prune,
+)
+from ichat.observability.logs.lines import (
+    Line,
+    LineBuffer,
+    LineSplitter,
+    LogCursor,
+    LogQuery,
+    Wakeup,
+    read_query,
+    stream,
+)
 
 
 def until(condition):
@@ -36,7 +55,7 @@ def texts(ring):
 
 
 def ring_of(count, **bounds):
-    ring = Ring(**bounds)
+    ring = LineBuffer(**bounds)
     for number in range(1, count + 1):
         ring.append([b"line %d" % number], 1e9 + number)
     return ring
@@ -84,7 +103,7 @@ def run(program):
 def test_lines_do_not_depend_on_how_they_are_read(size):
     """However the bytes are split: the same lines, cut at the bound, without what a terminal would have overwritten."""
     data = b"one\n\ntwo\r\n 10%\r 50%\r100%\r\n\r 7%\r 8%\n" + b"x" * 25 + b"\n" + b"y" * 30 + b"\rshort\nend"
-    lines = Lines(20)
+    lines = LineSplitter(20)
     found = [line for at in range(0, len(data), size) for line in lines.feed(data[at : at + size])] + lines.flush()
     cut = b"x" * 20 + " … [5 bytes more]".encode()
     assert found == [b"one", b"", b"two", b"100%", b" 8%", cut, b"short", b"end"]
@@ -93,7 +112,7 @@ def test_lines_do_not_depend_on_how_they_are_read(size):
 
 def test_a_line_without_end_takes_no_memory():
     """Only its beginning is kept, the rest is counted."""
-    lines = Lines(100)
+    lines = LineSplitter(100)
     for _ in range(1000):
         assert lines.feed(b"z" * 1000) == []
     assert repr(lines) == "<Lines 1000000 bytes of a partial line>"
@@ -129,15 +148,15 @@ def test_a_ring_is_bounded_and_counts_exactly(bounds):
 
 def test_a_ring_may_go_on_where_another_ended():
     """Numbers of a second run can follow on those of the first."""
-    ring = Ring(start=99)
+    ring = LineBuffer(start=99)
     ring.append([b"\xff\xc3\xa4"], 0)
     assert ring.after(99, 10) == ([Line(100, 0, "\ufffdä")], 0)
-    assert events_of(Reader(ring).next()) == [(100, "\ufffdä")]
+    assert events_of(LogCursor(ring).next()) == [(100, "\ufffdä")]
 
 
 def test_reading_while_lines_come(eager_threads):
     """Between two threads every number is either read, once and in order, or counted as lost."""
-    ring = Ring(lines_max=50)
+    ring = LineBuffer(lines_max=50)
 
     def append():
         for number in range(1, 20_001, 4):
@@ -163,7 +182,7 @@ def test_reading_while_lines_come(eager_threads):
 def test_history_then_what_comes():
     """A reader gets all that is kept, then what is new, each once; where it was too slow, the exact number."""
     ring = ring_of(30, lines_max=10)
-    reader = Reader(ring)
+    reader = LogCursor(ring)
     assert ids_of(reader.next()) == ["gap", *range(21, 31)]
     assert reader.next() == b""
     ring.append([b"more"], 0)
@@ -183,30 +202,30 @@ def test_history_then_what_comes():
 def test_where_a_reader_begins():
     """With the last lines that were asked for, or after the line that the client knows; a gap only where there is one."""
     ring = ring_of(30, lines_max=10)
-    assert ids_of(Reader(ring, tail=3).next()) == [28, 29, 30]
-    assert Reader(ring, tail=0).next() == b""
-    assert events_of(Reader(ring, tail=15).next())[0] == ("gap", 5)
-    assert events_of(Reader(ring, tail=1000).next())[0] == ("gap", 20)
-    assert ids_of(Reader(ring, after=28, tail=9).next()) == [29, 30]
-    assert events_of(Reader(ring, after=5).next())[0] == ("gap", 15)
-    assert Reader(ring, after=30).next() == b""
-    assert events_of(Reader(ring, after=31).next())[0] == ("gap", 20), "a number of an earlier ring"
+    assert ids_of(LogCursor(ring, tail=3).next()) == [28, 29, 30]
+    assert LogCursor(ring, tail=0).next() == b""
+    assert events_of(LogCursor(ring, tail=15).next())[0] == ("gap", 5)
+    assert events_of(LogCursor(ring, tail=1000).next())[0] == ("gap", 20)
+    assert ids_of(LogCursor(ring, after=28, tail=9).next()) == [29, 30]
+    assert events_of(LogCursor(ring, after=5).next())[0] == ("gap", 15)
+    assert LogCursor(ring, after=30).next() == b""
+    assert events_of(LogCursor(ring, after=31).next())[0] == ("gap", 20), "a number of an earlier ring"
 
 
 def test_without_following():
     """It ends with what was there when it began, even if lines come faster than they are read."""
     ring = ring_of(600, lines_max=700)
-    reader = Reader(ring, follow=False)
+    reader = LogCursor(ring, follow=False)
     assert ids_of(reader.next()) == list(range(1, 257))
     ring.append([b"new"] * 600, 0)
     assert events_of(reader.next()) == [("gap", 244), *((seq, f"line {seq}") for seq in range(501, 601))]
     assert reader.is_done()
     assert reader.next() == b""
-    reader = Reader(ring, tail=1, follow=False)
+    reader = LogCursor(ring, tail=1, follow=False)
     ring.append([b"new"] * 1000, 0)
     assert events_of(reader.next()) == [("gap", 1)]
     assert reader.is_done()
-    assert Reader(Ring(), follow=False).is_done()
+    assert LogCursor(LineBuffer(), follow=False).is_done()
 
 
 def test_an_event_is_one_line_of_json():
@@ -264,7 +283,7 @@ async def test_many_lines_wake_once():
     wakes = []
     turns = []
 
-    class CountingBell(Bell):
+    class CountingBell(Wakeup):
         def _wake(self):
             wakes.append(1)
             super()._wake()
@@ -273,7 +292,7 @@ async def test_many_lines_wake_once():
 
     async def wait():
         while True:
-            await bell.wait_struck()
+            await bell.wait_notified()
             turns.append(1)
 
     async with trio.open_nursery() as nursery:
@@ -281,7 +300,7 @@ async def test_many_lines_wake_once():
         nursery.start_soon(wait)
         await trio.testing.wait_all_tasks_blocked()
         assert repr(bell) == "<Bell 2 wait>"
-        thread = threading.Thread(target=lambda: [bell.strike() for _ in range(1000)])
+        thread = threading.Thread(target=lambda: [bell.notify() for _ in range(1000)])
         thread.start()
         thread.join()
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -293,16 +312,16 @@ def test_a_bell_after_the_end():
     """A thread may outlive Trio's run."""
 
     async def make():
-        return Bell()
+        return Wakeup()
 
-    trio.run(make).strike()
+    trio.run(make).notify()
 
 
 async def test_a_stream_follows_a_ring(autojump_clock):
     """History, comments while nothing comes, new lines at once, and the end with the ring's."""
     ring = ring_of(2)
-    bell = Bell()
-    ring.changed = bell.strike
+    bell = Wakeup()
+    ring.changed = bell.notify
     sent = []
 
     async def send_all(data):
@@ -317,7 +336,7 @@ async def test_a_stream_follows_a_ring(autojump_clock):
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(append)
-        await stream(Reader(ring), bell, send_all)
+        await stream(LogCursor(ring), bell, send_all)
     (t1, history), (t2, comment), (t3, comment_too), (t4, new) = sent
     assert [round(at) for at in (t1, t2, t3, t4)] == [0, 15, 30, 40]
     assert ids_of(history) == [1, 2]
@@ -329,15 +348,15 @@ async def test_a_stream_follows_a_ring(autojump_clock):
 async def test_a_stream_is_finished(autojump_clock):
     """It ends with what there was at that time, without waiting; a second time changes nothing."""
     ring = ring_of(300)
-    bell = Bell()
-    ring.changed = bell.strike
+    bell = Wakeup()
+    ring.changed = bell.notify
     sent = []
 
     async def send_all(data):
         sent.append(data)
 
     began = trio.current_time()
-    reader = Reader(ring)
+    reader = LogCursor(ring)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stream, reader, bell, send_all)
         await trio.sleep(1)
@@ -345,7 +364,7 @@ async def test_a_stream_is_finished(autojump_clock):
         reader.finish()
         ring.append([b"too late"], 0)
         reader.finish()
-        bell.strike()
+        bell.notify()
     assert trio.current_time() - began == pytest.approx(1)
     assert ids_of(b"".join(sent)) == list(range(1, 302))
 
@@ -353,8 +372,8 @@ async def test_a_stream_is_finished(autojump_clock):
 async def test_a_client_that_takes_nothing_misses_lines(autojump_clock):
     """While it stands still nothing is queued for it, and afterwards it hears how many lines were dropped."""
     ring = ring_of(10, lines_max=100)
-    bell = Bell()
-    ring.changed = bell.strike
+    bell = Wakeup()
+    ring.changed = bell.notify
     sent = []
 
     async def send_all(data):
@@ -368,7 +387,7 @@ async def test_a_client_that_takes_nothing_misses_lines(autojump_clock):
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(append)
-        await stream(Reader(ring), bell, send_all)
+        await stream(LogCursor(ring), bell, send_all)
     assert ids_of(sent[0]) == list(range(1, 11))
     assert events_of(sent[1])[0] == ("gap", 900)
     assert ids_of(sent[1])[1:] == list(range(911, 1011))
@@ -380,7 +399,7 @@ async def test_a_client_that_takes_nothing_misses_lines(autojump_clock):
 def test_following_a_killed_writer(tmp_path):
     """Everything that was written arrives, with a partial last line, in the ring and in the file; then both end."""
     reading, writing = make_pipe()
-    ring = Ring()
+    ring = LineBuffer()
     program = "os.write(1, b'one\\n' * 5000); os.write(2, b'half'); os.kill(os.getpid(), signal.SIGKILL)"
     process = start(program, stdout=writing, stderr=writing)
     os.close(writing)
@@ -398,7 +417,7 @@ def test_a_line_that_does_not_end_is_shown(monkeypatch, tmp_path):
     """A progress bar is seen while it progresses, in its newest state, and the file has it too."""
     monkeypatch.setattr(logfiles, "PARTIAL_S", 0.05)
     reading, writing = make_pipe()
-    ring = Ring()
+    ring = LineBuffer()
     drain = follow(reading, ring, LogFile(str(tmp_path), "w"))
     os.write(writing, b"\r 1%\r 2%")
     until(lambda: texts(ring) == texts(load(str(tmp_path / "w.log"))) == [" 2%"])
@@ -411,7 +430,7 @@ def test_a_line_that_does_not_end_is_shown(monkeypatch, tmp_path):
 def test_a_pipe_that_somebody_keeps_open():
     """A reader that is told to stop takes what is there, and does not wait for an end that does not come."""
     reading, writing = make_pipe()
-    ring = Ring()
+    ring = LineBuffer()
     drain = follow(reading, ring)
     os.write(writing, b"a\nb")
     began = time.monotonic()
@@ -427,12 +446,12 @@ def test_a_pipe_that_somebody_keeps_open():
 def test_one_change_for_many_lines():
     """A batch of lines is one event to those who wait."""
     changes = []
-    ring = Ring()
+    ring = LineBuffer()
     ring.changed = lambda: changes.append(ring.last)
     reading, writing = make_pipe()
     os.write(writing, b"x\n" * 30_000)
     os.close(writing)
-    assert Drain([Source(reading, Lines())], ring).join(LIMIT_S)
+    assert PipeReader([PipeSource(reading, LineSplitter())], ring).join(LIMIT_S)
     assert changes == [30_000, 30_000]
 
 

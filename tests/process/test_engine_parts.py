@@ -17,11 +17,11 @@ import pytest
 from support.programs import LIMIT_S
 
 from ichat.engines import ray_check as ray_module
-from ichat.engines.children import Child, Family, children, first_dead, wait_for_end
+from ichat.engines.children import Child, ProcessFamily, children, first_dead, wait_for_end
 from ichat.engines.ray_check import check_ray
-from ichat.engines.sglang.adapter import SGLangWire
-from ichat.engines.sglang.encoders import look_at
-from ichat.engines.sglang.loopback_requests import InProcess
+from ichat.engines.sglang.adapter import SGLangAdapter
+from ichat.engines.sglang.encoders import inspect_encoder
+from ichat.engines.sglang.loopback_requests import LoopbackRequests
 from ichat.engines.versions import ANY_VERSION, check_version
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ApiError, Exit
 from ichat.http.request import Request
@@ -119,7 +119,7 @@ CLS = {"word_embedding_dimension": 8, "pooling_mode_cls_token": True, "pooling_m
 )
 def test_an_encoder_gets_the_flags_that_it_needs(model, architecture, pooling, given, added):
     """Both are added with their reason, unless they are given; without cross-encoder there is nothing to rerank."""
-    encoder = look_at(model({"architectures": [architecture]}, pooling), None, given)
+    encoder = inspect_encoder(model({"architectures": [architecture]}, pooling), None, given)
     assert passed(encoder) == added
     assert all(step.why and not step.given for step in encoder.steps)
     assert (encoder.is_cross_encoder, encoder.wants_sigmoid) == (False, False)
@@ -137,7 +137,7 @@ def test_an_encoder_that_sglang_would_pool_wrongly(model, modes, words):
     """Exit 64 before anything loads, and the sentence names the engine that pools rightly."""
     pooling = {"pooling_mode_cls_token": False} | {f"pooling_mode_{mode}": True for mode in modes}
     with pytest.raises(Exit, match=f"wants {words}, and so give wrong vectors.*--backend vllm") as caught:
-        look_at(model({"architectures": ["BertModel"]}, pooling), None, [])
+        inspect_encoder(model({"architectures": ["BertModel"]}, pooling), None, [])
     assert caught.value.code == EXIT_USAGE
 
 
@@ -164,7 +164,7 @@ def test_an_encoder_that_sglang_would_pool_wrongly(model, modes, words):
 )
 def test_whether_a_cross_encoders_scores_want_a_sigmoid(model, more, wants_sigmoid):
     """As vLLM decides it, except where SGLang itself heeds the model's own function."""
-    encoder = look_at(model({**CROSS, **more}, {"pooling_mode_mean_tokens": True}), None, [])
+    encoder = inspect_encoder(model({**CROSS, **more}, {"pooling_mode_mean_tokens": True}), None, [])
     assert (encoder.is_cross_encoder, encoder.wants_sigmoid) == (True, wants_sigmoid)
     assert passed(encoder) == WHOLE
 
@@ -175,13 +175,13 @@ def test_whether_a_cross_encoders_scores_want_a_sigmoid(model, more, wants_sigmo
 )
 def test_what_is_no_encoder(model, config):
     """Nothing is known, and so nothing is added or refused."""
-    assert look_at(model(config, {"pooling_mode_mean_tokens": True}), None, []) is None
+    assert inspect_encoder(model(config, {"pooling_mode_mean_tokens": True}), None, []) is None
 
 
 def test_a_configuration_that_cannot_be_read(model):
     """What cannot be told is not taken for an answer."""
     with pytest.raises(Exit, match=r"config\.json of the model .* cannot be read") as caught:
-        look_at(model("no JSON", {}), None, [])
+        inspect_encoder(model("no JSON", {}), None, [])
     assert caught.value.code == EXIT_UNAVAILABLE
 
 
@@ -195,7 +195,7 @@ def request_of(path, body, query=b""):
 
 
 def wire(**settings):
-    made = SGLangWire(lambda: (["own", "alias"], ["lora"]))
+    made = SGLangAdapter(lambda: (["own", "alias"], ["lora"]))
     for name, value in settings.items():
         setattr(made, name, value)
     return made
@@ -252,7 +252,7 @@ async def named(answer, model="alias"):
 @pytest.mark.parametrize(("model", "space"), [("alias", ""), ('na"me\\é', ""), ("alias", " ")])
 async def test_embeddings_bear_the_models_name(model, space):
     """Of SGLang's answer only the path is replaced; vectors stay digit for digit, whatever stands before it."""
-    made = SGLangWire(lambda: ([model], []))
+    made = SGLangAdapter(lambda: ([model], []))
     rewrite = await made.request(request_of(b"/v1/embeddings", {"model": model, "input": "a"}))
     start = '{"object":"list","data":[{"object":"embedding","embedding":[-0.10,1e-05,1.0E+2],"note":"\\"model\\":","of":{"model":"x"}}],'
     end = ',"usage":{"prompt_tokens":3,"total_tokens":3}}'
@@ -340,7 +340,7 @@ class Requests:
 def inside(app):
     """Give the stand-in for `requests`, with its loop on another thread."""
     loop = asyncio.new_event_loop()
-    made = InProcess(app, loop, Requests())
+    made = LoopbackRequests(app, loop, Requests())
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     yield made
@@ -490,15 +490,15 @@ def test_a_family_knows_at_once_which_of_it_has_ended(spawn, monkeypatch, has_pi
         monkeypatch.setattr(os, "pidfd_open", refuse)
     living, killed = spawn(time.sleep, 3600), spawn(time.sleep, 3600)
     grandchild = Child(psutil.Process(killed.pid), "grandchild")
-    family = Family([Child(living, "living"), grandchild])
+    family = ProcessFamily([Child(living, "living"), grandchild])
     assert family.first_dead() is None
     os.kill(killed.pid, signal.SIGKILL)
     os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
-    for one in (family, Family([Child(living, "living"), grandchild])):
+    for one in (family, ProcessFamily([Child(living, "living"), grandchild])):
         assert one.first_dead() == one.first_dead() == f"its process grandchild (pid {killed.pid}) ended"
     killed.join(LIMIT_S)
-    assert Family([grandchild]).first_dead() is not None
-    assert Family().first_dead() is None
+    assert ProcessFamily([grandchild]).first_dead() is not None
+    assert ProcessFamily().first_dead() is None
 
 
 def refuse(_pid):

@@ -11,9 +11,9 @@ import trio
 from support.peers import plain, until
 from support.programs import LIMIT_S, Program, ichat
 
-from ichat.protocol import Beat, Lost
+from ichat.protocol import Heartbeat, PeerLoss
 from ichat.roles import heartbeat_sender as reporter_module
-from ichat.roles.heartbeat_sender import Reporter
+from ichat.roles.heartbeat_sender import HeartbeatSender
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_member_that_is_killed_is_missed_soon_without_being_asked_to(start_gro
 
 # Whom the worker believes.
 
-BEAT = Beat("node-0", "m", "127.0.0.1", 1, heartbeat_interval=3600.0)
+BEAT = Heartbeat("node-0", "m", "127.0.0.1", 1, heartbeat_interval=3600.0)
 
 
 class Told:
@@ -134,13 +134,15 @@ class Told:
 
     def __init__(self, address="http://127.0.0.1:1"):
         self.losses = []
-        self.reporter = Reporter(address, ca_file=None, host="127.0.0.1", now=lambda: BEAT, lost=self.losses.append)
+        self.reporter = HeartbeatSender(
+            address, ca_file=None, host="127.0.0.1", now=lambda: BEAT, lost=self.losses.append
+        )
 
     async def believe(self, port, host="127.0.0.1", *, is_certain=False):
         """Tell of a loss; give how many losses were believed so far."""
-        lost = Lost("node-1", "has been silent for 9 s", host, port, is_certain=is_certain)
+        lost = PeerLoss("node-1", "has been silent for 9 s", host, port, is_certain=is_certain)
         with trio.fail_after(LIMIT_S):
-            await self.reporter._believe(lost)
+            await self.reporter._confirm_loss(lost)
         return len(self.losses)
 
 
@@ -252,7 +254,7 @@ async def gateway_with(serve):
 
 
 def silent(port, **more):
-    return {**attrs.asdict(Lost("node-1", "has been silent for 9 s", "127.0.0.1", port, is_certain=False)), **more}
+    return {**attrs.asdict(PeerLoss("node-1", "has been silent for 9 s", "127.0.0.1", port, is_certain=False)), **more}
 
 
 async def test_the_second_question_follows_soon(gateway_with, closed_port, nursery):

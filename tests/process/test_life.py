@@ -260,7 +260,7 @@ def test_a_gateway_that_restarts_knows_who_was_there(start, gateway, tmp_path):
     """A registered worker with a long interval is back at once after a restart of the gateway: it is asked."""
     port = free_port()
     program = gateway("", port)
-    beats = start_registering(start, port, 600)
+    heartbeats = start_registering(start, port, 600)
     program.wait_until_ready("w1")
     pid = pid_of(program, "w1")
     program.until(lambda: '"w1"' in (tmp_path / "state/workers.json").read_text())
@@ -268,7 +268,7 @@ def test_a_gateway_that_restarts_knows_who_was_there(start, gateway, tmp_path):
     program.process.wait()
     program = gateway("", port).wait_until_ready("w1")
     assert pid_of(program, "w1") == pid
-    assert beats.process.poll() is None
+    assert heartbeats.process.poll() is None
     assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
     program.until(lambda: any("listens on" in line for line in lines_of(program, "w1")))
 
@@ -318,8 +318,14 @@ def test_a_network_cut_between_gateway_and_worker(start, gateway):
     program = gateway("connect_s = 1\n")
     own = start(ichat("worker", "-be", "fake", "--model", "/m", "-n", "m", "--port", "0")).wait_for_port()
     proxy = Proxy(own.port)
-    beat = {"worker_id": "w1", "model_name": "m", "host": "127.0.0.1", "port": proxy.port, "heartbeat_interval": 60}
-    program.ask("/v1/workers/heartbeat", beat)
+    heartbeat = {
+        "worker_id": "w1",
+        "model_name": "m",
+        "host": "127.0.0.1",
+        "port": proxy.port,
+        "heartbeat_interval": 60,
+    }
+    program.ask("/v1/workers/heartbeat", heartbeat)
     program.until(lambda: program.ask("/v1/chat/completions", {"model": "m"})[0] == 200)
     with stream(program, {"model": "m", "wait_s": 3600}) as sock:
         program.until(lambda: program.get("/v1/admin/workers/w1")[1]["in_flight"] == 1)
@@ -327,7 +333,7 @@ def test_a_network_cut_between_gateway_and_worker(start, gateway):
         assert b"upstream_failed" in sock.recv(65536)
     assert program.ask("/v1/chat/completions", {"model": "m"})[0] in (502, 503)
     proxy.mend()
-    program.ask("/v1/workers/heartbeat", beat)
+    program.ask("/v1/workers/heartbeat", heartbeat)
     assert program.ask("/v1/chat/completions", {"model": "m"})[0] == 200
     proxy.close()
 

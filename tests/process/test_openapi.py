@@ -16,13 +16,13 @@ from support.programs import LIMIT_S, Program, ichat
 from ichat.admin.app import make_app
 from ichat.admin.openapi import document
 from ichat.admin.schemas import schema_of
-from ichat.config.schema import DRAIN_S_MAX, Config, ManagedWorker, Security, read_worker
+from ichat.config.schema import DRAIN_S_MAX, Config, ManagedWorkerConfig, Security, read_worker
 from ichat.engines import Progress
 from ichat.errors import ApiError
 from ichat.hardware.gpus import Gpu, GpuProcess
 from ichat.hardware.host import CpuMeter, read_resources
 from ichat.observability import request_record
-from ichat.protocol import Beat, Group, Model, read_beat
+from ichat.protocol import Group, Heartbeat, ModelCard, parse_heartbeat
 from ichat.roles import gateway
 from ichat.security.auth import ROUTES, Auth
 
@@ -137,10 +137,10 @@ async def test_it_is_served():
 def test_the_keys_of_a_launch_are_those_of_the_class(said):
     """A key of a managed worker is in the schema of a launch, with its default, and no other key is."""
     launch = said["components"]["schemas"]["Launch"]
-    fields = attrs.fields_dict(ManagedWorker)
+    fields = attrs.fields_dict(ManagedWorkerConfig)
     assert launch["properties"].keys() == fields.keys()
     assert set(launch["required"]) == {name for name, field in fields.items() if field.default is attrs.NOTHING}
-    plain = ManagedWorker(**WORKER)
+    plain = ManagedWorkerConfig(**WORKER)
     for name, schema in launch["properties"].items():
         if name not in launch["required"]:
             assert schema.get("default") == getattr(plain, name), name
@@ -158,7 +158,7 @@ def bounds_of(said, name):
 @pytest.mark.parametrize("name", ["Launch", "Beat"])
 def test_a_bound_is_where_the_gateway_has_it(said, name):
     """What is at a bound is taken, what is beyond it is not."""
-    read, whole = (read_worker, WORKER) if name == "Launch" else (read_beat, BEAT)
+    read, whole = (read_worker, WORKER) if name == "Launch" else (parse_heartbeat, BEAT)
     rest = (Config(),) if name == "Launch" else ()
     bounds = list(bounds_of(said, name))
     assert len(bounds) >= 6
@@ -217,17 +217,17 @@ def test_what_may_not_be_launched_is_wrong(said, more):
 def test_a_beat_is_right(said):
     """The shortest beat and the fullest one are what the schema says, and what no beat may be is not."""
     is_right(said, "Beat", BEAT)
-    full = Beat(
+    full = Heartbeat(
         **BEAT,
         model_names=["m"],
-        models=[Model("m", "p", None, 4096)],
+        models=[ModelCard("m", "p", None, 4096)],
         group=Group("g", 0, 2),
         progress={"running": 1.0},
         backend_args={"max_model_len": 4096},
         changed_args=["max_model_len"],
     )
-    read_beat(is_right(said, "Beat", attrs.asdict(full)))
-    read_beat(is_right(said, "Beat", {**BEAT, "models": [{"id": "m", "new": 1}], "new": 1}))
+    parse_heartbeat(is_right(said, "Beat", attrs.asdict(full)))
+    parse_heartbeat(is_right(said, "Beat", {**BEAT, "models": [{"id": "m", "new": 1}], "new": 1}))
     wrong = (
         {"worker_id": "a b"},
         {"port": 0},
@@ -242,7 +242,7 @@ def test_a_beat_is_right(said):
     for more in wrong:
         refused(said, "Beat", {**BEAT, **more})
         with pytest.raises(ApiError):
-            read_beat({**BEAT, **more})
+            parse_heartbeat({**BEAT, **more})
 
 
 def test_a_drain_lasts_at_most_as_long_as_it_says(said):
@@ -311,8 +311,15 @@ api_base = "http://127.0.0.1:9/v1"
         long = {"heartbeat_interval": 3600}
         for worker in ("a", "b"):
             group = {"id": "g", "rank": int(worker == "b"), "size": 2}
-            beat = {**BEAT, **long, "worker_id": worker, "group": group, "start_id": "1", "models": [{"id": "far"}]}
-            assert program.ask("/v1/workers/heartbeat", beat)[0] == 200
+            heartbeat = {
+                **BEAT,
+                **long,
+                "worker_id": worker,
+                "group": group,
+                "start_id": "1",
+                "models": [{"id": "far"}],
+            }
+            assert program.ask("/v1/workers/heartbeat", heartbeat)[0] == 200
         yield program
         assert program.stop() == 0
     finally:
@@ -359,16 +366,16 @@ def test_workers_are_as_it_says(said, program):
     for name in workers:
         one = answered(said, program, "GET", f"/v1/admin/workers/{name}", template="/v1/admin/workers/{worker_id}")
         assert one[0] == 200
-    beat = {
+    heartbeat = {
         **BEAT,
         "worker_id": "a",
         "start_id": "2",
         "group": {"id": "g", "rank": 0, "size": 2},
         "models": [{"id": "far"}],
     }
-    assert answered(said, program, "POST", "/v1/workers/heartbeat", {**beat, "heartbeat_interval": 3600})[0] == 200
-    beat = {**BEAT, "worker_id": "b", "start_id": "1", "heartbeat_interval": 3600}
-    lost = answered(said, program, "POST", "/register", beat)[1]["lost"]
+    assert answered(said, program, "POST", "/v1/workers/heartbeat", {**heartbeat, "heartbeat_interval": 3600})[0] == 200
+    heartbeat = {**BEAT, "worker_id": "b", "start_id": "1", "heartbeat_interval": 3600}
+    lost = answered(said, program, "POST", "/register", heartbeat)[1]["lost"]
     assert [one["worker_id"] for one in lost] == ["a"]
     worker = answered(said, program, "GET", "/v1/admin/workers/b", template="/v1/admin/workers/{worker_id}")[1]
     assert worker["state"] == "broken"

@@ -8,7 +8,7 @@ import time
 import trio
 from support.programs import LIMIT_S, ROOT
 
-from ichat.supervisor.orphans import MARK, Adopted, marked, stamp_of
+from ichat.supervisor.orphans import WORKER_TAG_VAR, AdoptedProcess, marked, process_identity
 
 REAPING = """
 import os, subprocess, sys, psutil, trio
@@ -49,25 +49,27 @@ def test_what_nobody_waits_for_is_reaped():
 def test_the_mark_and_the_stamp():
     """A process is found by its mark, told from others by its stamp, and held on to without being its parent."""
     mark = f"/state:{time.time()}"
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, MARK: mark})
+    process = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, WORKER_TAG_VAR: mark}
+    )
     while not [one.pid for one in marked(mark)]:
         time.sleep(0.05)
     assert [one.pid for one in marked(mark)] == [process.pid]
     assert marked(mark[:-1]) == []
-    stamp = stamp_of(process.pid)
-    assert stamp == stamp_of(process.pid) != stamp_of(os.getpid())
-    adopted = Adopted(process.pid)
+    stamp = process_identity(process.pid)
+    assert stamp == process_identity(process.pid) != process_identity(os.getpid())
+    adopted = AdoptedProcess(process.pid)
     assert not adopted.has_ended()
     process.communicate(b"\n")
     assert adopted.has_ended()
     adopted.close()
-    assert stamp_of(process.pid) == ""
+    assert process_identity(process.pid) == ""
 
 
 async def test_an_adopted_process_is_waited_for():
     """Its end is noticed by who is not its parent."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)  # noqa: ASYNC220
-    adopted = Adopted(process.pid)
+    adopted = AdoptedProcess(process.pid)
     with trio.move_on_after(0.2) as waiting:
         await adopted.wait()
     assert waiting.cancelled_caught

@@ -17,12 +17,12 @@ import pytest
 import trio
 from support.programs import LIMIT_S
 
-from ichat.config.schema import ManagedWorker
+from ichat.config.schema import ManagedWorkerConfig
 from ichat.hardware import gpus
 from ichat.hardware import host as resources
 from ichat.hardware.gpus import Gpu, GpuProcess, find_gpus, read_gpus
 from ichat.supervisor import preflight
-from ichat.supervisor.preflight import Facts, Holder, look, problems_of, read_facts
+from ichat.supervisor.preflight import Facts, Holder, collect_facts, problems_of, read_facts
 
 GIB = 1024**3
 UNKNOWN = 2**64 - 1
@@ -110,7 +110,7 @@ def machine(monkeypatch):
 
 
 def worker_with(**more):
-    return ManagedWorker(**{"model_name": "m", "model_path": "org/m", **more})
+    return ManagedWorkerConfig(**{"model_name": "m", "model_path": "org/m", **more})
 
 
 # GPUs.
@@ -594,7 +594,7 @@ async def test_a_look_at_everything(machine, tmp_path):
     """The system and its GPUs at the same time, with the GPUs that the worker will see."""
     machine()
     engine = script(tmp_path / "python", "exit 0")
-    facts = await look(worker_with(model_path="/no"), str(engine), {"CUDA_VISIBLE_DEVICES": "0"})
+    facts = await collect_facts(worker_with(model_path="/no"), str(engine), {"CUDA_VISIBLE_DEVICES": "0"})
     assert (facts.model, facts.python, facts.visible, len(facts.gpus)) == ("missing", "right", "0", 1)
 
 
@@ -604,7 +604,7 @@ async def test_a_look_that_takes_too_long(machine, monkeypatch, caplog):
     go_on = threading.Event()
     monkeypatch.setattr(preflight, "LOOK_S", 3.0)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: go_on.wait(LIMIT_S))
-    facts = await look(worker_with(), sys.executable, {})
+    facts = await collect_facts(worker_with(), sys.executable, {})
     go_on.set()
     assert (facts.port, len(facts.gpus)) == ("free", 1)
     assert "could not be looked at within 3 s" in caplog.text

@@ -23,10 +23,10 @@ from ichat.hardware.machines import own_id
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.server import FrontDoor
-from ichat.observability.logs.endpoint import OwnLog
-from ichat.observability.logs.lines import Ring
-from ichat.protocol import FAILURE_CHARACTERS_MAX, Beat, read_beat, sentence
-from ichat.roles.heartbeat_sender import Reporter
+from ichat.observability.logs.endpoint import LogEndpoint
+from ichat.observability.logs.lines import LineBuffer
+from ichat.protocol import FAILURE_CHARACTERS_MAX, Heartbeat, parse_heartbeat, sentence
+from ichat.roles.heartbeat_sender import HeartbeatSender
 from ichat.supervisor.processes import session_members
 
 WORKER = ("worker", "-be", "fake", "--model", "/m", "-n", "m", "--port", "0", "--worker-id", "w", "--hi", "0.2")
@@ -62,11 +62,11 @@ class Gateway:
     """Takes beats, and keeps them."""
 
     def __init__(self, port=0):
-        beats = self.beats = []
+        heartbeats = self.heartbeats = []
 
         class Taker(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
-                beats.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+                heartbeats.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
                 self.send_response(200)
                 self.end_headers()
                 self.wfile.write(b'{"status": "ok", "gateway_id": "g"}')
@@ -131,7 +131,7 @@ def serve_log(nursery):
     """Serve a ring's lines: `log, door, port = await serve_log(ring)`."""
 
     async def start(ring, settle=lambda _: True):
-        log = OwnLog(ring, settle, [(b"x-ichat-worker", b"w")])
+        log = LogEndpoint(ring, settle, [(b"x-ichat-worker", b"w")])
         listeners = await open_listeners("127.0.0.1", 0)
         door = FrontDoor(b"worker", log.answer, Hub(), Limits(), Timeouts(drain_s=3600))
         nursery.start_soon(door.hub.run_forever)
@@ -142,7 +142,7 @@ def serve_log(nursery):
 
 
 def ring_of(count, **bounds):
-    ring = Ring(**bounds)
+    ring = LineBuffer(**bounds)
     ring.append([b"line %d" % number for number in range(1, count + 1)], 0)
     return ring
 
@@ -274,8 +274,8 @@ def test_why_an_engine_ended_is_in_the_log_and_in_the_good_bye(start_worker, gat
         lines, _ = events_of(response.read().decode())
     why = "The engine died: killed by a test"
     assert any(line.endswith(why) for line in lines.values())
-    assert (gateway.beats[-1]["state"], gateway.beats[-1]["failure"]) == ("gone", why)
-    assert not gateway.beats[0]["failure"]
+    assert (gateway.heartbeats[-1]["state"], gateway.heartbeats[-1]["failure"]) == ("gone", why)
+    assert not gateway.heartbeats[0]["failure"]
     assert worker.text().splitlines()[-1] == why
 
 
@@ -284,7 +284,7 @@ def test_a_load_that_fails_is_told_as_well(start, gateway):
     worker = start(*ichat(*WORKER, "--fail", "-ga", f"http://127.0.0.1:{gateway.port}"))
     assert worker.process.wait(LIMIT_S) == 70
     why = "The engine failed while loading: no such weights"
-    assert (gateway.beats[-1]["state"], gateway.beats[-1]["failure"]) == ("gone", why)
+    assert (gateway.heartbeats[-1]["state"], gateway.heartbeats[-1]["failure"]) == ("gone", why)
     assert worker.text().splitlines()[-1] == why
     assert "RuntimeError: no such weights" in worker.text()
 
@@ -332,7 +332,7 @@ def test_an_orphan_ends(start_worker):
     gateway = Gateway()
     worker = start_worker("-ga", f"http://127.0.0.1:{gateway.port}", "--orphan-after-s", "1", "--children", "1")
     family = worker.descendants()
-    worker.until(lambda: gateway.beats and gateway.beats[-1]["state"] == "ready")
+    worker.until(lambda: gateway.heartbeats and gateway.heartbeats[-1]["state"] == "ready")
     gateway.close()
     assert worker.process.wait(LIMIT_S) == 0
     assert "the gateway has taken no beat for 1 s: shutting down" in worker.text()
@@ -373,14 +373,14 @@ async def test_time_without_a_beat_does_not_make_an_orphan(serve, nursery, autoj
         nursery.cancel_scope.cancel()
 
     nursery.start_soon(note)
-    await reporter.beat_forever()
+    await reporter.send_forever()
     assert orphaned_after == [8]
 
 
 def make_reporter(port, heartbeat_interval, **more):
-    beat = Beat("w", "m", "127.0.0.1", 8000, heartbeat_interval=heartbeat_interval)
+    heartbeat = Heartbeat("w", "m", "127.0.0.1", 8000, heartbeat_interval=heartbeat_interval)
     address = f"http://127.0.0.1:{port}"
-    return Reporter(address, ca_file=None, host="127.0.0.1", now=lambda: beat, lost=print, **more)
+    return HeartbeatSender(address, ca_file=None, host="127.0.0.1", now=lambda: heartbeat, lost=print, **more)
 
 
 async def test_a_gateway_that_was_started_anew_gets_another_beat(serve, nursery):
@@ -392,7 +392,7 @@ async def test_a_gateway_that_was_started_anew_gets_another_beat(serve, nursery)
 
     gateway, port = await serve(take)
     reporter = make_reporter(port, heartbeat_interval=3600.0)
-    nursery.start_soon(reporter.beat_forever)
+    nursery.start_soon(reporter.send_forever)
     for expected in (1, 2, 4, 5, 7, 8):
         await until(lambda expected=expected: len(gateway.requests) >= expected)
         await trio.sleep(0.2)
@@ -403,10 +403,10 @@ async def test_a_gateway_that_was_started_anew_gets_another_beat(serve, nursery)
 def test_a_gateway_can_ask_for_a_beat(start_worker, gateway):
     """At once, long before the next one is due; a worker without a gateway says so."""
     worker = start_worker("-ga", f"http://127.0.0.1:{gateway.port}", "--hi", "3600")
-    worker.until(lambda: gateway.beats and gateway.beats[-1]["state"] == "ready")
-    count = len(gateway.beats)
+    worker.until(lambda: gateway.heartbeats and gateway.heartbeats[-1]["state"] == "ready")
+    count = len(gateway.heartbeats)
     assert worker.ask("/beat", {}) == (200, {"status": "ok"})
-    worker.until(lambda: len(gateway.beats) > count)
+    worker.until(lambda: len(gateway.heartbeats) > count)
     assert worker.get("/beat")[0] == 405
 
     status, answer = start_worker().ask("/beat", {})
@@ -416,26 +416,26 @@ def test_a_gateway_can_ask_for_a_beat(start_worker, gateway):
 def test_a_worker_tells_where_it_runs(start_worker, gateway):
     """In one beat, once its engine serves; not again while that is as it was."""
     worker = start_worker("-ga", f"http://127.0.0.1:{gateway.port}", "--hi", "3600")
-    worker.until(lambda: any(beat["machine"] for beat in gateway.beats))
-    [told] = [beat for beat in gateway.beats if beat["machine"]]
+    worker.until(lambda: any(heartbeat["machine"] for heartbeat in gateway.heartbeats))
+    [told] = [heartbeat for heartbeat in gateway.heartbeats if heartbeat["machine"]]
     assert (told["machine"]["id"], told["state"]) == (own_id(), "ready")
     assert told["machine"]["memory_total_bytes"] > 0
-    count = len(gateway.beats)
+    count = len(gateway.heartbeats)
     worker.ask("/beat", {})
-    worker.until(lambda: len(gateway.beats) > count)
-    assert gateway.beats[-1]["machine"] is None
+    worker.until(lambda: len(gateway.heartbeats) > count)
+    assert gateway.heartbeats[-1]["machine"] is None
 
 
 def test_a_failure_fits_into_a_beat():
     """Whatever an engine says: one line, printable and bounded; from others it is refused."""
     needed = {"worker_id": "w", "model_name": "m", "host": "h", "port": 1}
     for text in ("", "Out\nof  memory.", "\x1b[31mred\x00\ud800", "long " * 10_000):
-        assert read_beat({**needed, "failure": sentence(text)}).failure == sentence(text)
+        assert parse_heartbeat({**needed, "failure": sentence(text)}).failure == sentence(text)
     assert sentence("Out\nof  memory.") == "Out of memory."
     assert len(sentence("x" * 5000)) == FAILURE_CHARACTERS_MAX
     for wrong in ("two\nlines", "x" * (FAILURE_CHARACTERS_MAX + 1), 7, None):
         with pytest.raises(Exception, match="failure"):
-            read_beat({**needed, "failure": wrong})
+            parse_heartbeat({**needed, "failure": wrong})
 
 
 # Its launcher.

@@ -111,12 +111,12 @@ class Faults:
             send_signal(pid, signal.SIGCONT)
 
     async def cut_the_beats(self, rng):
-        await rng.choice(self._site.fars).beats.cut(min(rng.random() * 8, self._left_s()))
+        await rng.choice(self._site.fars).heartbeats.cut(min(rng.random() * 8, self._left_s()))
 
     async def cut_the_network(self, rng):
         far = rng.choice(self._site.fars)
         async with trio.open_nursery() as nursery:
-            for link in (far.beats, far.data):
+            for link in (far.heartbeats, far.data):
                 nursery.start_soon(link.cut, min(rng.random() * 6, self._left_s()))
 
     async def reset_connections(self, rng):

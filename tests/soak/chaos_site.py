@@ -113,7 +113,7 @@ class Far:
         self.id = f"far-{number}"
         self._site = site
         self.port = _quiet_port()
-        self.beats = Link(site.port)
+        self.heartbeats = Link(site.port)
         self.data = Link(self.port)
         self.program = None
         self._starts = 0
@@ -195,7 +195,7 @@ class Site:
         self.port = self.program.port
         for number in range(2 if self.backend == "fake" else 0):
             far = Far(self, number)
-            await nursery.start(far.beats.run, "127.0.0.1", 0)
+            await nursery.start(far.heartbeats.run, "127.0.0.1", 0)
             await nursery.start(far.data.run, FAR_HOST, far.port)
             nursery.start_soon(far.keep_forever)
             self.fars.append(far)

@@ -222,8 +222,11 @@ def valid_request(dice, mark):
         line = b"POST %b %b" % (with_mark(b"/v1/audio/transcriptions", mark), version)
         return framed(dice, line, form_body(dice, mark), b"Content-Type: multipart/form-data; boundary=b")
     if kind < 0.75:
-        beat = {**BEAT, dice.choice(list(BEAT)): dice.choice([None, -1, "", "w", [], {"a": [1]}, 1e300, "x" * 500])}
-        body = json.dumps(dice.choice([BEAT, beat])).encode()
+        heartbeat = {
+            **BEAT,
+            dice.choice(list(BEAT)): dice.choice([None, -1, "", "w", [], {"a": [1]}, 1e300, "x" * 500]),
+        }
+        body = json.dumps(dice.choice([BEAT, heartbeat])).encode()
         return framed(dice, b"POST /v1/workers/heartbeat %b" % version, body, host=b"Host: localhost")
     if kind < 0.78:
         body = json.dumps({"model_name": 5, "model_path": dice.choice(["", None, "/m"]), "mark": mark.decode()})

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, NoReturn
 import ichat
 from ichat import errors
 from ichat.engines import EngineInfo, Progress, Serve
-from ichat.engines.adapter import Rewrite, Wire
-from ichat.engines.flags import Step
+from ichat.engines.adapter import BodyTransform, ProtocolAdapter
+from ichat.engines.flags import FlagOutcome
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.http.json_body import members_of, spliced, value_of
 from ichat.http.request import Request
-from ichat.protocol import Model
+from ichat.protocol import ModelCard
 
 if TYPE_CHECKING:
     from ichat_transformers.server import Server
@@ -46,14 +46,14 @@ class OurFlags(argparse.ArgumentParser):
         raise _usage(message)
 
 
-class OneModel(Wire):
+class OneModel(ProtocolAdapter):
     """What makes the server's requests like those of every worker; its failures become so by themselves."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: Sequence[str] = ()
 
-    async def request(self, request: Request) -> Rewrite | None:
+    async def request(self, request: Request) -> BodyTransform | None:
         """Have a request name the model, which may have several names, and the number of tokens as the server does."""
         if request.method == b"POST" and request.body[:64].lstrip().startswith(b"{"):
             members = await members_of(request.body)
@@ -148,23 +148,23 @@ class Transformers:
         """Count the calls of the model's `generate`, or what the scheduler has."""
         return self._server.progress() if self._server else Progress()
 
-    def models(self) -> Sequence[Model]:
+    def models(self) -> Sequence[ModelCard]:
         """Give the one model, under each of its names."""
         return self._server.models() if self._server else []
 
 
-def _steps(ours: argparse.Namespace, theirs: Sequence[str]) -> list[Step]:
+def _steps(ours: argparse.Namespace, theirs: Sequence[str]) -> list[FlagOutcome]:
     """Say what becomes of each argument; all but the worker's own go as they are to the parser of the server."""
-    steps = [Step(["--model", ours.model], [ours.model], "transformers serve takes the model without a flag")]
+    steps = [FlagOutcome(["--model", ours.model], [ours.model], "transformers serve takes the model without a flag")]
     if ours.served_model_name:
         names = ["--served-model-name", *ours.served_model_name]
-        steps.append(Step(names, [], "transformers serve has no names for its model; this engine gives them"))
+        steps.append(FlagOutcome(names, [], "transformers serve has no names for its model; this engine gives them"))
     for word in theirs:
         if word.startswith("-"):
-            steps.append(Step([word], [word]))
+            steps.append(FlagOutcome([word], [word]))
         else:
             words = [*steps.pop().given, word]
-            steps.append(Step(words, words))
+            steps.append(FlagOutcome(words, words))
     return steps
 
 

@@ -22,7 +22,7 @@ from transformers.cli.serving.utils import GenerateManager, split_model_id
 from ichat.engines import Message, Progress, Receive, Scope, Send
 from ichat.engines import Serve as ServeUntilTheEnd
 from ichat.errors import Exit
-from ichat.protocol import Model
+from ichat.protocol import ModelCard
 
 REFUSED: Any = typer.BadParameter.__base__
 """What the parser raises for any wrong argument (`UsageError`, which has no public name)."""
@@ -151,9 +151,9 @@ class Server(Serve):
             return Progress()
         return Progress(running=len(scheduler.active_requests), waiting=len(scheduler.waiting_requests))
 
-    def models(self) -> Sequence[Model]:
+    def models(self) -> Sequence[ModelCard]:
         """Give the model under each of its names."""
-        return [Model(name, root=self.model_path, max_model_len=self._max_model_len) for name in self._names]
+        return [ModelCard(name, root=self.model_path, max_model_len=self._max_model_len) for name in self._names]
 
 
 async def _metrics() -> Response:

@@ -31,17 +31,17 @@ from typing import Any
 import ichat
 from ichat.engines import Application, EngineInfo, Progress, Serve
 from ichat.engines.asgi import call_under_way
-from ichat.engines.children import Family, adopt_children, children, wait_for_end
-from ichat.engines.flags import Step, translate
+from ichat.engines.children import ProcessFamily, adopt_children, children, wait_for_end
+from ichat.engines.flags import FlagOutcome, translate
 from ichat.engines.ray_check import check_ray
 from ichat.engines.responses import bound_responses
-from ichat.engines.sglang.adapter import SGLangWire
-from ichat.engines.sglang.encoders import look_at
+from ichat.engines.sglang.adapter import SGLangAdapter
+from ichat.engines.sglang.encoders import inspect_encoder
 from ichat.engines.sglang.flags import TABLE
-from ichat.engines.sglang.loopback_requests import InProcess
+from ichat.engines.sglang.loopback_requests import LoopbackRequests
 from ichat.engines.versions import check_version
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
-from ichat.protocol import Group, Model
+from ichat.protocol import Group, ModelCard
 from ichat.security.redact import masked
 
 OLDEST = (0, 5, 5)
@@ -86,12 +86,12 @@ class SGLang:
     name = "sglang"
 
     def __init__(self) -> None:
-        self.wire = SGLangWire(self._names)
+        self.wire = SGLangAdapter(self._names)
         self._args: Any = None
         self._info: EngineInfo | None = None
         self._serve: Serve
         self._manager: Any = None
-        self._family = Family()
+        self._family = ProcessFamily()
         self._dead: str | None = None
         self._has_begun = False
         self._warm = threading.Event()
@@ -121,12 +121,14 @@ class SGLang:
         ServerArgs.add_cli_args(parser)
         steps = translate(argv, parser, TABLE)
         if not any("--enable-metrics" in step.passed for step in steps):
-            steps.append(Step([], ["--enable-metrics"], "its metrics are what the worker reports to the gateway"))
+            steps.append(
+                FlagOutcome([], ["--enable-metrics"], "its metrics are what the worker reports to the gateway")
+            )
         self._remember_responses(steps, parser)
         words = _words_of(steps)
         given = None if "--config" in words else _read(words, parser)
         self._args = _record(words)
-        encoder = look_at(self._args.model_path, self._args.revision, words)
+        encoder = inspect_encoder(self._args.model_path, self._args.revision, words)
         if encoder is not None and encoder.steps:
             steps += encoder.steps
             self._args = _record(_words_of(steps))
@@ -135,19 +137,21 @@ class SGLang:
         self.wire.reranks = self.wire.only_reranks or not _resolved(self._args).get("is_embedding")
         _check(self._args, parser)
         if getattr(self._args, "disaggregation_mode", "null") != "null" and not self._args.skip_server_warmup:
-            steps.append(Step([], ["--skip-server-warmup"], "SGLang would warm up through a port that is not open yet"))
+            steps.append(
+                FlagOutcome([], ["--skip-server-warmup"], "SGLang would warm up through a port that is not open yet")
+            )
             self._args = _record(_words_of(steps))
         changed = _changed(given or self._args, _resolved(self._args), parser)
         self._info = _info(self._args, steps, changed, sglang.__version__)
         return self._info
 
-    def _remember_responses(self, steps: list[Step], parser: argparse.ArgumentParser) -> None:
+    def _remember_responses(self, steps: list[FlagOutcome], parser: argparse.ArgumentParser) -> None:
         """Have SGLang keep responses, where it can and shall; releases without the flag always do."""
         words = {word.partition("=")[0] for step in steps for word in step.passed}
         flag = "--enable-response-store"
         is_known = any(flag in action.option_strings for action in parser._actions)
         if self.wire.settings.responses_max and is_known and not words & {flag, "--disaggregation-mode", "--config"}:
-            steps.append(Step([], [flag], "responses can be retrieved and continued (--responses-max)"))
+            steps.append(FlagOutcome([], [flag], "responses can be retrieved and continued (--responses-max)"))
 
     def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
         """See `Engine.run`."""
@@ -185,8 +189,8 @@ class SGLang:
 
         self._has_begun = True
         requests = http_server.requests
-        http_server.requests = inside = InProcess(app, asyncio.get_running_loop(), requests)
-        self._family = Family(children("sglang::"))
+        http_server.requests = inside = LoopbackRequests(app, asyncio.get_running_loop(), requests)
+        self._family = ProcessFamily(children("sglang::"))
         threading.excepthook = self._thread_failed
         async with app.router.lifespan_context(app):
             manager = http_server._global_state.tokenizer_manager
@@ -220,7 +224,7 @@ class SGLang:
 
     def _follow(self, *_: object) -> None:
         """Work for the leader of the group until the end; this stands where SGLang would answer health checks."""
-        self._family = Family(children())
+        self._family = ProcessFamily(children())
         asyncio.run(self._serve(None))  # type: ignore[arg-type]
         raise _Served
 
@@ -269,15 +273,15 @@ class SGLang:
             tokens_out=None if tokens is None else int(sum(tokens)),
         )
 
-    def models(self) -> Sequence[Model]:
+    def models(self) -> Sequence[ModelCard]:
         """Give the model by each of its names, and its adapters."""
         if self._info is None:
             return []
         path, names = self._info.model_path, self._info.model_names
         longest = self._manager.model_config.context_len if self._manager is not None else None
         return [
-            *(Model(name, path, None, longest) for name in names),
-            *(Model(name, root, names[0]) for name, root in self._adapters().items()),
+            *(ModelCard(name, path, None, longest) for name in names),
+            *(ModelCard(name, root, names[0]) for name, root in self._adapters().items()),
         ]
 
     def _adapters(self) -> dict[str, str]:
@@ -436,7 +440,7 @@ def _resolved(args: Any) -> Mapping[str, Any]:
     return args.resolved_dict() if hasattr(args, "resolved_dict") else vars(args)
 
 
-def _words_of(steps: Sequence[Step]) -> list[str]:
+def _words_of(steps: Sequence[FlagOutcome]) -> list[str]:
     """Give the command line that these steps make; a file of arguments is looked for by its flag as a word."""
     words: list[str] = []
     for word in (word for step in steps for word in step.passed):
@@ -458,7 +462,7 @@ def _changed(given: object, resolved: Mapping[str, Any], parser: argparse.Argume
     ]
 
 
-def _info(args: Any, steps: Sequence[Step], changed: Sequence[str], version: str) -> EngineInfo:
+def _info(args: Any, steps: Sequence[FlagOutcome], changed: Sequence[str], version: str) -> EngineInfo:
     import torch
 
     shown = masked({name: value for name, value in _resolved(args).items() if name[0] != "_"})

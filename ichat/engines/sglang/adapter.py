@@ -16,11 +16,11 @@ from ichat.engines.adapter import (
     GENERATES,
     HEARS,
     RESPONSES_PATH,
-    Rewrite,
-    Wire,
+    BodyTransform,
+    ProtocolAdapter,
+    flatten_texts,
     openai_error,
-    plain,
-    restate,
+    sync_headers,
     with_members,
 )
 from ichat.engines.sglang.memory import Memory
@@ -68,7 +68,7 @@ _NO_VECTORS = b"does not appear to be an embedding model"
 """What SGLang says of a model that generates text where it would need vectors."""
 
 
-class SGLangWire(Wire):
+class SGLangAdapter(ProtocolAdapter):
     """How SGLang's requests and responses differ from what a worker takes and gives."""
 
     def __init__(self, names: Callable[[], tuple[Sequence[str], Sequence[str]]]) -> None:
@@ -84,11 +84,11 @@ class SGLangWire(Wire):
         self.squashes = False
         """Whether scores are to be brought between 0 and 1, by a sigmoid."""
 
-    async def request(self, request: Request) -> Rewrite | None:
+    async def request(self, request: Request) -> BodyTransform | None:
         """Check the model, name the request and its adapter, and translate; see `Wire.request`."""
         self.check_served(request)
         self.redirect(request)
-        rewrite: Rewrite | None = None
+        rewrite: BodyTransform | None = None
         if request.method == b"POST" and request.path in _WITH_MODEL:
             if form := form_type(request.headers):
                 self._named(request.path, await _model_of(request.body, form))
@@ -96,7 +96,7 @@ class SGLangWire(Wire):
                 rewrite = await self._prepare(request)
         elif request.method == b"POST" and request.path in _NATIVE:
             await self._check_native(request)
-        restate(request)
+        sync_headers(request)
         return rewrite
 
     def admit(self, request: Request, under_way: Collection[Request]) -> None:
@@ -113,7 +113,9 @@ class SGLangWire(Wire):
             served, lacking = ("embeddings",), (*GENERATES, "rerank", "pooling", *HEARS)
         self.serve_only(self._names()[0][0], served, lacking)
 
-    def response(self, request: Request, status: int, headers: Headers, asked: Rewrite | None) -> Rewrite | None:
+    def response(
+        self, request: Request, status: int, headers: Headers, asked: BodyTransform | None
+    ) -> BodyTransform | None:
         """See `Wire.response`. A model that generates text may score and rerank, or not: only SGLang knows."""
         if status == 400 and request.path in (_RERANK, _SCORE):
             is_score = request.path == _SCORE or (isinstance(asked, functools.partial) and asked.func is _scored)
@@ -123,7 +125,7 @@ class SGLangWire(Wire):
     def _refused(self, name: str, status: int, body: bytes) -> tuple[int, bytes]:
         return (status, self.unsupported(name).body()) if _NO_VECTORS in body else openai_error(status, body)
 
-    async def _prepare(self, request: Request) -> Rewrite | None:
+    async def _prepare(self, request: Request) -> BodyTransform | None:
         path = request.path
         given = await _read(request.body, whole=path in (_RERANK, _SCORE))
         if not self.reranks and (path == _RERANK or (path == _SCORE and given.get("label_token_ids") is None)):
@@ -232,7 +234,7 @@ def _beginning(value: Body) -> object:
 
 def _content(value: object) -> object:
     """Give a query or a document as SGLang takes it: a text, or a list of parts."""
-    value = plain(value)
+    value = flatten_texts(value)
     if isinstance(value, dict) and "content" in value:
         return cast("dict[str, object]", value)["content"]
     return cast("object", value)
@@ -242,7 +244,9 @@ def _listed(value: object) -> list[object]:
     return [_content(one) for one in (cast("list[object]", value) if isinstance(value, list) else [value])]
 
 
-def _translate_rerank(request: Request, given: Mapping[str, object], model: str, *, squashes: bool) -> Rewrite | None:
+def _translate_rerank(
+    request: Request, given: Mapping[str, object], model: str, *, squashes: bool
+) -> BodyTransform | None:
     """Make a request for reranking SGLang's own; it is asked for every document, by its number."""
     if "query" not in given or "documents" not in given:
         return None
@@ -294,7 +298,7 @@ def _reranked(
 
 def _translate_score(
     request: Request, given: Mapping[str, object], model: str, pair: tuple[str, str], *, squashes: bool
-) -> Rewrite | None:
+) -> BodyTransform | None:
     """Make vLLM's score request one for reranking, which scores one text against others. Raises ApiError 400."""
     left, right = (_listed(given[side]) for side in pair)
     if len(left) != 1:

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import attrs
 
-from ichat.engines.flags import Step
+from ichat.engines.flags import FlagOutcome
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 
 _KIN = ("Bert", "Roberta", "XLMRoberta", "Contriever")
@@ -32,14 +32,14 @@ _WHOLE = (
 class Encoder:
     """An encoder as SGLang is to serve it."""
 
-    steps: Sequence[Step]
+    steps: Sequence[FlagOutcome]
     """The arguments that it needs and was not given."""
     is_cross_encoder: bool
     wants_sigmoid: bool
     """Whether its scores are to be brought between 0 and 1."""
 
 
-def look_at(model: str, revision: str | None, given: Sequence[str]) -> Encoder | None:
+def inspect_encoder(model: str, revision: str | None, given: Sequence[str]) -> Encoder | None:
     """Read what a model is; None for one that is no encoder. `given` are the flags that SGLang gets already.
 
     Raises Exit 64 for one whose vectors would be wrong.
@@ -58,7 +58,7 @@ def look_at(model: str, revision: str | None, given: Sequence[str]) -> Encoder |
             f" {' and '.join(modes)}, and so give wrong vectors: serve this model with --backend vllm",
         )
     steps = [
-        Step([], [flag, *values], f"{why}: SGLang would answer wrongly without it")
+        FlagOutcome([], [flag, *values], f"{why}: SGLang would answer wrongly without it")
         for flag, values, why in _WHOLE
         if flag not in given
     ]

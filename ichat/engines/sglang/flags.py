@@ -5,33 +5,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from ichat.engines.flags import (
-    Became,
-    Case,
-    Entry,
+    CommandLine,
     Flag,
+    FlagRule,
     Outcome,
     Refusal,
+    Replacement,
     Table,
+    also_native,
     chosen,
     dropped,
-    for_own,
+    expand_json,
     fraction,
-    inside,
     is_on,
     mapping,
+    nested_in,
     number,
-    one,
-    opened,
     part,
     refused,
     renamed,
+    replace_with,
+    single_value,
     switch,
-    use,
     whole,
 )
 from ichat.engines.vllm.flags import ATTENTION, GRAMMARS, METHODS, OLD, REASONING, TOOLS, renaming, same
 
-NOTHING = Became((), "SGLang does so anyway")
+NOTHING = Replacement((), "SGLang does so anyway")
 _CONFIG = "--json-model-override-args"
 _SHARE = (
     "SGLang's share is for weights and KV cache only, vLLM's for activations, too: by the same number SGLang leaves"
@@ -42,57 +42,65 @@ _SHARE = (
 # Rules that more than a name goes into.
 
 
-def _names(flag: Flag, _: Case) -> Outcome | None:
+def _names(flag: Flag, _: CommandLine) -> Outcome | None:
     if len(flag.values) < 2:
         return None
     others = " and ".join(flag.values[1:])
-    return use(
+    return replace_with(
         flag.name, flag.values[0], why=f"SGLang knows its model by one name; the worker also answers to {others}"
     )
 
 
-def _keys(flag: Flag, _: Case) -> Outcome | None:
+def _keys(flag: Flag, _: CommandLine) -> Outcome | None:
     return Refusal("SGLang takes one key, not several") if len(flag.values) > 1 else None
 
 
-def _length(flag: Flag, _: Case) -> Outcome:
-    text = one(flag)
+def _length(flag: Flag, _: CommandLine) -> Outcome:
+    text = single_value(flag)
     if text.lower() in ("auto", "-1"):
         return Refusal("SGLang has no length that fits itself to the memory; give a number, or leave it out")
-    return use("--context-length", number(text))
+    return replace_with("--context-length", number(text))
 
 
-def _step_tokens(flag: Flag, case: Case) -> Outcome:
-    tokens = number(one(flag))
+def _step_tokens(flag: Flag, case: CommandLine) -> Outcome:
+    tokens = number(single_value(flag))
     last = [other for other in case.flags if other.name.endswith("enable-chunked-prefill")][-1:]
     if last and (last[0].name.startswith("--no-") == is_on(last[0])):
-        return use("--max-prefill-tokens", tokens, why="prompts are not divided, so SGLang limits those of one batch")
-    return use("--chunked-prefill-size", tokens, why="SGLang limits the tokens of prompts in a step, not of answers")
+        return replace_with(
+            "--max-prefill-tokens", tokens, why="prompts are not divided, so SGLang limits those of one batch"
+        )
+    return replace_with(
+        "--chunked-prefill-size", tokens, why="SGLang limits the tokens of prompts in a step, not of answers"
+    )
 
 
-def _blocks(flag: Flag, case: Case) -> Outcome:
+def _blocks(flag: Flag, case: CommandLine) -> Outcome:
     size = case.number("--block-size", "--page-size", default=0)
     if size < 1:
         return Refusal("SGLang counts tokens, not blocks; give --block-size as well, or --max-total-tokens")
-    return use("--max-total-tokens", str(whole(one(flag)) * size), why=f"SGLang counts tokens, {size} to a block")
+    return replace_with(
+        "--max-total-tokens", str(whole(single_value(flag)) * size), why=f"SGLang counts tokens, {size} to a block"
+    )
 
 
-def _eager(flag: Flag, case: Case) -> Outcome:
+def _eager(flag: Flag, case: CommandLine) -> Outcome:
     if not is_on(flag):
         return NOTHING
     if "--cuda-graph-backend-decode" not in case.options:
-        return use("--disable-cuda-graph")
-    return use("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled")
+        return replace_with("--disable-cuda-graph")
+    return replace_with("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled")
 
 
-def _offload(flag: Flag, _: Case) -> Outcome | None:
-    size = fraction(one(flag))
+def _offload(flag: Flag, _: CommandLine) -> Outcome | None:
+    size = fraction(single_value(flag))
     if size != int(size):
         return Refusal("SGLang takes whole GB")
-    return None if one(flag).isdigit() else use(flag.name, str(int(size)), why="SGLang takes whole GB")
+    return (
+        None if single_value(flag).isdigit() else replace_with(flag.name, str(int(size)), why="SGLang takes whole GB")
+    )
 
 
-def _experts(flag: Flag, case: Case) -> Outcome:
+def _experts(flag: Flag, case: CommandLine) -> Outcome:
     """Spread experts over the ranks of a replica; vLLM spreads them over all replicas."""
     if not is_on(flag):
         return NOTHING
@@ -100,11 +108,11 @@ def _experts(flag: Flag, case: Case) -> Outcome:
         return Refusal("SGLang's replicas share no experts; give --ep-size, or --attn-dp-size for --data-parallel-size")
     ranks = case.number("--tensor-parallel-size", "--tp-size", "-tp", default=1)
     if ranks == 1:
-        return Became((), "with one rank there is nothing to spread experts over")
-    return use("--ep-size", str(ranks), why=f"SGLang says over how many ranks: all {ranks}")
+        return Replacement((), "with one rank there is nothing to spread experts over")
+    return replace_with("--ep-size", str(ranks), why=f"SGLang says over how many ranks: all {ranks}")
 
 
-def _adapters(flag: Flag, _: Case) -> Outcome:
+def _adapters(flag: Flag, _: CommandLine) -> Outcome:
     words: list[str] = []
     why = "SGLang calls it --lora-paths"
     for text in flag.values:
@@ -117,74 +125,80 @@ def _adapters(flag: Flag, _: Case) -> Outcome:
         if "base_model_name" in adapter:
             why = "SGLang calls it --lora-paths, and needs no base_model_name"
         words.append(json.dumps({"lora_name": adapter["name"], "lora_path": adapter["path"]}))
-    return use("--lora-paths", *words, why=why)
+    return replace_with("--lora-paths", *words, why=why)
 
 
-def _adapters_in_batch(flag: Flag, _: Case) -> Outcome:
-    count = str(whole(one(flag)) + 1)
-    return use("--max-loras-per-batch", count, why="SGLang counts the model itself as one of them, vLLM does not")
+def _adapters_in_batch(flag: Flag, _: CommandLine) -> Outcome:
+    count = str(whole(single_value(flag)) + 1)
+    return replace_with(
+        "--max-loras-per-batch", count, why="SGLang counts the model itself as one of them, vLLM does not"
+    )
 
 
-def _adapters_in_memory(flag: Flag, case: Case) -> Outcome:
-    count, in_batch = whole(one(flag)), case.number("--max-loras", default=0) + 1
+def _adapters_in_memory(flag: Flag, case: CommandLine) -> Outcome:
+    count, in_batch = whole(single_value(flag)), case.number("--max-loras", default=0) + 1
     why = "SGLang calls it --max-loaded-loras"
     if in_batch == 1 and not case.has("--max-loras-per-batch"):
         in_batch, why = min(8, count), f"{why}, and wants --max-loras-per-batch to be no larger"
-        return use("--max-loaded-loras", str(count), "--max-loras-per-batch", str(in_batch), why=why)
+        return replace_with("--max-loaded-loras", str(count), "--max-loras-per-batch", str(in_batch), why=why)
     if count < in_batch:
         why += f", and has no fewer than --max-loras-per-batch, which is {in_batch}"
-    return use("--max-loaded-loras", str(max(count, in_batch)), why=why)
+    return replace_with("--max-loaded-loras", str(max(count, in_batch)), why=why)
 
 
-def _address(flag: Flag, case: Case) -> Outcome:
+def _address(flag: Flag, case: CommandLine) -> Outcome:
     host, port = case.value("--master-addr") or "127.0.0.1", case.value("--master-port") or "29501"
     if flag.name == "--master-port" and case.has("--master-addr"):
-        return Became((), "it stands in --dist-init-addr, with --master-addr")
+        return Replacement((), "it stands in --dist-init-addr, with --master-addr")
     host = f"[{host}]" if ":" in host else host
-    return use("--dist-init-addr", f"{host}:{port}")
+    return replace_with("--dist-init-addr", f"{host}:{port}")
 
 
-def _convert(flag: Flag, case: Case) -> Outcome:
-    if one(flag) in ("auto", "none"):
+def _convert(flag: Flag, case: CommandLine) -> Outcome:
+    if single_value(flag) in ("auto", "none"):
         return NOTHING
     if case.has("--runner"):
-        return Became((), "SGLang finds out from the model how it is pooled")
-    return use("--is-embedding", why="SGLang finds out from the model how it is pooled")
+        return Replacement((), "SGLang finds out from the model how it is pooled")
+    return replace_with("--is-embedding", why="SGLang finds out from the model how it is pooled")
 
 
-def _media_limits(flag: Flag, _: Case) -> Outcome:
-    text = one(flag)
+def _media_limits(flag: Flag, _: CommandLine) -> Outcome:
+    text = single_value(flag)
     limits = mapping(text if text[:1] == "{" else "{}")
     if text[:1] != "{":
         limits = {key: whole(count) for key, _, count in (pair.partition("=") for pair in text.split(","))}
     if not all(isinstance(count, int) for count in limits.values()):
         return Refusal("SGLang takes a number for each kind of input")
-    return use("--limit-mm-data-per-request", json.dumps(limits))
+    return replace_with("--limit-mm-data-per-request", json.dumps(limits))
 
 
-def _same_revision(flag: Flag, case: Case) -> Outcome:
-    if one(flag) == case.value("--revision"):
-        return Became((), "SGLang takes the tokenizer and the code of the model's --revision")
+def _same_revision(flag: Flag, case: CommandLine) -> Outcome:
+    if single_value(flag) == case.value("--revision"):
+        return Replacement((), "SGLang takes the tokenizer and the code of the model's --revision")
     return Refusal("SGLang takes the tokenizer and the code of the model's --revision; give the same one there")
 
 
-def _lower(flag: Flag, _: Case) -> Outcome | None:
-    level = one(flag)
+def _lower(flag: Flag, _: CommandLine) -> Outcome | None:
+    level = single_value(flag)
     return (
-        None if level == level.lower() else use("--log-level", level.lower(), why="SGLang's levels are in lower case")
+        None
+        if level == level.lower()
+        else replace_with("--log-level", level.lower(), why="SGLang's levels are in lower case")
     )
 
 
-def _template(flag: Flag, _: Case) -> Outcome | None:
-    if "{{" in one(flag) or "{%" in one(flag):
+def _template(flag: Flag, _: CommandLine) -> Outcome | None:
+    if "{{" in single_value(flag) or "{%" in single_value(flag):
         return Refusal("SGLang takes the path of a file with the template, or the name of one it has")
     return None
 
 
-def _ratio(flag: Flag, _: Case) -> Outcome:
+def _ratio(flag: Flag, _: CommandLine) -> Outcome:
     """The old ratio went from 0, equal pools, to 1; the new one is the quotient of the pools' sizes."""
-    if fraction(one(flag)) == 0:
-        return use("--swa-full-tokens-ratio", "1", why="SGLang says it by the quotient of both pools' sizes now")
+    if fraction(single_value(flag)) == 0:
+        return replace_with(
+            "--swa-full-tokens-ratio", "1", why="SGLang says it by the quotient of both pools' sizes now"
+        )
     return Refusal("it is --swa-full-tokens-ratio now, which counts otherwise: 1 is for pools of equal size")
 
 
@@ -202,7 +216,7 @@ def _drafted(algorithm: str, count: int) -> list[str]:
             return [*steps, "--speculative-num-draft-tokens", str(count + 1)]
 
 
-def _speculation(config: Mapping[str, Any], case: Case) -> Outcome:
+def _speculation(config: Mapping[str, Any], case: CommandLine) -> Outcome:
     """Turn vLLM's description of how to speculate into SGLang's flags."""
     rest = dict(config)
     method = str(rest.pop("method", "")).lower()
@@ -227,7 +241,7 @@ def _speculation(config: Mapping[str, Any], case: Case) -> Outcome:
         why += "; it has no window to look up (--speculative-ngram-max-trie-depth comes near)"
     if rest:
         return Refusal(f"SGLang cannot be told {', '.join(rest)} of it")
-    return use(*words, why=why)
+    return replace_with(*words, why=why)
 
 
 _DRAFT = {
@@ -236,7 +250,7 @@ _DRAFT = {
 }  # fmt: skip
 
 
-def _structured(config: Mapping[str, Any], _: Case) -> Outcome:
+def _structured(config: Mapping[str, Any], _: CommandLine) -> Outcome:
     rest = dict(config)
     words: list[str] = []
     backend = rest.pop("backend", "auto")
@@ -251,14 +265,14 @@ def _structured(config: Mapping[str, Any], _: Case) -> Outcome:
     rest = {key: value for key, value in rest.items() if value}
     if rest:
         return Refusal(f"SGLang cannot be told {', '.join(rest)} of it")
-    return use(*words, why="SGLang has flags of its own for it")
+    return replace_with(*words, why="SGLang has flags of its own for it")
 
 
-def _overrides(config: Mapping[str, Any], _: Case) -> Outcome:
-    return Became([part(_CONFIG, value=dict(config))])
+def _overrides(config: Mapping[str, Any], _: CommandLine) -> Outcome:
+    return Replacement([part(_CONFIG, value=dict(config))])
 
 
-def _only(value: str, why: str) -> Entry:
+def _only(value: str, why: str) -> FlagRule:
     """Make the entry of a flag that may say what SGLang does anyway, and nothing else."""
     return chosen({value: NOTHING}, Refusal(why))
 
@@ -269,126 +283,130 @@ _KERNELS = {name: name for name in (
     "aiter", "humming",
 )}  # fmt: skip
 
-_COMMON: Mapping[str, Entry] = {
+_COMMON: Mapping[str, FlagRule] = {
     "-tp": renamed("--tensor-parallel-size"),
     "-pp": renamed("--pipeline-parallel-size"),
     "-dp": renamed("--data-parallel-size"),
     "-dcp": renamed("--decode-context-parallel-size"),
-    "-ep": Entry(_experts),
+    "-ep": FlagRule(_experts),
     "-q": renamed("--quantization"),
     "-n": renamed("--nnodes"),
     "-r": renamed("--node-rank"),
     "-sc": renamed("--speculative-config"),
     "-cc": renamed("--compilation-config"),
-    "--served-model-name": for_own(Entry(_names)),
-    "--api-key": for_own(Entry(_keys)),
+    "--served-model-name": also_native(FlagRule(_names)),
+    "--api-key": also_native(FlagRule(_keys)),
     "--tokenizer": renamed("--tokenizer-path"),
-    "--tokenizer-mode": for_own(chosen({"auto": None, "slow": None, "hf": use("--tokenizer-mode", "auto")})),
-    "--tokenizer-revision": Entry(_same_revision),
-    "--code-revision": Entry(_same_revision),
+    "--tokenizer-mode": also_native(chosen({
+        "auto": None, "slow": None, "hf": replace_with("--tokenizer-mode", "auto"),
+    })),
+    "--tokenizer-revision": FlagRule(_same_revision),
+    "--code-revision": FlagRule(_same_revision),
     "--hf-config-path": refused("SGLang reads the configuration beside the model; change it by --hf-overrides"),
-    "--hf-overrides": opened(_overrides),
+    "--hf-overrides": expand_json(_overrides),
     "--hf-token": refused("SGLang reads the environment variable HF_TOKEN"),
     "--config-format": chosen({
-        "auto": NOTHING, "hf": use("--model-config-parser", "hf"), "mistral": use("--model-config-parser", "mistral"),
+        "auto": NOTHING, "hf": replace_with("--model-config-parser", "hf"),
+        "mistral": replace_with("--model-config-parser", "mistral"),
     }, Refusal("SGLang knows auto, hf and mistral")),
     "--model-impl": renaming("--model-impl", {"vllm": "sglang"}, "SGLang"),
     **same("--gpu-memory-utilization --device-memory-utilization", renamed("--mem-fraction-static", _SHARE)),
-    "--max-model-len": Entry(_length),
+    "--max-model-len": FlagRule(_length),
     "--max-num-seqs": renamed("--max-running-requests"),
     "--max-num-queued-reqs": renamed("--max-queued-requests"),
-    "--max-num-batched-tokens": Entry(_step_tokens),
-    "--enable-chunked-prefill": switch(NOTHING, use("--chunked-prefill-size", "-1", why="SGLang says it so")),
-    "--enable-prefix-caching": switch(NOTHING, use("--disable-radix-cache", why="SGLang says it so")),
-    "--enforce-eager": Entry(_eager),
-    "--cudagraph-capture-sizes": Entry(lambda flag, _: Became([Flag("--cuda-graph-bs-decode", flag.values)])),
+    "--max-num-batched-tokens": FlagRule(_step_tokens),
+    "--enable-chunked-prefill": switch(NOTHING, replace_with("--chunked-prefill-size", "-1", why="SGLang says it so")),
+    "--enable-prefix-caching": switch(NOTHING, replace_with("--disable-radix-cache", why="SGLang says it so")),
+    "--enforce-eager": FlagRule(_eager),
+    "--cudagraph-capture-sizes": FlagRule(lambda flag, _: Replacement([Flag("--cuda-graph-bs-decode", flag.values)])),
     "--max-cudagraph-capture-size": renamed("--cuda-graph-max-bs-decode"),
     "--compilation-config": refused("SGLang compiles by --enable-torch-compile, and has --cuda-graph-bs-decode"),
     **same("--optimization-level -O", refused("SGLang has no levels; see --enable-torch-compile")),
     "--seed": renamed("--random-seed"),
     "--kv-cache-dtype": renaming("--kv-cache-dtype", {"fp8": "fp8_e4m3"}, "SGLang"),
     "--block-size": renamed("--page-size"),
-    "--num-gpu-blocks-override": Entry(_blocks),
-    "--cpu-offload-gb": for_own(Entry(_offload)),
+    "--num-gpu-blocks-override": FlagRule(_blocks),
+    "--cpu-offload-gb": also_native(FlagRule(_offload)),
     "--kv-offloading-size": refused("SGLang says it for each rank: --enable-hierarchical-cache --hicache-size GB"),
-    "--enable-sleep-mode": switch(use("--enable-memory-saver"), NOTHING),
-    "--async-scheduling": switch(NOTHING, use("--disable-overlap-schedule", why="SGLang says it so")),
+    "--enable-sleep-mode": switch(replace_with("--enable-memory-saver"), NOTHING),
+    "--async-scheduling": switch(NOTHING, replace_with("--disable-overlap-schedule", why="SGLang says it so")),
     "--scheduling-policy": chosen({
-        "fcfs": use("--schedule-policy", "fcfs"),
-        "priority": use("--enable-priority-scheduling", "--schedule-low-priority-values-first",
+        "fcfs": replace_with("--schedule-policy", "fcfs"),
+        "priority": replace_with("--enable-priority-scheduling", "--schedule-low-priority-values-first",
                         why="SGLang asks for it so, and prefers high values unless told otherwise"),
     }, Refusal("SGLang has fcfs and priority of vLLM's policies")),
     "--scheduler-cls": refused("SGLang's scheduler cannot be exchanged; leave it out"),
     "--distributed-executor-backend": chosen({
-        "ray": use("--use-ray"), "mp": NOTHING, "uni": NOTHING,
+        "ray": replace_with("--use-ray"), "mp": NOTHING, "uni": NOTHING,
     }, Refusal("SGLang has ray and mp")),
-    **same("--master-addr --master-port", Entry(_address)),
-    "--headless": switch(Became((), "SGLang knows by --node-rank who leads"), NOTHING),
+    **same("--master-addr --master-port", FlagRule(_address)),
+    "--headless": switch(Replacement((), "SGLang knows by --node-rank who leads"), NOTHING),
     "--distributed-timeout-seconds": renamed("--dist-timeout"),
-    "--enable-expert-parallel": Entry(_experts),
+    "--enable-expert-parallel": FlagRule(_experts),
     "--eplb-config": refused("SGLang has --eplb-rebalance-num-iterations and --ep-num-redundant-experts"),
-    "--enable-dbo": switch(use("--enable-two-batch-overlap"), NOTHING),
+    "--enable-dbo": switch(replace_with("--enable-two-batch-overlap"), NOTHING),
     "--all2all-backend": chosen({
         "allgather_reducescatter": NOTHING,
-        "deepep_high_throughput": use("--moe-a2a-backend", "deepep", "--deepep-mode", "normal"),
-        "deepep_low_latency": use("--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"),
+        "deepep_high_throughput": replace_with("--moe-a2a-backend", "deepep", "--deepep-mode", "normal"),
+        "deepep_low_latency": replace_with("--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"),
     }, Refusal("SGLang has others: --moe-a2a-backend")),
     "--moe-backend": chosen({
-        "auto": NOTHING, **{name: use("--moe-runner-backend", name) for name in _KERNELS},
+        "auto": NOTHING, **{name: replace_with("--moe-runner-backend", name) for name in _KERNELS},
     }, Refusal("SGLang has others: --moe-runner-backend")),
     "--attention-backend": renaming(
         "--attention-backend", {ours.lower(): theirs for ours, theirs in ATTENTION.items()}, "SGLang"
     ),
     "--runner": chosen({
-        "auto": NOTHING, "generate": NOTHING, "pooling": use("--is-embedding", why="SGLang says it so"),
+        "auto": NOTHING, "generate": NOTHING, "pooling": replace_with("--is-embedding", why="SGLang says it so"),
     }, Refusal("SGLang generates or pools")),
-    "--convert": Entry(_convert),
+    "--convert": FlagRule(_convert),
     "--pooler-config": refused("SGLang pools as the model's configuration says"),
-    "--chat-template": for_own(Entry(_template)),
+    "--chat-template": also_native(FlagRule(_template)),
     "--chat-template-content-format": _only("auto", "SGLang finds it out from the template; leave it out"),
     "--response-role": _only("assistant", "SGLang answers as the assistant; leave it out"),
     "--reasoning-parser": renaming("--reasoning-parser", REASONING, "SGLang"),
     "--tool-call-parser": renaming("--tool-call-parser", {**TOOLS, "llama4_pythonic": "pythonic"}, "SGLang"),
     "--enable-auto-tool-choice": dropped("SGLang's --tool-call-parser alone says it"),
     **same("--tool-parser-plugin --reasoning-parser-plugin", refused("SGLang takes no parsers from outside")),
-    "--structured-outputs-config": opened(_structured),
-    "--speculative-config": opened(_speculation),
-    "--spec-method": inside("--speculative-config", "method"),
-    "--spec-model": inside("--speculative-config", "model"),
-    "--spec-tokens": inside(
+    "--structured-outputs-config": expand_json(_structured),
+    "--speculative-config": expand_json(_speculation),
+    "--spec-method": nested_in("--speculative-config", "method"),
+    "--spec-model": nested_in("--speculative-config", "model"),
+    "--spec-tokens": nested_in(
         "--speculative-config", "num_speculative_tokens", convert=whole
     ),
-    "--lora-modules": Entry(_adapters),
-    "--max-loras": Entry(_adapters_in_batch),
-    "--max-cpu-loras": Entry(_adapters_in_memory),
+    "--lora-modules": FlagRule(_adapters),
+    "--max-loras": FlagRule(_adapters_in_batch),
+    "--max-cpu-loras": FlagRule(_adapters_in_memory),
     "--lora-dtype": _only("auto", "SGLang keeps adapters in the type of the model; leave it out"),
     "--fully-sharded-loras": refused("SGLang splits adapters its own way; leave it out"),
-    "--limit-mm-per-prompt": Entry(_media_limits),
+    "--limit-mm-per-prompt": FlagRule(_media_limits),
     "--mm-processor-kwargs": refused("SGLang says it for each kind of input, as JSON: --mm-process-config"),
     "--mm-processor-cache-gb": chosen(
-        {"0": use("--mm-preprocess-cache-size-mb", "0")}, Refusal("SGLang counts MB: --mm-preprocess-cache-size-mb")
+        {"0": replace_with("--mm-preprocess-cache-size-mb",
+        "0")}, Refusal("SGLang counts MB: --mm-preprocess-cache-size-mb")
     ),
-    "--mm-encoder-tp-mode": chosen({"weights": NOTHING, "data": use("--mm-enable-dp-encoder")}),
+    "--mm-encoder-tp-mode": chosen({"weights": NOTHING, "data": replace_with("--mm-enable-dp-encoder")}),
     "--allowed-local-media-path": refused("SGLang does not restrict local files to a directory"),
     "--generation-config": chosen(
-        {"auto": NOTHING, "vllm": use("--sampling-defaults", "openai")},
+        {"auto": NOTHING, "vllm": replace_with("--sampling-defaults", "openai")},
         Refusal("SGLang reads the generation_config.json of the model, or none (--sampling-defaults openai)"),
     ),
-    "--override-generation-config": opened(
-        lambda config, _: Became([part("--preferred-sampling-params", value=dict(config))])
+    "--override-generation-config": expand_json(
+        lambda config, _: Replacement([part("--preferred-sampling-params", value=dict(config))])
     ),
     "--max-logprobs": dropped("SGLang sets no limit: requests get as many as they ask for"),
-    "--enable-log-requests": switch(use("--log-requests"), NOTHING),
+    "--enable-log-requests": switch(replace_with("--log-requests"), NOTHING),
     "--max-log-len": refused("SGLang shortens what it logs by --log-requests-level"),
     "--disable-log-stats": switch(Refusal("SGLang makes it rarer by --decode-log-interval"), NOTHING),
-    "--log-level": for_own(Entry(_lower)),
+    "--log-level": also_native(FlagRule(_lower)),
     "--log-config-file": refused("SGLang reads the environment variable SGLANG_LOGGING_CONFIG_PATH"),
     "--uvicorn-log-level": renamed("--log-level-http"),
     "--disable-uvicorn-access-log": dropped("the worker serves without uvicorn, and the gateway logs the requests"),
     "--root-path": renamed("--fastapi-root-path"),
     "--enable-request-id-headers": dropped("the gateway puts x-request-id on every response"),
-    "--enable-prompt-tokens-details": switch(use("--enable-cache-report"), NOTHING),
-    "--enable-force-include-usage": switch(use("--stream-response-default-include-usage"), NOTHING),
+    "--enable-prompt-tokens-details": switch(replace_with("--enable-cache-report"), NOTHING),
+    "--enable-force-include-usage": switch(replace_with("--stream-response-default-include-usage"), NOTHING),
     "--enable-server-load-tracking": refused("the worker's /metrics has the load; leave it out"),
     "--allow-credentials": switch(NOTHING, Refusal(_CORS)),
     "--allowed-origins": _only('["*"]', _CORS),
@@ -415,23 +433,27 @@ _COMMON: Mapping[str, Entry] = {
 _NOW = "it is measured whenever --enable-metrics is given"
 _PDLB = "SGLang finds this out from the other side now"
 
-_OLD: Mapping[str, Entry] = {
+_OLD: Mapping[str, FlagRule] = {
     "--impl": renamed("--model-impl"),
-    "--hybrid-kvcache-ratio": Entry(_ratio),
+    "--hybrid-kvcache-ratio": FlagRule(_ratio),
     "--max-micro-batch-size": renamed("--pp-max-micro-batch-size"),
-    "--stream-output": switch(use("--incremental-streaming-output"), NOTHING),
+    "--stream-output": switch(replace_with("--incremental-streaming-output"), NOTHING),
     "--collect-tokens-histogram": dropped(_NOW),
-    "--enable-ep-moe": Entry(_experts),
-    "--enable-deepep-moe": switch(use("--moe-a2a-backend", "deepep"), NOTHING),
-    "--enable-flashinfer-moe": switch(use("--moe-runner-backend", "flashinfer_cutlass"), NOTHING),
-    "--enable-triton-kernel-moe": switch(use("--moe-runner-backend", "triton_kernel"), NOTHING),
+    "--enable-ep-moe": FlagRule(_experts),
+    "--enable-deepep-moe": switch(replace_with("--moe-a2a-backend", "deepep"), NOTHING),
+    "--enable-flashinfer-moe": switch(replace_with("--moe-runner-backend", "flashinfer_cutlass"), NOTHING),
+    "--enable-triton-kernel-moe": switch(replace_with("--moe-runner-backend", "triton_kernel"), NOTHING),
     "--cuda-graph-max-bs": renamed("--cuda-graph-max-bs-decode"),
-    "--cuda-graph-bs": Entry(lambda flag, _: Became([Flag("--cuda-graph-bs-decode", flag.values)])),
-    "--disable-cuda-graph": Entry(_eager),
+    "--cuda-graph-bs": FlagRule(lambda flag, _: Replacement([Flag("--cuda-graph-bs-decode", flag.values)])),
+    "--disable-cuda-graph": FlagRule(_eager),
     "--enable-dp-attention": refused("it is --attn-dp-size N now, in the place of --dp-size N"),
-    "--enable-flashinfer-allreduce-fusion": switch(use("--flashinfer-allreduce-fusion-backend", "auto"), NOTHING),
-    "--disable-fast-image-processor": switch(use("--image-processor-backend", "pil"), NOTHING),
-    "--enable-expert-distribution-metrics": switch(use("--expert-balancedness-report-mode", "server_log"), NOTHING),
+    "--enable-flashinfer-allreduce-fusion": switch(
+        replace_with("--flashinfer-allreduce-fusion-backend", "auto"), NOTHING
+    ),
+    "--disable-fast-image-processor": switch(replace_with("--image-processor-backend", "pil"), NOTHING),
+    "--enable-expert-distribution-metrics": switch(
+        replace_with("--expert-balancedness-report-mode", "server_log"), NOTHING
+    ),
     "--enable-nan-detection": switch(
         Refusal("SGLang reads the environment variable SGLANG_ENABLE_NAN_LOGITS_CHECK=1 now"), NOTHING
     ),

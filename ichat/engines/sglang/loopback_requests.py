@@ -8,7 +8,7 @@ from typing import Any
 from ichat.engines import Application, Message, Scope
 
 
-class Answer:
+class LoopbackResponse:
     """A response, as far as `requests.Response` is asked for here."""
 
     def __init__(self, status_code: int, content: bytes, failure: type[Exception]) -> None:
@@ -31,7 +31,7 @@ class Answer:
             raise self._failure(f"{self.status_code}: {self.text[:300]}")
 
 
-class InProcess:
+class LoopbackRequests:
     """Stands where the module `requests` is expected: `get` and `post` call an ASGI application on its loop.
 
     They block, so they are for other threads than the loop's. Whatever else is asked for is the real module's.
@@ -42,7 +42,7 @@ class InProcess:
         self._real = real
         self._app = app
         self._loop = loop
-        self._asking: set[concurrent.futures.Future[Answer]] = set()
+        self._asking: set[concurrent.futures.Future[LoopbackResponse]] = set()
         self._given_up = False
 
     def give_up(self) -> None:
@@ -54,17 +54,21 @@ class InProcess:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def get(self, url: str, *, headers: dict[str, str] | None = None, timeout: float = 5, **_: object) -> Answer:
+    def get(
+        self, url: str, *, headers: dict[str, str] | None = None, timeout: float = 5, **_: object
+    ) -> LoopbackResponse:
         """Ask for a path, which is what follows the host in the URL."""
         return self._ask("GET", url, b"", headers, timeout)
 
     def post(
         self, url: str, *, json: Any = None, headers: dict[str, str] | None = None, timeout: float = 600, **_: object
-    ) -> Answer:
+    ) -> LoopbackResponse:
         """Send a value as JSON."""
         return self._ask("POST", url, _dump(json), headers, timeout)
 
-    def _ask(self, method: str, url: str, body: bytes, headers: dict[str, str] | None, limit_s: float) -> Answer:
+    def _ask(
+        self, method: str, url: str, body: bytes, headers: dict[str, str] | None, limit_s: float
+    ) -> LoopbackResponse:
         path = "/" + url.split("://", 1)[-1].partition("/")[2]
         scope: Scope = {
             "type": "http",
@@ -94,7 +98,7 @@ class InProcess:
         finally:
             self._asking.discard(asking)
 
-    async def _call(self, scope: Scope, body: bytes) -> Answer:
+    async def _call(self, scope: Scope, body: bytes) -> LoopbackResponse:
         asked = [{"type": "http.request", "body": body, "more_body": False}]
         status = 0
         content = b""
@@ -111,7 +115,7 @@ class InProcess:
             content += message.get("body", b"")
 
         await self._app(scope, receive, send)
-        return Answer(status, content, self._real.HTTPError)
+        return LoopbackResponse(status, content, self._real.HTTPError)
 
 
 def _dump(value: Any) -> bytes:

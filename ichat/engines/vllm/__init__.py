@@ -27,15 +27,15 @@ import attrs
 
 import ichat
 from ichat.engines import EngineInfo, Progress, Serve
-from ichat.engines.adapter import GENERATES, HEARS, POOLS, VLLM_PATHS, Wire
-from ichat.engines.children import Family, adopt_children, children
-from ichat.engines.flags import Step, translate
+from ichat.engines.adapter import GENERATES, HEARS, POOLS, VLLM_PATHS, ProtocolAdapter
+from ichat.engines.children import ProcessFamily, adopt_children, children
+from ichat.engines.flags import FlagOutcome, translate
 from ichat.engines.ray_check import check_ray
 from ichat.engines.responses import bound_responses
 from ichat.engines.versions import check_version
 from ichat.engines.vllm.flags import TABLE
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
-from ichat.protocol import Group, Model
+from ichat.protocol import Group, ModelCard
 from ichat.security.redact import masked
 
 OLDEST = (0, 12)
@@ -90,13 +90,13 @@ class VLLM:
     name = "vllm"
 
     def __init__(self) -> None:
-        self.wire = Wire(VLLM_PATHS)
+        self.wire = ProtocolAdapter(VLLM_PATHS)
         self._switch = _Switch()
         self._client: Any = None
         self._args = argparse.Namespace()
         self._info: EngineInfo
         self._loaded: Any = None
-        self._family = Family()
+        self._family = ProcessFamily()
 
     def check(self) -> None:
         """Look for the package without importing it."""
@@ -197,7 +197,7 @@ class VLLM:
                 "log_stats": not args.disable_log_stats,
             }
             processes = _call(_symbol("CoreEngineProcManager"), known)
-        self._family = Family(children())
+        self._family = ProcessFamily(children())
         try:
             asyncio.run(serve(None))  # type: ignore[arg-type]
         finally:
@@ -228,19 +228,19 @@ class VLLM:
             tokens_out=None if tokens is None else int(tokens),
         )
 
-    def models(self) -> Sequence[Model]:
+    def models(self) -> Sequence[ModelCard]:
         """Give the model by each of its names, and its adapters."""
         names = self._info.model_names
         if self._client is None:
-            return [Model(name, self._info.model_path) for name in names]
+            return [ModelCard(name, self._info.model_path) for name in names]
         longest = self._client.model_config.max_model_len
         known = getattr(self._loaded, "openai_serving_models", None)
         adapters = getattr(known, "lora_requests", None) or {}
         if not isinstance(adapters, dict):
             adapters = {adapter.lora_name: adapter for adapter in adapters}
         return [
-            *(Model(name, self._info.model_path, None, longest) for name in names),
-            *(Model(name, adapter.lora_path, names[0]) for name, adapter in list(adapters.items())),
+            *(ModelCard(name, self._info.model_path, None, longest) for name in names),
+            *(ModelCard(name, adapter.lora_path, names[0]) for name, adapter in list(adapters.items())),
         ]
 
 
@@ -252,11 +252,11 @@ def _has_route(app: Any, path: str) -> bool:
     return any(route.matches(scope)[0] == Match.FULL for route in app.routes)
 
 
-def _family_of(config: Any) -> Family:
+def _family_of(config: Any) -> ProcessFamily:
     """Give the processes whose end is that of the engine; none where vLLM itself goes on without some of them."""
     if getattr(config.parallel_config, "enable_fault_tolerance", False):
-        return Family()
-    return Family(child for child in children("VLLM::") if "Coordinator" not in child.title)
+        return ProcessFamily()
+    return ProcessFamily(child for child in children("VLLM::") if "Coordinator" not in child.title)
 
 
 def _metric(name: str, sample: str | None = None, *, of: Callable[[Sequence[float]], float] = sum) -> float | None:
@@ -295,7 +295,7 @@ def _call(function: Any, known: Mapping[str, Any]) -> Any:
     return function(**{name: known[name] for name in inspect.signature(function).parameters if name in known})
 
 
-def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Step], Mapping[str, Any]]:
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[FlagOutcome], Mapping[str, Any]]:
     """Return the arguments as vLLM reads them, what became of each that was given, and all as they are by default."""
 
     class Parser(_symbol("FlexibleArgumentParser")):
@@ -376,7 +376,9 @@ def _is_about_arguments(error: BaseException) -> bool:
     return any(frame.name == "create_engine_config" for frame in traceback.extract_tb(error.__traceback__))
 
 
-def _info(args: argparse.Namespace, steps: Sequence[Step], defaults: Mapping[str, Any], version: str) -> EngineInfo:
+def _info(
+    args: argparse.Namespace, steps: Sequence[FlagOutcome], defaults: Mapping[str, Any], version: str
+) -> EngineInfo:
     import torch
 
     return EngineInfo(

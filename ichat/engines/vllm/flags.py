@@ -4,41 +4,41 @@ import json
 from collections.abc import Mapping
 
 from ichat.engines.flags import (
-    Became,
-    Case,
-    Entry,
+    CommandLine,
     Flag,
+    FlagRule,
+    FlagValueError,
     Outcome,
     Refusal,
+    Replacement,
     Table,
-    Wrong,
+    also_native,
     chosen,
     dropped,
-    for_own,
     fraction,
-    inside,
     mapping,
-    one,
+    nested_in,
     part,
     refused,
     renamed,
+    replace_with,
+    single_value,
     switch,
-    use,
     whole,
 )
 
 _SPECULATIVE, _OVERRIDES = "--speculative-config", "--hf-overrides"
-NOTHING = Became((), "vLLM does so anyway")
+NOTHING = Replacement((), "vLLM does so anyway")
 
 
-def same(names: str, entry: Entry) -> dict[str, Entry]:
+def same(names: str, entry: FlagRule) -> dict[str, FlagRule]:
     """Make one entry for several names, which blanks separate."""
     return dict.fromkeys(names.split(), entry)
 
 
-def _rope_scaling(flag: Flag, case: Case) -> Outcome:
+def _rope_scaling(flag: Flag, case: CommandLine) -> Outcome:
     """RoPE's parameters are one object now, which SGLang merges into the model's and vLLM puts in its place."""
-    scaling = mapping(one(flag))
+    scaling = mapping(single_value(flag))
     if "type" in scaling:
         scaling.setdefault("rope_type", scaling.pop("type"))
     given = case.value("--rope-theta") or "rope_theta" in scaling or "rope_theta" in (case.value(_OVERRIDES) or "")
@@ -47,20 +47,20 @@ def _rope_scaling(flag: Flag, case: Case) -> Outcome:
             "vLLM puts it in the place of all of the model's rope_parameters now; give --rope-theta as well, with the"
             " rope_theta of the model's config.json"
         )
-    return Became([part(_OVERRIDES, "rope_parameters", value=scaling)], f"it is {_OVERRIDES}.rope_parameters now")
+    return Replacement([part(_OVERRIDES, "rope_parameters", value=scaling)], f"it is {_OVERRIDES}.rope_parameters now")
 
 
-def _rope_theta(flag: Flag, case: Case) -> Outcome:
+def _rope_theta(flag: Flag, case: CommandLine) -> Outcome:
     why = f"it is {_OVERRIDES}.rope_parameters.rope_theta now"
     if _OVERRIDES in case.options and not case.has("--rope-scaling"):
         why += ", and vLLM forgets a RoPE scaling of the model's own unless --rope-scaling repeats it"
-    return Became([part(_OVERRIDES, "rope_parameters", "rope_theta", value=fraction(one(flag)))], why)
+    return Replacement([part(_OVERRIDES, "rope_parameters", "rope_theta", value=fraction(single_value(flag)))], why)
 
 
-def _guided_decoding(flag: Flag, _: Case) -> Outcome:
+def _guided_decoding(flag: Flag, _: CommandLine) -> Outcome:
     """Read ``xgrammar:no-fallback,disable-any-whitespace``."""
     target = "--structured-outputs-config"
-    backend, _colon, text = one(flag).partition(":")
+    backend, _colon, text = single_value(flag).partition(":")
     words = [word.strip() for word in text.split(",") if word.strip()]
     unknown = sorted({*words} - {"no-fallback", "disable-any-whitespace", "no-additional-properties"})
     if unknown:
@@ -70,50 +70,52 @@ def _guided_decoding(flag: Flag, _: Case) -> Outcome:
         parts.append(part(target, "disable_any_whitespace", value=True))
     if "no-additional-properties" in words:
         parts.append(part(target, "disable_additional_properties", value=True))
-    return Became(parts, f"it is {target}.backend now, and a backend that is named has no fallback")
+    return Replacement(parts, f"it is {target}.backend now, and a backend that is named has no fallback")
 
 
-def _speculative_model(flag: Flag, _: Case) -> Outcome:
-    name = one(flag)
+def _speculative_model(flag: Flag, _: CommandLine) -> Outcome:
+    name = single_value(flag)
     key, value = ("method", "ngram") if name in ("ngram", "[ngram]") else ("model", name)
-    return Became([part(_SPECULATIVE, key, value=value)], f"it is {_SPECULATIVE}.{key} now")
+    return Replacement([part(_SPECULATIVE, key, value=value)], f"it is {_SPECULATIVE}.{key} now")
 
 
-def _prompt_lookup(key: str) -> Entry:
-    def rule(flag: Flag, case: Case) -> Outcome:
-        parts = [part(_SPECULATIVE, key, value=whole(one(flag)))]
+def _prompt_lookup(key: str) -> FlagRule:
+    def rule(flag: Flag, case: CommandLine) -> Outcome:
+        parts = [part(_SPECULATIVE, key, value=whole(single_value(flag)))]
         if case.value("--speculative-model") in (None, "ngram", "[ngram]"):
             parts.append(part(_SPECULATIVE, "method", value="ngram"))
-        return Became(parts, f"it is {_SPECULATIVE}.{key} now, with ngram as the method")
+        return Replacement(parts, f"it is {_SPECULATIVE}.{key} now, with ngram as the method")
 
-    return Entry(rule)
+    return FlagRule(rule)
 
 
-def _media_limits(flag: Flag, _: Case) -> Outcome | None:
+def _media_limits(flag: Flag, _: CommandLine) -> Outcome | None:
     """Read ``image=16,video=2``, which is JSON now."""
-    text = one(flag)
+    text = single_value(flag)
     if flag.path or text[:1] == "{":
         return None
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(key and count.isdigit() for key, _, count in pairs):
-        raise Wrong(f'takes JSON such as {{"image": 2}}, not {text!r}')
+        raise FlagValueError(f'takes JSON such as {{"image": 2}}, not {text!r}')
     limits = {key: int(count) for key, _, count in pairs}
-    return use("--limit-mm-per-prompt", json.dumps(limits), why="it takes JSON now")
+    return replace_with("--limit-mm-per-prompt", json.dumps(limits), why="it takes JSON now")
 
 
-def _optimization(flag: Flag, case: Case) -> Outcome | None:
+def _optimization(flag: Flag, case: CommandLine) -> Outcome | None:
     """Read ``-O3``, ``-O 3``, and a number or JSON that is the whole compilation's configuration."""
-    text = one(flag) if not flag.path else "{"
+    text = single_value(flag) if not flag.path else "{"
     if text[:1] == "{":
-        return use("--compilation-config", text) if flag.name == "-O" else None
+        return replace_with("--compilation-config", text) if flag.name == "-O" else None
     if flag.name == "-O" or not text.isdigit() or "--optimization-level" not in case.options:
         return None
-    return use("--optimization-level", text, why="a number is an --optimization-level now, whose meanings differ")
+    return replace_with(
+        "--optimization-level", text, why="a number is an --optimization-level now, whose meanings differ"
+    )
 
 
-def _reasoning(_: Flag, case: Case) -> Outcome:
+def _reasoning(_: Flag, case: CommandLine) -> Outcome:
     if case.has("--reasoning-parser"):
-        return Became((), "--reasoning-parser alone turns it on now")
+        return Replacement((), "--reasoning-parser alone turns it on now")
     return Refusal("the parser of the model's reasoning must be named now: --reasoning-parser NAME")
 
 
@@ -140,29 +142,32 @@ _IMAGES = "vLLM reads it in the model's configuration now"
 _STEPS = "vLLM schedules every step now, while the one before it runs"
 _SIZES = "vLLM speculates for every request now; --speculative-config.num_speculative_tokens_per_batch_size comes near"
 
-OLD: Mapping[str, Entry] = {
+OLD: Mapping[str, FlagRule] = {
     "--task": chosen(
-        {"auto": NOTHING, **{task: use(*words.split(), why=f"it is {words} now") for task, words in _TASKS.items()}},
+        {
+            "auto": NOTHING,
+            **{task: replace_with(*words.split(), why=f"it is {words} now") for task, words in _TASKS.items()},
+        },
         Refusal("it is --runner and --convert now, which have no such task"),
     ),
     "--disable-log-requests": switch(
-        use("--no-enable-log-requests", why="requests are not logged unless --enable-log-requests says so"),
-        use("--enable-log-requests", why="it is --enable-log-requests now"),
+        replace_with("--no-enable-log-requests", why="requests are not logged unless --enable-log-requests says so"),
+        replace_with("--enable-log-requests", why="it is --enable-log-requests now"),
     ),
-    "--guided-decoding-backend": Entry(_guided_decoding),
-    "--enable-reasoning": Entry(_reasoning),
-    "--rope-scaling": Entry(_rope_scaling),
-    "--rope-theta": Entry(_rope_theta),
-    "--speculative-model": Entry(_speculative_model),
-    "--num-speculative-tokens": inside(_SPECULATIVE, "num_speculative_tokens", convert=whole),
-    "--speculative-max-model-len": inside(_SPECULATIVE, "max_model_len", convert=whole),
-    "--speculative-draft-tensor-parallel-size": inside(_SPECULATIVE, "draft_tensor_parallel_size", convert=whole),
-    "-spec-draft-tp": inside(_SPECULATIVE, "draft_tensor_parallel_size", convert=whole),
-    "--speculative-model-quantization": inside(_SPECULATIVE, "quantization"),
+    "--guided-decoding-backend": FlagRule(_guided_decoding),
+    "--enable-reasoning": FlagRule(_reasoning),
+    "--rope-scaling": FlagRule(_rope_scaling),
+    "--rope-theta": FlagRule(_rope_theta),
+    "--speculative-model": FlagRule(_speculative_model),
+    "--num-speculative-tokens": nested_in(_SPECULATIVE, "num_speculative_tokens", convert=whole),
+    "--speculative-max-model-len": nested_in(_SPECULATIVE, "max_model_len", convert=whole),
+    "--speculative-draft-tensor-parallel-size": nested_in(_SPECULATIVE, "draft_tensor_parallel_size", convert=whole),
+    "-spec-draft-tp": nested_in(_SPECULATIVE, "draft_tensor_parallel_size", convert=whole),
+    "--speculative-model-quantization": nested_in(_SPECULATIVE, "quantization"),
     "--ngram-prompt-lookup-max": _prompt_lookup("prompt_lookup_max"),
     "--ngram-prompt-lookup-min": _prompt_lookup("prompt_lookup_min"),
     "--spec-decoding-acceptance-method": chosen(
-        {"rejection_sampler": Became((), "rejection sampling is the default")}, Refusal(_TYPICAL)
+        {"rejection_sampler": Replacement((), "rejection sampling is the default")}, Refusal(_TYPICAL)
     ),
     "--typical-acceptance-sampler-posterior-threshold": refused(_TYPICAL),
     "--typical-acceptance-sampler-posterior-alpha": refused(_TYPICAL),
@@ -172,13 +177,13 @@ OLD: Mapping[str, Entry] = {
     "--disable-logprobs-during-spec-decoding": dropped("requests get the logprobs that they ask for now"),
     "--num-lookahead-slots": dropped(f"it follows from {_SPECULATIVE} now"),
     "--override-pooler-config": renamed("--pooler-config", convert=_pooler),
-    "--override-neuron-config": inside("--additional-config", "override_neuron_config", convert=mapping),
+    "--override-neuron-config": nested_in("--additional-config", "override_neuron_config", convert=mapping),
     "--disable-mm-preprocessor-cache": switch(
-        use("--mm-processor-cache-gb", "0", why="it is --mm-processor-cache-gb 0 now"), NOTHING
+        replace_with("--mm-processor-cache-gb", "0", why="it is --mm-processor-cache-gb 0 now"), NOTHING
     ),
     "--max-seq-len-to-capture": dropped(_LENGTHS),
     "--max-context-len-to-capture": dropped(_LENGTHS),
-    "--worker-use-ray": switch(use("--distributed-executor-backend", "ray"), NOTHING),
+    "--worker-use-ray": switch(replace_with("--distributed-executor-backend", "ray"), NOTHING),
     "--logits-processor-pattern": refused(
         "vLLM takes no logits processors from requests any more; --logits-processors names those that it loads"
     ),
@@ -205,59 +210,63 @@ OLD: Mapping[str, Entry] = {
     "--qlora-adapter-name-or-path": refused("vLLM loads adapters by --enable-lora and --lora-modules NAME=PATH now"),
     "--enable-prompt-adapter": switch(Refusal(_GONE), NOTHING),
     **same("--max-prompt-adapters --max-prompt-adapter-token --prompt-adapters", refused(_GONE)),
-    "--scheduler-cls": for_own(
-        chosen({"vllm.core.scheduler.scheduler": Became((), "it names what was the default, which is gone")})
+    "--scheduler-cls": also_native(
+        chosen({"vllm.core.scheduler.scheduler": Replacement((), "it names what was the default, which is gone")})
     ),
-    "--limit-mm-per-prompt": for_own(Entry(_media_limits)),
-    "--compilation-config": for_own(Entry(_optimization)),
-    "-O": Entry(_optimization),
+    "--limit-mm-per-prompt": also_native(FlagRule(_media_limits)),
+    "--compilation-config": also_native(FlagRule(_optimization)),
+    "-O": FlagRule(_optimization),
 }
 """Names of vLLM's older releases, and what they are in newer ones."""
 
 # SGLang's names.
 
 
-def _chunk(flag: Flag, _: Case) -> Outcome:
-    tokens = whole(one(flag))
+def _chunk(flag: Flag, _: CommandLine) -> Outcome:
+    tokens = whole(single_value(flag))
     if tokens > 0:
-        return use("--max-num-batched-tokens", str(tokens), why="vLLM limits the tokens of a step, answers included")
-    return use("--no-enable-chunked-prefill", why="vLLM says it so")
+        return replace_with(
+            "--max-num-batched-tokens", str(tokens), why="vLLM limits the tokens of a step, answers included"
+        )
+    return replace_with("--no-enable-chunked-prefill", why="vLLM says it so")
 
 
-def _prefill(flag: Flag, case: Case) -> Outcome:
+def _prefill(flag: Flag, case: CommandLine) -> Outcome:
     if case.has("--chunked-prefill-size", "--max-num-batched-tokens"):
-        return Became((), "vLLM has one limit for the tokens of a step, which is given as well")
-    return use(
-        "--max-num-batched-tokens", str(whole(one(flag))), why="vLLM limits the tokens of a step, answers included"
+        return Replacement((), "vLLM has one limit for the tokens of a step, which is given as well")
+    return replace_with(
+        "--max-num-batched-tokens",
+        str(whole(single_value(flag))),
+        why="vLLM limits the tokens of a step, answers included",
     )
 
 
-def _pool(flag: Flag, case: Case) -> Outcome:
+def _pool(flag: Flag, case: CommandLine) -> Outcome:
     size = case.number("--block-size", "--page-size", default=0)
     if size < 1:
         return Refusal("vLLM counts blocks, not tokens; give --block-size as well, or --num-gpu-blocks-override")
-    blocks = str(whole(one(flag)) // size)
-    return use("--num-gpu-blocks-override", blocks, why=f"vLLM counts blocks, of {size} tokens each")
+    blocks = str(whole(single_value(flag)) // size)
+    return replace_with("--num-gpu-blocks-override", blocks, why=f"vLLM counts blocks, of {size} tokens each")
 
 
-def _experts(flag: Flag, case: Case) -> Outcome:
+def _experts(flag: Flag, case: CommandLine) -> Outcome:
     """Spread experts over all ranks or none: vLLM knows nothing between."""
-    size, ranks = whole(one(flag)), case.number("--tp-size", "--tensor-parallel-size", "-tp", default=1)
+    size, ranks = whole(single_value(flag)), case.number("--tp-size", "--tensor-parallel-size", "-tp", default=1)
     if size == 1:
-        return Became((), "vLLM does not spread experts unless --enable-expert-parallel is given")
+        return Replacement((), "vLLM does not spread experts unless --enable-expert-parallel is given")
     if size != ranks:
         return Refusal(f"vLLM spreads experts over all ranks, {ranks} here, or none (--enable-expert-parallel)")
-    return use("--enable-expert-parallel", why="vLLM spreads experts over all of its ranks")
+    return replace_with("--enable-expert-parallel", why="vLLM spreads experts over all of its ranks")
 
 
-def _meeting(flag: Flag, _: Case) -> Outcome:
-    host, colon, port = one(flag).rpartition(":")
+def _meeting(flag: Flag, _: CommandLine) -> Outcome:
+    host, colon, port = single_value(flag).rpartition(":")
     if not colon or not port.isdigit():
-        raise Wrong("must be like HOST:PORT")
-    return use("--master-addr", host.strip("[]"), "--master-port", port)
+        raise FlagValueError("must be like HOST:PORT")
+    return replace_with("--master-addr", host.strip("[]"), "--master-port", port)
 
 
-def _adapters(flag: Flag, case: Case) -> Outcome:
+def _adapters(flag: Flag, case: CommandLine) -> Outcome:
     words: list[str] = []
     for text in flag.values:
         if text[:1] != "{":
@@ -268,54 +277,60 @@ def _adapters(flag: Flag, case: Case) -> Outcome:
             return Refusal("vLLM pins no adapters; leave `pinned` out")
         words.append(json.dumps({"name": adapter.get("lora_name"), "path": adapter.get("lora_path")}))
     enable = [] if case.has("--enable-lora") else ["--enable-lora"]
-    return use(*enable, "--lora-modules", *words)
+    return replace_with(*enable, "--lora-modules", *words)
 
 
-def _adapters_in_batch(flag: Flag, _: Case) -> Outcome:
-    count = max(1, whole(one(flag)) - 1)
-    return use("--max-loras", str(count), why="SGLang counts the model itself as one of them, vLLM does not")
+def _adapters_in_batch(flag: Flag, _: CommandLine) -> Outcome:
+    count = max(1, whole(single_value(flag)) - 1)
+    return replace_with("--max-loras", str(count), why="SGLang counts the model itself as one of them, vLLM does not")
 
 
-def _draft_tokens(flag: Flag, case: Case) -> Outcome:
+def _draft_tokens(flag: Flag, case: CommandLine) -> Outcome:
     if case.has("--speculative-num-steps"):
-        return Became((), "--speculative-num-steps says how many tokens vLLM drafts")
-    count = whole(one(flag)) - 1
+        return Replacement((), "--speculative-num-steps says how many tokens vLLM drafts")
+    count = whole(single_value(flag)) - 1
     why = "SGLang counts the token that the draft starts from, vLLM does not"
-    return Became([part(_SPECULATIVE, "num_speculative_tokens", value=count)], why)
+    return Replacement([part(_SPECULATIVE, "num_speculative_tokens", value=count)], why)
 
 
-def _threshold(flag: Flag, _: Case) -> Outcome:
-    if fraction(one(flag)) >= 1:
-        return Became((), "it is how vLLM accepts tokens")
+def _threshold(flag: Flag, _: CommandLine) -> Outcome:
+    if fraction(single_value(flag)) >= 1:
+        return Replacement((), "it is how vLLM accepts tokens")
     return Refusal("vLLM has no thresholds for draft tokens")
 
 
-def _buckets(family: str) -> Entry:
+def _buckets(family: str) -> FlagRule:
     target, why = "--custom-histogram-buckets", "vLLM takes them for each kind of histogram"
-    return Entry(lambda flag, _: Became([part(target, family, value=[fraction(text) for text in flag.values])], why))
+    return FlagRule(
+        lambda flag, _: Replacement([part(target, family, value=[fraction(text) for text in flag.values])], why)
+    )
 
 
-def _capture_sizes(flag: Flag, _: Case) -> Outcome:
-    return Became([Flag("--cudagraph-capture-sizes", flag.values)])
+def _capture_sizes(flag: Flag, _: CommandLine) -> Outcome:
+    return Replacement([Flag("--cudagraph-capture-sizes", flag.values)])
 
 
-def _capital(flag: Flag, _: Case) -> Outcome | None:
-    level = one(flag)
-    return None if level == level.upper() else use("--log-level", level.upper(), why="vLLM's levels are in capitals")
+def _capital(flag: Flag, _: CommandLine) -> Outcome | None:
+    level = single_value(flag)
+    return (
+        None
+        if level == level.upper()
+        else replace_with("--log-level", level.upper(), why="vLLM's levels are in capitals")
+    )
 
 
-def renaming(name: str, values: Mapping[str, str], engine: str) -> Entry:
+def renaming(name: str, values: Mapping[str, str], engine: str) -> FlagRule:
     """Make the entry of a flag whose values have other names at an engine."""
 
-    def rule(flag: Flag, _: Case) -> Outcome | None:
-        new = values.get(one(flag).lower())
-        return None if new in (None, one(flag)) else use(name, new, why=f"{engine} calls it so")
+    def rule(flag: Flag, _: CommandLine) -> Outcome | None:
+        new = values.get(single_value(flag).lower())
+        return None if new in (None, single_value(flag)) else replace_with(name, new, why=f"{engine} calls it so")
 
-    return for_own(Entry(rule))
+    return also_native(FlagRule(rule))
 
 
 def _named(target: str, key: str, name: str) -> Outcome:
-    return Became([part(target, key, value=name)], f"it is {target}.{key}")
+    return Replacement([part(target, key, value=name)], f"it is {target}.{key}")
 
 
 METHODS = {
@@ -384,7 +399,7 @@ _NOT_HERE: Mapping[str, str] = {
 }
 """Why vLLM refuses which of SGLang's flags, where several have the same reason."""
 
-_SGLANG: Mapping[str, Entry] = {
+_SGLANG: Mapping[str, FlagRule] = {
     **{name: refused(why) for why, names in _NOT_HERE.items() for name in names.split()},
     "--model-path": renamed("--model"),
     "--tokenizer-path": renamed("--tokenizer"),
@@ -392,42 +407,43 @@ _SGLANG: Mapping[str, Entry] = {
     "--mem-fraction-static": renamed("--gpu-memory-utilization", _SHARE),
     "--max-running-requests": renamed("--max-num-seqs"),
     "--max-queued-requests": renamed("--max-num-queued-reqs"),
-    "--max-total-tokens": Entry(_pool),
-    "--chunked-prefill-size": Entry(_chunk),
-    "--max-prefill-tokens": Entry(_prefill),
+    "--max-total-tokens": FlagRule(_pool),
+    "--chunked-prefill-size": FlagRule(_chunk),
+    "--max-prefill-tokens": FlagRule(_prefill),
     "--schedule-policy": chosen(
-        {"fcfs": use("--scheduling-policy", "fcfs")}, Refusal("vLLM schedules by fcfs or priority: --scheduling-policy")
+        {"fcfs": replace_with("--scheduling-policy",
+        "fcfs")}, Refusal("vLLM schedules by fcfs or priority: --scheduling-policy")
     ),
     "--schedule-conservativeness": refused("vLLM's scheduler has nothing like it; leave it out"),
     "--page-size": renamed("--block-size"),
     **same("--tp-size --tp", renamed("--tensor-parallel-size")),
     **same("--pp-size --pp", renamed("--pipeline-parallel-size")),
     **same("--dp-size --dp", renamed("--data-parallel-size")),
-    **same("--ep-size --ep --expert-parallel-size", Entry(_experts)),
-    **same("--dist-init-addr --nccl-init-addr", Entry(_meeting)),
+    **same("--ep-size --ep --expert-parallel-size", FlagRule(_experts)),
+    **same("--dist-init-addr --nccl-init-addr", FlagRule(_meeting)),
     "--nccl-port": refused("vLLM finds free ports itself; machines meet at --master-addr and --master-port"),
     "--dist-timeout": renamed("--distributed-timeout-seconds"),
-    "--use-ray": switch(use("--distributed-executor-backend", "ray"), NOTHING),
+    "--use-ray": switch(replace_with("--distributed-executor-backend", "ray"), NOTHING),
     "--random-seed": renamed("--seed"),
     "--sleep-on-idle": dropped("vLLM is idle while it has nothing to do"),
     "--skip-server-warmup": dropped("vLLM sends itself no request to warm up"),
-    "--is-embedding": switch(use("--runner", "pooling"), NOTHING),
+    "--is-embedding": switch(replace_with("--runner", "pooling"), NOTHING),
     "--enable-multimodal": dropped("vLLM finds out by itself what a model takes"),
     "--impl": renamed("--model-impl"),
     "--model-impl": renaming("--model-impl", {"sglang": "vllm"}, "vLLM"),
     "--completion-template": refused("vLLM has no templates for completions; apply it in the client"),
     "--stream-output": dropped("vLLM's streams always have what is new only"),
     "--incremental-streaming-output": dropped("vLLM's streams always have what is new only"),
-    "--json-model-override-args": inside(_OVERRIDES, convert=mapping, why=f"it is {_OVERRIDES}"),
-    "--preferred-sampling-params": inside(
+    "--json-model-override-args": nested_in(_OVERRIDES, convert=mapping, why=f"it is {_OVERRIDES}"),
+    "--preferred-sampling-params": nested_in(
         "--override-generation-config", convert=mapping, why="it is --override-generation-config"
     ),
     "--file-storage-path": refused("vLLM stores no files; leave it out"),
-    "--enable-cache-report": switch(use("--enable-prompt-tokens-details"), NOTHING),
+    "--enable-cache-report": switch(replace_with("--enable-prompt-tokens-details"), NOTHING),
     "--load-balance-method": refused("vLLM balances its data parallel ranks itself; leave it out"),
-    "--log-level": for_own(Entry(_capital)),
+    "--log-level": also_native(FlagRule(_capital)),
     "--log-level-http": renamed("--uvicorn-log-level"),
-    "--log-requests": switch(use("--enable-log-requests"), NOTHING),
+    "--log-requests": switch(replace_with("--enable-log-requests"), NOTHING),
     "--log-requests-level": refused("vLLM shortens what it logs of a request by --max-log-len"),
     "--enable-metrics": dropped("vLLM always has metrics"),
     "--collect-tokens-histogram": dropped("vLLM always has these histograms"),
@@ -436,14 +452,14 @@ _SGLANG: Mapping[str, Entry] = {
     "--bucket-e2e-request-latency": _buckets("request_latency"),
     "--watchdog-timeout": refused("vLLM has no watchdog"),
     "--warmups": refused("vLLM has no warm-ups of your own; send requests once the worker is ready"),
-    "--lora-paths": Entry(_adapters),
-    "--max-loras-per-batch": Entry(_adapters_in_batch),
+    "--lora-paths": FlagRule(_adapters),
+    "--max-loras-per-batch": FlagRule(_adapters_in_batch),
     "--max-loaded-loras": renamed("--max-cpu-loras"),
     "--attention-backend": renaming("--attention-backend", {**_turned(ATTENTION), "fa4": "FLASH_ATTN"}, "vLLM"),
     "--mm-attention-backend": chosen({
-        "sdpa": use("--mm-encoder-attn-backend", "TORCH_SDPA"),
-        "fa3": use("--mm-encoder-attn-backend", "FLASH_ATTN"),
-        "triton_attn": use("--mm-encoder-attn-backend", "TRITON_ATTN"),
+        "sdpa": replace_with("--mm-encoder-attn-backend", "TORCH_SDPA"),
+        "fa3": replace_with("--mm-encoder-attn-backend", "FLASH_ATTN"),
+        "triton_attn": replace_with("--mm-encoder-attn-backend", "TRITON_ATTN"),
     }, Refusal("vLLM has no such kernel (--mm-encoder-attn-backend)")),
     "--sampling-backend": refused("vLLM chooses it by the environment variable VLLM_USE_FLASHINFER_SAMPLER"),
     "--grammar-backend": chosen(
@@ -454,7 +470,7 @@ _SGLANG: Mapping[str, Entry] = {
         "vLLM can allow any white space or none (--structured-outputs-config.disable_any_whitespace)"
     ),
     "--constrained-json-disable-any-whitespace": switch(
-        Became([part("--structured-outputs-config", "disable_any_whitespace", value=True)]), NOTHING
+        Replacement([part("--structured-outputs-config", "disable_any_whitespace", value=True)]), NOTHING
     ),
     "--reasoning-parser": renaming(
         "--reasoning-parser", {**_turned(REASONING), "qwen3-thinking": "qwen3", "kimi": "kimi_k2"}, "vLLM"
@@ -467,35 +483,37 @@ _SGLANG: Mapping[str, Entry] = {
         {theirs.lower(): _named(_SPECULATIVE, "method", ours) for ours, theirs in METHODS.items()},
         Refusal("vLLM has no such way to speculate; see --speculative-config.method"),
     ),
-    **same("--speculative-draft-model-path --speculative-draft-model", inside(_SPECULATIVE, "model")),
-    "--speculative-draft-model-revision": inside(_SPECULATIVE, "revision"),
-    "--speculative-draft-model-quantization": inside(_SPECULATIVE, "quantization"),
-    "--speculative-num-steps": inside(_SPECULATIVE, "num_speculative_tokens", convert=whole),
-    "--speculative-num-draft-tokens": Entry(_draft_tokens),
+    **same("--speculative-draft-model-path --speculative-draft-model", nested_in(_SPECULATIVE, "model")),
+    "--speculative-draft-model-revision": nested_in(_SPECULATIVE, "revision"),
+    "--speculative-draft-model-quantization": nested_in(_SPECULATIVE, "quantization"),
+    "--speculative-num-steps": nested_in(_SPECULATIVE, "num_speculative_tokens", convert=whole),
+    "--speculative-num-draft-tokens": FlagRule(_draft_tokens),
     "--speculative-eagle-topk": chosen(
-        {"1": Became((), "vLLM drafts one token at each step")}, Refusal("vLLM drafts one token at each step")
+        {"1": Replacement((), "vLLM drafts one token at each step")}, Refusal("vLLM drafts one token at each step")
     ),
-    "--speculative-accept-threshold-single": Entry(_threshold),
-    "--speculative-accept-threshold-acc": Entry(_threshold),
+    "--speculative-accept-threshold-single": FlagRule(_threshold),
+    "--speculative-accept-threshold-acc": FlagRule(_threshold),
     "--speculative-token-map": refused("vLLM reads the vocabulary of a draft model in its checkpoint"),
-    "--enable-ep-moe": switch(use("--enable-expert-parallel"), NOTHING),
-    "--enable-flashinfer-moe": switch(use("--moe-backend", "flashinfer_cutlass"), NOTHING),
+    "--enable-ep-moe": switch(replace_with("--enable-expert-parallel"), NOTHING),
+    "--enable-flashinfer-moe": switch(replace_with("--moe-backend", "flashinfer_cutlass"), NOTHING),
     "--enable-flashinfer-allreduce-fusion": switch(
-        Became([part("--compilation-config", "pass_config", "fuse_allreduce_rms", value=True)]), NOTHING
+        Replacement([part("--compilation-config", "pass_config", "fuse_allreduce_rms", value=True)]), NOTHING
     ),
-    "--ep-num-redundant-experts": inside("--eplb-config", "num_redundant_experts", convert=whole),
-    "--eplb-rebalance-num-iterations": inside("--eplb-config", "step_interval", convert=whole),
-    "--disable-radix-cache": switch(use("--no-enable-prefix-caching"), NOTHING),
+    "--ep-num-redundant-experts": nested_in("--eplb-config", "num_redundant_experts", convert=whole),
+    "--eplb-rebalance-num-iterations": nested_in("--eplb-config", "step_interval", convert=whole),
+    "--disable-radix-cache": switch(replace_with("--no-enable-prefix-caching"), NOTHING),
     **same("--cuda-graph-max-bs --cuda-graph-max-bs-decode", renamed("--max-cudagraph-capture-size")),
-    **same("--cuda-graph-bs --cuda-graph-bs-decode", Entry(_capture_sizes)),
-    "--disable-cuda-graph": switch(use("--enforce-eager", why="vLLM's comes without torch.compile, too"), NOTHING),
-    "--disable-overlap-schedule": switch(use("--no-async-scheduling"), NOTHING),
+    **same("--cuda-graph-bs --cuda-graph-bs-decode", FlagRule(_capture_sizes)),
+    "--disable-cuda-graph": switch(
+        replace_with("--enforce-eager", why="vLLM's comes without torch.compile, too"), NOTHING,
+    ),
+    "--disable-overlap-schedule": switch(replace_with("--no-async-scheduling"), NOTHING),
     "--enable-mixed-chunk": dropped("vLLM always mixes prefill and decode"),
-    "--enable-two-batch-overlap": switch(use("--enable-dbo"), NOTHING),
+    "--enable-two-batch-overlap": switch(replace_with("--enable-dbo"), NOTHING),
     "--enable-torch-compile": dropped("vLLM compiles unless --enforce-eager is given"),
-    "--enable-memory-saver": switch(use("--enable-sleep-mode"), NOTHING),
+    "--enable-memory-saver": switch(replace_with("--enable-sleep-mode"), NOTHING),
     "--enable-custom-logit-processor": refused("vLLM takes none from requests; --logits-processors names its own"),
-    "--weight-loader-disable-mmap": switch(use("--safetensors-load-strategy", "eager"), NOTHING),
+    "--weight-loader-disable-mmap": switch(replace_with("--safetensors-load-strategy", "eager"), NOTHING),
     "--disaggregation-mode": chosen({"null": NOTHING}, Refusal(_SPLIT)),
     "--enable-dp-attention": refused(
         "vLLM says it by --data-parallel-size N, with --tensor-parallel-size divided by N and --enable-expert-parallel"

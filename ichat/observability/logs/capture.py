@@ -7,8 +7,8 @@ import os
 import sys
 import time
 
-from ichat.observability.logs.files import TEE_BYTES_MAX, Drain, Source, Tee, make_pipe
-from ichat.observability.logs.lines import LINE_BYTES_MAX, Lines, Ring
+from ichat.observability.logs.files import TEE_BYTES_MAX, PipeReader, PipeSource, Tee, make_pipe
+from ichat.observability.logs.lines import LINE_BYTES_MAX, LineBuffer, LineSplitter
 
 CLOSE_S = 2.0
 STDOUT, STDERR = 1, 2
@@ -21,7 +21,9 @@ class Capture:
     there is one pipe, so that the order is kept; where there are two, each keeps what it was meant to get.
     """
 
-    def __init__(self, ring: Ring, *, line_bytes_max: int = LINE_BYTES_MAX, tee_bytes_max: int = TEE_BYTES_MAX) -> None:
+    def __init__(
+        self, ring: LineBuffer, *, line_bytes_max: int = LINE_BYTES_MAX, tee_bytes_max: int = TEE_BYTES_MAX
+    ) -> None:
         """Take over now. What children in Python write is not held back from now on (PYTHONUNBUFFERED)."""
         os.environ["PYTHONUNBUFFERED"] = "1"
         self._originals: dict[int, int] = {}
@@ -32,7 +34,7 @@ class Capture:
         _flush()
         apart = not os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
         self.ring = ring
-        sources: list[Source] = []
+        sources: list[PipeSource] = []
         for fds in ((STDOUT,), (STDERR,)) if apart else ((STDOUT, STDERR),):
             self._originals.update({fd: os.dup(fd) for fd in fds})
             reading, writing = make_pipe()
@@ -41,8 +43,8 @@ class Capture:
             os.close(writing)
             tee = Tee(self._originals[fds[0]], tee_bytes_max)
             self.tees.append(tee)
-            sources.append(Source(reading, Lines(line_bytes_max), tee))
-        self._drain = Drain(sources, ring)
+            sources.append(PipeSource(reading, LineSplitter(line_bytes_max), tee))
+        self._drain = PipeReader(sources, ring)
         faulthandler.enable(self._originals[STDERR])  # nobody will read a pipe of a process that has crashed
         os.register_at_fork(after_in_child=self._forget_in_child)
         for stream in (sys.stdout, sys.stderr):

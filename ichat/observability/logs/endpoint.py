@@ -8,15 +8,15 @@ from ichat import errors
 from ichat.http.heads import Headers, date_header, response_head
 from ichat.http.request import Request
 from ichat.http.server import Client
-from ichat.observability.logs.lines import SSE_HEADERS, Bell, Reader, Ring, read_query, stream
+from ichat.observability.logs.lines import SSE_HEADERS, LineBuffer, LogCursor, Wakeup, read_query, stream
 
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
-class OwnLog:
+class LogEndpoint:
     """Sends the lines of this process to its followers, for as long as it can."""
 
-    def __init__(self, ring: Ring, settle: Callable[[float], object], headers: Headers) -> None:
+    def __init__(self, ring: LineBuffer, settle: Callable[[float], object], headers: Headers) -> None:
         """`settle` waits, for so many seconds, until the ring has what was written by then; it may block.
 
         `headers` are put on every response.
@@ -24,11 +24,11 @@ class OwnLog:
         self._ring = ring
         self._settle = settle
         self._headers = headers
-        self._bell = Bell()
-        self._readers: set[Reader] = set()
+        self._bell = Wakeup()
+        self._readers: set[LogCursor] = set()
         self._finished = False
         self._left = trio.Event()
-        ring.changed = self._bell.strike
+        ring.changed = self._bell.notify
 
     def __repr__(self) -> str:
         return f"<OwnLog {self._ring!r}, {len(self._readers)} readers>"
@@ -45,7 +45,7 @@ class OwnLog:
         query = read_query(request.target.partition(b"?")[2].decode("latin-1"), last_id.decode("latin-1"))
         if query.previous:
             raise errors.bad_request("A worker knows its own run only: ask its gateway.", param="previous")
-        reader = Reader(self._ring, tail=query.tail, after=query.after, follow=query.follow and not self._finished)
+        reader = LogCursor(self._ring, tail=query.tail, after=query.after, follow=query.follow and not self._finished)
         is_chunked = request.version == b"1.1"
         client.keep_alive = client.keep_alive and is_chunked
         await client.send_all(self._head(request.id, is_chunked=is_chunked, keep_alive=client.keep_alive))
@@ -55,7 +55,7 @@ class OwnLog:
         async def send_chunk(block: bytes) -> None:
             await client.send_all(b"%x\r\n%b\r\n" % (len(block), block))
 
-        client.stand_aside()
+        client.exempt_from_drain()
         self._readers.add(reader)
         try:
             await stream(reader, self._bell, send_chunk if is_chunked else client.send_all)
@@ -76,7 +76,7 @@ class OwnLog:
             for reader in self._readers:
                 reader.finish()
             self._left = trio.Event()
-            self._bell.strike()
+            self._bell.notify()
             if self._readers:
                 await self._left.wait()
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
-from ichat.observability.logs.lines import BYTES_MAX, LINES_MAX, Lines, Ring, timestamp
+from ichat.observability.logs.lines import BYTES_MAX, LINES_MAX, LineBuffer, LineSplitter, timestamp
 
 log = logging.getLogger(__name__)
 
@@ -128,10 +128,10 @@ class TeeStream:
         """Nothing is held back."""
 
 
-class Source:
+class PipeSource:
     """One pipe that is read."""
 
-    def __init__(self, fd: int, lines: Lines, tee: Tee | None = None) -> None:
+    def __init__(self, fd: int, lines: LineSplitter, tee: Tee | None = None) -> None:
         self.fd = fd
         self.lines = lines
         self.tee = tee
@@ -153,11 +153,11 @@ class Sink(Protocol):
         ...
 
 
-class Drain:
+class PipeReader:
     """A thread that reads pipes until all have ended: into a ring, and into sinks where there are any."""
 
     def __init__(
-        self, sources: Sequence[Source], ring: Ring, sinks: Sequence[Sink] = (), *, ends_ring: bool = True
+        self, sources: Sequence[PipeSource], ring: LineBuffer, sinks: Sequence[Sink] = (), *, ends_ring: bool = True
     ) -> None:
         """Take over the descriptors, the end of the sinks, and that of the ring unless others go on with it."""
         self._sources = {source.fd: source for source in sources}
@@ -250,7 +250,7 @@ class Drain:
     def _patience_ms(self) -> float | None:
         return PARTIAL_S * 1000 if any(source.lines.has_partial() for source in self._sources.values()) else None
 
-    def _take(self, source: Source, data: bytes) -> None:
+    def _take(self, source: PipeSource, data: bytes) -> None:
         if source.tee is not None:
             source.tee.add(data)
         self._put(source.lines.feed(data))
@@ -268,14 +268,16 @@ class Drain:
             if source.lines.has_partial() and now - source.lines.since >= PARTIAL_S:
                 self._put(source.lines.flush())
 
-    def _forget(self, source: Source) -> None:
+    def _forget(self, source: PipeSource) -> None:
         del self._sources[source.fd]
         os.close(source.fd)
 
 
-def follow(fd: int, ring: Ring, *sinks: Sink, lines: Lines | None = None, ends_ring: bool = True) -> Drain:
+def follow(
+    fd: int, ring: LineBuffer, *sinks: Sink, lines: LineSplitter | None = None, ends_ring: bool = True
+) -> PipeReader:
     """Read a worker's output from a pipe until its end, in a thread; the descriptor is taken over."""
-    return Drain([Source(fd, lines or Lines())], ring, sinks, ends_ring=ends_ring)
+    return PipeReader([PipeSource(fd, lines or LineSplitter())], ring, sinks, ends_ring=ends_ring)
 
 
 def make_pipe() -> tuple[int, int]:
@@ -442,9 +444,11 @@ def previous_path(directory: str, name: str) -> str:
     return os.path.join(directory, f"{name}.previous.log")
 
 
-def load(path: str, *, lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX, files_max: int = FILES_MAX) -> Ring:
+def load(
+    path: str, *, lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX, files_max: int = FILES_MAX
+) -> LineBuffer:
     """Read back the last lines of a LogFile, as a ring that has ended; empty where there is no file. May block."""
-    ring = Ring(lines_max, bytes_max)
+    ring = LineBuffer(lines_max, bytes_max)
     parts: list[bytes] = []
     room = bytes_max
     for suffix in _suffixes(files_max):

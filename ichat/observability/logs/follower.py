@@ -37,12 +37,12 @@ LOST_MAX = 10**15
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 _ASK_AGAIN = frozenset((408, 425, 429))
 
-Stamped = tuple[float, bytes]
+TimedLine = tuple[float, bytes]
 """When a line was read, in seconds since 1970, and the line."""
 
 
 @attrs.frozen
-class Source:
+class LogSource:
     """How a worker is reached, and which start of it that is."""
 
     start_id: str
@@ -84,14 +84,14 @@ def _fields(block: bytes) -> dict[bytes, bytes]:
     return {name: value.removeprefix(b" ") for name, _, value in lines}
 
 
-class Collector:
+class LogFollower:
     """Follows one worker; it remembers what it has, however often the connection breaks."""
 
     def __init__(
         self,
-        source: Source,
+        source: LogSource,
         line_bytes_max: int,
-        take: Callable[[Sequence[Stamped]], Awaitable[None]],
+        take: Callable[[Sequence[TimedLine]], Awaitable[None]],
         began_anew: Callable[[], None],
     ) -> None:
         """`take` gets the lines; `began_anew` is called before those of a start that nobody has told of."""
@@ -180,9 +180,9 @@ class Collector:
         head = parser.send(h11.Request(method="GET", target="/logs/stream", headers=headers))
         return (head or b"") + (parser.send(h11.EndOfMessage()) or b"")
 
-    def _lines(self, events: Iterable[dict[bytes, bytes] | None]) -> list[Stamped]:
+    def _lines(self, events: Iterable[dict[bytes, bytes] | None]) -> list[TimedLine]:
         """Make lines of events, and a line of those that are missing."""
-        found: list[Stamped] = []
+        found: list[TimedLine] = []
         for fields in events:
             if fields is None:
                 self._lost += 1
@@ -192,7 +192,7 @@ class Collector:
                 self._take_line(fields, found)
         return found
 
-    def _take_line(self, fields: dict[bytes, bytes], found: list[Stamped]) -> None:
+    def _take_line(self, fields: dict[bytes, bytes], found: list[TimedLine]) -> None:
         number = _NUMBER.fullmatch(fields.get(b"id", b""))
         line = _read_line(fields[b"data"], self._bytes_max)
         if number is None or line is None:
@@ -259,7 +259,7 @@ def _read_gap(data: bytes) -> int:
     return min(lost, LOST_MAX) if isinstance(lost, int) and lost > 0 else 1
 
 
-def _read_line(data: bytes, bytes_max: int) -> Stamped | None:
+def _read_line(data: bytes, bytes_max: int) -> TimedLine | None:
     """Read one line; None where it is none. A time that is none becomes that of now."""
     try:
         entry = json.loads(data)

@@ -51,7 +51,7 @@ class Line:
     text: str
 
 
-class Lines:
+class LineSplitter:
     """Makes lines of what is read from one pipe.
 
     As a terminal would, it forgets what a carriage return overwrites: of a progress bar the last state stays.
@@ -117,7 +117,7 @@ class Lines:
         return line + f" … [{cut} bytes more]".encode() if cut else line
 
 
-class Ring:
+class LineBuffer:
     """The last lines of one source. One thread appends, any may read."""
 
     def __init__(self, lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX, start: int = 0) -> None:
@@ -176,7 +176,7 @@ class Ring:
         return self.after(self.last - count, count)[0]
 
 
-class Bell:
+class Wakeup:
     """Wakes Trio's tasks from another thread: once, however often it is struck until they run."""
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class Bell:
     def __repr__(self) -> str:
         return f"<Bell {self._waiting} wait>"
 
-    def strike(self) -> None:
+    def notify(self) -> None:
         """Wake those that wait; from any thread, and of no effect after the end of the run."""
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._wake, idempotent=True)
@@ -198,7 +198,7 @@ class Bell:
             self._struck.set()
             self._struck = trio.Event()
 
-    async def wait_struck(self) -> None:
+    async def wait_notified(self) -> None:
         """Wait for the next time; nothing is missed between a look at the ring and this, but for a checkpoint."""
         self._waiting += 1
         try:
@@ -207,10 +207,12 @@ class Bell:
             self._waiting -= 1
 
 
-class Reader:
+class LogCursor:
     """One reader of a ring: history, then what comes, as server-sent events."""
 
-    def __init__(self, ring: Ring, *, tail: int | None = None, after: int | None = None, follow: bool = True) -> None:
+    def __init__(
+        self, ring: LineBuffer, *, tail: int | None = None, after: int | None = None, follow: bool = True
+    ) -> None:
         """Begin `after` a line, or with the last `tail` lines, or with the oldest one; end now, or with the ring.
 
         A number that the ring has not reached is from an earlier one: then everything is new.
@@ -247,7 +249,7 @@ class Reader:
         return self._ring.ended and self._seq >= self._ring.last
 
 
-async def stream(reader: Reader, bell: Bell, send_all: Callable[[bytes], Awaitable[None]]) -> None:
+async def stream(reader: LogCursor, bell: Wakeup, send_all: Callable[[bytes], Awaitable[None]]) -> None:
     """Send all that a reader gives until it is done; `bell` is struck when its ring has changed."""
     while True:
         await trio.lowlevel.checkpoint()
@@ -259,7 +261,7 @@ async def stream(reader: Reader, bell: Bell, send_all: Callable[[bytes], Awaitab
             return
         else:
             with trio.move_on_after(KEEP_ALIVE_S) as waiting:
-                await bell.wait_struck()
+                await bell.wait_notified()
             if waiting.cancelled_caught:
                 await send_all(_COMMENT)
 

@@ -22,9 +22,9 @@ import trio
 
 from ichat.config.schema import Logs
 from ichat.errors import ApiError
-from ichat.observability.logs.files import Drain, LogFile, Tee, follow, load, make_pipe, previous_path
-from ichat.observability.logs.follower import Collector, Source, Stamped
-from ichat.observability.logs.lines import KEEP_ALIVE_S, Bell, Lines, LogQuery, Reader, Ring
+from ichat.observability.logs.files import LogFile, PipeReader, Tee, follow, load, make_pipe, previous_path
+from ichat.observability.logs.follower import LogFollower, LogSource, TimedLine
+from ichat.observability.logs.lines import KEEP_ALIVE_S, LineBuffer, LineSplitter, LogCursor, LogQuery, Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -62,25 +62,25 @@ class Echo:
         """The others go on."""
 
 
-class Record:
+class WorkerLog:
     """One worker's lines, through all of its starts."""
 
     def __init__(self, start: int, settings: Logs) -> None:
         """`start` is the number before that of the first line."""
-        self.ring = Ring(settings.ring_lines_max, settings.ring_bytes_max, start)
-        self.bell = Bell()
-        self.ring.changed = self.bell.strike
+        self.ring = LineBuffer(settings.ring_lines_max, settings.ring_bytes_max, start)
+        self.bell = Wakeup()
+        self.ring.changed = self.bell.notify
         self.run_after = start
         """The number before that of the first line of the newest start."""
         self.is_managed = False
         """Whether somebody tells of its end: then it stays, and its followers wait for its next start."""
-        self.drain: Drain | None = None
+        self.drain: PipeReader | None = None
         """Who reads its pipe, of one that was started here."""
         self.start_id: str | None = None
         """Which start it is, of one that is followed; None where the next that is told of is this one."""
         self.is_early = False
         """Whether that start has ended, and lines of the next came before anybody told of it."""
-        self.collector: Collector | None = None
+        self.collector: LogFollower | None = None
         self.scope: trio.CancelScope | None = None
         """Of the task that follows it, while it runs."""
         self.refused: str | None = None
@@ -108,7 +108,7 @@ class Record:
             self.ring.append([AGAIN], time.time())
         self.run_after = self.ring.last
 
-    def write(self, turn: int, lines: Sequence[Stamped], open_file: Callable[[bool], LogFile]) -> None:
+    def write(self, turn: int, lines: Sequence[TimedLine], open_file: Callable[[bool], LogFile]) -> None:
         """Write lines to the file, unless it was left since; in a thread, since that may wait for the disk.
 
         Where the file goes on, lines that it had before are left out, by their time. `open_file` is told about that.
@@ -146,8 +146,8 @@ class LogStream:
 
     def __init__(
         self,
-        make_reader: Callable[[], Reader],
-        bell: Bell | None,
+        make_reader: Callable[[], LogCursor],
+        bell: Wakeup | None,
         is_over: Callable[[], bool | None],
         threads: trio.CapacityLimiter,
     ) -> None:
@@ -182,12 +182,12 @@ class LogStream:
             if is_done or self._bell is None:
                 raise StopAsyncIteration
             with trio.move_on_after(KEEP_ALIVE_S) as waiting:
-                await self._bell.wait_struck()
+                await self._bell.wait_notified()
             if waiting.cancelled_caught:
                 return COMMENT
 
 
-class Logbook:
+class LogStore:
     """Every worker's lines, as the gateway keeps them: a ring and rotating files each, for dead workers too."""
 
     def __init__(self, directory: str, settings: Logs) -> None:
@@ -195,7 +195,7 @@ class Logbook:
         self._directory = directory
         self.settings = settings
         """May be replaced: what begins later goes by the new ones."""
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, WorkerLog] = {}
         self._tee: Tee | None = None
         self._changed = trio.Event()
         self._writers, self._readers = trio.CapacityLimiter(THREADS_MAX), trio.CapacityLimiter(THREADS_MAX)
@@ -226,7 +226,7 @@ class Logbook:
             stack.callback(file.close)
             record.is_managed, record.start_id, record.refused = True, None, None
             record.begin_run(self.settings)
-            lines = Lines(self.settings.line_bytes_max)
+            lines = LineSplitter(self.settings.line_bytes_max)
             record.drain = follow(reading, record.ring, file, *self._echo(worker_id), lines=lines, ends_ring=False)
             stack.pop_all()
         return writing
@@ -299,7 +299,7 @@ class Logbook:
             ring = record.ring
             return LogStream(lambda: _reader(ring, query), record.bell, self._is_over, self._readers)
 
-        def read() -> Reader:
+        def read() -> LogCursor:
             bounds = {"lines_max": settings.ring_lines_max, "bytes_max": settings.ring_bytes_max}
             return _reader(load(path, files_max=settings.files_max, **bounds), query)
 
@@ -309,13 +309,13 @@ class Logbook:
         """Let all streams end after what is there, within CLOSE_S: the gateway stops."""
         self._over_at = trio.current_time() + CLOSE_S
         for record in self._records.values():
-            record.bell.strike()
+            record.bell.notify()
 
     def changed(self) -> None:
         """Look at the sources again soon."""
         self._changed.set()
 
-    async def follow_forever(self, sources: Callable[[], Mapping[str, Source]]) -> Never:
+    async def follow_forever(self, sources: Callable[[], Mapping[str, LogSource]]) -> Never:
         """Follow every worker that `sources` gives by its id, and no other; `logs.followed_max` of them.
 
         Those that were started here are left out. A source with another `start_id` is a new run of that worker.
@@ -347,7 +347,7 @@ class Logbook:
     def _is_over(self) -> bool | None:
         return None if self._over_at is None else trio.current_time() > self._over_at
 
-    def _record(self, worker_id: str) -> Record:
+    def _record(self, worker_id: str) -> WorkerLog:
         """Give the record of a worker, which is made where there is none.
 
         Numbers go on growing over a restart of the gateway, so that no number a client knows means another line.
@@ -355,7 +355,7 @@ class Logbook:
         record = self._records.get(worker_id)
         if record is None:
             start = int(time.time() * 1e6) if os.path.exists(self.path_of(worker_id)) else 0
-            record = self._records[worker_id] = Record(start, self.settings)
+            record = self._records[worker_id] = WorkerLog(start, self.settings)
         return record
 
     def _open_file(self, worker_id: str, *, goes_on: bool) -> LogFile:
@@ -375,7 +375,7 @@ class Logbook:
             self._tee = Tee(STDERR, self.settings.echo_bytes_max)
         return [Echo(worker_id, self._tee)]
 
-    def _leave(self, record: Record) -> None:
+    def _leave(self, record: WorkerLog) -> None:
         """Have nobody add lines to a record any more."""
         drain, record.drain = record.drain, None
         if drain is not None:
@@ -384,7 +384,7 @@ class Logbook:
         record.collector = None
         record.leave_file()
 
-    def _to_follow(self, wanted: Mapping[str, Source]) -> list[str]:
+    def _to_follow(self, wanted: Mapping[str, LogSource]) -> list[str]:
         """Choose whom to follow from now on; others are told that their address, or start, has changed."""
         found: list[str] = []
         busy = sum(record.scope is not None for record in self._records.values())
@@ -405,7 +405,7 @@ class Logbook:
         self._told_full = is_full
         return found
 
-    def _tell(self, record: Record, source: Source) -> None:
+    def _tell(self, record: WorkerLog, source: LogSource) -> None:
         """Let the task that follows a worker know where it is; it ends where it has to begin anew."""
         collector = record.collector
         if collector is None or collector.source == source:
@@ -416,7 +416,7 @@ class Logbook:
         else:
             record.stop_following()
 
-    def _prepare(self, worker_id: str, source: Source) -> tuple[Record, Collector, trio.CancelScope]:
+    def _prepare(self, worker_id: str, source: LogSource) -> tuple[WorkerLog, LogFollower, trio.CancelScope]:
         """Have all that is needed to follow a worker."""
         record = self._record(worker_id)
         is_new = record.collector is None and not record.goes_on
@@ -434,7 +434,7 @@ class Logbook:
                 record.is_early = True
 
             take = functools.partial(self._take, worker_id, record)
-            record.collector = Collector(source, self.settings.line_bytes_max, take, began_anew)
+            record.collector = LogFollower(source, self.settings.line_bytes_max, take, began_anew)
         record.collector.source = source
         record.scope = trio.CancelScope()
         return record, record.collector, record.scope
@@ -454,7 +454,7 @@ class Logbook:
         for worker_id in idle[: max(0, len(idle) - self.settings.followed_max)]:
             self.forget(worker_id)
 
-    async def _follow(self, worker_id: str, record: Record, collector: Collector, scope: trio.CancelScope) -> None:
+    async def _follow(self, worker_id: str, record: WorkerLog, collector: LogFollower, scope: trio.CancelScope) -> None:
         refusal = ""
         try:
             with scope:
@@ -470,7 +470,7 @@ class Logbook:
                 record.scope = None
             self._changed.set()
 
-    async def _take(self, worker_id: str, record: Record, lines: Sequence[Stamped]) -> None:
+    async def _take(self, worker_id: str, record: WorkerLog, lines: Sequence[TimedLine]) -> None:
         """Keep lines of a worker that is followed; its own task waits for the disk, and thereby its worker."""
         turn = record.turn
         for at, group in itertools.groupby(lines, itemgetter(0)):
@@ -490,9 +490,9 @@ def _name_of(worker_id: str) -> str:
     return f"{worker_id}~" if worker_id.endswith(_PREVIOUS) else worker_id
 
 
-def _reader(ring: Ring, query: LogQuery) -> Reader:
+def _reader(ring: LineBuffer, query: LogQuery) -> LogCursor:
     after = query.after if query.after is not None and query.after >= ring.start else None
-    return Reader(ring, tail=query.tail, after=after, follow=query.follow)
+    return LogCursor(ring, tail=query.tail, after=after, follow=query.follow)
 
 
 def _last_time(file: LogFile) -> float:

@@ -15,10 +15,10 @@ import threading
 import time
 
 from ichat.engines import EngineInfo, Progress
-from ichat.engines.adapter import Wire
-from ichat.engines.children import Family, adopt_children, children
+from ichat.engines.adapter import ProtocolAdapter
+from ichat.engines.children import ProcessFamily, adopt_children, children
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.protocol import Group, Model
+from ichat.protocol import Group, ModelCard
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,14 +30,14 @@ class Fake:
     name = "fake"
 
     def __init__(self):
-        self.wire = Wire()
+        self.wire = ProtocolAdapter()
         self.running = 0
         self.aborted = 0
         self.done = 0
         self.flooded = 0
         self.dead = None
         self.args = None
-        self.kin = Family()
+        self.kin = ProcessFamily()
         self.go_on = threading.Event()
         self.hanging = False
 
@@ -80,7 +80,7 @@ class Fake:
             context = multiprocessing.get_context("spawn")
             for _ in range(args.children):
                 context.Process(target=time.sleep, args=(3600,), daemon=True, name="fake-child").start()
-            self.kin = Family(children() if args.needs_children else ())
+            self.kin = ProcessFamily(children() if args.needs_children else ())
         for _ in range(args.leftovers):
             subprocess.run("sleep 3600 &", shell=True, check=True)
         asyncio.run(serve(None if args.rank else self.app))
@@ -93,7 +93,10 @@ class Fake:
             print("hanging", flush=True)
             time.sleep(3600)
         names = self.args.served_model_name or [self.args.model]
-        return [Model(names[0], self.args.model, None, 4096), *(Model(name, self.args.model) for name in names[1:])]
+        return [
+            ModelCard(names[0], self.args.model, None, 4096),
+            *(ModelCard(name, self.args.model) for name in names[1:]),
+        ]
 
     def progress(self):
         if self.args is None:

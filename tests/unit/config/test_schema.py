@@ -219,7 +219,7 @@ def test_what_is_wrong_about_logs_and_restarts():
 
 def test_no_flag_of_an_engine_looks_like_a_typing_error():
     """Every flag that the documents name can stand inline, unless iChat has the same."""
-    ours = {attribute.name for attribute in attrs.fields(configuration.ManagedWorker)}
+    ours = {attribute.name for attribute in attrs.fields(configuration.ManagedWorkerConfig)}
     text = (ROOT / "ichat/engines/FLAGS.md").read_text()
     flags = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z0-9-]+)", text)} - ours
     assert len(flags) > 300
@@ -244,7 +244,7 @@ def test_a_worker_of_the_api_has_the_keys_of_the_file():
     }  # fmt: skip
     given = dict(table)
     worker = configuration.read_worker(table, NONE)
-    assert worker == configuration.ManagedWorker(
+    assert worker == configuration.ManagedWorkerConfig(
         model_name="a", model_path="/a", backend="sglang", gpu_ids=[0], host="0.0.0.0", port=9000,
         backend_args={"tensor_parallel_size": 2, "hf_overrides": {"x": None}, "dtype": "half"},
     )  # fmt: skip
@@ -304,7 +304,7 @@ def test_the_example_is_accepted_and_complete():
             assert re.search(rf"^#?{attribute.name} = ", text, re.MULTILINE), attribute.name
     for section in (
         configuration.Key,
-        configuration.ManagedWorker,
+        configuration.ManagedWorkerConfig,
         configuration.ExternalRoute,
         configuration.EngineSettings,
     ):

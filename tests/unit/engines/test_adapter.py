@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from ichat.engines import Model, asgi
+from ichat.engines import ModelCard, asgi
 from ichat.engines.adapter import (
     ERROR_BEGINNINGS,
     GENERATES,
     HEARS,
     POOLS,
     VLLM_PATHS,
-    Wire,
-    WireSettings,
+    AdapterSettings,
+    ProtocolAdapter,
     anthropic_error,
     error_event,
     model_body,
@@ -24,7 +24,7 @@ from ichat.engines.adapter import (
 )
 from ichat.engines.asgi import Call
 from ichat.engines.reasoning import FIELDS, RENAMES
-from ichat.engines.sglang.adapter import SGLangWire
+from ichat.engines.sglang.adapter import SGLangAdapter
 from ichat.errors import ApiError
 from ichat.http.request import Request
 
@@ -403,7 +403,7 @@ def test_what_only_begins_like_an_error_goes_out_as_it_is(event):
 
 def test_what_is_rewritten_and_what_is_not():
     """Errors always, answers where the request asked for it, and streams never."""
-    wire, asked = Wire(), object()
+    wire, asked = ProtocolAdapter(), object()
     request = request_of(CHAT)
     assert wire.response(request, 200, [], None) is None
     assert wire.response(request, 200, [], asked) is asked
@@ -415,7 +415,7 @@ def test_what_is_rewritten_and_what_is_not():
 async def test_the_request_id_reaches_the_engine():
     """One header has it, whatever the client sent, and the length is that of the body as it is."""
     request = request_of(CHAT, b"{}", headers=[(b"x-request-id", b"\xff"), (b"content-length", b"7")])
-    assert await Wire().request(request) is None
+    assert await ProtocolAdapter().request(request) is None
     assert request.headers == [
         (b"content-type", b"application/json"), (b"x-request-id", b"req-1"), (b"content-length", b"2"),
     ]  # fmt: skip
@@ -431,7 +431,9 @@ async def test_the_request_id_reaches_the_engine():
         (b"/v1/audio/translations", "models that transcribe speech do"),
     ],
 )
-@pytest.mark.parametrize("wire", [Wire(VLLM_PATHS), SGLangWire(lambda: (["m"], []))], ids=["vllm", "sglang"])
+@pytest.mark.parametrize(
+    "wire", [ProtocolAdapter(VLLM_PATHS), SGLangAdapter(lambda: (["m"], []))], ids=["vllm", "sglang"]
+)
 async def test_what_a_model_does_not_do(wire, path, would):
     """It is refused before the engine hears of it, and what there is no such thing as is left to the engine."""
     wire.serve_only("m", GENERATES, (*POOLS, *HEARS))
@@ -447,7 +449,7 @@ async def test_what_a_model_does_not_do(wire, path, would):
 
 def test_what_sglang_finds_out_by_itself():
     """Whether a model that generates text can rerank: where it cannot, the refusal is the same; its other errors stay."""
-    wire = SGLangWire(lambda: (["m"], []))
+    wire = SGLangAdapter(lambda: (["m"], []))
     wire.tell_routes(generates=True)
     request = request_of(b"/v1/rerank", {})
     wire.check_served(request)
@@ -462,7 +464,7 @@ def test_what_sglang_finds_out_by_itself():
 
 def test_what_a_model_that_pools_does_not_do():
     """Text takes a model that generates it; other scores take another model, however it is started."""
-    wire = Wire()
+    wire = ProtocolAdapter()
     wire.serve_only("m", ("embeddings",), (*GENERATES, "rerank"))
     for path, would in (
         (CHAT, "a model that generates text would, in a worker that was started without `--runner pooling`"),
@@ -476,7 +478,7 @@ def test_what_a_model_that_pools_does_not_do():
 async def test_routes_that_vllm_has_elsewhere():
     """The path is the engine's own, the query stays."""
     request = request_of(b"/v1/tokenize", {"prompt": "x"}, query=b"?a=1")
-    await Wire(VLLM_PATHS).request(request)
+    await ProtocolAdapter(VLLM_PATHS).request(request)
     assert (request.target, request.path) == (b"/tokenize?a=1", b"/tokenize")
 
 
@@ -486,7 +488,7 @@ async def test_vllm_reranks_documents_that_are_objects(path):
     request = request_of(
         path, b'{"query": {"text": "q"}, "documents": [{"text": "a"}, "b", {"content": []}], "top_n": null, "x": 1.0}'
     )
-    assert await Wire(VLLM_PATHS).request(request) is None
+    assert await ProtocolAdapter(VLLM_PATHS).request(request) is None
     assert request.body == b'{"query": "q", "documents": ["a", "b", {"content": []}], "x": 1.0}'
     assert request.path == path
 
@@ -494,14 +496,14 @@ async def test_vllm_reranks_documents_that_are_objects(path):
 async def test_documents_are_returned_or_not():
     """`return_documents` is heeded, which vLLM does not know."""
     request = request_of(b"/rerank", {"query": "q", "documents": ["a"], "return_documents": False})
-    rewrite = await Wire().request(request)
+    rewrite = await ProtocolAdapter().request(request)
     body = {"id": "1", "results": [{"index": 0, "document": {"text": "a"}, "relevance_score": 0.5}]}
     status, new = rewrite(200, json.dumps(body).encode())
     assert (status, json.loads(new)) == (200, {"id": "1", "results": [{"index": 0, "relevance_score": 0.5}]})
 
 
 def sglang_wire():
-    return SGLangWire(lambda: (["own:7b", "alias", "alias:2"], ["lora", "lo:ra"]))
+    return SGLangAdapter(lambda: (["own:7b", "alias", "alias:2"], ["lora", "lo:ra"]))
 
 
 async def sent(path, body, *, wire=None):
@@ -604,7 +606,7 @@ async def test_what_sglang_is_not_asked(path, body, status, code, message):
 async def test_an_unknown_model_reads_as_with_vllm():
     """The refusal is the very body that vLLM's becomes."""
     with pytest.raises(ApiError) as caught:
-        await sent(CHAT, {"model": "x"}, wire=SGLangWire(lambda: (["m"], [])))
+        await sent(CHAT, {"model": "x"}, wire=SGLangAdapter(lambda: (["m"], [])))
     theirs = vllm("The model `x` does not exist. Valid aliases: m.", kind="NotFoundError", param="model", code=404)
     assert openai_error(404, json.dumps(theirs).encode()) == (404, caught.value.body())
 
@@ -759,7 +761,7 @@ async def test_scores_of_an_unknown_form_are_a_failure(body):
 
 def test_the_list_of_models():
     """Names, adapters with what they adapt, and a root for each, in vLLM's form."""
-    models = [Model("m", "/models/m", None, 64), Model("lora", "", "m")]
+    models = [ModelCard("m", "/models/m", None, 64), ModelCard("lora", "", "m")]
     entry = {"id": "m", "object": "model", "created": 5, "owned_by": "vllm", "root": "/models/m"}
     assert json.loads(model_body(models[0], 5, "vllm")) == {**entry, "parent": None, "max_model_len": 64}
     listed = json.loads(models_body(models, 5, "vllm"))
@@ -774,7 +776,9 @@ def answered(app, *, rewrite=None, keep_alive=True, **of_request):
 
     async def run():
         done = asyncio.Event()
-        call = Call(request, ours, "", keep_alive=keep_alive, stall_s=5, ended=done.set, wire=Wire(), rewrite=rewrite)
+        call = Call(
+            request, ours, "", keep_alive=keep_alive, stall_s=5, ended=done.set, wire=ProtocolAdapter(), rewrite=rewrite
+        )
         call.start(app, set())
         await done.wait()
         return call
@@ -926,8 +930,8 @@ def post_to(path):
 )
 def test_thoughts_get_the_name_that_is_asked_for(field, given, expected):
     """Of a chat that went well, whole and in a stream; text that looks like a name stays, and so do other routes."""
-    wire = Wire()
-    wire.settings = WireSettings(reasoning_field=field)
+    wire = ProtocolAdapter()
+    wire.settings = AdapterSettings(reasoning_field=field)
     edit, rewrite = wire.edit(post_to(CHAT)), wire.response(post_to(CHAT), 200, [], None)
     assert (edit(given) if edit else given) == expected
     assert (rewrite(200, given) if rewrite else (200, given)) == (200, expected)

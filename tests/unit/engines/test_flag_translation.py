@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from ichat.engines.flags import Case, Flag, Wrong, explain, number, translate
+from ichat.engines.flags import CommandLine, Flag, FlagValueError, explain, number, translate
 from ichat.engines.sglang import flags as sglang_args
 from ichat.engines.vllm import flags as vllm_args
 from ichat.errors import EXIT_USAGE, Exit
@@ -306,7 +306,7 @@ def test_numbers_as_vllm_writes_them():
         "7", "2000", "2048", "1500", "1048576", "1000000", "-1",
     ]  # fmt: skip
     for text in ("", "k", "1.5K", "1.5", "a"):
-        with pytest.raises(Wrong):
+        with pytest.raises(FlagValueError):
             number(text)
 
 
@@ -319,8 +319,8 @@ def test_no_value_breaks_a_rule(table, values):
     for name, entry in table.entries.items():
         flag = Flag(name, values)
         try:
-            outcome = entry.rule(flag, Case({}, [flag]))
-        except Wrong as wrong:
+            outcome = entry.rule(flag, CommandLine({}, [flag]))
+        except FlagValueError as wrong:
             outcome = wrong
         assert str(outcome), name
 

@@ -21,9 +21,9 @@ from ichat.observability.logs import follower as collector
 from ichat.observability.logs import lines as logs
 from ichat.observability.logs import store as logbook
 from ichat.observability.logs.files import load
-from ichat.observability.logs.follower import EVENT_BYTES_MAX, Events, Source
-from ichat.observability.logs.lines import Bell, Reader, Ring, read_query, stream
-from ichat.observability.logs.store import Logbook
+from ichat.observability.logs.follower import EVENT_BYTES_MAX, Events, LogSource
+from ichat.observability.logs.lines import LineBuffer, LogCursor, Wakeup, read_query, stream
+from ichat.observability.logs.store import LogStore
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 SERVE = functools.partial(trio.serve_tcp, host="127.0.0.1")
@@ -36,7 +36,7 @@ def make_book(tmp_path):
     books = []
 
     def make(**settings):
-        books.append(Logbook(str(tmp_path / "logs"), attrs.evolve(QUIET, **settings)))
+        books.append(LogStore(str(tmp_path / "logs"), attrs.evolve(QUIET, **settings)))
         return books[-1]
 
     yield make
@@ -116,9 +116,9 @@ class Remote:
     """A worker that runs elsewhere: it streams its ring as a worker does."""
 
     def __init__(self, start_id="one", **bounds):
-        self.ring = Ring(**bounds)
-        self.bell = Bell()
-        self.ring.changed = self.bell.strike
+        self.ring = LineBuffer(**bounds)
+        self.bell = Wakeup()
+        self.ring.changed = self.bell.notify
         self.start_id = start_id
         self.last_ids = []
         self.scopes = []
@@ -133,15 +133,15 @@ class Remote:
 
     @property
     def source(self):
-        return Source(self.start_id, "127.0.0.1", self.port)
+        return LogSource(self.start_id, "127.0.0.1", self.port)
 
     def say(self, *lines, at=None):
         self.ring.append([line.encode() for line in lines], time.time() if at is None else at)
 
     def restart(self, start_id):
         """Be another process at the same place."""
-        self.ring, self.start_id = Ring(), start_id
-        self.ring.changed = self.bell.strike
+        self.ring, self.start_id = LineBuffer(), start_id
+        self.ring.changed = self.bell.notify
         self.hang_up()
 
     def hang_up(self):
@@ -159,7 +159,7 @@ class Remote:
         await stream_.send_all(HEAD)
         with trio.CancelScope() as scope:
             self.scopes.append(scope)
-            await stream(Reader(self.ring, after=query.after), self.bell, lambda data: stream_.send_all(chunk(data)))
+            await stream(LogCursor(self.ring, after=query.after), self.bell, lambda data: stream_.send_all(chunk(data)))
             await stream_.send_all(b"0\r\n\r\n")
         return "close"
 
@@ -199,7 +199,7 @@ def said_by(*events, head=HEAD):
 
 async def listen(nursery, upstream):
     listeners = await nursery.start(SERVE, upstream.serve, 0)
-    return Source("one", "127.0.0.1", listeners[0].socket.getsockname()[1])
+    return LogSource("one", "127.0.0.1", listeners[0].socket.getsockname()[1])
 
 
 def event(seq, line="x", at="2026-01-01T00:00:00.000Z"):
@@ -464,15 +464,15 @@ async def test_over_a_unix_socket(book, remote, nursery, tmp_path):
         listener.listen()
         nursery.start_soon(trio.serve_listeners, remote.upstream.serve, [trio.SocketListener(listener)])
         remote.say("line")
-        await follow(nursery, book, {"w": Source("one", "192.0.2.1", 9, path)})
+        await follow(nursery, book, {"w": LogSource("one", "192.0.2.1", 9, path)})
         await until(lambda: on_disk(book) == ["line"])
         nursery.cancel_scope.cancel()
 
 
 async def test_a_connection_that_breaks(book, remote, nursery):
     """The next one goes on where it stood: every line once, or an exact count of those that are gone."""
-    remote.ring = Ring(lines_max=100)
-    remote.ring.changed = remote.bell.strike
+    remote.ring = LineBuffer(lines_max=100)
+    remote.ring.changed = remote.bell.notify
     remote.say("a", "b")
     await follow(nursery, book, {"w": remote.source})
     await until(lambda: "w" in book._records and texts(book) == ["a", "b"])
@@ -496,7 +496,7 @@ async def test_pauses_grow(nursery, remote, autojump_clock, monkeypatch):
     monkeypatch.undo()
     asked = []
 
-    class Away(collector.Collector):
+    class Away(collector.LogFollower):
         async def _connect(self):
             asked.append(trio.current_time())
             raise OSError("away")
@@ -675,15 +675,15 @@ async def test_only_so_many_are_followed(make_book, remote, nursery, caplog):
 
 async def test_a_bug_costs_one_worker(book, remote, nursery, monkeypatch, caplog):
     """The others go on."""
-    connect = collector.Collector._connect
+    connect = collector.LogFollower._connect
 
     async def fail(self):
         if self.source.host == "bug":
             raise KeyError("bug")
         return await connect(self)
 
-    monkeypatch.setattr(collector.Collector, "_connect", fail)
-    await follow(nursery, book, {"bad": Source("one", "bug", 1), "w": remote.source})
+    monkeypatch.setattr(collector.LogFollower, "_connect", fail)
+    await follow(nursery, book, {"bad": LogSource("one", "bug", 1), "w": remote.source})
     remote.say("line")
     await until(lambda: "w" in book._records and texts(book) == ["line"])
     assert [record.message for record in caplog.records] == ["a bug following the lines of worker bad"]
@@ -822,7 +822,7 @@ async def test_a_flood_leaves_room_for_others(autojump_clock, monkeypatch):
         async def aclose(self):
             await trio.lowlevel.checkpoint()
 
-    class Flooded(collector.Collector):
+    class Flooded(collector.LogFollower):
         async def _connect(self):
             return flood
 
@@ -836,5 +836,5 @@ async def test_a_flood_leaves_room_for_others(autojump_clock, monkeypatch):
     flood = Flood()
     monkeypatch.setattr(collector.time, "thread_time", work)
     with trio.move_on_after(10):
-        await Flooded(Source("one"), 1000, take, None).follow()
+        await Flooded(LogSource("one"), 1000, take, None).follow()
     assert 100 < flood.reads < 10 / (0.005 * collector.NAP_RATIO) + 5

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ichat.config.schema import POLICY_NAMES
 from ichat.errors import ApiError, model_not_ready
 from ichat.http.pool import Upstream
-from ichat.routing.balancer import POLICIES, Balancer, Endpoint, same_for
+from ichat.routing.balancer import POLICIES, Balancer, Endpoint, rendezvous_hash
 
 
 def endpoint(name, in_flight_max=10):
@@ -164,7 +164,7 @@ def test_a_worker_that_comes_serves_who_waits():
     waiters = [balance.wait("m", lambda: None) for _ in range(3)]
     other = balance.wait("n", lambda: None)
     serving["m"].append(endpoint("c", 2))
-    balance.advance()
+    balance.dispatch_waiting()
     assert [waiter.lease is not None for waiter in waiters] == [True, True, False]
     assert other.lease is None
 
@@ -175,13 +175,13 @@ def test_who_waits_outlives_a_moment_without_workers():
     balance = Balancer(serving, lambda: 1000.0, policy="least_loaded", queue_max=10)
     lease = balance.lease("m")
     waiter = balance.wait("m", lambda: None)
-    assert (balance.in_vain(waiter, 3).status, balance.in_vain(waiter, 3).code) == (503, "overloaded")
+    assert (balance.wait_error(waiter, 3).status, balance.wait_error(waiter, 3).code) == (503, "overloaded")
     before = serving.pop("m")
     lease.release()
     assert waiter.lease is None
-    assert balance.in_vain(waiter, 3).code == "model_not_ready"
+    assert balance.wait_error(waiter, 3).code == "model_not_ready"
     serving["m"] = before
-    balance.advance()
+    balance.dispatch_waiting()
     assert waiter.lease is not None
 
 
@@ -197,8 +197,8 @@ def test_what_was_tried_is_not_chosen_again():
     assert behind.lease.endpoint is first.endpoint
     second.release()
     assert waiter.lease.endpoint is second.endpoint
-    assert balance.others("m", {a})
-    assert not balance.others("m", {a, b})
+    assert balance.has_alternative("m", {a})
+    assert not balance.has_alternative("m", {a, b})
 
 
 @given(st.binary(min_size=1, max_size=20), st.integers(2, 6), st.data())
@@ -210,13 +210,13 @@ def test_a_session_stays_where_it_is(session, count, data):
     assert balance.lease("m", session).endpoint is home
     assert balance.lease("m", session).endpoint is not home
     gone = data.draw(st.sampled_from([one for one in endpoints if one is not home]))
-    assert same_for(session, [one for one in endpoints if one is not gone]) is home
+    assert rendezvous_hash(session, [one for one in endpoints if one is not gone]) is home
 
 
 def test_sessions_are_spread():
     """Many sessions use every endpoint about as much."""
     endpoints = [endpoint(str(number)) for number in range(4)]
-    homes = collections.Counter(same_for(b"session %d" % number, endpoints).id for number in range(2000))
+    homes = collections.Counter(rendezvous_hash(b"session %d" % number, endpoints).id for number in range(2000))
     assert len(homes) == 4
     assert min(homes.values()) > 400
 

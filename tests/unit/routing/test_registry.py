@@ -4,10 +4,10 @@ import pytest
 
 from ichat.errors import ApiError
 from ichat.http.pool import Upstream
-from ichat.protocol import Beat, Group, Model, read_beat
+from ichat.protocol import Group, Heartbeat, ModelCard, parse_heartbeat
 from ichat.routing.balancer import Endpoint
 from ichat.routing.registry import Registry
-from ichat.routing.worker_record import End
+from ichat.routing.worker_record import WorkerEnd
 
 
 class Clock:
@@ -33,8 +33,8 @@ def serving(registry, model="m"):
     return {endpoint.id.decode() for endpoint in registry.endpoints(model)}
 
 
-def beat(worker_id="w", model="m", state="ready", **more):
-    return Beat(
+def heartbeat(worker_id="w", model="m", state="ready", **more):
+    return Heartbeat(
         worker_id=worker_id, model_name=model, host="127.0.0.1", port=1, state=state, heartbeat_interval=10, **more
     )
 
@@ -47,14 +47,14 @@ def refusal(registry, model):
 
 def test_the_first_beat_registers(registry):
     """The first beat is the registration, later ones update."""
-    assert registry.beat(beat())
-    assert not registry.beat(beat())
+    assert registry.record_heartbeat(heartbeat())
+    assert not registry.record_heartbeat(heartbeat())
     assert serving(registry) == {"w"}
 
 
 def test_only_ready_workers_get_requests(registry):
     """A known model without a ready worker is 503 with the reason, an unknown one 404 with the names there are."""
-    registry.beat(beat(state="loading", phase="loading weights"))
+    registry.record_heartbeat(heartbeat(state="loading", phase="loading weights"))
     assert refusal(registry, "m") == (503, "model_not_ready")
     with pytest.raises(ApiError, match=r"worker w is loading \(loading weights\)"):
         registry.endpoints("m")
@@ -66,20 +66,20 @@ def test_only_ready_workers_get_requests(registry):
 
 def test_silence_makes_unhealthy_by_the_clock_alone(registry, clock):
     """Three missed beats take a worker out; the next one brings it back."""
-    registry.beat(beat())
+    registry.record_heartbeat(heartbeat())
     clock.now += 30
     assert serving(registry) == {"w"}
     clock.now += 0.1
     assert refusal(registry, "m") == (503, "model_not_ready")
     assert registry.get("w").state(clock.now) == "unhealthy"
-    registry.beat(beat())
+    registry.record_heartbeat(heartbeat())
     assert serving(registry) == {"w"}
 
 
 def test_only_who_gets_requests_is_healthy(registry, clock):
     """`status` sums up every state in one of two words: a follower is as well as its leader, who drains is not."""
     for state in ("starting", "loading", "ready", "following", "draining"):
-        registry.beat(beat(state, state=state))
+        registry.record_heartbeat(heartbeat(state, state=state))
     status = {worker.id: registry.describe(worker)["status"] for worker in registry}
     assert {name for name, word in status.items() if word == "healthy"} == {"ready", "following"}
     assert set(status.values()) == {"healthy", "unhealthy"}
@@ -93,44 +93,44 @@ def test_arguments_have_two_names(registry):
     said = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}
     old, new = {"max_model_len": 4096}, {"context_length": 8}
     for more, args in (({"backend_args": old}, old), ({"args": new}, new), ({"backend_args": old, "args": new}, new)):
-        registry.beat(read_beat({**said, **more}))
+        registry.record_heartbeat(parse_heartbeat({**said, **more}))
         described = registry.describe(registry.get("w"))
         assert (described["args"], described["backend_args"]) == (args, args)
     with pytest.raises(ApiError, match="backend_args: must be at most"):
-        read_beat({**said, "backend_args": {"x": "y" * 300_000}})
+        parse_heartbeat({**said, "backend_args": {"x": "y" * 300_000}})
 
 
 def test_a_report_corrects_the_load_upwards(registry):
     """What a worker says it works on counts where it is more than what came through here."""
-    registry.beat(beat(progress={"running": 3.0, "waiting": 2.0, "kv_use": None}))
+    registry.record_heartbeat(heartbeat(progress={"running": 3.0, "waiting": 2.0, "kv_use": None}))
     [endpoint] = registry.endpoints("m")
     assert (endpoint.load(1000.0), endpoint.in_flight) == (5, 0)
     endpoint.in_flight = 4
-    registry.beat(beat(progress={"running": 3.0, "waiting": 2.0}))
+    registry.record_heartbeat(heartbeat(progress={"running": 3.0, "waiting": 2.0}))
     assert endpoint.load(1000.0) == 5
     assert endpoint.load(1010.0) == 4, "a report counts while it is fresh"
-    registry.beat(beat(progress={"running": None}))
+    registry.record_heartbeat(heartbeat(progress={"running": None}))
     assert endpoint.load(1000.0) == 4
 
 
 def test_a_worker_says_how_much_it_takes(registry):
     """Its own bound counts, and the configuration's where it has none."""
-    registry.beat(beat())
+    registry.record_heartbeat(heartbeat())
     [endpoint] = registry.endpoints("m")
     assert endpoint.in_flight_max == 5
-    registry.beat(beat(max_in_flight=2))
+    registry.record_heartbeat(heartbeat(max_in_flight=2))
     assert endpoint.in_flight_max == 2
 
 
 def test_a_worker_that_moved_keeps_its_count(registry):
     """Another address is another upstream for connections, but the same endpoint with the same requests under way."""
-    registry.beat(beat())
+    registry.record_heartbeat(heartbeat())
     [endpoint] = registry.endpoints("m")
     upstream = endpoint.upstream
     endpoint.in_flight = 1
-    registry.beat(beat())
+    registry.record_heartbeat(heartbeat())
     assert endpoint.upstream is upstream
-    registry.beat(Beat(worker_id="w", model_name="m", host="127.0.0.2", port=1, heartbeat_interval=10))
+    registry.record_heartbeat(Heartbeat(worker_id="w", model_name="m", host="127.0.0.2", port=1, heartbeat_interval=10))
     assert registry.endpoints("m") == [endpoint]
     assert (endpoint.upstream.host, endpoint.in_flight) == ("127.0.0.2", 1)
 
@@ -138,8 +138,8 @@ def test_a_worker_that_moved_keeps_its_count(registry):
 def test_only_what_was_started_here_is_reached_by_a_unix_socket(registry):
     """The path is the launcher's: a worker from elsewhere cannot make the gateway talk to a socket of this machine."""
     registry.expect("mine", ["m"], "/run/mine")
-    registry.beat(beat("mine", unix_socket=True))
-    registry.beat(beat("other", "n", unix_socket=True))
+    registry.record_heartbeat(heartbeat("mine", unix_socket=True))
+    registry.record_heartbeat(heartbeat("other", "n", unix_socket=True))
     assert [(one.upstream.host, one.upstream.port) for one in registry.endpoints("m")] == [("/run/mine", 0)]
     assert [(one.upstream.host, one.upstream.port) for one in registry.endpoints("n")] == [("127.0.0.1", 1)]
 
@@ -148,19 +148,19 @@ def test_a_beat_tells_who_waits(registry):
     """Whenever a worker may have become able to serve, queues are told."""
     told = []
     registry.changed = lambda: told.append(1)
-    registry.beat(beat(state="loading"))
-    registry.beat(beat())
+    registry.record_heartbeat(heartbeat(state="loading"))
+    registry.record_heartbeat(heartbeat())
     assert told == [1, 1]
 
 
 def test_a_good_bye_removes(registry):
     """A worker that says good-bye is gone; one that is managed here stays in the list."""
-    registry.beat(beat())
-    registry.beat(beat(state="gone"))
+    registry.record_heartbeat(heartbeat())
+    registry.record_heartbeat(heartbeat(state="gone"))
     assert registry.get("w") is None
     registry.expect("mine", ["m"])
-    registry.beat(beat("mine"))
-    registry.beat(beat("mine", state="gone"))
+    registry.record_heartbeat(heartbeat("mine"))
+    registry.record_heartbeat(heartbeat("mine", state="gone"))
     assert refusal(registry, "m") == (503, "model_not_ready")
 
 
@@ -169,7 +169,7 @@ def test_a_managed_worker_is_known_before_its_first_beat(registry, clock):
     worker = registry.expect("mine", ["m"])
     with pytest.raises(ApiError, match="worker mine is starting"):
         registry.endpoints("m")
-    registry.fail(worker, End("ended with exit code 64", 0.0))
+    registry.fail(worker, WorkerEnd("ended with exit code 64", 0.0))
     with pytest.raises(ApiError, match="worker mine ended with exit code 64"):
         registry.endpoints("m")
     assert registry.describe(worker)["state"] == "failed"
@@ -177,26 +177,26 @@ def test_a_managed_worker_is_known_before_its_first_beat(registry, clock):
 
 def test_a_worker_that_is_silent_for_long_is_forgotten(registry, clock):
     """The table does not grow for ever; what is managed here stays."""
-    registry.beat(beat("old"))
+    registry.record_heartbeat(heartbeat("old"))
     registry.expect("mine", ["m"])
     clock.now += 3601
-    registry.beat(beat("new"))
+    registry.record_heartbeat(heartbeat("new"))
     assert [worker.id for worker in registry] == ["mine", "new"]
 
 
 def test_what_cannot_be_reached_waits_for_its_next_beat(registry):
     """A connection that failed takes a worker out; a beat brings it back."""
-    registry.beat(beat())
+    registry.record_heartbeat(heartbeat())
     registry.get("w").endpoint.fail(0.0)
     with pytest.raises(ApiError, match="worker w cannot be reached"):
         registry.endpoints("m")
-    registry.beat(beat())
+    registry.record_heartbeat(heartbeat())
     assert serving(registry) == {"w"}
 
 
 def test_every_name_of_a_worker_routes(registry):
     """A worker may serve under several names."""
-    registry.beat(beat(model_names=["m", "alias"]))
+    registry.record_heartbeat(heartbeat(model_names=["m", "alias"]))
     assert serving(registry, "alias") == {"w"}
     assert set(registry.models()) == {"m", "alias", "far"}
 
@@ -235,55 +235,55 @@ def test_every_name_of_a_worker_routes(registry):
 def test_what_is_not_a_beat_is_refused(body):
     """A body that is not a beat is 400, with what is wrong with it."""
     with pytest.raises(ApiError) as caught:
-        read_beat(body)
+        parse_heartbeat(body)
     assert caught.value.status == 400
 
 
 def test_a_beat_from_elsewhere_needs_little():
     """Four keys are enough, and keys of newer versions are ignored."""
-    found = read_beat({"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "colour": "blue"})
+    found = parse_heartbeat({"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "colour": "blue"})
     assert found.state == "ready"
 
 
 def member(rank, state="ready", worker_id=None, pid=1):
     group = Group("10.0.0.1:29500", rank, 2)
-    return beat(worker_id or f"node-{rank}", state=state, group=group, pid=pid)
+    return heartbeat(worker_id or f"node-{rank}", state=state, group=group, pid=pid)
 
 
 def test_followers_get_no_requests(registry):
     """A follower is known and well, but the leader of its group answers."""
-    registry.beat(member(0))
-    registry.beat(member(1, "following"))
+    registry.record_heartbeat(member(0))
+    registry.record_heartbeat(member(1, "following"))
     assert serving(registry) == {"node-0"}
     assert registry.lost("node-0") == []
 
 
 def test_a_group_without_one_of_its_members_is_broken(registry, clock):
     """A member that says good-bye takes the others with it, for certain; a new start of all of them is another group."""
-    registry.beat(member(0))
-    registry.beat(member(1, "following"))
+    registry.record_heartbeat(member(0))
+    registry.record_heartbeat(member(1, "following"))
     clock.now += 1
-    registry.beat(member(1, "gone"))
+    registry.record_heartbeat(member(1, "gone"))
     assert [lost.is_certain for lost in registry.lost("node-0")] == [True]
     assert registry.get("node-0").state(clock.now) == "broken"
     with pytest.raises(ApiError, match="worker node-0 lost node-1, which has ended"):
         registry.endpoints("m")
     clock.now += 1
-    registry.beat(member(0, pid=2))
-    registry.beat(member(1, "following", pid=2))
+    registry.record_heartbeat(member(0, pid=2))
+    registry.record_heartbeat(member(1, "following", pid=2))
     assert registry.lost("node-0") == []
     assert serving(registry) == {"node-0"}
 
 
 def test_a_silent_member_is_only_suspected(registry, clock):
     """The others are told whom to ask, and go on until they have; one that was silent before they came is none of theirs."""
-    registry.beat(member(1, "following", "old"))
+    registry.record_heartbeat(member(1, "following", "old"))
     clock.now += 31
-    registry.beat(member(0))
-    registry.beat(member(1, "following"))
+    registry.record_heartbeat(member(0))
+    registry.record_heartbeat(member(1, "following"))
     assert registry.lost("node-0") == []
     clock.now += 20
-    registry.beat(member(0))
+    registry.record_heartbeat(member(0))
     clock.now += 11
     [lost] = registry.lost("node-0")
     assert (lost.worker_id, lost.port, lost.is_certain) == ("node-1", 1, False)
@@ -293,19 +293,19 @@ def test_a_silent_member_is_only_suspected(registry, clock):
 def test_a_managed_member_that_fails_is_lost(registry):
     """What the supervisor sees of a process counts for its group."""
     worker = registry.expect("node-1", ["m"])
-    registry.beat(member(0))
-    registry.beat(member(1, "following"))
-    registry.fail(worker, End("ended with exit code 70", 0.0))
+    registry.record_heartbeat(member(0))
+    registry.record_heartbeat(member(1, "following"))
+    registry.fail(worker, WorkerEnd("ended with exit code 70", 0.0))
     assert registry.lost("node-0")[0].why == "ended with exit code 70"
 
 
 def test_adapters_are_models(registry):
     """What a beat says of each model is what the list of models has; of several workers, the shortest length holds."""
-    models = [Model("m", "/models/m", None, 4096), Model("pirate", "/adapters/p", "m")]
-    registry.beat(beat(models=models))
-    registry.beat(beat("other", models=[Model("m", "/models/m", None, 2048)]))
+    models = [ModelCard("m", "/models/m", None, 4096), ModelCard("pirate", "/adapters/p", "m")]
+    registry.record_heartbeat(heartbeat(models=models))
+    registry.record_heartbeat(heartbeat("other", models=[ModelCard("m", "/models/m", None, 2048)]))
     found = {name: model for name, (model, _) in registry.models().items()}
-    assert found["m"] == Model("m", "/models/m", None, 2048)
+    assert found["m"] == ModelCard("m", "/models/m", None, 2048)
     assert found["pirate"] == models[1]
     assert serving(registry, "pirate") == {"w"}
     assert serving(registry, "m") == {"w", "other"}
@@ -313,20 +313,20 @@ def test_adapters_are_models(registry):
 
 def test_a_member_that_was_started_again_breaks_the_old_group(registry, clock):
     """The same id with another start is proof that the one before has ended, however quickly it came back."""
-    registry.beat(member(0))
-    registry.beat(member(1, "following"))
+    registry.record_heartbeat(member(0))
+    registry.record_heartbeat(member(1, "following"))
     clock.now += 2
-    registry.beat(member(1, "starting", pid=2))
+    registry.record_heartbeat(member(1, "starting", pid=2))
     assert registry.lost("node-0")[0].why == "was started again"
     assert registry.lost("node-1") == []
 
 
 def test_a_member_that_ends_right_after_another_came(registry, clock):
     """It has not beaten since, and is missed all the same; a dead one shows as what it is."""
-    registry.beat(member(1, "following"))
+    registry.record_heartbeat(member(1, "following"))
     clock.now += 1
-    registry.beat(member(0))
-    registry.beat(member(1, "gone"))
+    registry.record_heartbeat(member(0))
+    registry.record_heartbeat(member(1, "gone"))
     assert [lost.worker_id for lost in registry.lost("node-0")] == ["node-1"]
     clock.now += 31
     assert registry.get("node-0").state(clock.now) == "unhealthy"
@@ -334,30 +334,30 @@ def test_a_member_that_ends_right_after_another_came(registry, clock):
 
 def test_a_late_goodbye_is_none_of_those_who_came_later(registry, clock):
     """The old leader drains while the new follower is there already: its end breaks nothing any more."""
-    registry.beat(member(0, worker_id="old"))
+    registry.record_heartbeat(member(0, worker_id="old"))
     clock.now += 1
-    registry.beat(member(0, "draining", worker_id="old"))
+    registry.record_heartbeat(member(0, "draining", worker_id="old"))
     clock.now += 11
-    registry.beat(member(1, "loading", worker_id="new"))
+    registry.record_heartbeat(member(1, "loading", worker_id="new"))
     clock.now += 1
-    registry.beat(member(0, "draining", worker_id="old"))
-    registry.beat(member(0, "gone", worker_id="old"))
+    registry.record_heartbeat(member(0, "draining", worker_id="old"))
+    registry.record_heartbeat(member(0, "gone", worker_id="old"))
     assert registry.lost("new") == []
 
 
 def test_every_silent_member_is_named(registry, clock):
     """One that is cut off from the gateway alone does not hide another that is dead."""
     for rank in range(3):
-        registry.beat(member(rank))
+        registry.record_heartbeat(member(rank))
     clock.now += 31
-    registry.beat(member(0))
+    registry.record_heartbeat(member(0))
     assert {lost.worker_id for lost in registry.lost("node-0")} == {"node-1", "node-2"}
 
 
 def test_a_goodbye_of_nobody_breaks_nothing(registry):
     """Only who was known can be lost."""
-    registry.beat(member(0))
-    registry.beat(member(1, "gone"))
+    registry.record_heartbeat(member(0))
+    registry.record_heartbeat(member(1, "gone"))
     assert registry.lost("node-0") == []
 
 
@@ -366,7 +366,7 @@ def test_a_busy_engine_without_steps_is_wedged(clock):
     registry = Registry({}, clock, max_in_flight=5, wedged_after_s=60)
 
     def work(steps, running=2.0):
-        registry.beat(beat(progress={"running": running, "waiting": 0.0, "steps": steps}))
+        registry.record_heartbeat(heartbeat(progress={"running": running, "waiting": 0.0, "steps": steps}))
         return registry.state(registry.get("w"))
 
     assert work(7.0) == "ready"
@@ -391,27 +391,27 @@ def test_an_engine_that_counts_nothing_is_never_wedged(clock, progress):
     """Of an engine that does not say, nothing is concluded."""
     registry = Registry({}, clock, max_in_flight=5, wedged_after_s=1)
     for _ in range(3):
-        registry.beat(beat(progress=progress))
+        registry.record_heartbeat(heartbeat(progress=progress))
         clock.now += 5
     assert registry.state(registry.get("w")) == "ready"
 
 
 def test_a_restored_worker_is_stale_until_it_beats(registry, clock):
     """Known from before: no requests yet, a reason for clients, and what is remembered of it again."""
-    registry.restore(beat("old"), 20.0)
-    registry.restore(beat("older"), 4000.0)
+    registry.restore(heartbeat("old"), 20.0)
+    registry.restore(heartbeat("older"), 4000.0)
     assert [worker.id for worker in registry] == ["old"]
     with pytest.raises(ApiError, match="worker old has not been heard of since the gateway was started"):
         registry.endpoints("m")
     assert [found.worker_id for found, _ in registry.snapshot()] == ["old"]
-    registry.beat(beat("old"))
+    registry.record_heartbeat(heartbeat("old"))
     assert serving(registry) == {"old"}
 
 
 def test_a_failure_is_kept_for_a_while(registry, clock):
     """A good-bye with a reason: shown as failed, its model is known but not ready; another start makes it well."""
-    registry.beat(beat())
-    registry.beat(beat(state="gone", failure="The engine died: killed"))
+    registry.record_heartbeat(heartbeat())
+    registry.record_heartbeat(heartbeat(state="gone", failure="The engine died: killed"))
     described = registry.describe(registry.get("w"))
     assert (described["state"], described["failure"], described["cause"]) == (
         "failed",
@@ -419,11 +419,11 @@ def test_a_failure_is_kept_for_a_while(registry, clock):
         "The engine died: killed",
     )
     assert refusal(registry, "m") == (503, "model_not_ready")
-    registry.beat(beat(start_id="another"))
+    registry.record_heartbeat(heartbeat(start_id="another"))
     assert serving(registry) == {"w"}
-    registry.beat(beat(state="gone", start_id="another", failure="The engine died: killed"))
+    registry.record_heartbeat(heartbeat(state="gone", start_id="another", failure="The engine died: killed"))
     clock.now += 601
-    registry.beat(beat("new"))
+    registry.record_heartbeat(heartbeat("new"))
     assert [worker.id for worker in registry] == ["new"]
     assert registry.snapshot() != []
 
@@ -431,7 +431,7 @@ def test_a_failure_is_kept_for_a_while(registry, clock):
 def test_a_worker_that_is_down_says_when_it_is_back(registry, clock):
     """Restarting: the reason and the seconds; failed: the reason alone; draining goes before what it says itself."""
     worker = registry.expect("mine", ["m"])
-    registry.fail(worker, End("was ended by signal SIGKILL", 0.0, cause="CUDA out of memory"), clock.now + 4)
+    registry.fail(worker, WorkerEnd("was ended by signal SIGKILL", 0.0, cause="CUDA out of memory"), clock.now + 4)
     with pytest.raises(
         ApiError, match="mine was ended by signal SIGKILL: CUDA out of memory; it is started again in 4 s"
     ):
@@ -440,7 +440,7 @@ def test_a_worker_that_is_down_says_when_it_is_back(registry, clock):
     assert registry.describe(worker)["retry_in_s"] == 4
     worker.begin()
     assert registry.state(worker) == "starting"
-    registry.beat(beat("mine"))
+    registry.record_heartbeat(heartbeat("mine"))
     worker.is_draining = True
     assert refusal(registry, "m") == (503, "model_not_ready")
     assert registry.state(worker) == "draining"
@@ -448,9 +448,9 @@ def test_a_worker_that_is_down_says_when_it_is_back(registry, clock):
 
 def test_a_late_good_bye_of_an_earlier_start_is_not_the_new_ones(registry):
     """A rolling restart under one id: the old process' last beat comes after the new one's first."""
-    registry.beat(beat(start_id="old"))
-    registry.beat(beat(start_id="new"))
-    registry.beat(beat(state="gone", start_id="old"))
+    registry.record_heartbeat(heartbeat(start_id="old"))
+    registry.record_heartbeat(heartbeat(start_id="new"))
+    registry.record_heartbeat(heartbeat(state="gone", start_id="old"))
     assert serving(registry) == {"w"}
 
 
@@ -460,5 +460,7 @@ def test_arguments_that_are_nested_too_deep_are_refused():
     for _ in range(100):
         args = {"deeper": [args]}
     with pytest.raises(ApiError, match="nested too deep"):
-        read_beat({"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "args": args})
-    read_beat({"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "args": {"a": [{"b": [1, {"c": None}]}]}})
+        parse_heartbeat({"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "args": args})
+    parse_heartbeat(
+        {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "args": {"a": [{"b": [1, {"c": None}]}]}}
+    )

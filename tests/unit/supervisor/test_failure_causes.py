@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from ichat.supervisor.failure_causes import CAUSE_CHARS_MAX, cause_of, how_it_ended, oom_kills
+from ichat.supervisor.failure_causes import CAUSE_CHARS_MAX, cause_of, describe_exit, oom_kills
 
 OOM = "the kernel ended it since the machine ran out of memory (OOM killer)"
 CORE = "(EngineCore_DP0 pid=59619) ERROR 10-15 08:32:29 [core.py:708] "
@@ -260,10 +260,10 @@ def test_a_cause_is_short():
 
 def test_how_it_ended():
     """To be put after a worker's name."""
-    assert how_it_ended(70) == "ended with exit code 70"
-    assert how_it_ended(-9) == "was ended by signal SIGKILL"
-    assert how_it_ended(-63) == "was ended by signal 63"
-    assert how_it_ended(None) == "ended"
+    assert describe_exit(70) == "ended with exit code 70"
+    assert describe_exit(-9) == "was ended by signal SIGKILL"
+    assert describe_exit(-63) == "was ended by signal 63"
+    assert describe_exit(None) == "ended"
 
 
 @pytest.mark.parametrize(

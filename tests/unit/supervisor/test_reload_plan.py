@@ -6,12 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ichat.config import schema as configuration
-from ichat.config.schema import Config, EngineSettings, ManagedWorker
-from ichat.supervisor.reload_plan import Change, Running, Step, changes_of_workers, step_of, steps_of_settings, summary
+from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig
+from ichat.supervisor.reload_plan import (
+    Change,
+    ReloadStep,
+    Running,
+    changes_of_workers,
+    step_of,
+    steps_of_settings,
+    summary,
+)
 
 
 def spec(model_name="a", **keys):
-    return ManagedWorker(model_name=model_name, model_path=f"/{model_name}", **keys)
+    return ManagedWorkerConfig(model_name=model_name, model_path=f"/{model_name}", **keys)
 
 
 def runs(specs, failed=(), launched=()):
@@ -327,7 +335,9 @@ key_hash = "{first}"
 
 def test_an_interpreter_that_changed_has_a_step():
     (step,) = steps_of_settings(config(""), config("[engines.vllm]\npython = '/p'"))
-    assert step == Step("update", "engines.vllm.python", 'python: not set -> "/p"; for workers that start from now on')
+    assert step == ReloadStep(
+        "update", "engines.vllm.python", 'python: not set -> "/p"; for workers that start from now on'
+    )
 
 
 def test_external_routes_have_one_step_a_model():
@@ -364,7 +374,7 @@ def test_external_routes_have_one_step_a_model():
 def test_two_routes_that_are_quite_the_same_are_counted():
     one = '{ model_name = "a", api_base = "http://a/v1" },'
     (step,) = steps_of_settings(config(f"external_routes = [{one}{one}]"), config(f"external_routes = [{one}]"))
-    assert step == Step("update", "external route a", "2 of them -> 1")
+    assert step == ReloadStep("update", "external route a", "2 of them -> 1")
 
 
 def test_what_operators_read():
@@ -374,7 +384,7 @@ def test_what_operators_read():
         ("stop", "worker w0"), ("restart", "worker w1"), ("keep", "worker w2"), ("start", "a worker of d"),
     ]  # fmt: skip
     assert summary(found) == "+1 start, ~1 restart, -1 stop, 1 untouched"
-    more = [Step("update", "x", ""), Step("later", "y", "")]
+    more = [ReloadStep("update", "x", ""), ReloadStep("later", "y", "")]
     assert summary(more) == (
         "+0 start, ~0 restart, -0 stop, 1 update, 1 only with a restart of the gateway, 0 untouched"
     )
