@@ -17,6 +17,8 @@ _SCALARS: Mapping[Any, str] = {
     bool: "boolean",
     type(None): "null",
 }
+COMPONENTS: Mapping[str, str] = {"ModelCard": "Model"}
+"""The components whose classes have another name here; clients know the former."""
 _TAKEN = "Taken"
 """Put before the names of what requests bring: there, keys may be missing that answers always have."""
 
@@ -29,7 +31,7 @@ def schema_of(kind: Any, prefix: str = "") -> Schema:
     if kind in _SCALARS:
         return {"type": _SCALARS[kind]}
     if attrs.has(kind):
-        return ref(prefix + kind.__name__)
+        return ref(prefix + COMPONENTS.get(kind.__name__, kind.__name__))
     if origin is Literal:
         return {"type": "string", "enum": list(inner)}
     if origin in (Union, types.UnionType):

@@ -278,7 +278,7 @@ async def test_draining_does_not_wait_for_who_stands_aside(make_door, connect, n
         await client.send(b"GET /wait HTTP/1.1\r\nhost: x\r\n\r\n")
     await until(lambda: len(door.requests) == 2)
     first, second = door.door.clients
-    first.stand_aside()
+    first.exempt_from_drain()
     drained = trio.Event()
 
     async def drain():
@@ -288,7 +288,7 @@ async def test_draining_does_not_wait_for_who_stands_aside(make_door, connect, n
     nursery.start_soon(drain)
     await trio.testing.wait_all_tasks_blocked(0.05)
     assert not drained.is_set()
-    second.stand_aside()
+    second.exempt_from_drain()
     with trio.fail_after(LIMIT_S):
         await drained.wait()
     assert (len(door.door.clients), door.cancelled) == (2, 0)
@@ -300,7 +300,7 @@ async def test_standing_aside_is_for_one_exchange(door, connect):
     await client.send(b"GET /held HTTP/1.1\r\nhost: x\r\n\r\n")
     await until(lambda: door.requests)
     (served,) = door.door.clients
-    served.stand_aside()
+    served.exempt_from_drain()
     door.go_on.set()
     assert (await client.response(b"GET"))[0] == 200
     await client.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")

@@ -238,7 +238,7 @@ async def test_after_a_restart_who_answers_is_known_again(world, autojump_clock)
     assert versions == sorted(set(versions))
     [age_s] = [age_s for beat_, age_s in world.registry.snapshot() if beat_.worker_id == "w0"]
     assert age_s <= SETTINGS.interval_s
-    world.registry.distrust()
+    world.registry.require_reauthentication()
     await trio.sleep(60)
     assert world.state("w0") == "stale", "the token is another one now"
     await trio.sleep(FORGET_S)

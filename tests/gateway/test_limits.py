@@ -67,7 +67,7 @@ def test_a_window_is_the_last_minute():
 
 def refusal(quotas, key, now):
     with pytest.raises(ApiError) as caught:
-        quotas.enter(key, now)
+        quotas.acquire(key, now)
     assert (caught.value.status, caught.value.code) == (429, "rate_limited")
     return caught.value.limit, caught.value.retry_after_s
 

@@ -260,7 +260,7 @@ def silent(port, **more):
 async def test_the_second_question_follows_soon(gateway_with, closed_port, nursery):
     """It does not wait for the next interval, which may be long."""
     gateway, told = await gateway_with(silent(closed_port), silent(closed_port))
-    nursery.start_soon(told.reporter.beat_forever)
+    nursery.start_soon(told.reporter.send_forever)
     began = trio.current_time()
     await until(lambda: told.losses)
     assert trio.current_time() - began >= 0.1
