@@ -83,7 +83,7 @@ def ids_of(block):
 
 def start(program, **options):
     """Start a program that imports what it needs from the sources."""
-    prelude = "import os, signal, subprocess, sys, time\nfrom ichat.observability.logs.lines import Ring\nfrom ichat.observability.logs.capture import Capture\n"
+    prelude = "import os, signal, subprocess, sys, time\nfrom ichat.observability.logs.lines import LineBuffer\nfrom ichat.observability.logs.capture import Capture\n"
     command = [sys.executable, "-W", "ignore", "-c", prelude + textwrap.dedent(program)]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, **options)
@@ -514,7 +514,7 @@ def test_the_output_breaks():
 def test_capture_takes_everything():
     """Lines of the process, of its children, of a killed child and of what is not Python: to the ring, and on, in order."""
     code, out, err = run("""
-        ring = Ring()
+        ring = LineBuffer()
         capture = Capture(ring)
         print("print")
         print("error", file=sys.stderr)
@@ -540,7 +540,7 @@ def test_capture_takes_everything():
 def test_capture_keeps_the_order():
     """Where both went to one place there is one pipe: what is written to the two in turn comes out in turn."""
     program = """
-        ring = Ring()
+        ring = LineBuffer()
         capture = Capture(ring)
         for number in range(1000):
             os.write(1 + number % 2, b"%d\\n" % number)
@@ -557,7 +557,7 @@ def test_capture_keeps_the_order():
 def test_what_was_written_is_in_the_ring_after_a_while():
     """Waiting for it misses no line, of this process or of its children, however often it is done; nor after the end."""
     code, _, err = run("""
-        ring = Ring(lines_max=100_000)
+        ring = LineBuffer(lines_max=100_000)
         capture = Capture(ring)
         for number in range(1, 201):
             print(number)
@@ -579,7 +579,7 @@ def test_capture_never_waits_for_the_output(broken):
     reading, writing = os.pipe()
     report, report_to = os.pipe()
     program = f"""
-        capture = Capture(Ring(lines_max=100))
+        capture = Capture(LineBuffer(lines_max=100))
         child = "import os\\nfor _ in range(200): os.write(1, b'x' * 99_999 + bytes([10]))"
         subprocess.run([sys.executable, "-c", child], check=True)
         print("after the flood")
@@ -607,7 +607,7 @@ def test_capture_in_a_terminal():
     """A terminal shows what it would have shown: the same bytes, a prompt without its newline included, at once."""
     ours, theirs = pty.openpty()
     program = """
-        capture = Capture(Ring())
+        capture = Capture(LineBuffer())
         sys.stdout.write("50%\\r")
         sys.stdout.flush()
         sys.stderr.write("prompt: ")
@@ -630,7 +630,7 @@ def test_capture_without_descriptors():
     reading, writing = os.pipe()
     program = f"""
         os.closerange(0, 3)
-        ring = Ring()
+        ring = LineBuffer()
         capture = Capture(ring)
         subprocess.run("echo out; echo err >&2", shell=True, stdin=subprocess.DEVNULL)
         capture.close()
@@ -647,7 +647,7 @@ def test_capture_without_descriptors():
 def test_a_crash_is_told_where_somebody_reads():
     """The traceback of a crash goes to the original output: nobody would read it from the pipe of a dead process."""
     code, _, err = run("""
-        capture = Capture(Ring())
+        capture = Capture(LineBuffer())
         os.kill(os.getpid(), signal.SIGSEGV)
         signal.pause()
     """)
@@ -659,7 +659,7 @@ def test_a_forked_child_keeps_nothing_open():
     """After the end of the process its forked children get an error for what they write, and its output ends."""
     code, out, err = run("""
         told, tell = os.pipe()
-        capture = Capture(Ring())
+        capture = Capture(LineBuffer())
         if os.fork() == 0:
             os.close(tell)
             os.read(told, 1)  # until the parent's end
