@@ -275,7 +275,7 @@ async def test_a_member_that_is_heard_of_again_is_asked_anew(gateway_with, close
     async with told.reporter._gateway() as gateway:
         believed = []
         for _ in range(4):
-            assert await told.reporter._beat(gateway, BEAT) is None
+            assert await told.reporter._send(gateway, BEAT) is None
             believed.append(len(told.losses))
     assert believed == [0, 0, 0, 1]
 
@@ -295,7 +295,7 @@ async def test_an_answer_of_another_form_is_no_loss(gateway_with, answer):
     """The beat was taken, and that is all that is known."""
     _, told = await gateway_with(answer)
     async with told.reporter._gateway() as gateway:
-        assert await told.reporter._beat(gateway, BEAT) is None
+        assert await told.reporter._send(gateway, BEAT) is None
     assert told.losses == []
 
 
