@@ -25,7 +25,8 @@ from ichat.supervisor.failure_causes import LINES_MAX as CAUSE_LINES_MAX
 from ichat.supervisor.failure_causes import cause_of, describe_exit, oom_kills
 from ichat.supervisor.launch import command_of, environment_of, python_of, token_of
 from ichat.supervisor.orphans import AdoptedProcess, marked, process_identity
-from ichat.supervisor.preflight import collect_facts, problems_of
+from ichat.supervisor.preflight import problems_of
+from ichat.supervisor.preflight_facts import collect_facts
 from ichat.supervisor.state import SavedManagedWorker, StateDirectory
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from ichat.config.schema import ManagedWorkerConfig
 from ichat.hardware import gpus
 from ichat.hardware import host as resources
 from ichat.hardware.gpus import Gpu, GpuProcess, find_gpus, read_gpus
-from ichat.supervisor import preflight
-from ichat.supervisor.preflight import Facts, Holder, collect_facts, problems_of, read_facts
+from ichat.supervisor.preflight import problems_of
+from ichat.supervisor.preflight_facts import Facts, Holder, collect_facts, read_facts
 
 GIB = 1024**3
 UNKNOWN = 2**64 - 1
@@ -400,7 +400,7 @@ HELD = gpu_with(
           " 40.0 GiB, process 43 holds some, process 44 holds 0.0 GiB, 1 more; end what holds it, lower"
           " gpu_memory_utilization to 0.37, or choose another GPU.")]),
         ({}, {"gpus": [gpu_with(0, 1)]}, {},
-         ["who holds the rest cannot be seen from here; end what holds it, or choose another GPU."]),
+         ["what holds the rest cannot be seen from here; end what holds it, or choose another GPU."]),
         ({"backend_args": {"gpu_memory_utilization": 0.37}}, {"gpus": [HELD]}, {}, []),
         ({"backend_args": {"gpu_memory_utilization": 0.38}}, {"gpus": [HELD]}, {}, ["lower gpu_memory_utilization to 0.37"]),
         ({"backend_args": {"gpu_memory_utilization": [1]}}, {"gpus": TWO}, {}, []),
@@ -524,11 +524,12 @@ def test_an_interpreter_is_asked_once_until_it_changes(tmp_path):
     assert len(count.read_text()) == 4
 
 
-def test_an_interpreter_that_says_nothing(tmp_path, monkeypatch):
+def test_an_interpreter_that_says_nothing(tmp_path):
     """It is given up, and ended together with what it has started."""
-    monkeypatch.setattr(preflight, "PROBE_S", 5.0)
     pid = tmp_path / "pid"
-    assert facts_of(script(tmp_path / "python", f"sleep 3600 & echo $! > {pid}; wait")).python == "silent"
+    silent = script(tmp_path / "python", f"sleep 3600 & echo $! > {pid}; wait")
+    found = read_facts(worker_with(backend="fake"), str(silent), {"PATH": os.environ["PATH"]}, probe_s=5.0)
+    assert found.python == "silent"
     with contextlib.suppress(psutil.NoSuchProcess):
         left = psutil.Process(int(pid.read_text()))
         deadline = time.monotonic() + LIMIT_S
@@ -602,9 +603,8 @@ async def test_a_look_that_takes_too_long(machine, monkeypatch, caplog):
     """A name server that does not answer keeps no worker from starting: what is not known is no problem."""
     machine()
     go_on = threading.Event()
-    monkeypatch.setattr(preflight, "LOOK_S", 3.0)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: go_on.wait(LIMIT_S))
-    facts = await collect_facts(worker_with(), sys.executable, {})
+    facts = await collect_facts(worker_with(), sys.executable, {}, within_s=3.0)
     go_on.set()
     assert (facts.port, len(facts.gpus)) == ("free", 1)
-    assert "could not be looked at within 3 s" in caplog.text
+    assert "could not be checked within 3 s" in caplog.text
