@@ -110,7 +110,7 @@ class Faults:
         finally:
             send_signal(pid, signal.SIGCONT)
 
-    async def cut_the_beats(self, rng):
+    async def cut_the_heartbeats(self, rng):
         await rng.choice(self._site.fars).heartbeats.cut(min(rng.random() * 8, self._left_s()))
 
     async def cut_the_network(self, rng):
@@ -249,7 +249,7 @@ class Faults:
         "flood of log lines": flood_a_log,
         "end of a far worker": kill_a_far_worker,
         "SIGSTOP of a far worker": stop_a_far_worker,
-        "beats cut": cut_the_beats,
+        "heartbeats cut": cut_the_heartbeats,
         "network cut": cut_the_network,
         "connections reset": reset_connections,
         "network frozen": freeze_the_network,

@@ -107,7 +107,7 @@ READY_S = {"fake": 120.0}
 
 
 class Far:
-    """A worker with the fake engine that registers by itself, behind two links: that of its beats, and that of its requests."""
+    """A worker with the fake engine that registers by itself, behind two links: that of its heartbeats, and that of its requests."""
 
     def __init__(self, site, number):
         self.id = f"far-{number}"
@@ -123,7 +123,7 @@ class Far:
         self._starts += 1
         command = self._site.command(
             "worker", "-be", "fake", "--model", "/m", "-n", "far", "--host", "127.0.0.1", "--port", self.port,
-            "--worker-id", self.id, "--advertise-host", FAR_HOST, "-ga", f"http://127.0.0.1:{self.beats.port}",
+            "--worker-id", self.id, "--advertise-host", FAR_HOST, "-ga", f"http://127.0.0.1:{self.heartbeats.port}",
             "--hi", "1", "--drain-s", "3", "--stop-s", "6", "--children", "1", "--needs-children",
         )  # fmt: skip
         self.program = Program(command, self._site.directory / f"{self.id}-{self._starts}.log")
