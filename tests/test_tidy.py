@@ -7,9 +7,11 @@ import re
 import tokenize
 import tomllib
 
+import attrs
 import pytest
 
 from ichat.__main__ import NEEDED
+from ichat.routing.worker_record import WorkerRecord
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "ichat").rglob("*.py"))
@@ -136,3 +138,17 @@ def test_every_public_thing_is_described(source):
         public = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[0] != "_"
         if public:
             assert ast.get_docstring(node), node.name
+
+
+def test_only_the_registry_changes_workers(source):
+    """A worker's record is changed by its own methods and the registry's, so that listeners hear of every change."""
+    if source.parent.name == "routing":
+        return
+    fields = {field.name for field in attrs.fields(WorkerRecord)}
+    for node in ast.walk(ast.parse(source.read_text())):
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Attribute) and target.attr in fields:
+                assert ast.unparse(target.value) not in ("worker", "entry", "record", "self.entry", "worker.entry")

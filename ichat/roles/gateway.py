@@ -115,7 +115,7 @@ async def _run(
     balancer = Balancer(
         registry.endpoints, trio.current_time, policy=config.routing.policy, queue_max=config.routing.queue_max
     )
-    registry.changed = balancer.dispatch_waiting
+    registry.add_listener(balancer.dispatch_waiting)
     lookout = MachineMonitor(lambda: supervisor.pids)
     metrics = Metrics(registry, balancer, lambda: lookout.report)
     hub = Hub()

@@ -49,8 +49,7 @@ class Registry:
         self.max_in_flight = max_in_flight
         self.wedged_after_s = wedged_after_s
         self._circuit_breaker = CircuitBreaker()
-        self.changed: Callable[[], None] = _ignore
-        """Called when more requests may be served than before."""
+        self._listeners: dict[Callable[[], None], None] = {}
         self._has_ill_routes = False
         self._kept_at = -math.inf
         self.version = 0
@@ -62,6 +61,18 @@ class Registry:
     def __iter__(self) -> Iterator[WorkerRecord]:
         return iter(list(self._workers.values()))
 
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Have a function called after every change of a worker, or of where requests can go."""
+        self._listeners[listener] = None
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        """Have it called no longer."""
+        del self._listeners[listener]
+
+    def _notify(self) -> None:
+        for listener in list(self._listeners):
+            listener()
+
     def get(self, worker_id: str) -> WorkerRecord | None:
         """Give the worker of this id."""
         return self._workers.get(worker_id)
@@ -69,6 +80,10 @@ class Registry:
     def state(self, worker: WorkerRecord) -> State:
         """Give the state of a worker now."""
         return worker.state(self._clock(), self.wedged_after_s)
+
+    def state_until(self, worker: WorkerRecord) -> float:
+        """Return the time at which the state of a worker changes if nothing is heard of it until then."""
+        return worker.state_until(self._clock(), self.wedged_after_s)
 
     def is_away(self, worker: WorkerRecord) -> bool:
         """Say whether nothing has been heard of it for a while, or it has ended."""
@@ -78,14 +93,43 @@ class Registry:
         """Add a worker that is being started here, before its first beat."""
         worker = WorkerRecord(worker_id, managed=True, expected=names, unix_socket=unix_socket)
         self._workers[worker_id] = worker
-        self.version += 1
+        self._record_change()
         return worker
+
+    def configure(
+        self, worker: WorkerRecord, *, names: list[str], max_in_flight: int | None, settings: Mapping[str, Any]
+    ) -> None:
+        """Set what a managed worker will serve, how many requests at once, and what operators see of its settings."""
+        worker.expected, worker.max_in_flight, worker.settings = names, max_in_flight, settings
+        self._set_concurrency(worker)
+        self._record_change()
+
+    def drain(self, worker: WorkerRecord) -> None:
+        """Send a managed worker no more requests: it is about to be stopped."""
+        worker.is_draining = True
+        self._notify()
+
+    def restart(self, worker: WorkerRecord) -> None:
+        """Count another start of a managed worker, and forget what was known of the one before."""
+        worker.restarts += 1
+        worker.begin()
+        self._record_change()
+
+    def set_piped(self, worker: WorkerRecord, *, is_piped: bool) -> None:
+        """Set whether the output of a managed worker comes through a pipe of this gateway."""
+        worker.is_piped = is_piped
+        self._notify()
 
     def remove(self, worker: WorkerRecord) -> None:
         """Forget a worker."""
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
-            self.version += 1
+            self._record_change()
+
+    def _record_change(self) -> None:
+        """Note a change that the next gateway should know of."""
+        self.version += 1
+        self._notify()
 
     def snapshot(self) -> list[tuple[Heartbeat, float]]:
         """Give the newest beats of the workers that were not started here, each with its age in seconds."""
@@ -146,7 +190,7 @@ class Registry:
             worker.last_healthy_at = worker.heartbeat_at
         worker.known_since = min(worker.known_since, worker.heartbeat_at)
         self._place(worker, heartbeat)
-        self.changed()
+        self._notify()
         return known is None
 
     def _set_concurrency(self, worker: WorkerRecord) -> None:
@@ -173,6 +217,7 @@ class Registry:
         for worker in self._workers.values():
             worker.is_stale = worker.is_stale or not worker.managed
             worker.can_return = False
+        self._notify()
 
     def _say_goodbye(self, worker: WorkerRecord | None, heartbeat: Heartbeat) -> None:
         """Forget a worker that has ended in good order; one that failed is shown with its reason until it is old."""
@@ -224,7 +269,7 @@ class Registry:
         if not worker.is_down:
             self._mark_group_broken(worker, end.why)
         worker.end, worker.is_down, worker.retry_at = end, True, retry_at
-        self.version += 1
+        self._record_change()
 
     def _mark_group_broken(self, gone: WorkerRecord, why: str) -> None:
         """Note for the others of a group that one of them has ended: none of them is of any use now."""
@@ -301,7 +346,7 @@ class Registry:
                 worker.is_stale = worker.is_stale and not worker.can_return
                 if now - self._kept_at > KEEP_S:  # when it was heard of is to be remembered, if roughly
                     self._kept_at, self.version = now, self.version + 1
-            self.changed()
+        self._notify()
 
     def forget_probes(self) -> None:
         """Forget what health checks have found: nobody is asked any more."""
@@ -452,7 +497,3 @@ class Registry:
             "lost": [attrs.asdict(lost) for lost in self.lost(worker.id)],
             "beat_age_s": round(now - worker.heartbeat_at, 3) if worker.heartbeat else None,
         }
-
-
-def _ignore() -> None:
-    """Tell nobody of a change."""

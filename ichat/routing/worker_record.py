@@ -136,13 +136,24 @@ class WorkerRecord:
             return "stale"
         if self.endpoint is not None and (self.endpoint.unavailable_reason or self.endpoint.health_failure):
             return "unhealthy"
-        if now - self.heartbeat_at > self.heartbeat.heartbeat_interval * HEARTBEATS_MISSED_MAX and not self.answers:
+        if now > self._silent_at and not self.answers:
             return "unhealthy"
         if self.lost is not None:
             return "broken"
-        if self.heartbeat.state == "ready" and now - self.stuck_since > wedged_after_s:
+        if self.heartbeat.state == "ready" and now > self.stuck_since + wedged_after_s:
             return "wedged"
         return self.heartbeat.state
+
+    def state_until(self, now: float, wedged_after_s: float) -> float:
+        """Return the time from which the state is another one if nothing is heard of it until then."""
+        ends = (self._silent_at, self.stuck_since + wedged_after_s)
+        return math.nextafter(min((end for end in ends if end >= now), default=math.inf), math.inf)
+
+    @property
+    def _silent_at(self) -> float:
+        """When it has missed too many heartbeats."""
+        interval_s = self.heartbeat.heartbeat_interval if self.heartbeat else math.inf
+        return self.heartbeat_at + interval_s * HEARTBEATS_MISSED_MAX
 
     def record_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Keep a beat as the newest one, and what it tells of the machine until another one does."""

@@ -106,9 +106,7 @@ class ManagedWorker:
         return f"<Managed {self.id}: process {self.pid}>"
 
     def _describe(self) -> None:
-        self.entry.expected = [self.spec.model_name]
-        self.entry.max_in_flight = self.spec.max_in_flight
-        self.entry.settings = {
+        settings = {
             "backend": self.spec.backend,
             "model_path": self.spec.model_path,
             "gpu_ids": self.spec.gpu_ids,
@@ -116,6 +114,9 @@ class ManagedWorker:
             "origin": "api" if self.is_launched else "configuration",
             "log_file": self._shared.logbook.path_of(self.id),
         }
+        self._shared.registry.configure(
+            self.entry, names=[self.spec.model_name], max_in_flight=self.spec.max_in_flight, settings=settings
+        )
 
     @property
     def pid(self) -> int:
@@ -147,7 +148,6 @@ class ManagedWorker:
         """Take a changed table whose changes concern the gateway alone."""
         self.spec = spec
         self._describe()
-        self._shared.registry.set_default_concurrency(self._shared.config.routing.max_in_flight)
         self._shared.remember()
 
     def restart(self, spec: ManagedWorkerConfig) -> None:
@@ -157,7 +157,8 @@ class ManagedWorker:
 
     def leave(self) -> None:
         """Get no more requests: it is about to be removed."""
-        self._is_leaving = self.entry.is_draining = True
+        self._is_leaving = True
+        self._shared.registry.drain(self.entry)
 
     async def remove(self, drain_s: float) -> None:
         """Drain it for so long at most, end it, and forget it; returns when nothing of it is left."""
@@ -204,8 +205,7 @@ class ManagedWorker:
                     await self._asked.wait()
             if self._asked.is_set():
                 self._asked, failures = trio.Event(), 0
-            self.entry.restarts += 1
-            self.entry.begin()
+            registry.restart(self.entry)
 
     async def _run_guarded(self) -> tuple[WorkerEnd | None, bool]:
         """See one start of it through; a bug in that counts as an end of it, and ends no other worker."""
@@ -222,7 +222,7 @@ class ManagedWorker:
         """Start it and see how that ends: how (None where it was asked to), and whether it was well before."""
         if self._adopted is not None:
             process, self._adopted = self._adopted, None
-            self.entry.is_piped = False
+            self._shared.registry.set_piped(self.entry, is_piped=False)
             self._shared.logbook.resume(self.id)
             return await self._supervise_process(process)
         problems = await self._look()
@@ -278,7 +278,7 @@ class ManagedWorker:
         command = command_of(shared.config, self.spec, self.id, self._socket, shared.state.control_socket)
         log.info("starting worker %s: %s", self.id, shown(command))
         output = shared.logbook.begin(self.id)
-        self.entry.is_piped = True
+        shared.registry.set_piped(self.entry, is_piped=True)
         token = token_of(shared.config)
         token_fd = hand_over(token) if token else None
         try:
@@ -389,7 +389,7 @@ class ManagedWorker:
 
     async def _drain(self, drain_s: float) -> None:
         """Give it no more requests, and wait until those it has are answered."""
-        self.entry.is_draining = True
+        self._shared.registry.drain(self.entry)
         endpoint = self.entry.endpoint
         with trio.move_on_after(drain_s):
             while True:

@@ -147,7 +147,7 @@ def test_only_what_was_started_here_is_reached_by_a_unix_socket(registry):
 def test_a_beat_tells_who_waits(registry):
     """Whenever a worker may have become able to serve, queues are told."""
     told = []
-    registry.changed = lambda: told.append(1)
+    registry.add_listener(lambda: told.append(1))
     registry.record_heartbeat(heartbeat(state="loading"))
     registry.record_heartbeat(heartbeat())
     assert told == [1, 1]
@@ -438,10 +438,10 @@ def test_a_worker_that_is_down_says_when_it_is_back(registry, clock):
         registry.endpoints("m")
     assert registry.state(worker) == "restarting"
     assert registry.describe(worker)["retry_in_s"] == 4
-    worker.begin()
-    assert registry.state(worker) == "starting"
+    registry.restart(worker)
+    assert (registry.state(worker), worker.restarts) == ("starting", 1)
     registry.record_heartbeat(heartbeat("mine"))
-    worker.is_draining = True
+    registry.drain(worker)
     assert refusal(registry, "m") == (503, "model_not_ready")
     assert registry.state(worker) == "draining"
 

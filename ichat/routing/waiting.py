@@ -1,0 +1,26 @@
+"""Waiting for what the registry knows: no loop looks at it again and again."""
+
+from collections.abc import Callable
+
+import trio
+
+from ichat.routing.registry import Registry
+from ichat.routing.worker_record import State, WorkerRecord
+
+
+async def wait_changed(registry: Registry) -> None:
+    """Wait until something in the registry has changed, but for what only time changes."""
+    changed = trio.Event()
+    registry.add_listener(changed.set)
+    try:
+        await changed.wait()
+    finally:
+        registry.remove_listener(changed.set)
+
+
+async def wait_state(registry: Registry, worker: WorkerRecord, wanted: Callable[[State], bool]) -> State:
+    """Wait until a worker is in a state that is wanted, by what it says or by its silence, and return that state."""
+    while not wanted(state := registry.state(worker)):
+        with trio.move_on_at(registry.state_until(worker)):
+            await wait_changed(registry)
+    return state

@@ -1,0 +1,65 @@
+"""Waiting for the registry, in virtual time."""
+
+import pytest
+import trio
+import trio.testing
+
+from ichat.protocol import Heartbeat
+from ichat.routing.registry import Registry
+from ichat.routing.waiting import wait_changed, wait_state
+
+
+def heartbeat(state="ready", interval_s=10):
+    return Heartbeat(
+        worker_id="w", model_name="m", host="127.0.0.1", port=1, state=state, heartbeat_interval=interval_s
+    )
+
+
+@pytest.fixture
+async def registry(autojump_clock):
+    return Registry({}, trio.current_time, max_in_flight=5)
+
+
+async def test_a_state_is_waited_for_until_a_heartbeat_brings_it(registry):
+    """The waiter goes on at the heartbeat that makes the worker ready, not before and not later."""
+    worker = registry.expect("w", ["m"])
+    began = trio.current_time()
+
+    async def load():
+        await trio.sleep(3)
+        registry.record_heartbeat(heartbeat("loading"))
+        await trio.sleep(4)
+        registry.record_heartbeat(heartbeat())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(load)
+        assert await wait_state(registry, worker, lambda state: state == "ready") == "ready"
+        assert trio.current_time() - began == pytest.approx(7, abs=0.5)
+
+
+async def test_silence_is_a_change_as_well(registry):
+    """A worker that misses its heartbeats becomes unhealthy at a known time, and the waiter wakes then."""
+    registry.record_heartbeat(heartbeat(interval_s=10))
+    began = trio.current_time()
+    await wait_state(registry, registry.get("w"), lambda state: state == "unhealthy")
+    assert trio.current_time() - began == pytest.approx(30, abs=0.5)
+
+
+async def test_every_change_by_the_supervisor_wakes_waiters(registry):
+    """Each method that changes a managed worker tells the listeners; a waiter that left is told no more."""
+    worker = registry.expect("w", ["m"])
+    changes = [
+        lambda: registry.configure(worker, names=["n"], max_in_flight=1, settings={}),
+        lambda: registry.drain(worker),
+        lambda: registry.restart(worker),
+        lambda: registry.set_piped(worker, is_piped=True),
+        lambda: registry.remove(worker),
+    ]
+    for change in changes:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait_changed, registry)
+            await trio.testing.wait_all_tasks_blocked()
+            change()
+    with trio.move_on_after(1) as scope:
+        await wait_changed(registry)
+    assert scope.cancelled_caught
