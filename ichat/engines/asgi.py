@@ -19,6 +19,7 @@ from ichat.engines import Application, Message, Scope
 from ichat.engines.adapter import ERROR_BEGINNINGS, BodyTransform, ProtocolAdapter, error_event
 from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
 from ichat.http.request import Request
+from ichat.http.server import Ending
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,13 @@ class Call:
 
     def __repr__(self) -> str:
         return f"<Call {self._request.id.decode()} {self._request.path.decode()} {self.status or 'waiting'}>"
+
+    @property
+    def ending(self) -> Ending:
+        """What becomes of the connection, known when the call has ended."""
+        if self.head_sent and self.ends_with_connection and not self.complete:
+            return Ending.RESET
+        return Ending.KEEP if self.keep_alive else Ending.CLOSE
 
     def start(self, app: Application, calls: "set[Call]") -> None:
         """Begin; the call is a member of `calls` until it has ended."""

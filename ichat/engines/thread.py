@@ -146,12 +146,10 @@ class EngineThread:
         finally:
             self._waiting.pop(request, None)
             self.aborts += call.hung_up and not call.complete
-            client.keep_alive = call.keep_alive and client.keep_alive
-            client.head_sent = call.head_sent
+            client.end_of_response(head_sent=call.head_sent, ending=call.ending)
         if call.hung_up:
             await client.abandon()
         if not call.complete:
-            client.must_reset = call.head_sent and call.ends_with_connection
             raise call.failure or errors.engine_failed("it ended")
 
     def _check_ready(self) -> Application:

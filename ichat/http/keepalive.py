@@ -84,7 +84,7 @@ class KeepAlive:
         if self.has_begun or (response is not None and response.has_head):
             self._send(_CHUNK)
         else:
-            self.has_begun = self._client.head_sent = True
+            self.has_begun = True
             self._send(self._head() + _CHUNK)
 
     def _head(self) -> bytes:
@@ -96,10 +96,6 @@ class KeepAlive:
 
     def _send(self, data: bytes) -> None:
         """Send all of it; a client that has no room for so little has not read for long, and counts as gone."""
-        try:
-            sent = self._client.sock.send(data)
-        except OSError:
-            sent = 0
-        if sent != len(data):
+        if self._client.send_some(data) != len(data):
             self.stop()
             self._client.on_disconnect()

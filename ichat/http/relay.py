@@ -226,6 +226,7 @@ class Relay:
                 await self._send_piece(request.pop(0))
             while not await self._is_over():
                 await self._sleep()
+            self._client.response_is_whole()
             self.reusable = self.reusable and not self._unsent
         finally:
             self._hub.untime(self)
@@ -332,17 +333,11 @@ class Relay:
             ours += self._reframed.feed(behind[:end], is_last=head.framing.done)
         else:
             ours += behind[:end] if self._unchunk is None else self._unchunk.feed(behind[:end])
-        self._client.head_sent = True
         self.bytes_out = len(ours)
         if end and not (self._is_events and is_comment(behind, 0, end)):
             self._begin_body()
             self.chunks = 1
-        try:
-            sent = self._client.sock.send(ours)
-        except OSError as error:
-            sent = self._not_sent(error)
-        if sent != len(ours):
-            self._keep(ours[sent:])
+        self._send_ours(ours)
         if head.framing.done:
             self._finish(surplus=end < len(behind))
 
@@ -380,10 +375,8 @@ class Relay:
         return len(data)
 
     def _send_ours(self, payload: bytes) -> None:
-        try:
-            sent = self._client.sock.send(payload) if payload else 0
-        except OSError as error:
-            sent = self._not_sent(error)
+        """Send bytes that are not as the upstream sent them; what the client does not take at once is kept."""
+        sent = self._client.send_some(payload) if payload else 0
         if sent != len(payload):
             self._keep(payload[sent:])
 

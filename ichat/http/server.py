@@ -7,6 +7,7 @@ done for it, in every phase.
 """
 
 import contextlib
+import enum
 import logging
 import socket
 import ssl
@@ -44,21 +45,30 @@ Refused = Callable[[ApiError, bytes, str, RequestHead | None], None]
 """Is told of a refusal of what did not become a request: its id, the connection's address, the head if it was read."""
 
 
+class Ending(enum.Enum):
+    """What becomes of a client's connection after the current response; whoever answers may only make it worse."""
+
+    KEEP = "keep"
+    """It may carry another request."""
+    CLOSE = "close"
+    RESET = "reset"
+    """It ends in an error: the client would take an end in good order for the end of the response."""
+
+
 class Client:
     """A client's connection."""
 
     __slots__ = (
         "_door",
+        "_ending",
         "_head",
+        "_head_sent",
         "_owns_socket",
         "_reader",
         "_scope",
         "blocks_drain",
         "caller",
         "has_left",
-        "head_sent",
-        "keep_alive",
-        "must_reset",
         "peer",
         "sock",
     )  # fmt: skip
@@ -73,23 +83,65 @@ class Client:
         self.peer = peer
         self.caller: object = None
         """Who sent the current request, as the role's `look` has found."""
-        self.keep_alive = True
-        """Whether the connection may carry another request; whoever answers may only turn it off."""
-        self.head_sent = False
-        """Whether any byte of the current response may have been sent."""
+        self._ending = Ending.KEEP
+        self._head_sent = False
         self.has_left = False
-        self.must_reset = False
-        """Whether the connection must end in an error: an end in good order would be taken for that of the response."""
         self.blocks_drain = True
         """Whether a drain waits for the current exchange; see `stand_aside`."""
 
     def __repr__(self) -> str:
         return f"<Client {self.peer}{' idle' if self.idle else ''}>"
 
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection may carry another request."""
+        return self._ending is Ending.KEEP
+
+    @property
+    def head_sent(self) -> bool:
+        """Whether any byte of the current response may have been sent."""
+        return self._head_sent
+
+    @property
+    def must_reset(self) -> bool:
+        """Whether the connection must end in an error; see `Ending.RESET`."""
+        return self._ending is Ending.RESET
+
+    def close_after_response(self) -> None:
+        """Let the connection carry no further request."""
+        if self._ending is Ending.KEEP:
+            self._ending = Ending.CLOSE
+
+    def begin_unframed(self) -> None:
+        """Called before the head of a response that ends with the connection: until it is whole, its end is a reset."""
+        self._ending = Ending.RESET
+
+    def response_is_whole(self) -> None:
+        """Called when the client has all of a response, so that the connection may end in good order."""
+        if self._ending is Ending.RESET:
+            self._ending = Ending.CLOSE
+
+    def end_of_response(self, *, head_sent: bool, ending: Ending) -> None:
+        """Called when an engine has written a response to the socket itself."""
+        self._head_sent = head_sent
+        if ending is not Ending.KEEP:
+            self._ending = ending
+
+    def send_some(self, data: bytes | memoryview) -> int:
+        """Send what the socket takes at once, and return its length: 0 for a client that is gone, which is noted."""
+        self._head_sent = True
+        try:
+            return self.sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self.on_disconnect()
+            return 0
+
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send everything; a client that takes nothing for `timeouts.client_stall_s` counts as gone (cancelled)."""
         view = memoryview(data)
-        self.head_sent = True
+        self._head_sent = True
         while view:
             try:
                 sent = self.sock.send(view)
@@ -112,7 +164,7 @@ class Client:
         """Answer a connection that is not served, without reading from it, and close it."""
         request_id = self._door.ids.next()
         self._door.refused(error, request_id, self.peer, None)
-        self.keep_alive = False
+        self.close_after_response()
         if not encrypted:
             with contextlib.suppress(OSError):
                 self.sock.send(self._error(error, request_id, b""))
@@ -150,7 +202,7 @@ class Client:
 
     def _response(self, request_id: bytes, method: bytes, status: int, headers: Headers, body: bytes) -> bytes:
         if self._door.draining:
-            self.keep_alive = False
+            self.close_after_response()
         head = [date_header(), *headers]
         if status != NO_CONTENT:
             head.append((b"content-length", b"%d" % len(body)))
@@ -184,7 +236,7 @@ class Client:
                     try:
                         request = await self._read()
                     except ApiError as error:
-                        self.keep_alive = False
+                        self.close_after_response()
                         request_id = self._id()
                         door.refused(error, request_id, self.peer, self._head)
                         await self.send_all(self._error(error, request_id, b""))
@@ -192,7 +244,8 @@ class Client:
                         return
                     if request is None:
                         return
-                    self.keep_alive = request.keep_alive
+                    if not request.keep_alive:
+                        self.close_after_response()
                     await self._answer(request)
                 if self._reader.has_more() and not self.must_reset:
                     await self._linger()
@@ -229,9 +282,9 @@ class Client:
 
     async def _answer(self, request: Request) -> None:
         """Have one request answered: the edge where every failure becomes a response."""
-        self.head_sent = False
+        self._head_sent = False
         if self._door.draining:
-            self.keep_alive = False
+            self.close_after_response()
         try:
             await self._door.answer(request, self)
         except ApiError as error:
@@ -243,8 +296,8 @@ class Client:
             return
         finally:
             self.blocks_drain = True
-        if self.head_sent:
-            self.keep_alive = False
+        if self._head_sent:
+            self.close_after_response()
         else:
             await self.send_all(self._error(failure, request.id, request.method))
 

@@ -242,7 +242,7 @@ class Exchange:
             if not keepalive.has_begun:
                 raise
             self.error = error.code
-            self._client.keep_alive = False
+            self._client.close_after_response()
             event = error.event(self.path)
             await self._client.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
         finally:
@@ -399,7 +399,6 @@ class Exchange:
         clean = False
         try:
             await relay.run(pieces)
-            self._client.must_reset = False
             if self.status not in FAILED_STATUSES:
                 endpoint.circuit.record_success()
             clean = relay.reusable
@@ -430,7 +429,7 @@ class Exchange:
         if self.answered_at is None or not self._client.head_sent:
             raise error
         self.error = error.code
-        self._client.keep_alive = False
+        self._client.close_after_response()
         if lost.can_report:
             event = b"\n\n" + error.event(self.path)  # the upstream may have left half an event
             await self._client.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
@@ -495,8 +494,7 @@ class Exchange:
             return b""
         is_unchunked = self._request.version != b"1.1" and isinstance(head.framing, Chunked)
         if is_unchunked or isinstance(head.framing, UntilClose):
-            client.keep_alive = False
-            client.must_reset = True  # until it is whole: its end and a break look alike
+            client.begin_unframed()
         headers: Headers = [header for header in end_to_end(head.headers) if header[0] not in _OURS_BACK]
         if b"date" not in names:
             headers.append(date_header())
@@ -525,4 +523,4 @@ class Exchange:
             self._relay.reframe(Reframed(head.framing))
         if head.status >= 400:
             self.error = f"upstream_{head.status}"
-            self._client.keep_alive = False
+            self._client.close_after_response()

@@ -174,10 +174,13 @@ class Reader:
     """A client, as far as a relay knows it."""
 
     peer = "a test"
-    head_sent = False
 
     def __init__(self, sock):
         self.sock = sock
+        self.send_some = sock.send
+
+    def response_is_whole(self):
+        pass
 
 
 @pytest.mark.parametrize("kind", [b"text/event-stream", b"application/json"])

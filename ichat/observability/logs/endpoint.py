@@ -47,7 +47,8 @@ class LogEndpoint:
             raise errors.bad_request("A worker knows its own run only: ask its gateway.", param="previous")
         reader = LogCursor(self._ring, tail=query.tail, after=query.after, follow=query.follow and not self._finished)
         is_chunked = request.version == b"1.1"
-        client.keep_alive = client.keep_alive and is_chunked
+        if not is_chunked:
+            client.close_after_response()
         await client.send_all(self._head(request.id, is_chunked=is_chunked, keep_alive=client.keep_alive))
         if request.method == b"HEAD":
             return
