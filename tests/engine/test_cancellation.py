@@ -2,7 +2,7 @@
 
 Twenty clients leave at once, every other one by a reset. What counts is the engine's own word for how many requests it
 has, and the gateway's: both are again what they were. Where the environment has ICHAT_WRITE_TABLES=1, that must be so
-within a second, and what is measured becomes the table in ARCHITECTURE.md.
+within a second, and what is measured becomes the table in docs/performance.md.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ ROWS = {
 }
 CELLS = {(row, kind) for row in ("queued", "connecting", "waiting") for kind in KINDS}
 CELLS |= {("first_token", "stream"), ("streaming", "stream"), ("plain", "plain")}
-DOCUMENT = ROOT / "ARCHITECTURE.md"
+DOCUMENT = ROOT / "docs/performance.md"
 MARKED = re.compile(r"(?<=<!-- cancellation -->\n).*?(?=<!-- /cancellation -->)", re.DOTALL)
 FIGURES = {}
 """By row, engine and kind: the seconds from the first leaving until all was as before."""
