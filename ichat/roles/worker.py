@@ -26,8 +26,8 @@ from ichat import __version__, errors
 from ichat.config.schema import Limits, Timeouts
 from ichat.engines import Engine, find
 from ichat.engines.adapter import AdapterSettings, model_body, models_body
-from ichat.engines.flags import explain
 from ichat.engines.thread import EngineThread
+from ichat.engines.translation import explain
 from ichat.errors import ApiError
 from ichat.hardware.machines import LOOK_S, MachineMonitor
 from ichat.http.heads import RequestHead

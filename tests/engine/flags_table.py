@@ -17,8 +17,9 @@ import attrs
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ichat.engines.flags import FlagOutcome, translate  # noqa: E402
+from ichat.engines.flags import FlagOutcome  # noqa: E402
 from ichat.engines.sglang import flags as sglang_args  # noqa: E402
+from ichat.engines.translation import translate  # noqa: E402
 from ichat.engines.vllm import flags as vllm_args  # noqa: E402
 from ichat.errors import Exit  # noqa: E402
 from ichat.security.redact import shown  # noqa: E402

@@ -32,13 +32,14 @@ import ichat
 from ichat.engines import Application, EngineInfo, Progress, Serve
 from ichat.engines.asgi import call_under_way
 from ichat.engines.children import ProcessFamily, adopt_children, children, wait_for_end
-from ichat.engines.flags import FlagOutcome, translate
+from ichat.engines.flags import FlagOutcome
 from ichat.engines.ray_check import check_ray
 from ichat.engines.responses import bound_responses
 from ichat.engines.sglang.adapter import SGLangAdapter
 from ichat.engines.sglang.encoders import inspect_encoder
 from ichat.engines.sglang.flags import TABLE
 from ichat.engines.sglang.loopback_requests import LoopbackRequests
+from ichat.engines.translation import translate
 from ichat.engines.versions import check_version
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.protocol import Group, ModelCard

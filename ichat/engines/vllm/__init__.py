@@ -29,9 +29,10 @@ import ichat
 from ichat.engines import EngineInfo, Progress, Serve
 from ichat.engines.adapter import GENERATES, HEARS, POOLS, VLLM_PATHS, ProtocolAdapter
 from ichat.engines.children import ProcessFamily, adopt_children, children
-from ichat.engines.flags import FlagOutcome, translate
+from ichat.engines.flags import FlagOutcome
 from ichat.engines.ray_check import check_ray
 from ichat.engines.responses import bound_responses
+from ichat.engines.translation import translate
 from ichat.engines.versions import check_version
 from ichat.engines.vllm.flags import TABLE
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit

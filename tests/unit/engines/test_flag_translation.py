@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from ichat.engines.flags import CommandLine, Flag, FlagValueError, explain, number, translate
+from ichat.engines.flags import CommandLine, Flag, FlagValueError, number
 from ichat.engines.sglang import flags as sglang_args
+from ichat.engines.translation import explain, translate
 from ichat.engines.vllm import flags as vllm_args
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.security.redact import masked, shown
