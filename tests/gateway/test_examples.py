@@ -7,7 +7,7 @@ import types
 import pytest
 import trio
 import yaml
-from gateway.test_metrics import PROCESS, Shown, exposing, heartbeat, shown
+from support.exposition import PROCESS, Shown, exposing, heartbeat, shown
 from support.peers import SSE_END, SSE_HEAD, event
 from support.programs import LIMIT_S, ROOT
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import trio
 import trustme
-from gateway.test_metrics import Shown, heartbeat, known, shown
+from support.exposition import Shown, heartbeat, known, shown
 from support.peers import code_of, plain
 
 from ichat.config import schema as configuration

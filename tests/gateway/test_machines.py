@@ -7,8 +7,8 @@ import sys
 import attrs
 import pytest
 import trio
-from gateway.test_metrics import Shown, heartbeat, known, shown
-from process.test_preflight import GIB, Nvml, NVMLError
+from support.exposition import Shown, heartbeat, known, shown
+from support.nvml import GIB, Nvml, NVMLError
 from support.peers import plain, until
 
 from ichat.errors import ApiError

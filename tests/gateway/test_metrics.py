@@ -5,6 +5,7 @@ import json
 import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
+from support.exposition import PROCESS, Shown, exposing, heartbeat, known, shown
 from support.peers import SSE_END, SSE_HEAD, code_of, event, plain, turns_until, until
 from support.programs import LIMIT_S
 
@@ -15,10 +16,8 @@ from ichat.http.pool import Connection, Pool, Upstream
 from ichat.http.relay import Relay, empty_gap_histogram
 from ichat.observability import metrics as counted
 from ichat.observability import scrape
-from ichat.observability.metrics import Metrics
 from ichat.protocol import parse_heartbeat
-from ichat.routing.balancer import Balancer, Endpoint
-from ichat.routing.registry import Registry
+from ichat.routing.balancer import Endpoint
 
 NAME = 'a "model" \\ b'
 HISTOGRAM = """\
@@ -31,7 +30,6 @@ vllm:{name}_seconds_sum{{engine="0",model_name="m"}} 5.5
 """
 GAUGE = '# HELP vllm:{name} Use.\n# TYPE vllm:{name} gauge\nvllm:{name}{{engine="0"}} 0.5\n'
 OURS = "# HELP ichat_engine_aborts_total Requests.\n# TYPE ichat_engine_aborts_total counter\nichat_engine_aborts_total 7.0\n"
-PROCESS = "# HELP process_open_fds Open.\n# TYPE process_open_fds gauge\nprocess_open_fds 12.0\n"
 
 
 @pytest.fixture(autouse=True)
@@ -41,61 +39,8 @@ def patience(monkeypatch):
     monkeypatch.setattr(scrape, "ROUND_S", LIMIT_S)
 
 
-class Shown:
-    """An exposition, as prometheus_client reads it; the same family or sample twice is an error."""
-
-    def __init__(self, text):
-        self.text = text
-        names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
-        assert len(names) == len(set(names)), "a family begins twice"
-        self.families = list(text_string_to_metric_families(text))
-        self.samples = {}
-        for family in self.families:
-            for sample in family.samples:
-                key = (sample.name, frozenset(sample.labels.items()))
-                assert key not in self.samples, key
-                self.samples[key] = sample.value
-
-    def get(self, name, **labels):
-        return self.samples.get((name, frozenset(labels.items())))
-
-    def labels(self, name):
-        return [dict(labels) for known, labels in self.samples if known == name]
-
-
-async def shown(connect, port):
-    status, headers, body = await (await connect(port)).get(b"/metrics")
-    assert (status, headers[b"content-type"].split(b";")[0]) == (200, b"text/plain")
-    return Shown(body.decode())
-
-
 async def hello(stream, head, body):
     await stream.send_all(plain(b"{}"))
-
-
-def exposing(text):
-    """Make a worker's reply that has these metrics."""
-
-    async def reply(stream, head, body):
-        if head.target == b"/metrics":
-            await stream.send_all(plain(text.encode()))
-        else:
-            await stream.send_all(b"HTTP/1.1 404 no\r\ncontent-length: 0\r\n\r\n")
-
-    return reply
-
-
-async def heartbeat(connect, port, worker_port, **more):
-    """Register a worker as a worker does."""
-    body = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": worker_port, **more}
-    data = json.dumps(body).encode()
-    client = await connect(port)
-    await client.send(
-        b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        b"content-length: %d\r\n\r\n%b" % (len(data), data)
-    )
-    status, _, body = await client.response()
-    assert status == 200, body
 
 
 async def test_a_stream_is_measured(serve, gateway_to, connect, mock_clock):
@@ -377,13 +322,6 @@ async def test_a_model_that_has_gone_is_forgotten(mock_clock):
     metrics._of("m").tokens += 1
     registry.external = {}
     assert models() == {"m"}
-
-
-def known(*names, clock=trio.current_time):
-    """Make a registry that has these models, and metrics of it."""
-    registry = Registry(dict.fromkeys(names, ()), clock, 10)
-    balancer = Balancer(registry.endpoints, clock, policy="least_loaded", queue_max=1)
-    return registry, Metrics(registry, balancer)
 
 
 async def test_models_that_come_and_go_leave_little(monkeypatch):

@@ -34,7 +34,7 @@ import trustme
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from gateway.test_corpus import CASES, passed_on, read_by_h11  # noqa: E402
+from support.corpus import CASES, passed_on, read_by_h11  # noqa: E402
 from support.peers import code_of  # noqa: E402
 
 from ichat.proxy.handler import is_control  # noqa: E402
