@@ -391,8 +391,9 @@ def test_adapters(chat, client):
     assert say("parrot") == pirate
 
 
-def test_health_metrics_and_the_beat(chat):
-    """Health is one word; metrics are the engine's and the worker's own, in any form; the beat has arguments, versions, progress and machine."""
+def test_health_metrics_and_the_heartbeat(chat):
+    """Health is one word, metrics are the engine's and the worker's own, and the heartbeat has all that it promises."""
+    post(f"{chat.url}/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 4, "ignore_eos": True})
     assert urllib.request.urlopen(f"{chat.worker_url}/health").read() == b'{"status": "ok"}'
     assert chat.metric("ichat_worker_load_seconds") > 1
     asked = urllib.request.Request(f"{chat.worker_url}/metrics", headers={"accept": "application/openmetrics-text"})
@@ -401,7 +402,11 @@ def test_health_metrics_and_the_beat(chat):
         assert answer.headers["content-type"].startswith("text/plain")
     assert f"{chat.engine}:time_to_first_token_seconds_bucket" in text
     assert "# EOF" not in text
-    chat.program.until(lambda: (chat.worker()["progress"]["tokens_out"] or 0) > 0)
+
+    def is_done(progress):
+        return progress["tokens_out"] and not progress["running"]
+
+    chat.program.until(lambda: is_done(chat.worker()["progress"]))
     heartbeat = chat.worker()
     assert heartbeat["args"][{"vllm": "max_model_len", "sglang": "context_length"}[chat.engine]] == 2048
     assert heartbeat["versions"][chat.engine]

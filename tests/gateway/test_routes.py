@@ -46,16 +46,16 @@ def routed(nursery, serve):
     return start
 
 
-async def logged(capfd, count, mock_clock):
+async def logged(path, count, mock_clock):
     """Wait for so many lines of the access log."""
-    found = []
+    lines = []
     deadline = time.monotonic() + LIMIT_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, found
+    while len(lines) < count:
+        assert time.monotonic() < deadline, lines
         mock_clock.jump(accesslog.FLUSH_S)
         await trio.testing.wait_all_tasks_blocked()
-        found += [json.loads(line) for line in capfd.readouterr().out.splitlines() if line.startswith('{"time"')]
-    return found
+        *lines, _unfinished = path.read_text().split("\n")
+    return [json.loads(line) for line in lines]
 
 
 async def shows(client, text):
@@ -335,10 +335,11 @@ async def test_timing_can_be_seen_or_not(serve, gateway_to, connect, more):
         assert float(headers[b"x-ichat-overhead-ms"]) > 0
 
 
-async def test_overhead_does_not_hold_the_queue(routed, connect, capfd, nursery, mock_clock):
+async def test_overhead_does_not_hold_the_queue(routed, connect, tmp_path, nursery, mock_clock):
     """Waiting for room is told apart from what the gateway itself takes."""
     go, reply = held()
-    upstream, port = await routed(reply, "max_in_flight = 1\n")
+    path = tmp_path / "access.log"
+    upstream, port = await routed(reply, "max_in_flight = 1\n", f'[logs]\naccess_log = "{path}"\n')
     answers = []
 
     async def one():
@@ -353,7 +354,7 @@ async def test_overhead_does_not_hold_the_queue(routed, connect, capfd, nursery,
     go.set()
     await turns_until(lambda: len(answers) == 2)
     assert [float(headers[b"x-ichat-overhead-ms"]) for _, headers, _ in answers] == [0, 0]
-    found = await logged(capfd, 3, mock_clock)
+    found = await logged(path, 3, mock_clock)
     first, second = (line for line in found if line["method"] == "POST")
     assert first["queue_ms"] == 0
     assert (second["queue_ms"], second["overhead_ms"]) == (300, 0)
@@ -434,15 +435,16 @@ async def test_a_session_goes_where_it_went(serve, nursery, connect):
     assert sum(len(upstream.requests) for upstream, _ in upstreams) == 12
 
 
-async def test_the_access_log_has_a_line_for_each_request(routed, connect, capfd, mock_clock):
+async def test_the_access_log_has_a_line_for_each_request(routed, connect, tmp_path, mock_clock):
     """Answered, refused or not even a request: one JSON object each, with what an operator asks for."""
-    _, port = await routed()
+    path = tmp_path / "access.log"
+    _, port = await routed(more=f'[logs]\naccess_log = "{path}"\n')
     assert (await ask(connect, port, b'{"model": "m"}', headers=b"x-request-id: abc\r\n"))[0] == 200
     assert (await ask(connect, port, b'{"model": "else"}'))[0] == 404
     bad = await connect(port)
     await bad.send(b"BAD\r\n\r\n")
     assert (await bad.response())[0] == 400
-    answered, unknown, malformed = await logged(capfd, 3, mock_clock)
+    answered, unknown, malformed = await logged(path, 3, mock_clock)
     assert {key: answered[key] for key in ("id", "method", "path", "model", "worker", "status", "error", "bytes_in")} == {
         "id": "abc", "method": "POST", "path": "/v1/chat/completions", "model": "m", "worker": "external:m",
         "status": 200, "error": "", "bytes_in": 14,
