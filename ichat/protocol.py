@@ -1,45 +1,46 @@
-"""The beat: what a worker tells the gateway, at every change of its state and at intervals in between.
+"""The heartbeat: what a worker tells the gateway, at every change of its state and at intervals in between.
 
-It is registration and heartbeat in one: the gateway learns everything from it, every time. What comes in one is
-checked: a name that is not plain text would end up in a header.
+A heartbeat also registers the worker: it always carries everything that the gateway needs to know. Every value is
+checked, because a name that is not plain text would end up in a header.
 """
 
 import hashlib
 import json
 import re
-from typing import Any, Literal, cast
+from collections.abc import Sized
+from typing import Annotated, Any, Literal, cast
 
 import attrs
 from cattrs.errors import BaseValidationError
 
 from ichat import errors
 from ichat.config.schema import MODEL_NAME_CHARACTERS_MAX
-from ichat.config.strict import between, checked, problems_of, section_hook, strict_converter
+from ichat.config.strict import Between, Check, Schema, checked, problems_of, section_hook, strict_converter
 
 # Headers, in lower case. Clients may see the first four; the gateway and its workers use the others among themselves.
 WORKER_HEADER = b"x-ichat-worker"
-"""The id of the worker or external route that answered."""
+"""The id of the worker or external route that answered the request."""
 OVERHEAD_HEADER = b"x-ichat-overhead-ms"
-"""The gateway's own time before it asked the upstream."""
+"""The milliseconds that the gateway spent before it asked the upstream."""
 DROPPED_HEADER = b"x-ichat-dropped"
-"""What of the request the worker did not get."""
+"""The parameters that the gateway removed from the request."""
 ERROR_HEADER = b"x-ichat-error"
-"""Who made an error: `gateway` or `worker`."""
+"""The source of an error: `gateway` or `worker`."""
 CODE_HEADER = b"x-ichat-code"
-"""Tells the gateway the code of an error of its control plane, or of one that a worker itself has made."""
+"""Tells the gateway the code of an error that its control plane or a worker made."""
 WHY_HEADER = b"x-ichat-why"
-"""Tells the gateway why a worker declines a request, in a few words."""
+"""Tells the gateway in a few words why a worker declines a request."""
 CALLER_HEADER = b"x-ichat-caller"
 """Tells the control plane who sent a request."""
 PROOF_HEADER = b"x-ichat-proof"
-"""Shows a worker that a request comes from its gateway."""
+"""Proves to a worker that a request comes from its gateway."""
 HOP_HEADER = b"x-ichat-hop"
-"""How many gateways a request has come through."""
+"""The number of gateways that a request has passed."""
 INTERNAL = b"x-ichat-"
-"""The beginning of all of them."""
+"""The prefix of all of them."""
 
 WorkerState = Literal["starting", "loading", "ready", "following", "draining", "gone"]
-"""What a worker says of itself; `following` is a worker that works for the leader of its group, `gone` a good-bye."""
+"""The state that a worker reports; a `following` worker works for the leader of its group, a `gone` one has ended."""
 
 NAMES_MAX = 256
 MODELS_MAX = 4096
@@ -47,16 +48,21 @@ ARGS_BYTES_MAX = 256 * 1024
 ARGS_DEPTH_MAX = 32
 FAILURE_CHARACTERS_MAX = 2000
 SHORT_CHARACTERS_MAX = 4096
-"""Of a path, or of what a worker is doing."""
+"""The limit of a path, and of the description of what a worker is doing."""
 MACHINE_NAME_CHARACTERS_MAX = 256
 GPUS_MAX = 64
-_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-MACHINE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""What the id of a worker or a machine may be."""
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
+
+Count = Annotated[int, Between(0)]
+"""A number of things or bytes in a response."""
+Share = Annotated[float, Between(0, 1)]
+"""A part of a whole in a response."""
 
 
 def _is_id(value: str) -> None:
-    if not _ID.fullmatch(value):
+    if not ID.fullmatch(value):
         raise ValueError("must be 1 to 128 letters, digits or any of . _ : -")
 
 
@@ -66,54 +72,52 @@ def _is_host(value: str) -> None:
         raise ValueError("must be a host name or an address")
 
 
-def _is_name(value: str) -> None:
-    if len(value) > MODEL_NAME_CHARACTERS_MAX or not value.isprintable():
-        raise ValueError(f"must be at most {MODEL_NAME_CHARACTERS_MAX} printable characters")
+def _printable(characters_max: int) -> Check:
+    """Return the check that a text is printable and not too long."""
+
+    def check(value: str) -> None:
+        if len(value) > characters_max or not value.isprintable():
+            raise ValueError(f"must be at most {characters_max} printable characters")
+
+    return check
 
 
-def _is_sentence(value: str) -> None:
-    if len(value) > FAILURE_CHARACTERS_MAX or not value.isprintable():
-        raise ValueError(f"must be at most {FAILURE_CHARACTERS_MAX} printable characters")
+_is_name = _printable(MODEL_NAME_CHARACTERS_MAX)
+_is_short = _printable(SHORT_CHARACTERS_MAX)
+_is_text = _printable(MACHINE_NAME_CHARACTERS_MAX)
 
 
 def sentence(text: str) -> str:
-    """Make of any text what a beat takes as a failure: one line, printable, and of a bounded length."""
+    """Return any text as the `failure` of a heartbeat: one printable line of bounded length."""
     line = "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
     return line if len(line) <= FAILURE_CHARACTERS_MAX else line[: FAILURE_CHARACTERS_MAX - 2] + " …"
 
 
-def _is_short(value: str) -> None:
-    if len(value) > SHORT_CHARACTERS_MAX or not value.isprintable():
-        raise ValueError(f"must be at most {SHORT_CHARACTERS_MAX} printable characters")
+def _at_most(count: int, things: str) -> Check:
+    """Return the check that there are not too many of something."""
 
+    def check(values: Sized) -> None:
+        if len(values) > count:
+            raise ValueError(f"must be at most {count} {things}")
 
-def _is_parent(value: str | None) -> None:
-    _is_short(value or "")
+    return check
 
 
 def _are_versions(values: dict[str, str]) -> None:
-    if len(values) > NAMES_MAX:
-        raise ValueError(f"must be at most {NAMES_MAX} versions")
+    _at_most(NAMES_MAX, "versions")(values)
     for name, version in values.items():
         _is_name(name)
         _is_name(version)
 
 
-def _are_names(values: list[str] | None) -> None:
-    values = values or []
-    if len(values) > NAMES_MAX:
-        raise ValueError(f"must be at most {NAMES_MAX} names")
+def _are_names(values: list[str]) -> None:
+    _at_most(NAMES_MAX, "names")(values)
     for value in values:
         _is_name(value)
 
 
-def _are_models(values: "list[ModelCard]") -> None:
-    if len(values) > MODELS_MAX:
-        raise ValueError(f"must be at most {MODELS_MAX} models")
-
-
 def _depth_of(value: object) -> int:
-    """Say how deep lists and tables are nested, up to one more than is taken."""
+    """Return how deep lists and tables are nested; counting stops above the limit."""
     depth, level = 0, [value]
     while level and depth <= ARGS_DEPTH_MAX:
         inner = [list(cast("dict[str, object]", one).values()) if isinstance(one, dict) else one for one in level]
@@ -132,151 +136,160 @@ def _is_progress(value: dict[str, float | None]) -> None:
         raise ValueError("must be numbers from 0 to 1e15")
 
 
-def _is_machine_id(value: str) -> None:
-    if not MACHINE_ID.fullmatch(value):
-        raise ValueError("must be 1 to 128 letters, digits or any of . _ : -")
-
-
-def _is_text(value: str) -> None:
-    if len(value) > MACHINE_NAME_CHARACTERS_MAX or not value.isprintable():
-        raise ValueError(f"must be at most {MACHINE_NAME_CHARACTERS_MAX} printable characters")
-
-
-def _is_size(value: int | None) -> None:
-    if value is not None:
-        between(0, 2**63)(value)
-
-
-def _is_share(value: float | None) -> None:
-    if value is not None:
-        between(0, 1)(value)
-
-
-def _are_gpus(values: "list[MachineGpu] | None") -> None:
-    if values is not None and len(values) > GPUS_MAX:
-        raise ValueError(f"must be at most {GPUS_MAX} GPUs")
+_SIZE = Between(0, 2**63)
+_SHARE = Between(0, 1)
+_FROM_0: Schema = {"minimum": 0}
+_NAME: Schema = {"maxLength": MODEL_NAME_CHARACTERS_MAX}
+_NAMES: Schema = {"maxItems": NAMES_MAX, "items": {"type": "string", **_NAME}}
+_AN_ID: Schema = {"pattern": f"^{ID.pattern}$"}
 
 
 @attrs.frozen
 class MachineGpu:
-    """One GPU; what is None is not known."""
+    """One GPU of a machine; what is None is not known."""
 
-    index: int = checked(between(0, 65535))
-    """Its number in the order of the PCI bus, among those that the teller sees."""
+    index: int = checked(Between(0, 65535))
+    """The GPU's number in the order of the PCI bus, as the process that reports it counts."""
     uuid: str = checked(_is_text, "")
     name: str = checked(_is_text, "")
-    memory_total_bytes: int | None = checked(_is_size, None)
-    memory_used_bytes: int | None = checked(_is_size, None)
-    use: float | None = checked(_is_share, None)
-    """Share of the last moments in which it computed, 0 to 1."""
+    memory_total_bytes: int | None = checked(_SIZE, None, _FROM_0)
+    memory_used_bytes: int | None = checked(_SIZE, None, _FROM_0)
+    use: float | None = checked(_SHARE, None)
+    """The share of the last moments in which the GPU computed, 0 to 1."""
     failure: str = checked(_is_text, "")
-    """Why it does not answer; empty where it does."""
-    held_bytes: int | None = checked(_is_size, None)
-    """What the worker that tells of it holds of its memory; 0: nothing."""
+    """Why the GPU does not answer; empty if it does."""
+    held_bytes: int | None = checked(_SIZE, None, _FROM_0)
+    """The GPU memory that the reporting worker holds; None: not known."""
 
 
 @attrs.frozen
 class Machine:
     """One machine; what is None is not known."""
 
-    id: str = checked(_is_machine_id)
-    """Of this start of the machine; containers on it have the same."""
+    id: str = checked(_is_id, schema=_AN_ID)
+    """Identifies this boot of the machine: the kernel's boot id, which containers on the machine share."""
     name: str = checked(_is_text)
-    """Its host name, or that of the container."""
-    cpus: int | None = checked(_is_size, None)
-    cpu_use: float | None = checked(_is_share, None)
-    """Busy share of all processors, 0 to 1."""
-    memory_total_bytes: int | None = checked(_is_size, None)
-    memory_available_bytes: int | None = checked(_is_size, None)
-    gpus: list[MachineGpu] | None = checked(_are_gpus, None)
-    """None where NVIDIA's library is not there, or did not answer."""
+    """The host name of the machine, or of the container."""
+    cpus: int | None = checked(_SIZE, None, _FROM_0)
+    """The number of processors."""
+    cpu_use: float | None = checked(_SHARE, None)
+    """The busy share of all processors, 0 to 1, in steps of 0.05."""
+    memory_total_bytes: int | None = checked(_SIZE, None, _FROM_0)
+    memory_available_bytes: int | None = checked(_SIZE, None, _FROM_0)
+    """The available memory, in steps of a twentieth of the total."""
+    gpus: list[MachineGpu] | None = checked(_at_most(GPUS_MAX, "GPUs"), None, {"maxItems": GPUS_MAX})
+    """The GPUs in the order of the PCI bus; None: NVIDIA's library is missing or did not answer."""
 
 
 @attrs.frozen
 class ModelCard:
-    """One entry of the list of models, as OpenAI's and vLLM's `/v1/models` have it."""
+    """One model, as in the `/v1/models` of OpenAI and vLLM."""
 
-    id: str = checked(_is_name)
+    id: str = checked(_is_name, schema=_NAME)
     """The name that requests use."""
     root: str = checked(_is_short, "")
-    """Where it was loaded from: a path, or a name on a model hub."""
-    parent: str | None = checked(_is_parent, None)
-    """Of an adapter, the `id` of the model that it adapts."""
+    """Where the model was loaded from: a path, or a name on a model hub."""
+    parent: str | None = checked(_is_short, None)
+    """For an adapter, the `id` of the model that it adapts; otherwise None."""
     max_model_len: int | None = None
-    """Tokens that prompt and answer may have together."""
+    """The most tokens of prompt and completion together; None: not known."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelEntry(ModelCard):
+    """One entry of `/v1/models`."""
+
+    object: Literal["model"] = "model"
+    created: Count
+    """Seconds since 1970: when the server of the list started."""
+    owned_by: str
+    """The engine that serves the model, or `external`."""
 
 
 def entry_of(model: ModelCard, created: int, owner: str) -> dict[str, object]:
-    """Write a model as an entry of `/v1/models`: since when there is it (Unix time), and who serves it."""
-    known = {**attrs.asdict(model), "root": model.root or model.id}
-    return {**known, "object": "model", "created": created, "owned_by": owner}
+    """Return a model as an entry of `/v1/models`, as JSON can hold it."""
+    known: dict[str, Any] = attrs.asdict(model) | {"root": model.root or model.id}
+    return attrs.asdict(ModelEntry(**known, created=created, owned_by=owner))
 
 
 @attrs.frozen
 class Group:
-    """A model that several machines serve together; each of them runs a worker, and one of these answers requests."""
+    """A model that several machines serve together: each runs a worker, and one of the workers answers requests."""
 
-    id: str = checked(_is_name)
-    """What all of its workers know alike: where they meet."""
-    rank: int = checked(between(0, 65535))
-    """0 leads: it answers the requests. The others follow."""
-    size: int = checked(between(1, 65536))
+    id: str = checked(_is_name, schema=_NAME)
+    """The address at which the workers of the group meet, which all of them know."""
+    rank: int = checked(Between(0, 65535))
+    """0 leads the group and answers requests; the others follow."""
+    size: int = checked(Between(1, 65536))
+    """The number of workers in the group."""
 
 
 @attrs.frozen
 class PeerLoss:
-    """What the gateway answers to a worker whose group has lost one of the others."""
+    """A worker that its group has lost, as the gateway reports it to the others of the group."""
 
     worker_id: str
     why: str
-    """In a few words, to be put after "node 1"."""
+    """In a few words that follow the worker's name."""
     host: str
     port: int
     is_certain: bool
-    """Whether it is known to have ended; otherwise it has only been silent, and is to be asked itself."""
+    """Whether the worker is known to have ended; otherwise it is only silent, and should be asked itself."""
 
 
 @attrs.frozen
 class Heartbeat:
-    """One beat. Of a worker that is not iChat's own, only the first four are needed."""
+    """Everything that a worker tells the gateway, sent at every change and at intervals. Unknown keys are ignored.
 
-    worker_id: str = checked(_is_id)
-    """Made by the worker, unique for its life."""
-    model_name: str = checked(_is_name)
+    A worker that is not iChat's own needs only the first four fields.
+    """
+
+    worker_id: str = checked(_is_id, schema=_AN_ID)
+    """Chosen by the worker, and unique for its life."""
+    model_name: str = checked(_is_name, schema=_NAME)
     host: str = checked(_is_host)
-    """Where the gateway reaches it."""
-    port: int = checked(between(1, 65535))
-    model_names: list[str] = checked(_are_names, attrs.Factory(list[str]))
-    """Every name that it serves, `model_name` included."""
-    models: list[ModelCard] = checked(_are_models, attrs.Factory(list[ModelCard]))
-    """The same names with what is known of each, and its adapters; empty where nothing more is known."""
+    """The name or address at which the gateway reaches the worker."""
+    port: int = checked(Between(1, 65535))
+    model_names: list[str] = checked(_are_names, attrs.Factory(list[str]), _NAMES)
+    """Every name that requests may use for the worker's model, `model_name` included."""
+    models: list[ModelCard] = checked(
+        _at_most(MODELS_MAX, "models"), attrs.Factory(list[ModelCard]), {"maxItems": MODELS_MAX}
+    )
+    """The same names with what is known of each, and the model's adapters; may be empty."""
     group: Group | None = None
+    """The machines that serve the model together; None: the worker serves it alone."""
     backend: str = checked(_is_name, "")
+    """The engine: `vllm`, `sglang`, or the name of another one."""
     model_path: str = checked(_is_short, "")
-    state: WorkerState = "ready"
+    state: WorkerState = attrs.field(default="ready", metadata={"schema": {"type": "string"}})
     phase: str = checked(_is_short, "")
-    """What it is doing, in a few words."""
-    failure: str = checked(_is_sentence, "")
-    """Why its engine ended, where nobody had asked for that; empty otherwise."""
-    heartbeat_interval: float = checked(between(0.01, 3600), 30.0)
-    """Seconds until the next beat, at the latest."""
+    """What the worker is doing, in a few words."""
+    failure: str = checked(_printable(FAILURE_CHARACTERS_MAX), "", {"maxLength": FAILURE_CHARACTERS_MAX})
+    """One line: why the engine ended unexpectedly; otherwise empty."""
+    heartbeat_interval: float = checked(Between(0.01, 3600), 30.0)
+    """The most seconds until the next heartbeat. After three missed heartbeats the worker gets no requests."""
     unix_socket: bool = False
-    """Whether it also listens on the unix socket that its launcher named."""
-    max_in_flight: int = checked(between(0, 1_000_000), 0)
-    """Requests that it wants to be sent at the same time, at most; 0: it has no wish."""
+    """Whether the worker also listens on the unix socket that the gateway named when it started the worker."""
+    max_in_flight: int = checked(Between(0, 1_000_000), 0)
+    """The most requests that the worker wants at the same time; 0: no limit of its own."""
     pid: int = 0
+    """The worker's first process, on its own machine."""
     start_id: str = checked(_is_name, "")
-    """Another one at each start of the worker: ids and pids come again."""
+    """Different at each start of the worker, since ids and pids are reused."""
     args: dict[str, Any] = checked(_are_args, attrs.Factory(dict[str, Any]))
+    """Every effective argument of the engine, with secrets masked: at most 256 KiB of JSON."""
     backend_args: dict[str, Any] = checked(_are_args, attrs.Factory(dict[str, Any]))
-    """The same, as workers may call it that are not iChat's own; `read_beat` puts it into `args`."""
-    changed_args: list[str] | None = checked(_are_names, None)
-    """The names of those in `args` that are not as the engine has them by default; None: that is not known."""
+    """Another name for `args`: the gateway shows under both what a worker sends under either."""
+    changed_args: list[str] | None = checked(_are_names, None, _NAMES)
+    """The names in `args` whose values differ from the engine's defaults; None: not known."""
     versions: dict[str, str] = checked(_are_versions, attrs.Factory(dict[str, str]))
-    progress: dict[str, float | None] = checked(_is_progress, attrs.Factory(dict[str, float | None]))
-    """`ichat.engines.Progress`."""
+    """The versions of the engine and of its main packages, by package name."""
+    progress: dict[str, float | None] = checked(
+        _is_progress, attrs.Factory(dict[str, float | None]), {"$ref": "#/components/schemas/Progress"}
+    )
+    """What the engine is doing, by its own account; other engines' workers may send other numbers too."""
     machine: Machine | None = None
-    """Where it runs, if the gateway has not been told of this already."""
+    """The worker's machine, if the gateway has not been told yet or it has changed; otherwise None."""
 
 
 _converter = strict_converter(forbid_extra_keys=False)
@@ -286,13 +299,13 @@ _structure = section_hook(Heartbeat, _converter)
 
 
 def parse_heartbeat(body: object) -> Heartbeat:
-    """Return the beat in parsed JSON; keys that it does not know are left to newer gateways. Raises ApiError 400."""
+    """Return the heartbeat in parsed JSON; unknown keys are ignored. Raises ApiError 400."""
     try:
         heartbeat: Heartbeat = _structure(body, Heartbeat)
     except BaseValidationError as error:
-        raise errors.bad_request(f"This is not a beat: {'; '.join(problems_of(error))}.") from error
+        raise errors.bad_request(f"This is not a heartbeat: {'; '.join(problems_of(error))}.") from error
     except ValueError as error:
-        raise errors.bad_request(f"A beat is a JSON object: {error}.") from error
+        raise errors.bad_request(f"A heartbeat is a JSON object: {error}.") from error
     return (
         attrs.evolve(heartbeat, args=heartbeat.args or heartbeat.backend_args, backend_args={})
         if heartbeat.backend_args
@@ -301,10 +314,10 @@ def parse_heartbeat(body: object) -> Heartbeat:
 
 
 def response_tag(worker_id: str, start_id: str) -> str:
-    """Return what the ids of the responses have in them that this start of a worker keeps: 12 hexadecimal digits."""
+    """Return the 12 hexadecimal digits that the ids of all responses have that this start of a worker keeps."""
     return hashlib.blake2b(f"{worker_id}\0{start_id}".encode(), digest_size=6).hexdigest()
 
 
 def names_of(heartbeat: Heartbeat) -> list[str]:
-    """Give every name that the worker serves."""
+    """Return every name that the worker serves."""
     return [model.id for model in heartbeat.models] or list(heartbeat.model_names) or [heartbeat.model_name]

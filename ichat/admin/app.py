@@ -17,6 +17,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ichat import errors
+from ichat.admin import views
 from ichat.admin.routes import AdminContext, add_routes, json_response, read_json
 from ichat.errors import ApiError
 from ichat.observability.metrics import Metrics
@@ -60,7 +61,7 @@ def make_app(parts: AdminContext, metrics: Metrics, scraper: Scraper) -> QuartTr
 
     @app.get("/health")
     async def health() -> Response:
-        return json_response({"status": "ok"})
+        return json_response(views.GatewayHealth())
 
     @app.get("/metrics")
     async def expose() -> Response:
@@ -104,13 +105,15 @@ def make_app(parts: AdminContext, metrics: Metrics, scraper: Scraper) -> QuartTr
         heartbeat = await accepted(parse_heartbeat(await read_json()))
         new = registry.record_heartbeat(heartbeat)
         parts.logbook.changed()
-        return json_response({
-            "status": "registered" if new else "ok",
-            "gateway_id": parts.gateway_id,
-            "heartbeat_interval": heartbeat.heartbeat_interval,
-            "lost": [attrs.asdict(lost) for lost in registry.lost(heartbeat.worker_id)],
-            "wants_machine": registry.wants_machine(heartbeat.worker_id),
-        })  # fmt: skip
+        return json_response(
+            views.HeartbeatResponse(
+                status="registered" if new else "ok",
+                gateway_id=parts.gateway_id,
+                heartbeat_interval=heartbeat.heartbeat_interval,
+                lost=registry.lost(heartbeat.worker_id),
+                wants_machine=registry.wants_machine(heartbeat.worker_id),
+            )
+        )
 
     add_routes(app, parts)
 

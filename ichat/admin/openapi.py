@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ichat
-from ichat.admin.json_schema import Schema, ref
-from ichat.admin.schemas import schemas
+from ichat.admin.schemas import Schema, ref, schemas
 from ichat.observability.logs.lines import KEEP_ALIVE_S
 from ichat.security.auth import ROUTES, Rule
 
@@ -212,7 +211,7 @@ def _of_workers() -> dict[str, Schema]:
                 "Register a worker, or tell of one that is known: both are one",
                 _json("BeatAnswer"),
                 body=_json_body("Beat"),
-                failures={"400": "It is not a beat.", "429": "There are too many workers already."},
+                failures={"400": "It is not a heartbeat.", "429": "There are too many workers already."},
             )
         }
         for path, operation in (("/v1/workers/heartbeat", "post_heartbeat"), ("/register", "register"))

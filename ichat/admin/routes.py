@@ -4,7 +4,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -15,18 +16,19 @@ from quart_trio import QuartTrio
 
 import ichat
 from ichat import errors
+from ichat.admin import views
 from ichat.admin.openapi import document
 from ichat.admin.reload import Reloader
 from ichat.config.schema import DRAIN_S_MAX, read_worker
 from ichat.errors import ApiError
 from ichat.hardware.gpus import find_gpus
-from ichat.hardware.host import CpuMeter, read_resources
-from ichat.hardware.machines import GpuView, MachineView, machines_of, read_machine
+from ichat.hardware.host import CpuMeter, HostResources, read_resources
+from ichat.hardware.machines import MachineView, machines_of, read_machine
 from ichat.observability.logs.lines import SSE_HEADERS, read_query
 from ichat.observability.logs.store import LogStore
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
-from ichat.routing.worker_record import WorkerRecord
+from ichat.routing.worker_record import State, WorkerRecord
 from ichat.security.auth import Auth
 from ichat.supervisor.supervisor import Supervisor
 
@@ -52,8 +54,12 @@ class AdminContext:
 
 
 def json_response(value: object, status: int = 200) -> Response:
-    """Make a response of what JSON can hold."""
-    return Response(json.dumps(value), status=status, content_type="application/json")
+    """Return the response with a value that JSON can hold, or with views."""
+    return Response(json.dumps(value, default=_plain), status=status, content_type="application/json")
+
+
+def _plain(value: Any) -> Mapping[str, Any]:
+    return value.describe() if isinstance(value, MachineView) else attrs.asdict(value, recurse=False)
 
 
 async def read_json() -> Any:
@@ -107,7 +113,7 @@ def _add_workers(app: QuartTrio, parts: AdminContext) -> None:
     @app.post("/v1/admin/workers/launch")
     async def launch() -> Response:
         worker = await supervisor.launch(read_worker(await read_json(), parts.reloader.config))
-        return json_response({"worker_id": worker.id, "state": registry.state(worker.entry)}, 202)
+        return json_response(views.Launched(worker.id, registry.state(worker.entry)), 202)
 
     @app.delete("/v1/admin/workers/<worker_id>")
     async def stop(worker_id: str) -> Response:
@@ -122,7 +128,7 @@ def _add_workers(app: QuartTrio, parts: AdminContext) -> None:
                 f" (process {pid} on {host}).",
             )
         await supervisor.remove(managed, _seconds("drain_s", parts.reloader.config.timeouts.drain_s))
-        return json_response({"worker_id": worker_id, "state": "stopped"})
+        return json_response(views.Stopped(worker_id))
 
 
 def _add_cluster(app: QuartTrio, parts: AdminContext) -> None:
@@ -133,52 +139,32 @@ def _add_cluster(app: QuartTrio, parts: AdminContext) -> None:
         gpus = await find_gpus()
         pids, told = parts.supervisor.pids, registry.machines()
 
-        def read() -> tuple[dict[str, Any], list[MachineView]]:
+        def read() -> tuple[HostResources, list[MachineView]]:
             own = read_machine(parts.meter, gpus, pids)
             return read_resources(parts.meter, gpus, pids), machines_of(own, told)
 
         resources, machines = await trio.to_thread.run_sync(read)
-        states: dict[str, int] = {}
-        for worker in registry:
-            state = registry.state(worker)
-            states[state] = states.get(state, 0) + 1
-        gateway = {
-            "id": parts.gateway_id,
-            "version": ichat.__version__,
-            "pid": os.getpid(),
-            "uptime_s": round(time.time() - parts.started_at, 3),
-        }
+        uptime_s = round(time.time() - parts.started_at, 3)
         models = [
-            {"id": name, **registry.load_of(name), "queued": balancer.waiting_for(name)}
+            views.ModelLoad(name, **registry.load_of(name), queued=balancer.waiting_for(name))
             for name in sorted(registry.names())
         ]
-        return json_response({
-            "gateway": gateway, "resources": resources, "machines": [_machine(one) for one in machines],
-            "workers": states, "models": models,
-        })  # fmt: skip
+        return json_response(
+            views.ClusterStatus(
+                gateway=views.GatewayView(parts.gateway_id, ichat.__version__, os.getpid(), uptime_s),
+                resources=resources,
+                machines=machines,
+                workers=Counter[State](map(registry.state, registry)),
+                models=models,
+            )
+        )
 
     @app.get("/v1/admin/cluster/version")
     async def version() -> Response:
         packages = {name: metadata.version(name) for name in PACKAGES}
         heartbeats = [worker.heartbeat for worker in registry if worker.heartbeat is not None]
-        workers = [
-            {key: getattr(heartbeat, key) for key in ("worker_id", "backend", "versions")} for heartbeat in heartbeats
-        ]
-        return json_response({
-            "version": ichat.__version__, "python": platform.python_version(), "packages": packages, "workers": workers,
-        })  # fmt: skip
-
-
-def _machine(seen: MachineView) -> dict[str, Any]:
-    machine = attrs.asdict(seen.machine, filter=lambda field, _: field.name != "gpus")
-    gpus = None if seen.gpus is None else [_gpu(one) for one in seen.gpus]
-    return machine | {"name": seen.name, "has_gateway": seen.has_gateway, "workers": seen.workers, "gpus": gpus}
-
-
-def _gpu(seen: GpuView) -> dict[str, Any]:
-    gpu = attrs.asdict(seen.gpu, filter=lambda field, _: field.name != "held_bytes")
-    held_by = [{"worker_id": worker, "memory_bytes": size} for worker, size in seen.held.items()]
-    return gpu | {"failure": seen.gpu.failure or None, "held_by": held_by}
+        workers = [views.WorkerVersions(one.worker_id, one.backend, one.versions) for one in heartbeats]
+        return json_response(views.Version(ichat.__version__, platform.python_version(), packages, workers))
 
 
 def _flag(name: str) -> bool:

@@ -20,7 +20,7 @@ from cattrs.errors import BaseValidationError
 
 from ichat import errors
 from ichat.config.openai_params import KNOWN, check_paths
-from ichat.config.strict import between, checked, one_of, problems_of, section_hook, shown, strict_converter
+from ichat.config.strict import Between, checked, one_of, problems_of, section_hook, shown, strict_converter
 from ichat.errors import EXIT_USAGE, Exit
 
 Scalar = str | int | float | bool
@@ -47,11 +47,12 @@ DRAIN_S_MAX = 3600.0
 POLICY_NAMES = ("least_loaded", "power_of_two", "round_robin", "random")
 """The policies of `balance.py`."""
 
-_PORT = between(0, 65535)
-_SECONDS = between(0.001, 1e9)
-_SECONDS_OR_0 = between(0, 1e9)
-_COUNT = between(1, 1_000_000)
-_BYTES = between(LINE_BYTES_LIMIT, 1024**4)
+_PORT = Between(0, 65535)
+_SECONDS = Between(0.001, 1e9)
+_SECONDS_OR_0 = Between(0, 1e9)
+_COUNT = Between(1, 1_000_000)
+_AMOUNT = Between(1, 10**12)
+_BYTES = Between(LINE_BYTES_LIMIT, 1024**4)
 
 
 def _not_empty(value: str) -> None:
@@ -59,13 +60,13 @@ def _not_empty(value: str) -> None:
         raise ValueError("must not be empty")
 
 
-def _is_target(value: str | None) -> None:
-    if value is not None and not _TARGET.fullmatch(value):
+def _is_target(value: str) -> None:
+    if not _TARGET.fullmatch(value):
         raise ValueError("must be a path that begins with a slash, such as /health")
 
 
-def _is_path(value: str | None) -> None:
-    if value is not None and (not value or "\0" in value):
+def _is_path(value: str) -> None:
+    if not value or "\0" in value:
         raise ValueError("must be a path")
 
 
@@ -82,8 +83,8 @@ def _is_http(value: str) -> None:
         raise ValueError("must be like https://host/v1 or http://host:8000/v1, without a user, a query or a fragment")
 
 
-def _is_variable(value: str | None) -> None:
-    if value is not None and not _VARIABLE.fullmatch(value):
+def _is_variable(value: str) -> None:
+    if not _VARIABLE.fullmatch(value):
         raise ValueError("must be the name of an environment variable, which holds the key")
 
 
@@ -92,8 +93,8 @@ def _is_key_name(value: str) -> None:
         raise ValueError("must be 1 to 128 letters, digits or any of . _ : @ -")
 
 
-def _is_key_hash(value: str | None) -> None:
-    if value is not None and not _KEY_HASH.fullmatch(value):
+def _is_key_hash(value: str) -> None:
+    if not _KEY_HASH.fullmatch(value):
         raise ValueError("must be like sha256:… (64 hexadecimal digits): `./ichat.pyz key` makes a key and its hash")
 
 
@@ -105,8 +106,8 @@ def _are_networks(values: list[str]) -> None:
             raise ValueError(f"{value!r} is no address or network, such as 10.0.0.7 or 10.0.0.0/8") from None
 
 
-def _are_params(values: list[str] | None) -> None:
-    unknown = sorted(set(values or ()) - KNOWN)
+def _are_params(values: list[str]) -> None:
+    unknown = sorted(set(values) - KNOWN)
     if unknown:
         raise ValueError(f"{', '.join(map(repr, unknown))} is no parameter of OpenAI's that could be dropped")
 
@@ -139,19 +140,9 @@ def _is_model_name(value: str) -> None:
         raise ValueError(f"must be 1 to {MODEL_NAME_CHARACTERS_MAX} printable characters")
 
 
-def _is_one_line(value: str | None) -> None:
-    if value is not None and not value.isprintable():
+def _is_one_line(value: str) -> None:
+    if not value.isprintable():
         raise ValueError("must be one line of printable characters")
-
-
-def _is_count(value: int | None) -> None:
-    if value is not None:
-        _COUNT(value)
-
-
-def _is_amount(value: int | None) -> None:
-    if value is not None:
-        between(1, 10**12)(value)
 
 
 @frozen
@@ -177,7 +168,7 @@ class Routing:
     policy: str = checked(one_of(*POLICY_NAMES), "least_loaded")
     session_header: str = checked(_is_header_name, "x-session-id")
     max_in_flight: int = checked(_COUNT, 4096)
-    queue_max: int = checked(between(0, 1_000_000), 1024)
+    queue_max: int = checked(Between(0, 1_000_000), 1024)
 
 
 @frozen
@@ -188,29 +179,29 @@ class Logs:
     access_lines_max: int = checked(_COUNT, 10_000)
     ring_lines_max: int = checked(_COUNT, 10_000)
     ring_bytes_max: int = checked(_BYTES, 2 * 1024 * 1024)
-    line_bytes_max: int = checked(between(256, LINE_BYTES_LIMIT), 16 * 1024)
+    line_bytes_max: int = checked(Between(256, LINE_BYTES_LIMIT), 16 * 1024)
     echo: bool = True
     echo_bytes_max: int = checked(_BYTES, 4 * 1024 * 1024)
     directory: str | None = checked(_is_path, None)
     file_bytes_max: int = checked(_BYTES, 16 * 1024 * 1024)
-    keep_days: float = checked(between(0.01, 36500), 30.0)
-    files_max: int = checked(between(1, 1000), 3)
-    last_lines_max: int = checked(between(0, 1000), 50)
+    keep_days: float = checked(Between(0.01, 36500), 30.0)
+    files_max: int = checked(Between(1, 1000), 3)
+    last_lines_max: int = checked(Between(0, 1000), 50)
     followers_max: int = checked(_COUNT, 256)
-    followed_max: int = checked(between(0, 4096), 256)
+    followed_max: int = checked(Between(0, 4096), 256)
 
 
 @frozen
 class Limits:
     """`[limits]`."""
 
-    head_bytes_max: int = checked(between(1024, 16 * 1024 * 1024), 64 * 1024)
-    body_bytes_max: int = checked(between(1024, 64 * 1024**3), 128 * 1024 * 1024)
+    head_bytes_max: int = checked(Between(1024, 16 * 1024 * 1024), 64 * 1024)
+    body_bytes_max: int = checked(Between(1024, 64 * 1024**3), 128 * 1024 * 1024)
     connections_max: int = checked(_COUNT, 8192)
     connections_per_address_max: int = checked(_COUNT, 4096)
-    max_in_flight: int | None = checked(_is_count, None)
-    requests_per_minute: int | None = checked(_is_amount, None)
-    tokens_per_minute: int | None = checked(_is_amount, None)
+    max_in_flight: int | None = checked(_COUNT, None)
+    requests_per_minute: int | None = checked(_AMOUNT, None)
+    tokens_per_minute: int | None = checked(_AMOUNT, None)
 
 
 @frozen
@@ -223,9 +214,9 @@ class Key:
     models: list[str] | None = None
     metrics: bool = False
     engine_control: bool = False
-    max_in_flight: int | None = checked(_is_count, None)
-    requests_per_minute: int | None = checked(_is_amount, None)
-    tokens_per_minute: int | None = checked(_is_amount, None)
+    max_in_flight: int | None = checked(_COUNT, None)
+    requests_per_minute: int | None = checked(_AMOUNT, None)
+    tokens_per_minute: int | None = checked(_AMOUNT, None)
 
 
 @frozen
@@ -250,7 +241,7 @@ class Security:
 class CircuitBreaker:
     """`[circuit_breaker]`: when a worker or an external route that fails gets no requests for a while."""
 
-    failures_max: int = checked(between(0, 1_000_000), 5)
+    failures_max: int = checked(Between(0, 1_000_000), 5)
     open_s: float = checked(_SECONDS, 5.0)
     open_longest_s: float = checked(_SECONDS, 60.0)
 
@@ -301,22 +292,38 @@ class Restart:
 class ManagedWorkerConfig:
     """`[[managed_workers]]`: a worker that the gateway starts; keys that are not iChat's are the engine's arguments."""
 
-    model_name: str = checked(_is_model_name)
-    model_path: str = checked(_not_empty)
-    backend: str = checked(_not_empty, "vllm")
+    model_name: str = checked(_is_model_name, schema={"minLength": 1, "maxLength": MODEL_NAME_CHARACTERS_MAX})
+    """The name that requests use."""
+    model_path: str = checked(_not_empty, schema={"minLength": 1})
+    """A directory, or a name on the model hub."""
+    backend: str = checked(_not_empty, "vllm", {"minLength": 1})
+    """`vllm`, `sglang`, or the name of another engine that is installed."""
     gpu_ids: list[int] | None = None
+    """GPU numbers as nvidia-smi shows them; None: all of them."""
     host: str = "127.0.0.1"
+    """The address on which the worker listens."""
     port: int = checked(_PORT, 0)
-    heartbeat_interval: float = checked(between(0.1, 3600), 3.0)
-    max_in_flight: int | None = checked(_is_count, None)
+    """The port on which the worker listens; 0: any free one."""
+    heartbeat_interval: float = checked(Between(0.1, 3600), 3.0)
+    """Seconds between two heartbeats of the worker."""
+    max_in_flight: int | None = checked(_COUNT, None)
+    """The most requests that the worker serves at the same time; None: `routing.max_in_flight`."""
     share_gpus: bool = False
-    on_gateway_exit: str = checked(one_of("stop", "keep"), "stop")
+    """Whether the worker may use GPUs that another worker uses too; both must allow it."""
+    on_gateway_exit: str = checked(one_of("stop", "keep"), "stop", {"enum": ["stop", "keep"]})
+    """Whether the worker ends with the gateway, or keeps running until the next gateway takes it over."""
     log_streaming: bool = True
-    responses_max: int = checked(between(0, 1_000_000), 1000)
+    """Whether the worker streams its own lines at /logs/stream."""
+    responses_max: int = checked(Between(0, 1_000_000), 1000, {})
+    """The most responses of /v1/responses that the worker keeps."""
     reasoning_field: str = checked(one_of("engine", "reasoning", "reasoning_content", "both"), "engine")
+    """The name of the field of a chat that holds the model's reasoning."""
     python: str | None = None
+    """The Python interpreter that has the engine; None: the one of `[engines.NAME]`."""
     env: dict[str, str] = field(factory=dict[str, str])
+    """Variables to add to the worker's environment."""
     backend_args: dict[str, EngineValue] = field(factory=dict[str, EngineValue])
+    """Arguments of the engine, also those whose names are keys of this table."""
 
 
 @frozen
@@ -330,7 +337,7 @@ class ExternalRoute:
     headers: dict[str, str] = checked(_are_headers, attrs.Factory(dict[str, str]))
     ca_certificates: str | None = None
     health_path: str | None = checked(_is_target, None)
-    max_in_flight: int | None = checked(_is_count, None)
+    max_in_flight: int | None = checked(_COUNT, None)
     drop_params: bool | None = None
     additional_drop_params: list[str] = checked(check_paths, attrs.Factory(list[str]))
     allowed_openai_params: list[str] = checked(_are_params, attrs.Factory(list[str]))

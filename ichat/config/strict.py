@@ -21,18 +21,27 @@ SHOWN_CHARACTERS_MAX = 60
 _HOLDS_SECRETS = re.compile(r"(^|\.)(env|headers|(?:\w*_)?(?:key|token|api_key)_(?:env|hash))([.\[]|$)")
 """Paths of values that are shown to nobody."""
 
+Schema = Mapping[str, Any]
 Check = Callable[[Any], None]
 """Raises ValueError with what is wrong about a value of the right type."""
 
 
-def between(low: float, high: float) -> Check:
-    """Make the check that a number is in this range, both ends included."""
+@attrs.frozen
+class Between:
+    """The check that a number is in a range, both ends included."""
 
-    def check(value: float) -> None:
-        if not low <= value <= high:
-            raise ValueError(f"must be from {low:g} to {high:g}, not {value:g}")
+    low: float
+    high: float = math.inf
 
-    return check
+    def __call__(self, value: float) -> None:
+        """Raise ValueError for a number outside."""
+        if not self.low <= value <= self.high:
+            raise ValueError(f"must be from {self.low:g} to {self.high:g}, not {value:g}")
+
+    @property
+    def schema(self) -> Schema:
+        """The same as JSON schema."""
+        return {"minimum": self.low} | ({} if math.isinf(self.high) else {"maximum": self.high})
 
 
 def one_of(*allowed: str) -> Check:
@@ -45,9 +54,13 @@ def one_of(*allowed: str) -> Check:
     return check
 
 
-def checked(check: Check, default: Any = attrs.NOTHING) -> Any:
-    """Declare a field whose value must pass a check, which is run while structuring: all problems are found at once."""
-    return field(default=default, metadata={"check": check})
+def checked(check: Check, default: Any = attrs.NOTHING, schema: Schema | None = None) -> Any:
+    """Declare a field whose value must pass a check; None, where the type allows it, needs none.
+
+    The check runs while structuring, so that all problems are found at once. `schema` says in JSON schema what the
+    check allows; a `Between` says it itself.
+    """
+    return field(default=default, metadata={"check": check, "schema": schema})
 
 
 def strict_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
@@ -77,7 +90,7 @@ def section_hook(
             if container and type(value) is not container and not is_left_out:
                 raise ValueError(f"must be {'an array' if container is list else 'a table'}, not {shown(value)}")
             structured = converter.structure(value, kind)
-            if check is not None:
+            if check is not None and structured is not None:
                 check(structured)
             return structured
 

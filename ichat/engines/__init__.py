@@ -34,12 +34,15 @@ class Progress:
     """What an engine is doing, by its own account; None is not known."""
 
     running: int | None = None
+    """Requests that the engine works on."""
     waiting: int | None = None
+    """Requests in the engine's queue."""
     kv_use: float | None = None
     """Share of the KV cache in use, 0 to 1."""
     steps: int | None = None
     """A count that grows whenever the scheduler does something: a busy engine whose count stands still is stuck."""
     tokens_out: int | None = None
+    """Tokens generated since the engine's start."""
 
 
 @attrs.frozen

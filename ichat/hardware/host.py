@@ -3,18 +3,92 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
+import attrs
 import psutil
 
-from ichat.hardware.gpus import Gpu, GpuProcess
+from ichat.hardware.gpus import Gpu
+from ichat.protocol import Count, Share
 
 APART_S = 1.0
-"""The use of the processors is measured over so long at least: over a millisecond it would be noise."""
+"""The least time over which the use of the processors is measured: over a millisecond it would be noise."""
+
+
+@attrs.frozen
+class CpuUse:
+    """The processors of a machine."""
+
+    count: Count | None
+    """The processors of the machine."""
+    usable: Count | None
+    """The processors that the gateway may use."""
+    use: Share | None
+    """The busy share of all processors, 0 to 1, over a second or more; None: there were no two readings yet."""
+    load: tuple[float, float, float] | None
+    """The load averages of 1, 5 and 15 minutes."""
+
+
+@attrs.frozen
+class MemoryUse:
+    """The memory of a machine."""
+
+    total_bytes: Count
+    available_bytes: Count
+
+
+@attrs.frozen
+class ProcessUse:
+    """The gateway's process."""
+
+    pid: Count
+    memory_bytes: Count
+    """Resident memory, in bytes."""
+
+
+@attrs.frozen
+class GpuHolder:
+    """A process that uses a GPU."""
+
+    pid: int
+    """As the driver counts: in a container, another process may have this number."""
+    memory_bytes: int | None
+    program: str | None
+    worker_id: str | None
+    """The managed worker that the process belongs to, or None."""
+
+
+@attrs.frozen
+class GpuStatus:
+    """A GPU and the processes that use it."""
+
+    index: int
+    """The GPU's number in the order of the PCI bus."""
+    uuid: str
+    name: str
+    memory_total_bytes: int | None
+    memory_used_bytes: int | None
+    memory_free_bytes: int | None
+    use: float | None
+    """The share of the last moments in which the GPU computed, 0 to 1."""
+    failure: str | None
+    """Why the GPU does not answer; None: it does."""
+    held_by: Sequence[GpuHolder]
+    """The processes that use the GPU."""
+
+
+@attrs.frozen
+class HostResources:
+    """The gateway's machine; what is None is not known."""
+
+    cpu: CpuUse
+    memory: MemoryUse
+    gateway: ProcessUse
+    gpus: Sequence[GpuStatus] | None
+    """The GPUs in the order of the PCI bus; None: NVIDIA's library is missing or did not answer."""
 
 
 class CpuMeter:
-    """Measures how busy the processors are, without waiting: always since an earlier reading."""
+    """Measures how busy the processors are since an earlier reading, without waiting."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -25,7 +99,7 @@ class CpuMeter:
         return f"<CpuMeter use={self._use}>"
 
     def read(self) -> float | None:
-        """Give the busy share, 0 to 1, since the reading before that is `APART_S` old; None until there is one."""
+        """Return the busy share, 0 to 1, since a reading that is `APART_S` old; None until there is one."""
         now = self._clock()
         then, idle_then, all_then = self._before
         if now - then >= APART_S:
@@ -37,25 +111,25 @@ class CpuMeter:
         return self._use
 
 
-def read_resources(meter: CpuMeter, gpus: Sequence[Gpu] | None, workers: Mapping[int, str]) -> dict[str, Any]:
-    """Give what `GET /v1/admin/cluster/status` says of this machine; takes about a millisecond.
+def read_resources(meter: CpuMeter, gpus: Sequence[Gpu] | None, workers: Mapping[int, str]) -> HostResources:
+    """Return what this machine has and how much of it is in use; takes about a millisecond.
 
     `gpus` comes from `find_gpus`; `workers` has the ids of the managed workers by the pids of their first processes.
     """
     memory = psutil.virtual_memory()
     own = psutil.Process()
-    return {
-        "cpu": {"count": psutil.cpu_count(), "usable": _usable(), "use": meter.read(), "load": _load()},
-        "memory": {"total_bytes": memory.total, "available_bytes": memory.available},
-        "gateway": {"pid": own.pid, "memory_bytes": own.memory_info().rss},
-        "gpus": None if gpus is None else [_gpu(gpu, workers) for gpu in gpus],
-    }
+    return HostResources(
+        CpuUse(psutil.cpu_count(), _usable(), meter.read(), _load()),
+        MemoryUse(memory.total, memory.available),
+        ProcessUse(own.pid, own.memory_info().rss),
+        None if gpus is None else [_gpu(gpu, workers) for gpu in gpus],
+    )
 
 
 def worker_of(pid: int, workers: Mapping[int, str]) -> str | None:
-    """Give the id of the worker that a process belongs to: the first process of one is among its parents.
+    """Return the id of the worker that a process belongs to: one of the process's parents started the worker.
 
-    One whose parent has ended is known by its session, which every managed worker has of its own.
+    A process whose parent has ended is found by its session, since every managed worker has its own.
     """
     if pid in workers:
         return workers[pid]
@@ -68,31 +142,16 @@ def worker_of(pid: int, workers: Mapping[int, str]) -> str | None:
         return None
 
 
-def _gpu(gpu: Gpu, workers: Mapping[int, str]) -> dict[str, Any]:
-    return {
-        "index": gpu.index,
-        "uuid": gpu.uuid,
-        "name": gpu.name,
-        "memory_total_bytes": gpu.memory_total_bytes,
-        "memory_used_bytes": gpu.memory_used_bytes,
-        "memory_free_bytes": gpu.memory_free_bytes,
-        "use": gpu.use,
-        "failure": gpu.failure or None,
-        "held_by": [_holder(process, workers) for process in gpu.processes],
-    }
-
-
-def _holder(process: GpuProcess, workers: Mapping[int, str]) -> dict[str, Any]:
-    return {
-        "pid": process.pid,
-        "program": process.program or None,
-        "memory_bytes": process.memory_bytes,
-        "worker_id": worker_of(process.pid, workers),
-    }
+def _gpu(gpu: Gpu, workers: Mapping[int, str]) -> GpuStatus:
+    told = {name: getattr(gpu, name) for name in attrs.fields_dict(GpuStatus) if name not in ("failure", "held_by")}
+    holders = [
+        GpuHolder(one.pid, one.memory_bytes, one.program or None, worker_of(one.pid, workers)) for one in gpu.processes
+    ]
+    return GpuStatus(**told, failure=gpu.failure or None, held_by=holders)
 
 
 def _cpu_seconds() -> tuple[float, float]:
-    """Give the seconds that all processors have idled, and all their seconds, since the machine started."""
+    """Return the idle seconds and all seconds of all processors since the machine started."""
     times = psutil.cpu_times()._asdict()
     everything = sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)  # Linux counts them twice
     return times["idle"] + times.get("iowait", 0.0), everything
@@ -105,8 +164,9 @@ def _usable() -> int | None:
         return None
 
 
-def _load() -> list[float] | None:
+def _load() -> tuple[float, float, float] | None:
     try:
-        return [round(load, 2) for load in os.getloadavg()]
+        now, recent, earlier = os.getloadavg()
+        return round(now, 2), round(recent, 2), round(earlier, 2)
     except (AttributeError, OSError):
         return None

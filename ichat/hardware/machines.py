@@ -10,6 +10,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import psutil
@@ -17,7 +18,7 @@ import trio
 
 from ichat.hardware.gpus import Gpu, find_gpus
 from ichat.hardware.host import CpuMeter, worker_of
-from ichat.protocol import MACHINE_ID, MACHINE_NAME_CHARACTERS_MAX, Machine, MachineGpu
+from ichat.protocol import ID, MACHINE_NAME_CHARACTERS_MAX, Machine, MachineGpu
 
 LOOK_S = 10.0
 """How often a machine is looked at, at most: reading its GPUs takes milliseconds of a thread."""
@@ -53,17 +54,33 @@ class GpuView:
     held: Mapping[str, int]
     """The bytes that workers hold, by their ids."""
 
+    def describe(self) -> Mapping[str, Any]:
+        """Return the GPU as JSON can hold it."""
+        gpu = attrs.asdict(self.gpu, filter=lambda field, _: field.name != "held_bytes")
+        held_by = [{"worker_id": worker, "memory_bytes": size} for worker, size in self.held.items()]
+        return gpu | {"failure": self.gpu.failure or None, "held_by": held_by}
+
 
 @attrs.frozen
 class MachineView:
     """A machine as several tell of it."""
 
     name: str
-    """Its host name; with the beginning of its id where another machine has the same."""
+    """The host name of the machine or of a container on it, with part of `id` if another machine has the same name."""
     machine: Machine
-    gpus: Sequence[GpuView] | None
-    workers: Sequence[str]
     has_gateway: bool
+    """Whether the machine is this gateway's own."""
+    workers: Sequence[str]
+    """The ids of the workers that run on the machine."""
+    gpus: Sequence[GpuView] | None
+    """The GPUs in the order of the PCI bus; None: not known."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return the machine as JSON can hold it."""
+        machine = attrs.asdict(self.machine, filter=lambda field, _: field.name != "gpus")
+        gpus = None if self.gpus is None else [one.describe() for one in self.gpus]
+        seen = {"name": self.name, "has_gateway": self.has_gateway, "workers": self.workers, "gpus": gpus}
+        return machine | seen
 
 
 def own_id() -> str:
@@ -72,11 +89,7 @@ def own_id() -> str:
         found = pathlib.Path(_BOOT_ID).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         found = ""
-    return (
-        found
-        if MACHINE_ID.fullmatch(found)
-        else re.sub(r"[^A-Za-z0-9._:-]", "-", socket.gethostname())[:128] or "unknown"
-    )
+    return found if ID.fullmatch(found) else re.sub(r"[^A-Za-z0-9._:-]", "-", socket.gethostname())[:128] or "unknown"
 
 
 class MachineMonitor:
@@ -189,7 +202,7 @@ def machines_of(own: MachineReport | None, told: Iterable[tuple[str, Machine]]) 
         name = name if name not in found else f"{machine.name}-{machine_id}"
         workers = {worker: None for report in reports for worker in (report.by, *report.workers) if worker}
         has_gateway = any(not report.by for report in reports)
-        found.setdefault(name, MachineView(name, machine, _gpus_of(reports), sorted(workers), has_gateway))
+        found.setdefault(name, MachineView(name, machine, has_gateway, sorted(workers), _gpus_of(reports)))
     return list(found.values())
 
 

@@ -12,10 +12,23 @@ from typing import Literal
 import attrs
 
 from ichat.config.schema import CircuitBreaker
+from ichat.protocol import Count
 
 State = Literal["closed", "open", "half-open"]
 FAILED_STATUSES = frozenset((500, 502, 503, 504))
 """Answers that speak against who gives them; any other, however unwelcome, is one."""
+
+
+@attrs.frozen
+class CircuitView:
+    """Whether a worker gets requests, judged by its last ones (`[circuit_breaker]`)."""
+
+    state: State
+    """`open`: the worker gets no requests, since the last ones failed. `half-open`: the worker gets one as a probe."""
+    failures: Count
+    """The number of consecutive failed requests."""
+    retry_in_s: float | None
+    """Seconds until the worker gets a probe; None: the circuit is not open."""
 
 
 @attrs.define(eq=False)
@@ -87,8 +100,8 @@ class Circuit:
         self.opened, self.open_until, self.probe_until = min(self.opened + 1, 60), now + wait_s, -math.inf
         return True
 
-    def describe(self, now: float) -> dict[str, object]:
-        """Give what operators see of it."""
+    def describe(self, now: float) -> CircuitView:
+        """Return what operators see of the circuit."""
         state = self.state(now)
         retry_in_s = round(self.open_until - now, 3) if state == "open" and self.open_until is not None else None
-        return {"state": state, "failures": self.failures, "retry_in_s": retry_in_s}
+        return CircuitView(state, self.failures, retry_in_s)

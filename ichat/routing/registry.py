@@ -17,6 +17,7 @@ from ichat.http.pool import Upstream
 from ichat.protocol import Heartbeat, Machine, ModelCard, PeerLoss, names_of
 from ichat.routing.balancer import Endpoint
 from ichat.routing.circuit_breaker import Circuit
+from ichat.routing.views import WorkerView
 from ichat.routing.worker_record import AWAY, HEALTHY, HEARTBEATS_MISSED_MAX, State, WorkerEnd, WorkerRecord
 
 log = logging.getLogger(__name__)
@@ -465,35 +466,34 @@ class Registry:
         return found
 
     def describe(self, worker: WorkerRecord) -> Mapping[str, Any]:
-        """Give everything known of a worker, as JSON can hold it."""
-        now = self._clock()
-        known: dict[str, Any] = {"worker_id": worker.id}
-        if worker.heartbeat:
-            args = worker.heartbeat.args  # may be large, and is not changed: it needs no copy
+        """Return everything known of a worker, as JSON can hold it."""
+        now, heartbeat, end, state = self._clock(), worker.heartbeat, worker.end, self.state(worker)
+        known: dict[str, Any] = {}
+        if heartbeat:
+            args = heartbeat.args  # may be large, and is not changed: it needs no copy
             left_out = ("args", "backend_args", "machine")
-            known = attrs.asdict(worker.heartbeat, filter=lambda field, _: field.name not in left_out)
+            known = attrs.asdict(heartbeat, filter=lambda field, _: field.name not in left_out)
             known |= {"args": args, "backend_args": args}
-        known.setdefault("model_name", worker.names[0] if worker.names else "")
-        end, state = worker.end, self.state(worker)
-        return {
-            **known,
-            **worker.settings,
-            "model_names": worker.names,
-            "status": "healthy" if state in HEALTHY else "unhealthy",
-            "state": state,
-            "managed": worker.managed,
-            "machine": worker.machine.name if worker.machine else None,
-            "in_flight": worker.endpoint.in_flight if worker.endpoint else 0,
-            "circuit": worker.endpoint.circuit.describe(now) if worker.endpoint else None,
-            "restarts": worker.restarts,
-            "failure": end.why if end and worker.is_down else worker.health_failure or None,
-            "retry_in_s": max(0.0, round(worker.retry_at - now, 3)) if worker.retry_at is not None else None,
-            "cause": end.cause or None if end else None,
-            "exit_code": end.exit_code if end else None,
-            "signal": end.signal if end else None,
-            "oom_killed": end.oom_killed if end else False,
-            "ended_at": round(end.at, 3) if end else None,
-            "last_lines": list(end.last_lines) if end else [],
-            "lost": [attrs.asdict(lost) for lost in self.lost(worker.id)],
-            "beat_age_s": round(now - worker.heartbeat_at, 3) if worker.heartbeat else None,
-        }
+        view = WorkerView(
+            worker_id=worker.id,
+            model_name=known.get("model_name", next(iter(worker.names), "")),
+            model_names=worker.names,
+            status="healthy" if state in HEALTHY else "unhealthy",
+            state=state,
+            managed=worker.managed,
+            machine=worker.machine.name if worker.machine else None,
+            in_flight=worker.endpoint.in_flight if worker.endpoint else 0,
+            circuit=worker.endpoint.circuit.describe(now) if worker.endpoint else None,
+            restarts=worker.restarts,
+            failure=end.why if end and worker.is_down else worker.health_failure or None,
+            retry_in_s=max(0.0, round(worker.retry_at - now, 3)) if worker.retry_at is not None else None,
+            exit_code=end.exit_code if end else None,
+            signal=end.signal if end else None,
+            oom_killed=end.oom_killed if end else False,
+            cause=end.cause or None if end else None,
+            last_lines=list(end.last_lines) if end else [],
+            ended_at=round(end.at, 3) if end else None,
+            lost=self.lost(worker.id),
+            beat_age_s=round(now - worker.heartbeat_at, 3) if heartbeat else None,
+        )
+        return {**known, **worker.settings, **attrs.asdict(view)}

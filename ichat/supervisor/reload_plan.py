@@ -70,8 +70,11 @@ class ReloadStep:
     """One line of the plan, for operators."""
 
     action: Action
+    """`update` changes what runs without a restart of it; `later` waits for the gateway's next start."""
     what: str
+    """A worker, an external route, or a path in the configuration."""
     why: str
+    """What is different; secrets are masked."""
 
 
 def changes_of_workers(

@@ -333,7 +333,7 @@ def test_a_circuit_opens_tries_and_closes():
     circuit.begin(now)
     assert circuit.record_response()
     circuit.record_success()
-    assert (circuit.state(now), circuit.opened, circuit.describe(now)["failures"]) == ("closed", 0, 0)
+    assert (circuit.state(now), circuit.opened, circuit.describe(now).failures) == ("closed", 0, 0)
 
 
 def test_a_try_that_takes_long_holds_up_nobody():

@@ -266,7 +266,7 @@ def test_gpus_are_as_it_says(said):
     """A GPU that answers and one that does not, with a process of a worker's and a stranger."""
     process = GpuProcess(1, 3, "python"), GpuProcess(2**22 + 5)
     gpus = [Gpu(0, "GPU-1", "H100", 3, 2, 1, 0.5, process), Gpu(1, failure="is lost")]
-    found = read_resources(CpuMeter(), gpus, {1: "w"})
+    found = attrs.asdict(read_resources(CpuMeter(), gpus, {1: "w"}))
     for gpu in found["gpus"]:
         is_right(said, "Gpu", gpu)
     assert found["gpus"][0]["held_by"][0]["worker_id"] == "w"

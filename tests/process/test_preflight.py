@@ -12,6 +12,7 @@ import threading
 import time
 import types
 
+import attrs
 import psutil
 import pytest
 import trio
@@ -216,6 +217,7 @@ def test_what_the_machine_has_and_who_holds_it(family):
     held = [GpuProcess(pid, n * GIB, "python") for n, pid in enumerate(pids)]
     gpu = Gpu(0, "GPU-1", "NVIDIA H100", 80 * GIB, 30 * GIB, 50 * GIB, use=0.5, processes=held)
     told = resources.read_resources(resources.CpuMeter(), [gpu, Gpu(1, failure="GPU is lost")], {first: "a-0"})
+    told = attrs.asdict(told)
     assert set(told) == {"cpu", "memory", "gateway", "gpus"}
     assert set(told["cpu"]) == {"count", "usable", "use", "load"}
     assert 0 < told["gateway"]["memory_bytes"] < told["memory"]["total_bytes"] > told["memory"]["available_bytes"]
@@ -227,7 +229,7 @@ def test_what_the_machine_has_and_who_holds_it(family):
         "memory_free_bytes": 50 * GIB, "use": 0.5, "failure": None,
     }  # fmt: skip
     assert (told["gpus"][1]["failure"], told["gpus"][1]["memory_total_bytes"]) == ("GPU is lost", None)
-    assert resources.read_resources(resources.CpuMeter(), None, {})["gpus"] is None
+    assert resources.read_resources(resources.CpuMeter(), None, {}).gpus is None
 
 
 def test_how_busy_the_processors_are(monkeypatch):

@@ -1,0 +1,123 @@
+"""The responses of the control plane; `schemas.py` describes them from these classes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from attrs import frozen
+
+from ichat.hardware.host import HostResources
+from ichat.hardware.machines import MachineView
+from ichat.protocol import Count, PeerLoss
+from ichat.routing.worker_record import State
+from ichat.supervisor.reload_plan import ReloadStep
+
+
+@frozen
+class GatewayHealth:
+    """The gateway answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+@frozen
+class HeartbeatResponse:
+    """The response to a heartbeat."""
+
+    status: Literal["registered", "ok"]
+    """`registered`: the worker is new to the gateway. `ok`: the gateway knew the worker."""
+    gateway_id: str
+    """Different at each start of the gateway."""
+    heartbeat_interval: float
+    """The interval in the heartbeat, in seconds."""
+    lost: Sequence[PeerLoss]
+    """Workers that the worker's group has lost."""
+    wants_machine: bool
+    """Whether the next heartbeat should have `machine`."""
+
+
+@frozen
+class Launched:
+    """A worker that was launched."""
+
+    worker_id: str
+    state: State
+
+
+@frozen
+class Stopped:
+    """A worker that was stopped."""
+
+    worker_id: str
+    state: Literal["stopped"] = "stopped"
+
+
+@frozen
+class GatewayView:
+    """The gateway's process."""
+
+    id: str
+    """Different at each start of the gateway."""
+    version: str
+    pid: Count
+    uptime_s: float
+    """Seconds since the gateway's start."""
+
+
+@frozen
+class ModelLoad:
+    """The load of one model."""
+
+    id: str
+    workers: Count
+    """Workers or external routes that can serve the model now."""
+    in_flight: Count
+    """Unfinished requests that these have."""
+    circuits_open: Count
+    """How many of these have a circuit that is not closed."""
+    queued: Count
+    """Requests that wait in the gateway for a free worker."""
+
+
+@frozen
+class ClusterStatus:
+    """The gateway, its machine, and the load."""
+
+    gateway: GatewayView
+    resources: HostResources
+    machines: Sequence[MachineView]
+    """The gateway's machine, and those of all workers that report theirs and are heard of."""
+    workers: Mapping[State, Count]
+    """How many workers are in each state; a state without workers is left out."""
+    models: Sequence[ModelLoad]
+    """All model names, whether served now or not."""
+
+
+@frozen
+class WorkerVersions:
+    """The engine of a worker, and the packages it consists of."""
+
+    worker_id: str
+    backend: str
+    versions: Mapping[str, str]
+
+
+@frozen
+class Version:
+    """What the gateway and its workers consist of."""
+
+    version: str
+    python: str
+    packages: Mapping[str, str]
+    workers: Sequence[WorkerVersions]
+    """The engine and packages of each worker that has sent a heartbeat."""
+
+
+@frozen
+class ReloadResult:
+    """What a reload has done, or would do."""
+
+    applied: bool
+    """False: the reload was a dry run, and nothing was changed."""
+    summary: str
+    """For example `+1 start, ~0 restart, -0 stop, 3 untouched`."""
+    plan: Sequence[ReloadStep]
