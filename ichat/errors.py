@@ -1,6 +1,6 @@
 """Every failure that a client can see, and the exit codes that an operator can see.
 
-Inside, code raises one of these nouns; `http/server.py` is the one place where they become a response.
+Inside, code raises one of these nouns; `http/front_door.py` is the one place where they become a response.
 The shape is OpenAI's: ``{"error": {"message": str, "type": str, "param": str | null, "code": str}}``.
 """
 

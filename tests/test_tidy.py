@@ -51,10 +51,10 @@ LAYERS = [
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 
 BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's thread and calls, the command line
+    "ichat/http/front_door.py",
     "ichat/http/hub.py",
     "ichat/http/pool.py",
     "ichat/http/relay.py",
-    "ichat/http/server.py",
     "ichat/engines/asgi.py",
     "ichat/engines/thread.py",
     "ichat/__main__.py",

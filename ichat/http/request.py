@@ -13,22 +13,12 @@ from typing import Protocol
 
 import attrs
 import h11
-import h11._readers
 import trio
 
 from ichat import errors
 from ichat.config.schema import Limits, Timeouts
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, RequestHead, parse_plain_request_head
-
-_TOKEN = rb"[-!#$%&'*+.^_`|~0-9a-zA-Z]+"
-_TEXT = rb"[^\x00\s]+"
-HEADER_FIELD = re.compile(
-    rb"(?P<field_name>%b):[ \t]*+(?P<field_value>(%b(?:[ \t]+%b)*)?)[ \t]*+" % (_TOKEN, _TEXT, _TEXT)
-)
-"""h11's own expression, but that it gives no blank back: with many blanks that costs quadratic time, half a minute for
-one head of 64 KiB."""
-h11._readers.header_field_re = HEADER_FIELD
 
 PIECES_MAX = 128
 """Pieces of a body taken before other tasks get their turn."""
@@ -88,37 +78,30 @@ class Bounds(Protocol):
     timeouts: Timeouts
 
 
-Look = Callable[[RequestHead], None]
-"""Raises ApiError for a request whose body need not even be read."""
-
-
 class RequestReader:
-    """Reads the requests of one connection, one after the other."""
+    """Reads the requests of one connection one after the other: the head, then the body."""
 
-    __slots__ = ("_bounds", "_fed", "_ids", "_leftover", "_look", "_send_all", "_sock", "idle")
+    __slots__ = ("_bounds", "_fed", "_ids", "_leftover", "_parser", "_send_all", "_sock", "idle")
 
     def __init__(
-        self,
-        sock: socket.socket,
-        bounds: Bounds,
-        ids: RequestIds,
-        send_all: Callable[[bytes], Awaitable[None]],
-        look: Look,
+        self, sock: socket.socket, bounds: Bounds, ids: RequestIds, send_all: Callable[[bytes], Awaitable[None]]
     ) -> None:
-        """`send_all` is for what a client is to be told before it sends its body; `look` sees the head before that."""
+        """`send_all` sends the interim response that asks a client for its body."""
         self._sock = sock
         self._bounds = bounds
         self._ids = ids
         self._send_all = send_all
-        self._look = look
         self._leftover = b""
+        """Bytes that were received behind what has been read."""
+        self._parser: h11.Connection | None = None
+        """What has read the current head, unless that was a plain one."""
         self._fed = 0
         """Bytes that the parser was given of this request and what follows it."""
         self.idle = True
         """Whether it waits for the first byte of a request."""
 
-    async def read(self) -> Request | None:
-        """Read the next request whole; None where the client has none. Raises ApiError (408, 413, 431, 400)."""
+    async def read_head(self) -> RequestHead | None:
+        """Read the next request's head; None if the client has left. Raises ApiError (408, 431, 400)."""
         self.idle = True
         if self._leftover:
             await trio.lowlevel.checkpoint()
@@ -131,27 +114,33 @@ class RequestReader:
         limits, timeouts = self._bounds.limits, self._bounds.timeouts
         end = data.find(b"\r\n\r\n", 0, limits.head_bytes_max)
         head = parse_plain_request_head(data[:end]) if end >= 0 else None
-        if head is not None and head.length is not None:
-            self._look(head)
-            self._check_length(head.length)
-            body = await self._read_exactly(head.length, data[end + 4 :], trio.current_time() + timeouts.body_s)
-            return None if body is None else self._request(head, body)
-        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes_max)
+        if head is not None:
+            self._leftover = data[end + 4 :]
+            return head
+        self._parser = parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes_max)
         parser.receive_data(data)
         self._fed = len(data)
-        head = await self._read_head(parser, trio.current_time() + timeouts.head_s)
-        if head is None:
-            return None
-        deadline = trio.current_time() + timeouts.body_s
-        if head.length is None:
-            body = await self._read_chunks(parser, deadline)
-        else:
+        return await self._parse_head(parser, trio.current_time() + timeouts.head_s)
+
+    async def read_body(self, head: RequestHead) -> Request | None:
+        """Read the body behind this head; None if the client has left. Raises ApiError (408, 413, 400)."""
+        deadline = trio.current_time() + self._bounds.timeouts.body_s
+        parser, self._parser = self._parser, None
+        data, self._leftover = self._leftover, b""
+        if head.length is not None and head.length > self._bounds.limits.body_bytes_max:
+            raise errors.request_too_large(self._bounds.limits.body_bytes_max)
+        if parser is not None:
             await self._continue(parser)
-            body = await self._read_exactly(head.length, parser.trailing_data[0], deadline)
+            data = parser.trailing_data[0]
+        if head.length is not None:
+            body = await self._read_exactly(head.length, data, deadline)
+        else:
+            assert parser is not None
+            body = await self._read_chunks(parser, deadline)
         return None if body is None else self._request(head, body)
 
-    async def _read_head(self, parser: h11.Connection, deadline: float) -> RequestHead | None:
-        """Have h11 read the head; None where the client has left. Raises ApiError (408, 413, 431, 400)."""
+    async def _parse_head(self, parser: h11.Connection, deadline: float) -> RequestHead | None:
+        """Read the head by h11; None if the client has left. Raises ApiError (408, 431, 400)."""
         event = await self._next_event(parser, deadline)
         if not isinstance(event, h11.Request):
             return None
@@ -161,13 +150,9 @@ class RequestReader:
             raise errors.bad_request(f"HTTP/{event.http_version.decode()} is not spoken here, only HTTP/1.1 is.")
         if not event.target.startswith(b"/"):
             raise errors.bad_request("The request target must be a path that begins with '/'.")
-        head = RequestHead(
+        return RequestHead(
             event.method, event.target, event.http_version, list(event.headers), self._announced_length(event)
         )
-        self._look(head)
-        if head.length is not None:
-            self._check_length(head.length)
-        return head
 
     async def _next_event(self, parser: h11.Connection, deadline: float) -> object:
         """Give the parser's next event, fed as it needs; None where the client has left. Raises ApiError."""
@@ -202,10 +187,6 @@ class RequestReader:
                 raise errors.bad_request("A request has either Content-Length or Transfer-Encoding, not both.")
             return None
         return int(length)
-
-    def _check_length(self, length: int) -> None:
-        if length > self._bounds.limits.body_bytes_max:
-            raise errors.request_too_large(self._bounds.limits.body_bytes_max)
 
     async def _read_chunks(self, parser: h11.Connection, deadline: float) -> bytearray | None:
         body = bytearray()

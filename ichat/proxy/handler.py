@@ -99,10 +99,9 @@ class Gateway:
         """Return what the response to a request with this head says to browsers."""
         return [] if self.cors is None else self.cors.headers_for(head.path, head.headers)
 
-    async def answer(self, request: Request, client: Client) -> None:
+    async def answer(self, request: Request, client: Client, caller: Caller) -> None:
         """Answer one request through an upstream. Raises ApiError where nothing has been sent."""
-        assert isinstance(client.caller, Caller)
-        exchange = Exchange(self.means, request, client, client.caller)
+        exchange = Exchange(self.means, request, client, caller)
         phase, is_counted = "", False
         is_by_model = request.path in ROUTES
         is_log = request.path.startswith(_LOGS)

@@ -29,10 +29,10 @@ from ichat.config.command_line import CommandLineParser
 from ichat.config.schema import Config
 from ichat.errors import Exit
 from ichat.hardware.machines import LOOK_S, MachineMonitor
+from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.pool import Pool
-from ichat.http.server import FrontDoor
 from ichat.http.tls import server_context
 from ichat.observability.access_log import AccessLog
 from ichat.observability.logs.files import prune
@@ -46,7 +46,7 @@ from ichat.proxy.handler import Gateway, is_control
 from ichat.proxy.health_checks import HealthChecker
 from ichat.routing.balancer import Balancer, Endpoint
 from ichat.routing.registry import Registry
-from ichat.security.auth import Auth, address_in, is_loopback
+from ichat.security.auth import Auth, Caller, address_in, is_loopback
 from ichat.security.cors import cors_of
 from ichat.supervisor.orphans import become_subreaper, reap_forever
 from ichat.supervisor.state import StateDirectory, open_state
@@ -126,7 +126,7 @@ async def _run(
         means, metrics, access, tracing, control_socket=state.control_socket, followers_max=config.logs.followers_max
     )
     door = FrontDoor(
-        b"gateway", gateway.answer, hub, config.limits, timeouts, tls, gateway.refused, gateway.authenticate,
+        b"gateway", gateway.answer, gateway.authenticate, hub, config.limits, timeouts, tls, gateway.refused,
         more_headers=gateway.more_headers, is_proxy=lambda peer: address_in(peer) in means.auth.proxies,
     )  # fmt: skip
     supervisor = Supervisor(config, registry, logbook, state)
@@ -190,7 +190,9 @@ async def _prune_forever(directory: str, reloader: Reloader) -> None:
         await trio.sleep(PRUNE_S)
 
 
-def _check(config: Config, registry: Registry, gateway: Gateway, logbook: LogStore, door: FrontDoor) -> ApplyConfig:
+def _check(
+    config: Config, registry: Registry, gateway: Gateway, logbook: LogStore, door: FrontDoor[Caller]
+) -> ApplyConfig:
     """Make what a configuration needs, and give what puts it in force. Raises Exit 64."""
     tls, external, auth = secure_parts(config)
 
@@ -278,7 +280,7 @@ def _warn_of_pages(origins: Sequence[str], auth: Auth) -> None:
         )
 
 
-async def _hurry_when_told(signals: AsyncIterator[int], door: FrontDoor, supervisor: Supervisor) -> None:
+async def _hurry_when_told(signals: AsyncIterator[int], door: FrontDoor[Caller], supervisor: Supervisor) -> None:
     await anext(signals)
     log.info("told again: not waiting any longer")
     door.hurry()

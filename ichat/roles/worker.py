@@ -30,11 +30,12 @@ from ichat.engines.thread import EngineThread
 from ichat.engines.translation import explain
 from ichat.errors import ApiError
 from ichat.hardware.machines import LOOK_S, MachineMonitor
+from ichat.http.front_door import FrontDoor
 from ichat.http.heads import RequestHead
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, open_unix_listener, port_of
 from ichat.http.request import Request
-from ichat.http.server import Client, FrontDoor
+from ichat.http.server import Client
 from ichat.observability.logs.capture import Capture
 from ichat.observability.logs.endpoint import LogEndpoint
 from ichat.protocol import (
@@ -150,7 +151,7 @@ class WorkerServer:
                 " `Authorization: Bearer`."
             )
 
-    async def answer(self, request: Request, client: Client) -> None:
+    async def answer(self, request: Request, client: Client, _caller: None) -> None:
         """Answer one request: what concerns the worker as a whole here, everything else by the engine."""
         request.headers = [header for header in request.headers if not header[0].startswith(INTERNAL)]
         asks = request.method in (b"GET", b"HEAD")
@@ -288,7 +289,7 @@ def explain_args(options: Options, engine_argv: Sequence[str]) -> str:
 class ShutdownDeadlines:
     """What the end of a worker waits for, and what cuts that short."""
 
-    def __init__(self, door: FrontDoor) -> None:
+    def __init__(self, door: FrontDoor[None]) -> None:
         self._door = door
         self.for_engine = trio.CancelScope()
         self.for_last_words = trio.CancelScope()
@@ -343,7 +344,7 @@ async def run(
     worker = WorkerServer(options, engine, host, port, capture=capture, token=token)
     engine.wire.settings = worker.wire_settings()
     hub = Hub()
-    door = FrontDoor(b"worker", worker.answer, hub, limits, timeouts, look=worker.authenticate)
+    door = FrontDoor(b"worker", worker.answer, worker.authenticate, hub, limits, timeouts)
     log.info("worker %s listens on %s:%d", worker.id, options.host, worker.port)
     if not token and not is_loopback(listeners[0].getsockname()[0]):
         log.warning("only this machine may ask this worker: others need a token in ICHAT_JOIN_TOKEN, the gateway too")
@@ -398,7 +399,7 @@ def _tell_nobody() -> None:
 
 
 async def _leave(
-    worker: WorkerServer, door: FrontDoor, patience: ShutdownDeadlines, reporter: HeartbeatSender | None
+    worker: WorkerServer, door: FrontDoor[None], patience: ShutdownDeadlines, reporter: HeartbeatSender | None
 ) -> None:
     """End in good order: exchanges, the engine, those that follow the log, and then the good-bye."""
     host = worker.host

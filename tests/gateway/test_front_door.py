@@ -8,9 +8,9 @@ from support.programs import LIMIT_S
 
 from ichat.config.schema import Limits, Timeouts
 from ichat.errors import bad_request
+from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
-from ichat.http.server import FrontDoor
 
 
 class Door:
@@ -21,7 +21,7 @@ class Door:
         self.cancelled = 0
         self.nursery = nursery
         self.go_on = trio.Event()
-        self.door = FrontDoor(b"gateway", self.answer, Hub(), limits, timeouts)
+        self.door = FrontDoor(b"gateway", self.answer, lambda head, peer: peer, Hub(), limits, timeouts)
 
     async def open(self):
         listeners = await open_listeners("127.0.0.1", 0)
@@ -29,7 +29,8 @@ class Door:
         self.nursery.start_soon(self.door.serve_forever, listeners)
         return port_of(listeners)
 
-    async def answer(self, request, client):
+    async def answer(self, request, client, caller):
+        assert caller == client.peer
         self.requests.append(request)
         if request.path == b"/bug":
             raise RuntimeError("a bug")

@@ -20,9 +20,9 @@ from ichat.engines import thread as host
 from ichat.engines.children import Child, ProcessFamily
 from ichat.engines.thread import EngineThread
 from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
+from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
-from ichat.http.server import FrontDoor
 from ichat.roles.heartbeat_sender import HeartbeatSender
 from ichat.roles.worker import WorkerServer, read_command_line
 
@@ -46,7 +46,7 @@ class Rig:
         listeners = await open_listeners("127.0.0.1", 0)
         self.worker = WorkerServer(self.options, self.engine, self.host, port_of(listeners))
         hub = Hub()
-        self.door = FrontDoor(b"worker", self.worker.answer, hub, Limits(), self.timeouts)
+        self.door = FrontDoor(b"worker", self.worker.answer, lambda head, peer: None, hub, Limits(), self.timeouts)
         nursery.start_soon(hub.run_forever)
         nursery.start_soon(self.door.serve_forever, listeners)
         self.host.start()

@@ -20,9 +20,9 @@ from support.programs import LIMIT_S, ROOT, Program, alive, ichat
 
 from ichat.config.schema import Limits, Timeouts
 from ichat.hardware.machines import own_id
+from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
-from ichat.http.server import FrontDoor
 from ichat.observability.logs.endpoint import LogEndpoint
 from ichat.observability.logs.lines import LineBuffer
 from ichat.protocol import FAILURE_CHARACTERS_MAX, Heartbeat, parse_heartbeat, sentence
@@ -133,7 +133,11 @@ def serve_log(nursery):
     async def start(ring, settle=lambda _: True):
         log = LogEndpoint(ring, settle, [(b"x-ichat-worker", b"w")])
         listeners = await open_listeners("127.0.0.1", 0)
-        door = FrontDoor(b"worker", log.answer, Hub(), Limits(), Timeouts(drain_s=3600))
+
+        async def answer(request, client, _caller):
+            await log.answer(request, client)
+
+        door = FrontDoor(b"worker", answer, lambda head, peer: None, Hub(), Limits(), Timeouts(drain_s=3600))
         nursery.start_soon(door.hub.run_forever)
         nursery.start_soon(door.serve_forever, listeners)
         return log, door, port_of(listeners)

@@ -4,13 +4,15 @@ import re
 
 import h11
 import h11._abnf
+import h11._readers
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ichat.http import h11_patch
 from ichat.http.framing import Chunked, Length, UntilClose
+from ichat.http.h11_patch import HEADER_FIELD
 from ichat.http.heads import HeadError, end_to_end, parse_plain_request_head, parse_response_head, response_head
-from ichat.http.request import HEADER_FIELD
 
 TOKEN = st.text("abcXYZ-_09", min_size=1, max_size=12).map(str.encode)
 VALUE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=20).map(str.encode)
@@ -140,6 +142,11 @@ def test_headers_cost_linear_time_and_read_as_h11_does(line):
     theirs = re.compile(h11._abnf.header_field.encode()).fullmatch(line)
     ours = HEADER_FIELD.fullmatch(line)
     assert (ours and ours.groupdict()) == (theirs and theirs.groupdict())
+
+
+def test_h11_reads_headers_by_it():
+    """The expression that it replaces is the one of the installed h11."""
+    h11_patch.apply()
     assert h11._readers.header_field_re is HEADER_FIELD
 
 

@@ -1,0 +1,319 @@
+"""The front door: accept connections, read their requests, have each answered.
+
+Requests are read by h11, whose strictness is the protection against smuggling: what it lets through can be read in
+one way only. There is one task and one cancel scope for each connection, so a client that hangs up cancels its request
+in every phase.
+"""
+
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import attrs
+import trio
+
+from ichat import errors
+from ichat.config.schema import Limits, Timeouts
+from ichat.errors import ApiError
+from ichat.http import h11_patch
+from ichat.http.heads import Headers, RequestHead
+from ichat.http.hub import HANG_UP, Hub
+from ichat.http.listeners import close_all
+from ichat.http.request import Request, RequestIds
+from ichat.http.server import Client
+from ichat.http.tls import CLOSE_S, Bridge, make_bridge
+
+log = logging.getLogger(__name__)
+
+ACCEPT_RETRY_S = 0.1
+ACCEPT_MAX = 64
+"""Connections accepted before other tasks get their turn."""
+LINGER_S = 1.0
+LINGER_RECVS_MAX = 4096
+_FAMILIES = {socket.AF_INET, socket.AF_INET6}
+
+Caller = TypeVar("Caller")
+"""What the role knows of the client that sent a request."""
+Refused = Callable[[ApiError, bytes, str, RequestHead | None], None]
+"""Called when no request came of what a client sent: with the id, the peer's address, and the head if it was read."""
+
+
+def _ignore(_error: ApiError, _id: bytes, _peer: str, _head: RequestHead | None) -> None:
+    """Tell nothing but the client of an error."""
+
+
+def _no_headers(_head: RequestHead) -> Headers:
+    """Add nothing to any response."""
+    return []
+
+
+@attrs.define(eq=False)
+class FrontDoor(Generic[Caller]):
+    """Everything that the connections of one port share."""
+
+    role: bytes
+    """`gateway` or `worker`: sent with errors, as `x-ichat-error`."""
+    answer: Callable[[Request, Client, Caller], Awaitable[None]]
+    """Writes exactly one response to the client, or raises before it has written anything."""
+    authenticate: Callable[[RequestHead, str], Caller]
+    """Returns the caller by the request's head and the peer's address. Raises ApiError: then no body is read."""
+    hub: Hub
+    limits: Limits
+    timeouts: Timeouts
+    tls: ssl.SSLContext | None = None
+    refused: Refused = _ignore
+    more_headers: Callable[[RequestHead], Headers] = _no_headers
+    """Returns the headers that every response to a request with this head gets."""
+    is_proxy: Callable[[str], bool] = bool
+    """Whether a peer brings the connections of many clients, so that it may have many."""
+    draining: bool = False
+    _handshakes: int = 0
+    _by_address: dict[str, int] = attrs.field(factory=dict[str, int])
+    _accepting: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    _drained: trio.Event = attrs.field(factory=trio.Event)
+    _drain_wait: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    _one_left: trio.Event = attrs.field(factory=trio.Event)
+    clients: set[Client] = attrs.field(factory=set["Client"])
+    ids: RequestIds = attrs.field(factory=RequestIds)
+
+    def __repr__(self) -> str:
+        return f"<FrontDoor {len(self.clients)} connections{' draining' if self.draining else ''}>"
+
+    async def serve_forever(self, listeners: list[socket.socket]) -> None:
+        """Accept and serve until cancelled, which cuts every exchange; ``drain`` first. Closes the listeners."""
+        h11_patch.apply()
+        try:
+            async with trio.open_nursery() as connections:
+                with self._accepting:
+                    async with trio.open_nursery() as accepting:
+                        for listener in listeners:
+                            accepting.start_soon(self._accept_forever, listener, connections)
+                close_all(listeners)
+        finally:
+            close_all(listeners)
+
+    async def drain(self) -> None:
+        """Stop accepting, close idle connections, and wait for every exchange to end, up to `timeouts.drain_s`.
+
+        Exempt exchanges are neither waited for nor cut; they end with `serve_forever` at the latest.
+        """
+        self.draining = True
+        self._accepting.cancel()
+        for client in list(self.clients):
+            if client.idle and not client.reader.is_asking():
+                client.on_disconnect()
+        self._drain_wait.deadline = trio.current_time() + self.timeouts.drain_s
+        with self._drain_wait:
+            self.check_drained()
+            await self._drained.wait()
+        if self._drain_wait.cancelled_caught:
+            left = sum(client.blocks_drain for client in self.clients)
+            log.warning("%d exchanges are cut: they did not end in time", left)
+
+    async def wait_until_left(self, wait_s: float) -> None:
+        """Wait for the end of exempt exchanges too, for at most so long."""
+        with trio.move_on_after(wait_s):
+            while self.clients:
+                self._one_left = trio.Event()
+                await self._one_left.wait()
+
+    def hurry(self) -> None:
+        """Cut short a drain that is under way or to come."""
+        self._drain_wait.cancel()
+
+    def check_drained(self) -> None:
+        """End the drain, if there is one, unless it has an exchange to wait for."""
+        if self.draining and not any(client.blocks_drain for client in self.clients):
+            self._drained.set()
+
+    # One connection: accepted, bounded, encrypted, served, forgotten.
+
+    async def _accept_forever(self, listener: socket.socket, connections: trio.Nursery) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            for _ in range(ACCEPT_MAX):
+                try:
+                    sock, address = listener.accept()
+                except BlockingIOError:
+                    break
+                except OSError as error:
+                    log.error("cannot accept: %s", error)
+                    await trio.sleep(ACCEPT_RETRY_S)
+                    break
+                self._admit(sock, address, connections)
+
+    def _admit(self, sock: socket.socket, address: object, connections: trio.Nursery) -> None:
+        sock.setblocking(False)
+        if sock.family in _FAMILIES:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
+        refusal = self._refusal(peer)
+        if refusal is not None:
+            self._turn_away(Client(self, sock, peer), refusal)
+            return
+        host = peer.rpartition(":")[0]
+        self._by_address[host] = self._by_address.get(host, 0) + 1
+        if self.tls is not None:
+            self._handshakes += 1
+            connections.start_soon(self._run_encrypted, sock, peer, self.tls)
+        else:
+            client = Client(self, sock, peer)
+            self.clients.add(client)
+            connections.start_soon(self._run, client)
+
+    def _refusal(self, peer: str) -> ApiError | None:
+        """Return the error for a connection beyond the limits; None for one within them."""
+        limits = self.limits
+        if len(self.clients) + self._handshakes >= limits.connections_max:
+            return errors.too_many_connections()
+        host = peer.rpartition(":")[0]
+        if self._by_address.get(host, 0) >= limits.connections_per_address_max and not self.is_proxy(peer):
+            return errors.too_many_connections_of(host or peer, limits.connections_per_address_max)
+        return None
+
+    def _turn_away(self, client: Client, error: ApiError) -> None:
+        """Send the error, where that needs no handshake, without reading from the connection, and close it."""
+        request_id = self.ids.next()
+        self.refused(error, request_id, client.peer, None)
+        client.close_after_response()
+        if self.tls is None:
+            client.send_some(client.error_response(error, request_id))
+        client.close()
+
+    async def _run(self, client: Client) -> None:
+        try:
+            await self._serve(client)
+        finally:
+            self._forget(client)
+            self._uncount(client.peer)
+
+    async def _run_encrypted(self, sock: socket.socket, peer: str, context: ssl.SSLContext) -> None:
+        try:
+            await self._encrypt(sock, peer, context)
+        finally:
+            self._uncount(peer)
+
+    async def _encrypt(self, sock: socket.socket, peer: str, context: ssl.SSLContext) -> None:
+        try:
+            with trio.fail_after(self.timeouts.head_s):
+                bridge = await make_bridge(sock, context, server_hostname=None, tolerant=True)
+        except (OSError, trio.TooSlowError) as error:
+            log.debug("%s: %s", peer, error)
+            return
+        finally:
+            self._handshakes -= 1
+        client = Client(self, bridge.plain, peer)
+        self.clients.add(client)
+        fd = sock.fileno()
+        try:
+            self.hub.watch(fd, HANG_UP, client.on_disconnect)
+            await self._cross(bridge, client)
+        except Exception:
+            log.exception("a bug serving %r; its connection is closed, all others go on", client)
+        finally:
+            self.hub.forget(fd)
+            if client.must_reset:
+                bridge.abort()
+            with trio.move_on_after(CLOSE_S, shield=True):
+                await bridge.aclose()
+            self._forget(client)
+
+    async def _cross(self, bridge: Bridge, client: Client) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bridge.run)
+            await self._serve(client)
+            if client.must_reset:
+                nursery.cancel_scope.cancel()
+            bridge.leave(CLOSE_S if client.has_left else self.timeouts.client_stall_s)
+
+    async def _serve(self, client: Client) -> None:
+        """Serve a connection until it ends, and close it."""
+        fd = client.sock.fileno()
+        try:
+            self.hub.watch(fd, HANG_UP, client.on_disconnect)
+            with client.scope:
+                await self._serve_requests(client)
+        except Exception:
+            log.exception("a bug serving %r; its connection is closed, all others go on", client)
+        finally:
+            self.hub.forget(fd)
+            client.close()
+
+    def _forget(self, client: Client) -> None:
+        self.clients.discard(client)
+        self._one_left.set()
+        self.check_drained()
+
+    def _uncount(self, peer: str) -> None:
+        host = peer.rpartition(":")[0]
+        self._by_address[host] -= 1
+        if not self._by_address[host]:
+            del self._by_address[host]
+
+    # The requests of one connection.
+
+    async def _serve_requests(self, client: Client) -> None:
+        reader = client.reader
+        while client.keep_alive and not self.draining:
+            client.head = None
+            try:
+                head = client.head = await reader.read_head()
+                if head is None:
+                    return
+                caller = self.authenticate(head, client.peer)
+                request = await reader.read_body(head)
+            except ApiError as error:
+                client.close_after_response()
+                await client.send_all(client.error_response(error, self._note_refused(client, error)))
+                await _linger(client)
+                return
+            except trio.Cancelled:
+                if client.has_left and client.head is not None:
+                    self._note_refused(client, errors.client_left())
+                raise
+            if request is None:
+                self._note_refused(client, errors.client_left())
+                return
+            if not request.keep_alive:
+                client.close_after_response()
+            await self._answer(request, client, caller)
+        if reader.has_more() and not client.must_reset:
+            await _linger(client)
+
+    def _note_refused(self, client: Client, error: ApiError) -> bytes:
+        """Report that no request came of what the client sent, and return the id: the client's own, if it sent one."""
+        request_id = self.ids.of(client.head.headers if client.head is not None else [])
+        self.refused(error, request_id, client.peer, client.head)
+        return request_id
+
+    async def _answer(self, request: Request, client: Client, caller: Caller) -> None:
+        """Have one request answered: the edge where every failure becomes a response."""
+        client.begin_exchange()
+        try:
+            await self.answer(request, client, caller)
+        except ApiError as error:
+            failure = error
+        except Exception:
+            log.exception("a bug answering %s %s (%s)", request.method, request.path, request.id)
+            failure = errors.internal_error()
+        else:
+            return
+        finally:
+            client.blocks_drain = True
+        if client.head_sent:
+            client.close_after_response()
+        else:
+            await client.send_all(client.error_response(failure, request.id, request.method))
+
+
+async def _linger(client: Client) -> None:
+    """Read and drop what the client still sends, for a while: a close at once would reset the response away."""
+    with contextlib.suppress(OSError):
+        client.sock.shutdown(socket.SHUT_WR)
+    deadline = trio.current_time() + LINGER_S
+    for _ in range(LINGER_RECVS_MAX):
+        if not await client.reader.receive(deadline):
+            break
