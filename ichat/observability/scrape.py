@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 import attrs
-import h11
 import trio
 
+from ichat.http import client
 from ichat.http.pool import Upstream
 from ichat.protocol import PROOF_HEADER
 from ichat.routing.registry import Registry
@@ -31,14 +31,12 @@ BYTES_MAX = 4 * 1024 * 1024
 """Of one worker's answer."""
 ALL_BYTES_MAX = 64 * 1024 * 1024
 """Of all answers of a round."""
-READ_BYTES = 65536
 TWINS = (
     ("vllm:gpu_cache_usage_perc", "vllm:kv_cache_usage_perc"),
     ("vllm:time_per_output_token_seconds", "vllm:inter_token_latency_seconds"),
 )
 """Old and new names of vLLM's for the same: where there is one of them, both are shown."""
 
-_FAILURES = (OSError, trio.BrokenResourceError, trio.TooSlowError, h11.RemoteProtocolError, ValueError)
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _VALUE = re.compile(r"[-+.0-9a-zA-Z]+[ \t]+-?[0-9]+\s*")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="(?:[^"\\]|\\.)*"')
@@ -200,41 +198,27 @@ class Scraper:
                 with trio.fail_after(ASK_S):
                     proof = b"" if worker.managed else self._proof()
                     data = await _fetch(worker.endpoint.upstream, proof, round_)
-            except _FAILURES as error:
+            except client.FAILURES as error:
                 log.debug("worker %s gave no metrics: %r", worker.id, error)
                 return
         round_.found[worker.id] = await trio.to_thread.run_sync(_take, data, labels, limiter=self._thread)
 
 
 async def _fetch(upstream: Upstream, proof: bytes, round_: _Round) -> bytes:
-    """Give a worker's answer. Raises OSError, trio.BrokenResourceError, h11.RemoteProtocolError, ValueError."""
-    headers = [(b"host", upstream.authority), (b"accept", b"text/plain;version=0.0.4"), (b"connection", b"close")]
+    """Return a worker's metrics. Raises one of client.FAILURES, ValueError where they are too long."""
+    headers = [(b"accept", b"text/plain;version=0.0.4")]
     if proof:
         headers.append((PROOF_HEADER, proof))
-    parser = h11.Connection(h11.CLIENT)
-    request = parser.send(h11.Request(method="GET", target="/metrics", headers=headers)) or b""
     data = bytearray()
-    async with await _connect(upstream) as stream:
-        await stream.send_all(request)
-        while True:
-            event = parser.next_event()
-            if event is h11.NEED_DATA:
-                parser.receive_data(await stream.receive_some(READ_BYTES))
-            elif isinstance(event, h11.Response) and event.status_code != 200:
-                raise ValueError(f"it answers with {event.status_code}")
-            elif isinstance(event, h11.Data):
-                data += event.data
-                round_.bytes_left -= len(event.data)
-                if len(data) > BYTES_MAX or round_.bytes_left < 0:
-                    raise ValueError("its answer is too long")
-            elif isinstance(event, h11.EndOfMessage):
-                return bytes(data)
-
-
-async def _connect(upstream: Upstream) -> trio.SocketStream:
-    if not upstream.port:
-        return await trio.open_unix_socket(upstream.host)
-    return await trio.open_tcp_stream(upstream.host, upstream.port)
+    async with await client.request(upstream, "/metrics", headers) as response:
+        if response.status != 200:
+            raise ValueError(f"it answers with {response.status}")
+        async for piece in response:
+            data += piece
+            round_.bytes_left -= len(piece)
+            if len(data) > BYTES_MAX or round_.bytes_left < 0:
+                raise ValueError("its answer is too long")
+    return bytes(data)
 
 
 def _take(data: bytes, labels: Mapping[str, str]) -> Families:

@@ -8,10 +8,10 @@ import math
 from collections.abc import Awaitable, Callable
 
 import attrs
-import h11
 import trio
 
 from ichat.config.schema import Health
+from ichat.http import client
 from ichat.http.heads import Headers
 from ichat.http.pool import Upstream
 from ichat.protocol import PROOF_HEADER
@@ -23,8 +23,6 @@ ASKED_AT_ONCE_MAX = 32
 """So many are asked at the same time."""
 TICK_S = 1.0
 """How often it is looked whether it is time to ask; another `[health]` is taken as soon."""
-READ_BYTES = 16384
-_NO_ANSWER = (trio.BrokenResourceError, trio.ClosedResourceError, h11.ProtocolError)
 
 Ask = Callable[[Upstream, str, Headers], Awaitable[int]]
 
@@ -39,28 +37,10 @@ class ProbeResult:
 
 
 async def ask(upstream: Upstream, target: str, headers: Headers) -> int:
-    """Return the status of a GET; redirects are not followed, and no body is read.
-
-    Raises OSError where no connection can be made, trio.BrokenResourceError or h11.ProtocolError where it breaks off.
-    """
-    own = [(b"host", upstream.authority), (b"accept", b"*/*"), (b"user-agent", b"ichat"), (b"connection", b"close")]
-    parser = h11.Connection(h11.CLIENT)
-    request = parser.send(h11.Request(method="GET", target=target, headers=[*own, *headers])) or b""
-    async with await _connect(upstream) as stream:
-        await stream.send_all(request + (parser.send(h11.EndOfMessage()) or b""))
-        while True:
-            event = parser.next_event()
-            if event is h11.NEED_DATA:
-                parser.receive_data(bytes(await stream.receive_some(READ_BYTES)))
-            elif isinstance(event, h11.Response):
-                return event.status_code
-
-
-async def _connect(upstream: Upstream) -> trio.abc.Stream:
-    stream = await trio.open_tcp_stream(upstream.host, upstream.port)
-    if upstream.tls is None:
-        return stream
-    return trio.SSLStream(stream, upstream.tls, server_hostname=upstream.host, https_compatible=True)
+    """Return the status of a GET. Redirects are not followed, and no body is read. Raises one of client.FAILURES."""
+    own = [(b"accept", b"*/*"), (b"user-agent", b"ichat")]
+    async with await client.request(upstream, target, [*own, *headers]) as response:
+        return response.status
 
 
 def read_status(target: str, status: int) -> ProbeResult:
@@ -114,7 +94,7 @@ class HealthChecker:
             with trio.move_on_after(settings.timeout_s):
                 try:
                     finding = read_status(target, await self._ask(upstream, target, headers))
-                except _NO_ANSWER:
+                except client.BROKEN:
                     finding = ProbeResult(why=f"{target} is not answered as HTTP has it")
                 except (OSError, ValueError):
                     finding = ProbeResult(why="it cannot be reached")

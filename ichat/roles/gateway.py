@@ -237,7 +237,7 @@ def _sources(registry: Registry, auth: Auth) -> Mapping[str, LogSource]:
     for worker in registry:
         if worker.heartbeat is not None and not worker.is_down and not worker.is_piped:
             host, port = worker.heartbeat.host, worker.heartbeat.port
-            proof = "" if worker.managed else auth.proof.decode()
+            proof = b"" if worker.managed else auth.proof
             found[worker.id] = LogSource(worker.heartbeat.start_id, host, port, worker.unix_socket, proof)
     return found
 

@@ -1,11 +1,11 @@
 """A gateway that was restarted asks the workers it remembers for a beat, so that none is away until its next one."""
 
 import logging
-import ssl
 
-import httpx
 import trio
 
+from ichat.http import client
+from ichat.http.pool import Upstream
 from ichat.protocol import PROOF_HEADER
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import WorkerRecord
@@ -17,7 +17,7 @@ ASK_S = 5.0
 ASKED_AT_ONCE_MAX = 32
 
 
-async def request_heartbeats(registry: Registry, proof: str) -> None:
+async def request_heartbeats(registry: Registry, proof: bytes) -> None:
     """Ask every worker that has not beaten since the gateway's start. One that is not iChat's own is waited for.
 
     The proof, if it is not empty, shows them that their gateway asks.
@@ -29,15 +29,15 @@ async def request_heartbeats(registry: Registry, proof: str) -> None:
                 nursery.start_soon(_ask, worker, limit, proof)
 
 
-async def _ask(worker: WorkerRecord, limit: trio.CapacityLimiter, proof: str) -> None:
-    verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # not used; httpx would read all authorities there are
-    transport, url = httpx.AsyncHTTPTransport(verify, uds=worker.unix_socket), "http://localhost/beat"
+async def _ask(worker: WorkerRecord, limit: trio.CapacityLimiter, proof: bytes) -> None:
+    upstream = Upstream(worker.id, worker.unix_socket or "", 0)
     if worker.unix_socket is None and worker.heartbeat is not None:
-        host = f"[{worker.heartbeat.host}]" if ":" in worker.heartbeat.host else worker.heartbeat.host
-        url = f"http://{host}:{worker.heartbeat.port}/beat"
+        upstream = Upstream(worker.id, worker.heartbeat.host, worker.heartbeat.port)
+    headers = [(PROOF_HEADER, proof)] if proof else []
     async with limit:
         try:
-            async with httpx.AsyncClient(timeout=ASK_S, trust_env=False, transport=transport) as client:
-                await client.post(url, headers={PROOF_HEADER.decode(): proof} if proof else {})
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            log.debug("worker %s was not reached: %s", worker.id, error)
+            with trio.fail_after(ASK_S):
+                async with await client.request(upstream, "/beat", headers, method="POST"):
+                    pass
+        except client.FAILURES as error:
+            log.debug("worker %s was not reached: %r", worker.id, error)

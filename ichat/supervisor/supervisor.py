@@ -83,7 +83,7 @@ class Supervisor:
             self.apply(self._shared.config, self.changes(self._shared.config))
             nursery.start_soon(self._remember_forever)
             token = token_of(self._shared.config).encode()
-            nursery.start_soon(request_heartbeats, self._registry, proof_of(token).decode() if token else "")
+            nursery.start_soon(request_heartbeats, self._registry, proof_of(token) if token else b"")
             task_status.started()
             await trio.sleep_forever()
         with trio.CancelScope(shield=True):

@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 
 import attrs
-import h11
 import trio
 
+from ichat.http import client
+from ichat.http.pool import Upstream
 from ichat.observability.logs.lines import LINE_BYTES_MAX
 from ichat.protocol import PROOF_HEADER
 
@@ -24,7 +25,6 @@ SILENCE_S = 45.0
 """A stream of which nothing came for so long, not even a comment, is dead: a new one goes on where it stood."""
 PAUSE_S, PAUSE_S_MAX = 0.5, 10.0
 """How long it takes until a stream that has ended is asked for again; doubled each time that nothing came."""
-READ_BYTES = 16 * 1024
 NAP_S = 0.02
 NAP_S_MAX = 2.0
 NAP_RATIO = 4
@@ -51,8 +51,13 @@ class LogSource:
     port: int = 0
     unix_socket: str | None = None
     """A path, which goes before host and port."""
-    proof: str = attrs.field(default="", repr=False)
+    proof: bytes = attrs.field(default=b"", repr=False)
     """Shows a worker that its gateway asks."""
+
+    @property
+    def upstream(self) -> Upstream:
+        """Where requests for its lines are sent."""
+        return Upstream("", self.host, self.port) if self.unix_socket is None else Upstream("", self.unix_socket, 0)
 
 
 class Events:
@@ -126,7 +131,7 @@ class LogFollower:
             last = self._last
             try:
                 refusal = await self._read()
-            except (OSError, trio.TooSlowError, trio.BrokenResourceError, h11.ProtocolError, ValueError) as error:
+            except client.FAILURES as error:
                 refusal = ""
                 log.debug("the lines of %s broke off: %r", self.source, error)
             finally:
@@ -138,47 +143,36 @@ class LogFollower:
 
     async def _read(self) -> str:
         """Follow one connection to its end; give why there should not be another one, or nothing."""
-        with trio.fail_after(CONNECT_S):
-            stream = await self._connect()
-        async with stream:
-            # a response's body is never decoded by h11, so what is compressed stays as small as it came
-            parser = h11.Connection(h11.CLIENT)
-            with trio.fail_after(SILENCE_S):
-                await stream.send_all(self._request(parser))
-                head = await _read_head(parser, stream)
-            refusal = _refusal(head)
-            if refusal or head.status_code != 200:
+        headers = [(b"accept", b"text/event-stream")]
+        if self.source.proof:
+            headers.append((PROOF_HEADER, self.source.proof))
+        if self._last:
+            headers.append((b"last-event-id", b"%d" % self._last))
+        # the client never decodes a body, so what is compressed stays as small as it came
+        with trio.fail_after(SILENCE_S):
+            response = await client.request(self.source.upstream, "/logs/stream", headers, connect_s=CONNECT_S)
+        async with response:
+            refusal = _refusal(response)
+            if refusal or response.status != 200:
                 return refusal
             self._connection_ended, self._is_first, self._lost = trio.Event(), True, 0
             events = Events()
             while True:
+                size = response.unparsed_bytes
                 began = time.thread_time()
-                size, data, is_over = _data_of(parser)
+                data = response.parse()
                 lines = self._lines(events.feed(data)) if data else []
                 spent_s = time.thread_time() - began
                 if lines:
                     await self._take(lines)
-                if is_over:
+                if response.is_complete:
                     return ""
-                nap_s = NAP_RATIO * spent_s if size >= READ_BYTES else max(NAP_S if size else 0, NAP_RATIO * spent_s)
+                nap_s = NAP_RATIO * spent_s
+                if size < client.READ_BYTES:
+                    nap_s = max(NAP_S if size else 0, nap_s)
                 await trio.sleep(min(nap_s, NAP_S_MAX))
                 with trio.fail_after(SILENCE_S):
-                    parser.receive_data(await stream.receive_some(READ_BYTES))
-
-    async def _connect(self) -> trio.SocketStream:
-        if self.source.unix_socket is not None:
-            return await trio.open_unix_socket(self.source.unix_socket)
-        return await trio.open_tcp_stream(self.source.host, self.source.port)
-
-    def _request(self, parser: h11.Connection) -> bytes:
-        host = f"[{self.source.host}]" if ":" in self.source.host else self.source.host or "localhost"
-        headers = [("host", host), ("accept", "text/event-stream"), ("connection", "close")]
-        if self.source.proof:
-            headers.append((PROOF_HEADER.decode(), self.source.proof))
-        if self._last:
-            headers.append(("last-event-id", str(self._last)))
-        head = parser.send(h11.Request(method="GET", target="/logs/stream", headers=headers))
-        return (head or b"") + (parser.send(h11.EndOfMessage()) or b"")
+                    await response.receive()
 
     def _lines(self, events: Iterable[dict[bytes, bytes] | None]) -> list[TimedLine]:
         """Make lines of events, and a line of those that are missing."""
@@ -215,33 +209,9 @@ def missing(count: int) -> bytes:
     return b"[ichat: %d line%b missing here]" % (count, b" is" if count == 1 else b"s are")
 
 
-async def _read_head(parser: h11.Connection, stream: trio.SocketStream) -> h11.Response:
-    while True:
-        event = parser.next_event()
-        if isinstance(event, h11.Response):
-            return event
-        if event is h11.NEED_DATA:
-            parser.receive_data(await stream.receive_some(READ_BYTES))
-        elif not isinstance(event, h11.InformationalResponse):
-            raise h11.RemoteProtocolError("no response")
-
-
-def _data_of(parser: h11.Connection) -> tuple[int, bytes, bool]:
-    """Give what of the body was received: bytes as they came, the body's part of them, and whether that was its end."""
-    size = len(parser.trailing_data[0])
-    data: list[bytes] = []
-    while True:
-        event = parser.next_event()
-        if isinstance(event, h11.Data):
-            data.append(bytes(event.data))
-        else:
-            return size, b"".join(data), event is not h11.NEED_DATA
-
-
-def _refusal(head: h11.Response) -> str:
+def _refusal(response: client.HttpResponse) -> str:
     """Say why a response is none that can be followed, now or later; nothing where it is one, or may be soon."""
-    status = head.status_code
-    headers = dict(head.headers)
+    status, headers = response.status, response.headers
     if status == 200:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != b"text/event-stream" or headers.get(b"content-encoding", b"identity") != b"identity":

@@ -17,6 +17,7 @@ from support.programs import LIMIT_S
 
 from ichat.config.schema import Logs
 from ichat.errors import ApiError
+from ichat.http import client
 from ichat.observability.logs import follower as collector
 from ichat.observability.logs import lines as logs
 from ichat.observability.logs import store as logbook
@@ -496,13 +497,13 @@ async def test_pauses_grow(nursery, remote, autojump_clock, monkeypatch):
     monkeypatch.undo()
     asked = []
 
-    class Away(collector.LogFollower):
-        async def _connect(self):
-            asked.append(trio.current_time())
-            raise OSError("away")
+    async def fail(upstream):
+        asked.append(trio.current_time())
+        raise OSError("away")
 
+    monkeypatch.setattr(client, "connect", fail)
     with trio.move_on_after(60):
-        await Away(remote.source, 1000, None, None).follow()
+        await collector.LogFollower(remote.source, 1000, None, None).follow()
     pauses = [round(after - before, 3) for before, after in itertools.pairwise(asked)]
     assert pauses[:6] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
 
@@ -675,14 +676,14 @@ async def test_only_so_many_are_followed(make_book, remote, nursery, caplog):
 
 async def test_a_bug_costs_one_worker(book, remote, nursery, monkeypatch, caplog):
     """The others go on."""
-    connect = collector.LogFollower._connect
+    connect = client.connect
 
-    async def fail(self):
-        if self.source.host == "bug":
+    async def fail(upstream):
+        if upstream.host == "bug":
             raise KeyError("bug")
-        return await connect(self)
+        return await connect(upstream)
 
-    monkeypatch.setattr(collector.LogFollower, "_connect", fail)
+    monkeypatch.setattr(client, "connect", fail)
     await follow(nursery, book, {"bad": LogSource("one", "bug", 1), "w": remote.source})
     remote.say("line")
     await until(lambda: "w" in book._records and texts(book) == ["line"])
@@ -822,9 +823,8 @@ async def test_a_flood_leaves_room_for_others(autojump_clock, monkeypatch):
         async def aclose(self):
             await trio.lowlevel.checkpoint()
 
-    class Flooded(collector.LogFollower):
-        async def _connect(self):
-            return flood
+    async def connect(upstream):
+        return flood
 
     def work():
         busy_s[0] += 0.005
@@ -834,7 +834,8 @@ async def test_a_flood_leaves_room_for_others(autojump_clock, monkeypatch):
         await trio.lowlevel.checkpoint()
 
     flood = Flood()
+    monkeypatch.setattr(client, "connect", connect)
     monkeypatch.setattr(collector.time, "thread_time", work)
     with trio.move_on_after(10):
-        await Flooded(LogSource("one"), 1000, take, None).follow()
+        await collector.LogFollower(LogSource("one"), 1000, take, None).follow()
     assert 100 < flood.reads < 10 / (0.005 * collector.NAP_RATIO) + 5

@@ -1,0 +1,121 @@
+"""A small HTTP/1.1 client for the gateway's own questions: one request per connection, no redirects, nothing decoded.
+
+Requests of clients go through the pool and the relay instead. Timeouts are scopes of the caller.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Self
+
+import h11
+import trio
+
+from ichat.http.pool import Upstream
+
+READ_BYTES = 16 * 1024
+BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, h11.ProtocolError)
+"""Raised where the connection breaks, or where the peer does not speak HTTP."""
+FAILURES = (OSError, ValueError, trio.TooSlowError, *BROKEN)
+"""All that a request may raise; OSError where no connection can be made."""
+
+
+class HttpResponse:
+    """A response: iterate for the body; leaving its context closes the connection."""
+
+    def __init__(self, parser: h11.Connection, stream: trio.abc.Stream) -> None:
+        self._parser = parser
+        self._stream = stream
+        self.status = 0
+        """0 until the head has come."""
+        self.headers: dict[bytes, bytes] = {}
+        """Their names in lower case."""
+        self.is_complete = False
+        """Whether the whole body has been parsed."""
+
+    def __repr__(self) -> str:
+        return f"<HttpResponse {self.status}{', complete' if self.is_complete else ''}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await trio.aclose_forcefully(self._stream)
+
+    async def receive_head(self) -> None:
+        """Receive until the head has come. Raises one of BROKEN."""
+        while not self.status:
+            event = self._parser.next_event()
+            if event is h11.NEED_DATA:
+                await self.receive()
+            elif isinstance(event, h11.Response):
+                self.status, self.headers = event.status_code, dict(event.headers)
+            elif not isinstance(event, h11.InformationalResponse):
+                raise h11.RemoteProtocolError("no response")
+
+    async def receive(self) -> None:
+        """Receive READ_BYTES at most, which `parse` makes a piece of the body. Raises one of BROKEN."""
+        self._parser.receive_data(bytes(await self._stream.receive_some(READ_BYTES)))
+
+    @property
+    def unparsed_bytes(self) -> int:
+        """How much has been received and not parsed yet."""
+        return len(self._parser.trailing_data[0])
+
+    def parse(self) -> bytes:
+        """Return the part of the body that has been received since the last call. Raises h11.RemoteProtocolError."""
+        if self.is_complete:
+            return b""
+        pieces: list[bytes] = []
+        while isinstance(event := self._parser.next_event(), h11.Data):
+            pieces.append(bytes(event.data))
+        self.is_complete = event is not h11.NEED_DATA
+        return b"".join(pieces)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece = self.parse()
+        while not piece and not self.is_complete:
+            await self.receive()
+            piece = self.parse()
+        if not piece:
+            raise StopAsyncIteration
+        return piece
+
+
+async def request(
+    upstream: Upstream,
+    target: str,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    *,
+    method: str = "GET",
+    connect_s: float = math.inf,
+) -> HttpResponse:
+    """Send a request without a body; return its response once the head has come. Raises one of FAILURES."""
+    parser = h11.Connection(h11.CLIENT)
+    own = [(b"host", upstream.authority), (b"connection", b"close")]
+    if method != "GET":
+        own.append((b"content-length", b"0"))
+    head = parser.send(h11.Request(method=method, target=target, headers=[*own, *headers])) or b""
+    parser.send(h11.EndOfMessage())
+    with trio.fail_after(connect_s):
+        stream = await connect(upstream)
+    response = HttpResponse(parser, stream)
+    try:
+        await stream.send_all(head)
+        await response.receive_head()
+    finally:
+        if not response.status:
+            await trio.aclose_forcefully(stream)
+    return response
+
+
+async def connect(upstream: Upstream) -> trio.abc.Stream:
+    """Open a connection to an upstream. Raises OSError."""
+    if not upstream.port:
+        return await trio.open_unix_socket(upstream.host)
+    stream = await trio.open_tcp_stream(upstream.host, upstream.port)
+    if upstream.tls is None:
+        return stream
+    return trio.SSLStream(stream, upstream.tls, server_hostname=upstream.host, https_compatible=True)
