@@ -3,13 +3,11 @@
 import itertools
 import pathlib
 import re
-import unicodedata
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 ENGLISH, CHINESE = "README.md", "README.zh.md"
-COLUMNS_MAX = 100
 _COMMENT = re.compile(r" *# .*$", re.MULTILINE)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)*(?![\w-])")
@@ -51,11 +49,6 @@ def numbers_of(section):
     return set(_NUMBER.findall(_SPAN.sub("", re.sub(r"\]\([^)]+\)", "]", prose_of(section))).replace("\u00a0", "")))
 
 
-def columns_of(line):
-    """Return how wide a line is on a terminal, where Chinese characters take two columns."""
-    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in line)
-
-
 def test_each_names_the_other_in_its_first_line():
     """Who cannot read the one finds the other."""
     assert f"]({CHINESE})" in text_of(ENGLISH).partition("\n")[0]
@@ -82,10 +75,3 @@ def test_what_is_not_prose_is_the_same(kind):
     for english, chinese in itertools.zip_longest(sections_of(ENGLISH), sections_of(CHINESE), fillvalue=""):
         title = english.partition("\n")[0]
         assert (title, look(chinese)) == (title, look(english))
-
-
-def test_chinese_lines_are_short():
-    """Prose is readable in a terminal: a line that a table or code needs may be longer."""
-    prose = "\n".join(map(prose_of, sections_of(CHINESE)))
-    lines = [line for line in prose.splitlines() if not line.startswith("|")]
-    assert [line for line in lines if columns_of(line) > COLUMNS_MAX] == []

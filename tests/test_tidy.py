@@ -8,6 +8,7 @@ import pathlib
 import re
 import tokenize
 import tomllib
+import unicodedata
 
 import attrs
 import pytest
@@ -209,3 +210,87 @@ def test_only_the_registry_changes_workers(source):
         for target in targets:
             if isinstance(target, ast.Attribute) and target.attr in fields:
                 assert ast.unparse(target.value) not in ("worker", "entry", "record", "self.entry", "worker.entry")
+
+
+# Prose: every Markdown file that a person has written.
+
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *(path for room in ("docs", "examples", "ichat", "tests") for path in sorted((ROOT / room).rglob("*.md"))),
+]
+DOCUMENTS.remove(ROOT / "ichat/engines/FLAGS.md")  # it is generated
+COLUMNS_MAX = 100
+WORDS_MAX = 30
+_CODE = re.compile(r"^```.*?^```$|(?:(?<=\n\n) {4}.*\n(?:(?: {4}.*)?\n)*)", re.MULTILINE | re.DOTALL)
+_LEAD = re.compile(r"^ *(?:[-*] |\d+\. )?(?:\*\*[^*]+\*\* ?)?")
+_UNBREAKABLE = re.compile(r"`[^`]*`|\]\([^)]*\)")
+_SENTENCE_END = re.compile(r"[.!?][)\"”*]* +(?=[`*\[(\"“]*[A-Z0-9`])|[。！？](?![」”）*]|$)")
+_PERSONS = re.compile(r"\b(?:nobody|somebody|anybody|everybody|whoever)\b", re.IGNORECASE)
+
+
+def paragraphs_of(path):
+    """Return the prose of a Markdown file as lists of lines: paragraphs, list items and headings."""
+    text = re.sub(r"<!--.*?-->", "", _CODE.sub("\n", path.read_text(encoding="utf-8")))
+    found = []
+    is_new = True
+    for line in text.splitlines():
+        if line.startswith("|") or not line.strip():
+            is_new = True
+            continue
+        if is_new or re.match(r" *(?:[-*] |\d+\. |#)", line):
+            found.append([])
+        found[-1].append(line)
+        is_new = line.startswith("#")
+    return found
+
+
+def columns_of(text):
+    """Return how wide a text is on a terminal, where Chinese characters take two columns."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
+
+
+@pytest.fixture(params=DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def document(request):
+    return request.param
+
+
+def test_prose_has_short_lines(document):
+    """Prose can be read in a terminal and in a diff; a line of one word, such as a link, may be longer."""
+    lines = [line for paragraph in paragraphs_of(document) for line in paragraph]
+    assert [line for line in lines if columns_of(line) > COLUMNS_MAX and " " in line.strip(" -*")] == []
+
+
+def test_each_sentence_begins_a_line(document):
+    """A diff shows which sentence has changed. A lead in bold type may stand before its sentence."""
+    lines = [_UNBREAKABLE.sub("X", _LEAD.sub("", line)) for paragraph in paragraphs_of(document) for line in paragraph]
+    assert [line for line in lines if _SENTENCE_END.search(line)] == []
+
+
+def test_sentences_are_short(document):
+    """A colleague reads a sentence once; its subject is a thing or a role, such as the worker or the client."""
+    for paragraph in paragraphs_of(document):
+        text = _UNBREAKABLE.sub("X", " ".join([_LEAD.sub("", paragraph[0]), *(line.strip() for line in paragraph[1:])]))
+        assert [sentence for sentence in _SENTENCE_END.split(text) if len(sentence.split()) > WORDS_MAX] == []
+        assert not _PERSONS.search(text), text
+
+
+def test_links_lead_somewhere(document):
+    """A link within the repository names a file that is there, and a heading of it."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        name, _, heading = target.partition("#")
+        path = document.parent / name if name else document
+        assert path.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert heading in slugs, target
+
+
+def test_the_files_that_prose_names_are_there(document):
+    """A module that was renamed keeps no old name in a document; packages are named without their `ichat/`."""
+    names = re.findall(r"`([\w/]+\.(?:py|md|toml|example))`", document.read_text(encoding="utf-8"))
+    places = (ROOT, ROOT / "ichat", document.parent)
+    examples = {"ichat.toml"}
+    assert [name for name in names if name not in examples and not any((one / name).exists() for one in places)] == []
