@@ -113,7 +113,7 @@ def _add_workers(app: QuartTrio, parts: AdminContext) -> None:
     @app.post("/v1/admin/workers/launch")
     async def launch() -> Response:
         worker = await supervisor.launch(read_worker(await read_json(), parts.reloader.config))
-        return json_response(views.Launched(worker.id, registry.state(worker.entry)), 202)
+        return json_response(views.Launched(worker.id, registry.state(worker.record)), 202)
 
     @app.delete("/v1/admin/workers/<worker_id>")
     async def stop(worker_id: str) -> Response:

@@ -83,12 +83,21 @@ class Endpoint:
     timeouts: tuple[float, float] | None = None
     """Seconds until its first byte, and between two bytes, where they are not the configured ones."""
     circuit: Circuit = attrs.field(factory=Circuit)
+    when_idle: set[Callable[[], None]] = attrs.field(factory=set[Callable[[], None]], init=False, repr=False)
+    """Called when its last request in flight ends."""
 
     def reconfigure(self, other: "Endpoint") -> None:
         """Become another one for later requests, with its certificates and keys, and keep the counts."""
         self.route = other.route
         if self.upstream.tls is not None:
             self.upstream = other.upstream
+
+    def end_request(self) -> None:
+        """Count the end of a request that was sent there."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            for notify in list(self.when_idle):
+                notify()
 
     def load(self, now: float) -> int:
         """Give how many requests it works on: a report counts while it is fresh."""
@@ -164,7 +173,7 @@ class Lease:
         """Say that the request has ended; harmless the second time."""
         balancer, self._balancer = self._balancer, None
         if balancer is not None:
-            self.endpoint.in_flight -= 1
+            self.endpoint.end_request()
             self.endpoint.circuit.end(self._probe)
             balancer.dispatch_waiting()
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import trio
 
+from ichat.routing.balancer import Endpoint
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import State, WorkerRecord
 
@@ -24,3 +25,14 @@ async def wait_state(registry: Registry, worker: WorkerRecord, wanted: Callable[
         with trio.move_on_at(registry.state_until(worker)):
             await wait_changed(registry)
     return state
+
+
+async def wait_idle(endpoint: Endpoint) -> None:
+    """Wait until an endpoint has no request in flight."""
+    if endpoint.in_flight:
+        idle = trio.Event()
+        endpoint.when_idle.add(idle.set)
+        try:
+            await idle.wait()
+        finally:
+            endpoint.when_idle.discard(idle.set)

@@ -1,72 +1,97 @@
-"""One worker that the gateway starts: launched, watched, healed, drained, and ended so that nothing of it is left."""
+"""One worker that the gateway starts: launched, supervised, restarted, drained and removed."""
 
-import contextlib
 import logging
+import math
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
-import psutil
 import trio
 
-from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.config.schema import Config, ManagedWorkerConfig, Timeouts
 from ichat.errors import EXIT_USAGE
-from ichat.hardware.gpus import find_gpus
 from ichat.observability.logs.store import LogStore
 from ichat.routing.registry import Registry
-from ichat.routing.worker_record import WorkerEnd, WorkerRecord
-from ichat.security.keys import hand_over
-from ichat.security.redact import shown
+from ichat.routing.waiting import wait_changed, wait_idle
+from ichat.routing.worker_record import State, WorkerEnd, WorkerRecord
 from ichat.supervisor import processes
 from ichat.supervisor.failure_causes import LINES_MAX as CAUSE_LINES_MAX
 from ichat.supervisor.failure_causes import cause_of, describe_exit, oom_kills
-from ichat.supervisor.launch import command_of, environment_of, python_of, token_of
-from ichat.supervisor.orphans import AdoptedProcess, marked, process_identity
+from ichat.supervisor.launch import environment_of, python_of
+from ichat.supervisor.orphans import AdoptedProcess
 from ichat.supervisor.preflight import problems_of
 from ichat.supervisor.preflight_facts import collect_facts
 from ichat.supervisor.state import SavedManagedWorker, StateDirectory
+from ichat.supervisor.worker_process import SweepTimes, WorkerProcess, wait_any
 
 log = logging.getLogger(__name__)
 
-SWEEP_S = 5.0
-"""How long killed processes may take to disappear."""
-SWEEP_POLL_S = 0.05
-DRAIN_POLL_S = 0.05
-ROOM_POLL_S = 0.2
-WATCH_S = 0.5
-"""How often a worker that runs is looked at."""
-GPU_FREE_S = 10.0
-"""How long the driver may take to free the memory of processes that have ended."""
-GPU_POLL_S = 0.5
 _KILLED = ("SIGKILL", "exit code: -9")
-_UP = frozenset(("ready", "following"))
-_NOT_UP_YET = frozenset(("starting", "loading"))
-_STUCK = frozenset(("unhealthy", "wedged"))
+_UP: frozenset[State] = frozenset(("ready", "following"))
+_NOT_UP_YET: frozenset[State] = frozenset(("starting", "loading"))
+_STUCK: frozenset[State] = frozenset(("unhealthy", "wedged"))
 
 
 @attrs.define(eq=False)
 class SupervisorContext:
-    """What all managed workers have in common."""
+    """What all managed workers share."""
 
     config: Config
     """The newest one."""
     registry: Registry
     logbook: LogStore
     state: StateDirectory
+    workers: "Mapping[str, ManagedWorker]"
+    """All of them in the order of their starts; the supervisor adds and removes them."""
     remember: Callable[[], None]
-    """Called when the next gateway should know of something."""
+    """Called when there is something new that the next gateway should know."""
+    times: SweepTimes = attrs.field(factory=SweepTimes)
     hurry: trio.Event = attrs.field(factory=trio.Event)
     """Set when nothing is waited for any more."""
-    workers: "dict[str, ManagedWorker]" = attrs.field(factory=dict[str, "ManagedWorker"])
 
-    async def look(self, spec: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig]) -> Sequence[str]:
-        """Give what would keep a worker from starting beside the others, each in a sentence."""
+    async def preflight(self, spec: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig]) -> Sequence[str]:
+        """Return what would keep a worker from starting beside the others, each in a sentence."""
         python = python_of(self.config, spec)
         facts = await collect_facts(spec, python, environment_of(self.config, spec, ""))
         return problems_of(spec, python, others, facts)
+
+
+@attrs.define
+class Progress:
+    """How one start of a worker goes, by the states it has been in."""
+
+    began: float
+    up_since: float | None = None
+    stuck_since: float | None = None
+    is_loading: bool = True
+    is_wedged: bool = False
+
+    def record(self, state: State, now: float, *, is_unheard: bool = False) -> None:
+        """Note the state of the worker now; `is_unheard` says that an adopted one has not sent a heartbeat yet."""
+        if state in _UP:
+            self.up_since = now if self.up_since is None else self.up_since
+        self.is_loading, self.is_wedged = state in _NOT_UP_YET, state == "wedged"
+        if not (is_unheard or state in _STUCK):
+            self.stuck_since = None
+        elif self.stuck_since is None:
+            self.stuck_since = now
+
+    def deadlines(self, timeouts: Timeouts) -> tuple[float, float]:
+        """Return when the worker is to be ended, unless its state changes: for loading, and for being stuck."""
+        loading = self.began + timeouts.load_s if self.is_loading else math.inf
+        stuck = math.inf if self.stuck_since is None or not timeouts.stuck_s else self.stuck_since + timeouts.stuck_s
+        return loading, stuck
+
+    def failure(self, timeouts: Timeouts, now: float) -> str:
+        """Return why the worker is to be ended now, to be put after its name; "" while it may go on."""
+        loading, stuck = self.deadlines(timeouts)
+        if now >= loading:
+            return f"was not ready within {timeouts.load_s:g} s"
+        if now >= stuck:
+            return f"was {'wedged' if self.is_wedged else 'silent'} for {timeouts.stuck_s:g} s"
+        return ""
 
 
 class ManagedWorker:
@@ -76,34 +101,32 @@ class ManagedWorker:
         self,
         worker_id: str,
         spec: ManagedWorkerConfig,
-        shared: SupervisorContext,
+        context: SupervisorContext,
         *,
         is_launched: bool,
         adopted: AdoptedProcess | None = None,
     ) -> None:
-        """`is_launched` says that it was asked for over the API; `adopted` is a process of it that runs already."""
+        """`is_launched` says that it was launched over the API; `adopted` is a process of it that runs already."""
         self.id = worker_id
         self.spec = spec
         self.is_launched = is_launched
+        self.is_leaving = False
+        """Whether it is about to be removed."""
         self.replaces: ManagedWorker | None = None
-        """Another one that serves its model until this one can."""
-        self._shared = shared
+        """The worker that serves its model until this one can."""
+        self._context = context
         self._adopted = adopted
-        self._socket = shared.state.socket_of(worker_id)
-        self._mark = shared.state.mark_of(worker_id)
-        self._running = spec
-        """What its newest process was started with."""
-        self._is_leaving = False
-        self._asked = trio.Event()
+        self._process: WorkerProcess | None = None
+        self._restart_requested = trio.Event()
         self._scope = trio.CancelScope()
-        self._gone = trio.Event()
-        self._process: trio.Process | AdoptedProcess | None = None
-        self._stamp = ""
-        self.entry: WorkerRecord = shared.registry.expect(worker_id, [spec.model_name], self._socket)
+        self._finished = trio.Event()
+        self.record: WorkerRecord = context.registry.expect(
+            worker_id, [spec.model_name], context.state.socket_of(worker_id)
+        )
         self._describe()
 
     def __repr__(self) -> str:
-        return f"<Managed {self.id}: process {self.pid}>"
+        return f"<ManagedWorker {self.id}: process {self.pid}>"
 
     def _describe(self) -> None:
         settings = {
@@ -112,10 +135,10 @@ class ManagedWorker:
             "gpu_ids": self.spec.gpu_ids,
             "on_gateway_exit": self.spec.on_gateway_exit,
             "origin": "api" if self.is_launched else "configuration",
-            "log_file": self._shared.logbook.path_of(self.id),
+            "log_file": self._context.logbook.path_of(self.id),
         }
-        self._shared.registry.configure(
-            self.entry, names=[self.spec.model_name], max_in_flight=self.spec.max_in_flight, settings=settings
+        self._context.registry.configure(
+            self.record, names=[self.spec.model_name], max_in_flight=self.spec.max_in_flight, settings=settings
         )
 
     @property
@@ -126,223 +149,189 @@ class ManagedWorker:
     @property
     def holds(self) -> ManagedWorkerConfig:
         """What its process was started with, or will be."""
-        return self._running if self.pid else self.spec
+        return self._process.spec if self._process is not None else self.spec
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is not started again by itself."""
-        return self.entry.is_down and self.entry.retry_at is None
+        """Whether it has ended and will not be restarted by itself."""
+        return self.record.is_down and self.record.retry_at is None
 
-    @property
-    def is_leaving(self) -> bool:
-        """Whether it is about to be forgotten."""
-        return self._is_leaving
-
-    def started(self) -> SavedManagedWorker:
-        """Give what the next gateway has to know of it: what runs, as it was started."""
-        table = attrs.asdict(self.holds)
-        table = {key: value for key, value in table.items() if value is not None}
-        return SavedManagedWorker(self.id, table, self.is_launched and not self._is_leaving, self.pid, self._stamp)
+    def saved(self) -> SavedManagedWorker:
+        """Return what the next gateway has to know of it: what runs, and what that was started with."""
+        table = {key: value for key, value in attrs.asdict(self.holds).items() if value is not None}
+        identity = self._process.identity if self._process is not None else ""
+        return SavedManagedWorker(self.id, table, self.is_launched and not self.is_leaving, self.pid, identity)
 
     def update(self, spec: ManagedWorkerConfig) -> None:
-        """Take a changed table whose changes concern the gateway alone."""
+        """Go on with a changed table whose changes concern the gateway alone."""
         self.spec = spec
         self._describe()
-        self._shared.remember()
+        self._context.remember()
 
     def restart(self, spec: ManagedWorkerConfig) -> None:
-        """Have it drained, ended, and started anew by this table, however often it has failed."""
+        """Have it drained, ended and started anew with this table, however often it has failed."""
         self.update(spec)
-        self._asked.set()
+        self._restart_requested.set()
 
     def leave(self) -> None:
-        """Get no more requests: it is about to be removed."""
-        self._is_leaving = True
-        self._shared.registry.drain(self.entry)
+        """Send it no more requests: it is about to be removed."""
+        self.is_leaving = True
+        self._context.registry.drain(self.record)
 
     async def remove(self, drain_s: float) -> None:
-        """Drain it for so long at most, end it, and forget it; returns when nothing of it is left."""
+        """Drain it for this time at most, end it and forget it; return when nothing of it is left."""
+        registry = self._context.registry
         self.leave()
         await self._drain(drain_s)
         self._scope.cancel()
-        await self._gone.wait()
-        self._shared.registry.stopped(self.entry)
-        self._shared.registry.remove(self.entry)
-        self._shared.logbook.forget(self.id)
-        if self._shared.workers.get(self.id) is self:
-            del self._shared.workers[self.id]
-        self._shared.remember()
+        await self._finished.wait()
+        registry.stopped(self.record)
+        registry.remove(self.record)
+        self._context.logbook.forget(self.id)
 
     async def run(self) -> None:
-        """Start it, and again after each end, until it has failed for good, is removed, or this is cancelled."""
+        """Start it, and again after each end, until it is removed or this is cancelled."""
         try:
             with self._scope:
                 await self._restart_loop()
         finally:
-            self._gone.set()
+            self._finished.set()
 
     async def _restart_loop(self) -> None:
-        registry, failures = self._shared.registry, 0
+        registry, failures = self._context.registry, 0
         while True:
-            if self._is_leaving:
+            if self.is_leaving:
                 await trio.sleep_forever()
             end, was_well = await self._run_guarded()
-            restart = self._shared.config.restart
+            restart = self._context.config.restart
             failures = 1 if was_well else failures + 1
             if end is None:
                 failures = 0
-                registry.stopped(self.entry)
+                registry.stopped(self.record)
             elif end.exit_code == EXIT_USAGE or failures >= restart.attempts_max:
-                registry.fail(self.entry, end)
-                self._shared.logbook.finish(self.id)
+                registry.fail(self.record, end)
+                self._context.logbook.finish(self.id)
                 log.error("worker %s %s; it is not started again", self.id, end)
-                await self._asked.wait()
+                await self._restart_requested.wait()
             else:
                 wait_s = min(restart.longest_s, restart.first_s * 2.0 ** (failures - 1))
-                registry.fail(self.entry, end, trio.current_time() + wait_s)
+                registry.fail(self.record, end, trio.current_time() + wait_s)
                 log.error("worker %s %s; it is started again in %g s", self.id, end, wait_s)
                 with trio.move_on_after(wait_s):
-                    await self._asked.wait()
-            if self._asked.is_set():
-                self._asked, failures = trio.Event(), 0
-            registry.restart(self.entry)
+                    await self._restart_requested.wait()
+            if self._restart_requested.is_set():
+                self._restart_requested, failures = trio.Event(), 0
+            registry.restart(self.record)
 
     async def _run_guarded(self) -> tuple[WorkerEnd | None, bool]:
-        """See one start of it through; a bug in that counts as an end of it, and ends no other worker."""
+        """Supervise one start of it; a bug in that counts as an end of this worker, and ends no other one."""
         try:
             return await self._run_once()
         except Exception as error:
-            log.exception("a bug watching over worker %s", self.id)
-            with trio.CancelScope(shield=True):
-                await self._sweep(self.pid, [])
-            self._process, self._stamp = None, ""
+            log.exception("a bug in supervising worker %s", self.id)
+            if self._process is not None:
+                with trio.CancelScope(shield=True):
+                    await self._process.sweep([])
+                self._process = None
             return WorkerEnd("could not be watched", time.time(), cause=repr(error)), False
 
     async def _run_once(self) -> tuple[WorkerEnd | None, bool]:
-        """Start it and see how that ends: how (None where it was asked to), and whether it was well before."""
+        """Start it and wait for its end. Return how it ended (None: as requested), and whether it was well before."""
+        context = self._context
         if self._adopted is not None:
-            process, self._adopted = self._adopted, None
-            self._shared.registry.set_piped(self.entry, is_piped=False)
-            self._shared.logbook.resume(self.id)
-            return await self._supervise_process(process)
-        problems = await self._look()
-        if problems or self._asked.is_set():
-            return self._end_without_process(" ".join(problems)) if problems else None, False
-        watched = ours = None
+            adopted, self._adopted = self._adopted, None
+            context.registry.set_piped(self.record, is_piped=False)
+            context.logbook.resume(self.id)
+            return await self._supervise(WorkerProcess(self.id, self.spec, adopted, context.state, context.times))
+        await self._wait_for_room()
+        problems = await context.preflight(self.spec, self._others())
+        if problems or self._restart_requested.is_set():
+            return self._not_started(" ".join(problems)) if problems else None, False
         try:
-            try:
-                if self.spec.on_gateway_exit != "keep":
-                    watched, ours = os.pipe()
-                process = await self._spawn(watched)
-            except (OSError, ValueError) as error:
-                return self._end_without_process(str(error)), False
-            finally:
-                if watched is not None:
-                    os.close(watched)
-            return await self._supervise_process(process)
-        finally:
-            if ours is not None:
-                os.close(ours)
+            process = await self._spawn()
+        except (OSError, ValueError) as error:
+            return self._not_started(str(error)), False
+        return await self._supervise(process)
 
-    def _end_without_process(self, cause: str) -> WorkerEnd:
-        lines = self._shared.logbook.last_lines(self.id, self._shared.config.logs.last_lines_max)
+    def _not_started(self, cause: str) -> WorkerEnd:
+        lines = self._context.logbook.last_lines(self.id, self._context.config.logs.last_lines_max)
         return WorkerEnd("cannot be started", time.time(), cause=cause, last_lines=lines)
 
-    async def _look(self) -> Sequence[str]:
-        """Give what would keep it from starting, once those that are being stopped have left room for it."""
-        shared = self._shared
-        while True:
-            if not any(one.leaves_room_for(self) for one in shared.workers.values() if one is not self):
-                break
-            await trio.sleep(ROOM_POLL_S)
-        return await self._shared.look(self.spec, self._others())
+    async def _wait_for_room(self) -> None:
+        """Wait until the workers that are being ended have freed what this one needs."""
+        while any(one.leaves_room_for(self) for one in self._context.workers.values() if one is not self):
+            await wait_changed(self._context.registry)
 
     def _others(self) -> dict[str, ManagedWorkerConfig]:
-        """Give the workers that have what they need before this one gets it: those that run, or were there first."""
-        workers = list(self._shared.workers.values())
+        """Return the workers that hold what they need before this one does: those that run, or were there first."""
+        workers = list(self._context.workers.values())
         earlier = workers[: workers.index(self)] if self in workers else workers
-        having = [one for one in workers if one.pid or (one in earlier and not one.has_failed)]
-        return {one.id: one.holds for one in having if one is not self}
+        holding = [one for one in workers if one.pid or (one in earlier and not one.has_failed)]
+        return {one.id: one.holds for one in holding if one is not self}
 
     def leaves_room_for(self, other: "ManagedWorker") -> bool:
-        """Say whether it is about to end, and has something that the other one needs: a GPU or the port."""
-        if not (self.pid and (self._is_leaving or self._asked.is_set())):
+        """Return whether it is about to end, and holds something that the other one needs: a GPU or the port."""
+        if not (self.pid and (self.is_leaving or self._restart_requested.is_set())):
             return False
-        mine, others = self._running.gpu_ids, other.spec.gpu_ids
+        mine, others = self.holds.gpu_ids, other.spec.gpu_ids
         gpus = mine != [] and others != [] and (mine is None or others is None or set(mine) & set(others))
-        return bool(gpus) or (other.spec.port != 0 and other.spec.port == self._running.port)
+        return bool(gpus) or (other.spec.port != 0 and other.spec.port == self.holds.port)
 
-    async def _spawn(self, watched: int | None) -> trio.Process:
+    async def _spawn(self) -> WorkerProcess:
         """Start its first process. Raises OSError or ValueError where that cannot be."""
-        shared = self._shared
-        command = command_of(shared.config, self.spec, self.id, self._socket, shared.state.control_socket)
-        log.info("starting worker %s: %s", self.id, shown(command))
-        output = shared.logbook.begin(self.id)
-        shared.registry.set_piped(self.entry, is_piped=True)
-        token = token_of(shared.config)
-        token_fd = hand_over(token) if token else None
+        context = self._context
+        output = context.logbook.begin(self.id)
+        context.registry.set_piped(self.record, is_piped=True)
         try:
-            return await trio.lowlevel.open_process(
-                command,
-                env=environment_of(shared.config, self.spec, self._mark, watched, token_fd),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                pass_fds=[fd for fd in (watched, token_fd) if fd is not None],
+            return await WorkerProcess.spawn(
+                self.id, self.spec, context.config, context.state, output=output, times=context.times
             )
         except BaseException:
             with trio.CancelScope(shield=True):
-                await shared.logbook.end(self.id)
+                await context.logbook.end(self.id)
             raise
         finally:
             os.close(output)
-            if token_fd is not None:
-                os.close(token_fd)
 
-    async def _supervise_process(self, process: trio.Process | AdoptedProcess) -> tuple[WorkerEnd | None, bool]:
-        """Watch over a process until it has ended or shall, and then end all of it."""
-        shared = self._shared
-        self._process, self._stamp, self._running = process, "", self.spec
-        with contextlib.suppress(OSError):
-            self._stamp = process_identity(process.pid)
-        shared.remember()
-        ooms, why, was_well, is_cut = oom_kills(), None, False, True
+    async def _supervise(self, process: WorkerProcess) -> tuple[WorkerEnd | None, bool]:
+        """Wait until a process has ended or is to be ended, and then end all that stems from it."""
+        context, self._process = self._context, process
+        context.remember()
+        ooms, why, was_well, is_cut = oom_kills(), "", False, True
         try:
             await processes.lower_session_priority(process.pid)
-            why, was_well = await self._watch(process)
+            why, was_well = await self._wait_for_end(process)
             is_cut = False
-            if not (self._asked.is_set() or why):
-                code = process.returncode
-                shared.registry.fail(self.entry, WorkerEnd(describe_exit(code), time.time()), trio.current_time())
-            elif why:
+            if why:
                 log.error("worker %s is ended: it %s", self.id, why)
+            elif self._restart_requested.is_set():
+                await self._drain(context.config.timeouts.drain_s)
             else:
-                await self._drain(shared.config.timeouts.drain_s)
+                end = WorkerEnd(describe_exit(process.returncode), time.time())
+                context.registry.fail(self.record, end, trio.current_time())
         except Exception:
             is_cut = False
             raise
         finally:
-            is_cut = is_cut and not (self._is_leaving or self._asked.is_set())
+            is_cut = is_cut and not (self.is_leaving or self._restart_requested.is_set())
             with trio.CancelScope(shield=True):
-                if is_cut and self._running.on_gateway_exit == "keep" and not _has_ended(process):
+                if is_cut and process.spec.on_gateway_exit == "keep" and not process.has_ended:
                     log.info("worker %s goes on without the gateway: the next one takes it over", self.id)
                 else:
-                    await self._end(process)
-                    self._process, self._stamp = None, ""
-                await shared.logbook.end(self.id)
-                if isinstance(process, AdoptedProcess):
-                    process.close()
-                shared.remember()
-        return None if self._asked.is_set() else self._record(process.returncode, why, ooms), was_well
+                    await process.end(context.config.timeouts.stop_s, context.hurry)
+                    self._process = None
+                await context.logbook.end(self.id)
+                process.close()
+                context.remember()
+        return None if self._restart_requested.is_set() else self._end_of(process.returncode, why, ooms), was_well
 
-    def _record(self, code: int | None, why: str | None, ooms: int | None) -> WorkerEnd:
-        """Put together what is known of its end."""
-        lines = self._shared.logbook.last_lines(self.id, CAUSE_LINES_MAX)
+    def _end_of(self, code: int | None, why: str, ooms: int | None) -> WorkerEnd:
+        """Return what is known of its end; `why` is set where the gateway has ended it."""
+        lines = self._context.logbook.last_lines(self.id, CAUSE_LINES_MAX)
         now = oom_kills()
         was_killed = code == -signal.SIGKILL or any(word in line for line in lines for word in _KILLED)
-        oom_killed = bool(why is None and was_killed and ooms is not None and now is not None and now > ooms)
-        told = self.entry.heartbeat.failure if self.entry.heartbeat else ""
+        oom_killed = bool(not why and was_killed and ooms is not None and now is not None and now > ooms)
+        told = self.record.heartbeat.failure if self.record.heartbeat else ""
         return WorkerEnd(
             why or describe_exit(code),
             time.time(),
@@ -350,120 +339,37 @@ class ManagedWorker:
             signal=describe_exit(code).rpartition(" ")[2] if code is not None and code < 0 else None,
             oom_killed=oom_killed,
             cause="" if why else cause_of(lines, code, oom_killed=oom_killed, told=told) or told,
-            last_lines=lines[len(lines) - min(len(lines), self._shared.config.logs.last_lines_max) :],
+            last_lines=lines[len(lines) - min(len(lines), self._context.config.logs.last_lines_max) :],
         )
 
-    async def _watch(self, process: trio.Process | AdoptedProcess) -> tuple[str | None, bool]:
-        """Wait until it has ended, or is to be restarted, or must be ended: give why, and whether it was well."""
-        began = trio.current_time()
-        up_since = stuck_since = None
-        why = None
+    async def _wait_for_end(self, process: WorkerProcess) -> tuple[str, bool]:
+        """Wait until it has ended, is to be restarted, or is to be ended. Return why, and whether it was well."""
+        progress, why = Progress(trio.current_time()), ""
 
-        async def ended() -> None:
-            await process.wait()
-            nursery.cancel_scope.cancel()
+        async def fail() -> None:
+            nonlocal why
+            why = await self._wait_for_failure(progress, process)
 
-        async def asked() -> None:
-            await self._asked.wait()
-            nursery.cancel_scope.cancel()
+        await wait_any(process.wait, self._restart_requested.wait, fail)
+        well_s = self._context.config.restart.well_s
+        return why, progress.up_since is not None and trio.current_time() - progress.up_since >= well_s
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ended)
-            nursery.start_soon(asked)
-            while True:
-                await trio.sleep(WATCH_S)
-                now, timeouts = trio.current_time(), self._shared.config.timeouts
-                state = self._shared.registry.state(self.entry)
-                if state in _UP:
-                    up_since = up_since or now
-                is_stuck = state in _STUCK or (isinstance(process, AdoptedProcess) and self.entry.heartbeat is None)
-                stuck_since = (stuck_since or now) if is_stuck else None
-                if state in _NOT_UP_YET and now - began > timeouts.load_s:
-                    why = f"was not ready within {timeouts.load_s:g} s"
-                elif stuck_since and timeouts.stuck_s and now - stuck_since > timeouts.stuck_s:
-                    why = f"was {'wedged' if state == 'wedged' else 'silent'} for {timeouts.stuck_s:g} s"
-                if why:
-                    nursery.cancel_scope.cancel()
-        well_s = self._shared.config.restart.well_s
-        return why, up_since is not None and trio.current_time() - up_since >= well_s
+    async def _wait_for_failure(self, progress: Progress, process: WorkerProcess) -> str:
+        """Wait until it has been loading or stuck for too long, and return which."""
+        registry = self._context.registry
+        while True:
+            now, timeouts = trio.current_time(), self._context.config.timeouts
+            is_unheard = process.is_adopted and self.record.heartbeat is None
+            progress.record(registry.state(self.record), now, is_unheard=is_unheard)
+            if why := progress.failure(timeouts, now):
+                return why
+            with trio.move_on_at(min(*progress.deadlines(timeouts), registry.state_until(self.record))):
+                await wait_changed(registry)
 
     async def _drain(self, drain_s: float) -> None:
-        """Give it no more requests, and wait until those it has are answered."""
-        self._shared.registry.drain(self.entry)
-        endpoint = self.entry.endpoint
-        with trio.move_on_after(drain_s):
-            while True:
-                if endpoint is None or not endpoint.in_flight or self._shared.hurry.is_set():
-                    break
-                await trio.sleep(DRAIN_POLL_S)
-
-    async def _end(self, process: trio.Process | AdoptedProcess) -> None:
-        """End it and every process that stems from it: asked first, killed after `timeouts.stop_s`."""
-        pid, stop_s = process.pid, self._shared.config.timeouts.stop_s
-        family = await trio.to_thread.run_sync(processes.descendants, pid)
-        pids = {pid, *(member.pid for member in family)}
-        if not _has_ended(process):
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            await self._wait(process, stop_s)
-        if not _has_ended(process):
-            log.warning("worker %s is killed: it did not end by itself", self.id)
-            family += await trio.to_thread.run_sync(processes.descendants, pid)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            with trio.move_on_after(SWEEP_S):
-                await process.wait()
-        left = await self._sweep(pid, family)
-        with contextlib.suppress(OSError):
-            os.unlink(self._socket)
-        await self._wait_for_gpus(pids)
-        if left:
-            log.error("processes of worker %s are still there: %s", self.id, left)
-        else:
-            log.info("worker %s has ended, and nothing of it is left", self.id)
-
-    async def _sweep(self, session: int, family: list[psutil.Process]) -> list[psutil.Process]:
-        """Kill what an ended worker has left; give what is still there after a while. Resource trackers come last."""
-        deadline = trio.current_time() + SWEEP_S
-
-        def look_round() -> list[psutil.Process]:
-            found = [*processes.session_members(session), *marked(self._mark)]
-            return list({one.pid: one for one in [*found, *filter(processes.is_alive, family)]}.values())
-
-        while True:
-            left = family
-            with trio.move_on_after(SWEEP_S):  # /proc does not answer for a process that hangs in a driver
-                left = await trio.to_thread.run_sync(look_round, abandon_on_cancel=True)
-            overdue = trio.current_time() > deadline
-            processes.kill(one for one in left if overdue or not processes.is_resource_tracker(one))
-            if not left or overdue:
-                return left
-            await trio.sleep(SWEEP_POLL_S)
-
-    async def _wait_for_gpus(self, pids: set[int]) -> None:
-        """Wait until the driver holds nothing of these processes any more."""
-        if self.spec.gpu_ids == []:
-            return
-        with trio.move_on_after(GPU_FREE_S):
-            while True:
-                gpus = await find_gpus() or []
-                if not any(process.pid in pids for gpu in gpus for process in gpu.processes):
-                    return
-                await trio.sleep(GPU_POLL_S)
-        log.error("worker %s has ended, and a GPU still holds memory of it", self.id)
-
-    async def _wait(self, process: trio.Process | AdoptedProcess, wait_s: float) -> None:
-        with trio.move_on_after(wait_s):
-            async with trio.open_nursery() as nursery:
-
-                async def cancel_in_a_hurry() -> None:
-                    await self._shared.hurry.wait()
-                    nursery.cancel_scope.cancel()
-
-                nursery.start_soon(cancel_in_a_hurry)
-                await process.wait()
-                nursery.cancel_scope.cancel()
-
-
-def _has_ended(process: trio.Process | AdoptedProcess) -> bool:
-    return process.has_ended() if isinstance(process, AdoptedProcess) else process.returncode is not None
+        """Send it no more requests, and wait until those it has are answered."""
+        self._context.registry.drain(self.record)
+        endpoint = self.record.endpoint
+        if endpoint is not None:
+            with trio.move_on_after(drain_s):
+                await wait_any(lambda: wait_idle(endpoint), self._context.hurry.wait)

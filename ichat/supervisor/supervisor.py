@@ -15,6 +15,7 @@ from ichat.errors import ApiError
 from ichat.observability.logs.store import LogStore
 from ichat.protocol import parse_heartbeat
 from ichat.routing.registry import Registry
+from ichat.routing.waiting import wait_changed
 from ichat.security.keys import digest_of, proof_of
 from ichat.supervisor import processes
 from ichat.supervisor.launch import id_for, token_of
@@ -27,34 +28,46 @@ from ichat.supervisor.state import SavedManagedWorker, SavedRemoteWorker, SavedS
 log = logging.getLogger(__name__)
 
 REMEMBER_S = 1.0
-"""Beats that change what is remembered are written so often at most; the workers started here are at once."""
-REPLACE_POLL_S = 0.2
-LOOK_S = 10.0
-"""How long a look at all processes may take."""
+"""How often heartbeats that change what is remembered are written; managed workers are written at once."""
+FIND_S = 10.0
+"""How long the search for processes of an earlier gateway may take."""
 
 
 class Supervisor:
     """Starts workers, ends them, and remembers them for the next gateway."""
 
-    def __init__(self, config: Config, registry: Registry, logbook: LogStore, state: StateDirectory) -> None:
+    def __init__(
+        self,
+        config: Config,
+        registry: Registry,
+        logbook: LogStore,
+        state: StateDirectory,
+        *,
+        remember_s: float = REMEMBER_S,
+    ) -> None:
         self._state = state
         self._registry = registry
         self._changed = trio.Event()
+        """Set when there is something to save."""
+        self._urgent = trio.Event()
+        """Set when that has to be saved at once."""
         self._written_version = -1
         self._is_failing = False
         self._is_stopping = False
         self._nursery: trio.Nursery | None = None
-        self._shared = SupervisorContext(config, registry, logbook, state, self._remember_soon)
+        self._remember_s = remember_s
+        self._workers: dict[str, ManagedWorker] = {}
+        self._context = SupervisorContext(config, registry, logbook, state, self._workers, self._remember_soon)
 
     def __repr__(self) -> str:
-        return f"<Supervisor {list(self._shared.workers.values())}>"
+        return f"<Supervisor {list(self._workers.values())}>"
 
     def hurry(self) -> None:
-        """Kill rather than wait, from now on."""
-        self._shared.hurry.set()
+        """From now on kill workers rather than wait for them."""
+        self._context.hurry.set()
 
     def stop(self) -> None:
-        """Make `run` end every worker that shall not outlive the gateway, and return."""
+        """Make `run` end every worker that is not to outlive the gateway, and return."""
         self._is_stopping = True
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
@@ -62,10 +75,10 @@ class Supervisor:
     @property
     def pids(self) -> dict[int, str]:
         """The first processes of the workers, with the workers' ids."""
-        return {worker.pid: worker.id for worker in self._shared.workers.values() if worker.pid}
+        return {worker.pid: worker.id for worker in self._workers.values() if worker.pid}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take over what an earlier gateway left, start what is configured, and watch over all of it until stopped.
+        """Take over what an earlier gateway left, start what is configured, and supervise all of it until stopped.
 
         `started` once every worker is known.
         """
@@ -76,13 +89,15 @@ class Supervisor:
                 heartbeat = parse_heartbeat(heard.heartbeat)
                 age_s, can_return = max(0.0, time.time() - heard.at), heard.token == self._token()
                 self._registry.restore(heartbeat, age_s, can_return=can_return)
-                self._shared.logbook.resume(heartbeat.worker_id, heartbeat.start_id, is_managed=False)
+                self._context.logbook.resume(heartbeat.worker_id, heartbeat.start_id, is_managed=False)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._take_over(known.started)
-            self.apply(self._shared.config, self.changes(self._shared.config))
+            self.apply(self._context.config, self.changes(self._context.config))
+            self._registry.add_listener(self._on_registry_change)
+            self._remember_soon()
             nursery.start_soon(self._remember_forever)
-            token = token_of(self._shared.config).encode()
+            token = token_of(self._context.config).encode()
             nursery.start_soon(request_heartbeats, self._registry, proof_of(token) if token else b"")
             task_status.started()
             await trio.sleep_forever()
@@ -90,10 +105,10 @@ class Supervisor:
             await self._remember()
 
     async def _end_unknown(self, known: Collection[str]) -> None:
-        """Kill what an earlier gateway with this state directory has left of workers other than these."""
+        """Kill processes that an earlier gateway with this state directory has left of workers other than these."""
         beginning = self._state.mark_of("")
         found: list[tuple[psutil.Process, str]] = []
-        with trio.move_on_after(LOOK_S):
+        with trio.move_on_after(FIND_S):
             found = await trio.to_thread.run_sync(marked_by, beginning, abandon_on_cancel=True)
         for process, mark in found:
             if mark.removeprefix(beginning) not in known:
@@ -101,13 +116,13 @@ class Supervisor:
                 processes.kill([process])
 
     def _take_over(self, started: Sequence[SavedManagedWorker]) -> None:
-        """Adopt what an earlier gateway has left: to go on with it where it is to be kept, to start it anew else.
+        """Adopt the workers that an earlier gateway has left; those that are not to be kept are then restarted.
 
-        What was launched over the API and does not run is started again.
+        A worker that was launched over the API and does not run is started again.
         """
         for one in started:
             try:
-                spec = read_worker(one.spec, self._shared.config)
+                spec = read_worker(one.spec, self._context.config)
             except ApiError as error:
                 log.error("worker %s is not started again: %s", one.worker_id, error)
                 spec = None
@@ -129,8 +144,9 @@ class Supervisor:
     def _start(
         self, worker_id: str, spec: ManagedWorkerConfig, *, is_launched: bool, adopted: AdoptedProcess | None = None
     ) -> ManagedWorker:
-        worker = ManagedWorker(worker_id, spec, self._shared, is_launched=is_launched, adopted=adopted)
-        self._shared.workers[worker_id] = worker
+        worker = self._workers[worker_id] = ManagedWorker(
+            worker_id, spec, self._context, is_launched=is_launched, adopted=adopted
+        )
         self._remember_soon()
         assert self._nursery is not None
         self._nursery.start_soon(worker.run)
@@ -141,8 +157,8 @@ class Supervisor:
 
         Raises ApiError: 409 where it could not start now, 503 where the gateway is about to end.
         """
-        others = {one.id: one.holds for one in self._shared.workers.values() if one.pid or not one.has_failed}
-        problems = await self._shared.look(spec, others)
+        others = {one.id: one.holds for one in self._workers.values() if one.pid or not one.has_failed}
+        problems = await self._context.preflight(spec, others)
         if problems:
             raise ApiError(409, "cannot_start", " ".join(problems))
         if self._nursery is None or self._is_stopping:
@@ -150,7 +166,7 @@ class Supervisor:
         return self._start(self._new_id(spec), spec, is_launched=True)
 
     async def remove(self, worker: ManagedWorker, drain_s: float) -> None:
-        """Drain a worker, end it and forget it; that goes on where the caller does not wait for it any more.
+        """Drain a worker, end it and forget it. It goes on if the caller is cancelled.
 
         Raises ApiError where the gateway is about to end.
         """
@@ -159,11 +175,14 @@ class Supervisor:
         await self._remove_soon(worker, drain_s).wait()
 
     def _remove_soon(self, worker: ManagedWorker, drain_s: float) -> trio.Event:
-        """Begin to remove a worker; the event says that it is done."""
+        """Begin to remove a worker; the event is set when that is done."""
         done = trio.Event()
 
         async def remove() -> None:
             await worker.remove(drain_s)
+            if self._workers.get(worker.id) is worker:
+                del self._workers[worker.id]
+            self._remember_soon()
             done.set()
 
         assert self._nursery is not None
@@ -172,28 +191,28 @@ class Supervisor:
         return done
 
     def get(self, worker_id: str) -> ManagedWorker | None:
-        """Give the managed worker of this id."""
-        return self._shared.workers.get(worker_id)
+        """Return the managed worker of this id."""
+        return self._workers.get(worker_id)
 
     def _new_id(self, spec: ManagedWorkerConfig) -> str:
-        return id_for(spec.model_name, {*self._shared.workers, *(worker.id for worker in self._registry)})
+        return id_for(spec.model_name, {*self._workers, *(worker.id for worker in self._registry)})
 
     def changes(self, config: Config) -> list[Change]:
-        """Say what taking this configuration would do to the workers."""
-        workers = [one for one in self._shared.workers.values() if not one.is_leaving]
+        """Return what this configuration would do to the workers."""
+        workers = [one for one in self._workers.values() if not one.is_leaving]
         running = [Running(one.id, one.spec, one.is_launched, one.has_failed) for one in workers]
-        changes = changes_of_workers(running, config.managed_workers, self._shared.config.engines, config.engines)
+        changes = changes_of_workers(running, config.managed_workers, self._context.config.engines, config.engines)
         kept = {change.worker_id for change in changes if change.action != "stop"}
         replaced = {one.replaces.id for one in workers if one.replaces and one.id in kept}
         return [change for change in changes if change.action != "stop" or change.worker_id not in replaced]
 
     def apply(self, config: Config, changes: Sequence[Change]) -> None:
-        """Begin with what `changes` said; nothing of it is waited for. Raises ApiError where the gateway ends."""
+        """Begin to carry out the changes, waiting for none. Raises ApiError where the gateway is about to end."""
         if self._nursery is None or self._is_stopping:
             raise errors.draining()
-        self._shared.config = config
+        self._context.config = config
         for change in changes:
-            worker = self._shared.workers.get(change.worker_id)
+            worker = self._workers.get(change.worker_id)
             if change.action == "start" and change.spec is not None:
                 self._start(self._new_id(change.spec), change.spec, is_launched=False)
             elif worker is None or change.action == "keep":
@@ -203,7 +222,7 @@ class Supervisor:
             elif change.spec is not None and change.action == "update":
                 worker.update(change.spec)
             elif change.spec is not None and change.action == "restart":
-                if change.new_first and not worker.entry.is_down:
+                if change.new_first and not worker.record.is_down:
                     new = self._start(self._new_id(change.spec), change.spec, is_launched=False)
                     new.replaces = worker
                     self._nursery.start_soon(self._replace, new, worker)
@@ -211,37 +230,41 @@ class Supervisor:
                     worker.restart(change.spec)
 
     async def _replace(self, new: ManagedWorker, old: ManagedWorker) -> None:
-        """End the old worker once the new one serves; while it does not, the old one goes on."""
+        """End the old worker once the new one is ready; until then the old one goes on serving."""
         log.info("worker %s will replace worker %s once it is ready", new.id, old.id)
-        while new.entry.heartbeat is None or self._registry.state(new.entry) != "ready":
-            await trio.sleep(REPLACE_POLL_S)
-            if new.is_leaving or old.is_leaving:
-                new.replaces = None
-                return
-        await self._remove_soon(old, self._shared.config.timeouts.drain_s).wait()
+        while not (new.is_leaving or old.is_leaving or self._registry.state(new.record) == "ready"):
+            await wait_changed(self._registry)
+        if not (new.is_leaving or old.is_leaving):
+            await self._remove_soon(old, self._context.config.timeouts.drain_s).wait()
         new.replaces = None
 
     def _token(self) -> str:
-        """Return what tells the workers' token from others, and nobody what it is."""
-        return digest_of(b"known " + token_of(self._shared.config).encode()).hex()
+        """Return a digest that tells the workers' token from others without revealing it."""
+        return digest_of(b"known " + token_of(self._context.config).encode()).hex()
 
     def _remember_soon(self) -> None:
         self._changed.set()
+        self._urgent.set()
+
+    def _on_registry_change(self) -> None:
+        if self._registry.version != self._written_version:
+            self._changed.set()
 
     async def _remember_forever(self) -> None:
+        """Save what has changed: at once for managed workers, at most every `remember_s` for others."""
         while True:
-            if self._changed.is_set() or self._registry.version != self._written_version:
-                await self._remember()
-            with trio.move_on_after(REMEMBER_S):
+            await self._changed.wait()
+            await self._remember()
+            with trio.move_on_after(self._remember_s):
                 if self._is_failing:
                     await trio.sleep_forever()
-                await self._changed.wait()
+                await self._urgent.wait()
 
     async def _remember(self) -> None:
-        """Write down what the next gateway has to know."""
-        self._changed, self._written_version = trio.Event(), self._registry.version
+        """Save what the next gateway has to know."""
+        self._changed, self._urgent, self._written_version = trio.Event(), trio.Event(), self._registry.version
         now, heartbeats, token = time.time(), self._registry.snapshot(), self._token()
-        started = [one.started() for one in self._shared.workers.values()]
+        started = [one.saved() for one in self._workers.values()]
 
         def save() -> None:
             heard = [SavedRemoteWorker(attrs.asdict(heartbeat), now - age_s, token) for heartbeat, age_s in heartbeats]
@@ -249,11 +272,11 @@ class Supervisor:
 
         try:
             await trio.to_thread.run_sync(save)
-        except Exception as error:  # whatever it is, no worker may suffer from it
+        except Exception as error:  # whatever it is, no worker may be affected by it
             if not self._is_failing:
                 log.error("%s cannot be written: %s; the next gateway will not know", self._state.path, error)
             self._is_failing = True
-            self._changed.set()
+            self._remember_soon()
         else:
             self._is_failing = False
 

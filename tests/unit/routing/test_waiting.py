@@ -6,7 +6,7 @@ import trio.testing
 
 from ichat.protocol import Heartbeat
 from ichat.routing.registry import Registry
-from ichat.routing.waiting import wait_changed, wait_state
+from ichat.routing.waiting import wait_changed, wait_idle, wait_state
 
 
 def heartbeat(state="ready", interval_s=10):
@@ -63,3 +63,27 @@ async def test_every_change_by_the_supervisor_wakes_waiters(registry):
     with trio.move_on_after(1) as scope:
         await wait_changed(registry)
     assert scope.cancelled_caught
+
+
+async def test_an_endpoint_is_idle_after_its_last_request(registry):
+    """Every waiter goes on when the last request ends, not when one of several does; an idle endpoint is not waited for."""
+    registry.record_heartbeat(heartbeat())
+    endpoint = registry.get("w").endpoint
+    await wait_idle(endpoint)
+    endpoint.in_flight = 2
+    done = []
+
+    async def wait(name):
+        await wait_idle(endpoint)
+        done.append(name)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, "a")
+        nursery.start_soon(wait, "b")
+        await trio.testing.wait_all_tasks_blocked()
+        endpoint.end_request()
+        await trio.testing.wait_all_tasks_blocked()
+        assert done == []
+        endpoint.end_request()
+    assert sorted(done) == ["a", "b"]
+    assert endpoint.when_idle == set()

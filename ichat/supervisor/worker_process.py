@@ -1,0 +1,197 @@
+"""The process of a managed worker: started, and ended so that nothing of it is left.
+
+What stems from it is found by its session and by the tag in its environment, wherever its parents have gone.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable
+
+import attrs
+import psutil
+import trio
+
+from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.hardware.gpus import find_gpus
+from ichat.security.keys import hand_over
+from ichat.security.redact import shown
+from ichat.supervisor import processes
+from ichat.supervisor.launch import command_of, environment_of, token_of
+from ichat.supervisor.orphans import AdoptedProcess, marked, process_identity
+from ichat.supervisor.state import StateDirectory
+
+log = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class SweepTimes:
+    """How long the system may take to clear away what has ended, and how often it is asked, in seconds."""
+
+    sweep_s: float = 5.0
+    """How long killed processes may take to disappear."""
+    poll_s: float = 0.05
+    gpu_free_s: float = 10.0
+    """How long the driver may take to free the memory of processes that have ended."""
+    gpu_poll_s: float = 0.5
+
+
+async def wait_any(*waits: Callable[[], Awaitable[object]]) -> None:
+    """Wait until the first of these returns, and cancel the others."""
+
+    async def run(wait: Callable[[], Awaitable[object]]) -> None:
+        await wait()
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for wait in waits:
+            nursery.start_soon(run, wait)
+
+
+class WorkerProcess:
+    """The first process of one start of a worker, with everything that stems from it."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        spec: ManagedWorkerConfig,
+        process: trio.Process | AdoptedProcess,
+        state: StateDirectory,
+        times: SweepTimes,
+    ) -> None:
+        """`spec` is what the process was started with."""
+        self.spec = spec
+        self.identity = ""
+        """Tells it from later processes with its pid; empty where that is not known."""
+        self.is_adopted = isinstance(process, AdoptedProcess)
+        self._worker_id = worker_id
+        self._process = process
+        self._socket = state.socket_of(worker_id)
+        self._mark = state.mark_of(worker_id)
+        self._times = times
+        self._held = contextlib.ExitStack()
+        """The gateway's end of the pipe by whose end the worker sees that its gateway is gone."""
+        with contextlib.suppress(OSError):
+            self.identity = process_identity(process.pid)
+
+    def __repr__(self) -> str:
+        return f"<WorkerProcess {self.pid}>"
+
+    @classmethod
+    async def spawn(
+        cls,
+        worker_id: str,
+        spec: ManagedWorkerConfig,
+        config: Config,
+        state: StateDirectory,
+        *,
+        output: int,
+        times: SweepTimes,
+    ) -> "WorkerProcess":
+        """Start a worker that writes to the descriptor `output`. Raises OSError or ValueError where that cannot be."""
+        command = command_of(config, spec, worker_id, state.socket_of(worker_id), state.control_socket)
+        log.info("starting worker %s: %s", worker_id, shown(command))
+        watched = token_fd = None
+        with contextlib.ExitStack() as held, contextlib.ExitStack() as given:
+            if spec.on_gateway_exit != "keep":
+                watched, ours = os.pipe()
+                given.callback(os.close, watched)
+                held.callback(os.close, ours)
+            if token := token_of(config):
+                token_fd = hand_over(token)
+                given.callback(os.close, token_fd)
+            process = await trio.lowlevel.open_process(
+                command,
+                env=environment_of(config, spec, state.mark_of(worker_id), watched, token_fd),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=[fd for fd in (watched, token_fd) if fd is not None],
+            )
+            spawned = cls(worker_id, spec, process, state, times)
+            spawned._held = held.pop_all()
+            return spawned
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is its session's as well."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, a signal's number if negative; None while it runs, and always for an adopted process."""
+        return self._process.returncode
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        process = self._process
+        return process.has_ended() if isinstance(process, AdoptedProcess) else process.returncode is not None
+
+    async def wait(self) -> None:
+        """Wait until it has ended."""
+        await self._process.wait()
+
+    def close(self) -> None:
+        """Release what the gateway holds of it."""
+        self._held.close()
+        if isinstance(self._process, AdoptedProcess):
+            self._process.close()
+
+    async def end(self, stop_s: float, hurry: trio.Event) -> None:
+        """End it and every process that stems from it: by SIGTERM, and by SIGKILL after `stop_s` or once `hurry`."""
+        family = await trio.to_thread.run_sync(processes.descendants, self.pid)
+        pids = {self.pid, *(member.pid for member in family)}
+        if not self.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+            with trio.move_on_after(stop_s):
+                await wait_any(self.wait, hurry.wait)
+        if not self.has_ended:
+            log.warning("worker %s is killed: it did not end by itself", self._worker_id)
+            family += await trio.to_thread.run_sync(processes.descendants, self.pid)
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            with trio.move_on_after(self._times.sweep_s):
+                await self.wait()
+        left = await self.sweep(family)
+        with contextlib.suppress(OSError):
+            os.unlink(self._socket)
+        await self._wait_for_gpus(pids)
+        if left:
+            log.error("processes of worker %s are still there: %s", self._worker_id, left)
+        else:
+            log.info("worker %s has ended, and nothing of it is left", self._worker_id)
+
+    async def sweep(self, family: list[psutil.Process]) -> list[psutil.Process]:
+        """Kill what an ended worker has left, resource trackers last; return what is still there after a while."""
+        deadline = trio.current_time() + self._times.sweep_s
+
+        def find() -> list[psutil.Process]:
+            found = [*processes.session_members(self.pid), *marked(self._mark)]
+            return list({one.pid: one for one in [*found, *filter(processes.is_alive, family)]}.values())
+
+        while True:
+            left = family
+            with trio.move_on_after(self._times.sweep_s):  # /proc does not answer for a process that hangs in a driver
+                left = await trio.to_thread.run_sync(find, abandon_on_cancel=True)
+            overdue = trio.current_time() > deadline
+            processes.kill(one for one in left if overdue or not processes.is_resource_tracker(one))
+            if not left or overdue:
+                return left
+            await trio.sleep(self._times.poll_s)
+
+    async def _wait_for_gpus(self, pids: set[int]) -> None:
+        """Wait until the driver holds no memory of these processes any more."""
+        if self.spec.gpu_ids == []:
+            return
+        with trio.move_on_after(self._times.gpu_free_s):
+            while True:
+                gpus = await find_gpus() or []
+                if not any(process.pid in pids for gpu in gpus for process in gpu.processes):
+                    return
+                await trio.sleep(self._times.gpu_poll_s)
+        log.error("worker %s has ended, and a GPU still holds memory of it", self._worker_id)
