@@ -188,6 +188,17 @@ def test_banned_words(source):
     assert not [comment for comment in comments if re.search(r"TODO|FIXME|XXX", comment)]
 
 
+def test_an_engine_of_another_package_needs_one_module():
+    """The example imports `ichat.engines` and no other module of the project."""
+    for path in sorted((ROOT / "examples").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert {name for name in names if name.split(".")[0] == "ichat"} <= {"ichat", "ichat.engines"}, path
+            if isinstance(node, ast.ImportFrom) and node.module == "ichat":
+                assert {alias.name for alias in node.names} == {"__version__"}, path
+
+
 def test_every_public_thing_is_described(source):
     """A reader learns from the docstring what a public thing takes, returns and raises."""
     tree = tree_of(source)

@@ -1,7 +1,7 @@
-"""What an engine is to iChat, and how one is found by its name.
+"""What an engine is, and how one is found by its name.
 
-An engine is one class. It becomes known either here or, without any change to iChat, through an entry point of the
-group `ichat.engines` in whatever package is installed beside it.
+An engine is one class. It is either built in or, without any change to iChat, an entry point of the group
+`ichat.engines` in a package that is installed beside iChat. Such a package needs no other module than this one.
 """
 
 import importlib
@@ -11,10 +11,18 @@ from typing import Any, Protocol, cast
 
 import attrs
 
-from ichat.engines.adapter import ProtocolAdapter
+from ichat.engines.adapter import BodyTransform, ProtocolAdapter
 from ichat.engines.flags import FlagOutcome
-from ichat.errors import EXIT_USAGE, Exit
+from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, ApiError, Exit, model_not_found
+from ichat.http.json_body import Member, members_of, spliced, value_of
+from ichat.http.request import Request
 from ichat.protocol import Group, ModelCard
+
+__all__ = [
+    "EXIT_SOFTWARE", "EXIT_UNAVAILABLE", "EXIT_USAGE", "ApiError", "Application", "BodyTransform", "Engine",
+    "EngineInfo", "Exit", "FlagOutcome", "Group", "Member", "Message", "ModelCard", "Progress", "ProtocolAdapter",
+    "Receive", "Request", "Scope", "Send", "Serve", "find", "members_of", "model_not_found", "spliced", "value_of",
+]  # fmt: skip
 
 BUILT_IN = {"vllm": "ichat.engines.vllm:VLLM", "sglang": "ichat.engines.sglang:SGLang"}
 ENTRY_POINTS = "ichat.engines"
@@ -26,12 +34,12 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 """An ASGI 3 application."""
 Serve = Callable[[Application | None], Awaitable[None]]
-"""Returns when serving shall end."""
+"""Returns when serving is to end; None is served by a follower of a group, which answers no requests."""
 
 
 @attrs.frozen
 class Progress:
-    """What an engine is doing, by its own account; None is not known."""
+    """What an engine reports about its load; None is not known."""
 
     running: int | None = None
     """Requests that the engine works on."""
@@ -40,24 +48,24 @@ class Progress:
     kv_use: float | None = None
     """Share of the KV cache in use, 0 to 1."""
     steps: int | None = None
-    """A count that grows whenever the scheduler does something: a busy engine whose count stands still is stuck."""
+    """A count that grows with each step of the scheduler: a busy engine whose count stands still is stuck."""
     tokens_out: int | None = None
     """Tokens generated since the engine's start."""
 
 
 @attrs.frozen
 class EngineInfo:
-    """What is known of an engine once its arguments are parsed."""
+    """What is known about an engine once its arguments are parsed."""
 
     model_path: str
     model_names: list[str]
-    """The names that requests may use, at least one; `Engine.models` knows more once the model is loaded."""
+    """The names that requests may use, at least one; `Engine.models` has more once the model is loaded."""
     args: dict[str, Any]
     """Every effective argument, secrets masked; values that JSON can hold."""
     versions: dict[str, str]
     changed_args: Sequence[str] | None = None
-    """The names of those that are not as the engine has them by default; None: the engine does not tell."""
-    steps: Sequence[FlagOutcome] = ()
+    """The names of those that differ from the engine's defaults; None: not known."""
+    flag_outcomes: Sequence[FlagOutcome] = ()
     """What became of each argument that was given."""
     group: Group | None = None
 
@@ -65,16 +73,16 @@ class EngineInfo:
 class Engine(Protocol):
     """One model in one engine.
 
-    `parse` and then `run` are called once each, on a thread that exists for them and outlives all children of the
-    engine; everything else may be called from any thread.
+    `parse` and then `run` are called once each, on a thread of their own that outlives all children of the engine.
+    Everything else may be called from any thread.
     """
 
     name: str
-    wire: ProtocolAdapter
-    """How its requests and responses differ from what a worker takes and gives."""
+    adapter: ProtocolAdapter
+    """How its requests and responses differ from a worker's."""
 
     def check(self) -> None:
-        """See quickly, before any import, whether the engine is installed. Raises Exit 69 with what to type."""
+        """Check quickly, without importing the engine, that it is installed. Raises Exit 69 with what to type."""
         ...
 
     def parse(self, argv: Sequence[str]) -> EngineInfo:
@@ -84,31 +92,30 @@ class Engine(Protocol):
     def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
         """Load the model and await ``serve(application)`` inside an asyncio loop; then unload.
 
-        `phase` is called with each step of the loading. A follower of a group, which answers no requests, serves
-        None. Raises Exit 64 for an argument that is found to be wrong so late, any other exception where loading
-        fails.
+        `phase` is called with each step of the loading. A follower of a group serves None. Raises Exit 64 for an
+        argument that is found to be wrong so late, any other exception if loading fails.
         """
         ...
 
     def why_dead(self) -> str | None:
-        """Give the reason why no request can be served any more; None while all is well.
+        """Return the reason why no request can be served any more, or None.
 
-        Asked before each request, so it must be cheap (`child.Family`); what was sent to it before may have been worked
-        on, what comes later is refused, and may go to another worker.
+        Called before each request, so it must be cheap (`children.ProcessFamily`). Later requests are refused and may
+        go to another worker; earlier ones may have been worked on.
         """
         ...
 
     def progress(self) -> Progress:
-        """Give the engine's own account of its load."""
+        """Return what the engine reports about its load."""
         ...
 
     def models(self) -> Sequence[ModelCard]:
-        """Give what requests can ask for now, the model itself first, then its adapters."""
+        """Return what requests can ask for now: the model itself, then its LoRA adapters."""
         ...
 
 
 def find(name: str) -> Engine:
-    """Make the engine of this name. Raises Exit 64 where there is none."""
+    """Return a new engine of this name. Raises Exit 64 if there is none."""
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         return cast("Engine", getattr(importlib.import_module(module), attribute)())

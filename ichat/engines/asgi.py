@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 from ichat import errors
 from ichat.engines import Application, Message, Scope
-from ichat.engines.adapter import ERROR_BEGINNINGS, BodyTransform, ProtocolAdapter, error_event
+from ichat.engines.adapter import BodyTransform, ProtocolAdapter
+from ichat.engines.error_translation import ERROR_BEGINNINGS, error_event
 from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
 from ichat.http.request import Request
 from ichat.http.server import Ending
@@ -27,7 +28,7 @@ REWRITTEN_BYTES_MAX = 512 * 1024 * 1024
 """Bytes of a response body that is rewritten, and so gathered first."""
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
-_WIRE = ProtocolAdapter()
+_DEFAULT_ADAPTER = ProtocolAdapter()
 _UNDER_WAY: contextvars.ContextVar["Call | None"] = contextvars.ContextVar("call", default=None)
 
 
@@ -43,12 +44,12 @@ class Call:
         keep_alive: bool,
         stall_s: float,
         ended: Callable[[], None],
-        wire: ProtocolAdapter = _WIRE,
+        adapter: ProtocolAdapter = _DEFAULT_ADAPTER,
         rewrite: BodyTransform | None = None,
     ) -> None:
-        """`rewrite` is what the wire gave for this request."""
+        """`rewrite` is what the adapter gave for this request."""
         self._request = request
-        self._wire = wire
+        self._adapter = adapter
         self._rewrite = rewrite
         self._sock = sock
         self._peer = peer
@@ -214,11 +215,11 @@ class Call:
         """Take the head. A streamed response's is sent at once, any other's together with its body."""
         self.status = status
         given = [(name.lower(), value) for name, value in headers]
-        self._rewrite = self._wire.response(self._request, status, given, self._rewrite)
+        self._rewrite = self._adapter.response(self._request, status, given, self._rewrite)
         if self._rewrite is None:
             self._make_head(status, given)
             if self._is_stream and status == 200:
-                self._edit = self._wire.edit(self._request)
+                self._edit = self._adapter.edit(self._request)
         else:
             self._given = given
             self._gathered = bytearray()

@@ -1,8 +1,8 @@
 """What an engine remembers for the Responses API, within bounds.
 
-Both engines keep a response (`store`), its messages and its events in dictionaries by its id, and take nothing out
-again. Here each of these dictionaries tells when something is put in, so that the oldest responses can go, and
-`DELETE /v1/responses/{id}`, which neither engine has, is a route of the engine's application.
+Both engines keep a response (`store`), its messages and its events in dictionaries by its id, and remove nothing.
+Here each of these dictionaries reports what is added, so that the oldest responses are removed. The engine's
+application gets the route `DELETE /v1/responses/{id}`, which neither engine has.
 """
 
 # What engines bring along is not there where types are checked.
@@ -12,26 +12,27 @@ again. Here each of these dictionaries tells when something is put in, so that t
 import json
 from typing import Any
 
+from ichat.engines.adapter import ProtocolAdapter
 from ichat.engines.asgi import call_under_way
 from ichat.errors import ApiError
 
 _STORES = ("response_store", "msg_store", "event_store")
-"""What engines call these dictionaries; the first has the responses themselves."""
+"""The engines' names of these dictionaries; the first has the responses themselves."""
 
 
 class ResponseStore:
-    """The responses that one engine remembers. Used on the engine's loop, but for `is_full`."""
+    """The responses that one engine remembers. Used on the engine's loop, except `is_full`."""
 
     def __init__(self, serving: Any, responses_max: int, bytes_max: int) -> None:
         """`serving` is the engine's object for the Responses API.
 
-        `responses_max` are kept, and as many as came in requests of `bytes_max` in all.
+        At most `responses_max` are kept, whose requests have at most `bytes_max` in all.
         """
         self._serving = serving
         self._responses_max = responses_max
         self._bytes_max = bytes_max
         self._sizes: dict[str, int] = {}
-        """Bytes of the requests of those that are kept, oldest first."""
+        """Bytes of the request of each response, oldest first."""
         self._stores = [_Store(self, serving, name) for name in _STORES if hasattr(serving, name)]
 
     def __repr__(self) -> str:
@@ -41,14 +42,14 @@ class ResponseStore:
         return len(self._sizes)
 
     def is_full(self) -> bool:
-        """Return whether as many responses are being made in the background as are kept at all."""
+        """Return whether the responses that are being made in the background fill the store."""
         return len(self._serving.background_tasks) >= self._responses_max
 
     def note(self, store: "_Store", response_id: str) -> None:
-        """Called when something is kept of a response: let the oldest go that are too many."""
+        """Called when the engine stores something of a response: forget the oldest if there are too many."""
         if response_id not in self._sizes:
             if store is self._stores[0] and len(self._stores) > 1 and response_id not in self._stores[1]:
-                dict.pop(store, response_id, None)  # it took so long that its messages have gone
+                dict.pop(store, response_id, None)  # it took so long that its messages were forgotten
                 return
             call = call_under_way()
             self._sizes[response_id] = call.bytes_in if call is not None else 0
@@ -61,20 +62,20 @@ class ResponseStore:
                 self.forget(oldest)
 
     def forget(self, response_id: str) -> bool:
-        """Keep nothing of a response; return whether anything was kept."""
+        """Forget a response; return whether it was known."""
         for store in self._stores:
             dict.pop(store, response_id, None)
         return self._sizes.pop(response_id, None) is not None
 
     async def delete(self, response_id: str) -> bool:
-        """Stop a response that is being made, and forget it; return whether it was known."""
+        """Forget a response, and stop it if it is being made; return whether it was known."""
         if response_id in self._serving.background_tasks:
             await self._serving.cancel_responses(response_id)
         return self.forget(response_id)
 
 
 class _Store(dict[str, Any]):
-    """One of the engine's dictionaries, which tells what is put into it."""
+    """One of the engine's dictionaries, which reports what is added."""
 
     def __init__(self, of: ResponseStore, serving: Any, name: str) -> None:
         super().__init__(getattr(serving, name))
@@ -86,22 +87,23 @@ class _Store(dict[str, Any]):
         self._of.note(self, response_id)
 
 
-def bound_responses(app: Any, responses_max: int, bytes_max: int) -> ResponseStore | None:
+def bound_responses(app: Any, adapter: ProtocolAdapter) -> None:
     """Bound what a FastAPI application remembers of responses, and let it delete one; see `ResponseStore`.
 
-    None where none are kept, or this version of the engine has no Responses API.
+    Does nothing if no responses are kept, or this version of the engine has no Responses API.
     """
     from starlette.requests import Request
     from starlette.responses import Response
 
     serving = getattr(app.state, "openai_serving_responses", None)
     if (
-        not responses_max
+        not adapter.settings.responses_max
         or serving is None
         or not all(hasattr(serving, name) for name in (_STORES[0], "background_tasks"))
     ):
-        return None
-    store = ResponseStore(serving, responses_max, bytes_max)
+        return
+    store = ResponseStore(serving, adapter.settings.responses_max, adapter.settings.responses_bytes_max)
+    adapter.is_background_full = store.is_full
 
     async def delete(request: Request) -> Response:
         response_id = request.path_params["response_id"]
@@ -112,4 +114,3 @@ def bound_responses(app: Any, responses_max: int, bytes_max: int) -> ResponseSto
         return Response(error.body(), error.status, media_type="application/json")
 
     app.router.add_route("/v1/responses/{response_id}", delete, methods=["DELETE"])
-    return store

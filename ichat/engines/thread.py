@@ -113,12 +113,12 @@ class EngineThread:
     async def answer(self, request: Request, client: Client, rewrite: BodyTransform | None = None) -> None:
         """Have the engine answer a request on this connection. Raises ApiError where nothing has been sent.
 
-        A response with status 200 is put through `rewrite`, or through what the engine's wire has for it.
+        A response with status 200 is put through `rewrite`, or through what the engine's adapter has for it.
         """
         self._check_ready()
-        found = await self._engine.wire.request(request)
+        found = await self._engine.adapter.request(request)
         app = self._check_ready()
-        self._engine.wire.admit(request, self._waiting.keys())  # no other task has its turn before it is in there
+        self._engine.adapter.admit(request, self._waiting.keys())  # no other task has its turn before it is in there
         done = trio.Event()
         call = Call(
             request,
@@ -127,7 +127,7 @@ class EngineThread:
             keep_alive=client.keep_alive,
             stall_s=self._stall_s,
             ended=lambda: self._run_in_trio(done.set),
-            wire=self._engine.wire,
+            adapter=self._engine.adapter,
             rewrite=rewrite or found,
         )
         self._waiting[request] = done
@@ -224,9 +224,9 @@ class EngineThread:
 
     def _parsed(self, info: EngineInfo) -> None:
         self.info = info
-        for step in info.steps:
-            if step.why:
-                log.warning("%s", step)
+        for outcome in info.flag_outcomes:
+            if outcome.why:
+                log.warning("%s", outcome)
         self._run_in_trio(self.parsed.set)
 
     def _enter(self, phase: str) -> None:

@@ -114,7 +114,7 @@ class WorkerServer:
     def __repr__(self) -> str:
         return f"<Worker {self.id}: {self.state()}, {self.host!r}>"
 
-    def wire_settings(self) -> AdapterSettings:
+    def adapter_settings(self) -> AdapterSettings:
         """Return what the engine's requests and responses must become at this worker."""
         options = self.options
         tag = response_tag(self.id, self._start_id)
@@ -283,7 +283,7 @@ def explain_args(options: Options, engine_argv: Sequence[str]) -> str:
     """Give, as a text to print, what the engine would get for these arguments, and why. Raises Exit."""
     engine = find(options.backend)
     engine.check()
-    return explain(engine.parse([*engine_argv, "--host", options.host, "--port", str(options.port)]).steps)
+    return explain(engine.parse([*engine_argv, "--host", options.host, "--port", str(options.port)]).flag_outcomes)
 
 
 class ShutdownDeadlines:
@@ -342,7 +342,7 @@ async def run(
     argv = [*engine_argv, "--host", options.host, "--port", str(port)]
     host = EngineThread(engine, argv, client_stall_s=timeouts.client_stall_s)
     worker = WorkerServer(options, engine, host, port, capture=capture, token=token)
-    engine.wire.settings = worker.wire_settings()
+    engine.adapter.settings = worker.adapter_settings()
     hub = Hub()
     door = FrontDoor(b"worker", worker.answer, worker.authenticate, hub, limits, timeouts)
     log.info("worker %s listens on %s:%d", worker.id, options.host, worker.port)

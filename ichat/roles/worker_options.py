@@ -92,14 +92,14 @@ def parser() -> CommandLineParser:
         ("--connections-max", limits.connections_max, "open connections"),
     ):
         add(name, type=int, default=default, metavar="N", help=f"{help_} ({default})")
-    wire = AdapterSettings()
+    defaults = AdapterSettings()
     add(
-        "--responses-max", type=int, default=wire.responses_max, metavar="N",
-        help=f"responses of /v1/responses to keep, the oldest go first; 0: none ({wire.responses_max})",
+        "--responses-max", type=int, default=defaults.responses_max, metavar="N",
+        help=f"responses of /v1/responses to keep, the oldest go first; 0: none ({defaults.responses_max})",
     )  # fmt: skip
     add(
-        "--responses-bytes-max", type=int, default=wire.responses_bytes_max, metavar="N",
-        help=f"bytes of the requests that they came from ({wire.responses_bytes_max})",
+        "--responses-bytes-max", type=int, default=defaults.responses_bytes_max, metavar="N",
+        help=f"bytes of the requests that they came from ({defaults.responses_bytes_max})",
     )  # fmt: skip
     add(
         "--reasoning-field", choices=FIELDS, default="engine",

@@ -30,7 +30,7 @@ KEEP_S = 600.0
 WORKERS_MAX = 4096
 RETRY_AFTER_S = 5
 _RESPONSE_ID = re.compile(r"resp_([0-9a-f]{12})_[0-9a-f]{32}")
-"""As `engines.wire.Wire.new_response_id` makes them."""
+"""As `engines.adapter.ProtocolAdapter.new_response_id` makes them."""
 
 
 class Registry:

@@ -58,7 +58,7 @@ class Bench:
     def __init__(self):
         from ichat.engines.adapter import ProtocolAdapter
 
-        self.wire = ProtocolAdapter()
+        self.adapter = ProtocolAdapter()
 
     def check(self):
         pass

@@ -184,10 +184,10 @@ def request_for(body):
 )
 async def test_a_response_gets_an_id_that_names_its_worker(body):
     """Whatever id the client wanted, and nothing else of the body changes."""
-    wire = ProtocolAdapter(VLLM_PATHS)
-    wire.settings = AdapterSettings("0123456789ab")
+    adapter = ProtocolAdapter(VLLM_PATHS)
+    adapter.settings = AdapterSettings("0123456789ab")
     request = request_for(body)
-    await wire.request(request)
+    await adapter.request(request)
     sent = json.loads(request.body)
     kind, tag, rest = sent.pop("request_id").split("_")
     assert (kind, tag, len(rest)) == ("resp", "0123456789ab", 32)
@@ -240,12 +240,12 @@ def test_what_is_being_made_is_kept():
     assert not store.is_full()
     serving.background_tasks["d"] = None
     assert store.is_full()
-    wire = ProtocolAdapter()
-    wire.responses = store
+    adapter = ProtocolAdapter()
+    adapter.is_background_full = store.is_full
     with pytest.raises(ApiError) as refused:
-        wire.check_background(is_asked=True)
+        adapter.check_background(is_asked=True)
     assert (refused.value.status, refused.value.code) == (429, "overloaded")
-    wire.check_background(is_asked=False)
+    adapter.check_background(is_asked=False)
 
 
 async def test_a_response_is_deleted_with_all_that_belongs_to_it():

@@ -519,7 +519,7 @@ async def test_the_wire_is_asked_just_before_the_engine_gets_a_request(make_work
         if under_way:
             raise errors.model_not_ready("m", "one at a time", 1)
 
-    rig.engine.wire.admit = admit
+    rig.engine.adapter.admit = admit
     first, second = await connect(port), await connect(port)
     await first.send(b"POST /wait HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
     await until(lambda: rig.engine.running == 1)

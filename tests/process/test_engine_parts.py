@@ -100,7 +100,7 @@ def model(tmp_path):
 
 
 def passed(encoder):
-    return [word for step in encoder.steps for word in step.passed]
+    return [word for step in encoder.flag_outcomes for word in step.passed]
 
 
 CLS = {"word_embedding_dimension": 8, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
@@ -121,7 +121,7 @@ def test_an_encoder_gets_the_flags_that_it_needs(model, architecture, pooling, g
     """Both are added with their reason, unless they are given; without cross-encoder there is nothing to rerank."""
     encoder = inspect_encoder(model({"architectures": [architecture]}, pooling), None, given)
     assert passed(encoder) == added
-    assert all(step.why and not step.given for step in encoder.steps)
+    assert all(step.why and not step.given for step in encoder.flag_outcomes)
     assert (encoder.is_cross_encoder, encoder.wants_sigmoid) == (False, False)
 
 
@@ -214,7 +214,7 @@ VECTORS_ONLY = [
 async def test_a_model_that_gives_vectors_is_not_asked_for_scores(path, body):
     """SGLang would end of it, so the request is refused; a model that can is asked."""
     with pytest.raises(ApiError) as caught:
-        await wire(reranks=False).request(request_of(path, {**body, "model": "alias"}))
+        await wire(can_rerank=False).request(request_of(path, {**body, "model": "alias"}))
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, "bad_request", "model")
     assert await wire().request(request_of(path, body)) is not None
 
@@ -224,7 +224,7 @@ async def test_sglangs_own_score_needs_no_reranker(path):
     """Its labels are read from any model, so that request gets through as it is."""
     body = b'{"query": "q", "items": ["a"], "label_token_ids": [1, 2], "model": "alias"}'
     request = request_of(path, body)
-    assert await wire(reranks=False).request(request) is None
+    assert await wire(can_rerank=False).request(request) is None
     assert (request.path, bytes(request.body)) == (b"/v1/score", body)
 
 
@@ -233,13 +233,17 @@ async def test_scores_are_brought_between_0_and_1_where_the_model_wants_it():
     raw = [2.0, -1e9, 0.0, 1e9]
     answer = json.dumps([{"score": score, "index": index} for index, score in enumerate(raw)]).encode()
     seen = {}
-    for squashes in (True, False):
-        rerank = await wire(squashes=squashes).request(request_of(b"/rerank", {"query": "q", "documents": [*"abcd"]}))
+    for apply_sigmoid in (True, False):
+        rerank = await wire(apply_sigmoid=apply_sigmoid).request(
+            request_of(b"/rerank", {"query": "q", "documents": [*"abcd"]})
+        )
         results = json.loads(rerank(200, answer)[1])["results"]
         assert [one["index"] for one in results] == [3, 0, 2, 1]
-        score = await wire(squashes=squashes).request(request_of(b"/score", {"text_1": "q", "text_2": [*"abcd"]}))
-        seen[squashes] = [one["score"] for one in json.loads(score(200, answer)[1])["data"]]
-        assert sorted(one["relevance_score"] for one in results) == sorted(seen[squashes])
+        score = await wire(apply_sigmoid=apply_sigmoid).request(
+            request_of(b"/score", {"text_1": "q", "text_2": [*"abcd"]})
+        )
+        seen[apply_sigmoid] = [one["score"] for one in json.loads(score(200, answer)[1])["data"]]
+        assert sorted(one["relevance_score"] for one in results) == sorted(seen[apply_sigmoid])
     assert seen[True] == pytest.approx([0.880797, 0.0, 0.5, 1.0], abs=1e-6)
     assert seen[False] == raw
 
@@ -300,8 +304,11 @@ class App:
         self.cancelled = threading.Event()
 
     async def __call__(self, scope, receive, send):
-        message = await receive()
-        assert (scope["type"], message["type"], message["more_body"]) == ("http", "http.request", False)
+        body, more = b"", True
+        while more:
+            message = await receive()
+            assert (scope["type"], message["type"]) == ("http", "http.request")
+            body, more = body + message["body"], message["more_body"]
         if scope["path"] == "/wait":
             try:
                 self.waiting.set()
@@ -311,7 +318,7 @@ class App:
         if scope["path"] == "/raise":
             raise RuntimeError("a bug")
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        seen = {"method": scope["method"], "path": scope["path"], "body": message["body"].decode(), "headers": headers}
+        seen = {"method": scope["method"], "path": scope["path"], "body": body.decode(), "headers": headers}
         data = json.dumps(seen).encode()
         await send({"type": "http.response.start", "status": int(headers.get("status", 200)), "headers": []})
         await send({"type": "http.response.body", "body": data[:5], "more_body": True})
@@ -423,17 +430,17 @@ def test_who_waits_when_all_is_given_up_fails_at_once(inside, app):
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + LIMIT_S
-    while len(inside._asking) < 2 or not app.waiting.is_set():
+    while len(inside._calls) < 2 or not app.waiting.is_set():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    inside.give_up()
+    inside.close()
     for thread in threads:
         thread.join(LIMIT_S)
         assert not thread.is_alive()
     assert [type(failure) for failure in failures] == [CancelledError] * 2
     assert app.cancelled.wait(LIMIT_S)
     for path in ("/wait", "/x"):
-        with pytest.raises(Requests.ConnectionError, match="not there any more"):
+        with pytest.raises(Requests.ConnectionError, match="the engine has ended"):
             inside.get("http://h" + path, timeout=LIMIT_S)
 
 

@@ -1,7 +1,7 @@
 """Hugging Face transformers' own server as an engine of iChat.
 
 This is what iChat asks of an engine (`ichat.engines.Engine`); what knows transformers is in `server.py`, which is
-imported as late as `Engine.check` wants it.
+imported only by `Transformers.parse`.
 """
 
 import argparse
@@ -16,14 +16,23 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import ichat
-from ichat import errors
-from ichat.engines import EngineInfo, Progress, Serve
-from ichat.engines.adapter import BodyTransform, ProtocolAdapter
-from ichat.engines.flags import FlagOutcome
-from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
-from ichat.http.json_body import members_of, spliced, value_of
-from ichat.http.request import Request
-from ichat.protocol import ModelCard
+from ichat.engines import (
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    BodyTransform,
+    EngineInfo,
+    Exit,
+    FlagOutcome,
+    ModelCard,
+    Progress,
+    ProtocolAdapter,
+    Request,
+    Serve,
+    members_of,
+    model_not_found,
+    spliced,
+    value_of,
+)
 
 if TYPE_CHECKING:
     from ichat_transformers.server import Server
@@ -32,7 +41,7 @@ TESTED = "5.19"
 
 
 class OurFlags(argparse.ArgumentParser):
-    """The flags that a worker gives to every engine; all others are those of `transformers serve`."""
+    """The flags that a worker passes to every engine; all others are those of `transformers serve`."""
 
     def __init__(self) -> None:
         super().__init__(add_help=False, allow_abbrev=False)
@@ -47,14 +56,14 @@ class OurFlags(argparse.ArgumentParser):
 
 
 class OneModel(ProtocolAdapter):
-    """What makes the server's requests like those of every worker; its failures become so by themselves."""
+    """Makes requests fit the server; its errors need no change of their own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: Sequence[str] = ()
 
     async def request(self, request: Request) -> BodyTransform | None:
-        """Have a request name the model, which may have several names, and the number of tokens as the server does."""
+        """Rename the model, which may have several names, and the number of tokens to what the server knows."""
         if request.method == b"POST" and request.body[:64].lstrip().startswith(b"{"):
             members = await members_of(request.body)
             names = {member.name for member in members}
@@ -63,7 +72,7 @@ class OneModel(ProtocolAdapter):
                 if member.name == "model":
                     name = value_of(request.body, member)
                     if name not in self.names:
-                        raise errors.model_not_found(str(name), self.names)
+                        raise model_not_found(str(name), self.names)
                     spans.append((member.value_start, member.end, json.dumps(self.names[0]).encode()))
                 elif member.name == "max_completion_tokens" and "max_tokens" not in names:
                     spans.append((member.start, member.value_start, b'"max_tokens": '))
@@ -77,11 +86,11 @@ class Transformers:
     name = "transformers"
 
     def __init__(self) -> None:
-        self.wire = OneModel()
+        self.adapter = OneModel()
         self._server: Server | None = None
 
     def check(self) -> None:
-        """Look for what transformers itself says that its server needs, without importing anything."""
+        """Look for the packages that transformers declares for its server, without importing them."""
         try:
             needs = importlib.metadata.requires("transformers") or []
         except importlib.metadata.PackageNotFoundError:
@@ -96,7 +105,7 @@ class Transformers:
             )
 
     def parse(self, argv: Sequence[str]) -> EngineInfo:
-        """Read the options with the server's own parser, and make the server, which judges their values."""
+        """Read the options with the server's own parser, and make the server, which checks their values."""
         ours, theirs = OurFlags().parse_known_args(list(argv))
         try:
             from ichat_transformers.server import REFUSED, Server, read_options
@@ -120,7 +129,7 @@ class Transformers:
             raise _usage(f"{error} is no value that it knows") from error
         except (ValueError, TypeError) as error:
             raise _usage(str(error)) from error
-        self.wire.names = names
+        self.adapter.names = names
         return EngineInfo(
             model_path=ours.model,
             model_names=names,
@@ -131,7 +140,7 @@ class Transformers:
                 "torch": importlib.metadata.version("torch"),
                 "python": platform.python_version(),
             },
-            steps=_steps(ours, theirs),
+            flag_outcomes=_outcomes(ours, theirs),
         )
 
     def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
@@ -141,31 +150,31 @@ class Transformers:
         asyncio.run(self._server.serve(serve))
 
     def why_dead(self) -> str | None:
-        """Ask the server's threads."""
+        """Return why a thread of the server has ended, or None."""
         return self._server.why_dead() if self._server else None
 
     def progress(self) -> Progress:
-        """Count the calls of the model's `generate`, or what the scheduler has."""
+        """Return the calls of the model's `generate`, or the scheduler's requests."""
         return self._server.progress() if self._server else Progress()
 
     def models(self) -> Sequence[ModelCard]:
-        """Give the one model, under each of its names."""
+        """Return the one model, under each of its names."""
         return self._server.models() if self._server else []
 
 
-def _steps(ours: argparse.Namespace, theirs: Sequence[str]) -> list[FlagOutcome]:
-    """Say what becomes of each argument; all but the worker's own go as they are to the parser of the server."""
-    steps = [FlagOutcome(["--model", ours.model], [ours.model], "transformers serve takes the model without a flag")]
+def _outcomes(ours: argparse.Namespace, theirs: Sequence[str]) -> list[FlagOutcome]:
+    """Return what becomes of each argument; the server's own parser gets the others unchanged."""
+    outcomes = [FlagOutcome(["--model", ours.model], [ours.model], "transformers serve takes the model without a flag")]
     if ours.served_model_name:
         names = ["--served-model-name", *ours.served_model_name]
-        steps.append(FlagOutcome(names, [], "transformers serve has no names for its model; this engine gives them"))
+        outcomes.append(FlagOutcome(names, [], "transformers serve has no names for its model; this engine gives them"))
     for word in theirs:
         if word.startswith("-"):
-            steps.append(FlagOutcome([word], [word]))
+            outcomes.append(FlagOutcome([word], [word]))
         else:
-            words = [*steps.pop().given, word]
-            steps.append(FlagOutcome(words, words))
-    return steps
+            words = [*outcomes.pop().given, word]
+            outcomes.append(FlagOutcome(words, words))
+    return outcomes
 
 
 def _usage(message: str) -> Exit:

@@ -19,10 +19,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.cli.serve import Serve
 from transformers.cli.serving.utils import GenerateManager, split_model_id
 
-from ichat.engines import Message, Progress, Receive, Scope, Send
+from ichat.engines import Exit, Message, ModelCard, Progress, Receive, Scope, Send
 from ichat.engines import Serve as ServeUntilTheEnd
-from ichat.errors import Exit
-from ichat.protocol import ModelCard
 
 REFUSED: Any = typer.BadParameter.__base__
 """What the parser raises for any wrong argument (`UsageError`, which has no public name)."""
@@ -34,7 +32,7 @@ _gone: contextvars.ContextVar[threading.Event] = contextvars.ContextVar("gone")
 
 
 def read_options(argv: Sequence[str]) -> dict[str, Any]:
-    """Read the options as `transformers serve` does. Raises `REFUSED`, or Exit 0 where help has been asked for."""
+    """Return the options as `transformers serve` reads them. Raises `REFUSED`, or Exit 0 for ``--help``."""
     signature = inspect.signature(Serve)
     options = [parameter for name, parameter in signature.parameters.items() if name not in _NOT_OPTIONS]
 
@@ -100,7 +98,7 @@ class Server(Serve):
             self._generation_state.shutdown()
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, and notice that its client has gone even if the application does not listen.
+        """Answer one request, and notice its client's disconnect even if the application does not listen.
 
         The application gives it an id of its own: continuous batching mixes up two requests of the same id.
         """
@@ -132,7 +130,7 @@ class Server(Serve):
                 task.cancel()
 
     def why_dead(self) -> str | None:
-        """Give the reason why no request can be served any more."""
+        """Return the reason why no request can be served any more, or None."""
         if not self._generation.is_alive():
             return "the thread that generates has ended"
         if not self._generation_state.is_cb_alive():
@@ -140,7 +138,7 @@ class Server(Serve):
         return None
 
     def progress(self) -> Progress:
-        """Give what is being worked on; with continuous batching, no more than that."""
+        """Return what is being worked on; with continuous batching, only the numbers of requests."""
         batching = self._generation_state._cb_manager
         if batching is None:
             one = self._generation
@@ -152,12 +150,12 @@ class Server(Serve):
         return Progress(running=len(scheduler.active_requests), waiting=len(scheduler.waiting_requests))
 
     def models(self) -> Sequence[ModelCard]:
-        """Give the model under each of its names."""
+        """Return the model under each of its names."""
         return [ModelCard(name, root=self.model_path, max_model_len=self._max_model_len) for name in self._names]
 
 
 async def _metrics() -> Response:
-    """Give the metrics of the process, which the server does not; the worker adds its own."""
+    """Return the metrics of the process, which the server does not; the worker adds its own."""
     return Response(prometheus_client.generate_latest(), media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
 
@@ -166,7 +164,7 @@ def _without_id(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byt
 
 
 class Generation(GenerateManager):
-    """The thread that generates for one request after the other, with counts, and an end for whoever has gone."""
+    """The thread that generates for one request after the other; it counts, and stops when a client disconnects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +178,7 @@ class Generation(GenerateManager):
         return self._thread._queue.qsize()
 
     def is_alive(self) -> bool:
-        """Say whether requests are still taken from the queue."""
+        """Return whether requests are still taken from the queue."""
         return self._thread._thread.is_alive()
 
     def generate_streaming(self, model: Any, processor: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -200,7 +198,7 @@ class Generation(GenerateManager):
         return super().async_submit(self._counted(fn), *args, **kwargs)
 
     def _watched(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Give the arguments of `generate` one that is called after each step."""
+        """Return the arguments of `generate` with one more that is called after each step."""
         return {**inputs, "stopping_criteria": StoppingCriteriaList([EachStep(self, _gone.get())])}
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -216,14 +214,14 @@ class Generation(GenerateManager):
 
 
 class EachStep(StoppingCriteria):
-    """Counts the steps of one call of `generate`, and ends it once its client has gone."""
+    """Counts the steps of one call of `generate`, and ends it once its client has disconnected."""
 
     def __init__(self, generation: Generation, gone: threading.Event) -> None:
         self._generation = generation
         self._gone = gone
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        """Say for every sequence of the batch whether it ends here."""
+        """Return whether all sequences of the batch end here."""
         self._generation.steps += 1
         self._generation.tokens_out += len(input_ids)
         return self._gone.is_set()

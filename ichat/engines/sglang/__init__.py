@@ -1,10 +1,10 @@
-"""SGLang inside the worker: its own `launch_server`, called on the engine's thread, with uvicorn taken out of it.
+"""SGLang inside the worker: its own `launch_server`, called on the engine's thread, without uvicorn.
 
-SGLang starts its processes, makes its FastAPI application and hands it to uvicorn, all in one function whose parts
-change from release to release. So the function is left whole, and five things in its modules are replaced: `uvicorn`,
-by what serves the application here; `requests`, by calls into the application, since SGLang warms itself up through
-its own port; `kill_process_tree`, which would end the worker without a word; the health server of a follower; and
-`signal`, since only the main thread may set handlers.
+SGLang starts its processes, makes its FastAPI application and passes it to uvicorn, all in one function whose parts
+change from release to release. So the function stays whole, and five things in its modules are replaced:
+`uvicorn`, by what serves the application here; `requests`, by calls of the application, because SGLang warms itself
+up through its own port; `kill_process_tree`, which would kill the worker; the health server of a follower; and
+`signal`, because only the main thread may set handlers.
 """
 
 # SGLang is not there where types are checked, so nothing about it is known to them.
@@ -16,78 +16,67 @@ import asyncio
 import contextlib
 import functools
 import importlib.util
-import json
-import logging
 import os
-import pathlib
-import platform
 import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import ichat
 from ichat.engines import Application, EngineInfo, Progress, Serve
 from ichat.engines.asgi import call_under_way
 from ichat.engines.children import ProcessFamily, adopt_children, children, wait_for_end
 from ichat.engines.flags import FlagOutcome
-from ichat.engines.ray_check import check_ray
 from ichat.engines.responses import bound_responses
 from ichat.engines.sglang.adapter import SGLangAdapter
+from ichat.engines.sglang.arguments import (
+    Parser,
+    changed_args,
+    check_args,
+    engine_info,
+    make_server_args,
+    read_args,
+    resolved_args,
+    usage_error,
+    words_of,
+)
 from ichat.engines.sglang.encoders import inspect_encoder
 from ichat.engines.sglang.flags import TABLE
 from ichat.engines.sglang.loopback_requests import LoopbackRequests
 from ichat.engines.translation import translate
 from ichat.engines.versions import check_version
-from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
-from ichat.protocol import Group, ModelCard
-from ichat.security.redact import masked
+from ichat.errors import EXIT_UNAVAILABLE, Exit
+from ichat.protocol import ModelCard
 
 OLDEST = (0, 5, 5)
 NEWEST = (0, 5, 23)
-"""The newest version that this was tested with, and the oldest."""
-LOOK_S = 0.05
+"""The oldest and the newest version that this was tested with."""
+WARM_UP_POLL_S = 0.05
 ABORT_POLL_S = "1"
-"""How often SGLang itself looks whether the client of a request is still there, by default every 4 s."""
+"""How often SGLang itself checks that the client of a request is still connected, by default every 4 s."""
 UNLOAD_S = 5.0
-"""How long the schedulers may take to let go of what they hold."""
-
-_OURS: Mapping[str, object] = {
-    "tokenizer_worker_num": 1,
-    "enable_http2": False,
-    "enable_ssl_refresh": False,
-    "ssl_keyfile": None,
-    "ssl_certfile": None,
-    "ssl_ca_certs": None,
-    "grpc_mode": False,
-    "smg_grpc_mode": False,
-    "grpc_port": None,
-    "encoder_only": False,
-    "fastapi_root_path": "",
-}
-"""Flags that concern SGLang's own HTTP server, which the worker replaces, with the only value that they may have."""
+"""How long the schedulers may take to release what they hold."""
 
 
 class _Died(Exception):
-    """A part of SGLang wanted the whole process to end."""
+    """A part of SGLang wanted to end the whole process."""
 
 
 class _Served(Exception):
-    """A follower has done its work."""
+    """A follower has ended its work."""
 
 
 class SGLang:
     """One model in SGLang's schedulers and tokenizer manager.
 
-    Made in the main thread: SGLang's children report a failure by SIGQUIT, whose default is to dump core.
+    Created in the main thread: SGLang's children report a failure by SIGQUIT, which would dump core by default.
     """
 
     name = "sglang"
 
     def __init__(self) -> None:
-        self.wire = SGLangAdapter(self._names)
+        self.adapter = SGLangAdapter(self._names)
         self._args: Any = None
         self._info: EngineInfo | None = None
         self._serve: Serve
@@ -118,41 +107,41 @@ class SGLang:
             raise Exit(EXIT_UNAVAILABLE, f"SGLang under {sys.executable} cannot be imported: {error}.") from error
         check_version("SGLang", sglang.__version__, OLDEST, NEWEST)
         adopt_children()
-        parser = _Parser(prog="ichat.pyz worker --backend sglang")
+        parser = Parser(prog="ichat.pyz worker --backend sglang")
         ServerArgs.add_cli_args(parser)
-        steps = translate(argv, parser, TABLE)
-        if not any("--enable-metrics" in step.passed for step in steps):
-            steps.append(
+        outcomes = translate(argv, parser, TABLE)
+        if not any("--enable-metrics" in outcome.passed for outcome in outcomes):
+            outcomes.append(
                 FlagOutcome([], ["--enable-metrics"], "its metrics are what the worker reports to the gateway")
             )
-        self._remember_responses(steps, parser)
-        words = _words_of(steps)
-        given = None if "--config" in words else _read(words, parser)
-        self._args = _record(words)
+        self._remember_responses(outcomes, parser)
+        words = words_of(outcomes)
+        given = None if "--config" in words else read_args(words, parser)
+        self._args = make_server_args(words)
         encoder = inspect_encoder(self._args.model_path, self._args.revision, words)
-        if encoder is not None and encoder.steps:
-            steps += encoder.steps
-            self._args = _record(_words_of(steps))
-        self.wire.only_reranks = encoder is not None and encoder.is_cross_encoder
-        self.wire.squashes = encoder is not None and encoder.wants_sigmoid
-        self.wire.reranks = self.wire.only_reranks or not _resolved(self._args).get("is_embedding")
-        _check(self._args, parser)
+        if encoder is not None and encoder.flag_outcomes:
+            outcomes += encoder.flag_outcomes
+            self._args = make_server_args(words_of(outcomes))
+        self.adapter.only_reranks = encoder is not None and encoder.is_cross_encoder
+        self.adapter.apply_sigmoid = encoder is not None and encoder.wants_sigmoid
+        self.adapter.can_rerank = self.adapter.only_reranks or not resolved_args(self._args).get("is_embedding")
+        check_args(self._args, parser)
         if getattr(self._args, "disaggregation_mode", "null") != "null" and not self._args.skip_server_warmup:
-            steps.append(
+            outcomes.append(
                 FlagOutcome([], ["--skip-server-warmup"], "SGLang would warm up through a port that is not open yet")
             )
-            self._args = _record(_words_of(steps))
-        changed = _changed(given or self._args, _resolved(self._args), parser)
-        self._info = _info(self._args, steps, changed, sglang.__version__)
+            self._args = make_server_args(words_of(outcomes))
+        changed = changed_args(given or self._args, resolved_args(self._args), parser)
+        self._info = engine_info(self._args, outcomes, changed, sglang.__version__)
         return self._info
 
-    def _remember_responses(self, steps: list[FlagOutcome], parser: argparse.ArgumentParser) -> None:
-        """Have SGLang keep responses, where it can and shall; releases without the flag always do."""
-        words = {word.partition("=")[0] for step in steps for word in step.passed}
+    def _remember_responses(self, outcomes: list[FlagOutcome], parser: argparse.ArgumentParser) -> None:
+        """Let SGLang store responses, if wanted and possible; releases without the flag always do."""
+        words = {word.partition("=")[0] for outcome in outcomes for word in outcome.passed}
         flag = "--enable-response-store"
         is_known = any(flag in action.option_strings for action in parser._actions)
-        if self.wire.settings.responses_max and is_known and not words & {flag, "--disaggregation-mode", "--config"}:
-            steps.append(FlagOutcome([], [flag], "responses can be retrieved and continued (--responses-max)"))
+        if self.adapter.settings.responses_max and is_known and not words & {flag, "--disaggregation-mode", "--config"}:
+            outcomes.append(FlagOutcome([], [flag], "responses can be retrieved and continued (--responses-max)"))
 
     def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
         """See `Engine.run`."""
@@ -176,10 +165,10 @@ class SGLang:
         except (ValueError, TypeError, AssertionError) as error:
             if self._has_begun or children() or getattr(self._args, "use_ray", False):
                 raise
-            raise _usage(str(error)) from error
+            raise usage_error(str(error)) from error
 
     def _lead(self, app: Application, **_: object) -> None:
-        """Serve the application on a loop of this thread, once it is warm."""
+        """Serve the application on a loop of this thread, once it is warmed up."""
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -196,24 +185,23 @@ class SGLang:
         async with app.router.lifespan_context(app):
             manager = http_server._global_state.tokenizer_manager
             _abort_at_once(manager)
-            self.wire.memory.watch(manager)
-            settings = self.wire.settings
-            self.wire.responses = bound_responses(app, settings.responses_max, settings.responses_bytes_max)
+            self.adapter.memory.watch(manager)
+            bound_responses(app, self.adapter)
             manager.auto_create_handle_loop()
             while not self._warm.is_set():
                 why = self.why_dead()
                 if why is not None:
-                    inside.give_up()  # the warm-up would be waited for
+                    inside.close()  # otherwise the thread of the warm-up would be waited for
                     raise RuntimeError(why)
-                await asyncio.sleep(LOOK_S)  # noqa: ASYNC110
+                await asyncio.sleep(WARM_UP_POLL_S)  # noqa: ASYNC110
             self._manager = manager
-            self.wire.tell_routes(generates=manager.is_generation)
+            self.adapter.set_routes(generates=manager.is_generation)
             await self._serve(app)
             if self._dead is None:
                 self._unload()
 
     def _unload(self) -> None:
-        """Have the schedulers let go of the device, where this version can tell them to."""
+        """Let the schedulers release the device, if this version can."""
         manager = self._manager
         with contextlib.suppress(AttributeError, ImportError):
             manager._subprocess_watchdog.stop()
@@ -224,13 +212,13 @@ class SGLang:
             wait_for_end([child for child in self._family if "detokenizer" not in child.title], UNLOAD_S)
 
     def _follow(self, *_: object) -> None:
-        """Work for the leader of the group until the end; this stands where SGLang would answer health checks."""
+        """Work for the leader of the group until the end; replaces SGLang's server for health checks."""
         self._family = ProcessFamily(children())
         asyncio.run(self._serve(None))  # type: ignore[arg-type]
         raise _Served
 
     def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
-        """Note what ended a thread of SGLang's; before the engine is warm it was the warm-up, for which all wait."""
+        """Called when a thread of SGLang fails; before the engine is warm, that is the warm-up."""
         threading.__excepthook__(failure)
         if not self._warm.is_set():
             self._dead = self._dead or f"its warm-up failed: {failure.exc_value!r}"
@@ -239,7 +227,7 @@ class SGLang:
         self._dead = self._dead or self._family.first_dead() or "one of its processes failed; the log has the cause"
 
     def _spare_this_process(self) -> None:
-        """Where SGLang would kill the whole process tree, let the worker end in order instead."""
+        """Let the worker shut down in order when SGLang would kill the whole process tree."""
         from sglang.srt import utils
 
         kill = utils.kill_process_tree
@@ -260,7 +248,7 @@ class SGLang:
         return self._dead or self._family.first_dead()
 
     def progress(self) -> Progress:
-        """Read SGLang's own metrics, which its schedulers leave in files."""
+        """Return SGLang's own metrics, which its schedulers write into files."""
         if self._manager is None:
             return Progress()
         found = _metrics()
@@ -275,7 +263,7 @@ class SGLang:
         )
 
     def models(self) -> Sequence[ModelCard]:
-        """Give the model by each of its names, and its adapters."""
+        """Return the model under each of its names, and its adapters."""
         if self._info is None:
             return []
         path, names = self._info.model_path, self._info.model_names
@@ -286,31 +274,26 @@ class SGLang:
         ]
 
     def _adapters(self) -> dict[str, str]:
-        """Give the adapters' names, each with its path; those that were put aside are loaded again when asked for."""
+        """Return the adapters' names and paths; unloaded ones are loaded again when they are requested."""
         registry = getattr(self._manager, "lora_registry", None)
         loaded = registry.get_all_adapters().values() if registry is not None else ()
         put_aside = (getattr(self._manager, "lora_ref_cache", None) or {}).values()
         return {adapter.lora_name: adapter.lora_path for adapter in [*put_aside, *loaded]}
 
     def _names(self) -> tuple[list[str], list[str]]:
-        """Give the names of the model and those of its adapters. Asked for with every request."""
+        """Return the names of the model and those of its adapters. Called for every request."""
         return (self._info.model_names if self._info else []), list(self._adapters())
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise _usage(message)
-
-
 class _Config:
-    """What uvicorn.Config is asked for."""
+    """Replaces `uvicorn.Config`."""
 
     def __init__(self, app: Application, **_: object) -> None:
         self.app = app
 
 
 class _Server:
-    """What uvicorn.Server is asked for."""
+    """Replaces `uvicorn.Server`."""
 
     should_exit = False
 
@@ -324,11 +307,11 @@ class _Server:
 
 
 def _abort_at_once(manager: Any) -> None:
-    """Have SGLang abort what a client has left at once, all of it, and nothing else.
+    """Let SGLang abort the requests of a disconnected client at once, all of them and no others.
 
-    By itself it looks after plain requests every `ABORT_POLL_S`, forgets streams (0.5.15 to 0.5.19), and aborts each
-    request whose id begins with the one that is left. So whatever it waits for is noted with its call, and an id with
-    which a request of another call begins is not aborted.
+    SGLang itself checks plain requests every `ABORT_POLL_S`, forgets streams (0.5.15 to 0.5.19), and aborts each
+    request whose id begins with the aborted one. So everything that it waits for is noted at its call. An id is not
+    aborted if the id of another call's request begins with it.
     """
     wait, abort = manager._wait_one_response, manager.abort_request
 
@@ -354,77 +337,11 @@ def _abort_at_once(manager: Any) -> None:
 
 
 def _keep(*_: object) -> None:
-    """Leave a signal's handler as it is: only the main thread may set one, and it has."""
-
-
-def _read(words: list[str], parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Read the arguments as they stand. Raises Exit 64; Exit 0 after `--help`."""
-    logging.disable()  # the same warnings come again when SGLang reads them
-    try:
-        args = parser.parse_args(words)
-    except SystemExit as exit_:
-        raise Exit(int(exit_.code or 0), "") from exit_
-    except (argparse.ArgumentError, ValueError, TypeError) as error:
-        raise _usage(str(error)) from error
-    finally:
-        logging.disable(logging.NOTSET)
-    _check_given(args, parser)
-    return args
-
-
-def _record(words: list[str]) -> Any:
-    """Make SGLang's record of its arguments, as it does itself. Raises Exit 64; Exit 0 after `--help`."""
-    from sglang.srt.server_args import prepare_server_args
-
-    with contextlib.suppress(ImportError):
-        from sglang.srt.plugins import load_plugins
-
-        load_plugins()
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    try:
-        record = prepare_server_args(words)
-        try:
-            if hasattr(record, "resolve_once"):
-                record.resolve_once()
-        except (RuntimeError, OSError):  # a GPU or a hub that is missing is said again by the load, of a new record
-            record = prepare_server_args(words)
-    except SystemExit as exit_:
-        raise Exit(int(exit_.code or 0), "") from exit_
-    except (argparse.ArgumentError, ValueError, TypeError, AssertionError, OSError) as error:
-        raise _usage(str(error) or type(error).__name__) from error
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-    return record
-
-
-def _check(args: Any, parser: argparse.ArgumentParser) -> None:
-    """Find before the load what SGLang would find after it. Raises Exit 64, Exit 69."""
-    _check_given(args, parser)
-    if getattr(args, "use_ray", False):
-        check_ray(args.tp_size * args.pp_size)
-
-
-def _check_given(args: Any, parser: argparse.ArgumentParser) -> None:
-    path = pathlib.Path(args.model_path).expanduser()
-    if args.model_path.startswith(("/", "./", "../", "~")) and not path.exists():
-        raise _usage(f"the model {args.model_path} does not exist")
-    flags = {action.dest for action in parser._actions}
-    for name, allowed in _OURS.items():
-        if name in flags and getattr(args, name, allowed) != allowed:
-            raise _usage(
-                f"--{name.replace('_', '-')} concerns SGLang's own HTTP server, which an iChat worker replaces"
-            )
-
-
-def _usage(message: str) -> Exit:
-    text = " ".join(message.split())
-    return Exit(EXIT_USAGE, f"SGLang refuses these arguments: {text}")
+    """Replaces `signal.signal`: only the main thread may set a handler, and it has."""
 
 
 def _metrics() -> dict[str, list[float]]:
-    """Read the samples that SGLang's processes report, by their names."""
+    """Return the samples that SGLang's processes report, by their names."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -435,51 +352,3 @@ def _metrics() -> dict[str, list[float]]:
         for sample in metric.samples:
             found.setdefault(sample.name, []).append(sample.value)
     return found
-
-
-def _resolved(args: Any) -> Mapping[str, Any]:
-    return args.resolved_dict() if hasattr(args, "resolved_dict") else vars(args)
-
-
-def _words_of(steps: Sequence[FlagOutcome]) -> list[str]:
-    """Give the command line that these steps make; a file of arguments is looked for by its flag as a word."""
-    words: list[str] = []
-    for word in (word for step in steps for word in step.passed):
-        words += word.split("=", 1) if word.startswith("--config=") else [word]
-    return words
-
-
-def _changed(given: object, resolved: Mapping[str, Any], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the names of arguments that were given, or that SGLang has made something else of than its own default.
-
-    Where that is None or `auto`, SGLang chooses, and by default takes what it has chosen.
-    """
-    defaults = {action.dest: action.default for action in parser._actions}
-    return [
-        name
-        for name, default in defaults.items()
-        if name in resolved and name[0] != "_"
-        if getattr(given, name, default) != default or (default not in (None, "auto") and resolved[name] != default)
-    ]
-
-
-def _info(args: Any, steps: Sequence[FlagOutcome], changed: Sequence[str], version: str) -> EngineInfo:
-    import torch
-
-    shown = masked({name: value for name, value in _resolved(args).items() if name[0] != "_"})
-    names = [word for step in steps if step.given[:1] == ["--served-model-name"] for word in step.given[1:]]
-    group = Group(f"{args.dist_init_addr} {args.model_path}", args.node_rank, args.nnodes) if args.nnodes > 1 else None
-    return EngineInfo(
-        model_path=args.model_path,
-        model_names=names or [args.served_model_name or args.model_path],
-        args=json.loads(json.dumps(shown, default=str)),
-        versions={
-            "ichat": ichat.__version__,
-            "sglang": version,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        changed_args=changed,
-        steps=steps,
-        group=group,
-    )

@@ -1,7 +1,7 @@
-"""What SGLang's requests and responses must become.
+"""How SGLang's requests and responses are changed.
 
-SGLang takes any model's name, knows a request by `rid` in its body, loads an adapter only where a field of its own or a
-name with a colon says so, reranks in a form of its own, and has another thing under the name of score.
+SGLang accepts any model's name and identifies a request by `rid` in its body. It loads an adapter only if a field of
+its own, or a name with a colon, names it. It reranks in a form of its own, and its score route does something else.
 """
 
 import functools
@@ -37,7 +37,7 @@ PATHS = {
     b"/v1/load_lora_adapter": b"/load_lora_adapter",
     b"/v1/unload_lora_adapter": b"/unload_lora_adapter",
 }
-"""Routes that SGLang has under another path."""
+"""Routes that have another path in SGLang."""
 
 _CHAT, _COMPLETIONS, _EMBEDDINGS = b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings"
 _CLASSIFY, _MESSAGES, _RERANK, _SCORE = b"/v1/classify", b"/v1/messages", b"/v1/rerank", b"/v1/score"
@@ -45,12 +45,12 @@ _RESPONSES, _TRANSCRIPTIONS = RESPONSES_PATH, b"/v1/audio/transcriptions"
 _WITH_RID = {_CHAT: "chatcmpl", b"/invocations": "chatcmpl", _COMPLETIONS: "cmpl", _EMBEDDINGS: "embd"} | {
     _CLASSIFY: "classify"
 }
-"""Routes that take a request's id, and what vLLM puts before it there."""
+"""Routes that take a request's id, and vLLM's prefix of it there."""
 _SINGLE = frozenset((_EMBEDDINGS, _CLASSIFY))
 """Those of them that fail with one id for a list of inputs."""
 _PREFIXES = tuple(f"{prefix}-" for prefix in set(_WITH_RID.values()))
 _NATIVE = frozenset((b"/generate", b"/encode", b"/classify"))
-"""Routes of SGLang's own, which take a request's id as the client gives it."""
+"""Routes of SGLang's own, on which the client may set the request's id."""
 _LORA_PATH = frozenset((_CHAT, b"/invocations", _COMPLETIONS, _EMBEDDINGS))
 """Routes that take an adapter in a field of its own."""
 _ANY_NAME = frozenset((
@@ -61,31 +61,31 @@ _WITH_MODEL = frozenset((
     *_WITH_RID, *_ANY_NAME, _MESSAGES, _RERANK, _SCORE, _RESPONSES, _TRANSCRIPTIONS, b"/v1/decisions",
 ))  # fmt: skip
 _NAMED_ALWAYS = frozenset((_MESSAGES, b"/v1/messages/count_tokens"))
-"""Routes that want a model to be named, with either engine."""
+"""Routes on which the client must name a model, with either engine."""
 _PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
-"""What vLLM's score request may call its two sides."""
+"""The names of the two sides of vLLM's score request."""
 _NO_VECTORS = b"does not appear to be an embedding model"
-"""What SGLang says of a model that generates text where it would need vectors."""
+"""SGLang's words for a model that generates text instead of vectors."""
 
 
 class SGLangAdapter(ProtocolAdapter):
-    """How SGLang's requests and responses differ from what a worker takes and gives."""
+    """How SGLang's requests and responses differ from a worker's."""
 
     def __init__(self, names: Callable[[], tuple[Sequence[str], Sequence[str]]]) -> None:
-        """`names` gives the names of the model, SGLang's own first, and those of its adapters."""
+        """`names` returns the names of the model, SGLang's own first, and those of its adapters."""
         super().__init__(PATHS)
         self._names = names
         self._count = itertools.count(1)
         self.memory = Memory(lambda: names()[0][0])
-        self.reranks = True
-        """Whether the model can be asked to rerank: SGLang ends where it cannot."""
+        self.can_rerank = True
+        """Whether the model can rerank; otherwise such a request would end SGLang."""
         self.only_reranks = False
-        """Whether it is a cross-encoder: SGLang ends where one is asked for a vector and a score at once."""
-        self.squashes = False
-        """Whether scores are to be brought between 0 and 1, by a sigmoid."""
+        """Whether it is a cross-encoder: a request for a vector, between others for scores, would end SGLang."""
+        self.apply_sigmoid = False
+        """Whether scores are mapped to 0..1 by a sigmoid."""
 
     async def request(self, request: Request) -> BodyTransform | None:
-        """Check the model, name the request and its adapter, and translate; see `Wire.request`."""
+        """Check the model, add the request's id and adapter, and translate; see `ProtocolAdapter.request`."""
         self.check_served(request)
         self.redirect(request)
         rewrite: BodyTransform | None = None
@@ -93,18 +93,18 @@ class SGLangAdapter(ProtocolAdapter):
             if form := form_type(request.headers):
                 self._named(request.path, await _model_of(request.body, form))
             else:
-                rewrite = await self._prepare(request)
+                rewrite = await self._translate(request)
         elif request.method == b"POST" and request.path in _NATIVE:
             await self._check_native(request)
         sync_headers(request)
         return rewrite
 
     def admit(self, request: Request, under_way: Collection[Request]) -> None:
-        """Refuse what would end SGLang's scheduler; see `Wire.admit`."""
+        """Refuse requests that would end SGLang's scheduler; see `ProtocolAdapter.admit`."""
         self.memory.admit(request, under_way)
 
-    def tell_routes(self, *, generates: bool) -> None:
-        """Note what the model does: SGLang has all routes for all models, and fails in many ways."""
+    def set_routes(self, *, generates: bool) -> None:
+        """Set the routes that the model serves: SGLang has all routes for all models, and fails in many ways."""
         if generates:
             served, lacking = GENERATES, ("embeddings", "classify", "pooling", "audio/translations")
         elif self.only_reranks:
@@ -116,7 +116,7 @@ class SGLangAdapter(ProtocolAdapter):
     def response(
         self, request: Request, status: int, headers: Headers, asked: BodyTransform | None
     ) -> BodyTransform | None:
-        """See `Wire.response`. A model that generates text may score and rerank, or not: only SGLang knows."""
+        """See `ProtocolAdapter.response`. Only SGLang knows whether a model that generates text can rerank."""
         if status == 400 and request.path in (_RERANK, _SCORE):
             is_score = request.path == _SCORE or (isinstance(asked, functools.partial) and asked.func is _scored)
             return functools.partial(self._refused, "score" if is_score else "rerank")
@@ -125,48 +125,51 @@ class SGLangAdapter(ProtocolAdapter):
     def _refused(self, name: str, status: int, body: bytes) -> tuple[int, bytes]:
         return (status, self.unsupported(name).body()) if _NO_VECTORS in body else openai_error(status, body)
 
-    async def _prepare(self, request: Request) -> BodyTransform | None:
+    async def _translate(self, request: Request) -> BodyTransform | None:
+        """Turn a request that names a model into SGLang's form; return the transform of its response."""
         path = request.path
-        given = await _read(request.body, whole=path in (_RERANK, _SCORE))
-        if not self.reranks and (path == _RERANK or (path == _SCORE and given.get("label_token_ids") is None)):
-            raise bad_request("This model gives vectors, not scores: it cannot rerank.", param="model")
-        if self.only_reranks and path in _SINGLE:
-            raise bad_request("This model gives scores, not vectors: it can only rerank.", param="model")
+        translate = _TRANSLATORS.get(path)
+        given = await _read(request.body, whole=translate is not None)
+        self._check_pooling(path, given)
         model = given.get("model")
         if model is not None and not isinstance(model, str):
             return None
         name, adapter = self._named(path, model)
         if given.get("lora_path") and given["lora_path"] != adapter:  # else a key for one model could have another
             raise bad_request("An adapter is asked for by its name, in `model`.", param="lora_path")
-        if path == _RERANK:
-            return _translate_rerank(request, given, name, squashes=self.squashes)
-        if path == _SCORE and (pair := next((pair for pair in _PAIRS if set(pair) <= given.keys()), None)):
-            return _translate_score(request, given, name, pair, squashes=self.squashes)
+        if translate is not None and (transform := translate(request, given, name, self.apply_sigmoid)):
+            return transform
         new: dict[str, str] = {}
         if adapter and "lora_path" not in given and ":" not in adapter:
             new["lora_path"] = adapter
         elif adapter and not given.get("lora_path"):
             name = f"{self._names()[0][0]}:{adapter}"
-        prefix = _WITH_RID.get(path)
-        if prefix and (path not in _SINGLE or isinstance(given.get("input"), str)):
-            new["rid"] = f"{prefix}-{next(self._count):08x}-{request.id.decode()}"
-        if path == _RESPONSES:
-            self.check_background(is_asked=given.get("background") is True)
-            if response_id := self.new_response_id():
-                new["request_id"] = response_id
+        new |= self._ids(request, given)
         if name != model and (path not in _NAMED_ALWAYS or "model" in given):
             new["model"] = name
-        old = {member: json.dumps(value).encode() for member, value in new.items() if member in given}
-        new = {member: value for member, value in new.items() if member not in given}
-        drop = ["rid"] if prefix and "rid" in given and "rid" not in old else []
-        if old or drop:
-            request.body = rewrite_json(request.body, await members_of(request.body), old, drop)
-        if new:
-            request.body = with_members(request.body, new)
+        await _set_members(request, given, new, "rid" if path in _WITH_RID else None)
         return functools.partial(_naming, model=name) if path == _EMBEDDINGS else None
 
+    def _check_pooling(self, path: bytes, given: Mapping[str, object]) -> None:
+        """Raise ApiError 400 for a vector or a score that would end SGLang."""
+        if not self.can_rerank and (path == _RERANK or (path == _SCORE and given.get("label_token_ids") is None)):
+            raise bad_request("This model gives vectors, not scores: it cannot rerank.", param="model")
+        if self.only_reranks and path in _SINGLE:
+            raise bad_request("This model gives scores, not vectors: it can only rerank.", param="model")
+
+    def _ids(self, request: Request, given: Mapping[str, object]) -> dict[str, str]:
+        """Return the members by which SGLang knows a request or a response. Raises ApiError 429."""
+        path = request.path
+        if path == _RESPONSES:
+            self.check_background(is_asked=given.get("background") is True)
+            response_id = self.new_response_id()
+            return {"request_id": response_id} if response_id else {}
+        if path not in _WITH_RID or (path in _SINGLE and not isinstance(given.get("input"), str)):
+            return {}
+        return {"rid": f"{_WITH_RID[path]}-{next(self._count):08x}-{request.id.decode()}"}
+
     async def _check_native(self, request: Request) -> None:
-        """Refuse an id that others' begin with: SGLang aborts every request whose id begins with one that is left."""
+        """Refuse an id that the worker's ids begin with: SGLang would abort their requests with it."""
         given = await _read(request.body, whole=False)
         rid = given.get("rid")
         rids = cast("list[object]", rid) if isinstance(rid, list) else [rid]
@@ -177,10 +180,9 @@ class SGLangAdapter(ProtocolAdapter):
             raise bad_request("This model gives scores, not vectors: it can only rerank.", param="model")
 
     def _named(self, path: bytes, model: str | None) -> tuple[str, str | None]:
-        """Give the name by which SGLang shall know the model, and the adapter that it shall use.
+        """Return the model's name for SGLang, which the response repeats, and the adapter to use.
 
-        The response repeats the name. Raises ApiError 404 for one that is not known, 400 for an adapter that SGLang
-        would leave out.
+        Raises ApiError 404 for an unknown name, 400 for an adapter that SGLang would ignore.
         """
         names, adapters = self._names()
         own = names[0]
@@ -199,13 +201,13 @@ class SGLangAdapter(ProtocolAdapter):
 
 
 def _no_model(model: str, names: Sequence[str]) -> ApiError:
-    """404, in the words that vLLM has for it."""
+    """Return the error for an unknown model, in vLLM's words."""
     message = f"The model `{model}` does not exist. Valid aliases: {', '.join(names)}."
     return ApiError(404, "model_not_found", message, param="model")
 
 
 async def _model_of(body: Body, form: bytes) -> str | None:
-    """Give the model that a form names; None where SGLang shall see for itself what is wrong with it."""
+    """Return the model that a form names; None for a wrong form, which SGLang will refuse."""
     try:
         return await model_in_form(body, form)
     except ApiError:
@@ -213,9 +215,9 @@ async def _model_of(body: Body, form: bytes) -> str | None:
 
 
 async def _read(body: Body, *, whole: bool) -> Mapping[str, object]:
-    """Give the members of a JSON object. Raises ApiError 400.
+    """Return the members of a JSON object. Raises ApiError 400.
 
-    Of a large one, long values are given as what they begin with, unless the whole is asked for.
+    Unless it is read as a `whole`, long values of a large object are replaced by their beginnings.
     """
     if len(body) <= PARSED_BYTES_MAX:
         return object_of(body)
@@ -228,12 +230,12 @@ async def _read(body: Body, *, whole: bool) -> Mapping[str, object]:
 
 
 def _beginning(value: Body) -> object:
-    """Give something of the same kind as a value of which only the beginning is at hand."""
+    """Return something of the same type as the value that begins so."""
     return value[1:].decode("utf-8", "replace") if value.startswith(b'"') else [value]
 
 
 def _content(value: object) -> object:
-    """Give a query or a document as SGLang takes it: a text, or a list of parts."""
+    """Return a query or a document in SGLang's form: a text, or a list of parts."""
     value = flatten_texts(value)
     if isinstance(value, dict) and "content" in value:
         return cast("dict[str, object]", value)["content"]
@@ -245,9 +247,12 @@ def _listed(value: object) -> list[object]:
 
 
 def _translate_rerank(
-    request: Request, given: Mapping[str, object], model: str, *, squashes: bool
+    request: Request,
+    given: Mapping[str, object],
+    model: str,
+    apply_sigmoid: bool,  # noqa: FBT001
 ) -> BodyTransform | None:
-    """Make a request for reranking SGLang's own; it is asked for every document, by its number."""
+    """Turn a rerank request into SGLang's form, which asks for the scores of all documents."""
     if "query" not in given or "documents" not in given:
         return None
     documents = _listed(given["documents"])
@@ -268,8 +273,18 @@ def _translate_rerank(
         model=model,
         documents=documents if shown else None,
         top_n=top_n,
-        squashes=squashes,
+        apply_sigmoid=apply_sigmoid,
     )
+
+
+async def _set_members(request: Request, given: Mapping[str, object], new: Mapping[str, str], own: str | None) -> None:
+    """Set members of a request's JSON object, and remove the client's `own`, which only the worker may set."""
+    replaced = {name: json.dumps(value).encode() for name, value in new.items() if name in given}
+    dropped = [own] if own is not None and own in given and own not in new else []
+    if replaced or dropped:
+        request.body = rewrite_json(request.body, await members_of(request.body), replaced, dropped)
+    if added := {name: value for name, value in new.items() if name not in given}:
+        request.body = with_members(request.body, added)
 
 
 def _reranked(
@@ -280,11 +295,11 @@ def _reranked(
     model: str,
     documents: Sequence[object] | None,
     top_n: int,
-    squashes: bool,
+    apply_sigmoid: bool,
 ) -> tuple[int, bytes]:
-    """Give what vLLM would answer for SGLang's scores."""
+    """Return vLLM's answer with SGLang's scores."""
     results: list[dict[str, object]] = []
-    found = _scores(body, squashes=squashes)
+    found = _scores(body, apply_sigmoid=apply_sigmoid)
     for one in sorted(found, key=lambda one: -one["score"])[: top_n or None]:
         result: dict[str, object] = {"index": one["index"]}
         if documents is not None:
@@ -297,9 +312,15 @@ def _reranked(
 
 
 def _translate_score(
-    request: Request, given: Mapping[str, object], model: str, pair: tuple[str, str], *, squashes: bool
+    request: Request,
+    given: Mapping[str, object],
+    model: str,
+    apply_sigmoid: bool,  # noqa: FBT001
 ) -> BodyTransform | None:
-    """Make vLLM's score request one for reranking, which scores one text against others. Raises ApiError 400."""
+    """Turn vLLM's score request into a rerank request of one text against others. Raises ApiError 400."""
+    pair = next((pair for pair in _PAIRS if set(pair) <= given.keys()), None)
+    if pair is None:
+        return None
     left, right = (_listed(given[side]) for side in pair)
     if len(left) != 1:
         raise bad_request(
@@ -308,11 +329,15 @@ def _translate_score(
     request.target = _RERANK + request.target[len(request.path) :]
     request.path = _RERANK
     request.body = json.dumps({"query": left[0], "documents": right, "return_documents": False}).encode()
-    return functools.partial(_scored, request_id=request.id.decode(), model=model, squashes=squashes)
+    return functools.partial(_scored, request_id=request.id.decode(), model=model, apply_sigmoid=apply_sigmoid)
 
 
-def _scored(status: int, body: bytes, *, request_id: str, model: str, squashes: bool) -> tuple[int, bytes]:
-    found = _scores(body, squashes=squashes)
+_TRANSLATORS = {_RERANK: _translate_rerank, _SCORE: _translate_score}
+"""How requests are turned into SGLang's form on routes that differ by more than a few members."""
+
+
+def _scored(status: int, body: bytes, *, request_id: str, model: str, apply_sigmoid: bool) -> tuple[int, bytes]:
+    found = _scores(body, apply_sigmoid=apply_sigmoid)
     data = [
         {"index": one["index"], "object": "score", "score": one["score"]}
         for one in sorted(found, key=lambda one: one["index"])
@@ -325,17 +350,17 @@ def _scored(status: int, body: bytes, *, request_id: str, model: str, squashes: 
     return status, json.dumps(answer).encode()
 
 
-def _scores(body: bytes, *, squashes: bool) -> list[dict[str, Any]]:
-    """Give SGLang's scores, one for each document. Raises ValueError where they are not of the form that is known."""
+def _scores(body: bytes, *, apply_sigmoid: bool) -> list[dict[str, Any]]:
+    """Return SGLang's scores, one for each document. Raises ValueError for an unknown form."""
     found: object = json.loads(body)
     scores = cast("list[dict[str, Any]]", found) if isinstance(found, list) else []
     if not scores or not all("index" in one and "score" in one for one in scores):
         raise ValueError(f"SGLang reranks in a form that is not known here: {body[:200]!r}")
-    return [{**one, "score": _sigmoid(one["score"])} for one in scores] if squashes else scores
+    return [{**one, "score": _sigmoid(one["score"])} for one in scores] if apply_sigmoid else scores
 
 
 def _naming(status: int, body: bytes, *, model: str) -> tuple[int, bytes]:
-    """Put the model's name where SGLang puts its path. The vectors are not parsed for that."""
+    """Replace the model's path by its name, without parsing the vectors."""
     before, key, after = body.rpartition(b'"model":')
     if not key:
         return status, body

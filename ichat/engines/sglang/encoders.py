@@ -32,7 +32,7 @@ _WHOLE = (
 class Encoder:
     """An encoder as SGLang is to serve it."""
 
-    steps: Sequence[FlagOutcome]
+    flag_outcomes: Sequence[FlagOutcome]
     """The arguments that it needs and was not given."""
     is_cross_encoder: bool
     wants_sigmoid: bool
@@ -57,12 +57,12 @@ def inspect_encoder(model: str, revision: str | None, given: Sequence[str]) -> E
             f"SGLang refuses these arguments: it would take the first token's vector, where {model} wants"
             f" {' and '.join(modes)}, and so give wrong vectors: serve this model with --backend vllm",
         )
-    steps = [
+    outcomes = [
         FlagOutcome([], [flag, *values], f"{why}: SGLang would answer wrongly without it")
         for flag, values, why in _WHOLE
         if flag not in given
     ]
-    return Encoder(steps, is_cross_encoder, is_cross_encoder and _wants_sigmoid(config))
+    return Encoder(outcomes, is_cross_encoder, is_cross_encoder and _wants_sigmoid(config))
 
 
 def _wants_sigmoid(config: Mapping[str, Any]) -> bool:

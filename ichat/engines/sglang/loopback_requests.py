@@ -1,122 +1,84 @@
-"""A library of HTTP requests that reaches one application only, without a connection."""
+"""A stand-in for the library `requests` that calls an ASGI application without a connection."""
 
 import asyncio
 import concurrent.futures
-import json
 from typing import Any
 
-from ichat.engines import Application, Message, Scope
+import httpx
+
+from ichat.engines import Application
 
 
 class LoopbackResponse:
-    """A response, as far as `requests.Response` is asked for here."""
+    """A response of httpx that raises the exceptions of `requests`."""
 
-    def __init__(self, status_code: int, content: bytes, failure: type[Exception]) -> None:
+    def __init__(self, response: httpx.Response, failure: type[Exception]) -> None:
+        self._response = response
         self._failure = failure
-        self.status_code = status_code
-        self.content = content
 
-    @property
-    def text(self) -> str:
-        """The body as text."""
-        return self.content.decode(errors="replace")
-
-    def json(self) -> Any:
-        """Give the body's value. Raises ValueError."""
-        return json.loads(self.content)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._response, name)
 
     def raise_for_status(self) -> None:
         """Raise the real module's HTTPError for a status of 400 or more."""
-        if self.status_code >= 400:
-            raise self._failure(f"{self.status_code}: {self.text[:300]}")
+        if self._response.status_code >= 400:
+            raise self._failure(f"{self._response.status_code}: {self._response.text[:300]}")
 
 
 class LoopbackRequests:
-    """Stands where the module `requests` is expected: `get` and `post` call an ASGI application on its loop.
+    """Replaces the module `requests`: `get` and `post` call an ASGI application on its loop.
 
-    They block, so they are for other threads than the loop's. Whatever else is asked for is the real module's.
+    They block, so other threads than the loop's must call them. All other attributes are the real module's.
     """
 
     def __init__(self, app: Application, loop: asyncio.AbstractEventLoop, real: Any) -> None:
-        """`real` is the module in whose place this stands, and whose exceptions are raised."""
+        """`real` is the module that is replaced, and whose exceptions are raised."""
         self._real = real
-        self._app = app
+        self._app: Any = app
         self._loop = loop
-        self._asking: set[concurrent.futures.Future[LoopbackResponse]] = set()
-        self._given_up = False
+        self._calls: set[concurrent.futures.Future[httpx.Response]] = set()
+        self._is_closed = False
 
-    def give_up(self) -> None:
-        """Let those who wait for an answer fail, now and later."""
-        self._given_up = True
-        for asking in list(self._asking):
-            asking.cancel()
+    def close(self) -> None:
+        """Let all calls fail, now and later."""
+        self._is_closed = True
+        for call in list(self._calls):
+            call.cancel()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def get(
-        self, url: str, *, headers: dict[str, str] | None = None, timeout: float = 5, **_: object
-    ) -> LoopbackResponse:
-        """Ask for a path, which is what follows the host in the URL."""
-        return self._ask("GET", url, b"", headers, timeout)
+    def get(self, url: str, *, timeout: float = 5, **more: Any) -> LoopbackResponse:
+        """Send a GET request; of the URL, only the path matters."""
+        return self._call("GET", url, timeout, **more)
 
-    def post(
-        self, url: str, *, json: Any = None, headers: dict[str, str] | None = None, timeout: float = 600, **_: object
-    ) -> LoopbackResponse:
-        """Send a value as JSON."""
-        return self._ask("POST", url, _dump(json), headers, timeout)
+    def post(self, url: str, *, timeout: float = 600, **more: Any) -> LoopbackResponse:
+        """Send a POST request with a value as JSON."""
+        return self._call("POST", url, timeout, **more)
 
-    def _ask(
-        self, method: str, url: str, body: bytes, headers: dict[str, str] | None, limit_s: float
+    def _call(
+        self,
+        method: str,
+        url: str,
+        limit_s: float,
+        *,
+        json: Any = None,
+        headers: dict[str, str] | None = None,
+        **_: object,
     ) -> LoopbackResponse:
-        path = "/" + url.split("://", 1)[-1].partition("/")[2]
-        scope: Scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")]
-            + [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
-            "client": None,
-            "server": None,
-            "state": {},
-        }
-        if self._given_up:
-            raise self._real.ConnectionError("the engine is not there any more")
-        asking = asyncio.run_coroutine_threadsafe(self._call(scope, body), self._loop)
-        self._asking.add(asking)
+        if self._is_closed:
+            raise self._real.ConnectionError("the engine has ended")
+
+        async def send() -> httpx.Response:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(self._app), timeout=None) as client:  # noqa: S113
+                return await client.request(method, url, json=json, headers=headers)
+
+        call = asyncio.run_coroutine_threadsafe(send(), self._loop)
+        self._calls.add(call)
         try:
-            return asking.result(limit_s)
+            return LoopbackResponse(call.result(limit_s), self._real.HTTPError)
         except TimeoutError as error:
-            asking.cancel()
+            call.cancel()
             raise self._real.Timeout(f"no answer within {limit_s:g} s") from error
         finally:
-            self._asking.discard(asking)
-
-    async def _call(self, scope: Scope, body: bytes) -> LoopbackResponse:
-        asked = [{"type": "http.request", "body": body, "more_body": False}]
-        status = 0
-        content = b""
-
-        async def receive() -> Message:
-            if asked:
-                return asked.pop()
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        async def send(message: Message) -> None:
-            nonlocal status, content
-            status = message.get("status", status)
-            content += message.get("body", b"")
-
-        await self._app(scope, receive, send)
-        return LoopbackResponse(status, content, self._real.HTTPError)
-
-
-def _dump(value: Any) -> bytes:
-    return b"" if value is None else json.dumps(value).encode()
+            self._calls.discard(call)

@@ -91,7 +91,7 @@ class VLLM:
     name = "vllm"
 
     def __init__(self) -> None:
-        self.wire = ProtocolAdapter(VLLM_PATHS)
+        self.adapter = ProtocolAdapter(VLLM_PATHS)
         self._switch = _Switch()
         self._client: Any = None
         self._args = argparse.Namespace()
@@ -115,17 +115,17 @@ class VLLM:
         except ImportError as error:
             raise Exit(EXIT_UNAVAILABLE, f"vLLM under {sys.executable} cannot be imported: {error}.") from error
         check_version("vLLM", vllm.__version__, OLDEST, NEWEST)
-        if self.wire.settings.responses_max:
+        if self.adapter.settings.responses_max:
             os.environ.setdefault("VLLM_ENABLE_RESPONSES_API_STORE", "1")
         _symbol("cli_env_setup")()
         adopt_children()
-        self._args, steps, defaults = _parse(argv)
+        self._args, outcomes, defaults = _parse(argv)
         try:
             _symbol("validate_parsed_serve_args")(self._args)
             _check(self._args)
         except (ValueError, TypeError, KeyError) as error:
             raise _usage(_words(error)) from error
-        self._info = _info(self._args, steps, defaults, vllm.__version__)
+        self._info = _info(self._args, outcomes, defaults, vllm.__version__)
         return self._info
 
     def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
@@ -154,8 +154,7 @@ class VLLM:
             app = _call(_symbol("build_app"), known)
             app.state.server = self._switch
             await _call(_symbol("init_app_state"), {**known, "state": app.state})
-            settings = self.wire.settings
-            self.wire.responses = bound_responses(app, settings.responses_max, settings.responses_bytes_max)
+            bound_responses(app, self.adapter)
             self._loaded = app.state
             self._family = _family_of(client.vllm_config)
             self._tell_routes(app)
@@ -168,8 +167,8 @@ class VLLM:
     def _tell_routes(self, app: Any) -> None:
         """Note which of the known routes vLLM has for this model: of others it would say `Not Found`."""
         names = (*GENERATES, *POOLS, *HEARS)
-        served = [name for name in names if _has_route(app, self.wire.to_engine(f"/v1/{name}".encode()).decode())]
-        self.wire.serve_only(self._info.model_names[0], served, set(names) - set(served) if served else ())
+        served = [name for name in names if _has_route(app, self.adapter.to_engine(f"/v1/{name}".encode()).decode())]
+        self.adapter.serve_only(self._info.model_names[0], served, set(names) - set(served) if served else ())
 
     def _follow(self, serve: Serve) -> None:
         """Run this machine's part of a model that another machine leads."""
@@ -304,8 +303,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[FlagOutcome], 
             raise _usage(message, self)
 
     parser = _symbol("make_arg_parser")(Parser(prog="ichat.pyz worker --backend vllm"))
-    steps = translate(argv, parser, TABLE)
-    words = [word for step in steps for word in step.passed]
+    outcomes = translate(argv, parser, TABLE)
+    words = [word for outcome in outcomes for word in outcome.passed]
     if not {word.partition("=")[0] for word in words} & {"--model", "--config", "-h", "--help"}:
         raise _usage("--model is missing (vLLM would take a model of its own choice)")
     try:
@@ -316,7 +315,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[FlagOutcome], 
         raise _usage(str(error), parser) from error
     if args.model_tag is not None:
         raise _usage(f"{args.model_tag!r} stands alone; every value needs its flag before it, the model's is --model")
-    return args, steps, {name: parser.get_default(name) for name in vars(args)}
+    return args, outcomes, {name: parser.get_default(name) for name in vars(args)}
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -378,7 +377,7 @@ def _is_about_arguments(error: BaseException) -> bool:
 
 
 def _info(
-    args: argparse.Namespace, steps: Sequence[FlagOutcome], defaults: Mapping[str, Any], version: str
+    args: argparse.Namespace, outcomes: Sequence[FlagOutcome], defaults: Mapping[str, Any], version: str
 ) -> EngineInfo:
     import torch
 
@@ -393,6 +392,6 @@ def _info(
             "python": platform.python_version(),
         },
         changed_args=[name for name, value in vars(args).items() if value != defaults[name]],
-        steps=steps,
+        flag_outcomes=outcomes,
         group=_group(args),
     )

@@ -30,7 +30,7 @@ class Fake:
     name = "fake"
 
     def __init__(self):
-        self.wire = ProtocolAdapter()
+        self.adapter = ProtocolAdapter()
         self.running = 0
         self.aborted = 0
         self.done = 0

@@ -9,20 +9,17 @@ import pytest
 
 from ichat.engines import ModelCard, asgi
 from ichat.engines.adapter import (
-    ERROR_BEGINNINGS,
     GENERATES,
     HEARS,
     POOLS,
     VLLM_PATHS,
     AdapterSettings,
     ProtocolAdapter,
-    anthropic_error,
-    error_event,
     model_body,
     models_body,
-    openai_error,
 )
 from ichat.engines.asgi import Call
+from ichat.engines.error_translation import ERROR_BEGINNINGS, anthropic_error, error_event, openai_error
 from ichat.engines.reasoning import FIELDS, RENAMES
 from ichat.engines.sglang.adapter import SGLangAdapter
 from ichat.errors import ApiError
@@ -450,7 +447,7 @@ async def test_what_a_model_does_not_do(wire, path, would):
 def test_what_sglang_finds_out_by_itself():
     """Whether a model that generates text can rerank: where it cannot, the refusal is the same; its other errors stay."""
     wire = SGLangAdapter(lambda: (["m"], []))
-    wire.tell_routes(generates=True)
+    wire.set_routes(generates=True)
     request = request_of(b"/v1/rerank", {})
     wire.check_served(request)
     told = wire.response(request, 400, [], None)
@@ -777,7 +774,14 @@ def answered(app, *, rewrite=None, keep_alive=True, **of_request):
     async def run():
         done = asyncio.Event()
         call = Call(
-            request, ours, "", keep_alive=keep_alive, stall_s=5, ended=done.set, wire=ProtocolAdapter(), rewrite=rewrite
+            request,
+            ours,
+            "",
+            keep_alive=keep_alive,
+            stall_s=5,
+            ended=done.set,
+            adapter=ProtocolAdapter(),
+            rewrite=rewrite,
         )
         call.start(app, set())
         await done.wait()

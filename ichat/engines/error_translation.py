@@ -1,0 +1,219 @@
+"""An engine's errors in the form that a worker's clients know.
+
+Types and codes are those that the gateway gives for the same status; the words are the engine's. A 422 becomes a 400,
+with which both engines answer most wrong bodies.
+"""
+
+import ast
+import http
+import json
+import re
+from collections.abc import Sequence
+from typing import cast
+
+from ichat.errors import ApiError
+
+ERROR_BEGINNINGS = (b'data: {"error"', b"event: error\nd")
+"""The first 14 bytes of the engines' own error events."""
+MESSAGE_CHARS_MAX = 4000
+"""Characters of an error's message that the client gets."""
+READ_CHARS_MAX = 64 * 1024
+"""Characters of it that are parsed: engines quote the request, whatever its size."""
+DETAILS_MAX = 5
+"""Mistakes that one message names; a value that fits none of several types is one mistake for each."""
+DETAILS_READ_MAX = 500
+
+_PHRASES = {int(status): status.phrase for status in http.HTTPStatus}
+_REQUEST, _RATE, _SERVER = "invalid_request_error", "rate_limit_error", "server_error"
+_KINDS = {
+    400: (_REQUEST, "bad_request"),
+    401: (_REQUEST, "invalid_api_key"),
+    403: (_REQUEST, "forbidden"),
+    404: (_REQUEST, "not_found"),
+    405: (_REQUEST, "method_not_allowed"),
+    408: (_REQUEST, "request_timeout"),
+    409: (_REQUEST, "conflict"),
+    413: (_REQUEST, "request_too_large"),
+    429: (_RATE, "rate_limited"),
+    501: (_SERVER, "not_implemented"),
+    503: (_SERVER, "overloaded"),
+    504: (_SERVER, "upstream_timeout"),
+}
+"""Type and code by status."""
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+_STATUSES = {kind: status for status, kind in _ANTHROPIC_KINDS.items()} | {_REQUEST: 400}
+"""Statuses by Anthropic's types: its errors have no code."""
+
+_STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_PLACE = rf"\((?:{_STRING}|\d+|, ?)*\)|\[(?:{_STRING}|\d+|, ?)*\]|{_STRING}"
+_DETAIL = re.compile(rf"  \{{(?:'type': '([a-z_]*)', )?'loc': ({_PLACE}), 'msg': ({_STRING})")
+_CAUSE = re.compile(rf"'ctx': \{{'error': ({_STRING})")
+_VALIDATION = re.compile(r"\d+ validation errors?:\n")
+"""The beginning of both engines' reports of pydantic; each mistake is a line with a Python dictionary."""
+_ATTACHED = " (parameter="
+"""What vLLM appends to a message about a parameter, followed by its name and value."""
+_MODEL = re.compile(r"the model [`'\"]", re.IGNORECASE)
+_FIELD = re.compile(r"[a-z0-9_]+")
+_KIND_NAMES = frozenset(("str", "int", "float", "bool", "bytes", "list", "tuple", "dict", "set", "none", "nullable"))
+"""What pydantic writes into a place for the types that it tried."""
+_SUBJECT = re.compile(r"`?([A-Za-z_]+)`?(?:: | (?:must|cannot|should|contains|has|is|are)\b)")
+_SUBJECTS = {
+    name: name
+    for name in (
+        "dimensions", "documents", "frequency_penalty", "input", "logit_bias", "logprobs", "max_tokens", "messages",
+        "min_p", "min_tokens", "n", "presence_penalty", "prompt", "prompt_logprobs", "query", "repetition_penalty",
+        "seed", "stop", "stop_token_ids", "temperature", "tools", "top_k", "top_logprobs", "top_n", "top_p",
+    )
+} | {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}  # fmt: skip
+"""Fields that a message without a place may begin with, and their names in a request."""
+_NO_FIELDS = frozenset(("", "input_tokens", "input_text"))
+"""What vLLM names for a prompt that is too long."""
+
+
+def openai_error(status: int, body: bytes) -> tuple[int, bytes]:
+    """Return any error of an engine in OpenAI's form."""
+    status = 400 if status == 422 else status
+    return status, json.dumps({"error": _read_error(status, body)}).encode()
+
+
+def error_event(path: bytes, event: bytes) -> bytes:
+    """Return an engine's error event in the form of the route `path`.
+
+    `event` begins like one of `ERROR_BEGINNINGS`; anything else that begins so is returned unchanged.
+    """
+    first, _, rest = bytes(event).partition(b"\n\n")
+    data = first[first.find(b"data: ") + len(b"data: ") :]
+    try:
+        found: object = json.loads(data)
+    except (ValueError, RecursionError):
+        return event
+    error = cast("dict[str, object]", found).get("error") if isinstance(found, dict) else None
+    if not isinstance(error, dict):
+        return event
+    error = cast("dict[str, object]", error)
+    given = str(error.get("code"))
+    status = int(given) if given.isdigit() else _STATUSES.get(str(error.get("type")), 500)
+    status = 400 if status == 422 else status if 400 <= status < 600 else 500
+    read = _read_error(status, data)
+    kind = _anthropic_kind(status) if b"/messages" in path else str(read["type"])
+    told = ApiError(status, str(read["code"]), str(read["message"]), kind=kind, param=read["param"])
+    return told.event(path) + rest
+
+
+def anthropic_error(status: int, body: bytes) -> tuple[int, bytes]:
+    """Return any error of an engine in Anthropic's form, which OpenAI's clients can read as well."""
+    status = 400 if status == 422 else status
+    kind = _anthropic_kind(status)
+    return status, json.dumps({"type": "error", "error": {**_read_error(status, body), "type": kind}}).encode()
+
+
+def _anthropic_kind(status: int) -> str:
+    return _ANTHROPIC_KINDS.get(status, _REQUEST if status < 500 else "api_error")
+
+
+def _read_error(status: int, body: bytes) -> dict[str, str | None]:
+    """Return the members of OpenAI's error, from any form that engines and their frameworks use."""
+    given = _given(body)
+    words = next((given[key] for key in ("message", "detail", "error_message") if given.get(key)), None)
+    message, places = _read_words(words)
+    if not message:
+        message = _PHRASES.get(status) or f"Status {status}"
+    if given.get("param"):
+        before, attached, _ = message.rpartition(_ATTACHED)
+        message = before if attached else message
+    param = _field(given.get("param")) or (places[0] if places else _subject(message))
+    kind, code = _KINDS.get(status, (_REQUEST, "bad_request") if status < 500 else (_SERVER, "internal_error"))
+    if status == 404 and (param == "model" or _MODEL.match(message)):
+        code, param = "model_not_found", "model"
+    elif status == 404 and message.startswith("Response with id "):
+        code = "response_not_found"
+    if isinstance(given_code := given.get("code"), str) and not given_code.isdigit():
+        code = given_code or code
+        kind = str(given.get("type") or kind)
+    return {"message": message[:MESSAGE_CHARS_MAX], "type": kind, "param": param or None, "code": code}
+
+
+def _subject(message: str) -> str | None:
+    """Return the field that a message without a place begins with."""
+    if message.startswith("Requested token count exceeds"):
+        return "max_tokens"
+    match = _SUBJECT.match(message)
+    return _SUBJECTS.get(match[1].lower()) if match else None
+
+
+def _given(body: bytes) -> dict[str, object]:
+    """Return the members of the error in a body; if that is not JSON, its text is the message."""
+    try:
+        found: object = json.loads(body)
+    except (ValueError, RecursionError):
+        return {"message": body.decode("utf-8", "replace").strip()}
+    if isinstance(found, dict):
+        found = cast("dict[str, object]", found)
+        found = found.get("error") or found
+    return cast("dict[str, object]", found) if isinstance(found, dict) else {"message": found}
+
+
+def _read_words(words: object) -> tuple[str, list[str]]:
+    """Return a message as a sentence, and the fields that it is about."""
+    details: list[tuple[str, str]] = []
+    if isinstance(words, str):
+        words = words[:READ_CHARS_MAX]
+        if not _VALIDATION.match(words):
+            return words, []
+        for line in words.split("\n")[1:]:
+            if not line.startswith("  "):
+                break
+            if (match := _DETAIL.match(line)) is not None:
+                cause = _CAUSE.search(line, match.end()) if match[1] == "json_invalid" else None
+                place, text = ast.literal_eval(match[2]), str(ast.literal_eval(match[3]))
+                details.append(_detail(place, text, str(ast.literal_eval(cause[1])) if cause else ""))
+            elif not line.startswith(("  {", "  ...")):
+                details.append(("", line.strip()))
+        if not details:
+            return words.partition("\n\n  File ")[0], []
+    elif isinstance(words, list):
+        for detail in cast("list[object]", words)[:DETAILS_READ_MAX]:
+            if isinstance(detail, dict):
+                detail = cast("dict[str, object]", detail)
+                details.append(_detail(detail.get("loc"), str(detail.get("msg", "")), ""))
+            else:
+                details.append(("", str(detail)))
+    else:
+        return json.dumps(words) if words else "", []
+    sentences = list(dict.fromkeys(f"{field}: {text}" if field else text for field, text in details))
+    more = "; and more" if len(sentences) > DETAILS_MAX else ""
+    return "; ".join(sentences[:DETAILS_MAX]) + more, [field for field, _ in details]
+
+
+def _detail(place: object, text: str, cause: str) -> tuple[str, str]:
+    """Return the field and the words of one mistake that pydantic found."""
+    if cause:
+        return "", f"The request body is not JSON: {cause}"
+    while text.startswith("Value error, "):
+        text = text.removeprefix("Value error, ")
+    return _field(place), text
+
+
+def _field(place: object) -> str:
+    """Return the path of a request's field, without pydantic's additions; empty if it is no field."""
+    if place is None or isinstance(place, str):
+        parts = (place or "").split(".")
+    elif isinstance(place, list | tuple):
+        parts = [str(part) for part in cast("Sequence[object]", place)]
+    else:
+        return ""
+    if parts[:1] == ["header"]:
+        return ""
+    if parts[:1] in (["body"], ["query"], ["path"]):
+        parts = parts[1:]
+    parts = [part for part in parts if _FIELD.fullmatch(part) and part not in _KIND_NAMES]
+    field = ".".join(parts)
+    return "" if field in _NO_FIELDS or parts[0].isdigit() else field

@@ -1,0 +1,161 @@
+"""SGLang's arguments: reading them with its own parser, checking them, and what they say about the model."""
+
+# SGLang is not there where types are checked, so nothing about it is known to them.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import argparse
+import contextlib
+import json
+import logging
+import pathlib
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ichat
+from ichat.engines import EngineInfo
+from ichat.engines.flags import FlagOutcome
+from ichat.engines.ray_check import check_ray
+from ichat.errors import EXIT_USAGE, Exit
+from ichat.protocol import Group
+from ichat.security.redact import masked
+
+_OURS: Mapping[str, object] = {
+    "tokenizer_worker_num": 1,
+    "enable_http2": False,
+    "enable_ssl_refresh": False,
+    "ssl_keyfile": None,
+    "ssl_certfile": None,
+    "ssl_ca_certs": None,
+    "grpc_mode": False,
+    "smg_grpc_mode": False,
+    "grpc_port": None,
+    "encoder_only": False,
+    "fastapi_root_path": "",
+}
+"""Flags that concern SGLang's own HTTP server, which the worker replaces, with the only value that they may have."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises Exit 64."""
+
+    def error(self, message: str) -> Any:
+        """Raise Exit 64."""
+        raise usage_error(message)
+
+
+def read_args(words: list[str], parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return the arguments as they were given. Raises Exit 64; Exit 0 after `--help`."""
+    logging.disable()  # the same warnings come again when SGLang reads them
+    try:
+        args = parser.parse_args(words)
+    except SystemExit as exit_:
+        raise Exit(int(exit_.code or 0), "") from exit_
+    except (argparse.ArgumentError, ValueError, TypeError) as error:
+        raise usage_error(str(error)) from error
+    finally:
+        logging.disable(logging.NOTSET)
+    _check_given(args, parser)
+    return args
+
+
+def make_server_args(words: list[str]) -> Any:
+    """Return SGLang's `ServerArgs`, made as it does itself. Raises Exit 64; Exit 0 after `--help`."""
+    from sglang.srt.server_args import prepare_server_args
+
+    with contextlib.suppress(ImportError):
+        from sglang.srt.plugins import load_plugins
+
+        load_plugins()
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        record = prepare_server_args(words)
+        try:
+            if hasattr(record, "resolve_once"):
+                record.resolve_once()
+        except (RuntimeError, OSError):  # a missing GPU or hub is reported by the load, which resolves a new record
+            record = prepare_server_args(words)
+    except SystemExit as exit_:
+        raise Exit(int(exit_.code or 0), "") from exit_
+    except (argparse.ArgumentError, ValueError, TypeError, AssertionError, OSError) as error:
+        raise usage_error(str(error) or type(error).__name__) from error
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    return record
+
+
+def check_args(args: Any, parser: argparse.ArgumentParser) -> None:
+    """Check before the load what SGLang would check after it. Raises Exit 64, Exit 69."""
+    _check_given(args, parser)
+    if getattr(args, "use_ray", False):
+        check_ray(args.tp_size * args.pp_size)
+
+
+def _check_given(args: Any, parser: argparse.ArgumentParser) -> None:
+    path = pathlib.Path(args.model_path).expanduser()
+    if args.model_path.startswith(("/", "./", "../", "~")) and not path.exists():
+        raise usage_error(f"the model {args.model_path} does not exist")
+    flags = {action.dest for action in parser._actions}
+    for name, allowed in _OURS.items():
+        if name in flags and getattr(args, name, allowed) != allowed:
+            raise usage_error(
+                f"--{name.replace('_', '-')} concerns SGLang's own HTTP server, which an iChat worker replaces"
+            )
+
+
+def usage_error(message: str) -> Exit:
+    """Return Exit 64 with SGLang's message."""
+    text = " ".join(message.split())
+    return Exit(EXIT_USAGE, f"SGLang refuses these arguments: {text}")
+
+
+def resolved_args(args: Any) -> Mapping[str, Any]:
+    """Return every argument with its effective value."""
+    return args.resolved_dict() if hasattr(args, "resolved_dict") else vars(args)
+
+
+def words_of(outcomes: Sequence[FlagOutcome]) -> list[str]:
+    """Return the engine's command line; SGLang looks for ``--config`` as a word of its own."""
+    words: list[str] = []
+    for word in (word for outcome in outcomes for word in outcome.passed):
+        words += word.split("=", 1) if word.startswith("--config=") else [word]
+    return words
+
+
+def changed_args(given: object, resolved: Mapping[str, Any], parser: argparse.ArgumentParser) -> list[str]:
+    """Return the names of arguments that were given, or whose effective value is not SGLang's default.
+
+    A default of None or `auto` lets SGLang choose, which is no change.
+    """
+    defaults = {action.dest: action.default for action in parser._actions}
+    return [
+        name
+        for name, default in defaults.items()
+        if name in resolved and name[0] != "_"
+        if getattr(given, name, default) != default or (default not in (None, "auto") and resolved[name] != default)
+    ]
+
+
+def engine_info(args: Any, outcomes: Sequence[FlagOutcome], changed: Sequence[str], version: str) -> EngineInfo:
+    """Return what the arguments say about the engine."""
+    import torch
+
+    shown = masked({name: value for name, value in resolved_args(args).items() if name[0] != "_"})
+    names = [word for one in outcomes if one.given[:1] == ["--served-model-name"] for word in one.given[1:]]
+    group = Group(f"{args.dist_init_addr} {args.model_path}", args.node_rank, args.nnodes) if args.nnodes > 1 else None
+    return EngineInfo(
+        model_path=args.model_path,
+        model_names=names or [args.served_model_name or args.model_path],
+        args=json.loads(json.dumps(shown, default=str)),
+        versions={
+            "ichat": ichat.__version__,
+            "sglang": version,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        changed_args=changed,
+        flag_outcomes=outcomes,
+        group=group,
+    )
