@@ -23,6 +23,7 @@ from ichat.errors import ApiError
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
 from ichat.protocol import CALLER_HEADER, CODE_HEADER, ERROR_HEADER, Heartbeat, ModelCard, entry_of, parse_heartbeat
+from ichat.routing.registry import TooManyWorkers
 from ichat.security.auth import ROUTES, Caller
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
@@ -104,6 +105,8 @@ def make_app(parts: AdminContext, metrics: Metrics, scraper: Scraper) -> QuartTr
     async def heartbeat() -> Response:
         heartbeat = await accepted(parse_heartbeat(await read_json()))
         new = registry.record_heartbeat(heartbeat)
+        if isinstance(new, TooManyWorkers):
+            raise errors.too_many_workers(new.workers_max)
         parts.logbook.changed()
         return json_response(
             views.HeartbeatResponse(

@@ -45,7 +45,7 @@ LINE_BYTES_LIMIT = 64 * 1024
 DRAIN_S_MAX = 3600.0
 """How long a request to stop a worker may give it to answer what it has."""
 POLICY_NAMES = ("least_loaded", "power_of_two", "round_robin", "random")
-"""The policies of `balance.py`."""
+"""The policies of `routing/policies.py`."""
 
 _PORT = Between(0, 65535)
 _SECONDS = Between(0.001, 1e9)

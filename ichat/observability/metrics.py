@@ -20,7 +20,8 @@ from ichat.hardware.machines import MachineReport, MachineView, machines_of
 from ichat.http.relay import ChunkGapHistogram, empty_gap_histogram
 from ichat.observability.request_record import OTHER, RequestRecord
 from ichat.protocol import Machine
-from ichat.routing.balancer import Balancer, Endpoint
+from ichat.routing.balancer import Balancer
+from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import State
 

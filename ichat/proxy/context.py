@@ -35,7 +35,7 @@ class GatewayContext:
         self.reconfigure(config, auth)
 
     def __repr__(self) -> str:
-        return f"<Means: {self.balancer!r}, {self.pool!r}>"
+        return f"<GatewayContext {self.balancer!r}, {self.pool!r}>"
 
     def reconfigure(self, config: Config, auth: Auth) -> None:
         """Go on by another configuration; what keys have used stays used."""
@@ -44,6 +44,6 @@ class GatewayContext:
         self.settings = config.server_settings
         self.session_header = config.routing.session_header.lower().encode()
         """Requests with the same value of this header go to the same endpoint; empty: none do."""
-        self.quotas.set(config.limits, config.security.keys)
-        self.balancer.set(config.routing.policy, config.routing.queue_max)
+        self.quotas.reconfigure(config)
+        self.balancer.reconfigure(config)
         self.pool.connect_s, self.pool.idle_s = config.timeouts.connect_s, config.timeouts.upstream_idle_s

@@ -7,8 +7,9 @@ died at once, without a byte of response.
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
+import attrs
 import trio
 
 from ichat import errors
@@ -36,11 +37,16 @@ from ichat.protocol import (
 )
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import HEADER_NAMES, HEADER_PREFIXES, is_suspect, without_control
+from ichat.proxy.refusals import no_lease, over_limit, response_missing
 from ichat.proxy.token_usage import TokenUsage, estimate
-from ichat.routing.balancer import Endpoint, Lease
+from ichat.routing.availability import Full, Refusal
 from ichat.routing.circuit_breaker import FAILED_STATUSES
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.queue import Waiter
+from ichat.routing.request import Lease, RoutingRequest
+from ichat.routing.responses import ResponseMissing, continued_by, holder_of
 from ichat.security.auth import CREDENTIALS, FORWARDED, Caller
-from ichat.security.rate_limits import QuotaReservation
+from ichat.security.rate_limits import QuotaRefusal, QuotaReservation
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +203,10 @@ class Exchange:
                 self._keepalive = KeepAlive(means.pool.hub, self._client, request.id, interval_s)
             previous = members.get("previous_response_id")
             if previous is not None and request.path.endswith(b"/responses"):
-                self._only = means.registry.continued_by(str(previous), self.model)
+                holder = continued_by(means.registry, str(previous), self.model)
+                if isinstance(holder, ResponseMissing):
+                    raise response_missing(holder, "previous_response_id")
+                self._only = holder
         self._is_suspect = not means.auth.lets_steer(caller) and is_suspect(names, request.headers)
         means.auth.check_model(caller, self.model)
         await self._within_limits()
@@ -209,7 +218,9 @@ class Exchange:
         """
         response_id = self._request.path.split(b"/")[3].decode("latin-1")
         self.path = RESPONSE_PATH
-        worker = self._means.registry.holder_of(response_id)
+        worker = holder_of(self._means.registry, response_id)
+        if isinstance(worker, ResponseMissing):
+            raise response_missing(worker)
         key = self.caller.key
         names = [name for name in worker.names if key is None or key.models is None or name in key.models]
         if not names or worker.endpoint is None:
@@ -220,15 +231,14 @@ class Exchange:
     async def _within_limits(self) -> None:
         """Have the request answered within the limits of its key."""
         means, caller, request = self._means, self.caller, self._request
-        self._share = means.quotas.acquire(caller.key_name, trio.current_time())
+        share = means.quotas.acquire(caller.key_name, trio.current_time())
+        if isinstance(share, QuotaRefusal):
+            raise over_limit(share)
+        self._share = share
         if self._share.counts_tokens:
             self._usage = TokenUsage(has_total=not request.path.endswith(b"/messages"))
         try:
             await (self._forward_with_failover() if self._keepalive is None else self._kept_alive(self._keepalive))
-        except ApiError as error:
-            if error.code == "model_not_found" and caller.key is not None and caller.key.models is not None:
-                raise errors.model_not_found(self.model, caller.key.models - {self.model}) from error
-            raise
         finally:
             self._count_tokens()
             self._share.release(self.tokens or 0, trio.current_time())
@@ -263,10 +273,9 @@ class Exchange:
                 self.tokens = estimate(self.bytes_in, usage.events)
 
     async def _forward_with_failover(self) -> None:
-        session = self._session()
-        tried: set[Endpoint] = set()
+        routing = RoutingRequest(self.model, self._session(), self.caller.fairness_key, only=self._only)
         while True:
-            lease = await self._lease(session, tried)
+            lease = await self._lease(routing)
             try:
                 await self.forward_to(lease.endpoint)
             except ApiError as error:
@@ -276,8 +285,8 @@ class Exchange:
                 if error.code == "upstream_unreachable":
                     lease.endpoint.fail(trio.current_time())
                     self._record_failure(lease.endpoint)
-                tried.add(lease.endpoint)
-                if self._only is not None or not self._means.balancer.has_alternative(self.model, tried):
+                routing = attrs.evolve(routing, excluded=(*routing.excluded, lease.endpoint))
+                if routing.only is not None or not self._means.balancer.has_alternative(routing):
                     raise
             else:
                 return
@@ -297,17 +306,24 @@ class Exchange:
                 return value
         return b""
 
-    async def _lease(self, session: bytes, tried: Collection[Endpoint]) -> Lease:
-        """Take a place at an endpoint, waiting for one if need be. Raises ApiError: 404, 429, 503."""
+    def _refused(self, refusal: Refusal) -> ApiError:
+        registry, key = self._means.registry, self.caller.key
+        known = registry.models if key is None or key.models is None else (key.models - {self.model}).__iter__
+        return no_lease(refusal, self.model, known, self._means.timeouts.queue_s)
+
+    async def _lease(self, routing: RoutingRequest) -> Lease:
+        """Lease an endpoint, waiting for one if need be. Raises ApiError: 404, 429, 503."""
         balancer = self._means.balancer
-        lease = balancer.lease(self.model, session, tried, only=self._only)
-        if lease is not None:
+        lease = balancer.lease(routing)
+        if isinstance(lease, Lease):
             return lease
+        if not isinstance(lease, Full):
+            raise self._refused(lease)
         since = trio.current_time()
         granted = trio.Event()
-        waiter = balancer.wait(
-            self.model, granted.set, session, tried, fairness_key=self.caller.fairness_key, only=self._only
-        )
+        waiter = balancer.wait(routing, granted.set)
+        if not isinstance(waiter, Waiter):
+            raise self._refused(waiter)
         self.is_waiting = True
         try:
             with trio.move_on_after(self._means.timeouts.queue_s):
@@ -322,7 +338,7 @@ class Exchange:
             balancer.leave(waiter)
             self.queued_s += trio.current_time() - since
         if waiter.lease is None:
-            raise balancer.wait_error(waiter, self._means.timeouts.queue_s)
+            raise self._refused(balancer.why_no_lease(waiter))
         return waiter.lease
 
     async def forward_to(self, endpoint: Endpoint) -> None:

@@ -18,8 +18,8 @@ from ichat.http.pool import Upstream
 from ichat.http.request import Request
 from ichat.http.tls import client_context
 from ichat.proxy.drop_params import ParamRules
-from ichat.routing.balancer import Endpoint
 from ichat.routing.circuit_breaker import Circuit
+from ichat.routing.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,9 @@ from ichat.observability.tracing import Tracing
 from ichat.protocol import CALLER_HEADER
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.exchange import JOINED_BYTES_MAX, Exchange
-from ichat.routing.balancer import Endpoint
+from ichat.proxy.refusals import over_limit
 from ichat.routing.circuit_breaker import Circuit
+from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import CHANGES_MODELS, Caller, address_in, encode_caller
 from ichat.security.cors import cors_of
 
@@ -92,7 +93,9 @@ class Gateway:
         elif auth.has_keys:
             auth.check("data", caller)
         if not is_control(head.path) and (head.length is None or head.length > JOINED_BYTES_MAX):
-            self.means.quotas.check(caller.key_name, trio.current_time())  # before a large body comes in vain
+            refusal = self.means.quotas.refusal(caller.key_name, trio.current_time())
+            if refusal is not None:  # before a large body comes in vain
+                raise over_limit(refusal)
         return caller
 
     def more_headers(self, head: RequestHead) -> Headers:
@@ -147,12 +150,12 @@ class Gateway:
     async def _answer_control(self, exchange: Exchange, control: Endpoint) -> None:
         if control.in_flight >= control.in_flight_max:
             raise errors.too_many_control_requests()
-        control.in_flight += 1
+        control.start_request()
         exchange.internal = [(CALLER_HEADER, encode_caller(exchange.caller))]
         try:
             await exchange.forward_to(control)
         finally:
-            control.in_flight -= 1
+            control.end_request()
         if exchange.error:
             self._metrics.refused(exchange.error, exchange.caller.key_name)
 

@@ -15,7 +15,7 @@ from ichat.http import client
 from ichat.http.heads import Headers
 from ichat.http.pool import Upstream
 from ichat.protocol import PROOF_HEADER
-from ichat.routing.balancer import Endpoint
+from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import WorkerRecord
 

@@ -44,8 +44,10 @@ from ichat.proxy.context import GatewayContext
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway, is_control
 from ichat.proxy.health_checks import HealthChecker
-from ichat.routing.balancer import Balancer, Endpoint
+from ichat.routing.balancer import Balancer
+from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
+from ichat.routing.waiting import retry_forever
 from ichat.security.auth import Auth, Caller, address_in, is_loopback
 from ichat.security.cors import cors_of
 from ichat.supervisor.orphans import become_subreaper, reap_forever
@@ -54,7 +56,6 @@ from ichat.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
-ADVANCE_S = 1.0
 PRUNE_S = 24 * 3600.0
 LOG_END_S = 2.0
 """How long those who follow a log may take to get its last lines, when the gateway ends."""
@@ -111,9 +112,9 @@ async def _run(
     listeners = await open_listeners(settings.host, settings.port)
     port = port_of(listeners)
     registry = Registry(external, trio.current_time, config.routing.max_in_flight, timeouts.wedged_after_s)
-    registry.set_circuits(config.circuit_breaker)
+    registry.reconfigure(config)
     balancer = Balancer(
-        registry.endpoints, trio.current_time, policy=config.routing.policy, queue_max=config.routing.queue_max
+        registry.availability, trio.current_time, policy=config.routing.policy, queue_max=config.routing.queue_max
     )
     registry.add_listener(balancer.dispatch_waiting)
     lookout = MachineMonitor(lambda: supervisor.pids)
@@ -149,7 +150,7 @@ async def _run(
         base.start_soon(metrics.watch_loop_forever)
         base.start_soon(prober.probe_forever)
         base.start_soon(lookout.watch_forever, LOOK_S)
-        base.start_soon(_advance_forever, balancer)
+        base.start_soon(retry_forever, balancer)
         base.start_soon(reloader.watch_forever)
         base.start_soon(reloader.obey_signals_forever)
         try:
@@ -177,13 +178,6 @@ async def _run(
         base.cancel_scope.cancel()
 
 
-async def _advance_forever(balancer: Balancer) -> None:
-    """Let those go on who wait for a circuit to be tried again: nothing else tells them when that is."""
-    while True:
-        await trio.sleep(ADVANCE_S)
-        balancer.dispatch_waiting()
-
-
 async def _prune_forever(directory: str, reloader: Reloader) -> None:
     while True:
         await trio.to_thread.run_sync(prune, directory, reloader.config.logs.keep_days * PRUNE_S)
@@ -197,7 +191,7 @@ def _check(
     tls, external, auth = secure_parts(config)
 
     def take(old: Config) -> None:
-        settings, routing, timeouts = config.server_settings, config.routing, config.timeouts
+        settings, timeouts = config.server_settings, config.timeouts
         means = gateway.means
         balancer = means.balancer
         for name, endpoints in external.items():
@@ -208,9 +202,7 @@ def _check(
             name: registry.external[name] if _routes(old, name) == _routes(config, name) else endpoints
             for name, endpoints in external.items()
         }
-        registry.wedged_after_s = timeouts.wedged_after_s
-        registry.set_default_concurrency(routing.max_in_flight)
-        registry.set_circuits(config.circuit_breaker)
+        registry.reconfigure(config)
         if auth.token != means.auth.token:
             registry.require_reauthentication()
         means.reconfigure(config, auth)

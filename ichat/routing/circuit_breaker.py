@@ -1,9 +1,9 @@
 """The circuit breaker of one worker or external route. Purely synchronous.
 
-Closed: requests go there. After `failures_max` failures in a row it opens, and none does, for `open_s`, twice as long
-each time. Then it is half open: one request is let through, and its answer closes or opens the circuit. What clients
-do wrong (4xx), or a client that leaves, is no failure. One that answers, if only with errors, is avoided for others but
-not shut off where it is the only one: they may be the fault of single requests, and are better than none.
+Closed: requests go there. After `failures_max` failures in a row it opens, and none goes there for `open_s`, twice as
+long each time. Then it is half open: one request is let through, and its response closes or opens the circuit.
+A client's mistake (4xx), or a client that leaves, is no failure. An endpoint that answers with errors is avoided while
+there are others, but is used if it is the only one: single requests may be the cause, and errors are better than none.
 """
 
 import math
@@ -16,7 +16,7 @@ from ichat.protocol import Count
 
 State = Literal["closed", "open", "half-open"]
 FAILED_STATUSES = frozenset((500, 502, 503, 504))
-"""Answers that speak against who gives them; any other, however unwelcome, is one."""
+"""Statuses of responses that are failures of the endpoint."""
 
 
 @attrs.frozen
@@ -33,7 +33,7 @@ class CircuitView:
 
 @attrs.define(eq=False)
 class Circuit:
-    """What the last requests say of where they went."""
+    """The state of one endpoint's circuit, by its last requests."""
 
     settings: CircuitBreaker = CircuitBreaker()
     failures: int = 0
@@ -42,27 +42,34 @@ class Circuit:
     """How often it has opened since it was last closed."""
     open_until: float | None = None
     answers: bool = False
-    """Whether the last failure was an answer, such as 500, and no silence."""
+    """Whether the last failure was a response, such as 500, and not silence."""
     probe: int = 0
-    """Which try of a half-open circuit is the newest one."""
+    """The number of the newest probe of a half-open circuit."""
     probe_until: float = -math.inf
-    """Until then nobody else is let through: the newest try is under way."""
+    """Until then no other request is let through: the newest probe is under way."""
 
     def state(self, now: float) -> State:
-        """Give its state."""
+        """Return its state."""
         if self.open_until is None or not self.settings.failures_max:
             return "closed"
         return "open" if now < self.open_until else "half-open"
 
     def allows_request(self, now: float) -> bool:
-        """Say whether a request may go there."""
+        """Return whether a request may go there."""
         if self.open_until is None:
             return True
         state = self.state(now)
         return state == "closed" or (state == "half-open" and now >= self.probe_until)
 
+    def retry_at(self, now: float) -> float:
+        """Return when time alone lets a request through that is refused now; infinity if none is refused."""
+        if self.open_until is None or self.state(now) == "closed":
+            return math.inf
+        ends = (self.open_until, self.probe_until)
+        return min((end for end in ends if end > now), default=math.inf)
+
     def begin(self, now: float) -> int:
-        """Note a request that goes there; give the number of the try that it is, if it is one, else 0."""
+        """Record a request that goes there; return its number if it is a probe, else 0."""
         if self.open_until is None or self.state(now) != "half-open":
             return 0
         self.probe += 1
@@ -70,22 +77,22 @@ class Circuit:
         return self.probe
 
     def end(self, probe: int) -> None:
-        """Note that a request has ended, with a verdict or without."""
+        """Record that a request has ended, with a verdict or without."""
         if probe and probe == self.probe:
             self.probe_until = -math.inf
 
     def record_response(self) -> bool:
-        """Note that a good answer begins: others may ask as well. Say whether that is new."""
+        """Record that a good response begins, and let others through; return whether that is new."""
         was_open, self.open_until = self.open_until is not None, None
         return was_open
 
     def record_success(self) -> None:
-        """Note that an answer has come whole."""
+        """Record that a response has come whole."""
         self.failures = self.opened = 0
         self.open_until = None
 
     def record_failure(self, now: float, *, answers: bool = False) -> bool:
-        """Note that there was no answer, or one that is a failure; say whether the circuit has opened by that."""
+        """Record that there was no response, or a failure as response; return whether that has opened the circuit."""
         self.failures += 1
         self.answers = answers
         settings = self.settings

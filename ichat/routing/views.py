@@ -1,17 +1,17 @@
 """What operators see of a worker."""
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from attrs import frozen
+import attrs
 
 from ichat.config.strict import Between
 from ichat.protocol import Count, PeerLoss
 from ichat.routing.circuit_breaker import CircuitView
-from ichat.routing.worker_record import State
+from ichat.routing.worker_record import HEALTHY, State, WorkerRecord
 
 
-@frozen
+@attrs.frozen
 class WorkerView:
     """A worker as the gateway knows it, beside what the worker says in its heartbeats."""
 
@@ -52,3 +52,37 @@ class WorkerView:
     """Workers that the worker's group has lost."""
     beat_age_s: float | None
     """Seconds since the newest heartbeat; None: there was none yet."""
+
+
+def describe(worker: WorkerRecord, state: State, lost: Sequence[PeerLoss], now: float) -> Mapping[str, Any]:
+    """Return everything known of a worker in this state, as JSON can hold it."""
+    heartbeat, end = worker.heartbeat, worker.end
+    known: dict[str, Any] = {}
+    if heartbeat:
+        args = heartbeat.args  # may be large, and is not changed: it needs no copy
+        left_out = ("args", "backend_args", "machine")
+        known = attrs.asdict(heartbeat, filter=lambda field, _: field.name not in left_out)
+        known |= {"args": args, "backend_args": args}
+    view = WorkerView(
+        worker_id=worker.id,
+        model_name=known.get("model_name", next(iter(worker.names), "")),
+        model_names=worker.names,
+        status="healthy" if state in HEALTHY else "unhealthy",
+        state=state,
+        managed=worker.managed,
+        machine=worker.machine.name if worker.machine else None,
+        in_flight=worker.endpoint.in_flight if worker.endpoint else 0,
+        circuit=worker.endpoint.circuit.describe(now) if worker.endpoint else None,
+        restarts=worker.restarts,
+        failure=end.why if end and worker.is_down else worker.health_failure or None,
+        retry_in_s=max(0.0, round(worker.retry_at - now, 3)) if worker.retry_at is not None else None,
+        exit_code=end.exit_code if end else None,
+        signal=end.signal if end else None,
+        oom_killed=end.oom_killed if end else False,
+        cause=end.cause or None if end else None,
+        last_lines=list(end.last_lines) if end else [],
+        ended_at=round(end.at, 3) if end else None,
+        lost=lost,
+        beat_age_s=round(now - worker.heartbeat_at, 3) if heartbeat else None,
+    )
+    return {**known, **worker.settings, **attrs.asdict(view)}

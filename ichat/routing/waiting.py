@@ -1,10 +1,11 @@
-"""Waiting for what the registry knows: no loop looks at it again and again."""
+"""Waiting for what the registry and the balancer know: no loop polls them."""
 
 from collections.abc import Callable
 
 import trio
 
-from ichat.routing.balancer import Endpoint
+from ichat.routing.balancer import Balancer
+from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import State, WorkerRecord
 
@@ -36,3 +37,14 @@ async def wait_idle(endpoint: Endpoint) -> None:
             await idle.wait()
         finally:
             endpoint.when_idle.discard(idle.set)
+
+
+async def retry_forever(balancer: Balancer) -> None:
+    """Let waiting requests try circuits as soon as these can be tried again."""
+    while True:
+        changed = trio.Event()
+        balancer.on_retry_change = changed.set
+        with trio.move_on_at(balancer.retry_at):
+            await changed.wait()
+        if trio.current_time() >= balancer.retry_at:
+            balancer.dispatch_waiting()

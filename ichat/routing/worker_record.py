@@ -7,8 +7,8 @@ from typing import Any, Literal
 import attrs
 
 from ichat.protocol import Heartbeat, Machine, PeerLoss, WorkerState, names_of, response_tag
-from ichat.routing.balancer import Endpoint
 from ichat.routing.circuit_breaker import Circuit
+from ichat.routing.endpoint import Endpoint
 
 HEARTBEATS_MISSED_MAX = 3
 """A worker that has been silent for so many of its intervals is unhealthy."""
@@ -182,7 +182,7 @@ class WorkerRecord:
         self.answers = False
         if self.endpoint is not None:
             self.endpoint.circuit = Circuit(self.endpoint.circuit.settings)
-            self.endpoint.probe_failures, self.endpoint.health_failure = None, ""
+            self.endpoint.forget_probes()
 
     def overlapped_with(self, other: "WorkerRecord") -> bool:
         """Say whether the other was well when this start of the worker was there already, or came within a beat."""

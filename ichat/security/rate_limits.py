@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from ichat import errors
-from ichat.config.schema import Key, Limits
+from ichat.config.schema import Config, Key, Limits
 
 WINDOW_S = 60
 BUSY_RETRY_S = 1
@@ -50,6 +49,19 @@ class Window:
         return 1
 
 
+@attrs.frozen
+class QuotaRefusal:
+    """The limit that a request would exceed."""
+
+    key_name: str
+    """The key that has the limit; empty if all requests together have it."""
+    limit: str
+    """Its name in the configuration."""
+    allowed: int
+    wait_s: int
+    """When it is worth asking again."""
+
+
 @attrs.define(eq=False)
 class Quota:
     """What one key has used, and may."""
@@ -66,21 +78,18 @@ class Quota:
         """Whether anybody must say what requests have used."""
         return self.limits.tokens_per_minute is not None
 
-    def check(self, now: float) -> None:
-        """Raise ApiError 429 where another request would be too many."""
+    def refusal(self, now: float) -> QuotaRefusal | None:
+        """Return why another request would be too many, if it would."""
         limits = self.limits
         if limits.max_in_flight is not None and self.in_flight >= limits.max_in_flight:
-            raise self._refusal("max_in_flight", f"{limits.max_in_flight} requests at once", BUSY_RETRY_S)
-        for name, window in (("requests_per_minute", self.requests), ("tokens_per_minute", self.tokens)):
-            limit: int | None = getattr(limits, name)
-            if limit is not None and window.sum(now) >= limit:
-                words = f"{limit} {name.partition('_')[0]} a minute"
-                raise self._refusal(name, words, window.wait_s(limit, now))
-
-    def _refusal(self, limit: str, words: str, wait_s: int) -> errors.ApiError:
-        if self.name:
-            return errors.rate_limited(f"The key `{self.name}` may have {words}.", f"security.keys.{limit}", wait_s)
-        return errors.rate_limited(f"This gateway takes {words} in all.", f"limits.{limit}", wait_s)
+            return QuotaRefusal(self.name, "max_in_flight", limits.max_in_flight, BUSY_RETRY_S)
+        for limit, allowed, window in (
+            ("requests_per_minute", limits.requests_per_minute, self.requests),
+            ("tokens_per_minute", limits.tokens_per_minute, self.tokens),
+        ):
+            if allowed is not None and window.sum(now) >= allowed:
+                return QuotaRefusal(self.name, limit, allowed, window.wait_s(allowed, now))
+        return None
 
 
 class Quotas:
@@ -93,10 +102,10 @@ class Quotas:
     def __repr__(self) -> str:
         return f"<Quotas of {len(self._by_name)} keys>"
 
-    def set(self, limits: Limits, keys: Sequence[Key]) -> None:
-        """Take other limits; what has been used stays used."""
-        self._all.limits = limits
-        known = self._by_name
+    def reconfigure(self, config: Config) -> None:
+        """Use the limits of another configuration; what has been used stays used."""
+        self._all.limits = config.limits
+        known, keys = self._by_name, config.security.keys
         self._by_name = {key.name: known.get(key.name) or Quota(key.name, key) for key in keys}
         for key in keys:
             self._by_name[key.name].limits = key
@@ -105,14 +114,19 @@ class Quotas:
         quota = self._by_name.get(key)
         return [self._all] if quota is None else [quota, self._all]
 
-    def check(self, key: str, now: float) -> None:
-        """Raise ApiError 429 where a request of this key ("" for none) would not be let in now."""
+    def refusal(self, key: str, now: float) -> QuotaRefusal | None:
+        """Return why a request of this key ("" for none) would be refused now, if it would."""
         for one in self._of(key):
-            one.check(now)
+            refusal = one.refusal(now)
+            if refusal is not None:
+                return refusal
+        return None
 
-    def acquire(self, key: str, now: float) -> "QuotaReservation":
-        """Let a request of this key ("" for none) in, and count it. Raises ApiError 429."""
-        self.check(key, now)
+    def acquire(self, key: str, now: float) -> "QuotaReservation | QuotaRefusal":
+        """Count a request of this key ("" for none), or return why it is refused."""
+        refusal = self.refusal(key, now)
+        if refusal is not None:
+            return refusal
         used = self._of(key)
         for one in used:
             one.in_flight += 1

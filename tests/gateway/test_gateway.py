@@ -12,7 +12,8 @@ from ichat.config import schema as configuration
 from ichat.http import pool
 from ichat.proxy.exchange import engine_target
 from ichat.roles import gateway
-from ichat.routing.balancer import Endpoint, rendezvous_hash
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.policies import rendezvous_hash
 
 PAIR = [Endpoint(pool.Upstream(name, "", 1), name.encode(), 9) for name in ("external:m", "external:m#2")]
 

@@ -12,13 +12,14 @@ from support.peers import code_of, plain
 
 from ichat.config import schema as configuration
 from ichat.config.schema import Config, Health
-from ichat.errors import ApiError, Exit
+from ichat.errors import Exit
 from ichat.http import client
 from ichat.http.pool import Upstream
 from ichat.protocol import Heartbeat
 from ichat.proxy import health_checks as health
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.health_checks import HealthChecker, ProbeResult, read_status
+from ichat.routing.availability import NotReady, Ready
 from ichat.routing.registry import FORGET_S, KEEP_S, Registry
 from ichat.supervisor.state import SavedRemoteWorker, SavedState
 
@@ -62,10 +63,9 @@ class World:
         return self.registry.state(self.registry.get(worker_id))
 
     def refusal(self, model="m"):
-        with pytest.raises(ApiError) as caught:
-            self.registry.endpoints(model)
-        assert caught.value.code == "model_not_ready"
-        return caught.value.message
+        found = self.registry.availability(model)
+        assert isinstance(found, NotReady)
+        return found.reasons
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def test_one_registration_is_enough_for_who_answers(world, autojump_clock)
     world.hear()
     await trio.sleep(FORGET_S + 605)
     world.hear(worker_id="another")  # the occasion to forget who is silent
-    assert (world.state(), world.registry.endpoints("m") != ()) == ("ready", True)
+    assert (world.state(), isinstance(world.registry.availability("m"), Ready)) == ("ready", True)
     assert {one[:2] for one in world.asked} == {("127.0.0.1", "/health")}
     assert world.asked[0][2] == {b"x-ichat-proof": b"proof"}
     world.settings = Health(interval_s=0)
@@ -202,22 +202,22 @@ async def test_routes_are_asked_where_they_say_how(nursery, autojump_clock):
     world = World(configuration.parse(TWO_ROUTES, "test"))
     world.status = 500
     nursery.start_soon(world.prober.probe_forever)
-    one, two = world.registry.endpoints("far")
+    one, two = world.registry.availability("far").endpoints
     await trio.sleep(1)
     assert world.asked == [("one", "/ping", {b"x-key": b"1"})]
     await trio.sleep(30)
-    assert world.registry.endpoints("far") == [two]
+    assert world.registry.availability("far").endpoints == [two]
     assert "far" in world.registry.models()
     two.health_failure = "it is not well"
     assert "the external route far fails its health checks: /ping is answered with 500" in world.refusal("far")
     assert "far" not in world.registry.models()
     world.status = 200
     await trio.sleep(11)
-    assert world.registry.endpoints("far") == [one]
+    assert world.registry.availability("far").endpoints == [one]
     two.health_failure = ""
     world.status = 404
     await trio.sleep(60)
-    assert list(world.registry.endpoints("far")) == [one, two]
+    assert list(world.registry.availability("far").endpoints) == [one, two]
     world.settings = Health(interval_s=0)
     await trio.sleep(2)
     assert (one.probe_failures, world.registry._has_ill_routes) == (None, False)

@@ -1,20 +1,24 @@
 """What one client may have: quotas of keys, turns in a queue, connections; and that nobody's trouble is another's."""
 
 import json
+import re
 
 import pytest
 import trio
 from support.peers import SSE_END, SSE_HEAD, chunk, code_of, event, plain, until
 from support.programs import LIMIT_S
 
-from ichat.config.schema import CircuitBreaker, Key, Limits
-from ichat.errors import ApiError
+from ichat.config.schema import CircuitBreaker, Config, Key, Limits, Security
 from ichat.http.pool import Upstream
+from ichat.proxy.refusals import over_limit
 from ichat.proxy.token_usage import TokenUsage
-from ichat.routing.balancer import Balancer, Endpoint
+from ichat.routing.availability import Full, NotReady, Ready
+from ichat.routing.balancer import Balancer
 from ichat.routing.circuit_breaker import Circuit
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.request import RoutingRequest
 from ichat.security.keys import hash_of
-from ichat.security.rate_limits import Quotas, Window
+from ichat.security.rate_limits import QuotaRefusal, QuotaReservation, Quotas, Window
 
 KEYS = {name: f"sk-{name}-0123456789abc" for name in ("a", "b")}
 
@@ -66,10 +70,11 @@ def test_a_window_is_the_last_minute():
 
 
 def refusal(quotas, key, now):
-    with pytest.raises(ApiError) as caught:
-        quotas.acquire(key, now)
-    assert (caught.value.status, caught.value.code) == (429, "rate_limited")
-    return caught.value.limit, caught.value.retry_after_s
+    refused = quotas.acquire(key, now)
+    assert isinstance(refused, QuotaRefusal)
+    error = over_limit(refused)
+    assert (error.status, error.code) == (429, "rate_limited")
+    return error.limit, error.retry_after_s
 
 
 def test_a_key_has_its_own_limits_and_everybody_has_the_common_ones():
@@ -98,12 +103,12 @@ def test_other_limits_forget_nothing():
     quotas = Quotas(Limits(), [Key("a", requests_per_minute=2)])
     quotas.acquire("a", 0)
     quotas.acquire("a", 0)
-    refusal(quotas, "a", 1)
-    quotas.set(Limits(), [Key("a", requests_per_minute=3)])
+    assert refusal(quotas, "a", 1) == ("security.keys.requests_per_minute", 59)
+    quotas.reconfigure(Config(security=Security(keys=[Key("a", requests_per_minute=3)])))
     quotas.acquire("a", 1)
-    refusal(quotas, "a", 1)
-    quotas.set(Limits(), [])
-    quotas.acquire("a", 1)
+    assert refusal(quotas, "a", 1) == ("security.keys.requests_per_minute", 59)
+    quotas.reconfigure(Config(security=Security(keys=[])))
+    assert isinstance(quotas.acquire("a", 1), QuotaReservation)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +245,7 @@ async def test_connections_of_one_address_are_bounded(gateway_to, connect):
 
 
 def balancer_of(*endpoints, queue_max=100, clock=lambda: 0.0):
-    return Balancer(lambda _model: endpoints, clock, policy="least_loaded", queue_max=queue_max)
+    return Balancer(lambda _model: Ready(endpoints), clock, policy="least_loaded", queue_max=queue_max)
 
 
 def endpoint(name="w", in_flight_max=1, **settings):
@@ -251,10 +256,12 @@ def endpoint(name="w", in_flight_max=1, **settings):
 def test_keys_take_turns_in_a_queue():
     """Who has a hundred requests waiting and who has one are served one after the other; each one's in their order."""
     balancer, served = balancer_of(endpoint()), []
-    held = balancer.lease("m")
+    held = balancer.lease(RoutingRequest("m"))
     waiters = {}
     for name in ("greedy-1", "greedy-2", "greedy-3", "greedy-4", "modest-1", "other-1", "modest-2"):
-        waiters[name] = balancer.wait("m", lambda name=name: served.append(name), fairness_key=name.partition("-")[0])
+        waiters[name] = balancer.wait(
+            RoutingRequest("m", fairness_key=name.partition("-")[0]), lambda name=name: served.append(name)
+        )
     held.release()
     while len(served) < len(waiters):
         waiters[served[-1]].lease.release()
@@ -264,18 +271,17 @@ def test_keys_take_turns_in_a_queue():
 def test_a_full_queue_has_room_for_who_waits_least():
     """The last of the flow with the most has to go, with 429; nobody displaces as many as his own."""
     balancer, told = balancer_of(endpoint(), queue_max=3), []
-    balancer.lease("m")
+    balancer.lease(RoutingRequest("m"))
     greedy = [
-        balancer.wait("m", lambda number=number: told.append(number), fairness_key="greedy") for number in range(3)
+        balancer.wait(RoutingRequest("m", fairness_key="greedy"), lambda number=number: told.append(number))
+        for number in range(3)
     ]
-    with pytest.raises(ApiError, match="overloaded"):
-        balancer.wait("m", lambda: None, fairness_key="greedy")
-    balancer.wait("m", lambda: None, fairness_key="modest")
+    assert balancer.wait(RoutingRequest("m", fairness_key="greedy"), lambda: None) == Full(3)
+    balancer.wait(RoutingRequest("m", fairness_key="modest"), lambda: None)
     assert told == [2]
     assert greedy[2].lease is None
-    assert (balancer.wait_error(greedy[2], 1).status, balancer.wait_error(greedy[2], 1).code) == (429, "overloaded")
-    with pytest.raises(ApiError, match="overloaded"):
-        balancer.wait("m", lambda: None, fairness_key="modest")
+    assert balancer.why_no_lease(greedy[2]) == Full(3)
+    assert balancer.wait(RoutingRequest("m", fairness_key="modest"), lambda: None) == Full(3)
     assert balancer.waiting == 3
     balancer.leave(greedy[2])
     assert balancer.waiting == 3
@@ -373,20 +379,19 @@ def test_an_open_circuit_leaves_the_others_alone():
     bad, good = endpoint("bad", 9, failures_max=1), endpoint("good", 9, failures_max=1)
     balancer = balancer_of(bad, good, clock=lambda: now[0])
     bad.circuit.record_failure(0)
-    assert {balancer.lease("m").endpoint for _ in range(9)} == {good}
-    assert balancer.lease("m") is None, "it is full: the next waits for it"
+    assert {balancer.lease(RoutingRequest("m")).endpoint for _ in range(9)} == {good}
+    assert balancer.lease(RoutingRequest("m")) == Full(), "it is full: the next waits for it"
     good.circuit.record_failure(0)
-    with pytest.raises(
-        ApiError, match=r"worker bad has failed with 1 requests in a row.* tried again in 5 s"
-    ) as refusal_:
-        balancer.lease("m")
-    assert (refusal_.value.status, refusal_.value.code, refusal_.value.retry_after_s) == (503, "model_not_ready", 5)
+    refused = balancer.lease(RoutingRequest("m"))
+    assert isinstance(refused, NotReady)
+    assert re.search(r"worker bad has failed with 1 requests in a row.* tried again in 5 s", refused.reasons)
+    assert (refused.retry_after_s, refused.limit) == (5, "circuit_breaker")
     now[0] = 5.0
-    probe = balancer.lease("m")
+    probe = balancer.lease(RoutingRequest("m"))
     assert probe.endpoint is bad
-    assert balancer.lease("m") is None
+    assert balancer.lease(RoutingRequest("m")) == Full()
     bad.circuit.record_success()
-    assert balancer.lease("m").endpoint is bad
+    assert balancer.lease(RoutingRequest("m")).endpoint is bad
 
 
 def test_errors_are_better_than_nothing():
@@ -394,11 +399,11 @@ def test_errors_are_better_than_nothing():
     bad, good = endpoint("bad", 9, failures_max=1), endpoint("good", 2, failures_max=1)
     bad.circuit.record_failure(0, answers=True)
     both = balancer_of(bad, good)
-    assert [both.lease("m").endpoint for _ in range(2)] == [good, good]
-    assert both.lease("m") is None, "the good one is worth waiting for"
-    assert balancer_of(bad).lease("m").endpoint is bad
+    assert [both.lease(RoutingRequest("m")).endpoint for _ in range(2)] == [good, good]
+    assert both.lease(RoutingRequest("m")) == Full(), "the good one is worth waiting for"
+    assert balancer_of(bad).lease(RoutingRequest("m")).endpoint is bad
     good.circuit.record_failure(0)
-    assert both.lease("m").endpoint is bad
+    assert both.lease(RoutingRequest("m")).endpoint is bad
 
 
 async def test_who_waits_for_a_circuit_is_woken(serve, gateway_to, connect):

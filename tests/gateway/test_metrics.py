@@ -17,7 +17,7 @@ from ichat.http.relay import Relay, empty_gap_histogram
 from ichat.observability import metrics as counted
 from ichat.observability import scrape
 from ichat.protocol import parse_heartbeat
-from ichat.routing.balancer import Endpoint
+from ichat.routing.endpoint import Endpoint
 
 NAME = 'a "model" \\ b'
 HISTOGRAM = """\

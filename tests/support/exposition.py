@@ -69,5 +69,5 @@ async def heartbeat(connect, port, worker_port, **more):
 def known(*names, clock=trio.current_time):
     """Make a registry that has these models, and metrics of it."""
     registry = Registry(dict.fromkeys(names, ()), clock, 10)
-    balancer = Balancer(registry.endpoints, clock, policy="least_loaded", queue_max=1)
+    balancer = Balancer(registry.availability, clock, policy="least_loaded", queue_max=1)
     return registry, Metrics(registry, balancer)

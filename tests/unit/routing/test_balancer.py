@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ichat.config.schema import POLICY_NAMES
-from ichat.errors import ApiError, model_not_ready
 from ichat.http.pool import Upstream
-from ichat.routing.balancer import POLICIES, Balancer, Endpoint, rendezvous_hash
+from ichat.routing.availability import Draining, Full, NotReady, QueueTimeout, Ready
+from ichat.routing.balancer import Balancer
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.policies import POLICIES, rendezvous_hash
+from ichat.routing.request import Lease, RoutingRequest
+
+M, N = RoutingRequest("m"), RoutingRequest("n")
 
 
 def endpoint(name, in_flight_max=10):
@@ -17,12 +22,12 @@ def endpoint(name, in_flight_max=10):
 
 
 class Serving(dict):
-    """Who serves which model; nobody is 503."""
+    """The endpoints of each model; without any it is not ready."""
 
     def __call__(self, model):
         if not self.get(model):
-            raise model_not_ready(model, "nobody is there", 1)
-        return self[model]
+            return NotReady("no worker is there", 1)
+        return Ready(self[model])
 
 
 def balancer(policy="least_loaded", queue_max=10, **serving):
@@ -41,12 +46,12 @@ def test_every_policy_of_the_configuration_exists():
 def test_the_least_loaded_gets_it():
     """Requests under way count from the moment of the choice until their release."""
     balance = balancer(m=[endpoint("a"), endpoint("b"), endpoint("c")])
-    leases = [balance.lease("m") for _ in range(9)]
+    leases = [balance.lease(M) for _ in range(9)]
     assert ids(leases) == {"a": 3, "b": 3, "c": 3}
     for lease in leases:
         if lease.endpoint.id == b"b":
             lease.release()
-    assert ids(balance.lease("m") for _ in range(3)) == {"b": 3}
+    assert ids(balance.lease(M) for _ in range(3)) == {"b": 3}
 
 
 def test_what_came_from_elsewhere_counts():
@@ -54,12 +59,12 @@ def test_what_came_from_elsewhere_counts():
     a, b = endpoint("a"), endpoint("b")
     a.report(5, 1000.0)
     balance = balancer(m=[a, b])
-    assert ids(balance.lease("m") for _ in range(5)) == {"b": 5}
+    assert ids(balance.lease(M) for _ in range(5)) == {"b": 5}
 
 
 def test_ties_are_broken_at_random():
     """The first of equals is not always the same: several gateways would all hit it."""
-    first = {balancer(m=[endpoint("a"), endpoint("b")]).lease("m").endpoint.id for _ in range(60)}
+    first = {balancer(m=[endpoint("a"), endpoint("b")]).lease(M).endpoint.id for _ in range(60)}
     assert first == {b"a", b"b"}
 
 
@@ -69,10 +74,10 @@ def test_round_robin_takes_turns():
     a.report(5, 1000.0)
     serving = [a, b]
     balance = balancer("round_robin", m=serving)
-    order = [balance.lease("m").endpoint.id for _ in range(4)]
+    order = [balance.lease(M).endpoint.id for _ in range(4)]
     assert order in ([b"a", b"b"] * 2, [b"b", b"a"] * 2)
     serving.append(c)
-    assert balance.lease("m").endpoint is c
+    assert balance.lease(M).endpoint is c
 
 
 def test_power_of_two_never_takes_the_most_loaded():
@@ -80,7 +85,7 @@ def test_power_of_two_never_takes_the_most_loaded():
     a, b, c = endpoint("a"), endpoint("b"), endpoint("c")
     c.report(1000, 1000.0)
     balance = balancer("power_of_two", m=[a, b, c])
-    assert set(ids(balance.lease("m") for _ in range(20))) == {"a", "b"}
+    assert set(ids(balance.lease(M) for _ in range(20))) == {"a", "b"}
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
@@ -92,9 +97,9 @@ def test_nobody_gets_more_than_he_takes(policy, bounds, steps):
     leases, waiting = [], []
     for step in steps:
         if step < 18:
-            lease = balance.lease("m")
-            if lease is None:
-                waiting.append(balance.wait("m", lambda: None))
+            lease = balance.lease(M)
+            if not isinstance(lease, Lease):
+                waiting.append(balance.wait(M, lambda: None))
             else:
                 leases.append(lease)
         elif step < 28 and leases:
@@ -112,57 +117,53 @@ def test_nobody_gets_more_than_he_takes(policy, bounds, steps):
 def test_first_come_first_served():
     """Room goes to who has waited longest; a newcomer does not overtake."""
     balance = balancer(m=[endpoint("a", 1)])
-    lease = balance.lease("m")
+    lease = balance.lease(M)
     order = []
-    waiters = [balance.wait("m", lambda name=name: order.append(name)) for name in "xyz"]
+    waiters = [balance.wait(M, lambda name=name: order.append(name)) for name in "xyz"]
     balance.leave(waiters[1])
-    assert balance.lease("m") is None
+    assert balance.lease(M) == Full(2)
     lease.release()
     assert order == ["x"]
     waiters[0].lease.release()
     assert order == ["x", "z"]
     waiters[2].lease.release()
-    assert balance.lease("m") is not None
+    assert isinstance(balance.lease(M), Lease)
     assert balance.waiting == 0
 
 
 def test_a_lease_ends_once():
     """A second release changes nothing."""
     [one] = serving = [endpoint("a")]
-    lease = balancer(m=serving).lease("m")
+    lease = balancer(m=serving).lease(M)
     lease.release()
     lease.release()
     assert one.in_flight == 0
 
 
 def test_a_full_queue_refuses():
-    """Beyond `queue_max` a request is 429 and is told when to come again."""
+    """Beyond `queue_max` a request is refused."""
     balance = balancer(queue_max=1, m=[endpoint("a", 1)])
-    balance.lease("m")
-    balance.wait("m", lambda: None)
-    with pytest.raises(ApiError) as caught:
-        balance.wait("m", lambda: None)
-    assert (caught.value.status, caught.value.code, caught.value.kind) == (429, "overloaded", "rate_limit_error")
-    assert caught.value.retry_after_s
+    balance.lease(M)
+    balance.wait(M, lambda: None)
+    assert balance.wait(M, lambda: None) == Full(1)
 
 
 def test_a_queue_of_none_refuses_and_leaves_nothing():
     """With `queue_max = 0` nobody waits, and room that comes back is given out again."""
     balance = balancer(queue_max=0, m=[endpoint("a", 1)])
-    lease = balance.lease("m")
-    with pytest.raises(ApiError):
-        balance.wait("m", lambda: None)
+    lease = balance.lease(M)
+    assert balance.wait(M, lambda: None) == Full()
     lease.release()
-    assert balance.lease("m") is not None
+    assert isinstance(balance.lease(M), Lease)
 
 
 def test_a_worker_that_comes_serves_who_waits():
     """More room than one release gives: everybody for whom there is room goes on at once, per model."""
     serving = Serving(m=[endpoint("a", 1)], n=[endpoint("b", 1)])
     balance = Balancer(serving, lambda: 1000.0, policy="least_loaded", queue_max=10)
-    balance.lease("m"), balance.lease("n")
-    waiters = [balance.wait("m", lambda: None) for _ in range(3)]
-    other = balance.wait("n", lambda: None)
+    balance.lease(M), balance.lease(N)
+    waiters = [balance.wait(M, lambda: None) for _ in range(3)]
+    other = balance.wait(N, lambda: None)
     serving["m"].append(endpoint("c", 2))
     balance.dispatch_waiting()
     assert [waiter.lease is not None for waiter in waiters] == [True, True, False]
@@ -173,13 +174,13 @@ def test_who_waits_outlives_a_moment_without_workers():
     """While nobody serves the model, its queue stands still; in vain means by then: nobody, or all full."""
     serving = Serving(m=[endpoint("a", 1)])
     balance = Balancer(serving, lambda: 1000.0, policy="least_loaded", queue_max=10)
-    lease = balance.lease("m")
-    waiter = balance.wait("m", lambda: None)
-    assert (balance.wait_error(waiter, 3).status, balance.wait_error(waiter, 3).code) == (503, "overloaded")
+    lease = balance.lease(M)
+    waiter = balance.wait(M, lambda: None)
+    assert balance.why_no_lease(waiter) == QueueTimeout()
     before = serving.pop("m")
     lease.release()
     assert waiter.lease is None
-    assert balance.wait_error(waiter, 3).code == "model_not_ready"
+    assert balance.why_no_lease(waiter) == NotReady("no worker is there", 1)
     serving["m"] = before
     balance.dispatch_waiting()
     assert waiter.lease is not None
@@ -189,16 +190,16 @@ def test_what_was_tried_is_not_chosen_again():
     """A second try goes elsewhere, and does not hold up those behind it in the queue."""
     a, b = endpoint("a", 1), endpoint("b", 1)
     balance = balancer(m=[a, b])
-    first, second = balance.lease("m"), balance.lease("m")
-    waiter = balance.wait("m", lambda: None, tried={first.endpoint})
-    behind = balance.wait("m", lambda: None)
+    first, second = balance.lease(M), balance.lease(M)
+    waiter = balance.wait(RoutingRequest("m", excluded={first.endpoint}), lambda: None)
+    behind = balance.wait(M, lambda: None)
     first.release()
     assert waiter.lease is None
     assert behind.lease.endpoint is first.endpoint
     second.release()
     assert waiter.lease.endpoint is second.endpoint
-    assert balance.has_alternative("m", {a})
-    assert not balance.has_alternative("m", {a, b})
+    assert balance.has_alternative(RoutingRequest("m", excluded={a}))
+    assert not balance.has_alternative(RoutingRequest("m", excluded={a, b}))
 
 
 @given(st.binary(min_size=1, max_size=20), st.integers(2, 6), st.data())
@@ -206,9 +207,9 @@ def test_a_session_stays_where_it_is(session, count, data):
     """The same session gets the same endpoint; when another one goes, it stays; when its own is full, it gets another."""
     endpoints = [endpoint(str(number), 2) for number in range(count)]
     balance = balancer(m=endpoints)
-    home = balance.lease("m", session).endpoint
-    assert balance.lease("m", session).endpoint is home
-    assert balance.lease("m", session).endpoint is not home
+    home = balance.lease(RoutingRequest("m", session)).endpoint
+    assert balance.lease(RoutingRequest("m", session)).endpoint is home
+    assert balance.lease(RoutingRequest("m", session)).endpoint is not home
     gone = data.draw(st.sampled_from([one for one in endpoints if one is not home]))
     assert rendezvous_hash(session, [one for one in endpoints if one is not gone]) is home
 
@@ -226,9 +227,9 @@ def test_who_could_not_be_reached_is_asked_last():
     a, b = endpoint("a"), endpoint("b", 2)
     a.avoid_until = 1010.0
     balance = balancer(m=[a, b])
-    assert ids(balance.lease("m") for _ in range(3)) == {"b": 2, "a": 1}
+    assert ids(balance.lease(M) for _ in range(3)) == {"b": 2, "a": 1}
     a.report(0, 1000.0)
-    assert balance.lease("m").endpoint is a
+    assert balance.lease(M).endpoint is a
 
 
 def test_nobody_stands_behind_who_cannot_go_on():
@@ -236,20 +237,18 @@ def test_nobody_stands_behind_who_cannot_go_on():
     a, b = endpoint("a"), endpoint("b", 1)
     balance = balancer(m=[a, b])
     b.in_flight = 1
-    waiter = balance.wait("m", lambda: None, tried={a})
+    waiter = balance.wait(RoutingRequest("m", excluded={a}), lambda: None)
     assert waiter.lease is None
-    assert balance.wait("m", lambda: None).lease.endpoint is a
+    assert balance.wait(M, lambda: None).lease.endpoint is a
 
 
 def test_when_it_closes_everybody_is_told():
     """Who waits goes on without a lease, and nobody waits afterwards."""
     balance = balancer(m=[endpoint("a", 1)])
-    lease = balance.lease("m")
+    lease = balance.lease(M)
     told = []
-    waiter = balance.wait("m", lambda: told.append(1))
+    waiter = balance.wait(M, lambda: told.append(1))
     balance.close()
     assert (told, waiter.lease, balance.waiting) == ([1], None, 0)
-    with pytest.raises(ApiError) as caught:
-        balance.wait("m", lambda: None)
-    assert caught.value.code == "draining"
+    assert balance.wait(M, lambda: None) == Draining()
     lease.release()

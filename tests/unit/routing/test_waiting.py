@@ -4,9 +4,16 @@ import pytest
 import trio
 import trio.testing
 
+from ichat.config.schema import CircuitBreaker
+from ichat.http.pool import Upstream
 from ichat.protocol import Heartbeat
+from ichat.routing.availability import Ready
+from ichat.routing.balancer import Balancer
+from ichat.routing.circuit_breaker import Circuit
+from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
-from ichat.routing.waiting import wait_changed, wait_idle, wait_state
+from ichat.routing.request import RoutingRequest
+from ichat.routing.waiting import retry_forever, wait_changed, wait_idle, wait_state
 
 
 def heartbeat(state="ready", interval_s=10):
@@ -87,3 +94,21 @@ async def test_an_endpoint_is_idle_after_its_last_request(registry):
         endpoint.end_request()
     assert sorted(done) == ["a", "b"]
     assert endpoint.when_idle == set()
+
+
+async def test_a_circuit_is_tried_as_soon_as_it_can_be(autojump_clock):
+    """A waiting request gets its lease when the circuit is half open, without any other event."""
+    endpoint = Endpoint(Upstream("a", "a", 1), b"a", 1, circuit=Circuit(CircuitBreaker(failures_max=1, open_s=5)))
+    balancer = Balancer(lambda _model: Ready([endpoint]), trio.current_time, policy="least_loaded", queue_max=9)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(retry_forever, balancer)
+        held = balancer.lease(RoutingRequest("m"))
+        waiter = balancer.wait(RoutingRequest("m"), (granted := trio.Event()).set)
+        endpoint.circuit.record_failure(trio.current_time())
+        held.release()
+        assert waiter.lease is None
+        began = trio.current_time()
+        await granted.wait()
+        assert waiter.lease is not None
+        assert trio.current_time() - began == pytest.approx(5, abs=0.5)
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,41 @@
+"""What a client is told when its request is refused: the values of the domain become errors with a status here."""
+
+from collections.abc import Callable, Iterable
+
+from ichat import errors
+from ichat.errors import ApiError
+from ichat.routing.availability import Draining, Full, NotReady, QueueTimeout, Refusal
+from ichat.routing.balancer import RETRY_AFTER_S
+from ichat.routing.responses import ResponseMissing
+from ichat.security.rate_limits import QuotaRefusal
+
+
+def no_lease(refusal: Refusal, model: str, known: Callable[[], Iterable[str]], queue_s: float) -> ApiError:
+    """Return the error of a request for a model that got no lease; `known` returns the models that there are."""
+    match refusal:
+        case Full(waiting):
+            return errors.queue_full(model, waiting, RETRY_AFTER_S)
+        case NotReady(reasons, retry_after_s, limit):
+            return errors.model_not_ready(model, reasons, retry_after_s, limit)
+        case Draining():
+            return errors.draining()
+        case QueueTimeout():
+            return errors.queue_timeout(model, queue_s, RETRY_AFTER_S)
+        case _:
+            return errors.model_not_found(model, known())
+
+
+def response_missing(missing: ResponseMissing, param: str | None = None) -> ApiError:
+    """Return the error of a request about a response that no worker keeps."""
+    return errors.response_not_found(missing.response_id, missing.reason, param)
+
+
+def over_limit(refusal: QuotaRefusal) -> ApiError:
+    """Return the error of a request that is over a limit."""
+    limit, name = refusal.limit, refusal.key_name
+    words = f"{refusal.allowed} {limit.partition('_')[0]} a minute"
+    if limit == "max_in_flight":
+        words = f"{refusal.allowed} requests at once"
+    if name:
+        return errors.rate_limited(f"The key `{name}` may have {words}.", f"security.keys.{limit}", refusal.wait_s)
+    return errors.rate_limited(f"This gateway takes {words} in all.", f"limits.{limit}", refusal.wait_s)

@@ -1,0 +1,52 @@
+"""Whether requests for a model can be served now, as values. What a client is told follows at the edge."""
+
+from collections.abc import Sequence
+
+import attrs
+
+from ichat.routing.endpoint import Endpoint
+
+
+@attrs.define(eq=False)
+class Ready:
+    """These endpoints can serve the model now."""
+
+    endpoints: Sequence[Endpoint]
+
+
+@attrs.frozen
+class Full:
+    """All of them have as many requests as they may have."""
+
+    waiting: int = 0
+    """Requests in the model's queue."""
+
+
+@attrs.frozen
+class NotReady:
+    """The model is known, and nothing can serve it at the moment."""
+
+    reasons: str
+    retry_after_s: int
+    limit: str = ""
+    """The section of the configuration that says so, if one does."""
+
+
+@attrs.frozen
+class Unknown:
+    """No worker and no external route has the model."""
+
+
+@attrs.frozen
+class Draining:
+    """The gateway shuts down, and no request can wait any more."""
+
+
+@attrs.frozen
+class QueueTimeout:
+    """The request has waited for too long."""
+
+
+Availability = Ready | NotReady | Unknown
+Refusal = Full | NotReady | Unknown | Draining | QueueTimeout
+"""Why a request has no lease."""

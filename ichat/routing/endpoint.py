@@ -1,0 +1,120 @@
+"""Places that requests are sent to, with what this process counts and has seen of them."""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+
+from ichat.http.heads import Headers
+from ichat.http.json_body import Body
+from ichat.http.pool import Upstream
+from ichat.http.request import Request
+from ichat.routing.circuit_breaker import Circuit
+
+REPORT_S = 10.0
+"""How long a worker's report of its load counts."""
+AVOID_S = 10.0
+"""How long an endpoint that could not be reached is chosen only if there is no other."""
+
+
+class RequestTransform(Protocol):
+    """What an external route changes in requests on their way to its upstream."""
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the gateway has a key of its own for the upstream."""
+        ...
+
+    @property
+    def health_path(self) -> str:
+        """The path of its health check; empty if it has none."""
+        ...
+
+    async def rewrite(self, request: Request) -> Body:
+        """Return the body for the upstream. Raises ApiError 400 or 404."""
+        ...
+
+    def headers_for(self, headers: Headers) -> Headers:
+        """Return the headers for the upstream."""
+        ...
+
+    def target_for(self, target: bytes) -> bytes:
+        """Return the request target for the upstream."""
+        ...
+
+
+@attrs.define(eq=False)
+class Endpoint:
+    """A worker or an external route, as this process sends requests to it."""
+
+    upstream: Upstream
+    id: bytes
+    """Its name in `x-ichat-worker` and in the access log."""
+    in_flight_max: int
+    route: RequestTransform | None = None
+    """What an external route changes in requests."""
+    in_flight: int = 0
+    """Requests of this process that it works on: counted at once, so never stale."""
+    external_load: int = 0
+    """Requests that it works on besides those, by its newest report."""
+    reported_at: float = -math.inf
+    avoid_until: float = -math.inf
+    """Until then it is chosen only if there is no other: it could not be reached."""
+    unavailable_reason: str = ""
+    """Why it gets no requests until its next heartbeat: no connection could be made, or it declined a request."""
+    probe_failures: int | None = None
+    """Health checks in a row that failed; None if it has none (`health_checks.py`)."""
+    health_failure: str = ""
+    """Why it gets no requests, if it fails its health checks; else empty."""
+    timeouts: tuple[float, float] | None = None
+    """Seconds until its first byte, and between two bytes, if they are not the configured ones."""
+    circuit: Circuit = attrs.field(factory=Circuit)
+    when_idle: set[Callable[[], None]] = attrs.field(factory=set[Callable[[], None]], init=False, repr=False)
+    """Called when its last request in flight ends."""
+
+    def reconfigure(self, other: "Endpoint") -> None:
+        """Use the certificates and keys of another endpoint for later requests, and keep the counts."""
+        self.route = other.route
+        if self.upstream.tls is not None:
+            self.upstream = other.upstream
+
+    def start_request(self) -> None:
+        """Count a request that is sent there."""
+        self.in_flight += 1
+
+    def end_request(self) -> None:
+        """Count the end of a request that was sent there."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            for notify in list(self.when_idle):
+                notify()
+
+    def load(self, now: float) -> int:
+        """Return how many requests it works on: its report counts while it is fresh."""
+        return self.in_flight + (self.external_load if now - self.reported_at < REPORT_S else 0)
+
+    def report(self, requests: int, now: float) -> None:
+        """Record its own count of its requests, which corrects ours upwards, and that it can be reached."""
+        self.external_load = max(0, requests - self.in_flight)
+        self.reported_at = now
+        self.record_reachable()
+
+    def record_reachable(self) -> None:
+        """Record that it can be reached."""
+        self.unavailable_reason = ""
+        self.avoid_until = -math.inf
+
+    def fail(self, now: float, why: str = "cannot be reached") -> None:
+        """Record that it could not be reached, or takes no requests for another reason."""
+        self.unavailable_reason = why
+        self.avoid_until = now + AVOID_S
+
+    def record_probe(self, failure: str, failures_max: int) -> None:
+        """Record the result of a health check; after `failures_max` failures in a row it gets no requests."""
+        self.probe_failures = (self.probe_failures or 0) + 1 if failure else 0
+        self.health_failure = failure if self.probe_failures >= failures_max else ""
+
+    def forget_probes(self) -> None:
+        """Forget the results of its health checks."""
+        self.probe_failures, self.health_failure = None, ""

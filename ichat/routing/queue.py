@@ -1,0 +1,73 @@
+"""Queues that are fair: flows take turns, and each flow is served first come, first served."""
+
+from collections.abc import Callable, Iterator
+
+import attrs
+
+from ichat.routing.request import Lease, RoutingRequest
+
+
+@attrs.define(eq=False)
+class Waiter:
+    """One request in a queue."""
+
+    request: RoutingRequest
+    granted: Callable[[], None]
+    """Called once, when there is a lease, or there will be none."""
+    lease: Lease | None = None
+    is_evicted: bool = False
+    """Whether it had to leave a full queue, in which its flow had the most requests."""
+
+
+class FairQueue:
+    """The requests that wait for one model."""
+
+    def __init__(self) -> None:
+        self._flows: dict[str, dict[Waiter, None]] = {}
+        self._count = 0
+
+    def __repr__(self) -> str:
+        return f"<FairQueue {self._count} of {len(self._flows)} flows>"
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Waiter]:
+        """Return all waiters: flows in the order of their turns, each flow from its oldest waiter to its newest."""
+        return iter([waiter for flow in self._flows.values() for waiter in flow])
+
+    def add(self, waiter: Waiter) -> None:
+        """Add a waiter at the end of its flow; a new flow has its turn after the others."""
+        self._flows.setdefault(waiter.request.fairness_key, {})[waiter] = None
+        self._count += 1
+
+    def remove(self, waiter: Waiter) -> None:
+        """Remove a waiter, if it is there."""
+        key = waiter.request.fairness_key
+        flow = self._flows.get(key)
+        if flow is not None and waiter in flow:
+            del flow[waiter]
+            self._count -= 1
+            if not flow:
+                del self._flows[key]
+
+    def rotate(self, key: str) -> None:
+        """Put a flow behind the others, since one of its waiters was served."""
+        flow = self._flows.pop(key, None)
+        if flow is not None:
+            self._flows[key] = flow
+
+    def eligible(self) -> Iterator[Waiter]:
+        """Yield the waiters eligible for the next slot: the head of each flow, and those behind a restricted one."""
+        for flow in list(self._flows.values()):
+            for waiter in list(flow):
+                yield waiter
+                if not waiter.request.is_restricted:
+                    break
+
+    def eviction_victim(self, key: str) -> Waiter | None:
+        """Return the waiter to evict for a new one of this flow: the newest of the longest flow, if that is longer."""
+        longest = max(self._flows.values(), key=len, default=None)
+        if longest is None or len(longest) <= len(self._flows.get(key, ())) + 1:
+            return None
+        return next(reversed(longest))

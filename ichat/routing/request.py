@@ -1,0 +1,55 @@
+"""What the balancer knows of a request, and what the request gets."""
+
+from collections.abc import Callable, Collection
+
+import attrs
+
+from ichat.routing.endpoint import Endpoint
+
+
+@attrs.frozen(eq=False)
+class RoutingRequest:
+    """One request for a model, as far as its route depends on it."""
+
+    model: str
+    session: bytes = b""
+    """Requests with the same one go to the same endpoint; empty: to any."""
+    fairness_key: str = ""
+    """Flows with different keys take turns in a queue."""
+    excluded: Collection[Endpoint] = ()
+    """Endpoints that have failed with it."""
+    only: Endpoint | None = None
+    """The one endpoint that can answer it, if there is just one: it keeps the response that the request continues."""
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether a request behind it in the queue may be served while this one cannot."""
+        return bool(self.excluded) or self.only is not None
+
+
+class Lease:
+    """One request's place at an endpoint."""
+
+    __slots__ = ("_on_end", "_probe", "_request", "endpoint")
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        request: RoutingRequest,
+        on_end: Callable[[Endpoint, RoutingRequest, int], None],
+        probe: int,
+    ) -> None:
+        """`on_end` is called once, with the number of the circuit's probe that the request is (0: it is none)."""
+        self.endpoint = endpoint
+        self._request = request
+        self._on_end: Callable[[Endpoint, RoutingRequest, int], None] | None = on_end
+        self._probe = probe
+
+    def __repr__(self) -> str:
+        return f"<Lease on {self.endpoint.id.decode()}{'' if self._on_end else ', released'}>"
+
+    def release(self) -> None:
+        """End the lease, since the request has ended; harmless the second time."""
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(self.endpoint, self._request, self._probe)

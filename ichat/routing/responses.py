@@ -1,0 +1,47 @@
+"""Responses that a worker keeps: their ids say which worker that is."""
+
+import re
+
+import attrs
+
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.registry import Registry
+from ichat.routing.worker_record import WorkerRecord
+
+_RESPONSE_ID = re.compile(r"resp_([0-9a-f]{12})_[0-9a-f]{32}")
+"""As `engines.adapter.ProtocolAdapter.new_response_id` makes them."""
+
+
+@attrs.frozen
+class ResponseMissing:
+    """No worker keeps the response of this id."""
+
+    response_id: str
+    reason: str
+
+
+def holder_of(registry: Registry, response_id: str) -> WorkerRecord | ResponseMissing:
+    """Return the worker that keeps a response."""
+    match = _RESPONSE_ID.fullmatch(response_id)
+    if match is None:
+        return ResponseMissing(response_id[:128], "no worker gives such an id")
+    for worker in registry:
+        if worker.tag == match[1] and not worker.is_down:
+            return worker
+    why = "the worker that had it has ended or was started again, and its responses with it"
+    return ResponseMissing(response_id, why)
+
+
+def continued_by(registry: Registry, response_id: str, model: str) -> Endpoint | ResponseMissing | None:
+    """Return the endpoint that keeps the response which a request for this model continues.
+
+    None for an external model: only its upstream knows.
+    """
+    if model in registry.external:
+        return None
+    worker = holder_of(registry, response_id)
+    if isinstance(worker, ResponseMissing):
+        return worker
+    if not worker.serves(model):
+        return ResponseMissing(response_id, f"it is not of the model `{model}`")
+    return worker.endpoint

@@ -1,0 +1,43 @@
+"""What a client is told when its request is refused."""
+
+import pytest
+
+from ichat.proxy.refusals import no_lease, over_limit, response_missing
+from ichat.routing.availability import Draining, Full, NotReady, QueueTimeout, Unknown
+from ichat.routing.responses import ResponseMissing
+from ichat.security.rate_limits import QuotaRefusal
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "code", "limit", "words"),
+    [
+        (Full(7), 429, "overloaded", "routing.queue_max", "7 of its requests wait already"),
+        (NotReady("worker w is loading", 5), 503, "model_not_ready", "", "`m` is not ready: worker w is loading"),
+        (NotReady("it failed", 5, "circuit_breaker"), 503, "model_not_ready", "circuit_breaker", "it failed"),
+        (Draining(), 503, "draining", "", "shutting down"),
+        (QueueTimeout(), 503, "overloaded", "timeouts.queue_s", "waited 30 s"),
+        (Unknown(), 404, "model_not_found", "", "`m` does not exist. Models here: a, b"),
+    ],
+)
+def test_every_refusal_of_the_balancer_is_an_error(refusal, status, code, limit, words):
+    """Status, code and limit follow from the value; all but an unknown model say when to ask again."""
+    error = no_lease(refusal, "m", lambda: ["b", "a"], 30)
+    assert (error.status, error.code, error.limit) == (status, code, limit)
+    assert words in error.message
+    assert (error.retry_after_s is None) == isinstance(refusal, Unknown)
+
+
+def test_a_limit_is_named_with_its_owner():
+    """A key's limit and the common one are told apart, and so are requests at once and in a minute."""
+    own = over_limit(QuotaRefusal("a", "requests_per_minute", 5, 53))
+    assert (own.status, own.limit, own.retry_after_s) == (429, "security.keys.requests_per_minute", 53)
+    assert own.message == "The key `a` may have 5 requests a minute (security.keys.requests_per_minute)."
+    common = over_limit(QuotaRefusal("", "max_in_flight", 4, 1))
+    assert common.message == "This gateway takes 4 requests at once in all (limits.max_in_flight)."
+
+
+def test_a_missing_response_names_the_parameter():
+    """A continued response is a parameter of the body, one in the path is none."""
+    error = response_missing(ResponseMissing("resp_1", "it is gone"), "previous_response_id")
+    assert (error.status, error.code, error.param) == (404, "response_not_found", "previous_response_id")
+    assert response_missing(ResponseMissing("resp_1", "it is gone")).param is None
