@@ -9,7 +9,8 @@ from typing import Any
 
 import ichat
 from ichat.admin.schemas import Schema, ref, schemas
-from ichat.observability.logs.lines import KEEP_ALIVE_S
+from ichat.http import sse
+from ichat.observability.logs.stream import KEEP_ALIVE_S
 from ichat.security.auth import ROUTES, Rule
 
 _ABOUT = """\
@@ -21,7 +22,6 @@ _TAGS = {
     "workers": "What workers tell the gateway, and what operators see and ask of them.",
     "cluster": "The gateway, its machine and its configuration.",
 }
-_EVENTS = "text/event-stream"
 _STREAMED = "Where the request says `stream: true`: events, the last of them `data: [DONE]`."
 _LINES = f"""\
 Server-sent events. A plain event is a LogLine, whose number is its id; an event `gap` is a LogGap; a comment comes \
@@ -196,7 +196,7 @@ def _model_body(kind: str) -> Schema:
 def _model_answer() -> Schema:
     return {
         "description": "The answer of whoever serves the model, as it is.",
-        "content": {"application/json": {}, _EVENTS: {"schema": {"type": "string", "description": _STREAMED}}},
+        "content": {"application/json": {}, sse.CONTENT_TYPE: {"schema": {"type": "string", "description": _STREAMED}}},
         "headers": {name: _header(name) for name in ("x-ichat-worker", "x-ichat-overhead-ms", "x-ichat-dropped")},
     }
 
@@ -256,7 +256,7 @@ def _of_workers() -> dict[str, Schema]:
             "workers",
             "get_log",
             "The lines that a worker has written, also of one that has failed",
-            {"description": _LINES, "content": {_EVENTS: {"schema": {"type": "string"}}}},
+            {"description": _LINES, "content": {sse.CONTENT_TYPE: {"schema": {"type": "string"}}}},
             parameters=_log_parameters(),
             failures={"400": "A parameter is wrong.", "404": "There are no lines of such a worker, or run."},
         ),

@@ -24,8 +24,9 @@ from ichat.errors import ApiError
 from ichat.hardware.gpus import find_gpus
 from ichat.hardware.host import CpuMeter, HostResources, read_resources
 from ichat.hardware.machines import MachineView, machines_of, read_machine
-from ichat.observability.logs.lines import SSE_HEADERS, read_query
+from ichat.http import sse
 from ichat.observability.logs.store import LogStore
+from ichat.observability.logs.stream import read_query
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import State, WorkerRecord
@@ -78,8 +79,8 @@ def add_routes(app: QuartTrio, parts: AdminContext) -> None:
     @app.get("/v1/logs/stream/<worker_id>")
     async def logs(worker_id: str) -> Response:
         query = read_query(request.query_string.decode("latin-1"), request.headers.get("last-event-id", ""))
-        blocks = parts.logbook.stream(worker_id, query)
-        headers = {name.decode(): value.decode() for name, value in SSE_HEADERS}
+        blocks = await parts.logbook.stream(worker_id, query)
+        headers = {name.decode(): value.decode() for name, value in sse.HEADERS}
         return Response(b"" if request.method == "HEAD" else blocks, headers=headers)
 
     @app.post("/v1/admin/config/reload")

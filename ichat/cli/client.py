@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ichat.cli.screen import one_line
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+from ichat.http.sse import CONTENT_TYPE, Event, EventDecoder
 
 if TYPE_CHECKING:
     import httpx
@@ -63,15 +64,6 @@ class JsonReply(NamedTuple):
 
     value: Json
     text: str
-
-
-class Event(NamedTuple):
-    """One server-sent event."""
-
-    name: str
-    data: str
-    id: str
-    """Of this event, or of the last one before it that had one."""
 
 
 def add_flags(usage: argparse.ArgumentParser) -> None:
@@ -209,13 +201,13 @@ class Api:
         import httpx
 
         timeout = httpx.Timeout(silence_s, connect=CONNECT_S)
-        more = {"accept": "text/event-stream", "accept-encoding": "identity", **(headers or {})}
+        more = {"accept": CONTENT_TYPE, "accept-encoding": "identity", **(headers or {})}
         try:
             with self._client.stream(method, path, params=params, json=body, headers=more, timeout=timeout) as response:
                 if response.status_code != 200:
                     response.read()
                 self._check(response)
-                if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                if not response.headers.get("content-type", "").startswith(CONTENT_TYPE):
                     raise self._is_no_gateway(response)
                 yield read_events(response.iter_bytes())
         except httpx.TransportError as error:
@@ -264,30 +256,14 @@ class Api:
 
 
 def read_events(chunks: Iterable[bytes]) -> Iterator[Event]:
-    """Read server-sent events. Lines end with LF or CRLF only: a text may hold whatever else ends lines elsewhere."""
-    rest = bytearray()
-    name, last_id, data = "", "", list[str]()
+    """Read server-sent events, however they are cut into chunks."""
+    decoder, last_id = EventDecoder(EVENT_BYTES_MAX), ""
     for chunk in chunks:
-        rest += chunk
-        if b"\n" not in chunk:
-            if len(rest) > EVENT_BYTES_MAX:
+        for event in decoder.feed(chunk):
+            if event is None:
                 raise Exit(EXIT_REFUSED, f"An event is longer than {EVENT_BYTES_MAX} bytes.")
-            continue
-        *lines, rest = rest.split(b"\n")
-        for raw in lines:
-            line = raw.decode("utf-8", "replace").removesuffix("\r")
-            field, _, value = line.partition(":")
-            value = value.removeprefix(" ")
-            if not line:
-                if data:
-                    yield Event(name or "message", "\n".join(data), last_id)
-                name, data = "", []
-            elif field == "data":
-                data.append(value)
-            elif field == "event":
-                name = value
-            elif field == "id" and "\0" not in value:
-                last_id = value
+            last_id = last_id if event.id is None else event.id
+            yield event._replace(id=last_id)
 
 
 def parse_object(text: str) -> Json:

@@ -18,6 +18,7 @@ from ichat.errors import ApiError, background_full, bad_request, unsupported_by_
 from ichat.http.heads import Headers
 from ichat.http.json_body import Body, Member, members_of, rewrite_json, value_of
 from ichat.http.request import Request
+from ichat.http.sse import is_events
 from ichat.protocol import ModelCard, entry_of
 
 BodyTransform = Callable[[int, bytes], tuple[int, bytes]]
@@ -164,7 +165,7 @@ class ProtocolAdapter:
 
 
 def _is_stream(headers: Headers) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+    return any(name == b"content-type" and is_events(value) for name, value in headers)
 
 
 def with_members(body: Body, new: Mapping[str, str]) -> bytes:

@@ -21,6 +21,7 @@ from ichat.engines.error_translation import ERROR_BEGINNINGS, error_event
 from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
 from ichat.http.request import Request
 from ichat.http.server import Ending
+from ichat.http.sse import is_events
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +257,7 @@ class Call:
             elif name in HOP_BY_HOP:
                 continue
             elif name == b"content-type":
-                self._is_stream = value.startswith(b"text/event-stream")
+                self._is_stream = is_events(value)
             identified = identified or name == b"x-request-id"
             out.append((name, value))
         if not identified:

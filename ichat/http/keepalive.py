@@ -10,6 +10,7 @@ from typing import Protocol
 
 import trio
 
+from ichat.http import sse
 from ichat.http.heads import date_header, response_head
 from ichat.http.hub import Hub
 from ichat.http.server import Client
@@ -19,9 +20,7 @@ COMMENT_BYTES_MAX = 128
 """What is longer is not taken for a comment."""
 _CHUNK = b"%x\r\n%b\r\n" % (len(COMMENT), COMMENT)
 _HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
+    *sse.HEADERS,
     (b"transfer-encoding", b"chunked"),
 )
 _COMMENTS = re.compile(rb"(?:(?:[0-9a-fA-F]{1,8}\r\n)?(?::[^\r\n]*+(?:\r?\n)++)+(?:\r\n)?)+")

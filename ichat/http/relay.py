@@ -22,6 +22,7 @@ from ichat.http.hub import ENDED, Hub
 from ichat.http.keepalive import COMMENT_BYTES_MAX, KeepAlive, is_comment
 from ichat.http.pool import Connection
 from ichat.http.server import Client
+from ichat.http.sse import is_events
 
 log = logging.getLogger(__name__)
 
@@ -317,7 +318,7 @@ class Relay:
         self._framing = head.framing
         self.deadline = self._hub.now + self._stall_s
         headers = dict(head.headers)
-        self._is_events = headers.get(b"content-type", b"").startswith(b"text/event-stream")
+        self._is_events = is_events(headers.get(b"content-type", b""))
         self._reportable = self._is_events and b"content-encoding" not in headers
         if self._reframed is not None:
             self._send = self._send_reframed

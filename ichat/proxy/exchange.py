@@ -23,6 +23,7 @@ from ichat.http.pool import Connection
 from ichat.http.relay import Declined, Reframed, Relay, ResponseRejected, UpstreamError
 from ichat.http.request import Request
 from ichat.http.server import Client
+from ichat.http.sse import is_events
 from ichat.observability.tracing import NAMES as TRACE_HEADERS
 from ichat.observability.tracing import Trace
 from ichat.protocol import (
@@ -504,7 +505,7 @@ class Exchange:
         if self.internal:  # the control plane
             self.error = dict(head.headers).get(CODE_HEADER, b"").decode()
         names = dict(head.headers)
-        self.is_stream = names.get(b"content-type", b"").startswith(b"text/event-stream")
+        self.is_stream = is_events(names.get(b"content-type", b""))
         if self._keepalive is not None and self._keepalive.has_begun:
             self._go_on_behind_comments(head)
             return b""

@@ -207,7 +207,7 @@ def _check(
             registry.require_reauthentication()
         means.reconfigure(config, auth)
         gateway.cors = cors_of(settings.cors_origins, is_control)
-        logbook.settings = config.logs
+        logbook.reconfigure(config)
         gateway.log_streams.in_flight_max = config.logs.followers_max
         door.timeouts = timeouts
         door.limits, door.tls = config.limits, tls

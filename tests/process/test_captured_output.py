@@ -19,7 +19,7 @@ from support.programs import LIMIT_S, ROOT
 
 from ichat.errors import ApiError
 from ichat.observability.logs import files as logfiles
-from ichat.observability.logs import lines as logs
+from ichat.observability.logs import stream as logs
 from ichat.observability.logs.files import (
     LogFile,
     PipeReader,
@@ -35,12 +35,9 @@ from ichat.observability.logs.lines import (
     Line,
     LineBuffer,
     LineSplitter,
-    LogCursor,
-    LogQuery,
     Wakeup,
-    read_query,
-    stream,
 )
+from ichat.observability.logs.stream import LogCursor, LogQuery, LogStream, read_query
 
 
 def until(condition):
@@ -79,6 +76,11 @@ def events_of(block):
 
 def ids_of(block):
     return [event[0] for event in events_of(block)]
+
+
+async def send_to_end(cursor, wakeup, send_all):
+    async for block in LogStream(cursor, wakeup):
+        await send_all(block)
 
 
 def start(program, **options):
@@ -336,7 +338,7 @@ async def test_a_stream_follows_a_ring(autojump_clock):
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(append)
-        await stream(LogCursor(ring), bell, send_all)
+        await send_to_end(LogCursor(ring), bell, send_all)
     (t1, history), (t2, comment), (t3, comment_too), (t4, new) = sent
     assert [round(at) for at in (t1, t2, t3, t4)] == [0, 15, 30, 40]
     assert ids_of(history) == [1, 2]
@@ -358,7 +360,7 @@ async def test_a_stream_is_finished(autojump_clock):
     began = trio.current_time()
     reader = LogCursor(ring)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(stream, reader, bell, send_all)
+        nursery.start_soon(send_to_end, reader, bell, send_all)
         await trio.sleep(1)
         ring.append([b"last"], 0)
         reader.finish()
@@ -387,7 +389,7 @@ async def test_a_client_that_takes_nothing_misses_lines(autojump_clock):
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(append)
-        await stream(LogCursor(ring), bell, send_all)
+        await send_to_end(LogCursor(ring), bell, send_all)
     assert ids_of(sent[0]) == list(range(1, 11))
     assert events_of(sent[1])[0] == ("gap", 900)
     assert ids_of(sent[1])[1:] == list(range(911, 1011))

@@ -5,10 +5,12 @@ from collections.abc import Callable
 import trio
 
 from ichat import errors
+from ichat.http import sse
 from ichat.http.heads import Headers, date_header, response_head
 from ichat.http.request import Request
 from ichat.http.server import Client
-from ichat.observability.logs.lines import SSE_HEADERS, LineBuffer, LogCursor, Wakeup, read_query, stream
+from ichat.observability.logs.lines import LineBuffer, Wakeup
+from ichat.observability.logs.stream import LogCursor, LogStream, read_query
 
 _LAST_CHUNK = b"0\r\n\r\n"
 
@@ -25,13 +27,13 @@ class LogEndpoint:
         self._settle = settle
         self._headers = headers
         self._bell = Wakeup()
-        self._readers: set[LogCursor] = set()
+        self._readers = 0
         self._finished = False
         self._left = trio.Event()
         ring.changed = self._bell.notify
 
     def __repr__(self) -> str:
-        return f"<OwnLog {self._ring!r}, {len(self._readers)} readers>"
+        return f"<OwnLog {self._ring!r}, {self._readers} readers>"
 
     async def answer(self, request: Request, client: Client) -> None:
         """Answer a request for the lines: `?tail=N`, `?follow=false`, `Last-Event-ID`. Raises ApiError 400, 405.
@@ -45,7 +47,7 @@ class LogEndpoint:
         query = read_query(request.target.partition(b"?")[2].decode("latin-1"), last_id.decode("latin-1"))
         if query.previous:
             raise errors.bad_request("A worker knows its own run only: ask its gateway.", param="previous")
-        reader = LogCursor(self._ring, tail=query.tail, after=query.after, follow=query.follow and not self._finished)
+        cursor = LogCursor(self._ring, tail=query.tail, after=query.after, follow=query.follow)
         is_chunked = request.version == b"1.1"
         if not is_chunked:
             client.close_after_response()
@@ -57,32 +59,31 @@ class LogEndpoint:
             await client.send_all(b"%x\r\n%b\r\n" % (len(block), block))
 
         client.exempt_from_drain()
-        self._readers.add(reader)
+        self._readers += 1
         try:
-            await stream(reader, self._bell, send_chunk if is_chunked else client.send_all)
+            send = send_chunk if is_chunked else client.send_all
+            async for block in LogStream(cursor, self._bell, is_ending=lambda: self._finished):
+                await send(block)
             if is_chunked:
                 await client.send_all(_LAST_CHUNK)
         finally:
-            self._readers.discard(reader)
+            self._readers -= 1
             if not self._readers:
                 self._left.set()
 
     async def finish(self, wait_s: float) -> None:
         """End all followers, with every line that was written by now, in so much time; what it is short of is cut."""
-        self._finished = True
-        if not self._readers:
-            return
         with trio.move_on_after(wait_s):
-            await trio.to_thread.run_sync(self._settle, wait_s, abandon_on_cancel=True)
-            for reader in self._readers:
-                reader.finish()
+            if self._readers:
+                await trio.to_thread.run_sync(self._settle, wait_s, abandon_on_cancel=True)
+            self._finished = True
             self._left = trio.Event()
             self._bell.notify()
             if self._readers:
                 await self._left.wait()
 
     def _head(self, request_id: bytes, *, is_chunked: bool, keep_alive: bool) -> bytes:
-        head = [date_header(), *SSE_HEADERS, *self._headers, (b"x-request-id", request_id)]
+        head = [date_header(), *sse.HEADERS, *self._headers, (b"x-request-id", request_id)]
         if is_chunked:
             head.append((b"transfer-encoding", b"chunked"))
         if not keep_alive:

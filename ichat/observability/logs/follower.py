@@ -13,7 +13,7 @@ from datetime import datetime
 import attrs
 import trio
 
-from ichat.http import client
+from ichat.http import client, sse
 from ichat.http.pool import Upstream
 from ichat.observability.logs.lines import LINE_BYTES_MAX
 from ichat.protocol import PROOF_HEADER
@@ -34,7 +34,7 @@ EVENT_BYTES_MAX = 8 * LINE_BYTES_MAX
 CUT_BYTES = 64
 """What a worker may add to a line that it has cut itself."""
 LOST_MAX = 10**15
-_NUMBER = re.compile(rb"[0-9]{1,18}")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _ASK_AGAIN = frozenset((408, 425, 429))
 
 TimedLine = tuple[float, bytes]
@@ -58,35 +58,6 @@ class LogSource:
     def upstream(self) -> Upstream:
         """Where requests for its lines are sent."""
         return Upstream("", self.host, self.port) if self.unix_socket is None else Upstream("", self.unix_socket, 0)
-
-
-class Events:
-    """Splits a stream into events, none of which is larger than EVENT_BYTES_MAX."""
-
-    def __init__(self) -> None:
-        self._partial = b""
-        self._is_skipping = False
-
-    def __repr__(self) -> str:
-        return f"<Events {len(self._partial)} bytes of a partial one{', too large' if self._is_skipping else ''}>"
-
-    def feed(self, data: bytes) -> list[dict[bytes, bytes] | None]:
-        """Take what was read; give the fields of each event that is complete now, None for one that was too large."""
-        *blocks, self._partial = (self._partial + data).split(b"\n\n")
-        found: list[dict[bytes, bytes] | None] = []
-        for block in blocks:
-            too_large = self._is_skipping or len(block) > EVENT_BYTES_MAX
-            self._is_skipping = False
-            found.append(None if too_large else _fields(block))
-        if self._is_skipping or len(self._partial) > EVENT_BYTES_MAX:
-            self._is_skipping = True
-            self._partial = self._partial[-1:]
-        return found
-
-
-def _fields(block: bytes) -> dict[bytes, bytes]:
-    lines = (line.partition(b":") for line in block.split(b"\n"))
-    return {name: value.removeprefix(b" ") for name, _, value in lines}
 
 
 class LogFollower:
@@ -143,7 +114,7 @@ class LogFollower:
 
     async def _read(self) -> str:
         """Follow one connection to its end; give why there should not be another one, or nothing."""
-        headers = [(b"accept", b"text/event-stream")]
+        headers = [(b"accept", sse.CONTENT_TYPE.encode())]
         if self.source.proof:
             headers.append((PROOF_HEADER, self.source.proof))
         if self._last:
@@ -156,7 +127,7 @@ class LogFollower:
             if refusal or response.status != 200:
                 return refusal
             self._connection_ended, self._is_first, self._lost = trio.Event(), True, 0
-            events = Events()
+            events = sse.EventDecoder(EVENT_BYTES_MAX)
             while True:
                 size = response.unparsed_bytes
                 began = time.thread_time()
@@ -174,21 +145,21 @@ class LogFollower:
                 with trio.fail_after(SILENCE_S):
                     await response.receive()
 
-    def _lines(self, events: Iterable[dict[bytes, bytes] | None]) -> list[TimedLine]:
+    def _lines(self, events: Iterable[sse.Event | None]) -> list[TimedLine]:
         """Make lines of events, and a line of those that are missing."""
         found: list[TimedLine] = []
-        for fields in events:
-            if fields is None:
+        for event in events:
+            if event is None:
                 self._lost += 1
-            elif fields.get(b"event") == b"gap":
-                self._lost += _read_gap(fields.get(b"data", b""))
-            elif b"data" in fields:
-                self._take_line(fields, found)
+            elif event.name == "gap":
+                self._lost += _read_gap(event.data)
+            elif event.name == "message":
+                self._take_line(event, found)
         return found
 
-    def _take_line(self, fields: dict[bytes, bytes], found: list[TimedLine]) -> None:
-        number = _NUMBER.fullmatch(fields.get(b"id", b""))
-        line = _read_line(fields[b"data"], self._bytes_max)
+    def _take_line(self, event: sse.Event, found: list[TimedLine]) -> None:
+        number = _NUMBER.fullmatch(event.id or "")
+        line = _read_line(event.data, self._bytes_max)
         if number is None or line is None:
             self._lost += 1
             return
@@ -214,14 +185,14 @@ def _refusal(response: client.HttpResponse) -> str:
     status, headers = response.status, response.headers
     if status == 200:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if kind != b"text/event-stream" or headers.get(b"content-encoding", b"identity") != b"identity":
+        if kind != sse.CONTENT_TYPE.encode() or headers.get(b"content-encoding", b"identity") != b"identity":
             return "it answers with something else"
     elif status < 500 and status not in _ASK_AGAIN:
         return f"it answers with {status}"
     return ""
 
 
-def _read_gap(data: bytes) -> int:
+def _read_gap(data: str) -> int:
     try:
         lost = json.loads(data)["lost"]
     except (ValueError, RecursionError, KeyError, TypeError):
@@ -229,7 +200,7 @@ def _read_gap(data: bytes) -> int:
     return min(lost, LOST_MAX) if isinstance(lost, int) and lost > 0 else 1
 
 
-def _read_line(data: bytes, bytes_max: int) -> TimedLine | None:
+def _read_line(data: str, bytes_max: int) -> TimedLine | None:
     """Read one line; None where it is none. A time that is none becomes that of now."""
     try:
         entry = json.loads(data)

@@ -13,18 +13,19 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from operator import itemgetter
 from typing import Never
 
 import attrs
 import trio
 
-from ichat.config.schema import Logs
+from ichat.config.schema import Config, Logs
 from ichat.errors import ApiError
 from ichat.observability.logs.files import LogFile, PipeReader, Tee, follow, load, make_pipe, previous_path
 from ichat.observability.logs.follower import LogFollower, LogSource, TimedLine
-from ichat.observability.logs.lines import KEEP_ALIVE_S, LineBuffer, LineSplitter, LogCursor, LogQuery, Wakeup
+from ichat.observability.logs.lines import LineBuffer, LineSplitter, Wakeup
+from ichat.observability.logs.stream import LogCursor, LogQuery, LogStream
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,6 @@ LAST_BYTES = 256 * 1024
 THREADS_MAX = 4
 """That wait for the disk, of those that write what is followed, and of those that read for streams."""
 AGAIN = b"[ichat: started again]"
-COMMENT = b": \n\n"
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PREVIOUS = ".previous"
 
@@ -141,52 +141,6 @@ class WorkerLog:
             self.scope.cancel()
 
 
-class LogStream:
-    """One client's stream: blocks of server-sent events, until there is nothing to come."""
-
-    def __init__(
-        self,
-        make_reader: Callable[[], LogCursor],
-        bell: Wakeup | None,
-        is_over: Callable[[], bool | None],
-        threads: trio.CapacityLimiter,
-    ) -> None:
-        """Make the reader now, or in a thread where there is no bell: then its ring comes from files.
-
-        `is_over` says whether it shall end: None for not, False for after what is there, True for now.
-        """
-        self._make_reader = make_reader
-        self._bell = bell
-        self._is_over = is_over
-        self._threads = threads
-        self._reader = make_reader() if bell is not None else None
-
-    def __repr__(self) -> str:
-        return f"<LogStream {self._reader!r}>"
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if self._reader is None:
-            self._reader = await trio.to_thread.run_sync(
-                self._make_reader, abandon_on_cancel=True, limiter=self._threads
-            )
-        while True:
-            await trio.lowlevel.checkpoint()
-            is_over = self._is_over()
-            is_done = self._reader.is_done() or is_over is not None
-            block = b"" if is_over else self._reader.next()
-            if block:
-                return block
-            if is_done or self._bell is None:
-                raise StopAsyncIteration
-            with trio.move_on_after(KEEP_ALIVE_S) as waiting:
-                await self._bell.wait_notified()
-            if waiting.cancelled_caught:
-                return COMMENT
-
-
 class LogStore:
     """Every worker's lines, as the gateway keeps them: a ring and rotating files each, for dead workers too."""
 
@@ -194,13 +148,11 @@ class LogStore:
         """Keep the files in this directory, which is made where it is missing. Belongs to one run of Trio."""
         self._directory = directory
         self.settings = settings
-        """May be replaced: what begins later goes by the new ones."""
         self._records: dict[str, WorkerLog] = {}
         self._tee: Tee | None = None
         self._changed = trio.Event()
         self._writers, self._readers = trio.CapacityLimiter(THREADS_MAX), trio.CapacityLimiter(THREADS_MAX)
-        self._over_at: float | None = None
-        """When streams end that have not come to their end, after `close_streams`."""
+        self._is_closing = False
         self._told_full = False
 
     def __repr__(self) -> str:
@@ -242,7 +194,7 @@ class LogStore:
         with trio.move_on_after(END_S, shield=True):
             if record.drain is not None:
                 await trio.to_thread.run_sync(record.drain.stop, END_S, abandon_on_cancel=True)
-            if record.collector is not None and self._over_at is None:
+            if record.collector is not None and not self._is_closing:
                 await record.collector.wait_disconnected()
         record.stop_following()
         record.goes_on = record.goes_on or record.collector is not None
@@ -282,9 +234,23 @@ class LogStore:
             self._leave(record)
             record.ring.end()
 
-    def stream(self, worker_id: str, query: LogQuery) -> LogStream:
-        """Give what a request asks for. Raises ApiError 404 where there is nothing of such a worker, or run."""
-        settings = self.settings
+    async def stream(self, worker_id: str, query: LogQuery) -> LogStream:
+        """Return what a request asks for. Raises ApiError 404 if no lines of that worker, or of that run, are known."""
+        record, path = self._find(worker_id, query)
+        if record is not None:
+            ring, wakeup = record.ring, record.bell
+        else:
+            settings = self.settings
+            bounds = {"lines_max": settings.ring_lines_max, "bytes_max": settings.ring_bytes_max}
+            read = functools.partial(load, path, files_max=settings.files_max, **bounds)
+            ring = await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._readers)
+            wakeup = Wakeup()
+        after = query.after if query.after is not None and query.after >= ring.start else None
+        cursor = LogCursor(ring, tail=query.tail, after=after, follow=query.follow)
+        return LogStream(cursor, wakeup, is_ending=lambda: self._is_closing)
+
+    def _find(self, worker_id: str, query: LogQuery) -> tuple[WorkerLog | None, str]:
+        """Return the record that has the lines, or None and the file. Raises ApiError 404."""
         record = self._records.get(worker_id)
         path = self.path_of(worker_id) if _ID.fullmatch(worker_id) else ""
         if record is None and not (path and os.path.exists(path)):
@@ -293,23 +259,22 @@ class LogStore:
             path = previous_path(self._directory, _name_of(worker_id))
             if not os.path.exists(path):
                 raise ApiError(404, "not_found", f"There is no log of a run of {worker_id} before the newest one.")
-        elif record is not None and record.refused is not None and record.ring.last == record.ring.start:
+            return None, path
+        if record is not None and record.refused is not None and record.ring.last == record.ring.start:
             raise ApiError(404, "not_found", f"The worker {worker_id} does not stream its lines (see --log-streaming).")
-        elif record is not None and (query.follow or record.ring.last > record.ring.start):
-            ring = record.ring
-            return LogStream(lambda: _reader(ring, query), record.bell, self._is_over, self._readers)
-
-        def read() -> LogCursor:
-            bounds = {"lines_max": settings.ring_lines_max, "bytes_max": settings.ring_bytes_max}
-            return _reader(load(path, files_max=settings.files_max, **bounds), query)
-
-        return LogStream(read, None, self._is_over, self._readers)
+        if record is not None and not query.follow and record.ring.last == record.ring.start:
+            record = None
+        return record, path
 
     def close_streams(self) -> None:
-        """Let all streams end after what is there, within CLOSE_S: the gateway stops."""
-        self._over_at = trio.current_time() + CLOSE_S
+        """Let all streams end after the lines of this moment: the gateway stops."""
+        self._is_closing = True
         for record in self._records.values():
             record.bell.notify()
+
+    def reconfigure(self, config: Config) -> None:
+        """Use these settings for all that begins from now on."""
+        self.settings = config.logs
 
     def changed(self) -> None:
         """Look at the sources again soon."""
@@ -343,9 +308,6 @@ class LogStore:
             record.ring.end()
         if self._tee is not None:
             self._tee.close(CLOSE_S)
-
-    def _is_over(self) -> bool | None:
-        return None if self._over_at is None else trio.current_time() > self._over_at
 
     def _record(self, worker_id: str) -> WorkerLog:
         """Give the record of a worker, which is made where there is none.
@@ -488,11 +450,6 @@ def _name_of(worker_id: str) -> str:
     if not _ID.fullmatch(worker_id):
         raise ValueError(f"not a worker's id: {worker_id[:200]!r}")
     return f"{worker_id}~" if worker_id.endswith(_PREVIOUS) else worker_id
-
-
-def _reader(ring: LineBuffer, query: LogQuery) -> LogCursor:
-    after = query.after if query.after is not None and query.after >= ring.start else None
-    return LogCursor(ring, tail=query.tail, after=after, follow=query.follow)
 
 
 def _last_time(file: LogFile) -> float:

@@ -1,0 +1,164 @@
+"""Streams of lines for clients: what a request asks, a cursor, and server-sent events until there is no more."""
+
+import json
+import re
+import urllib.parse
+from collections.abc import Callable
+from typing import Self
+
+import attrs
+import trio
+
+from ichat.errors import bad_request
+from ichat.http import sse
+from ichat.observability.logs.lines import Line, LineBuffer, Wakeup, timestamp
+
+BLOCK_LINES_MAX = 256
+"""Lines that are sent at a time, before other tasks get their turn."""
+KEEP_ALIVE_S = 15.0
+"""After so long without a line the client gets a comment, so that no proxy between closes the connection."""
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_YES = frozenset({"true", "1", "yes"})
+_NO = frozenset({"false", "0", "no"})
+_KNOWN = ("tail", "follow", "previous")
+
+
+class LogCursor:
+    """One reader of a ring: history, then what comes, as server-sent events."""
+
+    def __init__(
+        self, ring: LineBuffer, *, tail: int | None = None, after: int | None = None, follow: bool = True
+    ) -> None:
+        """Begin `after` a line, or with the last `tail` lines, or with the oldest one; end now, or with the ring.
+
+        A number that the ring has not reached is from an earlier one: then everything is new.
+        """
+        self._ring = ring
+        last = ring.last
+        if after is not None:
+            self._seq = after if after <= last else ring.start
+        else:
+            self._seq = ring.start if tail is None else max(ring.start, last - tail)
+        self._end = None if follow else last
+
+    def __repr__(self) -> str:
+        return f"<Reader after {self._seq} of {self._ring!r}>"
+
+    def next(self) -> bytes:
+        """Give what is there by now, up to BLOCK_LINES_MAX lines; nothing where there is nothing new."""
+        lines, lost = self._ring.after(self._seq, BLOCK_LINES_MAX)
+        if self._end is not None:
+            lost = min(lost, self._end - self._seq)
+            lines = [line for line in lines if line.seq <= self._end]
+        self._seq += lost + len(lines)
+        return (gap(lost) if lost else b"") + b"".join(map(event, lines))
+
+    def finish(self) -> None:
+        """End with what is there now, rather than with the ring."""
+        if self._end is None:
+            self._end = self._ring.last
+
+    def is_done(self) -> bool:
+        """Say whether nothing will follow."""
+        if self._end is not None:
+            return self._seq >= self._end
+        return self._ring.ended and self._seq >= self._ring.last
+
+
+class LogStream:
+    """What a client gets: blocks of server-sent events, until there is nothing to come."""
+
+    def __init__(
+        self,
+        cursor: LogCursor,
+        wakeup: Wakeup,
+        *,
+        is_ending: Callable[[], bool] = lambda: False,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
+        """Notify `wakeup` when the cursor's buffer changes, or when `is_ending` begins to return True.
+
+        Then the stream ends after the lines of that moment.
+        """
+        self._cursor = cursor
+        self._wakeup = wakeup
+        self._is_ending = is_ending
+        self._keep_alive_s = keep_alive_s
+
+    def __repr__(self) -> str:
+        return f"<LogStream {self._cursor!r}>"
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while True:
+            await trio.lowlevel.checkpoint()
+            if self._is_ending():
+                self._cursor.finish()
+            is_done = self._cursor.is_done()
+            if block := self._cursor.next():
+                return block
+            if is_done:
+                raise StopAsyncIteration
+            with trio.move_on_after(self._keep_alive_s) as waiting:
+                await self._wakeup.wait_notified()
+            if waiting.cancelled_caught:
+                return sse.COMMENT
+
+
+def event(line: Line) -> bytes:
+    """Return a line as an event, whose id a client sends back as Last-Event-ID."""
+    entry = {"seq": line.seq, "time": timestamp(line.time), "line": line.text}
+    return sse.encode(json.dumps(entry, ensure_ascii=False), event_id=line.seq)
+
+
+def gap(lost: int) -> bytes:
+    """Return an event for lines that a client has missed. It has no id, so a client that resumes gets it again."""
+    return sse.encode(f'{{"lost": {lost}}}', name="gap")
+
+
+@attrs.frozen
+class LogQuery:
+    """What a request for lines asks."""
+
+    tail: int | None
+    """Only so many lines of history; None: all that is kept."""
+    follow: bool
+    previous: bool
+    """The run before this one; never with `follow`."""
+    after: int | None
+    """The line that the client knows already (Last-Event-ID), which goes before `tail`."""
+
+
+def read_query(query: str, last_event_id: str) -> LogQuery:
+    """Read the query of a target (`tail=100&follow=false`) and the header ("" where it is not there). Raises 400."""
+    values: dict[str, str] = {}
+    for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
+        if name not in _KNOWN:
+            raise bad_request(f"There is no parameter {name!r} here; there are {', '.join(_KNOWN)}.", param=name)
+        if name in values:
+            raise bad_request(f"{name} is given twice.", param=name)
+        values[name] = value
+    previous = _flag(values, "previous", default=False)
+    follow = _flag(values, "follow", default=not previous)
+    if previous and follow:
+        raise bad_request("previous is a run that has ended: it cannot be followed.", param="follow")
+    tail = values.get("tail")
+    if tail is not None and not _NUMBER.fullmatch(tail):
+        raise bad_request(f"tail must be a number of lines, not {tail!r}.", param="tail")
+    after = last_event_id.strip()
+    if after and not _NUMBER.fullmatch(after):
+        raise bad_request(f"Last-Event-ID must be the id of an event, a number, not {after!r}.")
+    return LogQuery(None if tail is None else int(tail), follow, previous, int(after) if after else None)
+
+
+def _flag(values: dict[str, str], name: str, *, default: bool) -> bool:
+    value = values.get(name)
+    if value is None:
+        return default
+    if value.lower() in _YES:
+        return True
+    if value.lower() in _NO:
+        return False
+    raise bad_request(f"{name} must be true or false, not {value!r}.", param=name)
