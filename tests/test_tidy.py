@@ -96,11 +96,24 @@ def imports_of(tree):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.fixture(params=SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def source(request):
-    return request.param
+def every_source(rule):
+    """Make one test of a rule for a source: it tells of every source that breaks the rule."""
+
+    def test():
+        broken = []
+        for path in SOURCES:
+            try:
+                rule(path)
+            except AssertionError as error:
+                error.add_note(f"in {path.relative_to(ROOT)}")
+                broken.append(error)
+        if broken:
+            raise ExceptionGroup(rule.__doc__, broken)
+
+    return test
 
 
+@every_source
 def test_packages_import_only_lower_ones(source):
     """A package knows nothing of those above it, nor of those beside it."""
     room = room_of(source)
@@ -120,6 +133,7 @@ def test_modules_do_not_import_each_other_in_a_circle():
     assert list(graphlib.TopologicalSorter(graph).static_order())
 
 
+@every_source
 def test_roles_do_not_know_each_other(source):
     """Neither role imports the other."""
     if source.parent.name == "roles" and source.stem in ("gateway", "worker"):
@@ -136,6 +150,7 @@ def test_the_least_versions_are_those_of_the_project():
         assert [*parts, 0][:2] == list(version), name
 
 
+@every_source
 def test_sizes(source):
     """What grows past these bounds usually holds two nouns."""
     text = source.read_text()
@@ -155,6 +170,7 @@ def test_public_class_names_are_unique():
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
+@every_source
 def test_public_functions_have_precise_names(source):
     """What a function does is in its name."""
     if must_hold("vague names", source):
@@ -162,6 +178,7 @@ def test_public_functions_have_precise_names(source):
         assert not names & VAGUE_NAMES
 
 
+@every_source
 def test_docstrings_begin_as_everywhere(source):
     """What a function returns begins with "Return", not with words of our own."""
     if must_hold("docstrings", source):
@@ -169,6 +186,7 @@ def test_docstrings_begin_as_everywhere(source):
         assert not found
 
 
+@every_source
 def test_banned_words(source):
     """No blocking sleep, no asyncio outside the engines, no async generator, nothing left to do later."""
     text = source.read_text()
@@ -199,6 +217,7 @@ def test_an_engine_of_another_package_needs_one_module():
                 assert {alias.name for alias in node.names} == {"__version__"}, path
 
 
+@every_source
 def test_every_public_thing_is_described(source):
     """A reader learns from the docstring what a public thing takes, returns and raises."""
     tree = tree_of(source)
@@ -209,12 +228,13 @@ def test_every_public_thing_is_described(source):
             assert ast.get_docstring(node), node.name
 
 
+@every_source
 def test_only_the_registry_changes_workers(source):
     """A worker's record is changed by its own methods and the registry's, so that listeners hear of every change."""
     if source.parent.name == "routing":
         return
     fields = {field.name for field in attrs.fields(WorkerRecord)}
-    for node in ast.walk(ast.parse(source.read_text())):
+    for node in ast.walk(tree_of(source)):
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
         )

@@ -4,6 +4,7 @@ Names follow `ichat.toml.example`, which explains each of them. Units stand last
 """
 
 import difflib
+import functools
 import ipaddress
 import json
 import pathlib
@@ -438,6 +439,7 @@ def _without_nulls(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None}
 
 
+@functools.cache
 def _converter() -> cattrs.Converter:
     converter = strict_converter(forbid_extra_keys=True)
     converter.register_structure_hook(EngineValue, _engine_value)

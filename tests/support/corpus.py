@@ -513,18 +513,19 @@ NOT_HTTP = [
     refused("random-3", b"X" + random.Random(3).randbytes(5000), BAD_LINE),
     Case("random-without-lines", b"\xff" + random.Random(4).randbytes(3000).replace(b"\n", b""), (), unfinished=True),
 ]
-CASES = [
-    *TRANSFER_ENCODING,
-    *CONTENT_LENGTH,
-    *LINES,
-    *HEADERS,
-    *REQUEST_LINES,
-    *CHUNKED_BODIES,
-    *HUGE_HEADS,
-    *EXPECTING,
-    *ONE_AFTER_ANOTHER,
-    *NOT_HTTP,
-]
+CASES_BY_KIND = {
+    "transfer encoding": TRANSFER_ENCODING,
+    "content length": CONTENT_LENGTH,
+    "lines": LINES,
+    "headers": HEADERS,
+    "request lines": REQUEST_LINES,
+    "chunked bodies": CHUNKED_BODIES,
+    "huge heads": HUGE_HEADS,
+    "expecting": EXPECTING,
+    "one after another": ONE_AFTER_ANOTHER,
+    "not http": NOT_HTTP,
+}
+CASES = [case for cases in CASES_BY_KIND.values() for case in cases]
 
 
 @attrs.define
