@@ -174,8 +174,23 @@ class Chunked:
         return line, stop
 
 
+class Transform(Protocol):
+    """Makes another body of one that some framing follows."""
+
+    @property
+    def may_insert(self) -> bool:
+        """Whether a chunk of our own could be inserted at this point."""
+        ...
+
+    def feed(self, piece: bytes | bytearray | memoryview, *, is_last: bool) -> bytes:
+        """Return what to send for the next piece of the body. Raises FramingError."""
+        ...
+
+
 class Unchunk:
-    """Takes a body out of its chunks, for clients of HTTP/1.0, which know none; it has been through `Chunked`."""
+    """Takes a body out of its chunks, for clients of HTTP/1.0; `Chunked` has checked it."""
+
+    may_insert = False
 
     def __init__(self) -> None:
         self._parser = h11.Connection(h11.CLIENT)
@@ -187,9 +202,9 @@ class Unchunk:
     def __repr__(self) -> str:
         return f"<Unchunk {self._parser.their_state}>"
 
-    def feed(self, piece: bytes | bytearray | memoryview) -> bytes:
-        """Give what the next piece of the body holds. Raises FramingError where h11 is stricter than `Chunked`."""
-        if piece:  # nothing would mean the end to h11
+    def feed(self, piece: bytes | bytearray | memoryview, *, is_last: bool = False) -> bytes:
+        """Return the data in the next piece of the body. Raises FramingError where h11 is stricter than `Chunked`."""
+        if piece:  # h11 takes an empty piece for the end
             self._parser.receive_data(bytes(piece))
         found: list[bytes | bytearray] = []
         try:
@@ -198,3 +213,29 @@ class Unchunk:
         except h11.RemoteProtocolError as error:
             raise FramingError(str(error)) from error
         return b"".join(found)
+
+
+class Reframed:
+    """Puts a body in chunks of our own, as one event if it is no event stream."""
+
+    def __init__(self, framing: Framing, before: bytes = b"") -> None:
+        """`framing` is the upstream's; `before` begins the event, if the body is to become one."""
+        self._unchunk = Unchunk() if isinstance(framing, Chunked) else None
+        self._before = before
+        self._is_event = bool(before)
+        self.may_insert = not before
+        """Whether a chunk of our own could be inserted between two pieces."""
+
+    def __repr__(self) -> str:
+        return f"<Reframed{' as an event' if self._is_event else ''}>"
+
+    def feed(self, piece: bytes | bytearray | memoryview, *, is_last: bool) -> bytes:
+        """Return the chunks to be sent for the next piece of the body. Raises FramingError."""
+        payload = bytes(piece) if self._unchunk is None else self._unchunk.feed(piece)
+        if self._is_event:
+            payload = payload.replace(b"\r", b" ").replace(b"\n", b" ")  # white space between the values of a JSON body
+            payload, self._before = self._before + payload, b""
+            if is_last:
+                payload += b"\n\n"
+        chunk = b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
+        return chunk + b"0\r\n\r\n" if is_last else chunk

@@ -78,6 +78,11 @@ class Hub:
         """Stop it; harmless where it was not started."""
         self._timed.discard(timed)
 
+    def update_clock(self) -> float:
+        """Set `now` to Trio's clock, and return it: for code that runs later than the batch's start."""
+        self.now = trio.current_time()
+        return self.now
+
     async def run_forever(self) -> None:
         """Serve events; everything that uses this hub must be inside."""
         async with trio.open_nursery() as nursery:
@@ -85,7 +90,7 @@ class Hub:
             find = self._ready.get
             while True:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
-                self.now = trio.current_time()
+                self.update_clock()
                 for fd, events in self._epoll.poll(0, READY_MAX):
                     ready = find(fd)
                     if ready is None:

@@ -1,13 +1,13 @@
 """Moving one response from an upstream to a client, as bytes.
 
-The head is read and written again (`on_head`); behind it, whatever the upstream sends goes to the client as it is,
-chunk framing included. The hub calls `readable` for every piece: one `recv_into` a buffer that all relays share, one
-look at where the body ends, one `send`. The request's task sleeps meanwhile. It is woken when the response has ended
-or failed, and when the client does not take its bytes: then it sends them itself while the upstream is paused, so a
-slow reader holds up nobody but its own upstream.
+The head is parsed and written anew (`on_head`). What follows goes to the client as it is, chunk framing included.
+The hub calls `readable` for every piece: one `recv_into` a buffer that all relays share, one search for the body's end,
+one `send`. The request's task sleeps meanwhile. It is woken when the response has ended or failed, and when the client
+does not take its bytes: then the task sends them while the upstream is paused, so a slow client delays only its own
+upstream.
 
-The time between two pieces of an event stream is what its deadline moves by; it is counted in a list that all relays
-of a model share.
+The time between two pieces of an event stream is how far its deadline moves; it is counted in a list that all relays of
+a model share.
 """
 
 import logging
@@ -16,7 +16,8 @@ from typing import Protocol
 
 import trio
 
-from ichat.http.framing import Chunked, Framing, FramingError, Unchunk, UntilClose
+from ichat.http.failures import Declined, ResponseRejected, UpstreamError
+from ichat.http.framing import Chunked, Framing, FramingError, Reframed, Transform, Unchunk, UntilClose
 from ichat.http.heads import HeadError, ResponseHead, parse_response_head
 from ichat.http.hub import ENDED, Hub
 from ichat.http.keepalive import COMMENT_BYTES_MAX, KeepAlive, is_comment
@@ -32,128 +33,39 @@ _VIEW = memoryview(_BUFFER)
 _HEAD_BYTES_MAX = 64 * 1024
 
 ChunkGapHistogram = list[float]
-"""How often a gap of less than 2**index ms came between two pieces of a stream; the last item is the gaps' sum in
-seconds, known of streams that have ended. How long a client takes to read is none of it."""
-_GAPS_INDEX_MAX = 63  # a gap of 2**63 ms does not come
+"""How often a gap of less than 2**index ms came between two pieces of a stream. The last item is the sum of the gaps in
+seconds, for streams that have ended. The time in which a client takes nothing is left out."""
+_GAPS_INDEX_MAX = 63  # no gap is as long as 2**63 ms
 
 OnHead = Callable[[ResponseHead], bytes]
-"""Turns the upstream's head into the bytes of the client's head. Raises Unwanted, Declined."""
+"""Returns the client's head for the upstream's. Raises ResponseRejected, Declined."""
 
 
 def empty_gap_histogram() -> ChunkGapHistogram:
-    """Make a list that no gap has been counted in."""
+    """Return a histogram without any gaps."""
     return [0] * (_GAPS_INDEX_MAX + 1) + [0.0]
 
 
 _UNCOUNTED = empty_gap_histogram()
-"""Where the gaps go that nobody asks for."""
+"""Takes the gaps of responses that are not measured."""
 
 
 class ByteObserver(Protocol):
     """Reads the body of a response in passing."""
 
     def see(self, buffer: bytearray, end: int) -> None:
-        """Look at the next piece: the buffer up to `end`."""
+        """Called with the next piece: the buffer up to `end`."""
         ...
 
 
-class ResponseRejected(Exception):
-    """A response that the client must not get, with the reason; another try would bring the same."""
-
-
-class Declined(Exception):
-    """A response that says, with the reason, that the upstream has not worked on the request: another one may."""
-
-
-class UpstreamError(Exception):
-    """The upstream failed in the middle of an exchange."""
-
-    def __init__(
-        self,
-        why: str,
-        *,
-        answered: bool,
-        timed_out: bool = False,
-        retry: bool | None = None,
-        can_report: bool = False,
-        declined: bool = False,
-    ) -> None:
-        super().__init__(why)
-        self.answered = answered
-        """Whether it had sent anything, so that it must not be asked again."""
-        self.timed_out = timed_out
-        self.retry = retry
-        """Whether the client's trying again makes sense, where that is known."""
-        self.can_report = can_report
-        """Whether the client can be told by one more event: it got whole chunks of an event stream so far."""
-        self.declined = declined
-        """Whether it has said that it did nothing with the request."""
-
-
-class Reframed:
-    """Another framing of a body: in chunks, and as one event where it is no event stream."""
-
-    def __init__(self, framing: Framing, before: bytes = b"") -> None:
-        """`framing` is the upstream's; `before` stands before the data of the event, where the body becomes one."""
-        self._unchunk = Unchunk() if isinstance(framing, Chunked) else None
-        self._before = before
-        self._is_event = bool(before)
-        self.may_insert = not before
-        """Whether a chunk of our own could be put in between two pieces."""
-
-    def __repr__(self) -> str:
-        return f"<Reframed{' as an event' if self._is_event else ''}>"
-
-    def feed(self, piece: bytes | bytearray | memoryview, *, is_last: bool) -> bytes:
-        """Return the chunks to be sent for the next piece of the body. Raises FramingError."""
-        payload = bytes(piece) if self._unchunk is None else self._unchunk.feed(piece)
-        if self._is_event:
-            payload = payload.replace(b"\r", b" ").replace(b"\n", b" ")  # white space between the values of a JSON body
-            payload, self._before = self._before + payload, b""
-            if is_last:
-                payload += b"\n\n"
-        chunk = b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
-        return chunk + b"0\r\n\r\n" if is_last else chunk
-
-
 class Relay:
-    """One response on its way. ``await relay.carry()`` from the request's task, once."""
+    """One response on its way. ``await relay.run()`` from the request's task, once."""
 
     __slots__ = (
-        "_client",
-        "_connection",
-        "_done",
-        "_failure",
-        "_framing",
-        "_gaps",
-        "_head",
-        "_held_s",
-        "_hub",
-        "_is_events",
-        "_is_torn",
-        "_keepalive",
-        "_method",
-        "_on_head",
-        "_receive",
-        "_reframed",
-        "_reportable",
-        "_rest",
-        "_send",
-        "_sending",
-        "_stall_s",
-        "_stream_gaps",
-        "_task",
-        "_unchunk",
-        "_unsent",
-        "_usage",
-        "_version",
-        "_woken",
-        "answered",
-        "bytes_out",
-        "chunks",
-        "deadline",
-        "first_at",
-        "reusable",
+        "_client", "_connection", "_done", "_failure", "_framing", "_gaps", "_head", "_held_s", "_hub", "_is_events",
+        "_is_torn", "_keepalive", "_method", "_on_head", "_receive", "_reportable", "_rest", "_send", "_sending",
+        "_stall_s", "_stream_gaps", "_task", "_transform", "_unsent", "_usage", "_version", "_woken", "answered",
+        "bytes_out", "chunks", "deadline", "first_at", "reusable",
     )  # fmt: skip
 
     def __init__(
@@ -171,7 +83,7 @@ class Relay:
         gaps: ChunkGapHistogram | None = None,
         keepalive: KeepAlive | None = None,
     ) -> None:
-        """`gaps` is where the gaps of an event stream are counted, if they are; `keepalive` is stopped by the body."""
+        """`gaps` counts the gaps of an event stream; `keepalive` is stopped when the body begins."""
         self._hub = hub
         self._client = client
         self._connection = connection
@@ -186,8 +98,7 @@ class Relay:
         self._send: Callable[[memoryview], int] = client.sock.send
         self._keepalive = keepalive
         self._is_events = False
-        self._unchunk: Unchunk | None = None
-        self._reframed: Reframed | None = None
+        self._transform: Transform | None = None
         self._head = b""
         self._held_s = 0.0
         self._framing: Framing | None = None
@@ -203,22 +114,22 @@ class Relay:
         self.deadline = trio.current_time() + first_byte_s
         self.answered = False
         self.bytes_out = 0
-        """Bytes of the response that the client was given, its head included."""
+        """Bytes of the response, head included, that were sent or kept for the client."""
         self.chunks = 0
-        """Pieces in which the body came, as they were read."""
+        """Pieces of the body, as they were read."""
         self.first_at: float | None = None
         """When the first piece of the body came, on Trio's clock."""
         self.reusable = False
-        """Whether the connection may carry another exchange; known when `carry` has returned."""
+        """Whether the connection may carry another exchange; known when `run` has returned."""
 
     def __repr__(self) -> str:
         state = "head" if self._framing is None else "done" if self._done else "body"
         return f"<Relay {self._connection.upstream.name} to {self._client.peer}: {state}>"
 
     async def run(self, request: list[bytes | bytearray]) -> None:
-        """Send the request, piece by piece, and move the response until it has ended. The pieces are let go of.
+        """Send the request, freeing its pieces, and move the response until it has ended.
 
-        Raises UpstreamLost; the client's head may have been sent by then.
+        Raises UpstreamError; the client's head may have been sent by then.
         """
         self._connection.set_reader(self.readable)
         self._hub.time(self)
@@ -236,11 +147,11 @@ class Relay:
                 self._gaps[-1] += self.deadline - self._stall_s - self.first_at - self._held_s
 
     def expire(self) -> None:
-        """Be told by the hub that the upstream has been silent for too long."""
+        """Called by the hub when the upstream has been silent for too long."""
         self._lost("it sent nothing for too long", timed_out=True)
 
     def readable(self, events: int) -> None:
-        """Move what can be read now. This runs for every chunk: what is rare is done elsewhere."""
+        """Move what can be read now. This runs for every chunk: rare cases are handled elsewhere."""
         try:
             received = self._receive(_BUFFER)
         except BlockingIOError:
@@ -270,28 +181,29 @@ class Relay:
                 try:
                     sent = self._send(_VIEW[:end])
                 except OSError as error:
-                    sent = self._not_sent(error)
+                    sent = self._client.not_sent(error)
                 self.bytes_out += end
                 if sent != end:
                     self._keep(_VIEW[sent:end])
                 if framing.done:
                     self._finish(surplus=end < received)
-        except (HeadError, FramingError) as error:
-            self._reportable = False
-            self._lost(f"its response is not valid HTTP/1.1: {error}")
-            return
-        except ResponseRejected as error:
-            self._lost(str(error), retry=False)
-            return
-        except Declined as error:
-            self._lost(str(error), declined=True)
-            return
-        except Exception:
-            log.exception("a bug moving a response")
-            self._lost("the gateway has a bug, which is in its log")
+        except Exception as error:
+            self._fail(error)
             return
         if received == _BUFFER_BYTES or events & ENDED:
             self._connection.rearm()
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, (HeadError, FramingError)):
+            self._reportable = False
+            self._lost(f"its response is not valid HTTP/1.1: {error}")
+        elif isinstance(error, ResponseRejected):
+            self._lost(str(error), retry=False)
+        elif isinstance(error, Declined):
+            self._lost(str(error), declined=True)
+        else:
+            log.error("a bug moving a response", exc_info=error)
+            self._lost("the gateway has a bug, which is in its log")
 
     def _feed_head(self, received: int) -> None:
         """Collect the head; when it is complete, send it and what follows."""
@@ -320,20 +232,18 @@ class Relay:
         headers = dict(head.headers)
         self._is_events = is_events(headers.get(b"content-type", b""))
         self._reportable = self._is_events and b"content-encoding" not in headers
-        if self._reframed is not None:
-            self._send = self._send_reframed
-        elif self._version != b"1.1" and isinstance(head.framing, Chunked):
-            self._unchunk, self._send, self._reportable = Unchunk(), self._send_unchunked, False
+        if self._transform is None and self._version != b"1.1" and isinstance(head.framing, Chunked):
+            self._transform = Unchunk()
+        if self._transform is not None:
+            self._send = self._send_transformed
         if self._is_events:
             self._gaps = self._stream_gaps
         self.reusable = head.reusable
         end = head.framing.feed(behind, 0, len(behind)) if behind else 0
         if self._usage is not None:
             self._usage.see(behind, end)
-        if self._reframed is not None:
-            ours += self._reframed.feed(behind[:end], is_last=head.framing.done)
-        else:
-            ours += behind[:end] if self._unchunk is None else self._unchunk.feed(behind[:end])
+        body = behind[:end]
+        ours += body if self._transform is None else self._transform.feed(body, is_last=head.framing.done)
         self.bytes_out = len(ours)
         if end and not (self._is_events and is_comment(behind, 0, end)):
             self._begin_body()
@@ -343,14 +253,14 @@ class Relay:
             self._finish(surplus=end < len(behind))
 
     def _begin_body(self) -> None:
-        """Note the first piece of the body; a comment is none."""
+        """Called for the first piece of the body that is no comment."""
         self.first_at = self._hub.now
         if self._keepalive is not None:
             self._keepalive.stop()
 
-    def reframe(self, reframed: "Reframed") -> None:
+    def reframe(self, reframed: Reframed) -> None:
         """Send the body as this makes it: the client has the head of another response. Called by `on_head`."""
-        self._reframed = reframed
+        self._transform = reframed
 
     @property
     def has_head(self) -> bool:
@@ -364,31 +274,24 @@ class Relay:
 
     def _is_between_chunks(self) -> bool:
         """Return whether the client has whole chunks of an event stream so far."""
-        if self._reframed is not None:
-            return self._reportable and self._reframed.may_insert
-        return self._reportable and self._framing is not None and self._framing.may_insert
+        body = self._transform or self._framing
+        return self._reportable and body is not None and body.may_insert
 
-    def _send_reframed(self, data: memoryview) -> int:
-        """Send a piece of the body in chunks of our own; what is not taken at once is kept. Return its length."""
-        assert self._reframed is not None
+    def _send_transformed(self, data: memoryview) -> int:
+        """Send a piece of the body as the transform makes it; keep the bytes not taken. Return the piece's length."""
+        assert self._transform is not None
         assert self._framing is not None
-        self._send_ours(self._reframed.feed(data, is_last=self._framing.done))
+        self._send_ours(self._transform.feed(data, is_last=self._framing.done))
         return len(data)
 
     def _send_ours(self, payload: bytes) -> None:
-        """Send bytes that are not as the upstream sent them; what the client does not take at once is kept."""
+        """Send bytes made here; keep those that the client does not take at once."""
         sent = self._client.send_some(payload) if payload else 0
         if sent != len(payload):
             self._keep(payload[sent:])
 
-    def _send_unchunked(self, data: memoryview) -> int:
-        """Send what a piece of a chunked body holds; what is not taken at once is kept. Give the piece's length."""
-        assert self._unchunk is not None
-        self._send_ours(self._unchunk.feed(data))
-        return len(data)
-
     async def _send_piece(self, piece: bytes | bytearray) -> None:
-        """Send a piece of the request, or as much of it as the upstream wants to see before it answers or fails."""
+        """Send a piece of the request, or as much of it as the upstream takes before it answers or fails."""
         rest = memoryview(piece)
         while rest and not await self._is_over():
             try:
@@ -397,20 +300,19 @@ class Relay:
                 with trio.CancelScope() as self._sending:
                     await trio.lowlevel.wait_writable(self._connection.sock)
                 self._sending = None
-            except OSError:  # which may have taken the error that a truncated response would end in
+            except OSError:  # a truncated response would have ended in this error, which is consumed now
                 self._is_torn = True
                 break
         self._unsent += len(rest)
 
     async def _is_over(self) -> bool:
-        """Send what the client did not take at once; say whether the response has ended. Raises UpstreamLost."""
+        """Send what the client did not take at once; return whether the response has ended. Raises UpstreamError."""
         while self._rest:
             self._hub.untime(self)
             rest, self._rest = self._rest, b""
             await self._client.send_all(rest)
             if not self._done and self._failure is None:
-                self._hub.now = trio.current_time()
-                deadline = self._hub.now + self._stall_s
+                deadline = self._hub.update_clock() + self._stall_s
                 if self.first_at is not None:
                     self._held_s += deadline - self.deadline
                 self.deadline = deadline
@@ -421,14 +323,8 @@ class Relay:
             raise self._failure
         return self._done
 
-    def _not_sent(self, error: OSError) -> int:
-        """Give how much was sent: nothing, since the client takes nothing at the moment, or is gone."""
-        if not isinstance(error, BlockingIOError):
-            self._client.on_disconnect()
-        return 0
-
     def _keep(self, data: bytes | memoryview) -> None:
-        """Leave to the request's task what the client does not take, and read no more until it has."""
+        """Leave these bytes to the request's task, and read no more until the client has taken them."""
         self._rest = bytes(data)
         self._connection.pause()
         self._wake()
@@ -441,7 +337,7 @@ class Relay:
         self._wake()
 
     def _unasked(self, _events: int) -> None:
-        """Be told that the upstream says or ends something behind its response."""
+        """Called when the upstream sends something, or disconnects, after its response."""
         self.reusable = False
         self._connection.pause()
 
@@ -450,14 +346,14 @@ class Relay:
         self._connection.pause()
         if self._framing is not None and self._framing.ends_at_eof() and not self._is_truncated():
             self._done = True
-            if self._reframed is not None:
-                self._send_ours(self._reframed.feed(b"", is_last=True))
+            if self._transform is not None:
+                self._send_ours(self._transform.feed(b"", is_last=True))
             self._wake()
         else:
             self._lost("it closed the connection" + (" in the middle of the response" if self.answered else ""))
 
     def _is_truncated(self) -> bool:
-        """Say whether an end of the connection may not be taken for that of a body which ends with it."""
+        """Return whether the connection may have ended before the body did, which ends with it."""
         return (self._is_torn or self._connection.truncated) and isinstance(self._framing, UntilClose)
 
     def _lost(self, why: str, *, timed_out: bool = False, retry: bool | None = None, declined: bool = False) -> None:

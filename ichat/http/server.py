@@ -130,15 +130,18 @@ class Client:
             self._ending = ending
 
     def send_some(self, data: bytes | memoryview) -> int:
-        """Send what the socket takes at once, and return its length: 0 for a client that has left, which is noted."""
+        """Send as much as the socket takes at once, and return how much that is."""
         self._head_sent = True
         try:
             return self.sock.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError:
+        except OSError as error:
+            return self.not_sent(error)
+
+    def not_sent(self, error: OSError) -> int:
+        """Return how much was sent: 0, as the client takes nothing at the moment or, which is noted, has left."""
+        if not isinstance(error, BlockingIOError):
             self.on_disconnect()
-            return 0
+        return 0
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send everything; a client that takes nothing for `timeouts.client_stall_s` is given up (cancelled)."""
