@@ -1,7 +1,7 @@
 """Where the body of an HTTP/1.1 message ends (RFC 9112, sections 6 and 7), without copying or decoding it.
 
-Every framing has ``feed(data, start, end)``: it follows the bytes ``data[start:end]`` and gives the index behind the
-last one that belongs to the body, and ``done``, true when the body is complete. Bytes may be split anywhere.
+Every framing has ``feed(data, start, end)``, which follows the bytes ``data[start:end]`` and returns the index after
+the body's last one, and ``done``, true when the body is complete. Bytes may be split anywhere.
 """
 
 import re
@@ -25,7 +25,7 @@ class FramingError(Exception):
 
 
 class Framing(Protocol):
-    """Follows one body; see the module's text."""
+    """Follows one body; see the module's docstring."""
 
     @property
     def done(self) -> bool:
@@ -34,20 +34,20 @@ class Framing(Protocol):
 
     @property
     def may_insert(self) -> bool:
-        """Whether a chunk of our own could be put in at this point."""
+        """Whether a chunk of our own could be inserted at this point."""
         ...
 
     def feed(self, data: bytearray, start: int, end: int) -> int:
-        """Follow ``data[start:end]``; give the index behind the body's last byte. Raises FramingError."""
+        """Follow ``data[start:end]`` and return the index after the body's last byte. Raises FramingError."""
         ...
 
     def ends_at_eof(self) -> bool:
-        """Say whether the body is complete when the connection ends here."""
+        """Return whether the body is complete when the connection ends here."""
         ...
 
 
 class Length:
-    """A body of a known number of bytes; 0 for a message that has none."""
+    """A body of a known number of bytes; 0 for a message without a body."""
 
     __slots__ = ("done", "left")
     may_insert = False
@@ -125,7 +125,7 @@ class Chunked:
 
     @staticmethod
     def _feed_whole(data: bytearray, start: int, end: int) -> int:
-        """Follow chunks that are here as a whole, but the last: the common case, in few steps."""
+        """Follow chunks that have arrived whole, except for the last one: the common case, in few steps."""
         while start < end:
             match = _SIZE_LINE.match(data, start, end)
             if match is None:
@@ -162,7 +162,7 @@ class Chunked:
         return start
 
     def _take_line(self, data: bytearray, start: int, end: int, bytes_max: int) -> tuple[bytes | None, int]:
-        """Complete the line under way: the line, or None while its end is missing, and where to go on."""
+        """Return the line under way, or None while its end is missing, and the index to go on at."""
         newline = data.find(b"\n", start, end)
         stop = end if newline < 0 else newline + 1
         self._line += bytes(data[start:stop])

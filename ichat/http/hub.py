@@ -1,8 +1,8 @@
-"""The hub: one epoll object for every socket whose events must cost little, itself watched by Trio as one descriptor.
+"""The hub: one epoll object for all sockets whose events must cost little; Trio watches it as one descriptor.
 
 A Trio task that waits for a socket costs a registration, a wake-up and a scheduling for every chunk. The hub's task
 is woken once for all sockets that are ready, and calls one plain function for each. Registrations are persistent and
-edge-triggered: a function is called when something new has come, not again for what it has left unread (`rearm`).
+edge-triggered: a function is called when something new arrives, not again for what it left unread (`rearm`).
 """
 
 import logging
@@ -18,12 +18,12 @@ HANG_UP = select.EPOLLRDHUP | select.EPOLLET
 """The peer closed its end, or the connection broke (errors are always reported as well)."""
 READABLE = select.EPOLLIN | HANG_UP
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-"""Of the events that a function is called with: nothing will come behind what can be read now."""
+"""Among the events that a function is called with: nothing will follow what can be read now."""
 
 READY_MAX = 256
 """Sockets handled before other tasks get their turn."""
 SWEEP_S = 0.5
-"""How often deadlines are compared with the clock, so also how late they may be noticed."""
+"""How often deadlines are compared with the clock, and so how late one may be noticed."""
 
 
 class Timed(Protocol):
@@ -33,40 +33,40 @@ class Timed(Protocol):
     """On Trio's clock."""
 
     def expire(self) -> None:
-        """Be told, once, that the deadline has passed."""
+        """Called once, when the deadline has passed."""
         ...
 
 
 class Hub:
-    """Calls a plain function when a socket is ready, and expires what is overdue."""
+    """Calls a plain function when a socket is ready, and expires what has passed its deadline."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[int], None]] = {}
         self._timed: set[Timed] = set()
         self.now = 0.0
-        """Trio's clock as of the current batch of events."""
+        """Trio's clock at the start of the current batch of events."""
 
     def __repr__(self) -> str:
         return f"<Hub {len(self._ready)} sockets, {len(self._timed)} timed>"
 
     def watch(self, fd: int, events: int, ready: Callable[[int], None]) -> None:
-        """Call ``ready(events)`` whenever it is ready, until ``forget``; that must neither block nor raise."""
+        """Call ``ready(events)``, which must not block or raise, whenever the socket is ready, until ``forget``."""
         self._epoll.register(fd, events)
         self._ready[fd] = ready
 
     def direct(self, fd: int, ready: Callable[[int], None]) -> None:
-        """Call another function from now on; harmless where it is not watched."""
+        """Call another function from now on; harmless for a socket that is not watched."""
         if fd in self._ready:
             self._ready[fd] = ready
 
     def rearm(self, fd: int, events: int) -> None:
-        """Call for what is there already, too, in a later turn; harmless where it is not watched."""
+        """Call, in a later turn, for what is there already, too; harmless for a socket that is not watched."""
         if fd in self._ready:
             self._epoll.modify(fd, events)
 
     def forget(self, fd: int) -> None:
-        """Stop watching; harmless where it is not watched. To be called before the descriptor is closed."""
+        """Stop watching, before the descriptor is closed; harmless for a socket that is not watched."""
         if self._ready.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
@@ -75,7 +75,7 @@ class Hub:
         self._timed.add(timed)
 
     def untime(self, timed: Timed) -> None:
-        """Stop it; harmless where it was not started."""
+        """Stop comparing this deadline; harmless if that was not started."""
         self._timed.discard(timed)
 
     def update_clock(self) -> float:
@@ -84,7 +84,7 @@ class Hub:
         return self.now
 
     async def run_forever(self) -> None:
-        """Serve events; everything that uses this hub must be inside."""
+        """Serve events for as long as anything uses this hub."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sweep_forever)
             find = self._ready.get
@@ -98,7 +98,7 @@ class Hub:
                     try:
                         ready(events)
                     except Exception:
-                        log.exception("a bug moving bytes; this socket is watched no longer")
+                        log.exception("a bug moving bytes; this socket is no longer watched")
                         self.forget(fd)
 
     async def _sweep_forever(self) -> None:

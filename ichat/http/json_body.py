@@ -1,8 +1,8 @@
-"""What the gateway reads in a request's body, and what it changes there: spans of bytes, never the whole parsed.
+"""Read and change members of a JSON request body by spans of bytes, without parsing the whole.
 
-A JSON object is scanned for its top-level members (a form, in `forms.py`, for its parts). What stands inside a value is
-skipped: whoever gets the body will check it. Other tasks have their turn while a body is read, however large it is and
-whatever stands in it. Changes are slices of the old body and new values, joined once.
+The body is scanned for its top-level members (a form is scanned for its fields, in `multipart.py`). The insides of
+values are skipped; the upstream will check them. Other tasks run while a body is read, whatever its size and content.
+A changed body is slices of the old one and new values, joined once.
 """
 
 import codecs
@@ -18,30 +18,30 @@ import trio
 from ichat.errors import ApiError, bad_request
 
 Body = bytes | bytearray
-"""A whole request body; it must not change while it is read."""
+"""A whole request body; it must not change while it is scanned."""
 
 PARSED_BYTES_MAX = 64 * 1024
-"""Up to this size, parsing a JSON body costs less than it would to be clever."""
+"""Up to this size, parsing a JSON body costs less than scanning it."""
 MEMBERS_MAX = 10_000
 NAME_BYTES_MAX = 4096
-"""Bytes of a member's name, and of the name of a model where the body is not parsed."""
+"""Bytes of a member's name, and of a model's name if the body is not parsed."""
 STEPS_MAX = 2000
 TURN_BYTES_MAX = 256 * 1024
-"""After so many steps or bytes, other tasks have their turn."""
+"""After so many steps or bytes, other tasks get their turn."""
 WINDOW_BYTES_MAX = 64 * 1024
-"""Bytes of one step; only the search for the end of a string, which is fast, is not bounded by it."""
+"""Bytes scanned in one step, except for the fast search for the end of a string."""
 _WINDOW_BYTES_MIN = 256
 _NESTED_BYTES_MAX = 16 * 1024
-"""The same for brackets, which cost more."""
+"""The same while brackets are counted, which costs more."""
 
 _NAME = re.compile(rb'"(?:([ !#-\[\]-~]*)"|[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
-"""A string; the group is its text where that needs no decoding."""
+"""A string; the group is its text if that needs no decoding."""
 _SPACE = re.compile(rb"[ \t\n\r]{0,65536}")
-"""White space in one place; more is refused."""
+"""White space in one place; more of it is refused."""
 _SCALAR = re.compile(
     rb"-?(?:0|[1-9][0-9]{0,4299})(?:\.[0-9]{1,4299})?(?:[eE][-+]?[0-9]{1,4299})?|true|false|null|NaN|-?Infinity"
 )
-"""What `json.loads` takes for one; it does not take longer integers either."""
+"""The scalars that `json.loads` accepts; it refuses longer integers, too."""
 
 _BRACKET = re.compile(rb"[{}\[\]]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
@@ -50,21 +50,20 @@ _IS_OPENING = bytes(byte in b"{[" for byte in range(256))
 
 @attrs.frozen
 class Member:
-    """One member of a JSON object, and where it stands."""
+    """One member of a JSON object, and its place in the body."""
 
     name: str
     start: int
-    """Where its name's quote opens."""
+    """Index of the quote that opens its name."""
     value_start: int
     end: int
-    """Behind its value."""
+    """Index after its value."""
 
 
 async def read_members(body: Body, wanted: Container[str]) -> dict[str, object]:
-    """Return the top-level members of a JSON body by their names; of one given several times, the last counts.
+    """Return the top-level members of a JSON body by name; the last one of a name counts. Raises ApiError 400.
 
-    Of a body over PARSED_BYTES_MAX only the `wanted` members have their value, where that is at most NAME_BYTES_MAX
-    long, and all others have None. Other tasks have their turn meanwhile. Raises ApiError 400.
+    In a body over PARSED_BYTES_MAX only `wanted` members of at most NAME_BYTES_MAX have their value; others have None.
     """
     if len(body) <= PARSED_BYTES_MAX:
         return object_of(body)
@@ -84,7 +83,7 @@ def model_of(members: Mapping[str, object]) -> str:
 
 
 def object_of(body: Body) -> dict[str, object]:
-    """Parse a body of at most PARSED_BYTES_MAX, which must be a JSON object in UTF-8. Raises ApiError 400."""
+    """Return the JSON object in a body of at most PARSED_BYTES_MAX. Raises ApiError 400."""
     try:
         parsed: object = json.loads(body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
@@ -95,9 +94,9 @@ def object_of(body: Body) -> dict[str, object]:
 
 
 async def members_of(body: Body) -> list[Member]:
-    """Find the members of the JSON object that a body is, in their order. The insides of values are not checked.
+    """Return the members of a JSON object in their order; the insides of values are not checked.
 
-    Raises ApiError 400 for what is no JSON object in UTF-8, or has too many members.
+    Raises ApiError 400 for a body that is no JSON object in UTF-8 or has too many members.
     """
     cursor = Cursor(body, len(codecs.BOM_UTF8) if body.startswith(codecs.BOM_UTF8) else 0)
     cursor.skip_space()
@@ -132,7 +131,7 @@ async def members_of(body: Body) -> list[Member]:
 
 
 def value_of(body: Body, member: Member) -> object:
-    """Parse the value of a member. Raises ApiError 400."""
+    """Return the parsed value of a member. Raises ApiError 400."""
     try:
         return json.loads(body[member.value_start : member.end].decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
@@ -140,11 +139,10 @@ def value_of(body: Body, member: Member) -> object:
 
 
 def rewrite_json(body: Body, members: Sequence[Member], replace: Mapping[str, bytes], drop: Container[str]) -> bytes:
-    """Give the body with new values and without some members, and else byte for byte as it was.
+    """Return the body with new values and without some members; all else stays byte for byte.
 
-    ``members`` are all that it has. ``replace`` gives values as JSON; both it and ``drop`` apply to every member of a
-    name, and who is in both is dropped. A dropped member takes the comma and the white space behind it along, or before
-    it where no other member follows.
+    ``members`` are all of the body's. ``replace`` has values as JSON; it and ``drop`` apply to every member of a name,
+    and ``drop`` wins. A member is dropped with the comma and the white space after it, or before it if it is the last.
     """
     last = max((index for index, member in enumerate(members) if member.name not in drop), default=-1)
     spans: list[tuple[int, int, bytes]] = []
@@ -160,7 +158,7 @@ def rewrite_json(body: Body, members: Sequence[Member], replace: Mapping[str, by
 
 
 class Cursor:
-    """A place in a body, moved by whoever reads it. Everything that moves it far lets others have their turn."""
+    """A place in a body that a scan moves forward. Methods that may move it far let other tasks run."""
 
     def __init__(self, body: Body, at: int) -> None:
         self.body = body
@@ -169,28 +167,28 @@ class Cursor:
         self._turn_end = at + TURN_BYTES_MAX
 
     def stands_at(self, any_of: bytes) -> bool:
-        """Say whether one of these bytes comes next."""
+        """Return whether one of these bytes comes next."""
         return self.at < len(self.body) and self.body[self.at] in any_of
 
     def takes(self, expected: bytes) -> bool:
-        """Go behind these bytes if they come next; say whether they did."""
+        """Skip these bytes if they come next; return whether they did."""
         found = self.body.startswith(expected, self.at)
         if found:
             self.at += len(expected)
         return found
 
     def expected(self, what: str) -> ApiError:
-        """Say what is missing here."""
+        """Return the error for something else than expected at this place."""
         where = f"at byte {self.at}" if self.at < len(self.body) else "where it ends"
         return bad_request(f"The request body is not JSON: expected {what} {where}.")
 
     def skip_space(self) -> None:
-        """Go to what is not white space, or to the body's end."""
+        """Skip white space."""
         match = _SPACE.match(self.body, self.at)
         self.at = match.end() if match else self.at
 
     def take_name(self) -> str:
-        """Go behind the name that begins here, and give it. Raises ApiError 400."""
+        """Skip the name that begins here, and return it. Raises ApiError 400."""
         match = _NAME.match(self.body, self.at, self.at + NAME_BYTES_MAX)
         if match is None:
             raise self.expected(f"a name in double quotes, of at most {NAME_BYTES_MAX} bytes,")
@@ -205,7 +203,7 @@ class Cursor:
         return name
 
     async def skip_value(self) -> None:
-        """Go behind the value that begins here. Raises ApiError 400 where there is none, or where it does not end."""
+        """Skip the value that begins here. Raises ApiError 400 if there is none or it does not end."""
         if self.takes(b'"'):
             await self._skip_string()
         elif self.stands_at(b"{["):
@@ -217,14 +215,14 @@ class Cursor:
             self.at = match.end()
 
     async def _skip_string(self) -> None:
-        """Go behind the string whose opening quote is just before."""
+        """Skip the string whose opening quote is just before."""
         body = self.body
         quote = body.find(b'"', self.at)
         if quote >= 0 and body[quote - 1] != 0x5C:
             self.at = quote + 1
             return
         size = _WINDOW_BYTES_MIN
-        while quote >= 0:  # there are escapes: take them out, window by window, to see which quotes remain
+        while quote >= 0:  # there are escapes: remove them, window by window, to see which quotes remain
             window = _without_escapes(body[self.at : self.at + size])
             end = window.find(b'"')
             if end >= 0:
@@ -239,13 +237,13 @@ class Cursor:
         raise self.expected("the end of a string")
 
     async def _skip_nested(self) -> None:
-        """Go behind the array or object that begins here, by counting the brackets that are in no string."""
+        """Skip the array or object that begins here, by counting the brackets outside of strings."""
         body = self.body
         depth = 0
         size = _WINDOW_BYTES_MIN
         while self.at < len(body):
             window = _without_escapes(body[self.at : self.at + size])
-            parts = window.split(b'"')  # by turns outside and inside of strings
+            parts = window.split(b'"')  # alternately outside and inside of strings
             brackets = b"".join(parts[::2]).translate(_IS_OPENING, _NOT_BRACKETS)
             for nth, is_opening in enumerate(brackets, 1):
                 depth += 1 if is_opening else -1
@@ -261,7 +259,7 @@ class Cursor:
         raise self.expected("the end of a value")
 
     async def skip_to_delimiter(self, delimiter: bytes) -> bool:
-        """Go behind the next delimiter of a form, which is no part of a longer line; say whether there is one."""
+        """Skip to the end of a form's next delimiter that is no part of a longer line; return whether there is one."""
         body = self.body
         while self.at < len(body):
             found = body.find(delimiter, self.at, self.at + WINDOW_BYTES_MAX + len(delimiter))
@@ -275,7 +273,7 @@ class Cursor:
         return False
 
     async def step(self, steps: int = 1) -> None:
-        """Count steps, and let others have their turn when it is time."""
+        """Count steps, and let other tasks run when it is time."""
         self._steps += steps
         if self._steps >= STEPS_MAX or self.at >= self._turn_end:
             self._steps = 0
@@ -284,12 +282,12 @@ class Cursor:
 
 
 def _without_escapes(window: Body) -> Body:
-    """Give as many bytes, in which every quote is one that opens or closes a string."""
+    """Return as many bytes, in which every quote opens or closes a string."""
     return window.replace(b"\\\\", b"..").replace(b'\\"', b"..") if b"\\" in window else window
 
 
 def _behind_bracket(parts: Sequence[Body], nth: int) -> int:
-    """Give the place behind the nth bracket, in what was split at its quotes and begins outside of strings."""
+    """Return the index after the nth bracket, for bytes split at their quotes that begin outside of strings."""
     at = number = 0
     while (count := len(parts[number].translate(None, _NOT_BRACKETS))) < nth:
         nth -= count
@@ -299,7 +297,7 @@ def _behind_bracket(parts: Sequence[Body], nth: int) -> int:
 
 
 def spliced(body: Body, spans: Iterable[tuple[int, int, bytes]]) -> bytes:
-    """Give the body with other bytes in place of these spans, which are in order and do not overlap."""
+    """Return the body with other bytes in place of these spans, which are in order and do not overlap."""
     view = memoryview(body)
     pieces: list[bytes | memoryview] = []
     at = 0

@@ -1,8 +1,8 @@
-"""Comments that keep a waiting event stream alive, for proxies that end a connection on which nothing is sent.
+"""Comments that keep a waiting event stream alive: some proxies close a connection on which nothing is sent.
 
-A comment is a line that begins with a colon, and clients ignore it (HTML Living Standard, section 9.2.6). While nothing
-has come from the upstream, the first comment brings the head of the response with it: a stream that has been kept alive
-has the status 200, whatever becomes of it. Comments stop with the first byte of the response's body.
+A comment is a line that begins with a colon; clients ignore it (HTML Living Standard, section 9.2.6). If the upstream
+has sent nothing yet, the first comment is preceded by a response head. Such a stream has the status 200 even if the
+request fails later. Comments stop with the first byte of the response's body.
 """
 
 import re
@@ -17,23 +17,23 @@ from ichat.http.server import Client
 
 COMMENT = b": keep-alive\n\n"
 COMMENT_BYTES_MAX = 128
-"""What is longer is not taken for a comment."""
+"""A longer piece is not taken for a comment."""
 _CHUNK = b"%x\r\n%b\r\n" % (len(COMMENT), COMMENT)
 _HEADERS = (
     *sse.HEADERS,
     (b"transfer-encoding", b"chunked"),
 )
 _COMMENTS = re.compile(rb"(?:(?:[0-9a-fA-F]{1,8}\r\n)?(?::[^\r\n]*+(?:\r?\n)++)+(?:\r\n)?)+")
-"""Nothing but comments, in chunks or not; the end of a chunk looks like an empty line."""
+"""Only comments, in chunks or not; the end of a chunk looks like an empty line."""
 
 
 def is_comment(buffer: bytearray, start: int, end: int) -> bool:
-    """Return whether these bytes of an event stream are comments and nothing else."""
+    """Return whether these bytes of an event stream are only comments."""
     return end - start <= COMMENT_BYTES_MAX and _COMMENTS.fullmatch(buffer, start, end) is not None
 
 
 class Response(Protocol):
-    """What the upstream has sent so far."""
+    """How far the upstream's response has come."""
 
     @property
     def has_head(self) -> bool:
@@ -47,7 +47,7 @@ class Response(Protocol):
 
 
 class KeepAlive:
-    """The comments of one stream: `start` when the wait begins, `stop` when there is something to send."""
+    """The comments of one stream: `start` when the wait begins, `stop` when the body does."""
 
     __slots__ = ("_client", "_hub", "_interval_s", "_request_id", "deadline", "has_begun", "response")
 
@@ -60,7 +60,7 @@ class KeepAlive:
         self.has_begun = False
         """Whether the client was sent that head."""
         self.response: Response | None = None
-        """The upstream's response, once the upstream was asked."""
+        """The upstream's response; None until the request is sent."""
 
     def __repr__(self) -> str:
         return f"<KeepAlive {self._client.peer}{' begun' if self.has_begun else ''}>"
@@ -71,7 +71,7 @@ class KeepAlive:
         self._hub.time(self)
 
     def stop(self) -> None:
-        """Send no more comments; harmless where none are sent."""
+        """Send no more comments; harmless if none are sent."""
         self._hub.untime(self)
 
     def expire(self) -> None:
@@ -87,14 +87,14 @@ class KeepAlive:
             self._send(self._head() + _CHUNK)
 
     def _head(self) -> bytes:
-        """Return the head of a response that begins with a comment, since there is nothing else to send yet."""
+        """Return the head of a response that begins with a comment."""
         headers = [date_header(), *_HEADERS, (b"x-request-id", self._request_id), *self._client.more_headers()]
         if not self._client.keep_alive:
             headers.append((b"connection", b"close"))
         return response_head(200, headers)
 
     def _send(self, data: bytes) -> None:
-        """Send all of it; a client that has no room for so little has not read for long, and counts as gone."""
+        """Send all of it, or give the client up: one without room for so little has not read for long."""
         if self._client.send_some(data) != len(data):
             self.stop()
             self._client.on_disconnect()

@@ -12,9 +12,9 @@ BACKLOG = 4096
 
 
 async def open_listeners(host: str, port: int) -> list[socket.socket]:
-    """Listen on every address of the host (all interfaces for "" and "0.0.0.0" or "::"); port 0 takes a free one.
+    """Listen on every address of the host (all interfaces for "" and "0.0.0.0" or "::"); port 0 means a free one.
 
-    Raises Exit 69 where an address cannot be bound.
+    Raises Exit 69 if an address cannot be bound.
     """
     listeners: list[socket.socket] = []
     try:
@@ -39,9 +39,9 @@ async def open_listeners(host: str, port: int) -> list[socket.socket]:
 
 
 def open_unix_listener(path: str) -> socket.socket:
-    """Listen on a unix socket, in a directory that only its users can reach. Raises Exit 69.
+    """Listen on a unix socket; its directory must be closed to all but its users. Raises Exit 69.
 
-    A socket that nobody serves any more is replaced.
+    A socket left by a process that has ended is replaced.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
@@ -62,11 +62,11 @@ def _remove_stale(path: str) -> None:
 
 
 def close_all(sockets: list[socket.socket]) -> None:
-    """Close them; harmless where they are closed."""
+    """Close the sockets; harmless for closed ones."""
     for sock in sockets:
         sock.close()
 
 
 def port_of(listeners: list[socket.socket]) -> int:
-    """Give the port that these listeners were bound to."""
+    """Return the port that these listeners are bound to."""
     return listeners[0].getsockname()[1]

@@ -1,6 +1,6 @@
-"""Multipart forms (RFC 7578), which bring audio: where their fields stand, and which model they name.
+"""Multipart forms (RFC 7578), used for audio: find their fields and the model they name.
 
-Files are skipped, never copied. What two readers could read in two ways is refused.
+Files are skipped, never copied. A form that two parsers could read differently is refused.
 """
 
 import re
@@ -14,7 +14,7 @@ from ichat.http.json_body import NAME_BYTES_MAX, Body, Cursor, Member, spliced
 PARTS_MAX = 1000
 PART_HEAD_BYTES_MAX = 8192
 _STEPS_A_PART = 50
-"""What it costs to read the head of a form's part."""
+"""The cost of reading the head of a part."""
 
 _LEADING_NEWLINES = re.compile(rb"[\r\n]{0,64}")
 _BEHIND_DELIMITER = re.compile(rb"(\r\n)|--[ \t]{0,64}(?:\r?\n|\Z)")
@@ -28,23 +28,23 @@ _BOUNDARY = re.compile(rb"[ -~]{0,69}[!-~]")
 
 @attrs.frozen
 class Field:
-    """One part of a form, and where its value stands."""
+    """One part of a form, and its place in the body."""
 
     name: bytes
     start: int
-    """Where its head begins, behind the line of the boundary."""
+    """Index of its head, after the line of the boundary."""
     value_start: int
     end: int
     is_file: bool
 
 
 async def model_in_form(body: Body, content_type: bytes) -> str:
-    """Give the model that a multipart form names. Raises ApiError 400, also where it names two."""
+    """Return the model that a multipart form names. Raises ApiError 400, also if it names two."""
     return model_of_form(body, await fields_of(body, content_type))
 
 
 def model_of_form(body: Body, fields: Iterable[Field]) -> str:
-    """Return the model that a form with these fields names. Raises ApiError 400, also where it names two."""
+    """Return the model that a form with these fields names. Raises ApiError 400, also if it names two."""
     named = [field for field in fields if field.name == b"model"]
     if any(field.is_file or field.end - field.value_start > NAME_BYTES_MAX for field in named):
         raise bad_request("The form's `model` must be a field with the model's name, not a file.", param="model")
@@ -61,9 +61,9 @@ def model_of_form(body: Body, fields: Iterable[Field]) -> str:
 
 
 async def fields_of(body: Body, content_type: bytes) -> list[Field]:
-    """Find the parts of a multipart/form-data body (RFC 7578), in their order, without looking at what is in them.
+    """Return the parts of a multipart/form-data body in their order; values are not read.
 
-    Raises ApiError 400 for what is no whole form, has too many parts, or could be read in two ways.
+    Raises ApiError 400 for a form that is not whole, has too many parts, or could be read in two ways.
     """
     delimiter = b"\r\n--" + _boundary_of(content_type)
     newlines = _LEADING_NEWLINES.match(body)
@@ -94,24 +94,24 @@ async def fields_of(body: Body, content_type: bytes) -> list[Field]:
 
 
 def as_members(fields: Iterable[Field]) -> list[Member]:
-    """Return the fields as `bodies.rewrite_json` takes them: it cuts one out of a form as it does out of an object.
+    """Return the fields for `json_body.rewrite_json`, which drops a field of a form as it drops a member of an object.
 
-    Some field that is not cut out must be there, and a new value must not hold a line break.
+    One field at least must stay, and a new value must not contain a line break.
     """
     return [Member(field.name.decode("latin-1"), field.start, field.value_start, field.end) for field in fields]
 
 
 def rewrite_form(body: Body, fields: Iterable[Field], replace: Mapping[bytes, bytes]) -> bytes:
-    """Give the body with new values for every field of some names (files too), and else byte for byte as it was.
+    """Return the body with new values for all fields of some names (files too); all else stays byte for byte.
 
-    A value must not hold a line break: it could be taken for a boundary.
+    A value must not contain a line break: it could be taken for a boundary.
     """
     named = (field for field in fields if field.name in replace)
     return spliced(body, [(field.value_start, field.end, replace[field.name]) for field in named])
 
 
 def _boundary_of(content_type: bytes) -> bytes:
-    """Give the boundary that a content type names. Raises ApiError 400."""
+    """Return the boundary that a content type names. Raises ApiError 400."""
     try:
         kind, parameters = _read_parameters(content_type)
     except ValueError as error:
@@ -128,7 +128,7 @@ def _boundary_of(content_type: bytes) -> bytes:
 
 
 def _read_part_head(head: Body) -> tuple[bytes, bool]:
-    """Give the name of a part, and whether it is a file. Raises ApiError 400."""
+    """Return the name of a part, and whether it is a file. Raises ApiError 400."""
     dispositions: list[bytes] = []
     for line in head.split(b"\r\n"):
         match = _PART_HEADER.fullmatch(line)
@@ -148,7 +148,7 @@ def _read_part_head(head: Body) -> tuple[bytes, bool]:
 
 
 def _read_parameters(value: Body) -> tuple[bytes, dict[bytes, bytes]]:
-    """Read a header's value: its first word in lower case, its parameters. Raises ValueError."""
+    """Return the first word of a header's value, in lower case, and its parameters. Raises ValueError."""
     kind, semicolon, _ = value.partition(b";")
     at = len(kind)
     parameters: dict[bytes, bytes] = {}
@@ -160,7 +160,7 @@ def _read_parameters(value: Body) -> tuple[bytes, dict[bytes, bytes]]:
         if name is not None:
             name = name.lower()
             if name in parameters:
-                raise ValueError(f"{name.decode()!r} is there twice")
+                raise ValueError(f"{name.decode()!r} is given twice")
             parameters[name] = plain or quoted.replace(b"\\\\", b"\\").replace(b'\\"', b'"')
         at = match.end()
     return bytes(kind.strip().lower()), parameters

@@ -1,4 +1,4 @@
-"""Connections to upstreams, kept alive and used again."""
+"""Connections to upstreams, kept alive and reused."""
 
 import contextlib
 import errno
@@ -19,28 +19,28 @@ from ichat.http.tls import CLOSE_S, Bridge, make_bridge
 log = logging.getLogger(__name__)
 
 _OUR_OWN = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
-"""What a connection fails with for no fault of its upstream."""
+"""Errors of a new connection that are not the upstream's fault."""
 EXPIRE_EVERY_S = 5.0
 CONNECT_RETRY_S = 0.01
 LOOKUPS_MAX = 4
-"""Threads that look up one upstream's name."""
+"""Threads that may look up one upstream's name at the same time."""
 
 
 @attrs.frozen(eq=False)
 class Upstream:
-    """Somewhere that requests can be sent to: a TCP port, or a unix socket. Each is its own, whatever its address."""
+    """A TCP port or unix socket that requests are sent to. Two are never equal, even with the same address."""
 
     name: str
-    """What error messages call it."""
+    """Its name in error messages."""
     host: str
-    """A name or an address; the socket's path where `port` is 0."""
+    """A name or an address; the socket's path if `port` is 0."""
     port: int
     tls: ssl.SSLContext | None = None
-    """Verifies and encrypts; None: plain."""
+    """Verifies and encrypts; None means plain."""
 
     @property
     def authority(self) -> bytes:
-        """The `Host` header for it."""
+        """Its value of the `Host` header."""
         if not self.port:
             return b"localhost"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -66,19 +66,19 @@ class Connection:
         return f"<Connection to {self.upstream.name}>"
 
     def set_reader(self, readable: Callable[[int], None]) -> None:
-        """Call this function whenever bytes, the end or an error can be read, and have not been announced before."""
+        """Call this function whenever new bytes, the end or an error can be read."""
         self._pool.hub.direct(self._fd, readable)
 
     def rearm(self) -> None:
-        """Announce what can be read already once more."""
+        """Call the reader once more for what can be read already."""
         self._pool.hub.rearm(self._fd, READABLE)
 
     def pause(self) -> None:
-        """Announce nothing: nobody reads, and the upstream is held back by its full socket."""
+        """Call no reader: the upstream is held back as its socket fills."""
         self._pool.hub.direct(self._fd, _ignore)
 
     def park(self) -> None:
-        """Announce to the pool, until the next exchange, that the upstream says or ends something unasked."""
+        """Until the next exchange, have the pool close this connection if anything can be read from it."""
         self._pool.hub.direct(self._fd, self._unasked)
 
     def _unasked(self, _events: int) -> None:
@@ -86,18 +86,18 @@ class Connection:
 
     @property
     def truncated(self) -> bool:
-        """Whether the end of the connection cannot be trusted to be the end of what it carried."""
+        """Whether the connection may have ended before the data that it carried."""
         return self._bridge is not None and self._bridge.truncated
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._pool.hub.forget(self._fd)
         self.sock.close()
         if self._bridge is not None:
             self._bridge.leave()
 
     def is_quiet(self) -> bool:
-        """Say whether there is neither anything to read nor an end."""
+        """Return whether there is nothing to read, not even the end."""
         try:
             self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -108,11 +108,11 @@ class Connection:
 
 
 def _ignore(_events: int) -> None:
-    """Do nothing about an event."""
+    """Ignore an event."""
 
 
 class Pool:
-    """Idle connections by upstream, the newest first; an idle one that becomes readable is closed at once."""
+    """Idle connections by upstream, newest first; an idle one that becomes readable is closed at once."""
 
     def __init__(self, hub: Hub, *, connect_s: float, idle_s: float) -> None:
         self.hub = hub
@@ -126,7 +126,7 @@ class Pool:
         return f"<Pool {sum(map(len, self._idle.values()))} idle to {len(self._idle)} upstreams>"
 
     def acquire(self, upstream: Upstream) -> Connection | None:
-        """Take an idle connection, if there is one that is young enough and has nothing to say unasked."""
+        """Return an idle connection that is young enough and has nothing to read, or None."""
         idle = self._idle.get(upstream)
         while idle:
             connection, _ = idle.popitem()
@@ -136,7 +136,7 @@ class Pool:
         return None
 
     def release(self, connection: Connection) -> None:
-        """Take back a connection whose exchange has ended cleanly."""
+        """Keep a connection whose exchange has ended cleanly."""
         connection.park()
         connection.idle_since = trio.current_time()
         self._idle.setdefault(connection.upstream, {})[connection] = None
@@ -153,7 +153,7 @@ class Pool:
                 idle.popitem()[0].close()
 
     async def connect(self, upstream: Upstream) -> Connection:
-        """Open a connection. Raises ApiError 502 with the reason where that fails or takes longer than `connect_s`."""
+        """Open a connection. Raises ApiError: 502 with the reason, also after `connect_s`; 503 without resources."""
         try:
             with trio.fail_after(self.connect_s):
                 sock = await self._open(upstream)
@@ -185,9 +185,9 @@ class Pool:
         raise failure or OSError(errno.EHOSTUNREACH, "no address")
 
     async def _look_up(self, upstream: Upstream) -> Sequence[Any]:
-        """Give what `getaddrinfo` gives.
+        """Return the result of `getaddrinfo`.
 
-        A resolver that is slow keeps its threads for longer than anybody waits: no upstream may take those of others.
+        A slow resolver holds its threads for longer than a request waits, so every upstream has threads of its own.
         """
         with contextlib.suppress(socket.gaierror):
             return _getaddrinfo(upstream.host, upstream.port, socket.AI_NUMERICHOST)
@@ -205,7 +205,7 @@ class Pool:
         return Connection(self, upstream, bridge.plain, bridge)
 
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve the pool's connections, and close idle ones as they get too old; its users must be inside."""
+        """Serve encrypted connections and close old idle ones, for as long as anything uses this pool."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             while True:
@@ -230,7 +230,7 @@ async def _connect(family: int, address: Any) -> socket.socket:
         sock.setblocking(False)
         if family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A unix socket whose backlog is full says EAGAIN, and nothing tells when it is not any more.
+        # A unix socket whose backlog is full fails with EAGAIN, and no event says when there is room again.
         while (number := sock.connect_ex(address)) == errno.EAGAIN:  # noqa: ASYNC110
             await trio.sleep(CONNECT_RETRY_S)
         if number == errno.EINPROGRESS:

@@ -1,7 +1,7 @@
-"""One request read whole from a client's connection.
+"""Read requests from a client's connection, each whole.
 
-A head that is plain in every respect is read by `heads.py`, all others by h11, whose strictness is the protection
-against smuggling: what gets through can be read in one way only.
+A plain head is parsed by `heads.py`, all others by h11, whose strictness protects against request smuggling: a head
+that it accepts can be read in one way only.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from ichat.http.heads import Headers, RequestHead, parse_plain_request_head
 PIECES_MAX = 128
 """Pieces of a body taken before other tasks get their turn."""
 RECV_BYTES = 65536
-"""Received at most at a time while a head, or a body in chunks, is read."""
+"""Bytes received at a time, at most, while a head or a body in chunks is read."""
 _BUFFER = bytearray(256 * 1024)
 _VIEW = memoryview(_BUFFER)
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
@@ -31,7 +31,7 @@ _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 @attrs.define(eq=False)
 class Request:
-    """One request, body included."""
+    """One request, including its body."""
 
     method: bytes
     target: bytes
@@ -42,19 +42,19 @@ class Request:
     headers: Headers
     body: bytes | bytearray
     id: bytes
-    """The client's `x-request-id` where it is sane, else one of ours."""
+    """The client's `x-request-id` if it is valid, else one of ours."""
     keep_alive: bool
     """Whether the client lets the connection carry another request."""
 
     def release_body(self) -> None:
-        """Free body and headers: whoever answers needs them no more, and the response may take an hour."""
+        """Free body and headers when they are no longer needed: the response may take an hour."""
         self.body = b""
         self.headers = []
 
 
 @attrs.define
 class RequestIds:
-    """Ids that are unique without asking the kernel for randomness each time."""
+    """Unique ids that do not ask the kernel for randomness each time."""
 
     prefix: str = attrs.field(factory=lambda: os.urandom(6).hex())
     count: "itertools.count[int]" = attrs.field(factory=lambda: itertools.count(1))
@@ -63,7 +63,7 @@ class RequestIds:
         return f"req-{self.prefix}-{next(self.count):x}".encode()
 
     def of(self, headers: Headers) -> bytes:
-        """Give the id that a request has brought, if it is sane, else a new one."""
+        """Return the id that a request came with, if it is valid, else a new one."""
         found = b""
         for name, value in headers:
             if name == b"x-request-id":
@@ -72,7 +72,7 @@ class RequestIds:
 
 
 class Bounds(Protocol):
-    """Where a reader looks up what holds at the time; both may be replaced."""
+    """Where a reader looks up the current bounds; both may be replaced by a reload."""
 
     limits: Limits
     timeouts: Timeouts
@@ -92,11 +92,11 @@ class RequestReader:
         self._ids = ids
         self._send_all = send_all
         self._leftover = b""
-        """Bytes that were received behind what has been read."""
+        """Bytes received but not yet read."""
         self._parser: h11.Connection | None = None
-        """What has read the current head, unless that was a plain one."""
+        """Has read the current head, unless that is a plain one."""
         self._fed = 0
-        """Bytes that the parser was given of this request and what follows it."""
+        """Bytes given to the parser."""
         self.idle = True
         """Whether it waits for the first byte of a request."""
 
@@ -147,7 +147,7 @@ class RequestReader:
         if self._fed - len(parser.trailing_data[0]) > self._bounds.limits.head_bytes_max:
             raise errors.head_too_large(self._bounds.limits.head_bytes_max)
         if event.http_version not in (b"1.1", b"1.0"):
-            raise errors.bad_request(f"HTTP/{event.http_version.decode()} is not spoken here, only HTTP/1.1 is.")
+            raise errors.bad_request(f"HTTP/{event.http_version.decode()} is not supported: use HTTP/1.1.")
         if not event.target.startswith(b"/"):
             raise errors.bad_request("The request target must be a path that begins with '/'.")
         return RequestHead(
@@ -155,7 +155,7 @@ class RequestReader:
         )
 
     async def _next_event(self, parser: h11.Connection, deadline: float) -> object:
-        """Give the parser's next event, fed as it needs; None where the client has left. Raises ApiError."""
+        """Return the parser's next event, feeding it as needed; None if the client has left. Raises ApiError."""
         while True:
             try:
                 event = parser.next_event()
@@ -173,7 +173,7 @@ class RequestReader:
             parser.receive_data(data)
 
     def _announced_length(self, head: h11.Request) -> int | None:
-        """Give the length of the body; None where it comes in chunks. Refuses one that could be read in two ways."""
+        """Return the length of the body, or None for one in chunks. Raises ApiError if both are announced."""
         length = b"0"
         is_chunked = False
         is_announced = False
@@ -203,7 +203,7 @@ class RequestReader:
         return body if isinstance(event, h11.EndOfMessage) else None
 
     async def _read_exactly(self, length: int, data: bytes, deadline: float) -> bytes | bytearray | None:
-        """Read a body of a known length: what was received behind the head, and the rest without more copies."""
+        """Return a body of a known length: the bytes received with the head, and the rest with one copy only."""
         if len(data) >= length:
             self._leftover = data[length:]
             return data[:length]
@@ -234,23 +234,23 @@ class RequestReader:
         )
 
     def has_more(self) -> bool:
-        """Say whether the client has sent something that was not read."""
+        """Return whether the client has sent something that was not read."""
         return bool(self._leftover) or self.is_asking()
 
     def is_asking(self) -> bool:
-        """Say whether something has arrived that was not received yet."""
+        """Return whether the client has sent something that was not received yet."""
         try:
             return bool(self._sock.recv(1, socket.MSG_PEEK))
         except OSError:
             return False
 
     async def receive(self, deadline: float) -> bytes | None:
-        """Receive some bytes: empty at the end of the stream, None when nothing came in time."""
+        """Return some bytes: none at the end of the stream, None if nothing came in time."""
         received = await self._receive_into(RECV_BYTES, deadline)
         return None if received is None else bytes(received)
 
     async def _receive_into(self, bytes_max: int, deadline: float) -> memoryview | None:
-        """Receive some bytes into a buffer that all clients share: the view of them is good until the next await."""
+        """Return a view of some bytes in a buffer that all clients share; it is valid until the next await."""
         waited = False
         while True:
             try:
@@ -271,7 +271,7 @@ class RequestReader:
                 return memoryview(data) if trio.current_time() < deadline else None
 
     async def _continue(self, parser: h11.Connection) -> None:
-        """Ask for the body where the client waits for that (RFC 9110, section 10.1.1)."""
+        """Ask for the body if the client waits for that (RFC 9110, section 10.1.1)."""
         if parser.they_are_waiting_for_100_continue:
             event = h11.InformationalResponse(status_code=100, headers=[])
             await self._send_all(parser.send(event) or b"")

@@ -1,6 +1,6 @@
-"""A client's connection, as the code that answers its requests sees it.
+"""A client's connection: send a response, and decide what becomes of the connection.
 
-Responses are written straight to the socket by whatever answers: the relay, the engine's thread, or `Client.respond`.
+The relay and the engine's thread write to its socket directly; all others use `Client.respond` and `Client.send_all`.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from ichat.http.tls import RESET
 from ichat.protocol import CODE_HEADER, ERROR_HEADER, WHY_HEADER
 
 NO_CONTENT = 204
-"""A response of this status has no length either (RFC 9110, section 8.6)."""
+"""A response of this status has no body and no length (RFC 9110, section 8.6)."""
 
 
 class Door(Protocol):

@@ -1,8 +1,7 @@
 """TLS on either side: a bridge between an encrypted connection and a plain socket of this process.
 
-The front door, the hub and the relays know plain sockets only. An encrypted connection is one end of a bridge, whose
-other end is such a socket: two tasks move the bytes, on Trio's path. So a connection behaves alike with and without
-TLS, in every case, for the price of one more copy.
+The front door, the hub and the relays know plain sockets only. Two tasks of a bridge move the bytes between an
+encrypted connection and such a socket. So connections behave alike with and without TLS, at the price of one more copy.
 """
 
 import contextlib
@@ -18,15 +17,15 @@ from ichat.errors import EXIT_USAGE, Exit
 
 RECV_BYTES = 65536
 CLOSE_S = 1.0
-"""How long the end of a connection may take to be said."""
+"""How long announcing the end of a connection may take."""
 RESET = struct.pack("ii", 1, 0)
 """Makes `close` reset the connection (socket(7), SO_LINGER)."""
 _ENDED = (trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError)
-"""What the streams raise when a connection has ended, on either side."""
+"""Raised by the streams when a connection has ended on either side."""
 
 
 def server_context(certificate: str, key: str) -> ssl.SSLContext:
-    """Make the context of a front door from two PEM files. Raises Exit 64 where they are not usable."""
+    """Return the context of a front door for two PEM files. Raises Exit 64 if they are not usable."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
     for path in (certificate, key):
@@ -44,9 +43,9 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext:
 
 
 def client_context(ca_certificates: str | None) -> ssl.SSLContext:
-    """Make the context for an upstream: certificates are verified, by the system's or the given authorities.
+    """Return the context for upstreams, which verifies certificates by the system's or the given authorities.
 
-    Raises Exit 64 where the given ones are not usable.
+    Raises Exit 64 if the given ones are not usable.
     """
     try:
         context = ssl.create_default_context(cafile=ca_certificates)
@@ -65,46 +64,46 @@ class Bridge:
     """One encrypted connection, and the plain socket through which it is used."""
 
     plain: socket.socket
-    """For whoever uses the connection: closing it closes the connection."""
+    """The user's end: closing it closes the connection."""
     _encrypted: "trio.SSLStream[trio.SocketStream]"
     _inner: trio.SocketStream
     _tolerant: bool
     truncated: bool = False
-    """Whether the peer ended the connection without saying so, as an attacker on the way could have done."""
+    """Whether the connection ended unannounced, as an attacker on the way could make it."""
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _left: trio.Event = attrs.field(factory=trio.Event)
 
     async def run(self) -> None:
-        """Move bytes until the plain socket is closed, or for as long as `leave` says; `aclose` afterwards."""
+        """Move bytes until the plain socket is closed, or the time of `leave` is over; call `aclose` afterwards."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._move_in)
                     is_whole = await self._move_out()
                     with trio.move_on_after(math.inf if is_whole else CLOSE_S):
-                        await self._left.wait()  # what the peer still says may be wanted
+                        await self._left.wait()  # the user may want what the peer still sends
                     nursery.cancel_scope.cancel()
         finally:
             self._inner.socket.close()
 
     async def aclose(self) -> None:
-        """Close the connection in good order where that is still possible; the caller bounds the time."""
+        """Close the connection in good order if that is still possible; the caller bounds the time."""
         with contextlib.suppress(*_ENDED):
             await self._encrypted.aclose()
 
     def abort(self) -> None:
-        """Reset the connection, which is an error to the peer."""
+        """Reset the connection, so that the peer sees an error."""
         sock = self._encrypted.transport_stream.socket
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         sock.close()
 
     def leave(self, wait_s: float = CLOSE_S) -> None:
-        """Say that the plain socket is closed: what was written to it may still be sent for so long."""
+        """Called when the plain socket is closed: what was written to it may still be sent for so long."""
         self._scope.deadline = trio.current_time() + wait_s
         self._left.set()
 
     async def _move_in(self) -> None:
-        """From the network to the plain socket."""
+        """Move bytes from the network to the plain socket."""
         try:
             while data := await self._encrypted.receive_some(RECV_BYTES):
                 await self._inner.send_all(data)
@@ -114,7 +113,7 @@ class Bridge:
             await self._inner.send_eof()
 
     async def _move_out(self) -> bool:
-        """From the plain socket to the network; say whether all of it could be sent."""
+        """Move bytes from the plain socket to the network; return whether all could be sent."""
         try:
             while data := await self._inner.receive_some(RECV_BYTES):
                 await self._encrypted.send_all(data)
@@ -127,10 +126,10 @@ class Bridge:
 async def make_bridge(
     sock: socket.socket, context: ssl.SSLContext, *, server_hostname: str | None, tolerant: bool
 ) -> Bridge:
-    """Shake hands on a connected socket, as its client where there is a hostname to verify, and make the bridge.
+    """Return a bridge after the handshake on a connected socket, as its client if there is a hostname to verify.
 
-    `tolerant`: an end that was not announced is an end like any other. Raises OSError where the handshake fails; the
-    caller bounds its time. The socket is closed in any case but success.
+    `tolerant` accepts an unannounced end. Raises OSError if the handshake fails; the caller bounds its time. The socket
+    is closed unless that succeeds.
     """
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
     encrypted = trio.SSLStream(

@@ -44,7 +44,7 @@ HEAD_MAX = Answer(
     431, "The request head is larger than", "head_too_large", closes=True, stricter="limits.head_bytes_max"
 )
 VERSION = Answer(
-    400, "is not spoken here, only HTTP/1.1 is.", closes=True, stricter="h11 takes every version of the form HTTP/d.d"
+    400, "is not supported: use HTTP/1.1.", closes=True, stricter="h11 takes every version of the form HTTP/d.d"
 )
 TWO_WAYS = Answer(400, "The path must be plain", stricter="an upstream may take it for another route")
 PATH_ONLY = Answer(
