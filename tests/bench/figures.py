@@ -61,7 +61,7 @@ def figures_of(load, scenario, cpu_ns, memory_mb):
 
 
 def table(scenario, rounds, ratios):
-    """Give the lines that show one scenario: `rounds` has the figures of each process by its name."""
+    """Return the lines that show one scenario: `rounds` has the figures of each process by its name."""
     unit = f"CPU µs/{scenario.unit}"
     yield f"{scenario.name}: {scenario.connections} connections, {scenario.requests} requests"
     yield f"  {'':10}{unit:>15}" + "".join(f"{title:>12}" for title in COLUMNS.values()) + f"{'failed':>9}"
@@ -87,7 +87,7 @@ def number(value, width):
 
 
 def spread(ratio, rounds):
-    """Give the median of the rounds' ratios, with the least and the greatest."""
+    """Return the median of the rounds' ratios, with the least and the greatest."""
     pairs = zip(rounds[ratio.over], rounds[ratio.under], strict=True)
     parts = [(getattr(over, ratio.figure), getattr(under, ratio.figure)) for over, under in pairs]
     found = [over / under for over, under in parts if over and under]

@@ -119,7 +119,7 @@ class Load:
 
 
 def share(values, part):
-    """Give the value below which this part of all lies, in milliseconds."""
+    """Return the value below which this part of all lies, in milliseconds."""
     return sorted(values)[min(len(values) - 1, int(len(values) * part))] * 1e3 if values else 0.0
 
 

@@ -77,7 +77,7 @@ class Process:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
 
     def family(self):
-        """Give the process and its descendants, as far as they live."""
+        """Return the process and its descendants, as far as they live."""
         with contextlib.suppress(psutil.NoSuchProcess):
             if self._popen.poll() is None:
                 return [self._process, *self._process.children(recursive=True)]
@@ -88,7 +88,7 @@ class Process:
         return {"tree": family, "alone": family[:1], "nothing": []}[self.counts]
 
     def cpu_ns(self):
-        """Give the nanoseconds of CPU that each thread has used; `spent` makes a sum of two such pictures."""
+        """Return the nanoseconds of CPU that each thread has used; `spent` makes a sum of two such pictures."""
         return {thread: used for process in self.counted() for thread, used in threads_ns(process)}
 
     def memory_mb(self):
@@ -108,7 +108,7 @@ class Process:
 
 
 def threads_ns(process):
-    """Give what each thread has used; where the kernel does not say, the whole process, in ticks of the clock."""
+    """Return what each thread has used; where the kernel does not say, the whole process, in ticks of the clock."""
     try:
         if not HAS_SCHEDSTAT:
             times = process.cpu_times()
@@ -123,13 +123,13 @@ def threads_ns(process):
 
 
 def spent(before, after):
-    """Give the nanoseconds between two pictures; a thread that has ended since counts for nothing."""
+    """Return the nanoseconds between two pictures; a thread that has ended since counts for nothing."""
     return sum(used - before.get(thread, 0) for thread, used in after.items())
 
 
 @contextlib.contextmanager
 def processes():
-    """Give a list for processes: at the end of the block all of them are ended, with all that they have started."""
+    """Yield a list for processes: at the end of the block all of them are ended, with all that they have started."""
     started = []
     try:
         yield started

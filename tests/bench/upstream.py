@@ -63,7 +63,7 @@ class Connection(asyncio.Protocol):
             self.answer(json.loads(body or b"{}"))
 
     def take(self):
-        """Give the body of the next request, or None while it is not complete."""
+        """Return the body of the next request, or None while it is not complete."""
         head, blank, rest = self.buffer.partition(b"\r\n\r\n")
         if not blank:
             return None

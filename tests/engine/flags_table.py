@@ -439,13 +439,13 @@ class Engine:
         raise RuntimeError(f"the parser of {self.name} could not be made")
 
     def parse(self, words):
-        """Give what the engine's parser makes of words: its values, or its error."""
+        """Return what the engine's parser makes of words: its values, or its error."""
         self._process.stdin.write(json.dumps(words) + "\n")
         self._process.stdin.flush()
         return self._read()
 
     def translate(self, words):
-        """Give the steps, or the reason why the words are refused."""
+        """Return the steps, or the reason why the words are refused."""
         try:
             return translate(words, self.parser, self.table)
         except Exit as exit_:
@@ -465,18 +465,18 @@ class Row:
 
 
 def sglang_rows():
-    """Give appendix A."""
+    """Return appendix A."""
     return [Row(shlex.split(line), "A") for line in SGLANG.split("\n") if line]
 
 
 def vllm_rows():
-    """Give the documents on vLLM."""
+    """Return the documents on vLLM."""
     split = [(line[:5].strip(), line[5:]) for line in VLLM.split("\n") if line]
     return [Row(shlex.split(words), documents) for documents, words in split]
 
 
 def verdict(engine, words):
-    """Say in one table cell what an engine makes of a flag."""
+    """Return, for one table cell, what an engine makes of a flag."""
     found = engine.translate(words)
     if isinstance(found, str):
         return "refused: " + found.partition(f"{words[0]} ")[2].removeprefix("is refused: ")

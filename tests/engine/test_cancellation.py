@@ -90,7 +90,7 @@ class Place(Deployment):
         super().end()
 
     def now(self):
-        """Give the time without what the machine stood still."""
+        """Return the time without what the machine stood still."""
         return time.monotonic() - self._clock.lost
 
     def ask(self, *, stream, model="tiny", **more):
@@ -112,13 +112,13 @@ class Place(Deployment):
             self.at_gateway()
 
     def cancelled(self):
-        """Give what the gateway counts of requests whose clients left, by phase."""
+        """Return what the gateway counts of requests whose clients left, by phase."""
         text = httpx.get(f"{self.url}/metrics").text
         found = re.findall(r'(?m)^ichat_requests_cancelled_total\{.*phase="(\w+)".*\} (\S+)', text)
         return Counter({phase: int(float(count)) for phase, count in found})
 
     def connecting(self):
-        """Give how many connections the gateway is about to make."""
+        """Return how many connections the gateway is about to make."""
         found = psutil.Process(self.program.process.pid).net_connections("tcp")
         return sum(one.status == psutil.CONN_SYN_SENT for one in found)
 
@@ -137,7 +137,7 @@ class Watch:
         return self.place.running(), self.place.at_gateway()
 
     def settle(self, since):
-        """Give the seconds until the counts were as before and stayed so; `since` is a time of the place's clock."""
+        """Return the seconds until the counts were as before and stayed so; `since` is a time of the place's clock."""
         settled = None
         while settled is None or self.place.now() - settled < CALM_S:
             # or less: what holds a place may come to its end, too

@@ -85,7 +85,7 @@ def client(chat):
 
 
 def post(url, body, **headers):
-    """Give status, headers and parsed JSON."""
+    """Return status, headers and parsed JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json", **headers})
     try:
@@ -500,7 +500,7 @@ def test_sglang_lets_go_of_its_memory_only_when_it_is_idle(chat):
 
 
 def rest_of(sock):
-    """Give everything that still comes."""
+    """Return everything that still comes."""
     data = b""
     with sock:
         while not data.endswith((b"\r\n0\r\n\r\n", b"}")):
@@ -834,7 +834,7 @@ def vision(request, tmp_path_factory):
 
 
 def picture(size, shade):
-    """Give a square PNG as a data URL."""
+    """Return a square PNG as a data URL."""
     rows = b"".join(b"\0" + bytes((shade, 255 - shade, x % 256))[:3] * size for x in range(size))
 
     def piece(kind, data):

@@ -59,7 +59,7 @@ async def hello(stream, head, body):
 
 
 def rules_of_the_control_plane():
-    """Give every route of the real application, as method and path."""
+    """Return every route of the real application, as method and path."""
     for rule in make_app(
         types.SimpleNamespace(registry=None, balancer=None, supervisor=None), None, None
     ).url_map.iter_rules():
@@ -98,7 +98,7 @@ async def ask(client, method, path, key="", place="here", body=b"{}"):
 
 
 async def outcomes(connect_from, port, method, path, body=b"{}"):
-    """Give what becomes of a request, for each key and place: `yes` where it is let in, else the status."""
+    """Return what becomes of a request, for each key and place: `yes` where it is let in, else the status."""
     found = []
     for place in PLACES:
         for name, key in KEYS.items():

@@ -163,7 +163,7 @@ async def hello(stream, head, body):
 
 
 def requests_to(upstream):
-    """Give what a worker was sent by clients, and not by the gateway itself, which follows its log."""
+    """Return what a worker was sent by clients, and not by the gateway itself, which follows its log."""
     return [(head, body) for head, body in upstream.requests if head.method == b"POST"]
 
 

@@ -58,7 +58,7 @@ def exposition_of(engine):
 
 @pytest.fixture
 async def real(serve, gateway_to, connect):
-    """Give what a gateway shows that has had requests, and has workers with both engines."""
+    """Return what a gateway shows that has had requests, and has workers with both engines."""
 
     async def stream(socket_stream, head, body):
         await socket_stream.send_all(SSE_HEAD + event(0) + SSE_END)
@@ -108,7 +108,7 @@ class Expression:
         return found[1]
 
     def check(self, real: Shown):
-        """Say what is asked for that is not there."""
+        """Return what is asked for that is not there."""
         assert self.names
         assert self.names >= self.asked.keys()
         for name in self.names:
@@ -120,7 +120,7 @@ class Expression:
                 assert "le" in self.groups
 
     def keeps(self, real):
-        """Give the labels that its result has."""
+        """Return the labels that its result has."""
         kept = self.groups - {"le"}
         return kept or set.intersection(
             *({label for labels in real.labels(name) for label in labels} for name in self.names)

@@ -269,7 +269,7 @@ async def test_a_request_that_kills_its_upstream_kills_no_other(serve, nursery, 
 
 
 async def ended(client):
-    """Say how a connection ends: in good order, or broken."""
+    """Return how a connection ends: in good order, or broken."""
     try:
         await client.everything()
     except trio.BrokenResourceError:
@@ -644,7 +644,7 @@ def declining(code):
 
 
 def asked(upstream):
-    """Give the bodies of the requests for a model."""
+    """Return the bodies of the requests for a model."""
     return [body for head, body in upstream.requests if head.method == b"POST"]
 
 

@@ -377,7 +377,7 @@ async def test_an_encrypted_route_is_verified(nursery):
 
 @pytest.fixture
 def foreign():
-    """Give the port of a server that is none of iChat's, and what it was asked for."""
+    """Return the port of a server that is none of iChat's, and what it was asked for."""
     asked = []
 
     class Plain(http.server.BaseHTTPRequestHandler):

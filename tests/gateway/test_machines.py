@@ -108,7 +108,7 @@ async def test_a_driver_that_hangs_holds_no_lookout_up(monkeypatch, mock_clock):
 
 
 def seen(*told, own=None):
-    """Give names, and of each GPU its label, uuid and who holds it."""
+    """Return names, and of each GPU its label, uuid and who holds it."""
     return {
         one.name: None if one.gpus is None else [(gpu.label, gpu.gpu.uuid, dict(gpu.held)) for gpu in one.gpus]
         for one in machines_of(own, told)
@@ -246,7 +246,7 @@ async def test_a_machine_rides_in_beats_when_it_changes(serve, nursery):
 
 @pytest.fixture
 def nvml(monkeypatch):
-    """Give the gateway's machine two GPUs, of which one is lost."""
+    """Put two GPUs into the gateway's machine, of which one is lost."""
     module = Nvml(buses=(1, 2), instead={("nvmlDeviceGetHandleByIndex", 1): NVMLError(15)})
     monkeypatch.setitem(sys.modules, "pynvml", module)
 

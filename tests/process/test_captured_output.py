@@ -92,7 +92,7 @@ def start(program, **options):
 
 
 def run(program):
-    """Give exit code, standard output and standard error of a program."""
+    """Return exit code, standard output and standard error of a program."""
     process = start(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, err = process.communicate(timeout=LIMIT_S)
     return process.returncode, out, err

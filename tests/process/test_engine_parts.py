@@ -345,7 +345,7 @@ class Requests:
 
 @pytest.fixture
 def inside(app):
-    """Give the stand-in for `requests`, with its loop on another thread."""
+    """Return the stand-in for `requests`, with its loop on another thread."""
     loop = asyncio.new_event_loop()
     made = LoopbackRequests(app, loop, Requests())
     thread = threading.Thread(target=loop.run_forever, daemon=True)

@@ -151,7 +151,7 @@ SENTENCE = "node-1, another member of its group, has been silent for 9 s"
 
 @pytest.fixture
 def closed_port():
-    """Give a port that is taken and refuses connections."""
+    """Return a port that is taken and refuses connections."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]

@@ -147,7 +147,7 @@ def test_the_keys_of_a_launch_are_those_of_the_class(said):
 
 
 def bounds_of(said, name):
-    """Give each number with a bound: its key, a value at the bound, and one just beyond."""
+    """Return each number with a bound: its key, a value at the bound, and one just beyond."""
     for key, schema in said["components"]["schemas"][name]["properties"].items():
         beyond = 1 if "integer" in schema.get("type", ()) else 0.001
         for bound, step in (("minimum", -beyond), ("maximum", beyond)):
@@ -327,7 +327,7 @@ api_base = "http://127.0.0.1:9/v1"
 
 
 def asked(program, method, path, body=None):
-    """Give status, headers and text."""
+    """Return status, headers and text."""
     request = urllib.request.Request(f"http://127.0.0.1:{program.port}{path}", body, method=method)
     try:
         with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:

@@ -31,7 +31,7 @@ UNKNOWN = 2**64 - 1
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Give the machine GPUs."""
+    """Put GPUs into the machine."""
 
     def has(*args, **kwargs):
         nvml = Nvml(*args, **kwargs)

@@ -31,7 +31,7 @@ def settings_of(unit):
 
 
 def arguments_of(unit, role):
-    """Give what the unit's command line gives to a role of `ichat.pyz`."""
+    """Return what the unit's command line passes to a role of `ichat.pyz`."""
     _python, pyz, named, *arguments = shlex.split(settings_of(unit)["ExecStart"])
     assert (pathlib.PurePath(pyz).name, named) == ("ichat.pyz", role)
     return arguments

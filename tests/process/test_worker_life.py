@@ -92,7 +92,7 @@ def gateway():
 
 
 def events_of(text):
-    """Give lines by number, and the sum of what was missed; numbers and gaps must fit without a hole."""
+    """Return lines by number, and the sum of what was missed; numbers and gaps must fit without a hole."""
     lines, lost, expected = {}, 0, None
     for block in text.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))

@@ -65,7 +65,7 @@ class Weights:
     samples: list = attrs.field(factory=list)
 
     def growth_mb(self):
-        """Give how much more memory there is at the end than after the first quarter."""
+        """Return how much more memory there is at the end than after the first quarter."""
         quarter = self.samples[len(self.samples) // 4 :][:3]
         return _median(mb for _, mb in self.samples[-3:]) - _median(mb for _, mb in quarter)
 
@@ -235,7 +235,7 @@ class Chaos:
             ledger.wrong(f"memory grows by {weights.slope_mb_per_hour():.1f} MB an hour")
 
     async def _held(self):
-        """Give what is still held, each in words."""
+        """Return what is still held, each in words."""
         site, weights, found = self.site, self.weights, []
         for name in ("ichat_requests_in_flight", "ichat_requests_queued"):
             value = await site.metric(name)

@@ -269,7 +269,7 @@ class Faults:
 
 
 def deck(seed, kinds, count):
-    """Give the kinds of so many faults: each comes once before any comes twice."""
+    """Return the kinds of so many faults: each comes once before any comes twice."""
     rng, found = random.Random(f"{seed}/deck"), []
     while len(found) < count:
         found += rng.sample(kinds, len(kinds))

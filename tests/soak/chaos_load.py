@@ -88,7 +88,7 @@ class Ledger:
 
 
 def error_of(status, body):
-    """Give the code of an error in OpenAI's form. Raises Wrong where it is none, or one that must not be."""
+    """Return the code of an error in OpenAI's form. Raises Wrong where it is none, or one that must not be."""
     try:
         error = json.loads(body)["error"]
         message, kind, code = error["message"], error["type"], error["code"]
@@ -104,7 +104,7 @@ def error_of(status, body):
 
 
 def judge_error(reply, may_be):
-    """Give the outcome of a response that is an error. Raises Wrong."""
+    """Return the outcome of a response that is an error. Raises Wrong."""
     if reply.end != "whole":
         raise Wrong(f"an error of which only a part came: {reply}")
     code = error_of(reply.status, reply.body)
@@ -118,7 +118,7 @@ def judge_error(reply, may_be):
 
 
 def judge(reply, whole, may_be):
-    """Give the outcome of one response: `right`, an error's, or `broken off`. Raises Wrong.
+    """Return the outcome of one response: `right`, an error's, or `broken off`. Raises Wrong.
 
     `whole` says whether a body is all of the right one, or, where its second argument is set, the beginning of it.
     """
@@ -242,7 +242,7 @@ class RealAnswers:
 
 
 def _tokens_of(data):
-    """Give how many tokens an answer, or the last event of a stream, says that it has; None where it says nothing."""
+    """Return how many tokens an answer, or the last event of a stream, says that it has; None where it says nothing."""
     try:
         return json.loads(data)["usage"]["completion_tokens"]
     except (ValueError, KeyError, TypeError):

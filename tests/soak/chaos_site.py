@@ -166,7 +166,7 @@ class Site:
         self.fars = []
 
     def command(self, *words):
-        """Give the command that runs iChat so."""
+        """Return the command that runs iChat so."""
         return [sys.executable, *([PYZ] if self._is_pyz else ["-m", "ichat"]), *words]
 
     def text(self, workers, more="", queue_max=6):
@@ -213,18 +213,18 @@ class Site:
             return reply.status, reply.body.decode(errors="replace")
 
     async def workers(self):
-        """Give what the gateway says of each worker."""
+        """Return what the gateway says of each worker."""
         status, found = await self.ask("GET", "/v1/admin/workers")
         assert status == 200, (status, found)
         return found["data"]
 
     async def managed(self, *models):
-        """Give the managed workers of these models that have a process."""
+        """Return the managed workers of these models that have a process."""
         found = await self.workers()
         return [one for one in found if one["managed"] and one["model_name"] in models and one.get("pid")]
 
     def children_of(self, pid):
-        """Give the processes of a worker's engine that hold its model; of the fake engine, all that it needs."""
+        """Return the processes of a worker's engine that hold its model; of the fake engine, all that it needs."""
         title = {"fake": "spawn_main", "vllm": "EngineCore", "sglang": "sglang::scheduler"}[self.backend]
         with contextlib.suppress(psutil.NoSuchProcess):
             return [one for one in psutil.Process(pid).children(recursive=True) if title in _words(one)]
@@ -251,15 +251,15 @@ class Site:
         return sum(map(float, found))
 
     def weigh(self):
-        """Give the gateway's memory in MB, its descriptors and its threads."""
+        """Return the gateway's memory in MB, its descriptors and its threads."""
         return _weigh(self.program.family)
 
     def zombies(self):
-        """Give the gateway's children that have ended and were not waited for."""
+        """Return the gateway's children that have ended and were not waited for."""
         return [one.pid for one in self.program.family.children() if one.status() == psutil.STATUS_ZOMBIE]
 
     def leftovers(self):
-        """Give the processes and the sockets that a gateway must not leave behind, each in words."""
+        """Return the processes and the sockets that a gateway must not leave behind, each in words."""
         marked = [one for one, _ in marked_by(f"{self.directory}/state:") if not is_resource_tracker(one)]
         left = [f"process {one.pid} {_words(one)}" for one in marked]
         for path in (self.directory / "state").rglob("*"):
@@ -284,7 +284,7 @@ def _weigh(process):
 
 
 def weigh(pid):
-    """Give a process' memory in MB, its descriptors and its threads."""
+    """Return a process' memory in MB, its descriptors and its threads."""
     return _weigh(psutil.Process(pid))
 
 
@@ -296,7 +296,7 @@ def _words(process):
 
 
 def _quiet_port():
-    """Give a free port below those that the kernel gives out by itself: another start of the same worker finds it free."""
+    """Return a free port below those that the kernel gives out by itself: another start of the same worker finds it free."""
     first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.randrange(10_000, first)

@@ -144,7 +144,7 @@ TOKENS = [
 
 
 def mark_of(number):
-    """Give what makes an input's requests different from those of all others."""
+    """Return what makes an input's requests different from those of all others."""
     return b"mark%08dz" % number
 
 
@@ -470,7 +470,7 @@ def read_responses(data, methods, *, ended):
 
 
 def digest_of(method, target, headers, body):
-    """Give what two readings of one request have in common."""
+    """Return what two readings of one request have in common."""
     kept = [header for header in passed_on(headers) if not header[0].startswith(NOT_COMPARED)]
     text = repr((method, target.removeprefix(b"/v1"), kept, bytes(body)))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest().encode()
@@ -724,7 +724,7 @@ class Fuzz:
         self.upstream.ledger.settle(digests, unseen, input_.number)
 
     def _may_pass(self, head):
-        """Say whether a request may reach the upstream."""
+        """Return whether a request may reach the upstream."""
         return head.method == b"POST" and (not self.keyed or _has_key(head))
 
     async def _exchange(self, sock, input_, reading):
@@ -761,7 +761,7 @@ class Fuzz:
             return received, "reset"
 
     def _patience(self, input_, reading, received, methods):
-        """Say how many seconds a client waits for more."""
+        """Return how many seconds a client waits for more."""
         if input_.end in ("patient", "half"):
             return LIMIT_S
         responses, _ = read_responses(received, methods, ended=False)
@@ -898,7 +898,7 @@ class Fuzz:
 
 
 def _reported(body):
-    """Give what stands before the gateway's own last event, if there is one."""
+    """Return what stands before the gateway's own last event, if there is one."""
     before, found, last = body.rpartition(b'\n\ndata: {"error": ')
     return before if found and b"upstream_" in last else None
 
@@ -908,18 +908,18 @@ def _is_refused(response):
 
 
 def _is_here(head):
-    """Say whether a request may be the operator's: it is for this machine by name, and comes through nobody."""
+    """Return whether a request may be the operator's: it is for this machine by name, and comes through nobody."""
     headers = dict(head.headers)
     return headers.get(b"host", b"").lower().startswith(b"localhost") and b"x-forwarded-for" not in headers
 
 
 def _has_key(head):
-    """Say whether the key stands anywhere where it may."""
+    """Return whether the key stands anywhere where it may."""
     return any(KEY in value for name, value in head.headers if name in CREDENTIALS)
 
 
 def _must_be_answered(head, body, path, *, keyed):
-    """Say whether a request is one that the upstream gets, by rules that are simpler than the gateway's."""
+    """Return whether a request is one that the upstream gets, by rules that are simpler than the gateway's."""
     headers = dict(head.headers)
     credentials = [value for name, value in head.headers if name in CREDENTIALS]
     if (keyed and credentials != [b"Bearer " + KEY]) or b"x-ichat-hop" in headers:
@@ -1016,7 +1016,7 @@ class Gateway:
         self.samples.append((time.monotonic(), self.family.memory_info().rss))
 
     def bugs(self):
-        """Give the tracebacks in its log that were not seen yet."""
+        """Return the tracebacks in its log that were not seen yet."""
         with self.log.open("rb") as file:
             file.seek(self._read)
             text = file.read()
@@ -1032,7 +1032,7 @@ class Gateway:
         self.process.wait()
 
     def figures(self):
-        """Say how memory went: first, last, and the slope over the second half."""
+        """Return how memory went: first, last, and the slope over the second half."""
         half = self.samples[len(self.samples) // 2 :]
         (t0, m0), (t1, m1) = half[0], half[-1]
         slope = (m1 - m0) / max(t1 - t0, 1) * 60

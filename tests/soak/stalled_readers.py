@@ -69,7 +69,7 @@ api_base = "http://127.0.0.1:{port}/v1"
 
 
 def event(number):
-    """Give a chunk of about 180 bytes, with its number in it."""
+    """Return a chunk of about 180 bytes, with its number in it."""
     data = b'data: {"choices":[{"index":0,"delta":{"content":"%09d%b"}}]}\n\n' % (number, b"x" * PADDING)
     return b"%x\r\n%b\r\n" % (len(data), data)
 
@@ -229,7 +229,7 @@ class Window:
             self.seconds[int(at_s)].append(gap_ms)
 
     def p99(self):
-        """Give the 99th percentile of each second, and of these the median: one bad second of the machine is no matter."""
+        """Return the 99th percentile of each second, and of these the median: one bad second of the machine is no matter."""
         return statistics.median(percentile(gaps, 0.99) for gaps in self.seconds.values())
 
     def row(self):
@@ -324,7 +324,7 @@ class Reading:
         return bool(data)
 
     def numbers_lost(self, fd):
-        """Say how many chunks a stream that has ended is short of, by its bytes and by the last number in it."""
+        """Return how many chunks a stream that has ended is short of, by its bytes and by the last number in it."""
         found = re.findall(rb'"content":"([0-9]{9})', self.tails[fd])
         body = self.bytes[fd] - len(END)
         return int(found[-1]) + 1 - body // EVENT_BYTES if found else 1
@@ -378,7 +378,7 @@ class Site:
         return json.loads(self.upstream.stdout.readline())
 
     def resident(self):
-        """Give the gateway's memory in bytes."""
+        """Return the gateway's memory in bytes."""
         return psutil.Process(self.gateway.pid).memory_info().rss
 
 
@@ -391,7 +391,7 @@ def wait_until(condition):
 
 
 def socket_memory():
-    """Give what the kernel holds for all TCP connections of this machine, in bytes."""
+    """Return what the kernel holds for all TCP connections of this machine, in bytes."""
     found = re.search(r"^TCP:.* mem (\d+)", pathlib.Path("/proc/net/sockstat").read_text(), re.MULTILINE)
     return int(found[1]) * resource.getpagesize()
 
@@ -420,7 +420,7 @@ class Facts:
     """How often the machine stood still."""
 
     def ratio(self):
-        """Give by what the gaps' 99th percentile has grown."""
+        """Return by how much the gaps' 99th percentile has grown."""
         return self.windows["held"].p99() / self.windows["reading"].p99()
 
 

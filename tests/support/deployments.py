@@ -48,7 +48,7 @@ def start_fixture(tmp_path):
 
 
 def _workers_of(directory):
-    """Give the workers that outlived a gateway of this test."""
+    """Return the workers that outlived a gateway of this test."""
     return [one for one in psutil.process_iter() if any(str(directory) in word for word in _words(one))]
 
 

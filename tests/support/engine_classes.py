@@ -19,7 +19,7 @@ HEADER = re.compile(r"x-[a-z0-9]+(-[a-z0-9]+)*", re.IGNORECASE)
 
 
 def modules_of(package):
-    """Give the modules of a package that say what requests are, those that can be imported."""
+    """Return the modules of a package that say what requests are, those that can be imported."""
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if found.name.rpartition(".")[2].startswith(("protocol", "api_router", "http_server")):
             try:
@@ -31,7 +31,7 @@ def modules_of(package):
 
 
 def fields_of(module):
-    """Give the fields of a module's request classes, and those that its routes take, each with where it is."""
+    """Return the fields of a module's request classes, and those that its routes take, each with where it is."""
     import fastapi
     import pydantic
 
@@ -68,7 +68,7 @@ def classes_in(annotation):
 
 
 def headers_in(root):
-    """Give what looks like the name of a header in an engine's sources: every `x-…`, and whatever is asked of headers."""
+    """Return what looks like the name of a header in an engine's sources: every `x-…`, and whatever is asked of headers."""
     for path in root.rglob("*.py"):
         text = path.read_text()
         if MENTIONS.search(text) and "benchmarks" not in path.relative_to(root).parts:

@@ -59,7 +59,7 @@ class Client:
         await self.stream.send_all(data)
 
     async def everything(self):
-        """Give all bytes up to the end of the connection."""
+        """Return all bytes up to the end of the connection."""
         data = b""
         with trio.fail_after(LIMIT_S):
             while more := await self.stream.receive_some():
@@ -67,7 +67,7 @@ class Client:
         return data
 
     async def response(self, method=b"POST"):
-        """Give one response: status, headers, body, as h11 reads it; "broken" in place of the body where it broke off."""
+        """Return one response: status, headers, body, as h11 reads it; "broken" in place of the body where it broke off."""
         self.parser = parser = h11.Connection(h11.CLIENT)
         parser.send(h11.Request(method=method, target="/", headers=[("host", "x"), ("connection", "keep-alive")]))
         parser.send(h11.EndOfMessage())
@@ -143,7 +143,7 @@ def plain(body, extra=b""):
 
 
 def code_of(body):
-    """Give the code of an OpenAI error body."""
+    """Return the code of an OpenAI error body."""
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert re.search(r"\w.*\.$", error["message"]), error
@@ -151,7 +151,7 @@ def code_of(body):
 
 
 async def outcome(read):
-    """Give what reading gives, or the 400 that it raises."""
+    """Return what reading returns, or the 400 that it raises."""
     try:
         return await read
     except ApiError as refusal:

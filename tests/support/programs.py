@@ -57,7 +57,7 @@ class Program:
             time.sleep(min(0.5, 0.05 + waited_s / 100))  # what takes long shall not be held up by the question
 
     def get(self, path):
-        """Give status and parsed JSON."""
+        """Return status and parsed JSON."""
         return self.ask(path, None)
 
     def ask(self, path, body, timeout=LIMIT_S):
@@ -108,7 +108,7 @@ class Program:
 
 
 def ichat(*arguments):
-    """Give the command that runs iChat from its sources."""
+    """Return the command that runs iChat from its sources."""
     return [sys.executable, "-m", "ichat", *arguments]
 
 

@@ -44,7 +44,7 @@ def python_of(engine):
 
 
 def flags_of(engine):
-    """Give what an engine needs on the CPU, as a command line."""
+    """Return what an engine needs on the CPU, as a command line."""
     words = []
     for key, value in ON_THE_CPU[engine].items():
         words.append("--" + key.replace("_", "-"))
@@ -93,7 +93,7 @@ class Deployment:
                         one.kill()
 
     def scheduler(self):
-        """Give the process that has the model."""
+        """Return the process that has the model."""
         title = {"vllm": "EngineCore", "sglang": "sglang::scheduler"}[self.engine]
         family = psutil.Process(self.worker()["pid"]).children(recursive=True)
         return next(process for process in family if title in " ".join(process.cmdline()))
@@ -119,7 +119,7 @@ class Deployment:
         return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if re.match(rf"{name}[ {{]", line))
 
     def running(self):
-        """Give how many requests the engine itself says that it is working on."""
+        """Return how many requests the engine itself says that it is working on."""
         names = {"vllm": "vllm:num_requests_(running|waiting)", "sglang": "sglang:num_(running|queue)_reqs"}
         return self.metric(names[self.engine])
 
@@ -141,7 +141,7 @@ class Standstill:
             began = now
 
     def stop(self):
-        """Give the seconds that were lost."""
+        """Return the seconds that were lost."""
         self._stopped.set()
         return self.lost
 

@@ -87,7 +87,7 @@ def write(directory: pathlib.Path, name: str, content: object) -> None:
 
 
 def corpus() -> Iterator[str]:
-    """Give text to learn the tokens from: the documentation strings of the standard library, present everywhere."""
+    """Return text to learn the tokens from: the documentation strings of the standard library, present everywhere."""
     for module in (argparse, collections, decimal, email, logging, typing, unittest):
         for value in vars(module).values():
             text = getattr(value, "__doc__", None)

@@ -38,7 +38,7 @@ def sglang(message, *, kind="BadRequest", param=None, code=400):
 
 
 def vllm_invalid(*details, param):
-    """Give what vLLM makes of pydantic's findings: a line each, places joined with dots."""
+    """Return what vLLM makes of pydantic's findings: a line each, places joined with dots."""
     lines = "".join(
         f"\n  {{'type': '{kind}', 'loc': '{place}', 'msg': {text!r}, 'input': '<dict of 1 items>'{more}}}"
         for kind, place, text, more in details
@@ -48,7 +48,7 @@ def vllm_invalid(*details, param):
 
 
 def sglang_invalid(*details):
-    """Give what SGLang makes of them: a line each, the place in its code, and all of it again."""
+    """Return what SGLang makes of them: a line each, the place in its code, and all of it again."""
     found = [
         f"{{'type': '{kind}', 'loc': {place!r}, 'msg': {text!r}, 'input': {{'model': 'm'}}{more}}}"
         for kind, place, text, more in details

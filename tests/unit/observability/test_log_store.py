@@ -79,7 +79,7 @@ async def run(book, program, worker_id="w"):
 
 
 def shown(block):
-    """Give the events of a block: (number, line), ("gap", lost)."""
+    """Return the events of a block: (number, line), ("gap", lost)."""
     found = []
     for text in block.decode().split("\n\n")[:-1]:
         if not text.startswith(":"):
@@ -89,7 +89,7 @@ def shown(block):
 
 
 async def read(book, query="", last_event_id="", worker_id="w"):
-    """Give what a stream has, to its end."""
+    """Return what a stream has, to its end."""
     found = []
     with trio.fail_after(LIMIT_S):
         async for block in await book.stream(worker_id, read_query(query, last_event_id)):
@@ -257,7 +257,7 @@ async def test_the_run_before(book):
 
 
 def descriptors():
-    """Give what is open; threads of earlier tests may still be about to close theirs."""
+    """Return what is open; threads of earlier tests may still be about to close theirs."""
     return set(os.listdir("/proc/self/fd"))
 
 
@@ -696,7 +696,7 @@ async def test_a_bug_costs_one_worker(book, remote, nursery, monkeypatch, caplog
 
 
 async def taken_from(nursery, book, *events, head=HEAD):
-    """Give the lines that the book has of a worker that sends this."""
+    """Return the lines that the book has of a worker that sends this."""
     upstream = said_by(*events, head=head)
     await follow(nursery, book, {"w": await listen(nursery, upstream)})
     await until(lambda: upstream.closed >= 2 or (upstream.closed and book._records["w"].refused))

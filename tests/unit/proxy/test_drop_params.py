@@ -15,7 +15,7 @@ from ichat.proxy.drop_params import SUPPORTED, ParamRules
 
 
 async def result(rules, body, *, gated=True):
-    """Give the body that the upstream gets, and what was dropped."""
+    """Return the body that the upstream gets, and what was dropped."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     members = await members_of(raw)
     changes = rules.plan(raw, members, gated=gated)

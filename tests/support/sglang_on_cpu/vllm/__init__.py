@@ -12,7 +12,7 @@ import torch
 
 
 def without_pins(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Give a maker of tensors that leaves them in memory like any other."""
+    """Return a maker of tensors that leaves them in memory like any other."""
 
     @functools.wraps(make)
     def make_unpinned(*args, pin_memory: bool = False, **settings) -> torch.Tensor:
