@@ -1,7 +1,7 @@
-"""Which trace a request belongs to (W3C Trace Context), and its span where OpenTelemetry's SDK is there.
+"""The trace that a request belongs to (W3C Trace Context), and its span if OpenTelemetry's SDK is installed.
 
-Without the SDK a request costs one header: the client's trace goes on to the upstream, or a new one begins here. With
-it, and with an endpoint to send to, each request is a span, whose id is the one that the upstream is told.
+Without the SDK the client's headers are passed on untouched, or one is made for a new trace. With the SDK and an
+endpoint for spans, each request is a span; the SDK reads the client's headers and writes those for the upstream.
 """
 
 # OpenTelemetry is not bundled: its types are not known where it is not installed.
@@ -25,7 +25,7 @@ from ichat.observability.request_record import RequestRecord
 log = logging.getLogger(__name__)
 
 NAMES = frozenset((b"traceparent", b"tracestate"))
-"""Headers of a request that are made anew for the upstream."""
+"""Headers of a request that `Trace.headers` replaces."""
 CLOSE_S = 5.0
 """How long the last spans may take to be sent, when the gateway ends."""
 SHOWN_CHARACTERS_MAX = 256
@@ -35,32 +35,10 @@ _SERVICE = "ichat-gateway"
 _METHOD = "POST"
 """Of every request to a model."""
 
-_PARENT = re.compile(
-    rb"(?!ff)([0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL
-)
-"""Version, trace, parent, flags, and what a later version may have added."""
-_FLAGS = 0x03
-"""Sampled, and random (level 2 of the specification); all others are to be sent as 0."""
-_MEMBER = re.compile(rb"[a-z0-9][-_*/@a-z0-9]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]")
-_MEMBERS_MAX = 32
-_STATE_BYTES_MAX = 512
-_LONG_MEMBER_BYTES = 128
-"""Members longer than this are the first to go, where the state is too long."""
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-((?!0{32})[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", re.DOTALL)
+"""What is passed on: the trace's id is used in the access log, the rest is for the upstream to validate."""
 
 Pairs = Sequence[tuple[bytes, bytes]]
-
-
-@attrs.define  # not frozen, as `Trace`: what each request makes is to be made fast
-class Parent:
-    """What a client says of the trace that its request belongs to."""
-
-    trace_id: bytes
-    """32 hexadecimal digits, as in the header."""
-    span_id: bytes
-    """16 of them."""
-    flags: int
-    state: bytes
-    """The `tracestate` that goes with it; empty for none."""
 
 
 @attrs.define
@@ -75,48 +53,6 @@ class Trace:
     """OpenTelemetry's, where there is one."""
 
 
-def read_parent(headers: Pairs) -> Parent | None:
-    """Read what the headers of a request, their names in lower case, say of its trace; None where that is not valid.
-
-    A version later than 00 is read as 00, as far as it goes.
-    """
-    found = None
-    states: list[bytes] = []
-    for name, value in headers:
-        if name in NAMES:
-            if name == b"tracestate":
-                states.append(value)
-            elif found is None:
-                found = value
-            else:
-                return None
-    match = _PARENT.fullmatch(found) if found is not None else None
-    if match is None:
-        return None
-    version, trace_id, span_id, flags, more = match.groups()
-    if more is not None and version == b"00":
-        return None
-    return Parent(trace_id, span_id, int(flags, 16) & _FLAGS, _combined(states) if states else b"")
-
-
-def _combined(states: Sequence[bytes]) -> bytes:
-    """Make one `tracestate` of all: empty where one is not valid, without its last members where it is too long."""
-    members = [member for state in states for part in state.split(b",") if (member := part.strip(b" \t"))]
-    if len(members) > _MEMBERS_MAX or not all(map(_MEMBER.fullmatch, members)):
-        return b""
-    size = sum(map(len, members)) + len(members) - 1
-    for least in (_LONG_MEMBER_BYTES, 0):
-        for at in range(len(members) - 1, -1, -1):
-            if size > _STATE_BYTES_MAX and len(members[at]) > least:
-                size -= len(members.pop(at)) + 1
-    return b",".join(members)
-
-
-def _new_id(bits: int) -> int:
-    """Give a random number that is not 0."""
-    return random.getrandbits(bits) or 1
-
-
 class Tracing:
     """Gives each request its trace, and notes nothing."""
 
@@ -124,19 +60,15 @@ class Tracing:
         return "<Tracing: no spans>"
 
     def begin(self, headers: Pairs, path: bytes, *, is_known: bool) -> Trace:
-        """Give the trace of a request that begins now: the client's, if its headers name one, else a new one.
+        """Return the trace of a request that begins now: the client's if its headers name one, else a new one.
 
         `is_known` says that the path is one of few, so that spans may be named by it.
         """
-        parent = read_parent(headers)
-        if parent is None:
-            trace_id = b"%032x" % _new_id(128)
-            return Trace(trace_id.decode(), [(b"traceparent", b"00-%b-%016x-00" % (trace_id, _new_id(64)))])
-        value = b"00-%b-%b-%02x" % (parent.trace_id, parent.span_id, parent.flags)  # nobody would know a span of ours
-        told = [(b"traceparent", value)]
-        if parent.state:
-            told.append((b"tracestate", parent.state))
-        return Trace(parent.trace_id.decode(), told)
+        found = next((_TRACEPARENT.fullmatch(value) for name, value in headers if name == b"traceparent"), None)
+        if found is not None:
+            return Trace(found[1].decode(), [header for header in headers if header[0] in NAMES])
+        trace_id, span_id = (random.getrandbits(bits) or 1 for bits in (128, 64))
+        return Trace(f"{trace_id:032x}", [(b"traceparent", b"00-%032x-%016x-00" % (trace_id, span_id))])
 
     def end(self, trace: Trace, record: RequestRecord) -> None:
         """Note that a request has ended."""
@@ -151,9 +83,12 @@ class SpanTracing(Tracing):
     def __init__(self, provider: Any) -> None:
         """`provider` is an `opentelemetry.sdk.trace.TracerProvider`."""
         from opentelemetry import context, trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._api: Any = trace
         self._nothing = context.Context()
+        logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)  # it warns of headers that clients choose
+        self._propagator: Any = TraceContextTextMapPropagator()
         self._provider = provider
         self._tracer = provider.get_tracer("ichat", __version__)
 
@@ -161,36 +96,24 @@ class SpanTracing(Tracing):
         return f"<SpanTracing: {self._provider.resource.attributes.get('service.name')}>"
 
     def begin(self, headers: Pairs, path: bytes, *, is_known: bool) -> Trace:
+        carrier: dict[str, list[str]] = {}
+        for name, value in headers:
+            if name in NAMES:
+                carrier.setdefault(name.decode(), []).append(value.decode("latin-1"))
         shown = path.decode("latin-1")[:SHOWN_CHARACTERS_MAX]
         attributes = {"http.request.method": _METHOD, "url.path": shown}
         if is_known:
             attributes["http.route"] = shown
         span = self._tracer.start_span(
             f"{_METHOD} {shown}" if is_known else _METHOD,
-            self._around(read_parent(headers)),
+            self._propagator.extract(carrier, self._nothing),
             self._api.SpanKind.SERVER,
             attributes,
         )
-        ours = span.get_span_context()
-        value = f"00-{ours.trace_id:032x}-{ours.span_id:016x}-{ours.trace_flags & _FLAGS:02x}"
-        told = [(b"traceparent", value.encode())]
-        if ours.trace_state:
-            told.append((b"tracestate", ours.trace_state.to_header().encode()))
-        return Trace(f"{ours.trace_id:032x}", told, span)
-
-    def _around(self, parent: Parent | None) -> Any:
-        """Give the context that a span begins in."""
-        if parent is None:
-            return self._nothing
-        api = self._api
-        theirs = api.SpanContext(
-            int(parent.trace_id, 16),
-            int(parent.span_id, 16),
-            is_remote=True,
-            trace_flags=api.TraceFlags(parent.flags),
-            trace_state=api.TraceState.from_header([parent.state.decode()]) if parent.state else None,
-        )
-        return api.set_span_in_context(api.NonRecordingSpan(theirs), self._nothing)
+        told: dict[str, str] = {}
+        self._propagator.inject(told, self._api.set_span_in_context(span, self._nothing))
+        trace_id = f"{span.get_span_context().trace_id:032x}"
+        return Trace(trace_id, [(name.encode(), value.encode("latin-1")) for name, value in told.items()], span)
 
     def end(self, trace: Trace, record: RequestRecord) -> None:
         span = trace.span
