@@ -331,3 +331,10 @@ def test_the_files_that_prose_names_are_there(document):
     places = (ROOT, ROOT / "ichat", document.parent)
     examples = {"ichat.toml"}
     assert [name for name in names if name not in examples and not any((one / name).exists() for one in places)] == []
+
+
+def test_the_architecture_has_the_packages_in_their_order():
+    """The table of packages is the order in which they may import each other."""
+    section = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Packages\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
+    assert [re.findall(r"`(\w+)`", row) for row in rows] == LAYERS
