@@ -1,9 +1,9 @@
 """One request across the threads: an ASGI call on the engine's loop that writes to the client's socket itself.
 
 Trio reads the request and sleeps. The call runs on the engine's thread, which writes head, chunk framing and body
-straight to the client's socket. Only the end of the exchange crosses back, and only a hang-up crosses over in the
-meantime. The specification is ASGI's HTTP sub-specification 2.3: from 2.4 on Starlette no longer listens for the
-disconnect.
+straight to the client's socket. Only the end of the exchange crosses back to Trio, and only a client's disconnect
+crosses over meanwhile. The protocol is version 2.3 of ASGI's HTTP specification: from 2.4 on Starlette no longer
+listens for the disconnect.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from ichat.http.sse import is_events
 log = logging.getLogger(__name__)
 
 REWRITTEN_BYTES_MAX = 512 * 1024 * 1024
-"""Bytes of a response body that is rewritten, and so gathered first."""
+"""The largest response body that is rewritten, for which it is gathered first."""
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _DEFAULT_ADAPTER = ProtocolAdapter()
@@ -34,7 +34,7 @@ _UNDER_WAY: contextvars.ContextVar["Call | None"] = contextvars.ContextVar("call
 
 
 class Call:
-    """One ASGI call. Everything but the constructor runs on the engine's loop."""
+    """One ASGI call. Everything except the constructor runs on the engine's loop."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Call:
         adapter: ProtocolAdapter = _DEFAULT_ADAPTER,
         rewrite: BodyTransform | None = None,
     ) -> None:
-        """`rewrite` is what the adapter gave for this request."""
+        """`rewrite` is what the adapter returned for this request."""
         self._request = request
         self._adapter = adapter
         self._rewrite = rewrite
@@ -58,30 +58,30 @@ class Call:
         self._ended = ended
         self.bytes_in = len(request.body)
         self.keep_alive = keep_alive
-        """Whether the connection may go on afterwards; known when the call has ended."""
+        """Whether the connection may be used again; known when the call has ended."""
         self.head_sent = False
         self.status = 0
         self.failure: errors.ApiError | None = None
-        """Why there is no complete response, where the client has not left."""
+        """Why there is no complete response, if the client is still connected."""
         self.hung_up = False
         self.parts: dict[str, Callable[[], None]] = {}
-        """What the engine works on for this request, by its own ids, where it has told; and how each is aborted."""
+        """How each of the engine's own requests for this call is aborted, by their ids, if the engine noted them."""
         self.task: asyncio.Task[None]
-        """Known when the call has begun."""
+        """Known when the call has started."""
         self._gone = asyncio.Event()
         self._head = b""
         self._gathered: bytearray | None = None
-        """The body so far, where it is to be rewritten."""
+        """The body so far, if it is to be rewritten."""
         self._given: Headers = []
         self._edit: Callable[[bytes], bytes] | None = None
-        """What the pieces of the body are put through, where it is a stream that is changed."""
+        """Changes each piece of the body, if it is a stream that is changed."""
         self._chunked = False
         self._is_stream = False
         self._left: int | None = None
         self.ends_with_connection = False
-        """Whether nothing but the end of the connection says that the body is whole: HTTP/1.0 has no chunks."""
+        """Whether only the end of the connection marks the end of the body: HTTP/1.0 has no chunks."""
         self.complete = False
-        """Whether all of the response has been handed over, the last byte included."""
+        """Whether the whole response has been written or buffered."""
         self._body_taken = False
         self._rest = memoryview(b"")
         self._drained: asyncio.Future[None] | None = None
@@ -98,17 +98,17 @@ class Call:
         return Ending.KEEP if self.keep_alive else Ending.CLOSE
 
     def start(self, app: Application, calls: "set[Call]") -> None:
-        """Begin; the call is a member of `calls` until it has ended."""
+        """Start; the call is a member of `calls` until it has ended."""
         self.task = asyncio.get_running_loop().create_task(self._run(app, calls))
         calls.add(self)
 
     def refuse(self, failure: errors.ApiError) -> None:
-        """End the call before it has begun: the application never hears of it."""
+        """End the call before it has started: the application never sees it."""
         self.failure = failure
         self._ended()
 
     def hang_up(self) -> None:
-        """Tell the application that the client has gone; what it still sends is dropped, as ASGI 2.3 has it."""
+        """Report the client's disconnect to the application; what that still sends is dropped, as in ASGI 2.3."""
         self.hung_up = True
         self._gone.set()
         if self._drained is not None and not self._drained.done():
@@ -117,13 +117,13 @@ class Call:
             abort()
 
     def add_part(self, part: str, abort: Callable[[], None]) -> None:
-        """Note what the engine works on for this request; `abort` is called when the client leaves, or has left."""
+        """Note a request of the engine's own for this call; `abort` is called on, or after, the disconnect."""
         self.parts[part] = abort
         if self.hung_up:
             abort()
 
     def abandon(self, failure: errors.ApiError) -> None:
-        """Give the call up, whatever the application is waiting for."""
+        """Cancel the call, whatever the application is waiting for."""
         self.failure = failure
         self.task.cancel()
 
@@ -142,14 +142,14 @@ class Call:
             self._gone.set()
             if self.head_sent and not self.complete:
                 self.keep_alive = False
-                self._tell_stream()
+                self._send_failure()
             self.parts.clear()
             _UNDER_WAY.reset(token)
             calls.discard(self)
             self._ended()
 
-    def _tell_stream(self) -> None:
-        """End an event stream that failed with an error as its last event, where the client takes it at once."""
+    def _send_failure(self) -> None:
+        """Send an error as the last event of a failed stream, if the socket accepts it at once."""
         if self.failure is None or self.hung_up or not (self._is_stream and self._chunked) or self._rest:
             return
         event = self.failure.event(self._request.path)
@@ -177,7 +177,7 @@ class Call:
         }
 
     async def _receive(self) -> Message:
-        """Give the body once, and then the disconnect, to any number of waiters."""
+        """Return the body once, and then the disconnect, to any number of waiters."""
         if not self._body_taken:
             self._body_taken = True
             body = bytes(self._request.body)
@@ -213,7 +213,7 @@ class Call:
                 await self._write(head)
 
     def _start(self, status: int, headers: Headers) -> None:
-        """Take the head. A streamed response's is sent at once, any other's together with its body."""
+        """Accept the head. A streamed response's is sent at once, any other's together with its body."""
         self.status = status
         given = [(name.lower(), value) for name, value in headers]
         self._rewrite = self._adapter.response(self._request, status, given, self._rewrite)
@@ -226,7 +226,7 @@ class Call:
             self._gathered = bytearray()
 
     def _gather(self, gathered: bytearray, body: bytes, *, more: bool) -> bytes | None:
-        """Take a piece of a body that is to be rewritten; with the last one, make the head and give the new body."""
+        """Add a piece to a body that is to be rewritten; after the last, make the head and return the new body."""
         gathered += body
         if self.failure is None and len(gathered) > REWRITTEN_BYTES_MAX:
             self.abandon(errors.engine_failed(f"its answer has more than {REWRITTEN_BYTES_MAX} bytes"))
@@ -276,7 +276,7 @@ class Call:
         self._head = response_head(status, out)
 
     def _framed(self, body: bytes, *, more: bool) -> bytes:
-        """Frame a piece of the body, with the head before it where that is still to be sent."""
+        """Return a framed piece of the body, after the head if that has not been sent."""
         if self.complete:
             return b""
         if self._chunked:
@@ -291,7 +291,7 @@ class Call:
         return head + body
 
     async def _write(self, data: bytes) -> None:
-        """Write without blocking; where the socket takes no more, wait for it, and so hold the application back."""
+        """Write without blocking; wait while the socket is full, which also pauses the application."""
         self.head_sent = True
         try:
             sent = self._sock.send(data)
@@ -316,7 +316,7 @@ class Call:
             self._drained = None
 
     def _writable(self) -> None:
-        """Write what the socket takes; each bit of progress gives the client its whole time again."""
+        """Write what the socket accepts; any progress restarts the client's time limit."""
         if self._drained is None or self._drained.done():
             return
         try:
@@ -335,5 +335,5 @@ class Call:
 
 
 def call_under_way() -> Call | None:
-    """Give the call that this code runs for, be it in a task that the application has started for it."""
+    """Return the call that this code runs for, also in tasks that the application has started for it."""
     return _UNDER_WAY.get()

@@ -1,13 +1,13 @@
-"""The processes that an engine starts: that none outlives the worker, and that none dies unnoticed.
+"""The processes that an engine starts: none outlives the worker, and none dies unnoticed.
 
-multiprocessing makes a spawned child import its parent's main module under the name `__mp_main__`. A zipapp's main
-module is not imported there, so `adopt_children` puts this module in its place. In the child, the kernel is asked to
-end it when the thread that started it ends: the engine's thread, which lasts as long as the worker, however the
-worker ends. Grandchildren get the same treatment, since they inherit the main module.
+In a spawned child, multiprocessing imports the parent's main module under the name `__mp_main__`, but not that of a
+zipapp. So `adopt_children` puts this module in its place. The child then asks the kernel to kill it when the thread
+that started it ends: the engine's thread, which lasts as long as the worker. Grandchildren inherit the main module
+and do the same.
 
-Two more things concern a process before anything else runs in it. The kernel lets a process use AMX, the matrix
-registers of some Intel processors, only after the process has asked; vLLM's attention uses them without, and dies of
-SIGILL where no library has asked before. And a process that a signal ends says so, with its stack, in the log.
+Two more things are set up before anything else runs in a child. It asks the kernel for AMX, the matrix registers of
+some Intel processors; vLLM's attention uses them without asking, and would die of SIGILL. And a fatal signal logs the
+child's stack.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 _LOOK_S = 0.05
 
 
-def _settle_in() -> None:
-    """Do in a child what must come before everything else."""
+def _set_up_child() -> None:
+    """Set up a child before anything else runs in it."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if platform.machine() == "x86_64":
@@ -42,11 +42,11 @@ def _settle_in() -> None:
 
 
 if __name__ == "__mp_main__":
-    _settle_in()
+    _set_up_child()
 
 
 def adopt_children() -> None:
-    """Make every process that multiprocessing spawns from now on import this module first."""
+    """Let every process that multiprocessing spawns from now on import this module first."""
     main = sys.modules["__main__"]
     main.__spec__ = None
     main.__file__ = __file__
@@ -54,15 +54,15 @@ def adopt_children() -> None:
 
 @attrs.frozen
 class Child:
-    """A process that stems from this one."""
+    """A descendant of this process."""
 
     process: BaseProcess | psutil.Process
-    """As multiprocessing knows it, where it was started by this process itself."""
+    """A process of multiprocessing's if this process has started it itself."""
     title: str
-    """What it calls itself, which is known only while it lives."""
+    """The title that it has set, which is known only while it runs."""
 
     def has_ended(self) -> bool:
-        """Say whether it runs no more."""
+        """Return whether it has ended."""
         if isinstance(self.process, BaseProcess):
             return not self.process.is_alive()
         try:
@@ -71,10 +71,10 @@ class Child:
             return True
 
 
-def children(kin: str = "") -> list[Child]:
-    """Give the processes that multiprocessing started from here and that are alive.
+def children(prefix: str = "") -> list[Child]:
+    """Return the running processes that multiprocessing started from here.
 
-    Where `kin` is given, so are all others that stem from this one and call themselves something beginning with it.
+    If `prefix` is given, the result includes all other descendants whose title begins with it.
     """
     own = {process.pid: process for process in multiprocessing.active_children()}
     found: list[Child] = []
@@ -84,20 +84,20 @@ def children(kin: str = "") -> list[Child]:
             title = words[0] if words and "python" not in words[0] else ""
             if process.pid in own:
                 found.append(Child(own[process.pid], title or own[process.pid].name))
-            elif kin and title.startswith(kin):
+            elif prefix and title.startswith(prefix):
                 found.append(Child(process, title))
     return found
 
 
 class ProcessFamily:
-    """Processes that an engine cannot do without. To ask whether one has ended costs one system call for all."""
+    """Processes that an engine cannot work without. Checking whether one has ended costs one system call for all."""
 
     def __init__(self, members: Iterable[Child] = ()) -> None:
         self._members = list(members)
         self._epoll = select.epoll()
         self._by_fd: dict[int, Child] = {}
         self._unwatched: list[Child] = []
-        """Those that have ended before this began, and all of them where the kernel has no pidfds."""
+        """Processes that had ended already, and all of them if the kernel has no pidfds."""
         for child in self._members:
             try:
                 fd = os.pidfd_open(child.process.pid or 0)
@@ -108,32 +108,32 @@ class ProcessFamily:
                 self._epoll.register(fd, select.EPOLLIN)
 
     def __repr__(self) -> str:
-        return f"<Family of {', '.join(child.title for child in self._members) or 'nobody'}>"
+        return f"<ProcessFamily of {', '.join(child.title for child in self._members) or 'none'}>"
 
     def __iter__(self) -> Iterator[Child]:
         return iter(self._members)
 
     def first_dead(self) -> str | None:
-        """Say which of them has ended, and how; None while all are alive."""
+        """Return which of them has ended, and how; None while all are alive."""
         for fd, _ in self._epoll.poll(0, 1):
             return describe_child_exit(self._by_fd[fd])
         return first_dead(self._unwatched) if self._unwatched else None
 
 
 def first_dead(among: Iterable[Child]) -> str | None:
-    """Say which of these processes has ended, and how; None while all are alive."""
+    """Return which of these processes has ended, and how; None while all are alive."""
     return next((describe_child_exit(child) for child in among if child.has_ended()), None)
 
 
 def describe_child_exit(child: Child) -> str:
-    """Say how a process has ended, as far as that can be known here."""
+    """Return how a process has ended, as far as that is known here."""
     code = child.process.exitcode if isinstance(child.process, BaseProcess) else None
     how = "" if code is None else f" with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
     return f"its process {child.title} (pid {child.process.pid}) ended{how}"
 
 
 def wait_for_end(of: Iterable[Child], limit_s: float) -> None:
-    """Wait until all of these processes have ended, for so long at most. Blocks."""
+    """Wait until all of these processes have ended, but not longer than `limit_s`. Blocks."""
     deadline = time.monotonic() + limit_s
     for child in of:
         if isinstance(child.process, BaseProcess):

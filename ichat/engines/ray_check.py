@@ -1,8 +1,7 @@
-"""A look at the Ray cluster before an engine loads on it.
+"""A check of the Ray cluster before an engine loads on it.
 
-Where nobody answers at an address, Ray itself goes on trying for a quarter of an hour; and it ends a connected process,
-without a word of ours, a minute after the cluster's head has gone. So another process looks, and the worker does not
-connect: engines do that themselves, where they need it.
+If no cluster answers, Ray itself retries for a quarter of an hour. It also kills a connected process a minute after
+the cluster's head has ended. So another process checks, and the worker does not connect; engines connect themselves.
 """
 
 # Ray is not there where types are checked.
@@ -22,7 +21,7 @@ REASON_CHARS_MAX = 200
 
 
 def check_ray(gpus: int) -> None:
-    """See that a Ray cluster can be reached and has so many GPUs. Raises Exit 69 with what to type.
+    """Check that a Ray cluster can be reached and has so many GPUs. Raises Exit 69 with what to type.
 
     It is the one at `RAY_ADDRESS`, or the one that runs on this machine. Blocks for `CONNECT_S` at most.
     """
@@ -32,7 +31,7 @@ def check_ray(gpus: int) -> None:
             f"Ray is not installed for {sys.executable}: install it there (pip install ray), or leave"
             " --distributed-executor-backend out; several machines work without it as well (--nnodes).",
         )
-    found = _look_from_outside()
+    found = _count_gpus()
     if isinstance(found, str):
         raise Exit(
             EXIT_UNAVAILABLE,
@@ -47,15 +46,15 @@ def check_ray(gpus: int) -> None:
         )
 
 
-def _look_from_outside() -> int | str:
-    """Have another process count the cluster's GPUs; give the reason where it could not."""
+def _count_gpus() -> int | str:
+    """Return the number of the cluster's GPUs, or why another process could not count them."""
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
-    process = context.Process(target=_look, args=(writer,), name="ray-look", daemon=True)
+    process = context.Process(target=_report_gpus, args=(writer,), name="ray-look", daemon=True)
     process.start()
     writer.close()
     try:
-        return reader.recv() if reader.poll(CONNECT_S) else f"nobody answered within {CONNECT_S} s"
+        return reader.recv() if reader.poll(CONNECT_S) else f"no answer within {CONNECT_S} s"
     except EOFError:
         return "Ray ended the process that looked for it; the log has its words"
     finally:
@@ -64,8 +63,8 @@ def _look_from_outside() -> int | str:
         process.join(CONNECT_S)
 
 
-def _look(writer: Connection) -> None:
-    """Count the GPUs, in a process of its own."""
+def _report_gpus(writer: Connection) -> None:
+    """Send the number of GPUs, or why there is none; runs in a process of its own."""
     try:
         import ray
 

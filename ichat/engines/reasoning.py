@@ -1,14 +1,14 @@
 """One name for a model's thoughts in chats: vLLM calls the field `reasoning`, SGLang `reasoning_content`.
 
-Bytes are replaced, nothing is parsed: inside of a JSON string every quote is escaped, so a name with plain quotes and a
-colon behind it is a member's name.
+Bytes are replaced without parsing: inside a JSON string every quote is escaped, so a name in plain quotes with a colon
+behind it is a member's name.
 """
 
 import re
 from collections.abc import Callable, Mapping
 
 FIELDS = ("engine", "reasoning", "reasoning_content", "both")
-"""What a worker can be told to call them; `engine`: as the engine does."""
+"""The names that a worker can use; `engine`: the engine's own."""
 
 _SHORT, _LONG = b'"reasoning":', b'"reasoning_content":'
 _EITHER = re.compile(rb'"reasoning(?:_content)?":(\s*(?:"(?:[^"\\]|\\.)*"|null))')
@@ -29,4 +29,4 @@ def _both(data: bytes) -> bytes:
 RENAMES: Mapping[str, Callable[[bytes], bytes] | None] = {
     "engine": None, "reasoning": _short, "reasoning_content": _long, "both": _both,
 }  # fmt: skip
-"""How whole events, or a whole body, of a chat get each of these names; None: they stay as they are."""
+"""How whole events, or the whole body, of a chat get each of these names; None: unchanged."""

@@ -1,8 +1,8 @@
-"""The thread that an engine lives on, as seen from Trio.
+"""The thread that an engine runs on, as seen from Trio.
 
 Engines are asyncio programs that block for long while they load, and their children must be started by a thread that
-lasts (`child.py`). So there is exactly one thread for the engine, from parsing its arguments to its end, and Trio
-never waits for it without a bound.
+lasts (`children.py`). So exactly one thread belongs to the engine, from parsing its arguments to its end, and Trio
+never waits for it without a limit.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from ichat.http.server import Client
 log = logging.getLogger(__name__)
 
 WATCH_S = 0.5
-"""How often the engine is asked whether it is alive, besides before each request."""
+"""How often the engine is checked for being alive, besides before each request."""
 ABORT_S = 10.0
-"""How long an abandoned request may take to end before its connection is closed all the same."""
+"""How long an abandoned request may take to end before its connection is closed anyway."""
 UNNOTICED_S = 10.0
-"""How long an engine that died while it loaded may take to say so itself, which tells more."""
+"""How long an engine that died while it loaded may take to report it itself, with more detail."""
 RETRY_AFTER_S = 5
 FAIL_S = 2.0
-"""How long requests get to answer by themselves after the engine has died."""
+"""How long requests may take to end by themselves after the engine has died."""
 
 
 class EngineThread:
@@ -43,14 +43,14 @@ class EngineThread:
         self._argv = argv
         self._stall_s = client_stall_s
         self._token = trio.lowlevel.current_trio_token()
-        self._thread = threading.Thread(target=self._live, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._app: Application | None = None
         self._follows = False
         self._stopping: asyncio.Event | None = None
         self._calls: set[Call] = set()
         self.failure: Exit | None = None
-        """Why the engine ended, where that was not asked for."""
+        """Why the engine ended, if that was not requested."""
         self._failed_by: str | None = None
         self._stop_asked = False
         self.info: EngineInfo | None = None
@@ -59,9 +59,9 @@ class EngineThread:
         self.parsed = trio.Event()
         self.ready = trio.Event()
         self.unready = trio.Event()
-        """Set when it serves no longer, whatever still has to end."""
+        """Set when it no longer serves, even if the thread has not ended."""
         self.ended = trio.Event()
-        """Set when the thread has nothing left to do, for whatever reason; `failure` has the reason."""
+        """Set when the thread has ended, or is no longer waited for; `failure` has the reason."""
         self.load_s = 0.0
         """How long the engine took from its start until it was ready."""
         self._started_at = 0.0
@@ -70,7 +70,7 @@ class EngineThread:
         self._waiting: dict[Request, trio.Event] = {}
 
     def __repr__(self) -> str:
-        return f"<Host of {self._engine.name}: {self.phase}, {self.in_flight} in flight>"
+        return f"<EngineThread of {self._engine.name}: {self.phase}, {self.in_flight} in flight>"
 
     @property
     def in_flight(self) -> int:
@@ -83,11 +83,11 @@ class EngineThread:
         self._thread.start()
 
     def is_ready(self) -> bool:
-        """Say whether a request could be served now."""
+        """Return whether a request could be served now."""
         return self._app is not None and not self.ended.is_set()
 
     async def watch_loading(self) -> None:
-        """Give an engine up that dies while it loads and does not notice itself."""
+        """Give up an engine that dies while it loads and does not notice itself."""
         while not (self.ready.is_set() or self.ended.is_set()):
             await trio.sleep(WATCH_S)
             why = self._engine.why_dead()
@@ -98,11 +98,11 @@ class EngineThread:
                     self.fail(why)
 
     def is_following(self) -> bool:
-        """Say whether the engine works for the leader of its group, and answers no requests itself."""
+        """Return whether the engine works for the leader of its group, and answers no requests itself."""
         return self._follows and not self.unready.is_set()
 
     def fail(self, why: str) -> None:
-        """End the engine as one that died, for a reason that it cannot see itself; at once while it loads."""
+        """End the engine as if it had died, for a reason that it cannot see itself; at once while it loads."""
         self._failed_by = why
         if self._stopping is None:
             self.failure = Exit(EXIT_SOFTWARE, f"The engine was given up while {self.phase}: {why}")
@@ -111,14 +111,14 @@ class EngineThread:
             self._in_engine(self._stopping.set)
 
     async def answer(self, request: Request, client: Client, rewrite: BodyTransform | None = None) -> None:
-        """Have the engine answer a request on this connection. Raises ApiError where nothing has been sent.
+        """Let the engine answer a request on this connection. Raises ApiError if nothing has been sent.
 
-        A response with status 200 is put through `rewrite`, or through what the engine's adapter has for it.
+        A response with status 200 is changed by `rewrite`, or else by the engine's adapter.
         """
         self._check_ready()
         found = await self._engine.adapter.request(request)
         app = self._check_ready()
-        self._engine.adapter.admit(request, self._waiting.keys())  # no other task has its turn before it is in there
+        self._engine.adapter.admit(request, self._waiting.keys())  # no checkpoint until it is in _waiting
         done = trio.Event()
         call = Call(
             request,
@@ -164,9 +164,9 @@ class EngineThread:
         return errors.engine_dead(self.name, why, RETRY_AFTER_S)
 
     def _begin(self, call: Call, app: Application) -> None:
-        """Begin a call on the engine's loop, unless the engine has died: it is asked here, with no time between.
+        """Start a call on the engine's loop, unless the engine has died, which is checked just before.
 
-        So what is refused was never worked on. What fails later may have been: nobody can tell.
+        So a refused request was never worked on. One that fails later may have been.
         """
         assert self._stopping is not None
         self._failed_by = self._failed_by or self._engine.why_dead()
@@ -178,11 +178,11 @@ class EngineThread:
 
     @property
     def name(self) -> str:
-        """The model's first name, as far as it is known."""
+        """The model's first name, or the engine's while that is not known."""
         return self.info.model_names[0] if self.info else self._engine.name
 
     async def stop(self, stop_s: float) -> None:
-        """Ask the engine to end, and wait for that for so long; not at all while it loads: it cannot listen then."""
+        """Ask the engine to end and wait up to `stop_s`; while it loads it cannot listen, so do not wait."""
         self._stop_asked = True
         if self._stopping is not None:
             self._in_engine(self._stopping.set)
@@ -194,18 +194,18 @@ class EngineThread:
             self._token.run_sync_soon(function)
 
     def _in_engine(self, function: Callable[..., None], *args: object) -> None:
-        """Run a function on the engine's loop; where that is closed, `give_up` sets all that waits for it."""
+        """Run a function on the engine's loop; if that is closed, `give_up` wakes all waiting requests."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)
 
     def give_up(self) -> None:
-        """Wait for nothing of the engine any more: its thread is done, or the process is about to end."""
+        """Stop waiting for the engine: its thread has ended, or the process is about to end."""
         self.ended.set()
         for done in self._waiting.values():
             done.set()
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         """The engine's thread."""
         try:
             self._enter(f"importing {self._engine.name}")
@@ -234,7 +234,7 @@ class EngineThread:
         log.info("%s", phase)
 
     async def _serve(self, app: Application | None) -> None:
-        """Run on the engine's loop while it serves: watch over its life."""
+        """Run on the engine's loop while it serves, and check that the engine is alive."""
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._app = app
@@ -259,7 +259,7 @@ class EngineThread:
             await self._abandon_calls()  # noqa: ASYNC102
 
     async def _abandon_calls(self) -> None:
-        """Let the calls under way end by themselves for a moment, then end them."""
+        """Wait a moment for the calls under way, then end them."""
         await self._wait_for_calls()
         failure = errors.engine_failed(str(self.failure)) if self.failure else errors.draining()
         for call in self._calls:

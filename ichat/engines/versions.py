@@ -1,4 +1,4 @@
-"""Which versions of an engine an adapter is for."""
+"""The versions of an engine that a worker supports."""
 
 import os
 import re
@@ -6,13 +6,13 @@ import re
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 
 ANY_VERSION = "ICHAT_ANY_ENGINE_VERSION"
-"""The environment variable that has an engine tried in whatever version it is, where it is set to 1."""
+"""The environment variable that allows any version of an engine, if it is 1."""
 
 Version = tuple[int, ...]
 
 
 def check_version(engine: str, found: str, oldest: Version, newest: Version) -> None:
-    """See that a version (``0.32.0+cpu``) is from `oldest` to `newest`, both included. Raises Exit 69.
+    """Check that a version (``0.32.0+cpu``) is from `oldest` to `newest`, both included. Raises Exit 69.
 
     They are compared as far as the bounds go: 0.32.1 is not newer than (0, 32).
     """
@@ -25,7 +25,7 @@ def check_version(engine: str, found: str, oldest: Version, newest: Version) -> 
     raise Exit(
         EXIT_UNAVAILABLE,
         f"{engine} {found} is not a version that this worker knows ({known}): install one of those, or set"
-        f" {ANY_VERSION}=1 to try it all the same.",
+        f" {ANY_VERSION}=1 to try it anyway.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The worker's side of the beats: it tells the gateway everything, and hears what its group has lost."""
+"""The worker's side of heartbeats: it sends its state to the gateway, which answers what its group has lost."""
 
 import contextlib
 import json
@@ -18,15 +18,15 @@ from ichat.protocol import WORKER_HEADER, Heartbeat, Machine, PeerLoss
 
 log = logging.getLogger(__name__)
 
-BEAT_TIMEOUT_S = 5.0
-BEAT_RETRY_S = 1.0
-GOODBYE_S = 5.0
+HEARTBEAT_TIMEOUT_S = 5.0
+HEARTBEAT_RETRY_S = 1.0
+GOODBYE_TIMEOUT_S = 5.0
 ASK_TIMES = 2
-"""How often another member of the group is asked, after the gateway has not heard of it, before it counts as lost."""
+"""How often a member of the group that the gateway misses must fail to answer before it counts as lost."""
 
 
 def is_address(address: str) -> bool:
-    """Say whether beats can be sent there: ``http://gw:4000``, https, or ``unix:/path``."""
+    """Return whether heartbeats can be sent there: ``http://gw:4000``, https, or ``unix:/path``."""
     try:
         url = urllib.parse.urlsplit(address)
         if url.scheme == "unix":
@@ -38,7 +38,7 @@ def is_address(address: str) -> bool:
 
 
 class HeartbeatSender:
-    """Tells one gateway of one worker."""
+    """Sends the heartbeats of one worker to one gateway."""
 
     def __init__(
         self,
@@ -53,9 +53,8 @@ class HeartbeatSender:
     ) -> None:
         """`address` is a URL, or ``unix:/path``; `host` is where the worker listens, or how the gateway reaches it.
 
-        `token` is what the gateway wants to see, "" for none. `now` gives the beat to send, and `lost` is called when
-        another member of the group is gone. `orphan_after_s`
-        is how long the worker stays without a gateway.
+        `token` is the gateway's, "" for none. `now` returns the heartbeat to send, and `lost` is called when another
+        member of the group is lost. `orphan_after_s` is how long the worker stays without a gateway.
         """
         self._address = address
         self._ca_file = ca_file
@@ -65,73 +64,73 @@ class HeartbeatSender:
         self._lost = lost
         self._orphan_after_s = orphan_after_s
         self._changed = trio.Event()
-        self._beating = trio.CancelScope()
+        self._sending = trio.CancelScope()
         self._own_address = "127.0.0.1"
         self._gateway_id = ""
-        """Which start of the gateway took the last beat, where it says that."""
-        self._is_echo = False
-        """Whether the next beat is sent only because the gateway was started anew."""
-        self._away_since: float | None = None
-        """When a beat was not taken for the first time since the last one that was."""
+        """Identifies the gateway process that accepted the last heartbeat, if it says so."""
+        self._is_repeat = False
+        """Whether the next heartbeat is sent only because the gateway has restarted."""
+        self._refused_since: float | None = None
+        """When the first heartbeat failed since the last one that was accepted."""
         self.orphaned = trio.Event()
-        """Set when no beat was taken for `orphan_after_s`, from the first that was not."""
-        self._told: Machine | None = None
-        """What the gateway has been told of the machine."""
+        """Set when no heartbeat was accepted for `orphan_after_s`, from the first that failed."""
+        self._sent_machine: Machine | None = None
+        """What the gateway knows of the machine."""
         self._silent: dict[str, int] = {}
-        """How often in a row other members of the group have not answered."""
+        """How often in a row each other member of the group has not answered."""
 
     def changed(self) -> None:
-        """Beat now rather than at the next interval."""
+        """Send a heartbeat now rather than at the next interval."""
         self._changed.set()
 
     async def send_forever(self) -> None:
-        """Tell the gateway everything, at every change and interval; a gateway that is away is asked again soon."""
+        """Send a heartbeat at every change and interval, and soon again after a failure."""
         reached = True
-        with self._beating:
+        with self._sending:
             async with self._gateway() as gateway:
                 while True:
                     self._changed = trio.Event()
-                    heartbeat = await self._send_now()
+                    heartbeat = await self._current()
                     error = await self._send(gateway, heartbeat)
                     if error and reached:
-                        log.warning("the gateway %s does not take beats: %s; trying again", self._address, error)
+                        log.warning("the gateway %s accepts no heartbeats: %s; trying again", self._address, error)
                     elif not error and not reached:
-                        log.info("the gateway %s takes beats again", self._address)
+                        log.info("the gateway %s accepts heartbeats again", self._address)
                     reached = not error
-                    self._look_for_orphan(reached=reached)
+                    self._note_orphan(reached=reached)
                     soon = not reached or self._silent
-                    with trio.move_on_after(BEAT_RETRY_S if soon else heartbeat.heartbeat_interval):
+                    with trio.move_on_after(HEARTBEAT_RETRY_S if soon else heartbeat.heartbeat_interval):
                         await self._changed.wait()
 
-    def _look_for_orphan(self, *, reached: bool) -> None:
-        """Judge by beats that were sent: a machine that stood still has not lost its gateway by that."""
+    def _note_orphan(self, *, reached: bool) -> None:
+        """Count only heartbeats that were sent: a machine that was suspended has not lost its gateway."""
         if reached:
-            self._away_since = None
+            self._refused_since = None
             return
         now = trio.current_time()
-        self._away_since = now if self._away_since is None else self._away_since
-        if now - self._away_since >= self._orphan_after_s:
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        if now - self._refused_since >= self._orphan_after_s:
             self.orphaned.set()
 
-    async def say_goodbye(self) -> None:
-        """Tell the gateway that this worker is gone, if that can be done quickly; it beats no more."""
-        self._beating.cancel()
-        with trio.move_on_after(GOODBYE_S):
+    async def send_goodbye(self) -> None:
+        """Send the last heartbeat, if that can be done quickly: this worker is gone."""
+        self._sending.cancel()
+        with trio.move_on_after(GOODBYE_TIMEOUT_S):
             async with self._gateway() as gateway:
-                await self._send(gateway, attrs.evolve(await self._send_now(), state="gone"))
+                await self._send(gateway, attrs.evolve(await self._current(), state="gone"))
 
     def _gateway(self) -> httpx.AsyncClient:
         url = urllib.parse.urlsplit(self._address)
         if url.scheme == "unix":
             transport = httpx.AsyncHTTPTransport(uds=url.path)
-            return httpx.AsyncClient(base_url="http://localhost", timeout=BEAT_TIMEOUT_S, transport=transport)
+            return httpx.AsyncClient(base_url="http://localhost", timeout=HEARTBEAT_TIMEOUT_S, transport=transport)
         context = client_context(self._ca_file) if url.scheme == "https" else False
         return httpx.AsyncClient(
-            base_url=self._address, timeout=BEAT_TIMEOUT_S, trust_env=False, verify=context, headers=self._headers
+            base_url=self._address, timeout=HEARTBEAT_TIMEOUT_S, trust_env=False, verify=context, headers=self._headers
         )
 
     async def _send(self, gateway: httpx.AsyncClient, heartbeat: Heartbeat) -> str | None:
-        """Send one beat; give what went wrong."""
+        """Send one heartbeat; return why it failed, or None."""
         try:
             response = await gateway.post("/v1/workers/heartbeat", json=attrs.asdict(heartbeat))
         except (httpx.HTTPError, ValueError) as error:
@@ -139,8 +138,8 @@ class HeartbeatSender:
         if not response.is_success:
             return f"{response.status_code} {response.text[:300]}"
         answer = _answer(response.content)
-        self._told = None if answer.get("wants_machine") is True else heartbeat.machine or self._told
-        self._meet(str(answer.get("gateway_id") or ""))
+        self._sent_machine = None if answer.get("wants_machine") is True else heartbeat.machine or self._sent_machine
+        self._note_gateway(str(answer.get("gateway_id") or ""))
         found = _lost(answer) if heartbeat.state != "gone" else []
         self._silent = {lost.worker_id: self._silent.get(lost.worker_id, 0) for lost in found}
         for lost in found:
@@ -148,25 +147,25 @@ class HeartbeatSender:
         self._silent = {worker_id: count for worker_id, count in self._silent.items() if count}
         return None
 
-    def _meet(self, gateway_id: str) -> None:
-        """Beat again at once to a gateway that was started anew; not twice in a row, should two share the address."""
+    def _note_gateway(self, gateway_id: str) -> None:
+        """Send again at once to a gateway that has restarted, but not twice in a row: two may share the address."""
         is_new = bool(self._gateway_id and gateway_id and gateway_id != self._gateway_id)
-        if is_new and not self._is_echo:
-            log.info("the gateway %s was started anew", self._address)
+        if is_new and not self._is_repeat:
+            log.info("the gateway %s has restarted", self._address)
             self.changed()
-        self._is_echo = is_new and not self._is_echo
+        self._is_repeat = is_new and not self._is_repeat
         self._gateway_id = gateway_id or self._gateway_id
 
     def warn_of_loopback(self) -> None:
-        """Say so where the other members of a group may not reach this worker at the address that it has."""
+        """Log a warning if the other members of the group may not reach this worker at its address."""
         if self._host in ("127.0.0.1", "localhost", "::1"):
             log.warning(
-                "the other members of the group can ask for this worker only from this machine: give --host 0.0.0.0,"
-                " or --advertise-host, where they are on others"
+                "the other members of the group reach this worker only from this machine: give --host 0.0.0.0,"
+                " or --advertise-host, if they are on others"
             )
 
     async def _confirm_loss(self, lost: PeerLoss) -> None:
-        """Take a loss for true that is certain; a member that was only silent is asked itself first."""
+        """Report a loss that is certain; ask a member that was only silent itself first."""
         if not lost.is_certain:
             count = 0 if await _answers(lost) else self._silent.get(lost.worker_id, 0) + 1
             self._silent[lost.worker_id] = count
@@ -174,20 +173,20 @@ class HeartbeatSender:
                 return
         self._lost(f"{lost.worker_id}, another member of its group, {lost.why}")
 
-    async def _send_now(self) -> Heartbeat:
-        """Give the beat to send: of the machine only what the gateway has not been told."""
+    async def _current(self) -> Heartbeat:
+        """Return the heartbeat to send, with the machine only if the gateway does not know it yet."""
         heartbeat = self._now()
-        machine = None if heartbeat.machine == self._told else heartbeat.machine
+        machine = None if heartbeat.machine == self._sent_machine else heartbeat.machine
         return attrs.evolve(heartbeat, host=await self._reachable(), machine=machine)
 
     async def _reachable(self) -> str:
-        """Give the address at which the gateway reaches this worker: the one from which it would be reached itself."""
+        """Return the worker's address for the gateway: the one that its own packets to the gateway have."""
         if self._host not in ("", "0.0.0.0", "::"):
             return self._host
         url = urllib.parse.urlsplit(self._address)
         if url.scheme == "unix":
             return self._own_address
-        with trio.move_on_after(BEAT_TIMEOUT_S), contextlib.suppress(OSError, UnicodeError):
+        with trio.move_on_after(HEARTBEAT_TIMEOUT_S), contextlib.suppress(OSError, UnicodeError):
             found = await trio.socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_DGRAM)
             family, kind, _, _, there = found[0]
             with socket.socket(family, kind) as probe:
@@ -197,7 +196,7 @@ class HeartbeatSender:
 
 
 def _answer(body: bytes) -> dict[str, Any]:
-    """Parse a gateway's answer; empty for one of another kind."""
+    """Return the members of a gateway's answer; none if it is no JSON object."""
     with contextlib.suppress(ValueError, RecursionError):
         answer = json.loads(body)
         if isinstance(answer, dict):
@@ -206,7 +205,7 @@ def _answer(body: bytes) -> dict[str, Any]:
 
 
 def _lost(answer: Mapping[str, Any]) -> list[PeerLoss]:
-    """Read from the gateway's answer what the group has lost; a gateway of another kind says nothing of it."""
+    """Return what the group has lost, from the gateway's answer; nothing if it has another form."""
     with contextlib.suppress(TypeError, KeyError):
         found: list[dict[str, Any]] = answer.get("lost") or []
         return [PeerLoss(**{field.name: lost[field.name] for field in attrs.fields(PeerLoss)}) for lost in found]
@@ -214,9 +213,9 @@ def _lost(answer: Mapping[str, Any]) -> list[PeerLoss]:
 
 
 async def _answers(lost: PeerLoss) -> bool:
-    """Say whether it is still this worker that answers there; of an address that is none, nothing can be said."""
+    """Return whether this worker still answers at its address, or the address is not valid."""
     host = f"[{lost.host}]" if ":" in lost.host else lost.host
-    async with httpx.AsyncClient(timeout=BEAT_TIMEOUT_S, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=HEARTBEAT_TIMEOUT_S, trust_env=False) as client:
         try:
             answer = await client.get(f"http://{host}:{lost.port}/health")
         except (httpx.InvalidURL, ValueError):

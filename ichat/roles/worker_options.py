@@ -16,12 +16,12 @@ from ichat.protocol import parse_heartbeat
 from ichat.roles.heartbeat_sender import is_address
 
 RENAMED = {"--gateway": "--gateway-address"}
-"""Flags that had another name once, and would be taken for the engine's."""
+"""Old names of flags, which would otherwise be passed to the engine."""
 
 
 @attrs.frozen
 class Options:
-    """The worker's own command line; everything else is the engine's."""
+    """The worker's own flags and their values."""
 
     backend: str
     gateway_address: str | None
@@ -49,7 +49,7 @@ class Options:
 
 
 def parser() -> CommandLineParser:
-    """Make the parser of the worker's own flags."""
+    """Return the parser of the worker's own flags."""
     usage = CommandLineParser(
         prog="ichat.pyz worker",
         description="Load one model with one engine, in this process, and serve the OpenAI routes.",
@@ -67,12 +67,16 @@ def parser() -> CommandLineParser:
         "--served-model-name", "--model-name", "-n", nargs="+", default=[], metavar="NAME",
         help="the names that requests use; the model's path otherwise",
     )  # fmt: skip
-    add("--heartbeat-interval", "--hi", type=float, default=30.0, metavar="S", help="seconds between beats (30)")
-    add("--worker-id", default="", metavar="ID", help="made from host and process where it is not given")
+    add("--heartbeat-interval", "--hi", type=float, default=30.0, metavar="S", help="seconds between heartbeats (30)")
+    add("--worker-id", default="", metavar="ID", help="made from host and process if it is not given")
     add("--host", default="127.0.0.1", metavar="HOST", help="where to listen (127.0.0.1; 0.0.0.0: all)")
     add("--port", type=int, default=8000, metavar="PORT", help="where to listen (8000; 0 for any free port)")
-    add("--advertise-host", metavar="HOST", help="how the gateway reaches this worker, where that is not clear")
-    add("--unix-socket", metavar="PATH", help="listen there as well; a gateway uses it for workers that it started")
+    add(
+        "--advertise-host",
+        metavar="HOST",
+        help="how the gateway reaches this worker, if that is not clear",
+    )
+    add("--unix-socket", metavar="PATH", help="listen there as well; a gateway uses it for workers that it starts")
     add(
         "--max-in-flight", type=int, default=0, metavar="N",
         help="requests that the gateway may send at the same time (as its configuration says)",
@@ -80,7 +84,7 @@ def parser() -> CommandLineParser:
     add("--gateway-ca", metavar="FILE", help="authorities to trust for a gateway with https (those of the system)")
     add(
         "--orphan-after-s", type=float, default=0.0, metavar="S",
-        help="end by itself when the gateway has taken no beat for so long (0: never)",
+        help="shut down when the gateway has accepted no heartbeat for so long (0: never)",
     )  # fmt: skip
     add(
         "--log-streaming", "--ls", type=_truth, default=True, metavar="BOOL",
@@ -99,20 +103,20 @@ def parser() -> CommandLineParser:
     )  # fmt: skip
     add(
         "--responses-bytes-max", type=int, default=defaults.responses_bytes_max, metavar="N",
-        help=f"bytes of the requests that they came from ({defaults.responses_bytes_max})",
+        help=f"bytes that the requests of these responses may have in all ({defaults.responses_bytes_max})",
     )  # fmt: skip
     add(
         "--reasoning-field", choices=FIELDS, default="engine",
-        help="what a model's thoughts are called in chats (engine: as the engine does)",
+        help="the name of a model's thoughts in chats (engine: the engine's own)",
     )  # fmt: skip
     stall_s = Timeouts().client_stall_s
     add(
         "--client-stall-s", type=float, default=stall_s, metavar="S",
-        help=f"how long a client may take no bytes before it counts as gone ({stall_s:g})",
+        help=f"how long a client may read nothing before it counts as disconnected ({stall_s:g})",
     )  # fmt: skip
     add("--drain-s", type=float, default=30.0, metavar="S", help="how long exchanges may take to end at shutdown (30)")
     add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
-    add("--explain-args", action="store_true", help="print what the engine would get, and why, and end")
+    add("--explain-args", action="store_true", help="print what the engine would get, and why, then exit")
     return usage
 
 
@@ -125,8 +129,8 @@ def _truth(word: str) -> bool:
 def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
     """Split a command line into the worker's options and the engine's arguments.
 
-    Flags are matched by their exact names, with `_` for `-` allowed, so nothing of the engine's is taken by mistake.
-    The host, the port and the model's names are handed to the engine as well. Raises Exit 64.
+    Flags are matched by their exact names, with `_` for `-` allowed, so no flag of the engine's is taken by mistake.
+    The engine gets the model's names as well. Raises Exit 64.
     """
     usage = parser()
     actions = {option: action for action in usage._actions for option in action.option_strings}
@@ -150,15 +154,14 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
                 ours.append(rest.pop(0))
                 if action.nargs is None:
                     break
-    found = usage.parse_args(ours)
-    options = Options(**vars(found))
+    options = Options(**vars(usage.parse_args(ours)))
     if not 0 <= options.port < 65536:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --port must be from 0 to 65535, not {options.port}")
     if not 0 <= options.orphan_after_s < math.inf:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --orphan-after-s must be 0 or more, not {options.orphan_after_s}")
     if options.responses_max < 0 or options.responses_bytes_max < 0:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --responses-max and --responses-bytes-max must be 0 or more")
-    _check_beat(options, usage.prog)
+    _check_heartbeat(options, usage.prog)
     if options.gateway_address is not None and not is_address(options.gateway_address):
         raise Exit(
             EXIT_USAGE,
@@ -169,8 +172,8 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
     return options, theirs
 
 
-def _check_beat(options: Options, prog: str) -> None:
-    """Find now what the gateway would refuse in every beat. Raises Exit 64."""
+def _check_heartbeat(options: Options, prog: str) -> None:
+    """Check what the gateway would otherwise refuse in every heartbeat. Raises Exit 64."""
     try:
         parse_heartbeat({
             "worker_id": options.worker_id or "w",

@@ -19,8 +19,8 @@ from ichat.config.schema import Key, Security
 from ichat.errors import ApiError, Exit
 from ichat.http.heads import RequestHead
 from ichat.roles import gateway
-from ichat.roles.worker import WorkerServer
 from ichat.roles.worker_options import read_command_line
+from ichat.roles.worker_server import WorkerServer
 from ichat.security.auth import ROUTES, Auth, Caller, address_in, encode_caller
 from ichat.security.keys import hand_over, hash_of, new_key, proof_of, take_token
 

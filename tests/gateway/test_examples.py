@@ -12,7 +12,7 @@ from support.peers import SSE_END, SSE_HEAD, event
 from support.programs import LIMIT_S, ROOT
 
 from ichat.cli.commands import COMMANDS
-from ichat.roles.worker import metrics_of
+from ichat.roles.worker_server import metrics_of
 
 DASHBOARD = json.loads((ROOT / "examples/grafana-dashboard.json").read_text())
 ALERTS = yaml.safe_load((ROOT / "examples/prometheus-alerts.yml").read_text())

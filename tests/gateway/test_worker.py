@@ -24,7 +24,8 @@ from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.roles.heartbeat_sender import HeartbeatSender
-from ichat.roles.worker import WorkerServer, read_command_line
+from ichat.roles.worker_options import read_command_line
+from ichat.roles.worker_server import WorkerServer
 
 
 @pytest.fixture(autouse=True)
@@ -446,7 +447,7 @@ async def test_the_gateway_hears_at_once_of_other_models(make_worker, connect, s
         await until(lambda heartbeats=heartbeats: len(gateway.requests) >= heartbeats)
     assert len(gateway.requests) == heartbeats
     assert json.loads(gateway.requests[-1][1])["state"] == "ready"
-    await reporter.say_goodbye()
+    await reporter.send_goodbye()
     assert json.loads(gateway.requests[-1][1])["state"] == "gone"
 
 

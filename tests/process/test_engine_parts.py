@@ -625,7 +625,7 @@ def test_a_cluster_that_does_not_answer(cluster, monkeypatch):
     """Ray goes on trying for long; the worker does not wait for that, and nothing of the look is left."""
     monkeypatch.setattr(ray_module, "CONNECT_S", 0.5)
     cluster("import time; time.sleep(3600)")
-    assert "(nobody answered within 0.5 s)" in refused(1)
+    assert "(no answer within 0.5 s)" in refused(1)
 
 
 @pytest.mark.parametrize(("resources", "found"), [("{'GPU': 2.0, 'CPU': 8.0}", 2), ("{'CPU': 8.0}", 0)])

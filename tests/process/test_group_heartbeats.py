@@ -211,7 +211,7 @@ async def test_a_member_that_cannot_be_reached_is_lost_the_second_time(closed_po
 
 async def test_a_member_that_accepts_and_never_answers_is_lost(serve, monkeypatch):
     """A process that hangs takes connections as well: it has so long to answer, and no longer."""
-    monkeypatch.setattr(reporter_module, "BEAT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(reporter_module, "HEARTBEAT_TIMEOUT_S", 0.1)
 
     async def nothing(stream, head, body):
         await trio.sleep_forever()
@@ -283,7 +283,7 @@ async def test_a_member_that_is_heard_of_again_is_asked_anew(gateway_with, close
 async def test_who_says_goodbye_believes_no_loss(gateway_with):
     """A group that ends together is not broken."""
     gateway, told = await gateway_with(silent(1, is_certain=True))
-    await told.reporter.say_goodbye()
+    await told.reporter.send_goodbye()
     assert [json.loads(body)["state"] for _, body in gateway.requests] == ["gone"]
     assert told.losses == []
 
@@ -302,6 +302,6 @@ async def test_an_answer_of_another_form_is_no_loss(gateway_with, answer):
 @pytest.mark.parametrize(("host", "losses"), [("nobody.invalid", 1), ("fe80::1%eth0", 1), ("::::", 0)])
 async def test_a_host_that_leads_nowhere_is_no_failure(host, losses, monkeypatch):
     """A gateway passes on whatever host a member gave; of one that is no address at all, nothing is believed."""
-    monkeypatch.setattr(reporter_module, "BEAT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(reporter_module, "HEARTBEAT_TIMEOUT_S", 0.2)
     told = Told()
     assert [await told.believe(1, host), await told.believe(1, host)] == [0, losses]

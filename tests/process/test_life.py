@@ -308,8 +308,8 @@ def test_a_network_cut_between_worker_and_gateway(start, gateway):
     proxy.mend()
     program.wait_until_ready("w1")
     assert pid_of(program, "w1") == pid
-    assert "does not take beats" in own.text()
-    assert "takes beats again" in own.text()
+    assert "accepts no heartbeats" in own.text()
+    assert "accepts heartbeats again" in own.text()
     proxy.close()
 
 

@@ -213,7 +213,7 @@ def test_a_worker_registers_by_itself_and_finds_a_restarted_gateway(start, start
         ichat("worker", "-be", "fake", "--model", "/m", "-n", "m", "other", "--port", "0", "--hi", "5", "--worker-id", "w1",
               "-ga", f"http://127.0.0.1:{port}")
     ).wait_for_port()  # fmt: skip
-    worker.until(lambda: "does not take beats" in worker.text())
+    worker.until(lambda: "accepts no heartbeats" in worker.text())
     for _ in range(2):
         gateway = start_gateway("", port).wait_until_ready("w1")
         for name in ("m", "other"):

@@ -339,7 +339,7 @@ def test_an_orphan_ends(start_worker):
     worker.until(lambda: gateway.heartbeats and gateway.heartbeats[-1]["state"] == "ready")
     gateway.close()
     assert worker.process.wait(LIMIT_S) == 0
-    assert "the gateway has taken no beat for 1 s: shutting down" in worker.text()
+    assert "the gateway has accepted no heartbeat for 1 s: shutting down" in worker.text()
     worker.until(lambda: not alive(family))
 
 
@@ -350,10 +350,10 @@ def test_nobody_else_is_an_orphan(start_worker):
     patient, lucky = start_worker(*flags), start_worker(*flags, "--orphan-after-s", "600")
     gateway.close()
     for worker in (patient, lucky):
-        worker.until(lambda worker=worker: "does not take beats" in worker.text())
+        worker.until(lambda worker=worker: "accepts no heartbeats" in worker.text())
     with contextlib.closing(Gateway(gateway.port)):
         for worker in (patient, lucky):
-            worker.until(lambda worker=worker: "takes beats again" in worker.text())
+            worker.until(lambda worker=worker: "accepts heartbeats again" in worker.text())
     for worker in (patient, lucky):
         assert worker.process.poll() is None
         assert worker.stop() == 0

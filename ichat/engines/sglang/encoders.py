@@ -1,9 +1,8 @@
-"""What has to be known of an encoder (BERT and its kin) before SGLang serves it, read from the model's own files.
+"""What SGLang must be told about an encoder (BERT and similar models), read from the model's own files.
 
-SGLang serves an encoder's requests in pieces and from its prefix cache unless it is told not to, which gives vectors
-that are wrong; it takes the first token's vector whatever the model says; asked to rerank with a model that is no
-cross-encoder it ends; and it leaves a cross-encoder's score as the network gives it, where vLLM brings it between 0
-and 1.
+By default SGLang divides an encoder's prompts and uses its prefix cache, which makes wrong vectors. It always takes
+the first token's vector. A rerank request to a model that is no cross-encoder ends it. It returns a cross-encoder's
+raw score, which vLLM maps to 0..1.
 """
 
 # huggingface_hub comes with SGLang and is not there where types are checked.
@@ -30,19 +29,19 @@ _WHOLE = (
 
 @attrs.frozen
 class Encoder:
-    """An encoder as SGLang is to serve it."""
+    """How SGLang must serve an encoder."""
 
     flag_outcomes: Sequence[FlagOutcome]
-    """The arguments that it needs and was not given."""
+    """The arguments that are missing."""
     is_cross_encoder: bool
     wants_sigmoid: bool
-    """Whether its scores are to be brought between 0 and 1."""
+    """Whether its scores must be mapped to 0..1."""
 
 
 def inspect_encoder(model: str, revision: str | None, given: Sequence[str]) -> Encoder | None:
-    """Read what a model is; None for one that is no encoder. `given` are the flags that SGLang gets already.
+    """Return how to serve an encoder; None for other models. `given` are the flags that SGLang gets already.
 
-    Raises Exit 64 for one whose vectors would be wrong.
+    Raises Exit 64 for an encoder whose vectors would be wrong.
     """
     config = _read(model, "config.json", revision)
     architecture = str(next(iter(config.get("architectures") or ()), ""))
@@ -66,7 +65,7 @@ def inspect_encoder(model: str, revision: str | None, given: Sequence[str]) -> E
 
 
 def _wants_sigmoid(config: Mapping[str, Any]) -> bool:
-    """Say whether vLLM would put the score through a sigmoid where SGLang does not."""
+    """Return whether vLLM would apply a sigmoid to the score; SGLang never does."""
     labels = len(cast("dict[str, str]", config.get("id2label", {"0": ""})))
     if config.get("sbert_ce_default_activation_function") or labels != 1:
         return False
@@ -81,7 +80,7 @@ def _find(model: str, name: str, revision: str | None) -> pathlib.Path | None:
 
     try:
         return pathlib.Path(str(hf_hub_download(model, name, revision=revision)))
-    except errors.LocalEntryNotFoundError as error:  # a kind of the next, where the hub cannot be asked
+    except errors.LocalEntryNotFoundError as error:  # a subclass of the next one: the hub cannot be asked
         if name == "config.json":
             return None  # SGLang has read it already, so it has the model from elsewhere
         raise OSError(" ".join(str(error).split())[:300]) from error
@@ -90,9 +89,9 @@ def _find(model: str, name: str, revision: str | None) -> pathlib.Path | None:
 
 
 def _read(model: str, name: str, revision: str | None) -> dict[str, Any]:
-    """Read a file of JSON of a model, which is a directory or a name on the hub; empty where there is none.
+    """Return the content of a model's JSON file, empty if there is none; the model is a directory or a hub's name.
 
-    Raises Exit 69 where it cannot be told whether there is one.
+    Raises Exit 69 if the hub cannot be asked.
     """
     try:
         path = _find(model, name, revision)

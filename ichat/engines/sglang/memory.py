@@ -1,7 +1,7 @@
-"""SGLang's memory while it is let go of: `/release_memory_occupation` and `/resume_memory_occupation`.
+"""SGLang's memory while it is released: `/release_memory_occupation` and `/resume_memory_occupation`.
 
-SGLang's scheduler ends where it is asked for one of them at a wrong time: it asserts that it is idle, and that what it
-takes back is gone. So who asks at such a time is refused, and so is work meanwhile.
+SGLang's scheduler dies of either request at a wrong time: it asserts that it is idle, and that what it resumes was
+released. So such requests are refused, and so is work while memory is released.
 """
 
 # SGLang is not there where types are checked, so nothing about it is known to them.
@@ -17,9 +17,9 @@ from ichat.engines.asgi import call_under_way
 from ichat.errors import ApiError, model_not_ready
 from ichat.http.request import Request
 
-REST_S = 5.0
-"""How long the scheduler may take to come to rest when the last request has ended, or was left by its client."""
-LOOK_S = 0.1
+IDLE_S = 5.0
+"""How long the scheduler may take to become idle after the last request has ended or was aborted."""
+IDLE_POLL_S = 0.1
 RETRY_AFTER_S = 5
 
 _RELEASE, _RESUME = b"/release_memory_occupation", b"/resume_memory_occupation"
@@ -27,31 +27,31 @@ _WORK = re.compile(
     rb"/v1/(?!(?:de)?tokenize$|messages/count_tokens$).*"
     rb"|/(?:generate|encode|classify|invocations|vertex_generate|api/chat|api/generate)"
 )
-"""Routes that the scheduler works for."""
+"""Routes that need the scheduler."""
 _TAGS = frozenset(("kv_cache", "weights", "cuda_graph"))
-"""What there is to let go of; all of it where a request names nothing."""
+"""What can be released; all of it if a request names nothing."""
 
 
 class _Refused(Exception):
-    """The call has its answer already."""
+    """The call has been answered already."""
 
 
 class Memory:
-    """What SGLang has let go of. `admit` is for Trio, everything else for the engine's loop."""
+    """What SGLang has released. `admit` is for Trio, everything else for the engine's loop."""
 
     def __init__(self, model: Callable[[], str]) -> None:
-        """`model` gives the model's name."""
+        """`model` returns the model's name."""
         self._model = model
         self.released: set[str] = set()
-        """The tags of what is gone."""
+        """The tags of what is released."""
         self._release: Request | None = None
-        """The last request for it."""
+        """The last request to release memory."""
 
     def __repr__(self) -> str:
         return f"<Memory without {', '.join(sorted(self.released)) or 'nothing'}>"
 
     def admit(self, request: Request, under_way: Collection[Request]) -> None:
-        """Raise ApiError where SGLang must not get a request now: 409 for a release while it works, 503 for work."""
+        """Raise ApiError 409 for a release while SGLang works, 503 for work while memory is released."""
         if request.path == _RELEASE:
             busy = sum(one.path == _RELEASE or _is_work(one) for one in under_way)
             if busy:
@@ -67,24 +67,24 @@ class Memory:
             self._release = None
 
     def watch(self, manager: Any) -> None:
-        """Have a tokenizer manager let go only when the scheduler is at rest, and take back only what is gone."""
+        """Let a tokenizer manager release memory only when the scheduler is idle, and resume only what is released."""
         release, resume = manager.release_memory_occupation, manager.resume_memory_occupation
         turn = asyncio.Lock()
 
-        async def release_at_rest(asked: Any, *more: Any) -> None:
+        async def release_when_idle(asked: Any, *more: Any) -> None:
             async with turn:
                 tags = _tags_of(asked)
                 if gone := self.released.intersection(tags):
                     _refuse(f"SGLang has let go of {_listed(gone)} already: POST /resume_memory_occupation first.")
-                until = time.monotonic() + REST_S
+                until = time.monotonic() + IDLE_S
                 while not (await manager.flush_cache()).success:
                     if time.monotonic() > until:
-                        _refuse(f"SGLang's scheduler has not come to rest within {REST_S:g} s: ask again later.")
-                    await asyncio.sleep(LOOK_S)
+                        _refuse(f"SGLang's scheduler has not come to rest within {IDLE_S:g} s: ask again later.")
+                    await asyncio.sleep(IDLE_POLL_S)
                 self.released.update(tags)
                 await release(asked, *more)
 
-        async def resume_what_is_gone(asked: Any, *more: Any) -> None:
+        async def resume_released(asked: Any, *more: Any) -> None:
             async with turn:
                 tags = _tags_of(asked)
                 there = set(tags) - self.released
@@ -93,8 +93,8 @@ class Memory:
                 await resume(asked, *more)
                 self.released.difference_update(tags)
 
-        manager.release_memory_occupation = release_at_rest
-        manager.resume_memory_occupation = resume_what_is_gone
+        manager.release_memory_occupation = release_when_idle
+        manager.resume_memory_occupation = resume_released
 
 
 def _is_work(request: Request) -> bool:
@@ -118,12 +118,12 @@ def _listed(tags: Collection[str]) -> str:
 
 
 def _conflict(message: str) -> ApiError:
-    """409: the request does not fit what the engine is doing."""
+    """Return the error of a request that does not fit what the engine is doing."""
     return ApiError(409, "conflict", message, retry=False)
 
 
 def _refuse(message: str) -> None:
-    """Answer the call with 409, past SGLang, which has one answer to all exceptions. Raises _Refused."""
+    """Answer the call with 409, past SGLang, which answers all exceptions alike. Raises _Refused."""
     call = call_under_way()
     if call is not None:
         call.abandon(_conflict(message))

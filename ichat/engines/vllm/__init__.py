@@ -1,7 +1,7 @@
 """vLLM inside the worker: its own parser, its own engine client, its own FastAPI application.
 
-This follows vLLM's `vllm.entrypoints` step by step, without its HTTP server and signal handlers. Where a step is to be
-found has changed from release to release, and what it takes: `_PLACES` knows, and `_call` gives each what it asks for.
+This follows vLLM's `vllm.entrypoints` step by step, without its HTTP server and signal handlers. The places of these
+steps, and their parameters, change from release to release: `_PLACES` has the places, `_call` passes the parameters.
 """
 
 # vLLM is not there where types are checked, so nothing about it is known to them.
@@ -41,7 +41,7 @@ from ichat.security.redact import masked
 
 OLDEST = (0, 12)
 NEWEST = (0, 32)
-"""The newest minor version that this was tested with, and the oldest."""
+"""The oldest and the newest minor version that this was tested with."""
 
 _PLACES: Mapping[str, Sequence[str]] = {
     "FlexibleArgumentParser": ("vllm.utils.argparse_utils", "vllm.utils"),
@@ -61,7 +61,7 @@ _PLACES: Mapping[str, Sequence[str]] = {
     "CoreEngineProcManager": ("vllm.v1.engine.utils",),
     "EngineCoreProc": ("vllm.v1.engine.core",),
 }
-"""Where vLLM keeps what is called here, newest place first."""
+"""The modules in which vLLM has each name, newest first."""
 _OURS: Mapping[str, Sequence[object]] = {
     "uds": (None,),
     "ssl_keyfile": (None,),
@@ -75,12 +75,12 @@ _OURS: Mapping[str, Sequence[object]] = {
 
 
 _ALONE, _RPC_PORT = "127.0.0.1", 29550
-"""Where the machines of a data-parallel model meet, where vLLM is not told."""
+"""vLLM's defaults for the address at which the machines of a data-parallel model meet."""
 
 
 @attrs.define
 class _Switch:
-    """Stands in for the HTTP server that vLLM's exception handlers ask to exit when the engine has died."""
+    """Replaces the HTTP server that vLLM's exception handlers ask to exit when the engine has died."""
 
     should_exit: bool = False
 
@@ -138,7 +138,7 @@ class VLLM:
             uvloop.run(self._lead(self._args, serve))
 
     async def _lead(self, args: argparse.Namespace, serve: Serve) -> None:
-        """Load the model, or the part of it that is here, and serve vLLM's application."""
+        """Load the model, or this machine's part of it, and serve vLLM's application."""
         try:
             context = _symbol("build_async_engine_client")(args)
             client = await context.__aenter__()
@@ -157,15 +157,15 @@ class VLLM:
             bound_responses(app, self.adapter)
             self._loaded = app.state
             self._family = _family_of(client.vllm_config)
-            self._tell_routes(app)
+            self._set_routes(app)
             self._client = client
             async with app.router.lifespan_context(app):
                 await serve(app)
         finally:
             await context.__aexit__(None, None, None)  # noqa: ASYNC102
 
-    def _tell_routes(self, app: Any) -> None:
-        """Note which of the known routes vLLM has for this model: of others it would say `Not Found`."""
+    def _set_routes(self, app: Any) -> None:
+        """Set the routes that vLLM has for this model; it would answer others with `Not Found`."""
         names = (*GENERATES, *POOLS, *HEARS)
         served = [name for name in names if _has_route(app, self.adapter.to_engine(f"/v1/{name}".encode()).decode())]
         self.adapter.serve_only(self._info.model_names[0], served, set(names) - set(served) if served else ())
@@ -213,7 +213,7 @@ class VLLM:
         return None
 
     def progress(self) -> Progress:
-        """Read vLLM's own metrics."""
+        """Return vLLM's own metrics."""
         if self._client is None:
             return Progress()
         running = _metric("vllm:num_requests_running")
@@ -229,7 +229,7 @@ class VLLM:
         )
 
     def models(self) -> Sequence[ModelCard]:
-        """Give the model by each of its names, and its adapters."""
+        """Return the model under each of its names, and its adapters."""
         names = self._info.model_names
         if self._client is None:
             return [ModelCard(name, self._info.model_path) for name in names]
@@ -245,7 +245,7 @@ class VLLM:
 
 
 def _has_route(app: Any, path: str) -> bool:
-    """Say whether an application has a route for `POST`, however deep it lies."""
+    """Return whether an application has a route for `POST`, however deeply it is nested."""
     from starlette.routing import Match
 
     scope = {"type": "http", "method": "POST", "path": path, "root_path": "", "headers": []}
@@ -253,14 +253,14 @@ def _has_route(app: Any, path: str) -> bool:
 
 
 def _family_of(config: Any) -> ProcessFamily:
-    """Give the processes whose end is that of the engine; none where vLLM itself goes on without some of them."""
+    """Return the processes that the engine cannot lose; none if vLLM tolerates faults itself."""
     if getattr(config.parallel_config, "enable_fault_tolerance", False):
         return ProcessFamily()
     return ProcessFamily(child for child in children("VLLM::") if "Coordinator" not in child.title)
 
 
 def _metric(name: str, sample: str | None = None, *, of: Callable[[Sequence[float]], float] = sum) -> float | None:
-    """Put a metric of vLLM's engines together, from the registry it reports to; None where it does not report it."""
+    """Return a metric over all of vLLM's engines, from its registry; None if it is not reported."""
     from prometheus_client import REGISTRY
 
     values = [
@@ -273,7 +273,7 @@ def _metric(name: str, sample: str | None = None, *, of: Callable[[Sequence[floa
 
 
 def _symbol(name: str) -> Any:
-    """Give what vLLM calls so, wherever this version keeps it. Raises Exit 69 where it is nowhere."""
+    """Return the object of this name, wherever this version of vLLM has it. Raises Exit 69 if it has none."""
     for place in _PLACES[name]:
         try:
             module = importlib.import_module(place)
@@ -291,12 +291,12 @@ def _symbol(name: str) -> Any:
 
 
 def _call(function: Any, known: Mapping[str, Any]) -> Any:
-    """Call a function with those of these arguments that it takes, by their names."""
+    """Call a function with those of the known arguments that it has parameters for."""
     return function(**{name: known[name] for name in inspect.signature(function).parameters if name in known})
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[FlagOutcome], Mapping[str, Any]]:
-    """Return the arguments as vLLM reads them, what became of each that was given, and all as they are by default."""
+    """Return the arguments as vLLM reads them, the outcome of each given flag, and the defaults."""
 
     class Parser(_symbol("FlexibleArgumentParser")):
         def error(self, message: str) -> Any:
@@ -319,7 +319,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[FlagOutcome], 
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Find before the load what vLLM itself would find after it. Raises KeyError, Exit 64, Exit 69."""
+    """Check before the load what vLLM itself would check after it. Raises KeyError, Exit 64, Exit 69."""
     if getattr(args, "tool_parser_plugin", None):
         _symbol("ToolParserManager").import_tool_parser(args.tool_parser_plugin)
     if getattr(args, "reasoning_parser_plugin", None):
@@ -336,7 +336,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _group(args: argparse.Namespace) -> Group | None:
-    """Give the group of machines that these arguments speak of."""
+    """Return the group of machines that these arguments describe, or None."""
     nodes = getattr(args, "nnodes", None) or 1
     if nodes > 1:
         return Group(f"{args.master_addr}:{args.master_port} {args.model}", args.node_rank, nodes)
@@ -350,7 +350,7 @@ def _group(args: argparse.Namespace) -> Group | None:
 
 
 def _follows(args: argparse.Namespace) -> bool:
-    """Say whether vLLM serves no requests on this machine."""
+    """Return whether vLLM serves no requests on this machine."""
     return args.headless or (bool(getattr(args, "node_rank", 0)) and args.data_parallel_size == 1)
 
 
@@ -367,12 +367,12 @@ def _usage(message: str, parser: argparse.ArgumentParser | None = None) -> Exit:
 
 
 def _words(error: Exception) -> str:
-    """Give the message; a KeyError shows it as a literal."""
+    """Return an error's message; `str` of a KeyError would show it as a literal."""
     return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
 
 
 def _is_about_arguments(error: BaseException) -> bool:
-    """Tell a wrong argument from a failing load: it is found while vLLM makes its configuration, before any child."""
+    """Return whether a load failed because of a wrong argument, while vLLM made its configuration."""
     return any(frame.name == "create_engine_config" for frame in traceback.extract_tb(error.__traceback__))
 
 

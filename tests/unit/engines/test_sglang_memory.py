@@ -102,9 +102,9 @@ def calls(manager, *asked):
 
 def test_a_release_waits_until_the_scheduler_is_at_rest(monkeypatch):
     """What a client has just left may still be worked on; for how long that is waited has a bound."""
-    monkeypatch.setattr(sglang_memory, "LOOK_S", 0)
+    monkeypatch.setattr(sglang_memory, "IDLE_POLL_S", 0)
     assert calls(Manager(busy_for=4), ("release", None)) == ([None], ["cuda_graph", "kv_cache", "weights"])
-    monkeypatch.setattr(sglang_memory, "REST_S", 0)
+    monkeypatch.setattr(sglang_memory, "IDLE_S", 0)
     [refused], gone = calls(Manager(busy_for=10**9), ("release", None))
     assert ("has not come to rest within 0 s" in refused, gone) == (True, [])
 

@@ -1,0 +1,258 @@
+"""The worker's answers: its own routes, and everything else by the engine; and what its heartbeats say."""
+
+import hmac
+import json
+import os
+import secrets
+import socket
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ichat import __version__, errors
+from ichat.engines import Engine
+from ichat.engines.adapter import AdapterSettings, model_body, models_body
+from ichat.engines.thread import EngineThread
+from ichat.errors import ApiError
+from ichat.hardware.machines import LOOK_S, MachineMonitor
+from ichat.http.heads import RequestHead
+from ichat.http.request import Request
+from ichat.http.server import Client
+from ichat.observability.logs.capture import Capture
+from ichat.observability.logs.endpoint import LogEndpoint
+from ichat.protocol import (
+    INTERNAL,
+    NAMES_MAX,
+    PROOF_HEADER,
+    WORKER_HEADER,
+    Heartbeat,
+    WorkerState,
+    response_tag,
+    sentence,
+)
+from ichat.roles.worker_options import Options
+from ichat.security.auth import (
+    CHANGES_MODELS,
+    address_in,
+    bearer_of,
+    comes_from_this_host,
+    is_loopback,
+    targets_this_host,
+)
+from ichat.security.keys import digest_of, proof_of
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+GROUP_HEARTBEAT_S = 3.0
+"""Members of a group send heartbeats at least so often: each is of no use without the others."""
+_PROOF_HEADERS = frozenset((PROOF_HEADER, b"authorization"))
+_CHANGES = CHANGES_MODELS | {b"/resume_memory_occupation", b"/wake_up"}
+"""Routes after which the worker sends a heartbeat at once: its models change, or it accepts requests again."""
+_JSON = [(b"content-type", b"application/json")]
+
+
+class WorkerServer:
+    """Answers the worker's requests and makes its heartbeats."""
+
+    def __init__(
+        self,
+        options: Options,
+        engine: Engine,
+        thread: EngineThread,
+        port: int,
+        *,
+        capture: Capture | None = None,
+        token: str = "",
+    ) -> None:
+        """`capture` keeps the output of this process, if any does; `token` admits clients of other machines."""
+        self.options = options
+        self._token_digests = [digest_of(text) for text in (token.encode(), proof_of(token.encode()))] if token else []
+        self.thread = thread
+        self._engine = engine
+        self.port = port
+        self.id = options.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        self.draining = False
+        self._created = int(time.time())
+        self._start_id = secrets.token_hex(8)
+        own = [(WORKER_HEADER, self.id.encode())]
+        self.log = LogEndpoint(capture.ring, capture.settle, own) if capture is not None else None
+        self.changed: Callable[[], None] = _ignore
+        """Called when the gateway needs a heartbeat now."""
+        self.grouped: Callable[[], None] = _ignore
+        """Called when the worker turns out to be a member of a group."""
+        self._machine_monitor = MachineMonitor(lambda: {os.getpid(): self.id}, self.id)
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.id}: {self.state()}, {self.thread!r}>"
+
+    def adapter_settings(self) -> AdapterSettings:
+        """Return the settings of the engine's adapter at this worker."""
+        options = self.options
+        tag = response_tag(self.id, self._start_id)
+        return AdapterSettings(tag, options.responses_max, options.responses_bytes_max, options.reasoning_field)
+
+    def state(self) -> WorkerState:
+        """Return the state for the gateway."""
+        if self.draining or self.thread.unready.is_set():
+            return "draining"
+        if self.thread.is_ready():
+            return "ready"
+        if self.thread.is_following():
+            return "following"
+        return "loading" if self.thread.parsed.is_set() else "starting"
+
+    def authenticate(self, head: RequestHead, peer: str) -> None:
+        """Admit this machine, clients with the token, and all requests for the health. Raises ApiError 401, 403."""
+        address = address_in(peer)
+        if not address or (
+            is_loopback(address) and targets_this_host(head.headers) and comes_from_this_host(head.headers)
+        ):
+            return
+        if head.path == b"/health" and head.method in (b"GET", b"HEAD"):
+            return
+        if not self._token_digests:
+            raise errors.forbidden(
+                "This worker answers its own machine only, at 127.0.0.1 or `localhost`, through no proxy and no page of"
+                " another origin: start it, and its gateway, with the same ICHAT_JOIN_TOKEN."
+            )
+        given = (digest_of(bearer_of(value)) for name, value in head.headers if name in _PROOF_HEADERS)
+        if not any(hmac.compare_digest(digest, known) for digest in given for known in self._token_digests):
+            raise errors.invalid_api_key(
+                "This worker answers its own machine, its gateway, and whoever sends their token (ICHAT_JOIN_TOKEN) as"
+                " `Authorization: Bearer`."
+            )
+
+    async def answer(self, request: Request, client: Client, _caller: None) -> None:
+        """Answer one request: the worker's own routes here, everything else by the engine."""
+        request.headers = [header for header in request.headers if not header[0].startswith(INTERNAL)]
+        is_read = request.method in (b"GET", b"HEAD")
+        if is_read and request.path == b"/health":
+            await self._send_health(request, client)
+        elif request.path == b"/logs/stream":
+            if self.log is None:
+                raise ApiError(404, "not_found", "This worker keeps no log: start it with --log-streaming true.")
+            await self.log.answer(request, client)
+        elif request.path == b"/beat":
+            await self._request_heartbeat(request, client)
+        elif not is_read and b"%" in request.path:
+            raise errors.bad_request("The path must be written without percent signs.")  # it selects the route
+        elif self.draining and not self.thread.is_ready() and self.thread.failure is None:
+            raise errors.draining()
+        elif is_read and self._is_list_open() and (request.path + b"/").startswith(b"/v1/models/"):
+            await self._send_models(request, client)
+        elif is_read and request.path == b"/metrics":
+            request.headers = [header for header in request.headers if header[0] != b"accept"]  # plain text only
+            await self.thread.answer(request, client, lambda status, body: (status, body + metrics_of(self.thread)))
+        else:
+            await self.thread.answer(request, client)
+            if request.path in _CHANGES:
+                self.changed()
+
+    def _is_list_open(self) -> bool:
+        """Return whether the worker lists the models itself: an engine with a key guards its list with it."""
+        info = self.thread.info
+        return self.thread.is_ready() and info is not None and not info.args.get("api_key")
+
+    async def _send_health(self, request: Request, client: Client) -> None:
+        """Send 200 while requests are answered, or while a follower follows; otherwise 503 with the phase."""
+        is_well = self.thread.is_ready() or self.thread.is_following()
+        status = {"status": "ok"} if is_well else {"status": "unavailable", "phase": self.thread.phase}
+        headers = [*_JSON, (WORKER_HEADER, self.id.encode())]
+        await client.respond(request, 200 if is_well else 503, headers, json.dumps(status).encode())
+
+    async def _request_heartbeat(self, request: Request, client: Client) -> None:
+        """Send a heartbeat soon: a gateway that was restarted requests one from each worker it finds."""
+        if request.method != b"POST":
+            raise errors.method_not_allowed(request.method.decode("latin-1"), "/beat", "POST")
+        if self.options.gateway_address is None:
+            raise ApiError(
+                409, "no_gateway", "This worker has no gateway: it was started without --gateway-address.", retry=False
+            )
+        self.changed()
+        await client.respond(request, 200, _JSON, b'{"status": "ok"}')
+
+    async def _send_models(self, request: Request, client: Client) -> None:
+        """Send the answer to `/v1/models` or `/v1/models/NAME`, the same for every engine."""
+        models = {model.id: model for model in self._engine.models()}
+        name = urllib.parse.unquote(request.path[len(b"/v1/models/") :].decode("latin-1"))
+        if not name:
+            body = models_body(models.values(), self._created, self._engine.name)
+        elif name in models:
+            body = model_body(models[name], self._created, self._engine.name)
+        else:
+            raise errors.model_not_found(name, models)
+        await client.respond(request, 200, _JSON, body)
+
+    def heartbeat(self) -> Heartbeat:
+        """Return everything that is known about this worker; its sender sets the address at which it is reached."""
+        info = self.thread.info
+        names = info.model_names if info else self.options.served_model_name
+        group = info.group if info else None
+        interval = self.options.heartbeat_interval
+        return Heartbeat(
+            worker_id=self.id,
+            model_name=names[0] if names else "",
+            model_names=names,
+            models=list(self._engine.models()) if self.thread.is_ready() else [],
+            group=group,
+            host=self.options.advertise_host or self.options.host or "127.0.0.1",
+            port=self.port,
+            backend=self._engine.name,
+            model_path=info.model_path if info else "",
+            state=self.state(),
+            phase=self.thread.phase,
+            failure=sentence(str(self.thread.failure or "")),
+            heartbeat_interval=min(interval, GROUP_HEARTBEAT_S) if group else interval,
+            unix_socket=self.options.unix_socket is not None,
+            max_in_flight=self.options.max_in_flight,
+            pid=os.getpid(),
+            start_id=self._start_id,
+            args=info.args if info else {},
+            changed_args=_bounded(info.changed_args) if info else None,
+            versions={"ichat": __version__, **(info.versions if info else {})},
+            progress=attrs.asdict(self._engine.progress()),
+            machine=self._machine_monitor.report.machine if self._machine_monitor.report else None,
+        )
+
+    async def watch_machine_forever(self) -> None:
+        """Inspect the machine at intervals, for the heartbeats.
+
+        Begins when the engine serves. Until then the engine may fork this process, which must not happen in the middle
+        of a call into a driver.
+        """
+        await self.thread.ready.wait()
+        await self._machine_monitor.watch_forever(max(LOOK_S, self.options.heartbeat_interval), self.changed)
+
+
+def _bounded(names: Sequence[str] | None) -> list[str] | None:
+    """Return the names, or None if they are too many for a heartbeat."""
+    return None if names is None or len(names) > NAMES_MAX else list(names)
+
+
+def metrics_of(thread: EngineThread) -> bytes:
+    """Return the worker's own metrics in Prometheus' text format, to be appended to the engine's.
+
+    Must not be called before the engine is ready: engines decide at their import how prometheus_client works here.
+    """
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.registry import Collector
+
+    class OurMetrics(Collector):
+        def collect(self) -> "Iterable[Metric]":
+            others = max(0, thread.in_flight - 1)  # without the request for the metrics
+            yield GaugeMetricFamily("ichat_worker_in_flight", "Requests that the engine is answering.", others)
+            yield GaugeMetricFamily("ichat_worker_load_seconds", "From the start until it was ready.", thread.load_s)
+            yield CounterMetricFamily("ichat_engine_aborts", "Requests that their clients left.", thread.aborts)
+
+    registry = CollectorRegistry()
+    registry.register(OurMetrics())
+    return generate_latest(registry)
+
+
+def _ignore() -> None:
+    """Do nothing: the worker has no gateway."""
