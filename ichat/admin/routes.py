@@ -1,4 +1,4 @@
-"""The control plane's routes for operators: workers, their logs, the cluster, the configuration."""
+"""The handlers of the control plane: registration, models, metrics, workers and their logs, cluster, configuration."""
 
 import json
 import os
@@ -7,12 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import trio
-from quart import Response, request
-from quart_trio import QuartTrio
+from prometheus_client import CONTENT_TYPE_LATEST
+from quart import Blueprint, Response, current_app, g, request
 
 import ichat
 from ichat import errors
@@ -27,10 +27,13 @@ from ichat.hardware.machines import MachineView, machines_of, read_machine
 from ichat.http import sse
 from ichat.observability.logs.store import LogStore
 from ichat.observability.logs.stream import read_query
+from ichat.observability.metrics import Metrics
+from ichat.observability.scrape import Scraper
+from ichat.protocol import Heartbeat, ModelCard, entry_of, parse_heartbeat
 from ichat.routing.balancer import Balancer
-from ichat.routing.registry import Registry
+from ichat.routing.registry import Registry, TooManyWorkers
 from ichat.routing.worker_record import State, WorkerRecord
-from ichat.security.auth import Auth
+from ichat.security.auth import Auth, Caller
 from ichat.supervisor.supervisor import Supervisor
 
 PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
@@ -38,7 +41,7 @@ PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs",
 
 @attrs.frozen
 class AdminContext:
-    """What the control plane shows and steers."""
+    """What the control plane shows and changes."""
 
     registry: Registry
     balancer: Balancer
@@ -46,12 +49,22 @@ class AdminContext:
     logbook: LogStore
     reloader: Reloader
     auth: Callable[[], Auth]
-    """Gives who may do what at the moment."""
+    """Returns the rules of access that are in force."""
+    metrics: Metrics
+    scraper: Scraper
     gateway_id: str
-    """Tells one start of the gateway from the next."""
+    """Different at each start of the gateway."""
     started_at: float
     """In seconds since 1970."""
     meter: CpuMeter = attrs.field(factory=CpuMeter)
+
+
+routes = Blueprint("control", __name__)
+
+
+def context() -> AdminContext:
+    """Return the context of the application that handles the request."""
+    return cast("AdminContext", current_app.config["CONTEXT"])
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -63,109 +76,196 @@ def _plain(value: Any) -> Mapping[str, Any]:
     return value.describe() if isinstance(value, MachineView) else attrs.asdict(value, recurse=False)
 
 
-async def read_json() -> Any:
-    """Read the request's body. Raises ApiError 400 where it is not JSON."""
+async def _read_json() -> Any:
+    """Return the parsed body of the request. Raises ApiError 400 for a body that is not JSON."""
     try:
         return json.loads(await request.get_data())
     except (ValueError, RecursionError) as error:
         raise errors.bad_request(f"The body is not JSON: {error}.") from error
 
 
-def add_routes(app: QuartTrio, parts: AdminContext) -> None:
-    """Add the routes below /v1/admin and /v1/logs, and /openapi.json."""
-    _add_workers(app, parts)
-    _add_cluster(app, parts)
-
-    @app.get("/v1/logs/stream/<worker_id>")
-    async def logs(worker_id: str) -> Response:
-        query = read_query(request.query_string.decode("latin-1"), request.headers.get("last-event-id", ""))
-        blocks = await parts.logbook.stream(worker_id, query)
-        headers = {name.decode(): value.decode() for name, value in sse.HEADERS}
-        return Response(b"" if request.method == "HEAD" else blocks, headers=headers)
-
-    @app.post("/v1/admin/config/reload")
-    async def reload() -> Response:
-        dry_run = _flag("dry_run")
-        return json_response(await parts.reloader.reload(dry_run=dry_run, why="asked over the API"))
-
-    @app.get("/openapi.json")
-    async def openapi() -> Response:
-        return json_response(document())
+@routes.get("/health")
+async def _health() -> Response:
+    return json_response(views.GatewayHealth())
 
 
-def _add_workers(app: QuartTrio, parts: AdminContext) -> None:
-    registry, supervisor = parts.registry, parts.supervisor
-
-    def known(worker_id: str) -> WorkerRecord:
-        worker = registry.get(worker_id)
-        if worker is None:
-            names = ", ".join(one.id for one in registry) or "none"
-            raise ApiError(404, "not_found", f"There is no worker {worker_id}. Workers here: {names}.")
-        return worker
-
-    @app.get("/v1/admin/workers")
-    async def workers() -> Response:
-        return json_response({"object": "list", "data": [registry.describe(worker) for worker in registry]})
-
-    @app.get("/v1/admin/workers/<worker_id>")
-    async def one_worker(worker_id: str) -> Response:
-        return json_response(registry.describe(known(worker_id)))
-
-    @app.post("/v1/admin/workers/launch")
-    async def launch() -> Response:
-        worker = await supervisor.launch(read_worker(await read_json(), parts.reloader.config))
-        return json_response(views.Launched(worker.id, registry.state(worker.record)), 202)
-
-    @app.delete("/v1/admin/workers/<worker_id>")
-    async def stop(worker_id: str) -> Response:
-        worker = known(worker_id)
-        managed = supervisor.get(worker_id)
-        if managed is None:
-            pid, host = (worker.heartbeat.pid, worker.heartbeat.host) if worker.heartbeat else (0, "?")
-            raise ApiError(
-                409,
-                "not_managed",
-                f"Worker {worker_id} was not started by this gateway: stop it where it was started"
-                f" (process {pid} on {host}).",
-            )
-        await supervisor.remove(managed, _seconds("drain_s", parts.reloader.config.timeouts.drain_s))
-        return json_response(views.Stopped(worker_id))
+@routes.get("/metrics")
+async def _metrics() -> Response:
+    return Response(
+        await context().scraper.expose(context().metrics.snapshot()),
+        content_type=CONTENT_TYPE_LATEST,
+    )
 
 
-def _add_cluster(app: QuartTrio, parts: AdminContext) -> None:
-    registry, balancer = parts.registry, parts.balancer
+# Models.
 
-    @app.get("/v1/admin/cluster/status")
-    async def status() -> Response:
-        gpus = await find_gpus()
-        pids, told = parts.supervisor.pids, registry.machines()
 
-        def read() -> tuple[HostResources, list[MachineView]]:
-            own = read_machine(parts.meter, gpus, pids)
-            return read_resources(parts.meter, gpus, pids), machines_of(own, told)
+def _allowed_models() -> dict[str, tuple[ModelCard, str]]:
+    """Return the models that the caller may ask for, by name, each with its owner."""
+    key, found = g.caller.key, context().registry.models()
+    return found if key is None or key.models is None else {name: found[name] for name in found.keys() & key.models}
 
-        resources, machines = await trio.to_thread.run_sync(read)
-        uptime_s = round(time.time() - parts.started_at, 3)
-        models = [
-            views.ModelLoad(name, **registry.load_of(name), queued=balancer.waiting_for(name))
-            for name in sorted(registry.names())
-        ]
-        return json_response(
-            views.ClusterStatus(
-                gateway=views.GatewayView(parts.gateway_id, ichat.__version__, os.getpid(), uptime_s),
-                resources=resources,
-                machines=machines,
-                workers=Counter[State](map(registry.state, registry)),
-                models=models,
-            )
+
+def _entry(model: ModelCard, owner: str) -> dict[str, object]:
+    return entry_of(model, int(context().started_at), owner or "ichat")
+
+
+@routes.get("/v1/models")
+async def _models() -> Response:
+    found = _allowed_models()
+    return json_response({"object": "list", "data": [_entry(*found[name]) for name in sorted(found)]})
+
+
+@routes.get("/v1/models/<path:name>")
+async def _one_model(name: str) -> Response:
+    found = _allowed_models()
+    if name not in found:
+        raise errors.model_not_found(name, found)
+    return json_response(_entry(*found[name]))
+
+
+# Workers.
+
+
+@routes.post("/v1/workers/heartbeat")
+@routes.post("/register")
+async def _heartbeat() -> Response:
+    registry = context().registry
+    heartbeat = await _accepted(parse_heartbeat(await _read_json()))
+    new = registry.record_heartbeat(heartbeat)
+    if isinstance(new, TooManyWorkers):
+        raise errors.too_many_workers(new.workers_max)
+    context().logbook.changed()
+    return json_response(
+        views.HeartbeatResponse(
+            status="registered" if new else "ok",
+            gateway_id=context().gateway_id,
+            heartbeat_interval=heartbeat.heartbeat_interval,
+            lost=registry.lost(heartbeat.worker_id),
+            wants_machine=registry.wants_machine(heartbeat.worker_id),
         )
+    )
 
-    @app.get("/v1/admin/cluster/version")
-    async def version() -> Response:
-        packages = {name: metadata.version(name) for name in PACKAGES}
-        heartbeats = [worker.heartbeat for worker in registry if worker.heartbeat is not None]
-        workers = [views.WorkerVersions(one.worker_id, one.backend, one.versions) for one in heartbeats]
-        return json_response(views.Version(ichat.__version__, platform.python_version(), packages, workers))
+
+async def _accepted(heartbeat: Heartbeat) -> Heartbeat:
+    """Return the heartbeat with the checked host of its worker. Raises ApiError 403 if the sender may not use the id.
+
+    Managed workers are trusted.
+    """
+    caller: Caller = g.caller
+    if caller.is_managed_worker:
+        return heartbeat
+    registry = context().registry
+    host = await context().auth().check_worker(heartbeat.host, caller)
+    known = registry.get(heartbeat.worker_id)
+    if known is None:
+        return attrs.evolve(heartbeat, host=host)
+    if known.managed:
+        raise errors.forbidden(f"The id {heartbeat.worker_id} belongs to a worker that this gateway has started.")
+    if known.heartbeat is not None and known.heartbeat.host != host and not registry.is_away(known):
+        raise errors.forbidden(
+            f"The id {heartbeat.worker_id} belongs to another worker, which runs at {known.heartbeat.host}."
+        )
+    return attrs.evolve(heartbeat, host=host)
+
+
+def _known(worker_id: str) -> WorkerRecord:
+    """Return the worker of this id. Raises ApiError 404."""
+    registry = context().registry
+    worker = registry.get(worker_id)
+    if worker is None:
+        names = ", ".join(one.id for one in registry) or "none"
+        raise ApiError(404, "not_found", f"There is no worker {worker_id}. Workers here: {names}.")
+    return worker
+
+
+@routes.get("/v1/admin/workers")
+async def _workers() -> Response:
+    registry = context().registry
+    return json_response({"object": "list", "data": [registry.describe(worker) for worker in registry]})
+
+
+@routes.get("/v1/admin/workers/<worker_id>")
+async def _one_worker(worker_id: str) -> Response:
+    return json_response(context().registry.describe(_known(worker_id)))
+
+
+@routes.post("/v1/admin/workers/launch")
+async def _launch() -> Response:
+    worker = await context().supervisor.launch(read_worker(await _read_json(), context().reloader.config))
+    return json_response(views.Launched(worker.id, context().registry.state(worker.record)), 202)
+
+
+@routes.delete("/v1/admin/workers/<worker_id>")
+async def _stop(worker_id: str) -> Response:
+    worker, supervisor = _known(worker_id), context().supervisor
+    managed = supervisor.get(worker_id)
+    if managed is None:
+        pid, host = (worker.heartbeat.pid, worker.heartbeat.host) if worker.heartbeat else (0, "?")
+        raise ApiError(
+            409,
+            "not_managed",
+            f"Worker {worker_id} was not started by this gateway: stop it where it was started"
+            f" (process {pid} on {host}).",
+        )
+    await supervisor.remove(managed, _seconds("drain_s", context().reloader.config.timeouts.drain_s))
+    return json_response(views.Stopped(worker_id))
+
+
+# The cluster, logs, and the configuration.
+
+
+@routes.get("/v1/admin/cluster/status")
+async def _status() -> Response:
+    here = context()
+    registry, gpus = here.registry, await find_gpus()
+    pids, told = here.supervisor.pids, registry.machines()
+
+    def read() -> tuple[HostResources, list[MachineView]]:
+        own = read_machine(here.meter, gpus, pids)
+        return read_resources(here.meter, gpus, pids), machines_of(own, told)
+
+    resources, machines = await trio.to_thread.run_sync(read)
+    uptime_s = round(time.time() - here.started_at, 3)
+    models = [
+        views.ModelLoad(name, **registry.load_of(name), queued=here.balancer.waiting_for(name))
+        for name in sorted(registry.names())
+    ]
+    return json_response(
+        views.ClusterStatus(
+            gateway=views.GatewayView(here.gateway_id, ichat.__version__, os.getpid(), uptime_s),
+            resources=resources,
+            machines=machines,
+            workers=Counter[State](map(registry.state, registry)),
+            models=models,
+        )
+    )
+
+
+@routes.get("/v1/admin/cluster/version")
+async def _version() -> Response:
+    packages = {name: metadata.version(name) for name in PACKAGES}
+    heartbeats = [worker.heartbeat for worker in context().registry if worker.heartbeat is not None]
+    workers = [views.WorkerVersions(one.worker_id, one.backend, one.versions) for one in heartbeats]
+    return json_response(views.Version(ichat.__version__, platform.python_version(), packages, workers))
+
+
+@routes.get("/v1/logs/stream/<worker_id>")
+async def _logs(worker_id: str) -> Response:
+    query = read_query(request.query_string.decode("latin-1"), request.headers.get("last-event-id", ""))
+    blocks = await context().logbook.stream(worker_id, query)
+    headers = {name.decode(): value.decode() for name, value in sse.HEADERS}
+    return Response(b"" if request.method == "HEAD" else blocks, headers=headers)
+
+
+@routes.post("/v1/admin/config/reload")
+async def _reload() -> Response:
+    return json_response(await context().reloader.reload(dry_run=_flag("dry_run"), why="asked over the API"))
+
+
+@routes.get("/openapi.json")
+async def _openapi() -> Response:
+    return json_response(document())
 
 
 def _flag(name: str) -> bool:

@@ -135,9 +135,10 @@ async def _run(
     prober = HealthChecker(registry, lambda: reloader.config.health, lambda: means.auth.proof)
     parts = AdminContext(
         registry, balancer, supervisor, logbook, reloader, lambda: means.auth,
+        metrics=metrics, scraper=Scraper(registry, lambda: means.auth.proof),
         gateway_id=secrets.token_hex(8), started_at=time.time(),
     )  # fmt: skip
-    app = control.make_app(parts, metrics, Scraper(registry, lambda: means.auth.proof))
+    app = control.make_app(parts)
     become_subreaper()
     async with trio.open_nursery() as base:
         base.start_soon(access.run_forever)
