@@ -174,19 +174,6 @@ class Chunked:
         return line, stop
 
 
-class Transform(Protocol):
-    """Makes another body of one that some framing follows."""
-
-    @property
-    def may_insert(self) -> bool:
-        """Whether a chunk of our own could be inserted at this point."""
-        ...
-
-    def feed(self, piece: bytes | bytearray | memoryview, *, is_last: bool) -> bytes:
-        """Return what to send for the next piece of the body. Raises FramingError."""
-        ...
-
-
 class Unchunk:
     """Takes a body out of its chunks, for clients of HTTP/1.0; `Chunked` has checked it."""
 
@@ -239,3 +226,7 @@ class Reframed:
                 payload += b"\n\n"
         chunk = b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
         return chunk + b"0\r\n\r\n" if is_last else chunk
+
+
+Transform = Unchunk | Reframed
+"""Makes another body of one that a framing follows."""

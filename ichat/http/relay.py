@@ -85,42 +85,51 @@ class Relay:
     ) -> None:
         """`gaps` counts the gaps of an event stream; `keepalive` is stopped when the body begins."""
         self._hub = hub
-        self._client = client
-        self._connection = connection
         self._method = method
         self._version = version
         self._on_head = on_head
         self._stall_s = stall_s
         self._usage = usage
-        self._gaps = _UNCOUNTED
-        self._stream_gaps = _UNCOUNTED if gaps is None else gaps
-        self._receive = connection.sock.recv_into
-        self._send: Callable[[memoryview], int] = client.sock.send
         self._keepalive = keepalive
-        self._is_events = False
-        self._transform: Transform | None = None
+
+        # The upstream's side.
+        self._connection = connection
+        self._receive = connection.sock.recv_into
         self._head = b""
-        self._held_s = 0.0
         self._framing: Framing | None = None
-        self._rest = b""
+        self._is_events = False
+        self._stream_gaps = _UNCOUNTED if gaps is None else gaps
+        self._gaps = _UNCOUNTED
+        self._is_torn = False
         self._done = False
         self._failure: UpstreamError | None = None
-        self._reportable = False
-        self._task: trio.lowlevel.Task | None = None
-        self._woken = False
-        self._sending: trio.CancelScope | None = None
-        self._unsent = 0
-        self._is_torn = False
-        self.deadline = trio.current_time() + first_byte_s
         self.answered = False
-        self.bytes_out = 0
-        """Bytes of the response, head included, that were sent or kept for the client."""
+        self.deadline = trio.current_time() + first_byte_s
+        self.reusable = False
+        """Whether the connection may carry another exchange; known when `run` has returned."""
         self.chunks = 0
         """Pieces of the body, as they were read."""
         self.first_at: float | None = None
         """When the first piece of the body came, on Trio's clock."""
-        self.reusable = False
-        """Whether the connection may carry another exchange; known when `run` has returned."""
+
+        # The client's side.
+        self._client = client
+        self._send: Callable[[memoryview], int] = client.sock.send
+        self._transform: Transform | None = None
+        self._reportable = False
+        self._rest = b""
+        """What the client did not take at once."""
+        self._held_s = 0.0
+        """For how long the client held up the body."""
+        self.bytes_out = 0
+        """Bytes of the response, head included, that were sent or kept for the client."""
+
+        # The request's task.
+        self._task: trio.lowlevel.Task | None = None
+        self._woken = False
+        self._sending: trio.CancelScope | None = None
+        self._unsent = 0
+        """Bytes of the request that the upstream did not take."""
 
     def __repr__(self) -> str:
         state = "head" if self._framing is None else "done" if self._done else "body"

@@ -72,24 +72,22 @@ class RequestIds:
 
 
 class Bounds(Protocol):
-    """Where a reader looks up the current bounds; both may be replaced by a reload."""
+    """Where a reader looks up the current bounds, which a reload may replace."""
 
     limits: Limits
     timeouts: Timeouts
+    ids: RequestIds
 
 
 class RequestReader:
     """Reads the requests of one connection one after the other: the head, then the body."""
 
-    __slots__ = ("_bounds", "_fed", "_ids", "_leftover", "_parser", "_send_all", "_sock", "idle")
+    __slots__ = ("_bounds", "_fed", "_leftover", "_parser", "_send_all", "_sock", "idle")
 
-    def __init__(
-        self, sock: socket.socket, bounds: Bounds, ids: RequestIds, send_all: Callable[[bytes], Awaitable[None]]
-    ) -> None:
+    def __init__(self, sock: socket.socket, bounds: Bounds, send_all: Callable[[bytes], Awaitable[None]]) -> None:
         """`send_all` sends the interim response that asks a client for its body."""
         self._sock = sock
         self._bounds = bounds
-        self._ids = ids
         self._send_all = send_all
         self._leftover = b""
         """Bytes received but not yet read."""
@@ -229,7 +227,7 @@ class RequestReader:
             version=head.version,
             headers=head.headers,
             body=body,
-            id=self._ids.of(head.headers),
+            id=self._bounds.ids.of(head.headers),
             keep_alive=keep_alive,
         )
 

@@ -8,14 +8,14 @@ import enum
 import socket
 from typing import Protocol
 
+import attrs
 import trio
 
 from ichat import errors
-from ichat.config.schema import Limits, Timeouts
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, RequestHead, date_header, response_head
 from ichat.http.hub import Hub
-from ichat.http.request import Request, RequestIds, RequestReader
+from ichat.http.request import Bounds, Request, RequestReader
 from ichat.http.tls import RESET
 from ichat.protocol import CODE_HEADER, ERROR_HEADER, WHY_HEADER
 
@@ -23,15 +23,12 @@ NO_CONTENT = 204
 """A response of this status has no body and no length (RFC 9110, section 8.6)."""
 
 
-class Door(Protocol):
+class Door(Bounds, Protocol):
     """What the connections of one port share; see `FrontDoor`."""
 
     role: bytes
     hub: Hub
-    limits: Limits
-    timeouts: Timeouts
     draining: bool
-    ids: RequestIds
 
     def more_headers(self, head: RequestHead, /) -> Headers: ...
     def check_drained(self) -> None: ...
@@ -47,38 +44,27 @@ class Ending(enum.Enum):
     """It ends in an error: the client would take an end in good order for the end of the response."""
 
 
+@attrs.define(eq=False, repr=False)
 class Client:
     """A client's connection."""
 
-    __slots__ = (
-        "_door",
-        "_ending",
-        "_head_sent",
-        "_owns_socket",
-        "blocks_drain",
-        "has_left",
-        "head",
-        "peer",
-        "reader",
-        "scope",
-        "sock",
-    )  # fmt: skip
+    _door: Door
+    sock: socket.socket
+    peer: str
+    reader: RequestReader = attrs.field(init=False)
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    """What is done for the client; cancelled when it disconnects."""
+    head: RequestHead | None = attrs.field(default=None, init=False)
+    """The head of the current request."""
+    has_left: bool = attrs.field(default=False, init=False)
+    blocks_drain: bool = attrs.field(default=True, init=False)
+    """Whether a drain waits for the current exchange; see `exempt_from_drain`."""
+    _ending: Ending = attrs.field(default=Ending.KEEP, init=False)
+    _head_sent: bool = attrs.field(default=False, init=False)
+    _owns_socket: bool = attrs.field(default=True, init=False)
 
-    def __init__(self, door: Door, sock: socket.socket, peer: str) -> None:
-        self._door = door
-        self._ending = Ending.KEEP
-        self._head_sent = False
-        self._owns_socket = True
-        self.sock = sock
-        self.peer = peer
-        self.reader = RequestReader(sock, door, door.ids, self.send_all)
-        self.scope = trio.CancelScope()
-        """What is done for the client; cancelled when it disconnects."""
-        self.head: RequestHead | None = None
-        """The head of the current request."""
-        self.has_left = False
-        self.blocks_drain = True
-        """Whether a drain waits for the current exchange; see `exempt_from_drain`."""
+    def __attrs_post_init__(self) -> None:
+        self.reader = RequestReader(self.sock, self._door, self.send_all)
 
     def __repr__(self) -> str:
         return f"<Client {self.peer}{' idle' if self.idle else ''}>"
