@@ -40,7 +40,7 @@ def links_of(section):
 
 
 def table_of(section):
-    """Return how many cells each row of the tables has."""
+    """Return the number of cells in each row of the tables."""
     return [line.count("|") for line in section.splitlines() if line.startswith("|")]
 
 
@@ -50,13 +50,13 @@ def numbers_of(section):
 
 
 def test_each_names_the_other_in_its_first_line():
-    """Who cannot read the one finds the other."""
+    """A reader of one language finds the other."""
     assert f"]({CHINESE})" in text_of(ENGLISH).partition("\n")[0]
     assert f"]({ENGLISH})" in text_of(CHINESE).partition("\n")[0]
 
 
 def test_the_sections_are_the_same():
-    """As many headings, of the same ranks, in the same order."""
+    """Both have the same number of headings, with the same ranks in the same order."""
     ranks = [[section.partition(" ")[0] for section in sections_of(name)] for name in (ENGLISH, CHINESE)]
     assert ranks[0] == ranks[1]
 
@@ -64,7 +64,7 @@ def test_the_sections_are_the_same():
 @pytest.mark.parametrize("kind", ["blocks", "commands, routes and keys", "links", "tables", "numbers", "emphasis"])
 def test_what_is_not_prose_is_the_same(kind):
     """Each section has the same code, but for its comments; the same names, links, tables and numbers."""
-    look = {
+    part_of = {
         "blocks": blocks_of,
         "commands, routes and keys": lambda section: set(_SPAN.findall(prose_of(section))),
         "links": links_of,
@@ -74,4 +74,4 @@ def test_what_is_not_prose_is_the_same(kind):
     }[kind]
     for english, chinese in itertools.zip_longest(sections_of(ENGLISH), sections_of(CHINESE), fillvalue=""):
         title = english.partition("\n")[0]
-        assert (title, look(chinese)) == (title, look(english))
+        assert (title, part_of(chinese)) == (title, part_of(english))
