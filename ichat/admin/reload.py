@@ -1,16 +1,15 @@
-"""Another configuration while the gateway runs: read, compared, shown, and taken, or refused as a whole."""
+"""Another configuration while the gateway runs: read, compared, shown, and applied, or refused as a whole."""
 
 import logging
 import os
 import pathlib
 import signal
 from collections.abc import Callable
-from typing import Never
+from typing import Any, Never, Protocol
 
 import attrs
 import trio
 
-from ichat.admin.views import ReloadResult
 from ichat.config import schema as configuration
 from ichat.config.schema import Config
 from ichat.errors import ApiError, Exit
@@ -19,13 +18,21 @@ from ichat.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-"""How often the file is looked at; it is read once it has not changed for so long."""
+WATCH_S = 1.0
+"""How often the file is checked; it is read once it has not changed for this time."""
 
 RETRY_S = 5.0
 """How long after a refusal the file is tried again: what it names may be there by then."""
 
-Seen = tuple[int, int, int]
+Fingerprint = tuple[int, int, int]
+
+
+class Reconfigurable(Protocol):
+    """A component that holds a part of the configuration."""
+
+    def reconfigure(self, config: Config) -> None:
+        """Go on with another configuration, which is known to be right; counts and connections are kept."""
+        ...
 
 
 @attrs.frozen
@@ -33,12 +40,12 @@ class ConfigFile:
     """The file that a configuration is from."""
 
     path: pathlib.Path
-    seen: Seen | None
-    """How it looked before it was read."""
+    seen: Fingerprint | None
+    """What its fingerprint was before it was read."""
 
 
-def fingerprint(path: pathlib.Path) -> Seen | None:
-    """Tell one content of a file from the next; None where there is none, or it is about to be written."""
+def fingerprint(path: pathlib.Path) -> Fingerprint | None:
+    """Return what tells one content of a file from the next; None if it is missing or still empty."""
     try:
         status = os.stat(path)
     except OSError:
@@ -54,37 +61,46 @@ class Reloader:
     """Holds the configuration that is in force."""
 
     def __init__(
-        self, config: Config, file: ConfigFile | None, supervisor: Supervisor, check: Callable[[Config], ApplyConfig]
+        self,
+        config: Config,
+        file: ConfigFile | None,
+        supervisor: Supervisor,
+        check: Callable[[Config], ApplyConfig],
+        *,
+        watch_s: float = WATCH_S,
+        retry_s: float = RETRY_S,
     ) -> None:
         """`file` is None for a configuration that is from no file.
 
-        `check` makes everything that a configuration needs, raises Exit where that cannot be, and gives what puts it
+        `check` makes everything that a configuration needs, raises Exit where that cannot be, and returns what puts it
         in force.
         """
         self.config = config
         self._path = file.path if file else None
         self._seen = file.seen if file else None
         self._refusal = ""
-        """Why the file was not taken, of which one line in the log is enough."""
+        """Why the file was refused last: the same reason is logged once."""
         self._supervisor = supervisor
         self._check = check
-        self._turn = trio.Lock()
+        self._watch_s = watch_s
+        self._retry_s = retry_s
+        self._lock = trio.Lock()
 
     def __repr__(self) -> str:
         return f"<Reloader {self._path}>"
 
-    async def reload(self, *, dry_run: bool, why: str) -> ReloadResult:
-        """Read the file and take what has changed.
+    async def reload(self, *, dry_run: bool, why: str) -> dict[str, Any]:
+        """Read the file and apply what has changed; return ``{"applied", "summary", "plan": [{action, what, why}]}``.
 
         Workers are started and stopped afterwards, which is not waited for. Raises ApiError: 400 for a file that is
         wrong, 409 where there is none.
         """
         if self._path is None:
             raise ApiError(409, "no_file", "This gateway was not started from a file: there is nothing to read again.")
-        async with self._turn:
+        async with self._lock:
             try:
                 new = await trio.to_thread.run_sync(configuration.load, self._path)
-                take = await trio.to_thread.run_sync(self._check, new)
+                apply = await trio.to_thread.run_sync(self._check, new)
             except Exit as exit_:
                 raise ApiError(400, "bad_configuration", f"{exit_} Nothing was changed.") from exit_
             changes = self._supervisor.changes(new)
@@ -95,33 +111,33 @@ class Reloader:
                     if step.action != "keep":
                         log.info("  %s %s: %s", step.action, step.what, step.why)
                 self._supervisor.apply(new, changes)
-                take(self.config)
+                apply(self.config)
                 self.config = new
-            return ReloadResult(applied=not dry_run, summary=summary(steps), plan=steps)
+            return {"applied": not dry_run, "summary": summary(steps), "plan": [attrs.asdict(step) for step in steps]}
 
     async def watch_forever(self) -> Never:
-        """Take the file whenever it has changed and is whole again (`server_settings.watch_config`)."""
-        taken, before = self._seen, None
+        """Reload the file whenever it has changed and is whole again (`server_settings.watch_config`)."""
+        loaded, before = self._seen, None
         while True:
-            await trio.sleep(LOOK_S)
+            await trio.sleep(self._watch_s)
             now = None if self._path is None else await trio.to_thread.run_sync(fingerprint, self._path)
-            if now is not None and now == before and now != taken:
+            if now is not None and now == before and now != loaded:
                 watches = self.config.server_settings.watch_config
                 if not watches or await self._reload_quietly("the file has changed"):
-                    taken = now
+                    loaded = now
                 else:
-                    await trio.sleep(RETRY_S)
+                    await trio.sleep(self._retry_s)
             before = now
 
     async def obey_signals_forever(self) -> None:
-        """Take the file at each SIGHUP."""
+        """Reload the file at each SIGHUP."""
         with trio.open_signal_receiver(signal.SIGHUP) as signals:
             async for _ in signals:
                 self._refusal = ""
                 await self._reload_quietly("SIGHUP")
 
     async def _reload_quietly(self, why: str) -> bool:
-        """Say whether it was taken, or can never be; a reason that was told before is not told again."""
+        """Return whether the file was applied; a refusal is logged unless its reason was logged before."""
         try:
             await self.reload(dry_run=False, why=why)
         except ApiError as error:

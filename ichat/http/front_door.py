@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from ichat import errors
-from ichat.config.schema import Limits, Timeouts
+from ichat.config.schema import Config, Limits, Timeouts
 from ichat.errors import ApiError
 from ichat.http import h11_patch
 from ichat.http.heads import Headers, RequestHead
@@ -81,6 +81,10 @@ class FrontDoor(Generic[Caller]):
 
     def __repr__(self) -> str:
         return f"<FrontDoor {len(self.clients)} connections{' draining' if self.draining else ''}>"
+
+    def reconfigure(self, config: Config) -> None:
+        """Serve what comes from now on within the bounds of another configuration."""
+        self.limits, self.timeouts = config.limits, config.timeouts
 
     async def serve_forever(self, listeners: list[socket.socket]) -> None:
         """Accept and serve until cancelled, which cuts every exchange; ``drain`` first. Closes the listeners."""

@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from ichat import errors
+from ichat.config.schema import Config
 from ichat.http.hub import READABLE, Hub
 from ichat.http.tls import CLOSE_S, Bridge, make_bridge
 
@@ -203,6 +204,10 @@ class Pool:
         bridge = await make_bridge(sock, context, server_hostname=upstream.host, tolerant=False)
         self._nursery.start_soon(_run, bridge)
         return Connection(self, upstream, bridge.plain, bridge)
+
+    def reconfigure(self, config: Config) -> None:
+        """Connect, and keep idle connections, within the times of another configuration."""
+        self.connect_s, self.idle_s = config.timeouts.connect_s, config.timeouts.upstream_idle_s
 
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve encrypted connections and close old idle ones, for as long as anything uses this pool."""

@@ -32,18 +32,15 @@ class GatewayContext:
         self.gaps = gaps
         self.quotas = Quotas(config.limits, config.security.keys)
         self.told = DropNotices()
-        self.reconfigure(config, auth)
+        self.auth = auth
+        self.reconfigure(config)
 
     def __repr__(self) -> str:
         return f"<GatewayContext {self.balancer!r}, {self.pool!r}>"
 
-    def reconfigure(self, config: Config, auth: Auth) -> None:
-        """Go on by another configuration; what keys have used stays used."""
-        self.auth = auth
+    def reconfigure(self, config: Config) -> None:
+        """Go on with the timeouts and settings of another configuration."""
         self.timeouts = config.timeouts
         self.settings = config.server_settings
         self.session_header = config.routing.session_header.lower().encode()
         """Requests with the same value of this header go to the same endpoint; empty: none do."""
-        self.quotas.reconfigure(config)
-        self.balancer.reconfigure(config)
-        self.pool.connect_s, self.pool.idle_s = config.timeouts.connect_s, config.timeouts.upstream_idle_s

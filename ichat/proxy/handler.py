@@ -3,7 +3,7 @@
 import trio
 
 from ichat import errors
-from ichat.config.schema import DRAIN_S_MAX, CircuitBreaker
+from ichat.config.schema import DRAIN_S_MAX, CircuitBreaker, Config
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.pool import Upstream
@@ -68,6 +68,11 @@ class Gateway:
         self._control = Endpoint(upstream, b"", CONTROL_REQUESTS_MAX, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
         self.log_streams = Endpoint(upstream, b"", followers_max, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
         """The control plane too; apart, since they last."""
+
+    def reconfigure(self, config: Config) -> None:
+        """Let browsers and followers of logs do what another configuration says."""
+        self.cors = cors_of(config.server_settings.cors_origins, is_control)
+        self.log_streams.in_flight_max = config.logs.followers_max
 
     def authenticate(self, head: RequestHead, peer: str) -> Caller:
         """Say who sends a request. Raises ApiError where that one has no right key, before the body is read.

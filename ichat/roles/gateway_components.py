@@ -1,0 +1,153 @@
+"""The components of a gateway: how they are made, and how they go on with another configuration."""
+
+import functools
+import logging
+import secrets
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import trio
+
+from ichat.admin.reload import ApplyConfig, ConfigFile, Reconfigurable, Reloader
+from ichat.config.schema import Config
+from ichat.hardware.machines import MachineMonitor
+from ichat.http.front_door import FrontDoor
+from ichat.http.hub import Hub
+from ichat.http.pool import Pool
+from ichat.http.tls import server_context
+from ichat.observability.access_log import AccessLog
+from ichat.observability.logs.store import LogStore
+from ichat.observability.metrics import Metrics
+from ichat.observability.scrape import Scraper
+from ichat.observability.tracing import Tracing
+from ichat.proxy.context import GatewayContext
+from ichat.proxy.external_routes import external_endpoints
+from ichat.proxy.handler import Gateway
+from ichat.proxy.health_checks import HealthChecker
+from ichat.routing.balancer import Balancer
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.registry import Registry
+from ichat.security.auth import Auth, Caller, address_in
+from ichat.supervisor.state import StateDirectory
+from ichat.supervisor.supervisor import Supervisor
+
+
+@attrs.frozen
+class SecureParts:
+    """What a configuration needs beside itself, made before anything is applied: certificates, routes and keys."""
+
+    tls: ssl.SSLContext | None
+    external: Mapping[str, Sequence[Endpoint]]
+    auth: Auth
+
+
+def secure_parts(config: Config) -> SecureParts:
+    """Make what needs certificates and keys. Raises Exit 64 where one of them is missing or not usable."""
+    settings = config.server_settings
+    tls = None
+    if settings.tls_certificate is not None and settings.tls_key is not None:
+        tls = server_context(settings.tls_certificate, settings.tls_key)
+    return SecureParts(tls, external_endpoints(config), Auth(config.security))
+
+
+@attrs.frozen
+class Components:
+    """The objects of one gateway; nothing runs yet."""
+
+    access: AccessLog
+    hub: Hub
+    context: GatewayContext
+    metrics: Metrics
+    monitor: MachineMonitor
+    logbook: LogStore
+    door: FrontDoor[Caller]
+    supervisor: Supervisor
+    reloader: Reloader
+    checker: HealthChecker
+    serve_control: Callable[..., Awaitable[Any]]
+    """Serves the control plane; to be started."""
+    log_directory: str
+
+
+def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracing: Tracing) -> Components:
+    """Make every component of a gateway. Raises Exit 64 where a certificate or a key is missing or not usable."""
+    from ichat.admin import app as control  # its frameworks are not needed to report a wrong configuration
+    from ichat.admin.routes import AdminContext
+
+    parts, timeouts = secure_parts(config), config.timeouts
+    access = AccessLog(config.logs.access_log, config.logs.access_lines_max)
+    registry = Registry(parts.external, trio.current_time, config.routing.max_in_flight, timeouts.wedged_after_s)
+    registry.reconfigure(config)
+    balancer = Balancer(
+        registry.availability, trio.current_time, policy=config.routing.policy, queue_max=config.routing.queue_max
+    )
+    registry.add_listener(balancer.dispatch_waiting)
+    hub = Hub()
+    pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
+    monitor = MachineMonitor(lambda: supervisor.pids)
+    metrics = Metrics(registry, balancer, lambda: monitor.report)
+    context = GatewayContext(config, parts.auth, registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps)
+    handler = Gateway(
+        context, metrics, access, tracing,
+        control_socket=state.control_socket, followers_max=config.logs.followers_max,
+    )  # fmt: skip
+    door = FrontDoor(
+        b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, parts.tls, handler.refused,
+        more_headers=handler.more_headers, is_proxy=lambda peer: address_in(peer) in context.auth.proxies,
+    )  # fmt: skip
+    logbook = LogStore(state.log_directory, config.logs)
+    checker = HealthChecker(registry, lambda: reloader.config.health, lambda: context.auth.proof)
+    supervisor = Supervisor(config, registry, logbook, state)
+    # Whatever holds a part of the configuration belongs in this list, or a reload forgets it.
+    reconfigured: Sequence[Reconfigurable] = [
+        registry, balancer, context.quotas, pool, context, handler, door, logbook,
+    ]  # fmt: skip
+    reloader = Reloader(config, file, supervisor, functools.partial(check, reconfigured, context, door))
+    admin = AdminContext(
+        registry, balancer, supervisor, logbook, reloader, lambda: context.auth,
+        metrics=metrics, scraper=Scraper(registry, lambda: context.auth.proof),
+        gateway_id=secrets.token_hex(8), started_at=time.time(),
+    )  # fmt: skip
+    return Components(
+        access, hub, context, metrics, monitor, logbook, door, supervisor, reloader, checker,
+        functools.partial(control.serve, control.make_app(admin), state.control_socket), state.log_directory,
+    )  # fmt: skip
+
+
+def check(
+    reconfigured: Sequence[Reconfigurable], context: GatewayContext, door: FrontDoor[Caller], config: Config
+) -> ApplyConfig:
+    """Make what another configuration needs, and return what puts it in force. Raises Exit 64."""
+    parts = secure_parts(config)
+
+    def apply(old: Config) -> None:
+        registry = context.registry
+        registry.external = _with_kept_routes(parts.external, registry.external, old, config)
+        if parts.auth.token != context.auth.token:
+            registry.require_reauthentication()
+        context.auth, door.tls = parts.auth, parts.tls
+        for component in reconfigured:
+            component.reconfigure(config)
+        logging.getLogger("ichat").setLevel(config.server_settings.log_level.upper())
+        context.balancer.dispatch_waiting()
+
+    return apply
+
+
+def _with_kept_routes(
+    new: Mapping[str, Sequence[Endpoint]], current: Mapping[str, Sequence[Endpoint]], before: Config, config: Config
+) -> Mapping[str, Sequence[Endpoint]]:
+    """Return the new endpoints of external routes, those whose settings have not changed with their counts."""
+
+    def settings_of(config: Config, name: str) -> Sequence[object]:
+        routes = [route for route in config.external_routes if route.model_name == name]
+        return [*routes, config.litellm_settings, config.routing.max_in_flight]
+
+    kept = {name for name in new if settings_of(before, name) == settings_of(config, name)}
+    for name in kept:
+        for endpoint, changed in zip(current[name], new[name], strict=True):
+            endpoint.reconfigure(changed)
+    return {name: current[name] if name in kept else endpoints for name, endpoints in new.items()}
