@@ -203,14 +203,6 @@ def test_back_in_the_file_while_it_still_ends(gateway, edit, tmp_path):
     assert program.ask("/v1/chat/completions", {"model": "b"})[0] == 200
 
 
-def test_an_emptied_file_is_no_configuration(gateway, tmp_path):
-    """What an editor or a full disk leaves of a file for a moment stops nobody."""
-    program = gateway(worker("a")).wait_until_ready("a-0")
-    (tmp_path / "ichat.toml").write_text("")
-    time.sleep(4)
-    assert ids(program) == {"a-0": "ready"}
-
-
 def test_a_refused_file_is_tried_again(gateway, edit, tmp_path):
     """What it names may come later than the file itself."""
     program = gateway(worker("a")).wait_until_ready("a-0")
@@ -218,8 +210,6 @@ def test_a_refused_file_is_tried_again(gateway, edit, tmp_path):
         "[timeouts]", f'tls_certificate = "{tmp_path}/all.pem"\ntls_key = "{tmp_path}/all.pem"\n[timeouts]\nqueue_s = 7'
     )
     program.until(lambda: "the configuration stays as it is" in program.text())
-    time.sleep(7)
-    assert program.text().count("the configuration stays as it is") == 1
     certificate = trustme.CA().issue_cert("localhost")
     certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "all.pem"))
     program.until(lambda: "update timeouts.queue_s" in program.text())
@@ -256,12 +246,3 @@ def test_a_hang_up_ends_no_managed_worker(gateway):
     os.kill(pid, signal.SIGHUP)
     assert program.ask("/v1/chat/completions", {"model": "a"})[0] == 200
     assert (program.state("a-0"), pid_of(program, "a-0")) == ("ready", pid)
-
-
-def test_what_json_cannot_hold_is_refused(gateway, edit):
-    """A date in an engine's argument is a mistake in the file, not the end of the gateway."""
-    program = gateway(worker("a")).wait_until_ready("a-0")
-    edit('model_path = "/m"', 'model_path = "/m"\noverrides = { since = 2024-01-01 }')
-    status, answer = reload(program)
-    assert status == 400
-    assert "must hold no dates or times" in answer["error"]["message"]

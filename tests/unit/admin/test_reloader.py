@@ -1,0 +1,138 @@
+"""Reloading without processes and in virtual time: when the file is read, and that a refusal changes nothing."""
+
+import pytest
+import trio
+
+from ichat.admin.reload import ConfigFile, Reloader, fingerprint
+from ichat.config import schema as configuration
+from ichat.errors import ApiError, Exit
+
+TEXT = "[server_settings]\nport = 0\n[timeouts]\nqueue_s = {}\n"
+
+
+class Site:
+    """A gateway without workers: what is put in force, and how often the file was refused before."""
+
+    def __init__(self, path, settings=""):
+        self.path = path
+        self.write(1, settings)
+        self.in_force, self.attempts, self.refusals, self.is_stopping = [], 0, 0, False
+        self.applied = trio.Event()
+        file = ConfigFile(path, fingerprint(path))
+        self.reloader = Reloader(configuration.load(path), file, self, self.check, watch_s=1.0, retry_s=5.0)
+
+    def write(self, queue_s, settings=""):
+        self.path.write_text(TEXT.replace("[timeouts]", f"{settings}[timeouts]").format(queue_s))
+
+    def changes(self, _config):
+        return []
+
+    def apply(self, _config, _changes):
+        if self.is_stopping:
+            raise ApiError(503, "draining", "The gateway is about to end.")
+
+    def check(self, config):
+        self.attempts += 1
+        if self.attempts <= self.refusals:
+            raise Exit(64, "There is no certificate.")
+        return lambda _old: self._put_in_force(config)
+
+    def _put_in_force(self, config):
+        self.in_force.append(config.timeouts.queue_s)
+        self.applied.set()
+
+
+@pytest.fixture
+def site(tmp_path, autojump_clock):
+    autojump_clock.autojump_threshold = 0.01  # the file is read in threads, which virtual time does not wait for
+    return Site(tmp_path / "ichat.toml")
+
+
+async def test_a_changed_file_is_read_once_it_is_whole(site, nursery):
+    """The file is read when it has not changed for a round, and only once."""
+    nursery.start_soon(site.reloader.watch_forever)
+    began = trio.current_time()
+    site.write(22)
+    await site.applied.wait()
+    assert 2 <= trio.current_time() - began < 3
+    await trio.sleep(20)
+    assert (site.in_force, site.attempts) == ([22], 1)
+    assert site.reloader.config.timeouts.queue_s == 22
+
+
+async def test_an_emptied_file_is_no_configuration(site, nursery, caplog):
+    """What an editor or a full disk leaves of a file for a moment is not even read."""
+    nursery.start_soon(site.reloader.watch_forever)
+    site.path.write_text("")
+    await trio.sleep(20)
+    assert (site.in_force, site.attempts, caplog.text) == ([], 0, "")
+    site.write(33)
+    await site.applied.wait()
+    assert site.in_force == [33]
+
+
+async def test_a_refused_file_is_tried_again(site, nursery, caplog):
+    """What it names may come later than the file itself; the reason is logged once."""
+    site.refusals = 3
+    nursery.start_soon(site.reloader.watch_forever)
+    began = trio.current_time()
+    site.write(44)
+    await site.applied.wait()
+    assert (site.attempts, site.in_force) == (4, [44])
+    assert 20 <= trio.current_time() - began < 21  # two rounds, and three times a wait and a round
+    assert caplog.text.count("the configuration stays as it is: There is no certificate.") == 1
+
+
+async def test_a_file_that_is_not_watched(tmp_path, autojump_clock, nursery):
+    """With `watch_config = false` the file is read when asked for, and not before."""
+    autojump_clock.autojump_threshold = 0.01
+    site = Site(tmp_path / "ichat.toml", "watch_config = false\n")
+    nursery.start_soon(site.reloader.watch_forever)
+    site.write(55, "watch_config = false\n")
+    await trio.sleep(20)
+    assert site.attempts == 0
+    await site.reloader.reload(dry_run=False, why="test")
+    assert site.in_force == [55]
+
+
+async def test_a_dry_run_changes_nothing(site):
+    """It says what would be done, after the same checks."""
+    site.write(66)
+    plan = await site.reloader.reload(dry_run=True, why="test")
+    assert (plan["applied"], [step["what"] for step in plan["plan"]]) == (False, ["timeouts.queue_s"])
+    assert (site.attempts, site.in_force, site.reloader.config.timeouts.queue_s) == (1, [], 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[timeouts]\nqueue_z = 1\n", "timeouts.queue_z"),
+        ('[[managed_workers]]\nmodel_name = "a"\nmodel_path = "/m"\noverrides = { since = 2024-01-01 }\n',
+         "must hold no dates or times"),
+    ],
+)  # fmt: skip
+async def test_a_wrong_file_changes_nothing(site, text, words):
+    """It is a 400 that names the mistake, and nothing was even checked."""
+    site.path.write_text(text)
+    with pytest.raises(ApiError, match=r"Nothing was changed\.") as refusal:
+        await site.reloader.reload(dry_run=False, why="test")
+    assert (refusal.value.status, refusal.value.code) == (400, "bad_configuration")
+    assert words in refusal.value.message
+    assert (site.attempts, site.in_force) == (0, [])
+
+
+async def test_a_gateway_that_ends_takes_no_configuration(site):
+    """Where the workers cannot be changed any more, nothing else is."""
+    site.is_stopping = True
+    site.write(77)
+    with pytest.raises(ApiError, match="about to end"):
+        await site.reloader.reload(dry_run=False, why="test")
+    assert (site.in_force, site.reloader.config.timeouts.queue_s) == ([], 1)
+
+
+async def test_no_file_no_reload():
+    """A gateway that was started without a file has nothing to read."""
+    config = configuration.parse(TEXT.format(1), "test.toml")
+    with pytest.raises(ApiError) as refusal:
+        await Reloader(config, None, None, None).reload(dry_run=False, why="test")
+    assert (refusal.value.status, refusal.value.code) == (409, "no_file")
