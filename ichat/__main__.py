@@ -15,7 +15,7 @@ from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from ichat.observability.logs.files import TeeStream
+    from ichat.observability.logs.pipes import TeeStream
 
 NEEDED = {"trio": (0, 31), "h11": (0, 16), "attrs": (24, 1), "cattrs": (25, 1), "httpx": (0, 28), "psutil": (6, 0)}
 """The least versions of what a worker takes from its engine's environment where that has it; as in pyproject.toml."""
@@ -90,7 +90,7 @@ def _gateway(argv: list[str]) -> int:
     config, file = gateway.read_command_line(argv)
     import trio
 
-    from ichat.observability.logs.files import Tee, TeeStream
+    from ichat.observability.logs.pipes import Tee, TeeStream
 
     tee = Tee(sys.stderr.fileno(), config.logs.echo_bytes_max)
     _prepare(config.server_settings.log_level, TeeStream(tee))

@@ -4,26 +4,31 @@ Requests are counted in plain numbers and lists, since that is cheap. What is kn
 when somebody asks, so nothing is left of those that are gone.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
-from typing import get_args
+from collections.abc import Callable, Iterable
 
 import attrs
 import trio
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from ichat import __version__
-from ichat.hardware.machines import MachineReport, MachineView, machines_of
+from ichat.hardware.machines import MachineReport
 from ichat.http.relay import ChunkGapHistogram, empty_gap_histogram
+from ichat.observability.prometheus_families import (
+    Histogram,
+    MetricsSnapshot,
+    counter_family,
+    gap_family,
+    gauge_family,
+    histogram_family,
+    histogram_family_by_model,
+    state_families,
+)
 from ichat.observability.request_record import OTHER, RequestRecord
-from ichat.protocol import Machine
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
-from ichat.routing.worker_record import State
 
 MODELS_MAX = 1000
 """Models that are counted apart; where there are more at the same time, the others are counted together."""
@@ -31,7 +36,6 @@ FORGET_S = 3600.0
 """How long the series of a model are shown after it has gone: longer than any scrape interval."""
 LOOP_S = 0.1
 """How often it is measured how late the event loop is."""
-STATES: Sequence[str] = [name for names in get_args(State) for name in get_args(names)]
 PHASES = ("begun", "queued", "connecting", "waiting", "first_token", "streaming", "plain")
 """`Exchange.phase`."""
 CIRCUITS = {"closed": 0.0, "half-open": 0.5, "open": 1.0}
@@ -41,25 +45,6 @@ _DURATION_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 
 _OVERHEAD_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 _QUEUE_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
 _LOOP_DELAY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-_GAP_S = tuple(2.0**index / 1000 for index in range(17))
-
-
-@attrs.define(eq=False)
-class Histogram:
-    """How often values were how large."""
-
-    bounds: Sequence[float]
-    counts: list[int] = attrs.field(init=False)
-    """How many were at most each of the bounds and more than the one before; the last: more than all of them."""
-    sum: float = 0.0
-
-    def __attrs_post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
-
-    def add(self, value: float) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
 
 
 @attrs.define(eq=False)
@@ -156,14 +141,14 @@ class Metrics:
         if key:
             self._of_key(key).refusals += 1
 
-    def _of_key(self, name: str) -> "_KeyCounts":
+    def _of_key(self, name: str) -> _KeyCounts:
         found = self._keys.get(name)
         if found is None:
             found = self._keys[name] = _KeyCounts()
         return found
 
     def gaps(self, model: str) -> ChunkGapHistogram:
-        """Give the list in which relays count the gaps between the pieces of a model's streams."""
+        """Return the list in which relays count the gaps between the pieces of a model's streams."""
         return self._of(model).gaps
 
     def _of(self, model: str) -> _Counts:
@@ -171,7 +156,7 @@ class Metrics:
         return counts if counts is not None else self._begin(model)
 
     def _is_known(self, record: RequestRecord) -> bool:
-        """Say whether a request named a model that there is, or was when it was sent there: clients name anything."""
+        """Return whether the model exists, or existed when the request was sent to it: clients name anything."""
         model = record.model
         if not model or record.error == "model_not_found":
             return False
@@ -207,13 +192,13 @@ class Metrics:
     def snapshot(self) -> Callable[[], bytes]:
         """Look at what is known now, and give what writes it in Prometheus' text format: in a thread, as it is long."""
         self._forget(trio.current_time())
-        now = self._look()
+        now = self._snapshot()
         registry = CollectorRegistry(auto_describe=False)
-        for collector in (_Families(lambda: _families_of(now)), _Families(self._families), self._process):
+        for collector in (_Families(lambda: state_families(now)), _Families(self._families), self._process):
             registry.register(collector)
         return lambda: generate_latest(registry)
 
-    def _look(self) -> "_Now":
+    def _snapshot(self) -> MetricsSnapshot:
         registry, balancer = self._registry, self._balancer
         now = trio.current_time()
         workers: list[tuple[str, str, str, int]] = []
@@ -242,7 +227,7 @@ class Metrics:
         if elsewhere:
             queued[OTHER] = queued.get(OTHER, 0) + elsewhere
         own, machines = self._own_machine(), registry.machines()
-        return _Now(self._in_flight, workers, ready, coming, circuits, ill, queued, own, machines)
+        return MetricsSnapshot(self._in_flight, workers, ready, coming, circuits, ill, queued, own, machines)
 
     def _families(self) -> Iterable[Metric]:
         """Make families of what is counted. The thread that does so sees each number as it is at that moment."""
@@ -256,70 +241,51 @@ class Metrics:
             for (route, status), count in list(by_route.items()):
                 requests.add_metric((model, route, str(status)), count)
         yield requests
-        yield _counter(
+        yield counter_family(
             "ichat_tokens", "Tokens that requests used, of those with a key or under a limit.", "model",
             {model: counts.tokens for model, counts in models},
         )  # fmt: skip
-        yield _histogram_by_model(
+        yield histogram_family_by_model(
             "ichat_time_to_first_byte_seconds", "From a request's arrival to the first byte of its response's body.",
             [(model, counts.first_byte) for model, counts in models],
         )  # fmt: skip
-        yield _histogram_by_model(
+        yield histogram_family_by_model(
             "ichat_request_duration_seconds", "From a request's arrival to its end, of those that were answered.",
             [(model, counts.duration) for model, counts in models],
         )  # fmt: skip
-        yield _histogram_by_model(
+        yield histogram_family_by_model(
             "ichat_queue_seconds", "Waiting for room at a worker; 0 for requests that did not have to.",
             [(model, counts.queue) for model, counts in models],
         )  # fmt: skip
-        yield _histogram_of_gaps([(model, counts.gaps) for model, counts in models])
-        yield _histogram("ichat_overhead_seconds", "What the gateway took before it asked an upstream.", self._overhead)
-        yield _histogram("ichat_event_loop_delay_seconds", "How late the event loop is.", self._loop_delay)
-        yield _counter(
+        yield gap_family([(model, counts.gaps) for model, counts in models])
+        yield histogram_family(
+            "ichat_overhead_seconds", "What the gateway took before it asked an upstream.", self._overhead
+        )
+        yield histogram_family("ichat_event_loop_delay_seconds", "How late the event loop is.", self._loop_delay)
+        yield counter_family(
             "ichat_refusals", "Errors that the gateway itself made, by their codes or by the limit that was reached.",
             "reason", self._refusals,
         )  # fmt: skip
         keys = list(self._keys.items())
-        yield _counter(
+        yield counter_family(
             "ichat_key_requests", "Requests to models, by the client's key.", "key",
             {name: counts.requests for name, counts in keys},
         )  # fmt: skip
-        yield _counter(
+        yield counter_family(
             "ichat_key_refusals", "Errors that the gateway itself made, by the client's key.", "key",
             {name: counts.refusals for name, counts in keys},
         )  # fmt: skip
-        yield _counter(
+        yield counter_family(
             "ichat_key_tokens", "Tokens that requests used, by the client's key.", "key",
             {name: counts.tokens for name, counts in keys},
         )  # fmt: skip
-        yield _counter(
+        yield counter_family(
             "ichat_requests_cancelled", "Requests to models whose client left, by how far they were.",
             "phase", self._cancelled,
         )  # fmt: skip
         yield CounterMetricFamily("ichat_relay_bytes", "Bytes of models' responses, heads included.", self._bytes)
         yield CounterMetricFamily("ichat_relay_chunks", "Pieces of bodies of models' responses.", self._chunks)
-        yield _gauge("ichat_build_info", "The gateway's version.", "version", {__version__: 1})
-
-
-@attrs.frozen
-class _Now:
-    """What is known at one moment."""
-
-    in_flight: int
-    workers: Sequence[tuple[str, str, str, int]]
-    """Their ids, first names, states and restarts."""
-    ready: Mapping[str, int]
-    """How many can serve each model."""
-    coming: Mapping[str, int]
-    """How many are on their way to it."""
-    circuits: Mapping[str, float]
-    ill: Mapping[str, float]
-    """1 for those that fail their health checks, 0 for the others that are asked."""
-    queued: Mapping[str, int]
-    own: MachineReport | None
-    """What the gateway tells of its machine."""
-    machines: Sequence[tuple[str, Machine]]
-    """What workers tell of theirs."""
+        yield gauge_family("ichat_build_info", "The gateway's version.", "version", {__version__: 1})
 
 
 @attrs.frozen
@@ -331,96 +297,5 @@ class _Families(Collector):
 
 
 def _can_serve(endpoint: Endpoint, now: float) -> bool:
-    """Say whether requests go there, as its circuit has it: one that answers is asked where there is no other."""
+    """Return whether requests go there, as its circuit has it: one that answers is asked where there is no other."""
     return not endpoint.health_failure and (endpoint.circuit.answers or endpoint.circuit.state(now) == "closed")
-
-
-def _families_of(now: _Now) -> Iterable[Metric]:
-    yield GaugeMetricFamily("ichat_requests_in_flight", "Requests to models under way.", now.in_flight)
-    yield _gauge("ichat_requests_queued", "Requests that wait for room at a worker.", "model", now.queued)
-    yield _gauge("ichat_model_endpoints", "Workers and external routes that can serve it now.", "model", now.ready)
-    yield _gauge("ichat_model_starting", "Workers that start or load, by each model.", "model", now.coming)
-    yield _gauge(
-        "ichat_circuit_open", "1 while a worker or route gets no requests since it failed; 0.5 while one tries it.",
-        "worker", now.circuits,
-    )  # fmt: skip
-    if now.ill:
-        yield _gauge("ichat_health_failed", "1 for one that fails its health checks.", "worker", now.ill)
-    counts = dict.fromkeys(STATES, 0)
-    state = GaugeMetricFamily("ichat_worker_state", "1 for the state it is in.", labels=("worker", "model", "state"))
-    for worker_id, model, name, _ in now.workers:
-        counts[name] += 1
-        state.add_metric((worker_id, model, name), 1)
-    yield _gauge("ichat_workers", "Workers, by state.", "state", counts)
-    yield state
-    restarts = {worker_id: restarts for worker_id, _, _, restarts in now.workers}
-    yield _counter("ichat_worker_restarts", "Times that it was started again.", "worker", restarts)
-    yield from _families_of_gpus(machines_of(now.own, now.machines))
-
-
-def _families_of_gpus(machines: Iterable[MachineView]) -> Iterable[Metric]:
-    """Make families of GPUs, each GPU once; what workers hold is a part of what is used, by another name."""
-    labels = ("machine", "gpu")
-    info = GaugeMetricFamily("ichat_gpu_info", "Which GPU that is.", labels=(*labels, "uuid", "name"))
-    failed = GaugeMetricFamily("ichat_gpu_failed", "1 for one that does not answer.", labels=labels)
-    use = GaugeMetricFamily(
-        "ichat_gpu_utilization_ratio", "Share of the last moments in which it computed, 0 to 1.", labels=labels
-    )
-    used = GaugeMetricFamily("ichat_gpu_memory_used_bytes", "Memory in use, by whomever.", labels=labels)
-    total = GaugeMetricFamily("ichat_gpu_memory_total_bytes", "All of its memory.", labels=labels)
-    held = GaugeMetricFamily(
-        "ichat_gpu_memory_worker_bytes", "Of the memory in use, what a worker's processes hold.",
-        labels=(*labels, "worker"),
-    )  # fmt: skip
-    for machine in machines:
-        for seen in machine.gpus or ():
-            gpu, of_it = seen.gpu, (machine.name, seen.label)
-            info.add_metric((*of_it, gpu.uuid, gpu.name), 1)
-            failed.add_metric(of_it, bool(gpu.failure))
-            for family, value in ((use, gpu.use), (used, gpu.memory_used_bytes), (total, gpu.memory_total_bytes)):
-                if value is not None:
-                    family.add_metric(of_it, value)
-            for worker, size in seen.held.items():
-                held.add_metric((*of_it, worker), size)
-    return [family for family in (info, failed, use, used, total, held) if family.samples]
-
-
-def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=[label])
-    for value, number in values.items():
-        family.add_metric((value,), number)
-    return family
-
-
-def _counter(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=[label])
-    for value, number in list(values.items()):
-        family.add_metric((value,), number)
-    return family
-
-
-def _histogram(name: str, text: str, spread: Histogram) -> Metric:
-    return HistogramMetricFamily(name, text, _buckets(spread.bounds, list(spread.counts)), spread.sum)
-
-
-def _histogram_by_model(name: str, text: str, spreads: Iterable[tuple[str, Histogram]]) -> Metric:
-    family = HistogramMetricFamily(name, text, labels=["model"])
-    for model, spread in spreads:
-        family.add_metric((model,), _buckets(spread.bounds, list(spread.counts)), spread.sum)
-    return family
-
-
-def _histogram_of_gaps(gaps: Iterable[tuple[str, ChunkGapHistogram]]) -> Metric:
-    family = HistogramMetricFamily(
-        "ichat_chunk_gap_seconds", "Between two pieces of a stream; the sum is of streams that have ended.",
-        labels=["model"],
-    )  # fmt: skip
-    bounded = len(_GAP_S)
-    for model, counts in gaps:
-        family.add_metric((model,), _buckets(_GAP_S, [*counts[:bounded], sum(counts[bounded:-1])]), counts[-1])
-    return family
-
-
-def _buckets(bounds: Sequence[float], counts: Sequence[float]) -> list[tuple[str, float]]:
-    """Add counts up as Prometheus has them: how many were at most each bound."""
-    return list(zip([*(str(float(bound)) for bound in bounds), "+Inf"], accumulate(counts), strict=True))

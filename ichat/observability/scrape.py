@@ -109,7 +109,7 @@ def _parts_of(line: str) -> tuple[str, str, str]:
 
 
 def _is_value(text: str) -> bool:
-    """Say whether this is a number, with or without a time behind it."""
+    """Return whether this is a number, with or without a time behind it."""
     try:
         float(text)
     except ValueError:
@@ -171,7 +171,7 @@ class Scraper:
         return f"<Scraper of {len(self._found)} workers>"
 
     async def expose(self, own: Callable[[], bytes]) -> bytes:
-        """Give the gateway's metrics, which `own` writes in a thread, and those of the workers, in one exposition."""
+        """Return the gateway's metrics, which `own` writes in a thread, and those of the workers, in one exposition."""
         async with self._turn:
             if trio.current_time() - self._found_at >= REUSE_S:
                 self._found = await self._ask_all()
@@ -180,7 +180,7 @@ class Scraper:
         return await trio.to_thread.run_sync(_put_together, own, found, limiter=self._thread)
 
     async def _ask_all(self) -> Mapping[str, Families | None]:
-        """Give what each worker has, or None where it did not answer."""
+        """Return what each worker has, or None where it did not answer."""
         workers = [worker for worker in self._registry if self._registry.state(worker) == "ready" and worker.endpoint]
         round_ = _Round(dict.fromkeys([worker.id for worker in workers]))
         limit = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)

@@ -142,7 +142,7 @@ class SpanTracing(Tracing):
 
 
 def open_tracing() -> Tracing:
-    """Give the tracing that the environment asks for (`OTEL_…`), and say where spans go.
+    """Return the tracing that the environment asks for (`OTEL_…`), and say where spans go.
 
     Spans are sent where OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set and OpenTelemetry's
     SDK is installed; everything else is as the SDK reads it. What is wrong there is said, and stops nobody.
@@ -199,6 +199,6 @@ def _provider() -> Any:
 
 
 def _shown(address: str) -> str:
-    """Give an address without what may be secret in it."""
+    """Return an address without what may be secret in it."""
     parts = urllib.parse.urlsplit(address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

@@ -18,25 +18,15 @@ import trio.testing
 from support.programs import LIMIT_S, ROOT
 
 from ichat.errors import ApiError
-from ichat.observability.logs import files as logfiles
 from ichat.observability.logs import stream as logs
-from ichat.observability.logs.files import (
-    LogFile,
-    PipeReader,
-    PipeSource,
-    Tee,
-    follow,
-    load,
-    make_pipe,
-    previous_path,
-    prune,
-)
+from ichat.observability.logs.files import LogFile, load, previous_path, prune
 from ichat.observability.logs.lines import (
     Line,
     LineBuffer,
     LineSplitter,
     Wakeup,
 )
+from ichat.observability.logs.pipes import PipeReader, PipeSource, Tee, follow, make_pipe
 from ichat.observability.logs.stream import LogCursor, LogQuery, LogStream, read_query
 
 
@@ -117,7 +107,7 @@ def test_a_line_without_end_takes_no_memory():
     lines = LineSplitter(100)
     for _ in range(1000):
         assert lines.feed(b"z" * 1000) == []
-    assert repr(lines) == "<Lines 1000000 bytes of a partial line>"
+    assert repr(lines) == "<LineSplitter 1000000 bytes of a partial line>"
     assert lines.feed(b"\n") == [b"z" * 100 + " … [999900 bytes more]".encode()]
 
 
@@ -137,7 +127,7 @@ def eager_threads():
 def test_a_ring_is_bounded_and_counts_exactly(bounds):
     """The newest lines are kept, by their number and by their size; a cursor learns how many it has missed."""
     ring = ring_of(99, **bounds)
-    assert repr(ring) == "<Ring 90..99, 70 bytes>"
+    assert repr(ring) == "<LineBuffer 90..99, 70 bytes>"
     lines, lost = ring.after(0, 3)
     assert (lines[0], lines[-1].seq, len(lines), lost) == (Line(90, 1e9 + 90, "line 90"), 92, 3, 89)
     assert ring.after(88, 10)[1] == 1
@@ -301,7 +291,7 @@ async def test_many_lines_wake_once():
         nursery.start_soon(wait)
         nursery.start_soon(wait)
         await trio.testing.wait_all_tasks_blocked()
-        assert repr(bell) == "<Bell 2 wait>"
+        assert repr(bell) == "<Wakeup 2 wait>"
         thread = threading.Thread(target=lambda: [bell.notify() for _ in range(1000)])
         thread.start()
         thread.join()
@@ -415,12 +405,11 @@ def test_following_a_killed_writer(tmp_path):
         os.fstat(reading)
 
 
-def test_a_line_that_does_not_end_is_shown(monkeypatch, tmp_path):
+def test_a_line_that_does_not_end_is_shown(tmp_path):
     """A progress bar is seen while it progresses, in its newest state, and the file has it too."""
-    monkeypatch.setattr(logfiles, "PARTIAL_S", 0.05)
     reading, writing = make_pipe()
     ring = LineBuffer()
-    drain = follow(reading, ring, LogFile(str(tmp_path), "w"))
+    drain = PipeReader([PipeSource(reading, LineSplitter())], ring, [LogFile(str(tmp_path), "w")], partial_s=0.05)
     os.write(writing, b"\r 1%\r 2%")
     until(lambda: texts(ring) == texts(load(str(tmp_path / "w.log"))) == [" 2%"])
     os.write(writing, b"\r 3%\n")
@@ -440,7 +429,7 @@ def test_a_pipe_that_somebody_keeps_open():
     assert time.monotonic() - began < LIMIT_S / 2
     assert texts(ring) == ["a", "b"]
     assert ring.ended
-    assert repr(drain) == "<Drain 0 pipes into <Ring 1..2, 2 bytes, ended>>"
+    assert repr(drain) == "<PipeReader 0 pipes into <LineBuffer 1..2, 2 bytes, ended>>"
     drain.stop(LIMIT_S)
     os.close(writing)
 
@@ -567,7 +556,7 @@ def test_what_was_written_is_in_the_ring_after_a_while():
             subprocess.run(["echo", str(number)]) if number % 20 == 0 else None
             assert capture.settle(20)
             assert ring.last == 2 * number + number // 20, (ring.last, number)
-        assert "<Drain 2 pipes" in repr(capture)
+        assert "<PipeReader 2 pipes" in repr(capture)
         capture.close()
         assert capture.settle(20)
         os._exit(0)
@@ -599,7 +588,7 @@ def test_capture_never_waits_for_the_output(broken):
     assert process.wait(LIMIT_S) == 7
     with os.fdopen(report) as file:
         told = file.read()
-    assert told.startswith("[<Ring 102..201, ")
+    assert told.startswith("[<LineBuffer 102..201, ")
     assert told.endswith(", True]")
     if not broken:
         os.close(reading)
@@ -742,11 +731,10 @@ def test_reading_back_is_bounded(tmp_path):
     assert texts(load(str(tmp_path / "x.log"))) == ["plain", "not a time", "torn"]
 
 
-def test_a_directory_that_is_not_there(tmp_path, monkeypatch, caplog):
+def test_a_directory_that_is_not_there(tmp_path, caplog):
     """Lines are counted and the outage is told once; when it is over, the file says how many are missing."""
-    monkeypatch.setattr(logfiles, "FILE_RETRY_S", 0.0)
     (tmp_path / "logs").write_text("in the way")
-    file = LogFile(str(tmp_path / "logs"), "w")
+    file = LogFile(str(tmp_path / "logs"), "w", retry_s=0.0)
     fill(file, 1, 10)
     assert repr(file) == f"<LogFile {tmp_path}/logs/w.log failing, 10 lines lost>"
     (tmp_path / "logs").unlink()

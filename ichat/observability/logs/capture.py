@@ -7,8 +7,8 @@ import os
 import sys
 import time
 
-from ichat.observability.logs.files import TEE_BYTES_MAX, PipeReader, PipeSource, Tee, make_pipe
 from ichat.observability.logs.lines import LINE_BYTES_MAX, LineBuffer, LineSplitter
+from ichat.observability.logs.pipes import TEE_BYTES_MAX, PipeReader, PipeSource, Tee, make_pipe
 
 CLOSE_S = 2.0
 STDOUT, STDERR = 1, 2
@@ -55,12 +55,12 @@ class Capture:
         return f"<Capture {self._drain!r}, {self.tees}>"
 
     def settle(self, wait_s: float) -> bool:
-        """Wait, for so long, until the ring has what was written by now; say whether it has. May block."""
+        """Wait, for so long, until the ring has what was written by now; return whether it has. May block."""
         _flush()
         return self._drain.settle(wait_s)
 
     def close(self, wait_s: float = CLOSE_S) -> None:
-        """Give the descriptors back, and let what was written before arrive where it should, for so long."""
+        """Return the descriptors back, and let what was written before arrive where it should, for so long."""
         if self._closed:
             return
         self._closed = True

@@ -33,7 +33,7 @@ class LogEndpoint:
         ring.changed = self._bell.notify
 
     def __repr__(self) -> str:
-        return f"<OwnLog {self._ring!r}, {self._readers} readers>"
+        return f"<LogEndpoint {self._ring!r}, {self._readers} readers>"
 
     async def answer(self, request: Request, client: Client) -> None:
         """Answer a request for the lines: `?tail=N`, `?follow=false`, `Last-Event-ID`. Raises ApiError 400, 405.

@@ -84,7 +84,7 @@ class LogFollower:
         self._connection_ended.set()
 
     def __repr__(self) -> str:
-        return f"<Collector of {self.source}, last {self._last}{', connected' if self.is_connected else ''}>"
+        return f"<LogFollower of {self.source}, last {self._last}{', connected' if self.is_connected else ''}>"
 
     @property
     def is_connected(self) -> bool:
@@ -113,7 +113,7 @@ class LogFollower:
             await trio.sleep(pause_s)
 
     async def _read(self) -> str:
-        """Follow one connection to its end; give why there should not be another one, or nothing."""
+        """Follow one connection to its end; return why there should not be another one, or nothing."""
         headers = [(b"accept", sse.CONTENT_TYPE.encode())]
         if self.source.proof:
             headers.append((PROOF_HEADER, self.source.proof))
@@ -181,7 +181,7 @@ def missing(count: int) -> bytes:
 
 
 def _refusal(response: client.HttpResponse) -> str:
-    """Say why a response is none that can be followed, now or later; nothing where it is one, or may be soon."""
+    """Return why a response is none that can be followed, now or later; nothing where it is one, or may be soon."""
     status, headers = response.status, response.headers
     if status == 200:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()

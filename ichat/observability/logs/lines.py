@@ -49,14 +49,14 @@ class LineSplitter:
         """When (monotonic) the partial line began."""
 
     def __repr__(self) -> str:
-        return f"<Lines {len(self._partial) + self._cut} bytes of a partial line>"
+        return f"<LineSplitter {len(self._partial) + self._cut} bytes of a partial line>"
 
     def has_partial(self) -> bool:
-        """Say whether a line has begun and not ended."""
+        """Return whether a line has begun and not ended."""
         return bool(self._partial)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take what was read; give the lines that are complete now, without their ends."""
+        """Take what was read and return the lines that are complete now, without their ends."""
         first, *others = data.split(b"\n")
         if not self._partial:
             self.since = time.monotonic()
@@ -77,7 +77,7 @@ class LineSplitter:
         return lines
 
     def flush(self) -> list[bytes]:
-        """Give the partial line, if there is one, as if it had ended."""
+        """Return the partial line, if there is one, as if it had ended."""
         return [self._take()] if self._partial else []
 
     def _hold(self, piece: bytes) -> None:
@@ -118,7 +118,7 @@ class LineBuffer:
 
     def __repr__(self) -> str:
         end = ", ended" if self.ended else ""
-        return f"<Ring {self.last - len(self._lines) + 1}..{self.last}, {self._bytes} bytes{end}>"
+        return f"<LineBuffer {self.last - len(self._lines) + 1}..{self.last}, {self._bytes} bytes{end}>"
 
     def bound(self, lines_max: int, bytes_max: int) -> None:
         """Keep so many from the next line on."""
@@ -143,7 +143,7 @@ class LineBuffer:
         self.changed()
 
     def after(self, seq: int, lines_max: int) -> tuple[list[Line], int]:
-        """Give lines after that of number `seq`, oldest first, and how many between are not kept any more."""
+        """Return lines after that of number `seq`, oldest first, and how many between are not kept any more."""
         with self._lock:
             oldest = self.last - len(self._lines) + 1
             first = max(seq + 1, oldest)
@@ -153,7 +153,7 @@ class LineBuffer:
         return lines, max(0, oldest - seq - 1)
 
     def tail(self, count: int) -> list[Line]:
-        """Give the last lines, oldest first."""
+        """Return the last lines, oldest first."""
         return self.after(self.last - count, count)[0]
 
 
@@ -167,7 +167,7 @@ class Wakeup:
         self._waiting = 0
 
     def __repr__(self) -> str:
-        return f"<Bell {self._waiting} wait>"
+        return f"<Wakeup {self._waiting} wait>"
 
     def notify(self) -> None:
         """Wake those that wait; from any thread, and of no effect after the end of the run."""
@@ -189,7 +189,7 @@ class Wakeup:
 
 
 def timestamp(seconds: float) -> str:
-    """Give a time of day (RFC 3339, UTC, milliseconds)."""
+    """Return a time of day (RFC 3339, UTC, milliseconds)."""
     whole = int(seconds)
     return f"{_to_the_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
 

@@ -8,10 +8,8 @@ import contextlib
 import functools
 import itertools
 import logging
-import math
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from operator import itemgetter
@@ -22,10 +20,12 @@ import trio
 
 from ichat.config.schema import Config, Logs
 from ichat.errors import ApiError
-from ichat.observability.logs.files import LogFile, PipeReader, Tee, follow, load, make_pipe, previous_path
+from ichat.observability.logs.files import LogFile, load, previous_path
 from ichat.observability.logs.follower import LogFollower, LogSource, TimedLine
-from ichat.observability.logs.lines import LineBuffer, LineSplitter, Wakeup
+from ichat.observability.logs.lines import LineSplitter, Wakeup
+from ichat.observability.logs.pipes import Tee, follow, make_pipe
 from ichat.observability.logs.stream import LogCursor, LogQuery, LogStream
+from ichat.observability.logs.worker_log import Echo, WorkerLog
 
 log = logging.getLogger(__name__)
 
@@ -35,110 +35,10 @@ CLOSE_S = 2.0
 STDERR = 2
 LOOK_S = 1.0
 LOOK_PAUSE_S = 0.1
-LAST_BYTES = 256 * 1024
-"""Read of the end of a file, to know when its last line came."""
 THREADS_MAX = 4
 """That wait for the disk, of those that write what is followed, and of those that read for streams."""
-AGAIN = b"[ichat: started again]"
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PREVIOUS = ".previous"
-
-
-class Echo:
-    """Passes one worker's lines on to the gateway's standard error."""
-
-    def __init__(self, worker_id: str, tee: Tee) -> None:
-        self._prefix = f"[{worker_id}] ".encode()
-        self._tee = tee
-
-    def append(self, lines: Sequence[bytes], now: float) -> None:
-        """Have lines written soon, or lose them."""
-        self._tee.add(b"".join([b"%b%b\n" % (self._prefix, line) for line in lines]))
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """The others go on."""
-
-
-class WorkerLog:
-    """One worker's lines, through all of its starts."""
-
-    def __init__(self, start: int, settings: Logs) -> None:
-        """`start` is the number before that of the first line."""
-        self.ring = LineBuffer(settings.ring_lines_max, settings.ring_bytes_max, start)
-        self.bell = Wakeup()
-        self.ring.changed = self.bell.notify
-        self.run_after = start
-        """The number before that of the first line of the newest start."""
-        self.is_managed = False
-        """Whether somebody tells of its end: then it stays, and its followers wait for its next start."""
-        self.drain: PipeReader | None = None
-        """Who reads its pipe, of one that was started here."""
-        self.start_id: str | None = None
-        """Which start it is, of one that is followed; None where the next that is told of is this one."""
-        self.is_early = False
-        """Whether that start has ended, and lines of the next came before anybody told of it."""
-        self.collector: LogFollower | None = None
-        self.scope: trio.CancelScope | None = None
-        """Of the task that follows it, while it runs."""
-        self.refused: str | None = None
-        """The start that has no lines to follow."""
-        self.goes_on = False
-        """Whether the file of one that is followed goes on when it is opened, since it is of this start."""
-        self.turn = 0
-        """Grows whenever the file is left: a thread that writes for an earlier turn comes too late."""
-        self._file: LogFile | None = None
-        """Of one that is followed; else the drain has it."""
-        self._file_after = -math.inf
-        """When the last line came that the file had before it was opened."""
-        self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"<Record {self.ring!r}, {self.drain or self.collector}>"
-
-    def begin_run(self, settings: Logs) -> None:
-        """Leave the file, and note that lines of another start follow, within these bounds."""
-        self.ring.bound(settings.ring_lines_max, settings.ring_bytes_max)
-        self.leave_file()
-        self.goes_on = False
-        self.ring.ended = False
-        if self.ring.last > self.ring.start:
-            self.ring.append([AGAIN], time.time())
-        self.run_after = self.ring.last
-
-    def write(self, turn: int, lines: Sequence[TimedLine], open_file: Callable[[bool], LogFile]) -> None:
-        """Write lines to the file, unless it was left since; in a thread, since that may wait for the disk.
-
-        Where the file goes on, lines that it had before are left out, by their time. `open_file` is told about that.
-        """
-        with self._lock:
-            if turn != self.turn:
-                return
-            if self._file is None:
-                self._file = open_file(self.goes_on)
-                self._file_after = _last_time(self._file) if self.goes_on else -math.inf
-                self.goes_on = True
-            new = list(itertools.dropwhile(lambda line: line[0] <= self._file_after, lines))
-            if new:
-                self._file_after = -math.inf
-                for at, group in itertools.groupby(new, itemgetter(0)):
-                    self._file.append([line for _, line in group], at)
-                self._file.flush()
-
-    def leave_file(self) -> None:
-        """Close the file of a worker that is followed."""
-        with self._lock:
-            self.turn += 1
-            file, self._file = self._file, None
-            if file is not None:
-                file.close()
-
-    def stop_following(self) -> None:
-        """Have the task that follows it end."""
-        if self.scope is not None:
-            self.scope.cancel()
 
 
 class LogStore:
@@ -156,10 +56,10 @@ class LogStore:
         self._told_full = False
 
     def __repr__(self) -> str:
-        return f"<Logbook {self._directory}, {len(self._records)} workers>"
+        return f"<LogStore {self._directory}, {len(self._records)} workers>"
 
     def path_of(self, worker_id: str) -> str:
-        """Give the file that has the newest lines of a worker. Raises ValueError for an id that is none."""
+        """Return the file that has the newest lines of a worker. Raises ValueError for an id that is none."""
         return os.path.join(self._directory, f"{_name_of(worker_id)}.log")
 
     def begin(self, worker_id: str) -> int:
@@ -220,7 +120,7 @@ class LogStore:
         record.goes_on = True
 
     def last_lines(self, worker_id: str, count: int) -> list[str]:
-        """Give the last lines of the newest start, oldest first; none where nothing is known."""
+        """Return the last lines of the newest start, oldest first; none where nothing is known."""
         record = self._records.get(worker_id)
         if record is None:
             return []
@@ -310,7 +210,7 @@ class LogStore:
             self._tee.close(CLOSE_S)
 
     def _record(self, worker_id: str) -> WorkerLog:
-        """Give the record of a worker, which is made where there is none.
+        """Return the record of a worker, which is made where there is none.
 
         Numbers go on growing over a restart of the gateway, so that no number a client knows means another line.
         """
@@ -446,13 +346,7 @@ class LogStore:
 
 
 def _name_of(worker_id: str) -> str:
-    """Give the name of a worker's files. Raises ValueError for an id that is none."""
+    """Return the name of a worker's files. Raises ValueError for an id that is none."""
     if not _ID.fullmatch(worker_id):
         raise ValueError(f"not a worker's id: {worker_id[:200]!r}")
     return f"{worker_id}~" if worker_id.endswith(_PREVIOUS) else worker_id
-
-
-def _last_time(file: LogFile) -> float:
-    """Give when the last line of a file came."""
-    last = load(file.path, lines_max=1, bytes_max=LAST_BYTES).tail(1)
-    return last[0].time if last else -math.inf

@@ -42,10 +42,10 @@ class LogCursor:
         self._end = None if follow else last
 
     def __repr__(self) -> str:
-        return f"<Reader after {self._seq} of {self._ring!r}>"
+        return f"<LogCursor after {self._seq} of {self._ring!r}>"
 
     def next(self) -> bytes:
-        """Give what is there by now, up to BLOCK_LINES_MAX lines; nothing where there is nothing new."""
+        """Return what is there by now, up to BLOCK_LINES_MAX lines; nothing where there is nothing new."""
         lines, lost = self._ring.after(self._seq, BLOCK_LINES_MAX)
         if self._end is not None:
             lost = min(lost, self._end - self._seq)
@@ -59,7 +59,7 @@ class LogCursor:
             self._end = self._ring.last
 
     def is_done(self) -> bool:
-        """Say whether nothing will follow."""
+        """Return whether nothing will follow."""
         if self._end is not None:
             return self._seq >= self._end
         return self._ring.ended and self._seq >= self._ring.last

@@ -1,0 +1,123 @@
+"""The lines of one worker, through all of its starts: in a buffer, in files, and on the gateway's standard error."""
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+
+import trio
+
+from ichat.config.schema import Logs
+from ichat.observability.logs.files import LogFile, load
+from ichat.observability.logs.follower import LogFollower, TimedLine
+from ichat.observability.logs.lines import LineBuffer, Wakeup
+from ichat.observability.logs.pipes import PipeReader, Tee
+
+LAST_BYTES = 256 * 1024
+"""Read of the end of a file, to know when its last line came."""
+AGAIN = b"[ichat: started again]"
+
+
+class Echo:
+    """Passes one worker's lines on to the gateway's standard error."""
+
+    def __init__(self, worker_id: str, tee: Tee) -> None:
+        self._prefix = f"[{worker_id}] ".encode()
+        self._tee = tee
+
+    def append(self, lines: Sequence[bytes], now: float) -> None:
+        """Have lines written soon, or lose them."""
+        self._tee.add(b"".join([b"%b%b\n" % (self._prefix, line) for line in lines]))
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """The others go on."""
+
+
+class WorkerLog:
+    """One worker's lines, through all of its starts."""
+
+    def __init__(self, start: int, settings: Logs) -> None:
+        """`start` is the number before that of the first line."""
+        self.ring = LineBuffer(settings.ring_lines_max, settings.ring_bytes_max, start)
+        self.bell = Wakeup()
+        self.ring.changed = self.bell.notify
+        self.run_after = start
+        """The number before that of the first line of the newest start."""
+        self.is_managed = False
+        """Whether somebody tells of its end: then it stays, and its followers wait for its next start."""
+        self.drain: PipeReader | None = None
+        """Who reads its pipe, of one that was started here."""
+        self.start_id: str | None = None
+        """Which start it is, of one that is followed; None where the next that is told of is this one."""
+        self.is_early = False
+        """Whether that start has ended, and lines of the next came before anybody told of it."""
+        self.collector: LogFollower | None = None
+        self.scope: trio.CancelScope | None = None
+        """Of the task that follows it, while it runs."""
+        self.refused: str | None = None
+        """The start that has no lines to follow."""
+        self.goes_on = False
+        """Whether the file of one that is followed goes on when it is opened, since it is of this start."""
+        self.turn = 0
+        """Grows whenever the file is left: a thread that writes for an earlier turn comes too late."""
+        self._file: LogFile | None = None
+        """Of one that is followed; else the drain has it."""
+        self._file_after = -math.inf
+        """When the last line came that the file had before it was opened."""
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<WorkerLog {self.ring!r}, {self.drain or self.collector}>"
+
+    def begin_run(self, settings: Logs) -> None:
+        """Leave the file, and note that lines of another start follow, within these bounds."""
+        self.ring.bound(settings.ring_lines_max, settings.ring_bytes_max)
+        self.leave_file()
+        self.goes_on = False
+        self.ring.ended = False
+        if self.ring.last > self.ring.start:
+            self.ring.append([AGAIN], time.time())
+        self.run_after = self.ring.last
+
+    def write(self, turn: int, lines: Sequence[TimedLine], open_file: Callable[[bool], LogFile]) -> None:
+        """Write lines to the file, unless it was left since; in a thread, since that may wait for the disk.
+
+        Where the file goes on, lines that it had before are left out, by their time. `open_file` is told about that.
+        """
+        with self._lock:
+            if turn != self.turn:
+                return
+            if self._file is None:
+                self._file = open_file(self.goes_on)
+                self._file_after = _last_time(self._file) if self.goes_on else -math.inf
+                self.goes_on = True
+            new = list(itertools.dropwhile(lambda line: line[0] <= self._file_after, lines))
+            if new:
+                self._file_after = -math.inf
+                for at, group in itertools.groupby(new, itemgetter(0)):
+                    self._file.append([line for _, line in group], at)
+                self._file.flush()
+
+    def leave_file(self) -> None:
+        """Close the file of a worker that is followed."""
+        with self._lock:
+            self.turn += 1
+            file, self._file = self._file, None
+            if file is not None:
+                file.close()
+
+    def stop_following(self) -> None:
+        """Have the task that follows it end."""
+        if self.scope is not None:
+            self.scope.cancel()
+
+
+def _last_time(file: LogFile) -> float:
+    """Return when the last line of a file came."""
+    last = load(file.path, lines_max=1, bytes_max=LAST_BYTES).tail(1)
+    return last[0].time if last else -math.inf

@@ -1,0 +1,156 @@
+"""Prometheus' families, made of what the gateway has counted and of what it knows at one moment."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import get_args
+
+import attrs
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from ichat.hardware.machines import MachineReport, MachineView, machines_of
+from ichat.http.relay import ChunkGapHistogram
+from ichat.protocol import Machine
+from ichat.routing.worker_record import State
+
+STATES: Sequence[str] = [name for names in get_args(State) for name in get_args(names)]
+_GAP_S = tuple(2.0**index / 1000 for index in range(17))
+
+
+@attrs.define(eq=False)
+class Histogram:
+    """How often values were how large."""
+
+    bounds: Sequence[float]
+    counts: list[int] = attrs.field(init=False)
+    """How many were at most each of the bounds and more than the one before; the last: more than all of them."""
+    sum: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+@attrs.frozen
+class MetricsSnapshot:
+    """What is known at one moment."""
+
+    in_flight: int
+    workers: Sequence[tuple[str, str, str, int]]
+    """Their ids, first names, states and restarts."""
+    ready: Mapping[str, int]
+    """How many can serve each model."""
+    coming: Mapping[str, int]
+    """How many are on their way to it."""
+    circuits: Mapping[str, float]
+    ill: Mapping[str, float]
+    """1 for those that fail their health checks, 0 for the others that are asked."""
+    queued: Mapping[str, int]
+    own: MachineReport | None
+    """What the gateway tells of its machine."""
+    machines: Sequence[tuple[str, Machine]]
+    """What workers tell of theirs."""
+
+
+def state_families(now: MetricsSnapshot) -> Iterable[Metric]:
+    """Return the families of what the gateway knows at this moment."""
+    yield GaugeMetricFamily("ichat_requests_in_flight", "Requests to models under way.", now.in_flight)
+    yield gauge_family("ichat_requests_queued", "Requests that wait for room at a worker.", "model", now.queued)
+    yield gauge_family(
+        "ichat_model_endpoints", "Workers and external routes that can serve it now.", "model", now.ready
+    )
+    yield gauge_family("ichat_model_starting", "Workers that start or load, by each model.", "model", now.coming)
+    yield gauge_family(
+        "ichat_circuit_open", "1 while a worker or route gets no requests since it failed; 0.5 while one tries it.",
+        "worker", now.circuits,
+    )  # fmt: skip
+    if now.ill:
+        yield gauge_family("ichat_health_failed", "1 for one that fails its health checks.", "worker", now.ill)
+    counts = dict.fromkeys(STATES, 0)
+    state = GaugeMetricFamily("ichat_worker_state", "1 for the state it is in.", labels=("worker", "model", "state"))
+    for worker_id, model, name, _ in now.workers:
+        counts[name] += 1
+        state.add_metric((worker_id, model, name), 1)
+    yield gauge_family("ichat_workers", "Workers, by state.", "state", counts)
+    yield state
+    restarts = {worker_id: restarts for worker_id, _, _, restarts in now.workers}
+    yield counter_family("ichat_worker_restarts", "Times that it was started again.", "worker", restarts)
+    yield from _gpu_families(machines_of(now.own, now.machines))
+
+
+def _gpu_families(machines: Iterable[MachineView]) -> Iterable[Metric]:
+    """Make families of GPUs, each GPU once; what workers hold is a part of what is used, by another name."""
+    labels = ("machine", "gpu")
+    info = GaugeMetricFamily("ichat_gpu_info", "Which GPU that is.", labels=(*labels, "uuid", "name"))
+    failed = GaugeMetricFamily("ichat_gpu_failed", "1 for one that does not answer.", labels=labels)
+    use = GaugeMetricFamily(
+        "ichat_gpu_utilization_ratio", "Share of the last moments in which it computed, 0 to 1.", labels=labels
+    )
+    used = GaugeMetricFamily("ichat_gpu_memory_used_bytes", "Memory in use, by whomever.", labels=labels)
+    total = GaugeMetricFamily("ichat_gpu_memory_total_bytes", "All of its memory.", labels=labels)
+    held = GaugeMetricFamily(
+        "ichat_gpu_memory_worker_bytes", "Of the memory in use, what a worker's processes hold.",
+        labels=(*labels, "worker"),
+    )  # fmt: skip
+    for machine in machines:
+        for seen in machine.gpus or ():
+            gpu, of_it = seen.gpu, (machine.name, seen.label)
+            info.add_metric((*of_it, gpu.uuid, gpu.name), 1)
+            failed.add_metric(of_it, bool(gpu.failure))
+            for family, value in ((use, gpu.use), (used, gpu.memory_used_bytes), (total, gpu.memory_total_bytes)):
+                if value is not None:
+                    family.add_metric(of_it, value)
+            for worker, size in seen.held.items():
+                held.add_metric((*of_it, worker), size)
+    return [family for family in (info, failed, use, used, total, held) if family.samples]
+
+
+def gauge_family(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    """Return a gauge with one label."""
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for value, number in values.items():
+        family.add_metric((value,), number)
+    return family
+
+
+def counter_family(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+    """Return a counter with one label."""
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, number in list(values.items()):
+        family.add_metric((value,), number)
+    return family
+
+
+def histogram_family(name: str, text: str, spread: Histogram) -> Metric:
+    """Return a histogram without labels."""
+    return HistogramMetricFamily(name, text, _buckets(spread.bounds, list(spread.counts)), spread.sum)
+
+
+def histogram_family_by_model(name: str, text: str, spreads: Iterable[tuple[str, Histogram]]) -> Metric:
+    """Return a histogram for each model."""
+    family = HistogramMetricFamily(name, text, labels=["model"])
+    for model, spread in spreads:
+        family.add_metric((model,), _buckets(spread.bounds, list(spread.counts)), spread.sum)
+    return family
+
+
+def gap_family(gaps: Iterable[tuple[str, ChunkGapHistogram]]) -> Metric:
+    """Return the histogram of the gaps that relays have counted, for each model."""
+    family = HistogramMetricFamily(
+        "ichat_chunk_gap_seconds", "Between two pieces of a stream; the sum is of streams that have ended.",
+        labels=["model"],
+    )  # fmt: skip
+    bounded = len(_GAP_S)
+    for model, counts in gaps:
+        family.add_metric((model,), _buckets(_GAP_S, [*counts[:bounded], sum(counts[bounded:-1])]), counts[-1])
+    return family
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[float]) -> list[tuple[str, float]]:
+    """Add counts up as Prometheus has them: how many were at most each bound."""
+    return list(zip([*(str(float(bound)) for bound in bounds), "+Inf"], accumulate(counts), strict=True))
