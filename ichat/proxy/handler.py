@@ -9,17 +9,18 @@ from ichat.http.heads import Headers, RequestHead
 from ichat.http.pool import Upstream
 from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client
-from ichat.observability.access_log import SHOWN_CHARACTERS_MAX, AccessLog, entry_of
+from ichat.observability.access_log import AccessLog, entry_of
 from ichat.observability.metrics import Metrics
-from ichat.observability.request_record import ROUTES, RequestRecord, label_of
+from ichat.observability.request_record import ROUTES
 from ichat.observability.tracing import Tracing
 from ichat.protocol import CALLER_HEADER
 from ichat.proxy.context import GatewayContext
-from ichat.proxy.exchange import JOINED_BYTES_MAX, Exchange
+from ichat.proxy.exchange import Exchange, client_address, shown_path
 from ichat.proxy.refusals import over_limit
+from ichat.proxy.upstream_request import JOINED_BYTES_MAX
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint
-from ichat.security.auth import CHANGES_MODELS, Caller, address_in, encode_caller
+from ichat.security.auth import CHANGES_MODELS, Caller, encode_caller
 from ichat.security.cors import cors_of
 
 CONTROL_REQUESTS_MAX = 1000
@@ -86,11 +87,11 @@ class Gateway:
         if is_control(head.path):
             if head.method not in _METHODS:  # names are case-sensitive (RFC 9110, section 9.1); frameworks forget that
                 allowed = b", ".join(sorted(_METHODS)).decode()
-                raise errors.method_not_allowed(head.method.decode("latin-1"), _shown(head.path), allowed)
+                raise errors.method_not_allowed(head.method.decode("latin-1"), shown_path(head.path), allowed)
             if head.method not in _READS:
                 auth.check("join" if head.path in _JOINS else "write", caller)
             if head.length is None:
-                raise errors.length_required(_shown(head.path))
+                raise errors.length_required(shown_path(head.path))
             if head.length > CONTROL_BYTES_MAX:
                 raise errors.request_too_large(CONTROL_BYTES_MAX)
         elif head.path.rstrip(b"/") in CHANGES_MODELS:
@@ -126,7 +127,7 @@ class Gateway:
             ):
                 is_counted = True
                 self._metrics.request_began()
-                exchange.trace = self._tracing.begin(request.headers, request.path, is_known=is_by_model)
+                exchange.begin_trace(self._tracing.begin(request.headers, request.path, is_known=is_by_model))
                 await (exchange.forward_to_holder() if is_by_response else exchange.forward())
             elif is_by_model:
                 method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
@@ -142,10 +143,10 @@ class Gateway:
             exchange.status, exchange.error = (CLIENT_LEFT, "client_left") if client.has_left else (503, "draining")
             raise
         finally:
-            record = _record_of(exchange, request, client, phase)
+            record = exchange.record(phase)
             if is_counted:
                 self._metrics.request_ended(record)
-            elif exchange.error == "internal_error" and exchange.answered_at is None:
+            elif exchange.error == "internal_error" and not exchange.is_answered:
                 self._metrics.refused(exchange.error)
             if exchange.trace is not None:
                 self._tracing.end(exchange.trace, record)
@@ -156,9 +157,8 @@ class Gateway:
         if control.in_flight >= control.in_flight_max:
             raise errors.too_many_control_requests()
         control.start_request()
-        exchange.internal = [(CALLER_HEADER, encode_caller(exchange.caller))]
         try:
-            await exchange.forward_to(control)
+            await exchange.forward_to_control_plane(control, [(CALLER_HEADER, encode_caller(exchange.caller))])
         finally:
             control.end_request()
         if exchange.error:
@@ -170,9 +170,12 @@ class Gateway:
         if error.status != CLIENT_LEFT:
             self._metrics.refused(error.limit or error.code, caller.key_name)
         if self._access.enabled:
-            entry: dict[str, str | int | float | None] = {"id": request_id.decode(), "client": _client(caller, peer)}
+            entry: dict[str, str | int | float | None] = {
+                "id": request_id.decode(),
+                "client": client_address(caller, peer),
+            }
             if head is not None:
-                entry |= {"method": head.method.decode("latin-1"), "path": _shown(head.path)}
+                entry |= {"method": head.method.decode("latin-1"), "path": shown_path(head.path)}
             self._access.add(entry | {"status": error.status, "error": error.code})
 
 
@@ -181,42 +184,5 @@ def _is_about_response(request: Request) -> bool:
     if request.method == b"POST":
         return request.path.startswith(_RESPONSES + b"resp_")
     if request.method not in (b"GET", b"HEAD", b"DELETE"):
-        raise errors.method_not_allowed(request.method.decode("latin-1"), _shown(request.path), "DELETE, GET, HEAD")
+        raise errors.method_not_allowed(request.method.decode("latin-1"), shown_path(request.path), "DELETE, GET, HEAD")
     return True
-
-
-def _record_of(exchange: Exchange, request: Request, client: Client, phase: str) -> RequestRecord:
-    """Return the facts of a request that has ended now; `phase` is how far it had come, if it was cut off."""
-    return RequestRecord(
-        id=request.id.decode(),
-        client=_client(exchange.caller, client.peer),
-        method=request.method.decode("latin-1"),
-        path=_shown(request.path),
-        route=label_of(exchange.path),
-        key_name=exchange.caller.key_name,
-        model=exchange.model,
-        worker=exchange.endpoint.id.decode() if exchange.endpoint else "",
-        status=exchange.status,
-        error=exchange.error,
-        phase=phase,
-        started_at=exchange.started_at,
-        ended_at=trio.current_time(),
-        answered_at=exchange.answered_at,
-        first_at=exchange.first_at,
-        queued_s=exchange.queued_s,
-        overhead_s=exchange.overhead_s,
-        bytes_in=exchange.bytes_in,
-        bytes_out=exchange.bytes_out,
-        chunks=exchange.chunks,
-        tokens=exchange.tokens,
-        trace_id=exchange.trace.id if exchange.trace else "",
-    )
-
-
-def _client(caller: Caller, peer: str) -> str:
-    """Give the connection's address and port, or the address for which a trusted proxy asks."""
-    return peer if address_in(peer) == caller.address else caller.address
-
-
-def _shown(path: bytes) -> str:
-    return path.decode("latin-1")[:SHOWN_CHARACTERS_MAX]

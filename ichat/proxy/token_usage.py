@@ -52,6 +52,19 @@ class TokenUsage:
         return sum(parts) if parts else None
 
 
+def tokens_used(usage: TokenUsage, bytes_in: int, *, has_left: bool, is_good: bool, is_stream: bool) -> int | None:
+    """Return the tokens that a request used: as its response says, else an estimate if it was a stream.
+
+    `has_left` says that the client left, `is_good` that there was a response without an error.
+    """
+    if has_left:  # the response may have told the length of the request already, and nothing more
+        return max(usage.said() or 0, estimate(bytes_in, usage.events))
+    if not is_good:
+        return None
+    said = usage.said()
+    return estimate(bytes_in, usage.events) if said is None and is_stream else said
+
+
 def estimate(bytes_in: int, events: int) -> int:
     """Guess the tokens of a stream that says nothing of them: one for each event, and the request's by its length."""
     return min(bytes_in // BYTES_PER_TOKEN, REQUEST_TOKENS_MAX) + events

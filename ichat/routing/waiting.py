@@ -4,9 +4,12 @@ from collections.abc import Callable
 
 import trio
 
+from ichat.routing.availability import Refusal
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
+from ichat.routing.queue import Waiter
 from ichat.routing.registry import Registry
+from ichat.routing.request import Lease, RoutingRequest
 from ichat.routing.worker_record import State, WorkerRecord
 
 
@@ -37,6 +40,24 @@ async def wait_idle(endpoint: Endpoint) -> None:
             await idle.wait()
         finally:
             endpoint.when_idle.discard(idle.set)
+
+
+async def wait_lease(balancer: Balancer, request: RoutingRequest, queue_s: float) -> Lease | Refusal:
+    """Wait for a lease in the queue of the request's model, or return why there is none after `queue_s`."""
+    granted = trio.Event()
+    waiter = balancer.wait(request, granted.set)
+    if not isinstance(waiter, Waiter):
+        return waiter
+    try:
+        with trio.move_on_after(queue_s):
+            await granted.wait()
+    except trio.Cancelled:
+        if waiter.lease is not None:
+            waiter.lease.release()
+        raise
+    finally:
+        balancer.leave(waiter)
+    return waiter.lease or balancer.why_no_lease(waiter)
 
 
 async def retry_forever(balancer: Balancer) -> None:

@@ -10,7 +10,7 @@ from support.peers import LIMIT_S, SSE_END, SSE_HEAD, Upstream, chunk, code_of, 
 
 from ichat.config import schema as configuration
 from ichat.http import pool
-from ichat.proxy.exchange import engine_target
+from ichat.proxy.upstream_request import engine_target
 from ichat.roles import gateway
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.policies import rendezvous_hash
@@ -195,7 +195,7 @@ async def test_connections_to_an_upstream_are_used_again(serve, gateway_to, conn
 
 async def test_a_kept_connection_that_the_upstream_drops_is_replaced(serve, gateway_to, connect, monkeypatch):
     """A request that an upstream drops together with a kept connection is sent again, once, on a fresh one."""
-    monkeypatch.setattr("ichat.proxy.exchange.KEPT_RACE_S", LIMIT_S)
+    monkeypatch.setattr("ichat.proxy.attempt.KEPT_RACE_S", LIMIT_S)
 
     async def reply(stream, head, body):
         if len(upstream.requests) == 2:
@@ -212,7 +212,7 @@ async def test_a_kept_connection_that_the_upstream_drops_is_replaced(serve, gate
 
 async def test_a_kept_connection_that_breaks_late_is_not_replaced(serve, gateway_to, connect, monkeypatch):
     """Where the upstream had time to work on the request, it may have: nothing is generated twice."""
-    monkeypatch.setattr("ichat.proxy.exchange.KEPT_RACE_S", 0.05)
+    monkeypatch.setattr("ichat.proxy.attempt.KEPT_RACE_S", 0.05)
 
     async def reply(stream, head, body):
         if len(upstream.requests) == 2:

@@ -1,0 +1,308 @@
+"""One attempt at a request: one endpoint, and what becomes of the request there.
+
+An endpoint that may have worked on a request does not get it again. The request is sent once more only if a kept
+connection broke at once, without a byte of response.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import attrs
+import trio
+
+from ichat import errors
+from ichat.errors import ApiError
+from ichat.http.framing import Chunked, UntilClose
+from ichat.http.heads import Headers, ResponseHead
+from ichat.http.json_body import Body
+from ichat.http.keepalive import KeepAlive
+from ichat.http.pool import Connection
+from ichat.http.relay import Declined, Reframed, Relay, ResponseRejected, UpstreamError
+from ichat.http.request import Request
+from ichat.http.server import Client
+from ichat.http.sse import is_events
+from ichat.observability.tracing import Trace
+from ichat.protocol import CODE_HEADER, DROPPED_HEADER, OVERHEAD_HEADER, WHY_HEADER, WORKER_HEADER
+from ichat.proxy.client_head import client_head
+from ichat.proxy.context import GatewayContext
+from ichat.proxy.engine_control import without_control
+from ichat.proxy.token_usage import TokenUsage
+from ichat.proxy.upstream_request import build_upstream_request
+from ichat.routing.circuit_breaker import FAILED_STATUSES
+from ichat.routing.endpoint import Endpoint
+from ichat.security.auth import Caller
+
+log = logging.getLogger(__name__)
+
+KEPT_RACE_S = 1.0
+"""How soon a kept connection breaks that its upstream was about to close."""
+
+
+@attrs.define(eq=False)
+class ForwardedRequest:
+    """What every attempt at a request needs to know of it. Times are Trio's clock."""
+
+    means: GatewayContext
+    request: Request
+    client: Client
+    caller: Caller
+    path: bytes
+    """Its path, as it is counted."""
+    started_at: float
+    queued_s: float = 0.0
+    internal: Headers = attrs.field(factory=list[tuple[bytes, bytes]])
+    """Headers for the upstream that no client can send; only the control plane gets any."""
+    trace: Trace | None = None
+    keepalive: KeepAlive | None = None
+    usage: TokenUsage | None = None
+    """Counts the tokens of the response, if they are limited."""
+    is_suspect: bool = False
+    """Whether it may have members or headers that no worker gets from this caller."""
+
+
+class Attempt:
+    """One endpoint's answer to a request, and what becomes known of it."""
+
+    __slots__ = (
+        "_body", "_dropped", "_forwarded", "_means", "_model", "_relay", "answered_at", "asked_at", "endpoint", "error",
+        "is_stream", "status",
+    )  # fmt: skip
+
+    def __init__(self, forwarded: ForwardedRequest, endpoint: Endpoint, model: str) -> None:
+        """`model` is the one that the endpoint serves; empty for the control plane."""
+        self._forwarded = forwarded
+        self._means = forwarded.means
+        self._model = model
+        self._body: Body = forwarded.request.body
+        """As the endpoint gets it; kept until there is a response."""
+        self._dropped: Sequence[str] = ()
+        """What the worker did not get."""
+        self._relay: Relay | None = None
+        self.endpoint = endpoint
+        self.status = 0
+        """Of the response, once there is one."""
+        self.error = ""
+        """The code of the error, if the response did not go well."""
+        self.asked_at: float | None = None
+        self.answered_at: float | None = None
+        self.is_stream = False
+        """Whether the response is a stream of events."""
+
+    def __repr__(self) -> str:
+        return f"<Attempt at {self.endpoint.id.decode()} {self.status}>"
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes of the response that the client was given, its head included."""
+        return self._relay.bytes_out if self._relay is not None else 0
+
+    @property
+    def first_at(self) -> float | None:
+        """When the first piece of the response's body came."""
+        return self._relay.first_at if self._relay is not None else None
+
+    @property
+    def chunks(self) -> int:
+        """Pieces in which the response's body came, as they were read."""
+        return self._relay.chunks if self._relay is not None else 0
+
+    @property
+    def overhead_s(self) -> float | None:
+        """How long the gateway itself took before it asked the upstream: not the time in a queue."""
+        forwarded = self._forwarded
+        return None if self.asked_at is None else self.asked_at - forwarded.started_at - forwarded.queued_s
+
+    async def run(self) -> None:
+        """Have the request answered by the endpoint. Raises ApiError if nothing has been sent.
+
+        A kept connection may have been closed by the upstream just now, so that the request never got there: then it
+        is sent once more, on a fresh one. If that breaks later, or cannot be made, the request may have been worked on,
+        and may be the reason: it goes nowhere else.
+        """
+        endpoint, forwarded = self.endpoint, self._forwarded
+        if endpoint.route is not None:
+            self._body = await endpoint.route.rewrite(forwarded.request)
+        elif forwarded.is_suspect:
+            self._body, self._dropped = await without_control(self._body, forwarded.request.headers)
+            self._means.told.tell(forwarded.caller.key_name, self._dropped)
+        pool = self._means.pool
+        connection = pool.acquire(endpoint.upstream)
+        if connection is not None:
+            try:
+                await self._send_on(connection)
+            except UpstreamError as lost:
+                soon = self.asked_at is not None and trio.current_time() - self.asked_at < KEPT_RACE_S
+                if lost.answered or lost.timed_out or not soon:
+                    await self._fail_response(lost)
+                    return
+                connection = await self._reconnect(lost)
+            else:
+                return
+        else:
+            connection = await pool.connect(endpoint.upstream)
+        try:
+            await self._send_on(connection)
+        except UpstreamError as lost:
+            await self._fail_response(lost)
+
+    async def _reconnect(self, lost: UpstreamError) -> Connection:
+        """Connect again after a kept connection was lost; if that fails, the request may have been the reason."""
+        try:
+            return await self._means.pool.connect(self.endpoint.upstream)
+        except ApiError as error:
+            self.record_failure()
+            raise errors.upstream_failed(self.endpoint.upstream.name, str(lost)) from error
+
+    def record_failure(self, *, answers: bool = False) -> None:
+        """Record that the endpoint has failed with this request; `answers` says that there was a response."""
+        circuit = self.endpoint.circuit
+        if circuit.record_failure(trio.current_time(), answers=answers):
+            name = self.endpoint.upstream.name
+            log.warning("%s has failed %d times in a row: its circuit opens", name, circuit.failures)
+
+    async def _send_on(self, connection: Connection) -> None:
+        """Send the request on a connection, relay the response, and keep or close the connection.
+
+        Raises UpstreamError.
+        """
+        means, forwarded = self._means, self._forwarded
+        first_byte_s, stall_s = self._timeouts()
+        relay = self._relay = Relay(
+            means.pool.hub,
+            forwarded.client,
+            connection,
+            method=forwarded.request.method,
+            version=forwarded.request.version,
+            on_head=self._on_response_head,
+            first_byte_s=first_byte_s,
+            stall_s=stall_s,
+            usage=forwarded.usage,
+            gaps=means.gaps(self._model) if self._model else None,
+            keepalive=forwarded.keepalive,
+        )
+        if forwarded.keepalive is not None:
+            forwarded.keepalive.response = relay
+        pieces = self._upstream_request()
+        self.asked_at = trio.current_time()
+        clean = False
+        try:
+            await relay.run(pieces)
+            if self.status not in FAILED_STATUSES:
+                self.endpoint.circuit.record_success()
+            clean = relay.reusable
+        finally:
+            if clean:
+                means.pool.release(connection)
+            else:
+                means.pool.discard(connection)
+
+    def _upstream_request(self) -> list[Body]:
+        forwarded, endpoint = self._forwarded, self.endpoint
+        added = forwarded.internal
+        if forwarded.trace is not None:
+            added = [*added, *forwarded.trace.headers]
+        reads_response = forwarded.keepalive is not None or (forwarded.usage is not None and endpoint.route is not None)
+        return build_upstream_request(
+            forwarded.request,
+            self._body,
+            endpoint,
+            auth=self._means.auth,
+            caller=forwarded.caller,
+            added=added,
+            reads_response=reads_response,
+        )
+
+    def _timeouts(self) -> tuple[float, float]:
+        timeouts = self._means.timeouts
+        return self.endpoint.timeouts or (timeouts.first_byte_s, timeouts.stream_stall_s)
+
+    async def _fail_response(self, lost: UpstreamError) -> None:
+        """End a response that its upstream did not finish, so that no client can take it for a whole one."""
+        forwarded, name = self._forwarded, self.endpoint.upstream.name
+        if lost.declined:
+            self.endpoint.fail(trio.current_time(), str(lost))
+            raise errors.model_not_ready(self._model, f"{name} {lost}", errors.DECLINED_RETRY_S)
+        has_failed = self.answered_at is not None and self.status in FAILED_STATUSES  # and that was recorded
+        if lost.retry is not False and not has_failed:
+            self.record_failure()
+        log.warning("%s failed with request %s: %s", name, forwarded.request.id.decode(), lost)
+        error = errors.upstream_failed(name, str(lost), retry=lost.retry)
+        if lost.timed_out:
+            first_byte_s, stall_s = self._timeouts()
+            error = errors.upstream_timeout(name, stall_s if lost.answered else first_byte_s)
+        client = forwarded.client
+        if self.answered_at is None or not client.head_sent:
+            raise error
+        self.error = error.code
+        client.close_after_response()
+        if lost.can_report:
+            event = b"\n\n" + error.event(forwarded.path)  # the upstream may have left half an event
+            await client.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+
+    def _on_response_head(self, head: ResponseHead) -> bytes:
+        """Called with the upstream's head: record it, and return the client's.
+
+        Raises ResponseRejected or Declined for a response that the client must not get.
+        """
+        forwarded, client, names = self._forwarded, self._forwarded.client, dict(head.headers)
+        self._check_response(head.status, names)
+        self._record_response(head.status, names)
+        if forwarded.keepalive is not None and forwarded.keepalive.has_begun:
+            self._continue_after_comments(head)
+            return b""
+        is_unchunked = forwarded.request.version != b"1.1" and isinstance(head.framing, Chunked)
+        if is_unchunked or isinstance(head.framing, UntilClose):
+            client.begin_unframed()
+        added = self._headers_of_gateway()
+        return client_head(head, names, added, keeps_chunks=not is_unchunked, keep_alive=client.keep_alive)
+
+    def _check_response(self, status: int, names: Mapping[bytes, bytes]) -> None:
+        """Raise ResponseRejected or Declined for a response that the client must not get."""
+        route = self.endpoint.route
+        if status == 503 and route is None and not self._forwarded.internal:
+            declined = errors.DECLINED.get(names.get(CODE_HEADER, b""))
+            if declined is not None:
+                why = names.get(WHY_HEADER, b"").decode("latin-1")
+                raise Declined(f"{declined} ({why})" if why else declined)
+        if status == 401 and route is not None and route.has_key:
+            raise ResponseRejected("it does not accept the key that the gateway has for it")
+
+    def _record_response(self, status: int, names: Mapping[bytes, bytes]) -> None:
+        """Record that a response begins. From here on the request is sent nowhere else, and its body is freed."""
+        self.status, self.error = status, ""
+        if status in FAILED_STATUSES:
+            self.record_failure(answers=True)
+        elif self.endpoint.circuit.record_response():
+            self._means.balancer.dispatch_waiting()
+        self.answered_at = self._means.pool.hub.now
+        self._forwarded.request.release_body()
+        self._body = b""
+        if self._forwarded.internal:  # the control plane
+            self.error = names.get(CODE_HEADER, b"").decode()
+        self.is_stream = is_events(names.get(b"content-type", b""))
+
+    def _headers_of_gateway(self) -> Headers:
+        """Return the headers of the response that this gateway makes."""
+        settings, endpoint = self._means.settings, self.endpoint
+        headers = [(b"x-request-id", self._forwarded.request.id)]
+        headers += self._forwarded.client.more_headers()
+        if self._dropped:
+            headers.append((DROPPED_HEADER, ", ".join(self._dropped).encode()))
+        if endpoint.id and settings.worker_header:
+            headers.append((WORKER_HEADER, endpoint.id))
+        if endpoint.id and settings.overhead_header:
+            headers.append((OVERHEAD_HEADER, b"%.2f" % ((self.overhead_s or 0) * 1000)))
+        return headers
+
+    def _continue_after_comments(self, head: ResponseHead) -> None:
+        """Send the body after the head that came with the first comment, as an event if it is not a stream."""
+        assert self._relay is not None
+        if not self.is_stream:
+            is_event = b"/messages" in self._forwarded.path and head.status >= 400
+            before = b"event: error\ndata: " if is_event else b"data: "
+            self._relay.reframe(Reframed(head.framing, before))
+        elif not isinstance(head.framing, Chunked):
+            self._relay.reframe(Reframed(head.framing))
+        if head.status >= 400:
+            self.error = f"upstream_{head.status}"
+            self._forwarded.client.close_after_response()

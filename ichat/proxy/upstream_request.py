@@ -1,0 +1,85 @@
+"""A request as its upstream gets it. Pure functions."""
+
+import re
+from collections.abc import Mapping
+
+from ichat.http.heads import Headers, end_to_end, request_head
+from ichat.http.json_body import Body
+from ichat.http.request import Request
+from ichat.observability.tracing import NAMES as TRACE_HEADERS
+from ichat.protocol import HOP_HEADER, INTERNAL, PROOF_HEADER
+from ichat.proxy.engine_control import HEADER_NAMES, HEADER_PREFIXES
+from ichat.routing.endpoint import Endpoint
+from ichat.security.auth import CREDENTIALS, FORWARDED, Auth, Caller
+
+JOINED_BYTES_MAX = 65536
+"""A body up to this size is sent in one piece with its head; joining larger ones would cost more than it saves."""
+_COMPRESSION = frozenset((b"accept-encoding",))
+"""Left out if the gateway reads the response."""
+_OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id", b"origin")) | FORWARDED | TRACE_HEADERS
+"""Headers of a request that are made anew for the upstream, or are not for it."""
+_LEFT_OUT: Mapping[tuple[bool, bool], frozenset[bytes]] = {
+    (has_keys, is_guarded): _OURS.union(CREDENTIALS if has_keys else (), HEADER_NAMES if is_guarded else ())
+    for has_keys in (False, True)
+    for is_guarded in (False, True)
+}
+_GUARDED = (INTERNAL, *HEADER_PREFIXES)
+_BESIDE_V1 = re.compile(rb"/v1/(?:tokenize|detokenize|pooling|classify)(?=[?]|$)")
+_BELOW_V1 = re.compile(rb"/(?:chat/completions|completions|embeddings|responses|messages|audio/[a-z]+)(?=[?]|$)")
+
+
+def engine_target(target: bytes) -> bytes:
+    """Return a request target as engines have it: some of their routes stand only below `/v1`, some only beside it."""
+    if _BESIDE_V1.match(target):
+        return target[3:]
+    return b"/v1" + target if _BELOW_V1.match(target) else target
+
+
+def hops_of(headers: Headers) -> int:
+    """Return how many gateways a request has come through."""
+    for name, value in headers:
+        if name == HOP_HEADER:
+            return int(value) if value.isdigit() and len(value) < 3 else 0
+    return 0
+
+
+def build_upstream_request(
+    request: Request,
+    body: Body,
+    endpoint: Endpoint,
+    *,
+    auth: Auth,
+    caller: Caller,
+    added: Headers,
+    reads_response: bool,
+) -> list[Body]:
+    """Return the pieces of the request to send: the client's end-to-end headers, those `added`, and the body.
+
+    `reads_response` says that the gateway looks into the response, which must not be compressed then.
+    """
+    target = engine_target(request.target)
+    route, upstream = endpoint.route, endpoint.upstream
+    is_guarded = route is None and not auth.lets_steer(caller)
+    left_out = _LEFT_OUT[auth.has_keys or caller.kind in ("data", "admin", "worker"), is_guarded]
+    if reads_response:
+        left_out |= _COMPRESSION
+    prefixes = _GUARDED if is_guarded else INTERNAL
+    headers = [
+        header
+        for header in end_to_end(request.headers)
+        if header[0] not in left_out and not header[0].startswith(prefixes)
+    ]
+    if route is None and upstream.port and auth.proof:
+        headers.append((PROOF_HEADER, auth.proof))
+    if upstream.port:
+        headers.append((HOP_HEADER, b"%d" % (hops_of(request.headers) + 1)))
+    if route is not None:
+        headers = route.headers_for(headers)
+        target = route.target_for(target)
+    headers.append((b"host", upstream.authority))
+    headers.append((b"x-request-id", request.id))
+    headers += added
+    if body or request.method in (b"POST", b"PUT", b"PATCH"):
+        headers.append((b"content-length", b"%d" % len(body)))
+    head = request_head(request.method, target, headers)
+    return [head + body] if len(body) <= JOINED_BYTES_MAX else [head, body]
