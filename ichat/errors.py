@@ -71,7 +71,7 @@ class ApiError(Exception):
         return f"<ApiError {self.status} {self.code}: {self.message}>"
 
     def body(self) -> bytes:
-        """Give the JSON body."""
+        """Return the JSON body."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
 
@@ -91,7 +91,7 @@ class ApiError(Exception):
         return "".join(character if " " <= character <= "~" else "?" for character in text).encode()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Give the headers that belong to this failure alone."""
+        """Return the headers that belong to this failure alone."""
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % self.retry_after_s))

@@ -276,22 +276,22 @@ def parse_object(text: str) -> Json:
 
 
 def list_of(value: object) -> list[object]:
-    """Give what should be a list; an empty one for anything else."""
+    """Return what should be a list; an empty one for anything else."""
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def objects_of(value: object) -> list[Json]:
-    """Give the objects in what should be a list of them."""
+    """Return the objects in what should be a list of them."""
     return [cast("Json", item) for item in list_of(value) if isinstance(item, dict)]
 
 
 def object_of(value: object) -> Json:
-    """Give what should be an object; an empty one for anything else."""
+    """Return what should be an object; an empty one for anything else."""
     return cast("Json", value) if isinstance(value, dict) else {}
 
 
 def worker_path(worker_id: str) -> str:
-    """Give the path of a worker in the admin API."""
+    """Return the path of a worker in the admin API."""
     return f"/v1/admin/workers/{urllib.parse.quote(worker_id, safe='')}"
 
 

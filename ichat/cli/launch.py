@@ -176,7 +176,7 @@ def _show(screen: Screen, answer: JsonReply, *, is_json: bool) -> None:
 
 
 def _wait_until_ready(api: Api, worker_id: str, timeout_s: float | None) -> JsonReply:
-    """Give the worker once it is ready. Raises Exit 1 where it has failed, has gone, or takes too long."""
+    """Return the worker once it is ready. Raises Exit 1 where it has failed, was removed, or takes too long."""
     missed = 0
     with Spinner() as progress:
         try:

@@ -101,7 +101,7 @@ class LogCommand:
             screen.line(_time(entry) + line if self._args.timestamps else line)
 
     def _has_ended(self) -> bool:
-        """Say whether a stream that has ended properly was the last one."""
+        """Return whether a stream that has ended properly was the last one."""
         try:
             worker: Json = self._api.get(worker_path(self._args.worker_id)).value
         except RequestRefused as refusal:
@@ -112,7 +112,7 @@ class LogCommand:
 
 
 def _may_pass(error: Exit) -> bool:
-    """Say whether a failure may be over soon: a gateway that was restarted has not heard of the worker yet."""
+    """Return whether a failure may be over soon: a restarted gateway has not had a heartbeat of the worker yet."""
     return not isinstance(error, RequestRefused) or error.status == 404 or error.status >= 500
 
 

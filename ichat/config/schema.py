@@ -233,7 +233,7 @@ class Security:
     keys: list[Key] = field(factory=list[Key])
 
     def variables(self) -> list[str]:
-        """Give the names of the environment's variables that hold keys."""
+        """Return the names of the environment's variables that hold keys."""
         named = [self.admin_key_env, self.join_token_env, *(key.key_env for key in self.keys)]
         return [name for name in named if name is not None]
 

@@ -135,7 +135,7 @@ class _Driver:
         self._why = ""
 
     def read(self) -> list[Gpu] | None:
-        """Give every GPU in the order of the PCI bus."""
+        """Return every GPU in the order of the PCI bus."""
         try:
             self._nvml.nvmlInit()
         except self._errors:
@@ -161,7 +161,7 @@ class _Driver:
             return None
 
     def _handles(self, count: int) -> list[tuple[Any, str]]:
-        """Give each handle, or why there is none.
+        """Return each handle, or why there is none.
 
         They are sorted by the PCI bus where all of them answer: NVML promises no order, though it has that one.
         """
@@ -200,7 +200,7 @@ class _Driver:
         )
 
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
-        """Give those that compute or draw, the largest first; one that does both is told of once."""
+        """Return the processes that compute or draw, the largest first; one that does both comes once."""
         found: dict[int, int | None] = {}
         for calls in _PROCESSES:
             answers = (self._ask(call, handle) for call in calls)

@@ -147,7 +147,7 @@ class Client:
                 view = view[sent:]
 
     async def abandon(self) -> None:
-        """Give up on this client; does not return."""
+        """Abandon this client; does not return."""
         self.on_disconnect()
         await trio.sleep_forever()
 
