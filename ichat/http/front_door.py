@@ -83,7 +83,7 @@ class FrontDoor(Generic[Caller]):
         return f"<FrontDoor {len(self.clients)} connections{' draining' if self.draining else ''}>"
 
     def reconfigure(self, config: Config) -> None:
-        """Serve what comes from now on within the bounds of another configuration."""
+        """Apply the bounds of another configuration from now on."""
         self.limits, self.timeouts = config.limits, config.timeouts
 
     async def serve_forever(self, listeners: list[socket.socket]) -> None:

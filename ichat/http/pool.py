@@ -206,7 +206,7 @@ class Pool:
         return Connection(self, upstream, bridge.plain, bridge)
 
     def reconfigure(self, config: Config) -> None:
-        """Connect, and keep idle connections, within the times of another configuration."""
+        """Apply the times of another configuration from now on."""
         self.connect_s, self.idle_s = config.timeouts.connect_s, config.timeouts.upstream_idle_s
 
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

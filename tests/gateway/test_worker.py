@@ -123,6 +123,19 @@ async def test_an_old_client_can_tell_a_broken_answer(make_worker, connect):
         await client.everything()
 
 
+async def test_an_old_client_can_tell_an_answer_that_was_cut(make_worker, connect):
+    """A response that the worker cuts at its own end does not end like a whole one either."""
+    rig, port = await make_worker()
+    client = await connect(port)
+    body = b'{"stream": true, "events": 100000, "gap_s": 0.01}'
+    await client.send(b"POST / HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    assert await client.stream.receive_some()
+    (served,) = rig.door.clients
+    served.scope.cancel()
+    with pytest.raises(trio.BrokenResourceError):
+        await client.everything()
+
+
 @pytest.mark.parametrize("path", [b"/wait", b"/v1/chat/completions"])
 async def test_a_client_that_hangs_up_aborts_the_generation(make_worker, connect, path):
     """Plain or streamed: the application learns of it at once, and every one of its waiters does."""
