@@ -122,7 +122,7 @@ class WorkerServer:
         given = (digest_of(bearer_of(value)) for name, value in head.headers if name in _PROOF_HEADERS)
         if not any(hmac.compare_digest(digest, known) for digest in given for known in self._token_digests):
             raise errors.invalid_api_key(
-                "This worker answers its own machine, its gateway, and whoever sends their token (ICHAT_JOIN_TOKEN) as"
+                "This worker answers its own machine, its gateway, and clients with their token (ICHAT_JOIN_TOKEN) as"
                 " `Authorization: Bearer`."
             )
 

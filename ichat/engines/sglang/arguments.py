@@ -20,7 +20,7 @@ from ichat.errors import EXIT_USAGE, Exit
 from ichat.protocol import Group
 from ichat.security.redact import masked
 
-_OURS: Mapping[str, object] = {
+_SERVER_FLAGS: Mapping[str, object] = {
     "tokenizer_worker_num": 1,
     "enable_http2": False,
     "enable_ssl_refresh": False,
@@ -98,7 +98,7 @@ def _check_given(args: Any, parser: argparse.ArgumentParser) -> None:
     if args.model_path.startswith(("/", "./", "../", "~")) and not path.exists():
         raise usage_error(f"the model {args.model_path} does not exist")
     flags = {action.dest for action in parser._actions}
-    for name, allowed in _OURS.items():
+    for name, allowed in _SERVER_FLAGS.items():
         if name in flags and getattr(args, name, allowed) != allowed:
             raise usage_error(
                 f"--{name.replace('_', '-')} concerns SGLang's own HTTP server, which an iChat worker replaces"

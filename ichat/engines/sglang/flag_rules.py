@@ -26,7 +26,7 @@ _CONFIG = "--json-model-override-args"
 
 
 def one_name(flag: Flag, _: CommandLine) -> Outcome | None:
-    """Give SGLang the first of the model's names only."""
+    """Pass only the first of the model's names."""
     if len(flag.values) < 2:
         return None
     others = " and ".join(flag.values[1:])

@@ -62,7 +62,7 @@ _PLACES: Mapping[str, Sequence[str]] = {
     "EngineCoreProc": ("vllm.v1.engine.core",),
 }
 """The modules in which vLLM has each name, newest first."""
-_OURS: Mapping[str, Sequence[object]] = {
+_SERVER_FLAGS: Mapping[str, Sequence[object]] = {
     "uds": (None,),
     "ssl_keyfile": (None,),
     "ssl_certfile": (None,),
@@ -325,7 +325,7 @@ def _check(args: argparse.Namespace) -> None:
     if getattr(args, "reasoning_parser_plugin", None):
         _symbol("ReasoningParserManager").import_reasoning_parser(args.reasoning_parser_plugin)
     _symbol("validate_api_server_args")(args)
-    for name, allowed in _OURS.items():
+    for name, allowed in _SERVER_FLAGS.items():
         if getattr(args, name, allowed[0]) not in allowed:
             raise _usage(f"--{name.replace('_', '-')} concerns vLLM's own HTTP server, which an iChat worker replaces")
     path = pathlib.Path(args.model).expanduser()
