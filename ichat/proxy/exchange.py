@@ -33,7 +33,8 @@ from ichat.routing.endpoint import Endpoint
 from ichat.routing.request import Lease, RoutingRequest
 from ichat.routing.responses import ResponseMissing, continued_by, holder_of
 from ichat.routing.waiting import wait_lease
-from ichat.security.auth import Caller, address_in
+from ichat.security.addresses import address_in
+from ichat.security.auth import Caller
 from ichat.security.rate_limits import QuotaRefusal
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from ichat.observability.tracing import NAMES as TRACE_HEADERS
 from ichat.protocol import HOP_HEADER, INTERNAL, PROOF_HEADER
 from ichat.proxy.engine_control import HEADER_NAMES, HEADER_PREFIXES
 from ichat.routing.endpoint import Endpoint
-from ichat.security.auth import CREDENTIALS, FORWARDED, Auth, Caller
+from ichat.security.addresses import FORWARDED
+from ichat.security.auth import CREDENTIALS, Auth, Caller
 
 JOINED_BYTES_MAX = 65536
 """A body up to this size is sent in one piece with its head; joining larger ones would cost more than it saves."""

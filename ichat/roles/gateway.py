@@ -34,7 +34,8 @@ from ichat.observability.tracing import open_tracing
 from ichat.proxy.context import GatewayContext
 from ichat.roles.gateway_components import Components, build, secure_parts
 from ichat.routing.waiting import retry_forever
-from ichat.security.auth import Caller, is_loopback
+from ichat.security.addresses import is_loopback
+from ichat.security.auth import Caller
 from ichat.supervisor.orphans import become_subreaper, reap_forever
 from ichat.supervisor.state import open_state
 from ichat.supervisor.supervisor import Supervisor

@@ -30,7 +30,8 @@ from ichat.proxy.health_checks import HealthChecker
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
-from ichat.security.auth import Auth, Caller, address_in
+from ichat.security.addresses import address_in
+from ichat.security.auth import Auth, Caller
 from ichat.supervisor.state import StateDirectory
 from ichat.supervisor.supervisor import Supervisor
 

@@ -25,7 +25,7 @@ from ichat.protocol import sentence
 from ichat.roles.heartbeat_sender import HeartbeatSender
 from ichat.roles.worker_options import Options, read_command_line
 from ichat.roles.worker_server import WorkerServer
-from ichat.security.auth import is_loopback
+from ichat.security.addresses import is_loopback
 from ichat.supervisor.processes import launcher_pipe
 
 __all__ = ["explain_args", "read_command_line", "run"]

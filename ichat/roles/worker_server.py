@@ -34,14 +34,8 @@ from ichat.protocol import (
     sentence,
 )
 from ichat.roles.worker_options import Options
-from ichat.security.auth import (
-    CHANGES_MODELS,
-    address_in,
-    bearer_of,
-    comes_from_this_host,
-    is_loopback,
-    targets_this_host,
-)
+from ichat.security.addresses import address_in, comes_from_this_host, is_loopback, targets_this_host
+from ichat.security.auth import CHANGES_MODELS, bearer_of
 from ichat.security.keys import digest_of, proof_of
 
 if TYPE_CHECKING:

@@ -1,25 +1,31 @@
-"""Who asks, and what that one may do. Purely synchronous, but for the look at a worker's address.
+"""Authentication and authorisation. Purely synchronous, but for resolving a worker's address.
 
 Three kinds of keys, each for one thing: a client's for the data plane, the operator's for the control plane, the
-workers' token for their beats. All come as ``Authorization: Bearer``, or as ``x-api-key`` and ``api-key`` do elsewhere.
-Where the operator's key or the token is not configured, "here" takes its place: a connection from this machine itself.
+workers' token for their heartbeats. All come as ``Authorization: Bearer``, or as ``x-api-key`` and ``api-key``.
+If the operator's key or the token is not configured, a connection from this machine itself takes its place.
 """
 
-import functools
 import hmac
-import ipaddress
-import re
-import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
 import attrs
-import trio
 
 from ichat import errors
 from ichat.config.schema import Security
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.http.heads import Headers, RequestHead
+from ichat.http.heads import RequestHead
+from ichat.security.addresses import (
+    FORWARDED,
+    Networks,
+    address_in,
+    comes_from_this_host,
+    is_address,
+    is_loopback,
+    normalized,
+    resolve,
+    targets_this_host,
+)
 from ichat.security.keys import digest_of, key_in, proof_of
 
 Rule = Literal["open", "data", "models", "metrics", "read", "write", "join"]
@@ -29,7 +35,7 @@ Rule = Literal["open", "data", "models", "metrics", "read", "write", "join"]
 operator's key, or to be here. `metrics`: the same, unless `security.open_metrics`. `join`: the token, or to be here.
 """
 Kind = Literal["nobody", "unknown", "data", "admin", "worker"]
-"""Whose key came: none, one that nobody has, a client's, the operator's, the workers'."""
+"""The kind of key that came: none, an unknown one, a client's, the operator's, the workers'."""
 
 ROUTES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/health"): "open",
@@ -48,27 +54,15 @@ ROUTES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/v1/admin/cluster/version"): "read",
     ("POST", "/v1/admin/config/reload"): "write",
 }
-"""The control plane's routes; what is not in here is refused to everybody."""
+"""The control plane's routes; all others are refused."""
 
 CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
 """Headers in which a key comes."""
-FORWARDED = frozenset((
-    b"forwarded", b"x-forwarded-for", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto", b"via",
-))  # fmt: skip
-"""Headers in which proxies say for whom they ask."""
 CHANGES_MODELS = frozenset((
     b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/load_lora_adapter", b"/unload_lora_adapter",
 ))  # fmt: skip
 """Routes of the engines that load and unload models: they are the operators'."""
-RESOLVE_S = 5.0
-_ADDRESSES_MAX = 4096
-_OWN_NAMES = frozenset(("localhost", socket.gethostname().lower()))
 _KINDS: Mapping[str, Kind] = {kind: kind for kind in get_args(Kind)}
-_HOST = re.compile(rb"\[([0-9a-fA-F:.]+)\](?::\d+)?|([^:\[\]]+)(?::\d+)?")
-_ORIGIN = re.compile(rb"https?://(.+)")
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @attrs.frozen(eq=False)
@@ -77,7 +71,7 @@ class ClientKey:
 
     name: str
     models: frozenset[str] | None
-    """What it may ask for; None: every model."""
+    """The models it may ask for; None: every model."""
     metrics: bool = False
     """Whether it may read /metrics."""
     engine_control: bool = False
@@ -114,89 +108,22 @@ class Caller:
 
 
 def bearer_of(value: bytes) -> bytes:
-    """Give the key in an `Authorization` (RFC 6750), or the whole of it where it is of another kind."""
+    """Return the key in an `Authorization` (RFC 6750), or the whole value if it is of another kind."""
     scheme, _, given = value.partition(b" ")
     return given.strip() if scheme.lower() == b"bearer" else value
 
 
 def encode_caller(caller: Caller) -> bytes:
-    """Write what the control plane has to know of a caller, for CALLER_HEADER."""
+    """Return what the control plane has to know of a caller, for CALLER_HEADER."""
     where = "here" if caller.is_local else "relayed" if caller.is_relayed else "elsewhere"
     return f"{caller.kind} {where} {caller.key_name} {caller.address}".encode()
 
 
-def address_in(peer: str) -> str:
-    """Give the address in ``address:port``, without a zone, and IPv4 as such; "" of a unix socket."""
-    return _address(peer.rpartition(":")[0])
-
-
-@functools.lru_cache(maxsize=_ADDRESSES_MAX)
-def _address(host: str) -> str:
-    return _plain(host.strip("[]").partition("%")[0]) if host else ""
-
-
-@functools.lru_cache(maxsize=_ADDRESSES_MAX)
-def is_loopback(address: str) -> bool:
-    """Say whether an address, as `address_in` gives it, is this machine's own; a unix socket is."""
-    try:
-        return not address or ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
-
-
-def _plain(text: str) -> str:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return text
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return str(mapped or address)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-class Networks:
-    """Some networks, and which addresses are in them; what was asked for once is remembered."""
-
-    def __init__(self, networks: Iterable[str]) -> None:
-        self.all: Sequence[Network] = [ipaddress.ip_network(network, strict=False) for network in networks]
-        self._known: dict[str, bool] = {}
-
-    def __repr__(self) -> str:
-        return f"<Networks {', '.join(map(str, self.all))}>"
-
-    def __contains__(self, address: str) -> bool:
-        if not self.all:
-            return False
-        known = self._known.get(address)
-        if known is None:
-            if len(self._known) >= _ADDRESSES_MAX:
-                self._known.clear()
-            known = self._known[address] = self._look(address)
-        return known
-
-    def _look(self, text: str) -> bool:
-        try:
-            address = ipaddress.ip_address(text)
-        except ValueError:
-            return False
-        having = [network for network in self.all if address in network]
-        if address.is_link_local:  # where clouds keep their secrets: only for those who mean it
-            having = [network for network in having if network.is_link_local]
-        return bool(having) and not (address.is_unspecified or address.is_multicast)
-
-
 class Auth:
-    """What the configuration says of who may do what."""
+    """The keys, networks and rules of the configuration."""
 
     def __init__(self, security: Security) -> None:
-        """Read keys from the environment. Raises Exit 64 where one is missing."""
+        """Read keys from the environment. Raises Exit 64 if one is missing."""
         self.proxies = Networks(security.trusted_proxies)
         self.worker_networks = Networks(security.worker_networks)
         self._open_metrics = security.open_metrics
@@ -213,6 +140,15 @@ class Auth:
             assert digest is not None, "the configuration was not checked"
             models = None if key.models is None else frozenset(key.models)
             self._keys[digest] = ClientKey(key.name, models, key.metrics, key.engine_control)
+        self._rules: Mapping[Rule, Callable[[Caller], None]] = {
+            "open": lambda _: None,
+            "data": self._check_data,
+            "models": self._check_models,
+            "metrics": self._check_metrics,
+            "read": self._check_read,
+            "write": self._check_write,
+            "join": self._check_join,
+        }
         known = [digest for digest in (*self._keys, self._admin, self._token) if digest is not None]
         if len(set(known)) < len(security.keys) + (self._admin is not None) + (self._token is not None):
             raise Exit(EXIT_USAGE, "security: the same key is given for two things; each has its own.")
@@ -236,7 +172,7 @@ class Auth:
         return not self._keys and self._admin is None and self._token is None
 
     def caller(self, head: RequestHead, peer: str) -> Caller:
-        """Say who sends a request with this head over a connection from `peer`."""
+        """Return the sender of a request with this head over a connection from `peer`."""
         credentials: list[bytes] = []
         forwarded: list[bytes] = []
         is_forwarded = is_relayed = False
@@ -259,7 +195,7 @@ class Auth:
         return Caller(kind, address, is_here, key, is_relayed)
 
     def _kind(self, credentials: Sequence[bytes]) -> tuple[Kind, ClientKey | None]:
-        """Say whose keys these are: the first that is known counts."""
+        """Return the kind and owner of these keys: the first that is known counts."""
         for credential in credentials:
             kind, key = self._owner(credential)
             if kind != "unknown":
@@ -267,7 +203,7 @@ class Auth:
         return ("unknown" if any(credentials) else "nobody"), None
 
     def _owner(self, credential: bytes) -> tuple[Kind, ClientKey | None]:
-        """Say whose key this is.
+        """Return the kind and owner of a key.
 
         A client's is found by its digest, of which nobody can choose a single bit, and the others' digests are compared
         in constant time: how long that takes tells nothing about keys.
@@ -285,24 +221,24 @@ class Auth:
         return "unknown", None
 
     def _behind(self, forwarded: Sequence[bytes]) -> str:
-        """Give the last address that no trusted proxy has, of those that proxies have added one after the other."""
+        """Return the last address that is no trusted proxy's, of those that proxies have added in turn."""
         for given in reversed(b",".join(forwarded).decode("latin-1").split(",")):
             word = given.strip()
             if word.startswith("["):
                 word = word[1:].partition("]")[0]
             elif word.count(":") == 1:  # some add the port
                 word = word.partition(":")[0]
-            address = _plain(word)
-            if not _is_address(address) or "%" in address:
+            address = normalized(word)
+            if not is_address(address) or "%" in address:
                 break
             if address not in self.proxies:
                 return address
         return "unknown"
 
     def decode_caller(self, text: str | None) -> Caller:
-        """Read what `write_caller` wrote.
+        """Return the caller that `encode_caller` has written.
 
-        Who comes without is a worker that this gateway has started: nobody else finds the control plane's own socket.
+        A request without the header comes from a managed worker: only those know the control plane's own socket.
         """
         if text is None:
             return Caller("worker", "", is_local=False, is_managed_worker=True)
@@ -311,28 +247,41 @@ class Auth:
         return Caller(_KINDS[kind], address, where == "here", key, where == "relayed")
 
     def check(self, rule: Rule, caller: Caller) -> None:
-        """Let the caller pass, or raise ApiError: 401 where a right key would help, 403 where that is none."""
-        if rule == "open":
+        """Raise ApiError if the caller may not pass: 401 if another key would help, else 403."""
+        self._rules[rule](caller)
+
+    def _check_data(self, caller: Caller) -> None:
+        if self._keys and caller.kind != "data":
+            raise _refusal(caller, "a client's key (security.keys)")
+
+    def _check_models(self, caller: Caller) -> None:
+        if caller.kind != "admin":
+            self._check_data(caller)
+
+    def _check_metrics(self, caller: Caller) -> None:
+        if not (self._open_metrics or (caller.key is not None and caller.key.metrics)):
+            self._check_read(caller)
+
+    def _check_join(self, caller: Caller) -> None:
+        if caller.is_managed_worker or caller.kind == "worker":
             return
-        if rule == "metrics" and (self._open_metrics or (caller.key is not None and caller.key.metrics)):
-            return
-        if rule in ("data", "models"):
-            if self._keys and caller.kind != "data" and not (rule == "models" and caller.kind == "admin"):
-                raise _refusal(caller, "a client's key (security.keys)")
-        elif rule == "join":
-            if caller.is_managed_worker or caller.kind == "worker":
-                return
-            if self._token is None and not caller.is_local:
-                raise errors.forbidden(
-                    f"{self._only_here(caller, 'Workers join')}, unless security.join_token_env names a token, which"
-                    " the workers have in ICHAT_JOIN_TOKEN."
-                )
-            if self._token is not None:
-                raise _refusal(caller, "the workers' token (ICHAT_JOIN_TOKEN)")
-        elif self._admin is not None:
+        if self._token is not None:
+            raise _refusal(caller, "the workers' token (ICHAT_JOIN_TOKEN)")
+        if not caller.is_local:
+            raise errors.forbidden(
+                f"{self._only_here(caller, 'Workers join')}, unless security.join_token_env names a token, which"
+                " the workers have in ICHAT_JOIN_TOKEN."
+            )
+
+    def _check_read(self, caller: Caller) -> None:
+        if self._admin is not None or not self.is_bare or is_loopback(caller.address):
+            self._check_write(caller)
+
+    def _check_write(self, caller: Caller) -> None:
+        if self._admin is not None:
             if caller.kind != "admin":
                 raise _refusal(caller, "the admin key (security.admin_key_env)")
-        elif not caller.is_local and (rule == "write" or not self.is_bare or is_loopback(caller.address)):
+        elif not caller.is_local:
             raise errors.forbidden(
                 f"{self._only_here(caller, 'This is allowed')}, unless security.admin_key_env or admin_key_hash gives"
                 " an admin key."
@@ -353,7 +302,7 @@ class Auth:
         return caller.kind == "admin" or (caller.is_local and self._admin is None)
 
     def check_model(self, caller: Caller, model: str) -> None:
-        """Raise ApiError 403 where the caller's key is not for this model."""
+        """Raise ApiError 403 if the caller's key is not for this model."""
         allowed = caller.key.models if caller.key is not None else None
         if allowed is not None and model not in allowed:
             names = ", ".join(sorted(allowed)) or "none"
@@ -362,14 +311,14 @@ class Auth:
             )
 
     async def check_worker(self, host: str, caller: Caller) -> str:
-        """Give the address at which a worker is reached that says it is at `host`.
+        """Return the address of a worker that says it is at `host`. Raises ApiError 403.
 
-        That must be where its beat came from, or in `security.worker_networks`: otherwise anybody who may join could
-        have the gateway send requests to whatever only the gateway can reach. Raises ApiError 403.
+        It must be where the heartbeat came from, or in `security.worker_networks`: otherwise a client that may join
+        could have the gateway send requests to addresses that only the gateway can reach.
         """
-        found = [_plain(host)]
-        if not _is_address(found[0]):
-            found = await _resolve(host)
+        found = [normalized(host)]
+        if not is_address(found[0]):
+            found = await resolve(host)
         for address in found:
             if address in self.worker_networks:
                 return address
@@ -379,23 +328,13 @@ class Auth:
         known = f"{host} ({', '.join(found) or 'no address'})" if [host] != found else host
         if caller.is_relayed:
             raise errors.forbidden(
-                f"A worker at {known} is not accepted: its beat came through a proxy at {caller.address}. Name that"
-                " in security.trusted_proxies, or the worker's network in security.worker_networks."
+                f"A worker at {known} is not accepted: its heartbeat came through a proxy at {caller.address}. Name"
+                " that in security.trusted_proxies, or the worker's network in security.worker_networks."
             )
         raise errors.forbidden(
-            f"A worker at {known} is not accepted: its beat came from {caller.address}, and its address is not in"
+            f"A worker at {known} is not accepted: its heartbeat came from {caller.address}, and its address is not in"
             " security.worker_networks. Give the worker --advertise-host, or the gateway that network."
         )
-
-
-async def _resolve(host: str) -> list[str]:
-    with trio.move_on_after(RESOLVE_S):
-        try:
-            answers = await trio.socket.getaddrinfo(host, None, type=trio.socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
-            return []
-        return [_plain(str(address[0])) for _, _, _, _, address in answers]
-    return []
 
 
 def _digest(hash_: str | None, variable: str | None, where: str) -> bytes | None:
@@ -409,35 +348,3 @@ def _refusal(caller: Caller, wanted: str) -> errors.ApiError:
         what = "No key was sent" if caller.kind == "nobody" else "This key is not known"
         return errors.invalid_api_key(f"{what}: this route takes {wanted}, as `Authorization: Bearer`.")
     return errors.forbidden(f"This key is for something else: this route takes {wanted}.")
-
-
-@functools.lru_cache(maxsize=_ADDRESSES_MAX)
-def _address_of(host: bytes) -> str:
-    """Give the address that a `Host` is or means; "" where it is a name, which others could let point here."""
-    match = _HOST.fullmatch(host)
-    name = (match[1] or match[2]).decode("latin-1").lower().rstrip(".") if match else ""
-    if name in _OWN_NAMES or (name.endswith(".localhost") and all(name.split("."))):
-        return "127.0.0.1"
-    return name if _is_address(name) else ""
-
-
-def targets_this_host(headers: Headers) -> bool:
-    """Say whether a request names this machine as its host, and comes through no proxy that says so."""
-    host = b""
-    for name, value in headers:
-        if name == b"host":
-            host = value
-        elif name in FORWARDED:
-            return False
-    return bool(_address_of(host))
-
-
-def comes_from_this_host(headers: Headers) -> bool:
-    """Say whether the page that sends a request, if it is one, came from this machine."""
-    for name, value in headers:
-        if name == b"origin":
-            match = _ORIGIN.fullmatch(value)
-            address = _address_of(match[1]) if match else ""
-            if not address or not is_loopback(address):
-                return False
-    return True

@@ -20,7 +20,8 @@ from ichat.http.heads import RequestHead
 from ichat.roles import gateway
 from ichat.roles.worker_options import read_command_line
 from ichat.roles.worker_server import WorkerServer
-from ichat.security.auth import ROUTES, Auth, Caller, address_in, encode_caller
+from ichat.security.addresses import address_in
+from ichat.security.auth import ROUTES, Auth, Caller, encode_caller
 from ichat.security.keys import hand_over, hash_of, new_key, proof_of, take_token
 
 DATA, ADMIN, TOKEN = "sk-data-0123456789", "sk-admin-0123456789", "sk-token-0123456789"

@@ -1,0 +1,135 @@
+"""Network addresses: of a connection, of a proxy's client, of a worker; and whether they are this machine's."""
+
+import functools
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Sequence
+
+import trio
+
+from ichat.http.heads import Headers
+
+FORWARDED = frozenset((
+    b"forwarded", b"x-forwarded-for", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto", b"via",
+))  # fmt: skip
+"""Headers in which proxies name their clients."""
+RESOLVE_S = 5.0
+_ADDRESSES_MAX = 4096
+_OWN_NAMES = frozenset(("localhost", socket.gethostname().lower()))
+_HOST = re.compile(rb"\[([0-9a-fA-F:.]+)\](?::\d+)?|([^:\[\]]+)(?::\d+)?")
+_ORIGIN = re.compile(rb"https?://(.+)")
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def address_in(peer: str) -> str:
+    """Return the address in ``address:port``, without a zone, and IPv4 as such; "" of a unix socket."""
+    return _address(peer.rpartition(":")[0])
+
+
+@functools.lru_cache(maxsize=_ADDRESSES_MAX)
+def _address(host: str) -> str:
+    return normalized(host.strip("[]").partition("%")[0]) if host else ""
+
+
+@functools.lru_cache(maxsize=_ADDRESSES_MAX)
+def is_loopback(address: str) -> bool:
+    """Return whether an address, as `address_in` returns it, is this machine's own; a unix socket is."""
+    try:
+        return not address or ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def normalized(text: str) -> str:
+    """Return an address in its usual form; other texts as they are."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return text
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is an IP address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+class Networks:
+    """Some networks, and which addresses are in them; answers are remembered."""
+
+    def __init__(self, networks: Iterable[str]) -> None:
+        self.all: Sequence[Network] = [ipaddress.ip_network(network, strict=False) for network in networks]
+        self._known: dict[str, bool] = {}
+
+    def __repr__(self) -> str:
+        return f"<Networks {', '.join(map(str, self.all))}>"
+
+    def __contains__(self, address: str) -> bool:
+        if not self.all:
+            return False
+        known = self._known.get(address)
+        if known is None:
+            if len(self._known) >= _ADDRESSES_MAX:
+                self._known.clear()
+            known = self._known[address] = self._look(address)
+        return known
+
+    def _look(self, text: str) -> bool:
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            return False
+        having = [network for network in self.all if address in network]
+        if address.is_link_local:  # where clouds keep their secrets: only if configured
+            having = [network for network in having if network.is_link_local]
+        return bool(having) and not (address.is_unspecified or address.is_multicast)
+
+
+async def resolve(host: str) -> list[str]:
+    """Return the addresses of a host name; none if there are none within RESOLVE_S."""
+    with trio.move_on_after(RESOLVE_S):
+        try:
+            answers = await trio.socket.getaddrinfo(host, None, type=trio.socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            return []
+        return [normalized(str(address[0])) for _, _, _, _, address in answers]
+    return []
+
+
+@functools.lru_cache(maxsize=_ADDRESSES_MAX)
+def _address_of(host: bytes) -> str:
+    """Return the address that a `Host` means; "" for a name, since others could let it point here."""
+    match = _HOST.fullmatch(host)
+    name = (match[1] or match[2]).decode("latin-1").lower().rstrip(".") if match else ""
+    if name in _OWN_NAMES or (name.endswith(".localhost") and all(name.split("."))):
+        return "127.0.0.1"
+    return name if is_address(name) else ""
+
+
+def targets_this_host(headers: Headers) -> bool:
+    """Return whether a request names this machine as its host, and no proxy has added a header."""
+    host = b""
+    for name, value in headers:
+        if name == b"host":
+            host = value
+        elif name in FORWARDED:
+            return False
+    return bool(_address_of(host))
+
+
+def comes_from_this_host(headers: Headers) -> bool:
+    """Return whether the page that sends a request, if one does, came from this machine."""
+    for name, value in headers:
+        if name == b"origin":
+            match = _ORIGIN.fullmatch(value)
+            address = _address_of(match[1]) if match else ""
+            if not address or not is_loopback(address):
+                return False
+    return True
