@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from ichat.observability.logs.pipes import TeeStream
 
 NEEDED = {"trio": (0, 31), "h11": (0, 16), "attrs": (24, 1), "cattrs": (25, 1), "httpx": (0, 28), "psutil": (6, 0)}
-"""The least versions of what a worker takes from its engine's environment where that has it; as in pyproject.toml."""
+"""The least versions of packages that a worker may take from its engine's environment; as in pyproject.toml."""
 
 LAUNCHER_GRACE_S = 8.0
-"""How long after its launcher's end a worker may take to end by itself, before it is killed with all that it has."""
+"""How long after its launcher's end a worker may take to end by itself, before it is killed with its children."""
 KILL_S = 1.0
 LAST_WORDS_S = 2.0
-"""How long what the gateway has said may take to be written at its end."""
+"""How long the rest of the log may take to be written at the gateway's end."""
 
 HELP = """\
 usage: ichat.pyz gateway -c FILE            one OpenAI-compatible entry to many models
        ichat.pyz worker [FLAGS]             one model, served with vLLM or SGLang in this process
-       ichat.pyz key [NAME]                 make a key, and the table of the configuration that knows it
+       ichat.pyz key [NAME]                 make a key, and the configuration table for it
 
-to a gateway that runs:
+commands to a running gateway:
 {commands}
        ichat.pyz COMMAND --help             the flags of each
        ichat.pyz --version
@@ -81,10 +81,10 @@ def _help() -> str:
 
 
 def _gateway(argv: list[str]) -> int:
-    """Run a gateway; what it says goes through a thread, since a terminal that is held up must hold up nobody."""
+    """Run a gateway. Its log goes through a thread, so that a stopped terminal does not stop the gateway."""
     import signal
 
-    signal.signal(signal.SIGHUP, _ignore)  # until there is somebody to obey it
+    signal.signal(signal.SIGHUP, _ignore)  # until the reloader obeys it
     from ichat.roles import gateway
 
     config, file = gateway.read_command_line(argv)
@@ -102,22 +102,18 @@ def _gateway(argv: list[str]) -> int:
 
 
 def _key(argv: list[str]) -> int:
-    """Make a key. It is printed once and kept nowhere."""
+    """Make a key and print it; it is stored nowhere."""
     from ichat.config.command_line import CommandLineParser
     from ichat.config.schema import KEY_NAME
     from ichat.security.keys import hash_of, new_key
 
-    usage = CommandLineParser(
-        prog="ichat.pyz key", description="Make a key, and what the configuration needs to know it."
-    )
-    usage.add_argument(
-        "name", metavar="NAME", nargs="?", default="someone", help="whose key it is, for logs and limits"
-    )
+    usage = CommandLineParser(prog="ichat.pyz key", description="Make a key, and print the configuration for it.")
+    usage.add_argument("name", metavar="NAME", nargs="?", default="someone", help="the key's name in logs and limits")
     name, key = usage.parse_args(argv).name, new_key()
     if not KEY_NAME.fullmatch(name):
         raise Exit(EXIT_USAGE, "ichat.pyz key: NAME must be 1 to 128 letters, digits or any of . _ : @ -")
     print(f"{key}\n")
-    print("# The key is kept nowhere: give it to its owner now. The gateway knows it by its hash:\n")
+    print("# The key is stored nowhere: give it to its owner now. The gateway knows it by its hash:\n")
     print(f'[[security.keys]]\nname = "{name}"\nkey_hash = "{hash_of(key)}"\n')
     print(f'# or, for the operators\' key:\n\n[security]\nadmin_key_hash = "{hash_of(key)}"')
     return 0
@@ -128,7 +124,7 @@ def _ignore(*_: object) -> None:
 
 
 def _worker(argv: list[str]) -> int:
-    """Run a worker; it ends by `os._exit`, since what an engine leaves to the interpreter's end takes seconds."""
+    """Run a worker. It ends by `os._exit`, since an engine's clean-up at the interpreter's end takes seconds."""
     _engine_first()
     from ichat.roles import worker
     from ichat.security.keys import take_token
@@ -158,7 +154,7 @@ def _worker(argv: list[str]) -> int:
         code = 0
     except Exit as exit_:
         code = exit_.code
-        with contextlib.suppress(OSError):  # nobody may be left to read it
+        with contextlib.suppress(OSError):  # the reader may be gone
             print(str(exit_), end="\n" if str(exit_) else "", file=sys.stderr)
     except BaseException:  # noqa: ASYNC103
         import traceback
@@ -175,9 +171,9 @@ def _worker(argv: list[str]) -> int:
 
 
 def _engine_first() -> None:
-    """Let the engine's own packages win over the bundle's: move the bundle to the end of the path.
+    """Prefer the engine's own packages to the bundle's: move the bundle to the end of the path.
 
-    Raises Exit 69 where one of them is too old for us.
+    Raises Exit 69 if one of them is too old.
     """
     bundle = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if os.path.basename(bundle) != "site-packages" or bundle not in sys.path:

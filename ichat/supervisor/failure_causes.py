@@ -1,4 +1,4 @@
-"""Why a worker died, in a few words, from what is known afterwards: its last lines, its exit code, the kernel."""
+"""Why a worker ended, in a few words, from what is known afterwards: its last lines, its exit code, the kernel."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
 
 LINES_MAX = 400
-"""So many of the last lines are looked at, and of each so many characters: the root cause stands far above the end."""
+"""How many of the last lines are searched, and how many characters of each: the root cause stands far above the end."""
 LINE_CHARS_MAX = 1000
 CAUSE_CHARS_MAX = 300
 
@@ -19,10 +19,15 @@ _ILLEGAL = (
 )
 _OOM = "the kernel ended it since the machine ran out of memory (OOM killer)"
 _SIGNALS = {int(number): number.name for number in signal.Signals}
-_ENDED_BY_ILLEGAL = (-signal.SIGILL, 128 + signal.SIGILL)
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-_ASKED = (0, -signal.SIGTERM, -signal.SIGINT)
-"""It ended well, or somebody wanted it to end: nothing that it has written is the reason."""
+_BY_CODE = {
+    0: "",
+    -signal.SIGTERM: "",
+    -signal.SIGINT: "",
+    -signal.SIGILL: _ILLEGAL,
+    128 + signal.SIGILL: _ILLEGAL,
+}
+"""Exit codes that say everything: of a good end or a requested one, nothing that was written is the reason."""
 
 _HUB = r"(?:huggingface|hf\.co|hf-mirror|modelscope)"
 _ROOTS = (
@@ -210,7 +215,7 @@ _ROOTS = (
     (r"Too many open files(?!`)", "it may not open so many files: raise the limit (ulimit -n, LimitNOFILE)"),
     (r"can't start new thread|pthread_create failed", "it may not start so many threads: raise TasksMax or pids.max"),
 )
-"""What is found in a worker's lines, and what that means; of several the first here is the root of the others."""
+"""Patterns in a worker's lines, and what they mean; of several the first here is the root of the others."""
 
 _VAGUE = (
     (
@@ -250,7 +255,7 @@ _VAGUE = (
         "a host's name cannot be resolved: see the network and DNS",
     ),
 )
-"""What may also follow from something that left no line, such as a process that the kernel ended."""
+"""Patterns that may also follow from a cause without a line, such as a process that the kernel ended."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _CONSEQUENCE = re.compile(
@@ -266,7 +271,7 @@ _VALIDATION = re.compile(r"\d+ validation errors? for \w+; (?:Value error, )?| \
 
 
 def describe_exit(code: int | None) -> str:
-    """Say how a process ended, to be put after its name. A negative code is a signal's number; None is not known."""
+    """Return how a process ended, to be put after its name. A negative code is a signal's number, None is unknown."""
     if code is None:
         return "ended"
     if code < 0:
@@ -275,19 +280,16 @@ def describe_exit(code: int | None) -> str:
 
 
 def cause_of(lines: Sequence[str], code: int | None, *, oom_killed: bool, told: str = "") -> str:
-    """Say in a few words why a worker ended, and what to do where that is certain; "" where it cannot be told.
+    """Return in a few words why a worker ended, and what to do if that is certain; "" if it is not known.
 
     `lines` are its last ones, oldest first; the cause stands above what follows from it, so 200 tell more than 20.
-    `oom_killed` says that the kernel has ended some process for want of memory meanwhile, here or anywhere nearby.
-    `told` is what the worker itself gave as the reason: where the code is not known, no exception of an earlier
-    request is taken for it.
+    `oom_killed` means that the kernel has ended some process for want of memory meanwhile, here or nearby. `told` is
+    the reason that the worker itself gave: if the code is unknown, no exception of an earlier request replaces it.
     """
-    if code in _ASKED:
-        return ""
+    if code in _BY_CODE:
+        return _BY_CODE[code]
     if oom_killed and code in _KILLED:
         return _OOM
-    if code in _ENDED_BY_ILLEGAL:
-        return _ILLEGAL
     tail = [_COLOUR.sub("", line[:LINE_CHARS_MAX]).rstrip() for line in lines[-LINES_MAX:]]
     sentence = _sentence(tail) if code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE) else told
     if sentence and code == EXIT_UNAVAILABLE:
@@ -301,7 +303,7 @@ def cause_of(lines: Sequence[str], code: int | None, *, oom_killed: bool, told: 
 
 
 def oom_kills(root: str = "/") -> int | None:
-    """Give how many processes the kernel has ended for want of memory so far; None where it cannot be known.
+    """Return how many processes the kernel has ended for want of memory so far; None if that is not known.
 
     It is the count of this process's own control group, where its children are as well, else that of the whole machine.
     Two readings are to be compared. `root` is where /proc and /sys are.
@@ -316,7 +318,7 @@ def oom_kills(root: str = "/") -> int | None:
 
 
 def _own_groups(root: str) -> Iterator[tuple[str, str]]:
-    """Give the files that count, of the own group and of those above: in a container only the mount's own is there."""
+    """Yield the files with the count, of this control group and those above: a container has only the mount's own."""
     try:
         with open(os.path.join(root, "proc/self/cgroup"), encoding="utf-8", errors="replace") as file:
             groups = [line.rstrip("\n").split(":", 2) for line in file]
@@ -343,7 +345,7 @@ def _first(causes: Sequence[tuple[str, str]], text: str) -> str:
 
 
 def _sentence(lines: Sequence[str]) -> str:
-    """Find the sentence that iChat's command line ends with; interpreters that end may still write after it."""
+    """Return the sentence that iChat's command line ends with; interpreters that end may still write after it."""
     for index in range(len(lines) - 1, -1, -1):
         if _SENTENCE.match(lines[index]) and not _NO_SENTENCE.match(lines[index]):
             more = lines[index + 1 :]
@@ -353,7 +355,7 @@ def _sentence(lines: Sequence[str]) -> str:
 
 
 def _exception(lines: Sequence[str]) -> str:
-    """Find the last exception that is not about what happened to another process."""
+    """Return the last exception that is not about what happened to another process."""
     for line in reversed(lines):
         found = _EXCEPTION.search(line)
         if found and not _CONSEQUENCE.search(found[0]):

@@ -1,4 +1,4 @@
-"""How a managed worker is started: its id, its command line, its environment."""
+"""How a managed worker is started: its id, its command line and its environment."""
 
 import json
 import os
@@ -18,7 +18,7 @@ HEAD_BYTES_MORE = 8192
 
 
 def id_for(model_name: str, taken: Collection[str]) -> str:
-    """Make a worker id of a model's name: readable, fit for a path, and the same at every start."""
+    """Return a worker id for a model's name: readable, fit for a path, and the same at every start."""
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", model_name)[:100].strip("-") or "worker"
     number = 0
     while f"{slug}-{number}" in taken:
@@ -27,7 +27,7 @@ def id_for(model_name: str, taken: Collection[str]) -> str:
 
 
 def engine_flags(arguments: Mapping[str, EngineValue]) -> list[str]:
-    """Write engine arguments as flags: `max_model_len = 2048` is ``--max-model-len 2048``.
+    """Return engine arguments as flags: `max_model_len = 2048` is ``--max-model-len 2048``.
 
     true is the flag alone, false its ``--no-`` form, a list several values, a table JSON.
     """
@@ -48,7 +48,7 @@ def engine_flags(arguments: Mapping[str, EngineValue]) -> list[str]:
 
 
 def python_of(config: Config, worker: ManagedWorkerConfig) -> str:
-    """Give the interpreter that runs a worker."""
+    """Return the interpreter that runs a worker."""
     engine = config.engines.get(worker.backend)
     return worker.python or (engine.python if engine else None) or sys.executable
 
@@ -56,7 +56,7 @@ def python_of(config: Config, worker: ManagedWorkerConfig) -> str:
 def command_of(
     config: Config, worker: ManagedWorkerConfig, worker_id: str, unix_socket: str, control: str
 ) -> list[str]:
-    """Write the command of a worker that listens on this socket too, and beats to the control plane's."""
+    """Return the command of a worker that also listens on `unix_socket` and sends its heartbeats to `control`."""
     limits, timeouts = config.limits, config.timeouts
     keeps = worker.on_gateway_exit == "keep"
     return [
@@ -87,17 +87,17 @@ def command_of(
 
 
 def token_of(config: Config) -> str:
-    """Give the token with which workers join; "" where there is none."""
+    """Return the token with which workers join; "" if there is none."""
     return os.environ.get(config.security.join_token_env or "", "")
 
 
 def environment_of(
     config: Config, worker: ManagedWorkerConfig, mark: str, watched: int | None = None, token: int | None = None
 ) -> dict[str, str]:
-    """Make a worker's environment; `watched` is the end of the pipe by which it sees that its launcher is gone.
+    """Return a worker's environment, without the keys that the gateway has in its own.
 
-    `token` is that of the pipe with its token. The mark says which start of which worker a process belongs to. The keys
-    that the gateway has in its own environment are none of a worker's business.
+    `watched` is the descriptor by which the worker sees that its gateway is gone, `token` that of the pipe with its
+    token. `mark` says which worker a process belongs to.
     """
     ours = {processes.LAUNCHER_FD, TOKEN_FD_VARIABLE, TOKEN_VARIABLE, *config.security.variables()}
     ours |= {route.api_key_env for route in config.external_routes if route.api_key_env is not None}
@@ -117,7 +117,7 @@ def environment_of(
 
 
 def _program(python: str) -> Sequence[str]:
-    """Give the command that runs iChat as this process was started: the same pyz, or the same source."""
+    """Return the command that runs iChat as this process was started: the same pyz, or the same source."""
     if zipfile.is_zipfile(sys.argv[0]):
         return [python, os.path.abspath(sys.argv[0])]
     return [python, "-m", "ichat"]

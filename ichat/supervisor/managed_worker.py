@@ -173,7 +173,7 @@ class ManagedWorker:
         self.update(spec)
         self._restart_requested.set()
 
-    def leave(self) -> None:
+    def begin_removal(self) -> None:
         """Send it no more requests: it is about to be removed."""
         self.is_leaving = True
         self._context.registry.drain(self.record)
@@ -181,7 +181,7 @@ class ManagedWorker:
     async def remove(self, drain_s: float) -> None:
         """Drain it for this time at most, end it and forget it; return when nothing of it is left."""
         registry = self._context.registry
-        self.leave()
+        self.begin_removal()
         await self._drain(drain_s)
         self._scope.cancel()
         await self._finished.wait()

@@ -1,4 +1,4 @@
-"""Processes that have lost their parent: whose they are, and that none of them stays a zombie.
+"""Processes that have lost their parent: which worker they belong to, and that none of them stays a zombie.
 
 The gateway is a child subreaper (prctl(2)): what a worker leaves behind becomes a child of the gateway, not of init.
 """
@@ -17,22 +17,22 @@ import trio
 from ichat.supervisor.processes import is_alive
 
 WORKER_TAG_VAR = "ICHAT_WORKER"
-"""The variable that says which start of which worker a process belongs to, in whatever session it is."""
+"""The variable that says which worker a process belongs to, in whatever session it is."""
 _PR_SET_CHILD_SUBREAPER = 36
 REAP_S = 2.0
-"""A child that nobody waits for is a zombie for so long at least: one that was started just now is waited for soon."""
+"""How long a child stays a zombie at least before it is reaped: other code may still wait for a new one."""
 
 
 def become_subreaper() -> None:
-    """Have the kernel give this process what its descendants leave behind; without effect where it knows no such."""
+    """Have the kernel make this process the parent of orphaned descendants; without effect on older kernels."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 async def reap_forever(known: Callable[[], Collection[int]]) -> None:
-    """Wait for the children that are not among the `known` pids, which others wait for, once they have ended.
+    """Reap the children that have ended, except the `known` pids, which other code waits for.
 
-    Children are looked for now and then, since a handler of SIGCHLD belongs to whoever started them.
+    Children are checked at intervals, since a handler of SIGCHLD belongs to the code that started them.
     """
     seen: set[int] = set()
     while True:
@@ -63,12 +63,12 @@ def _zombies() -> list[int]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Give the live processes that were started with this mark, wherever their parents have gone."""
+    """Return the live processes that were started with this mark, wherever their parents have gone."""
     return [process for process, found in marked_by(mark) if found == mark]
 
 
 def marked_by(beginning: str) -> list[tuple[psutil.Process, str]]:
-    """Give the live processes other than this one whose mark begins so, each with its mark."""
+    """Return the live processes other than this one whose mark begins so, each with its mark."""
     name, found = f"{WORKER_TAG_VAR}=".encode(), list[tuple[psutil.Process, str]]()
     for pid in set(psutil.pids()) - {os.getpid()}:
         with contextlib.suppress(OSError, psutil.Error):
@@ -81,9 +81,9 @@ def marked_by(beginning: str) -> list[tuple[psutil.Process, str]]:
 
 
 def process_identity(pid: int) -> str:
-    """Tell a process from every other that has had or will have its pid: the boot, and its start since then.
+    """Return what tells a process from all others with its pid: the boot, and the time of its start since then.
 
-    Empty where there is none. proc_pid_stat(5), field 22. Raises OSError where that cannot be looked up.
+    Empty if there is no such process. proc_pid_stat(5), field 22. Raises OSError if that cannot be read.
     """
     try:
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -94,24 +94,24 @@ def process_identity(pid: int) -> str:
 
 
 class AdoptedProcess:
-    """A process that another one started: as much of `trio.Process` as can be had of it."""
+    """A process that another one started: as much of `trio.Process` as is possible for it."""
 
     def __init__(self, pid: int) -> None:
-        """Hold on to a process that lives. Raises ProcessLookupError."""
+        """Open a process that is alive. Raises ProcessLookupError."""
         self.pid = pid
         self.returncode: int | None = None
-        """Never known; what says that it has ended is that `wait` returns."""
+        """Never known; `wait` returns when it has ended."""
         self._fd = os.pidfd_open(pid)
 
     def __repr__(self) -> str:
-        return f"<Adopted {self.pid}>"
+        return f"<AdoptedProcess {self.pid}>"
 
     async def wait(self) -> None:
         """Wait until it has ended."""
         await trio.lowlevel.wait_readable(self._fd)
 
     def has_ended(self) -> bool:
-        """Say whether it has ended."""
+        """Return whether it has ended."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         return bool(poll.poll(0))
@@ -125,5 +125,5 @@ class AdoptedProcess:
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close its descriptor."""
         os.close(self._fd)

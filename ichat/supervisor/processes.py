@@ -14,11 +14,11 @@ import trio
 LAUNCHER_FD = "ICHAT_LAUNCHER_FD"
 """Names the descriptor of a pipe whose other end a worker's launcher holds: it ends when the launcher does."""
 AUTOGROUP_NICE = 5
-STAND_BACK_TRIES, STAND_BACK_EVERY_S = 20, 0.12
+NICE_TRIES, NICE_RETRY_S = 20, 0.12
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Give every process that stems from this one, without itself."""
+    """Return every process that stems from this one, without itself."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -26,20 +26,20 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 async def lower_session_priority(session: int) -> None:
-    """Have a session that was just made leave others their turn, where the kernel shares processors between sessions.
+    """Lower the weight of a new session where the kernel shares processors between sessions.
 
-    That is autogroup (sched(7)), which counts outside of control groups alone. With equal weights a busy engine kept
-    its gateway waiting for up to 26 s (Linux 6.18); so it did with a nice of 1, and with 5 not at all.
+    That is autogroup (sched(7)), which counts only outside control groups. With equal weights a busy engine kept its
+    gateway waiting for up to 26 s (Linux 6.18). A nice of 1 changed nothing; with 5 there was no such wait.
     """
     group = pathlib.Path(f"/proc/{session}/autogroup")
-    for _ in range(STAND_BACK_TRIES):
-        if _stands_back(group):
+    for _ in range(NICE_TRIES):
+        if _lower_weight(group):
             return
-        await trio.sleep(STAND_BACK_EVERY_S)
+        await trio.sleep(NICE_RETRY_S)
 
 
-def _stands_back(group: pathlib.Path) -> bool:
-    """Lower a group's weight; say whether that is done, or cannot be. Not root may do so ten times a second."""
+def _lower_weight(group: pathlib.Path) -> bool:
+    """Lower a group's weight; return whether that is done or impossible. Users may do it ten times a second."""
     try:
         group.write_text(str(AUTOGROUP_NICE))
     except BlockingIOError:
@@ -50,9 +50,9 @@ def _stands_back(group: pathlib.Path) -> bool:
 
 
 def session_members(session: int) -> list[psutil.Process]:
-    """Give every live process of a session, wherever its parent has gone; none of 0, which is no session.
+    """Return every live process of a session, wherever its parent has gone; none for 0, which is no session.
 
-    In a container, 0 is what the kernel says of whatever was started from outside.
+    In a container the kernel reports 0 for processes that were started from outside.
     """
     members: list[psutil.Process] = []
     if session <= 0:
@@ -67,7 +67,7 @@ def session_members(session: int) -> list[psutil.Process]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """Kill those that are still alive; a process id that has been given to another process meanwhile is left alone."""
+    """Kill those that are still alive, but no process that has got the pid of one of them meanwhile."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(signal.SIGKILL)
@@ -76,7 +76,7 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 def kill_own_children(wait_s: float) -> None:
     """Kill everything that stems from this process, and wait until it is gone; resource trackers end by themselves.
 
-    What has lost its parent meanwhile is found where the session is this process' own.
+    Processes that have lost their parent meanwhile are found if the session is this process' own.
     """
     own = os.getpid()
     found = descendants(own)
@@ -88,7 +88,7 @@ def kill_own_children(wait_s: float) -> None:
 
 
 def launcher_pipe() -> int | None:
-    """Give the descriptor that LAUNCHER_FD names; None where it names none. No child inherits it from now on."""
+    """Return the descriptor that LAUNCHER_FD names, if any. From now on no child inherits it."""
     value = os.environ.get(LAUNCHER_FD)
     if not value:
         return None
@@ -97,10 +97,10 @@ def launcher_pipe() -> int | None:
 
 
 def end_without_launcher(pipe: int, grace_s: float, kill_s: float, code: int) -> None:
-    """See to it that nothing of this process is left some time after the end of its launcher, whose pipe this is.
+    """End this process with all its children some time after its launcher, whose pipe this is.
 
-    After `grace_s` everything is killed, with `kill_s` to disappear, and the process ends with `code`. A thread does
-    it that waits for no other: it is for the case that the rest of the process hangs.
+    After `grace_s` everything is killed, with `kill_s` to disappear, and the process ends with `code`. A thread of its
+    own does that, since the rest of the process may hang.
     """
 
     def wait() -> None:
@@ -115,7 +115,7 @@ def end_without_launcher(pipe: int, grace_s: float, kill_s: float, code: int) ->
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Say whether a process still runs; one that has ended but was not waited for does not."""
+    """Return whether a process still runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -123,7 +123,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def is_resource_tracker(process: psutil.Process) -> bool:
-    """Say whether it is multiprocessing's: it ends right after those it watches, and removes what they have left."""
+    """Return whether it is multiprocessing's resource tracker, which cleans up after the processes it watches."""
     try:
         return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
     except psutil.Error:

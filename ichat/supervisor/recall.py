@@ -1,4 +1,4 @@
-"""A gateway that was restarted asks the workers it remembers for a beat, so that none is away until its next one."""
+"""A restarted gateway asks the workers it remembers for a heartbeat, so that none is away until its next one."""
 
 import logging
 
@@ -18,7 +18,7 @@ ASKED_AT_ONCE_MAX = 32
 
 
 async def request_heartbeats(registry: Registry, proof: bytes) -> None:
-    """Ask every worker that has not beaten since the gateway's start. One that is not iChat's own is waited for.
+    """Ask every worker of iChat's own that has sent no heartbeat since the gateway's start.
 
     The proof, if it is not empty, shows them that their gateway asks.
     """

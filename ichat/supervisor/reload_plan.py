@@ -1,6 +1,6 @@
-"""What another configuration would do to a gateway that runs: decided as a whole, before anything is done.
+"""What another configuration would change in a running gateway: decided as a whole, before anything is done.
 
-What has not changed is not touched: a worker whose keys are the same keeps running, wherever it stands in the file.
+A worker whose keys are the same keeps running, wherever it stands in the file.
 """
 
 import json
@@ -37,14 +37,14 @@ _WORKERS_TOO = frozenset((
 
 @frozen
 class Running:
-    """A managed worker that the gateway has, whatever has become of it."""
+    """A managed worker that the gateway has, in whatever state."""
 
     worker_id: str
     spec: ManagedWorkerConfig
     is_launched: bool
     """Whether it was launched over the API: a reload never touches it."""
     has_failed: bool
-    """Whether it is left alone, after too many ends in a row."""
+    """Whether it is not restarted any more, after too many failures in a row."""
 
 
 @frozen
@@ -98,7 +98,7 @@ def changes_of_workers(
 
 
 def steps_of_settings(old: Config, new: Config) -> list[ReloadStep]:
-    """Say what becomes of everything but the workers; what has not changed has no step."""
+    """Return the steps for everything but the workers; what has not changed has no step."""
     steps: list[ReloadStep] = []
     for section in _SETTINGS:
         steps += _steps_of_section(section, getattr(old, section), getattr(new, section))
@@ -112,14 +112,14 @@ def steps_of_settings(old: Config, new: Config) -> list[ReloadStep]:
 
 
 def step_of(change: Change) -> ReloadStep:
-    """Write what happens to a worker as a line of the plan."""
+    """Return a change of a worker as a line of the plan."""
     name = f" of {change.spec.model_name}" if change.spec else ""
     what = f"worker {change.worker_id}" if change.worker_id else f"a worker{name}"
     return ReloadStep(change.action, what, change.why)
 
 
 def summary(steps: Sequence[ReloadStep]) -> str:
-    """Count the steps, for example ``+1 start, ~1 restart, -0 stop, 2 update, 3 untouched``."""
+    """Return the counts of the steps, for example ``+1 start, ~1 restart, -0 stop, 2 update, 3 untouched``."""
     counts = Counter(step.action for step in steps)
     parts = [f"+{counts['start']} start", f"~{counts['restart']} restart", f"-{counts['stop']} stop"]
     parts += [f"{counts['update']} update"] if counts["update"] else []
@@ -131,7 +131,7 @@ def summary(steps: Sequence[ReloadStep]) -> str:
 
 
 def _matched(running: Sequence[Running], wanted: Sequence[ManagedWorkerConfig]) -> dict[str, int]:
-    """Give each worker the index of what it is to be, so that as little as possible is disturbed.
+    """Return the index in `wanted` for each worker, so that as few as possible are disturbed.
 
     First the same, then those that need no restart, then those of the same model. Workers that have failed come last
     each time: of two that are alike, the one that works stays.
@@ -196,7 +196,7 @@ def _is_free(spec: ManagedWorkerConfig, held: Sequence[ManagedWorkerConfig]) -> 
 
 
 def _needs_of(spec: ManagedWorkerConfig) -> str:
-    """Write what its process was started with: where this differs, it has to be started again."""
+    """Return what its process was started with, as text: if this differs, it has to be restarted."""
     return _text_of(attrs.evolve(spec, max_in_flight=None, share_gpus=False))
 
 
@@ -248,7 +248,7 @@ def _steps_of_routes(old: Sequence[ExternalRoute], new: Sequence[ExternalRoute])
 
 
 def _how_routes_changed(old: Sequence[ExternalRoute], new: Sequence[ExternalRoute]) -> str:
-    """Compare the routes of one model, whose order in the file means nothing; empty where they are the same."""
+    """Return how the routes of one model differ, whatever their order in the file; empty if they are the same."""
     gone, come = Counter(map(_text_of, old)), Counter(map(_text_of, new))
     left = [route for route in old if _text_of(route) in gone - come]
     added = [route for route in new if _text_of(route) in come - gone]
@@ -267,20 +267,20 @@ def _python(engine: EngineSettings | None) -> str | None:
 
 
 def _text_of(value: Any) -> str:
-    """Write a value so that two are the same only if they mean the same: 1, 1.0 and true do not."""
+    """Return a text that is the same for two values only if they mean the same: 1, 1.0 and true do not."""
     plain = attrs.asdict(value) if isinstance(value, ManagedWorkerConfig | ExternalRoute) else value
     return json.dumps(plain, sort_keys=True, default=str)
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, str]:
-    """Say how each key has changed."""
+    """Return how each key has changed."""
     names = (name for name in {**old, **new} if name not in without)
     changed = (name for name in names if _text_of(old.get(name)) != _text_of(new.get(name)))
     return {name: _how_changed(name, old.get(name), new.get(name)) for name in changed}
 
 
 def _hidden_differences(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
-    """Say which keys have changed whose values are shown to nobody."""
+    """Yield the keys that have changed, without their values, which are secret."""
     for name in {**old, **new}:
         if old.get(name) != new.get(name):
             how = "is new" if name not in old else "is gone" if name not in new else "has changed"
@@ -293,7 +293,7 @@ def _how_changed(name: str, before: Any, after: Any) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
-    """Write a value for people; what is secret is masked, what is long is cut."""
+    """Return a value for people: secrets are masked, long values are cut."""
     if value is None:
         return "not set"
     text = json.dumps(masked({name: value})[name], ensure_ascii=False, default=str)

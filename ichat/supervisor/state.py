@@ -51,7 +51,7 @@ class SavedRemoteWorker:
 
     heartbeat: dict[str, Any]
     at: float
-    """When its newest beat came, or it answered a health check, in seconds since 1970."""
+    """When its newest heartbeat came, or it answered a health check, in seconds since 1970."""
     token: str = ""
     """What tells the token that it has shown from others."""
 
@@ -78,7 +78,7 @@ class StateDirectory:
         return os.path.join(self.path, "control")
 
     def socket_of(self, worker_id: str) -> str:
-        """Give where a managed worker listens: the same at every start, and short whatever its id is."""
+        """Return where a managed worker listens: the same at every start, and short whatever its id is."""
         digest = hashlib.blake2b(worker_id.encode(), digest_size=len(_SOCKET_NAME) // 2).hexdigest()
         return os.path.join(self.path, "sockets", digest)
 
@@ -100,7 +100,7 @@ class StateDirectory:
         return SavedState()
 
     def mark_of(self, worker_id: str) -> str:
-        """Give the mark of a worker's processes (`ichat.supervisor.orphans.MARK`); that of "" begins all of them."""
+        """Return the mark of a worker's processes (`orphans.WORKER_TAG_VAR`); every mark begins with that of ""."""
         return f"{self.path}:{worker_id}"
 
     def save(self, known: SavedState) -> None:
@@ -156,14 +156,14 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
 
 
 def _path_for(settings: ServerSettings) -> str | None:
-    """Give the directory that was asked for."""
+    """Return the configured directory."""
     if settings.state_directory is not None:
         return os.path.abspath(settings.state_directory)
     return os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or None
 
 
 def _usual_path(settings: ServerSettings) -> str | None:
-    """Give the directory that a gateway on this port usually has; None where nothing can be kept."""
+    """Return the directory that a gateway on this port usually has; None where nothing can be kept."""
     if settings.port == 0:
         return None
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")

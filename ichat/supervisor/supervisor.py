@@ -186,7 +186,7 @@ class Supervisor:
             done.set()
 
         assert self._nursery is not None
-        worker.leave()
+        worker.begin_removal()
         self._nursery.start_soon(remove)
         return done
 
