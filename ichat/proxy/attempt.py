@@ -12,12 +12,13 @@ import trio
 
 from ichat import errors
 from ichat.errors import ApiError
-from ichat.http.framing import Chunked, UntilClose
+from ichat.http.failures import Declined, ResponseRejected, UpstreamError
+from ichat.http.framing import Chunked, Reframed, UntilClose
 from ichat.http.heads import Headers, ResponseHead
 from ichat.http.json_body import Body
 from ichat.http.keepalive import KeepAlive
 from ichat.http.pool import Connection
-from ichat.http.relay import Declined, Reframed, Relay, ResponseRejected, UpstreamError
+from ichat.http.relay import Relay
 from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.http.sse import is_events
