@@ -231,7 +231,7 @@ class FrontDoor(Generic[Caller]):
             await self._serve(client)
             if client.must_reset:
                 nursery.cancel_scope.cancel()
-            bridge.leave(CLOSE_S if client.has_left else self.timeouts.client_stall_s)
+            bridge.finish(CLOSE_S if client.has_left else self.timeouts.client_stall_s)
 
     async def _serve(self, client: Client) -> None:
         """Serve a connection until it ends, and close it."""

@@ -95,7 +95,7 @@ class Connection:
         self._pool.hub.forget(self._fd)
         self.sock.close()
         if self._bridge is not None:
-            self._bridge.leave()
+            self._bridge.finish()
 
     def is_quiet(self) -> bool:
         """Return whether there is nothing to read, not even the end."""

@@ -97,7 +97,7 @@ class Bridge:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         sock.close()
 
-    def leave(self, wait_s: float = CLOSE_S) -> None:
+    def finish(self, wait_s: float = CLOSE_S) -> None:
         """Called when the plain socket is closed: what was written to it may still be sent for so long."""
         self._scope.deadline = trio.current_time() + wait_s
         self._left.set()

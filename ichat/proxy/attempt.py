@@ -125,7 +125,7 @@ class Attempt:
             self._body = await endpoint.route.rewrite(forwarded.request)
         elif forwarded.is_suspect:
             self._body, self._dropped = await without_control(self._body, forwarded.request.headers)
-            self._means.told.tell(forwarded.caller.key_name, self._dropped)
+            self._means.told.log_dropped(forwarded.caller.key_name, self._dropped)
         pool = self._means.pool
         connection = pool.acquire(endpoint.upstream)
         if connection is not None:

@@ -121,8 +121,8 @@ class DropNotices:
     def __repr__(self) -> str:
         return f"<Told of {len(self._told)}>"
 
-    def tell(self, key_name: str, names: Iterable[str]) -> None:
-        """Write to the log what was taken off a request of a key, or of nobody known ("")."""
+    def log_dropped(self, key_name: str, names: Iterable[str]) -> None:
+        """Log the names that were taken off a request; `key_name` is empty for a client without a key."""
         new = [name for name in names if (key_name, name) not in self._told][: TOLD_MAX - len(self._told)]
         if new:
             self._told.update((key_name, name) for name in new)

@@ -125,8 +125,8 @@ class Balancer:
                 self._remove(waiter)
                 waiter.granted()
 
-    def leave(self, waiter: Waiter) -> None:
-        """Leave the queue, if it is still in it; requests behind it may go on."""
+    def withdraw(self, waiter: Waiter) -> None:
+        """Remove a waiter from its queue if it is still there; requests behind it may go on."""
         self._remove(waiter)
         self.dispatch_waiting()
 

@@ -56,7 +56,7 @@ async def wait_lease(balancer: Balancer, request: RoutingRequest, queue_s: float
             waiter.lease.release()
         raise
     finally:
-        balancer.leave(waiter)
+        balancer.withdraw(waiter)
     return waiter.lease or balancer.why_no_lease(waiter)
 
 

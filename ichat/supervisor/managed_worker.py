@@ -59,7 +59,7 @@ class SupervisorContext:
 
 
 @attrs.define
-class Progress:
+class RunProgress:
     """How one start of a worker goes, by the states it has been in."""
 
     began: float
@@ -174,7 +174,7 @@ class ManagedWorker:
         self._restart_requested.set()
 
     def begin_removal(self) -> None:
-        """Send it no more requests: it is about to be removed."""
+        """Stop sending requests to the worker: it is about to be removed."""
         self.is_leaving = True
         self._context.registry.drain(self.record)
 
@@ -344,7 +344,7 @@ class ManagedWorker:
 
     async def _wait_for_end(self, process: WorkerProcess) -> tuple[str, bool]:
         """Wait until it has ended, is to be restarted, or is to be ended. Return why, and whether it was well."""
-        progress, why = Progress(trio.current_time()), ""
+        progress, why = RunProgress(trio.current_time()), ""
 
         async def fail() -> None:
             nonlocal why
@@ -354,7 +354,7 @@ class ManagedWorker:
         well_s = self._context.config.restart.well_s
         return why, progress.up_since is not None and trio.current_time() - progress.up_since >= well_s
 
-    async def _wait_for_failure(self, progress: Progress, process: WorkerProcess) -> str:
+    async def _wait_for_failure(self, progress: RunProgress, process: WorkerProcess) -> str:
         """Wait until it has been loading or stuck for too long, and return which."""
         registry = self._context.registry
         while True:

@@ -117,14 +117,14 @@ def test_the_log_says_each_name_once_for_each_key(caplog):
     caplog.set_level("INFO")
     told = DropNotices()
     for key, names in (("a", ["rid"]), ("a", ["rid", "priority"]), ("", ["rid"]), ("a", ["priority"]), ("b", [])):
-        told.tell(key, names)
+        told.log_dropped(key, names)
     said = [record.getMessage().partition(" (said once)")[0] for record in caplog.records]
     assert said == [
         "workers do not get rid of the key a", "workers do not get priority of the key a",
         "workers do not get rid of clients without a key",
     ]  # fmt: skip
     for number in range(2 * engine_control.TOLD_MAX):
-        told.tell(str(number), ["rid"])
+        told.log_dropped(str(number), ["rid"])
     assert len(caplog.records) == engine_control.TOLD_MAX
 
 

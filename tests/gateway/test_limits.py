@@ -283,7 +283,7 @@ def test_a_full_queue_has_room_for_who_waits_least():
     assert balancer.why_no_lease(greedy[2]) == Full(3)
     assert balancer.wait(RoutingRequest("m", fairness_key="modest"), lambda: None) == Full(3)
     assert balancer.waiting == 3
-    balancer.leave(greedy[2])
+    balancer.withdraw(greedy[2])
     assert balancer.waiting == 3
 
 

@@ -105,7 +105,7 @@ def test_nobody_gets_more_than_he_takes(policy, bounds, steps):
         elif step < 28 and leases:
             leases.pop(step % len(leases)).release()
         elif waiting:
-            balance.leave(waiting.pop(step % len(waiting)))
+            balance.withdraw(waiting.pop(step % len(waiting)))
         leases += [waiter.lease for waiter in waiting if waiter.lease]
         waiting = [waiter for waiter in waiting if not waiter.lease]
         assert all(one.in_flight <= one.in_flight_max for one in endpoints)
@@ -120,7 +120,7 @@ def test_first_come_first_served():
     lease = balance.lease(M)
     order = []
     waiters = [balance.wait(M, lambda name=name: order.append(name)) for name in "xyz"]
-    balance.leave(waiters[1])
+    balance.withdraw(waiters[1])
     assert balance.lease(M) == Full(2)
     lease.release()
     assert order == ["x"]
