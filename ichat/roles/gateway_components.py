@@ -71,6 +71,8 @@ class Components:
     serve_control: Callable[..., Awaitable[Any]]
     """Serves the control plane; to be started."""
     log_directory: str
+    reconfigured: Sequence[Reconfigurable]
+    """What goes on with another configuration at a reload."""
 
 
 def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracing: Tracing) -> Components:
@@ -115,6 +117,7 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     return Components(
         access, hub, context, metrics, monitor, logbook, door, supervisor, reloader, checker,
         functools.partial(control.serve, control.make_app(admin), state.control_socket), state.log_directory,
+        reconfigured,
     )  # fmt: skip
 
 

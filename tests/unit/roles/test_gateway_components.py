@@ -1,0 +1,32 @@
+"""The components of a gateway, made and not started."""
+
+import ast
+import contextlib
+import pathlib
+
+import ichat
+from ichat.config import schema as configuration
+from ichat.observability.tracing import open_tracing
+from ichat.roles.gateway_components import build
+from ichat.supervisor.state import open_state
+
+SOURCES = pathlib.Path(ichat.__file__).parent.rglob("*.py")
+
+
+def reconfigurable_classes():
+    """Return the names of the classes with `reconfigure(config: Config)`, but for protocols."""
+    for source in SOURCES:
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.ClassDef) and not any(ast.unparse(base) == "Protocol" for base in node.bases):
+                methods = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "reconfigure"]
+                if any(ast.unparse(one.args) == "self, config: Config" for one in methods):
+                    yield node.name
+
+
+async def test_a_reload_forgets_no_component(tmp_path):
+    """Every class that can go on with another configuration is in the list of those that a reload tells."""
+    config = configuration.parse(f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}"\n', "test.toml")
+    with open_state(config.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
+        components = build(config, None, state, tracing)
+        assert sorted(type(one).__name__ for one in components.reconfigured) == sorted(reconfigurable_classes())
+        components.logbook.close()
