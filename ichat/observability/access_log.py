@@ -90,7 +90,7 @@ class AccessLog:
             self._lines.append(f'{{"time": "{self._now()}", {json.dumps(entry)[1:]}\n')
 
     def _now(self) -> str:
-        """Return the time of day (RFC 3339, UTC), of which the part up to the second is made once a second."""
+        """Return the time of day (RFC 3339, UTC); the part up to the second is made once a second."""
         fraction, second = math.modf(time.time())
         if second != self._second:
             self._second = int(second)

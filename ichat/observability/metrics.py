@@ -1,7 +1,7 @@
 """What the gateway counts, for Prometheus.
 
 Requests are counted in plain numbers and lists, since that is cheap. What is known of workers and queues is looked at
-when somebody asks, so nothing is left of those that are gone.
+on each scrape, so no series of a worker outlives it.
 """
 
 from collections.abc import Callable, Iterable
@@ -59,7 +59,7 @@ class _Counts:
     gaps: ChunkGapHistogram = attrs.field(factory=empty_gap_histogram)
     tokens: int = 0
     gone_at: float | None = None
-    """When it was first seen that nobody has this model any more."""
+    """When a scrape first found that no worker or route has this model."""
 
 
 @attrs.define(eq=False)
@@ -82,8 +82,8 @@ class Metrics:
         self._balancer = balancer
         self._own_machine = own_machine
         self._models: dict[str, _Counts] = {}
-        self._nobodys: dict[tuple[str, int], int] = {}
-        """Requests by route and status that named no model, or one that nobody has: no more is counted of them."""
+        self._without_model: dict[tuple[str, int], int] = {}
+        """Requests by route and status that named no model, or an unknown one: only their number is counted."""
         self._in_flight = 0
         self._refusals: dict[str, int] = {}
         self._keys: dict[str, _KeyCounts] = {}
@@ -106,7 +106,7 @@ class Metrics:
         self._in_flight -= 1
         error = record.error
         counts = self._of(record.model) if self._is_known(record) else None
-        requests = self._nobodys if counts is None else counts.requests
+        requests = self._without_model if counts is None else counts.requests
         key = (record.route, record.status)
         requests[key] = requests.get(key, 0) + 1
         if error == "client_left":
@@ -237,7 +237,7 @@ class Metrics:
             "Requests to models, by how they ended (499: the client left); without a model: to one that nobody has.",
             labels=("model", "route", "status"),
         )  # fmt: skip
-        for model, by_route in [("", self._nobodys), *((model, counts.requests) for model, counts in models)]:
+        for model, by_route in [("", self._without_model), *((model, counts.requests) for model, counts in models)]:
             for (route, status), count in list(by_route.items()):
                 requests.add_metric((model, route, str(status)), count)
         yield requests

@@ -1,7 +1,7 @@
-"""The workers' own metrics as the gateway shows them: every sample says of which worker and model it is.
+"""The workers' own metrics as the gateway shows them: every sample has the labels `worker` and `model`.
 
-They are asked for when somebody asks the gateway, all at once. Text stays text: a sample is a line, which gets two more
-labels, and lines of one family stand together whoever they are from. That is done in a thread.
+All workers are scraped at once when the gateway is. Text stays text: a sample is a line, which gets two more labels.
+The lines of one family stand together, whichever worker they are from. That is done in a thread.
 """
 
 import logging
@@ -25,7 +25,7 @@ ASK_S = 2.0
 ROUND_S = 6.0
 """How long all of them may take: those that were not asked by then count as failed."""
 REUSE_S = 1.0
-"""How long what was found is shown to others who ask."""
+"""How long other scrapes get what one has found."""
 ASKED_AT_ONCE_MAX = 32
 BYTES_MAX = 4 * 1024 * 1024
 """Of one worker's answer."""

@@ -145,7 +145,7 @@ def open_tracing() -> Tracing:
     """Return the tracing that the environment asks for (`OTEL_…`), and say where spans go.
 
     Spans are sent where OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set and OpenTelemetry's
-    SDK is installed; everything else is as the SDK reads it. What is wrong there is said, and stops nobody.
+    SDK is installed; everything else is as the SDK reads it. What is wrong there is logged, and the gateway starts.
     """
     env = os.environ
     name = next((name for name in _ENDPOINTS if env.get(name)), None)

@@ -45,7 +45,7 @@ class Capture:
             self.tees.append(tee)
             sources.append(PipeSource(reading, LineSplitter(line_bytes_max), tee))
         self._drain = PipeReader(sources, ring)
-        faulthandler.enable(self._originals[STDERR])  # nobody will read a pipe of a process that has crashed
+        faulthandler.enable(self._originals[STDERR])  # no thread reads the pipe of a process that has crashed
         os.register_at_fork(after_in_child=self._forget_in_child)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):

@@ -38,7 +38,7 @@ class LogEndpoint:
     async def answer(self, request: Request, client: Client) -> None:
         """Answer a request for the lines: `?tail=N`, `?follow=false`, `Last-Event-ID`. Raises ApiError 400, 405.
 
-        A drain does not wait for who follows; `finish` ends that.
+        A drain does not wait for followers; `finish` ends their streams.
         """
         if request.method not in (b"GET", b"HEAD"):
             path = request.path.decode("latin-1")

@@ -23,7 +23,7 @@ _STAMPED = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (.*)", re.DOTA
 class LogFile:
     """Lines with their times in `NAME.log`; older ones in `NAME.log.1` and so on, a run before in `NAME.previous.log`.
 
-    Nothing here raises, and no full disk holds anybody up: what cannot be written is counted, and that is said once.
+    Nothing here raises, and a full disk delays no worker: lost lines are counted, and logged once.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class LogFile:
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             self._keep_previous()
             self._is_new = False
-        if self._fd is not None and os.fstat(self._fd).st_nlink == 0:  # somebody has removed it
+        if self._fd is not None and os.fstat(self._fd).st_nlink == 0:  # it was removed
             self._close()
         if self._fd is not None and self._size and self._size + size > self._bytes_max:
             self._close()

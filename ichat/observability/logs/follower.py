@@ -20,11 +20,6 @@ from ichat.protocol import PROOF_HEADER
 
 log = logging.getLogger(__name__)
 
-CONNECT_S = 5.0
-SILENCE_S = 45.0
-"""A stream of which nothing came for so long, not even a comment, is dead: a new one goes on where it stood."""
-PAUSE_S, PAUSE_S_MAX = 0.5, 10.0
-"""How long it takes until a stream that has ended is asked for again; doubled each time that nothing came."""
 NAP_S = 0.02
 NAP_S_MAX = 2.0
 NAP_RATIO = 4
@@ -37,6 +32,28 @@ LOST_MAX = 10**15
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _ASK_AGAIN = frozenset((408, 425, 429))
 
+
+@attrs.frozen
+class LogTimes:
+    """How long the parts of keeping logs may take, in seconds."""
+
+    connect_s: float = 5.0
+    silence_s: float = 45.0
+    """A stream that brings nothing for so long, not even a comment, is dead: a new one goes on where it stood."""
+    pause_s: float = 0.5
+    """How long it takes until a stream that has ended is requested again; doubled each time that nothing came."""
+    pause_s_max: float = 10.0
+    look_s: float = 1.0
+    """How often the workers to follow are compared with those that are followed."""
+    look_pause_s: float = 0.1
+    """The least time between two comparisons."""
+    end_s: float = 2.0
+    """How long reading the rest of a worker's output may take, once its processes have ended."""
+    close_s: float = 2.0
+    """How long the store may take to close."""
+
+
+TIMES = LogTimes()
 TimedLine = tuple[float, bytes]
 """When a line was read, in seconds since 1970, and the line."""
 
@@ -69,12 +86,14 @@ class LogFollower:
         line_bytes_max: int,
         take: Callable[[Sequence[TimedLine]], Awaitable[None]],
         began_anew: Callable[[], None],
+        times: LogTimes = TIMES,
     ) -> None:
-        """`take` gets the lines; `began_anew` is called before those of a start that nobody has told of."""
+        """`take` gets the lines; `began_anew` is called before those of a start that no heartbeat has told of."""
         self.source = source
         self._bytes_max = line_bytes_max
         self._take = take
         self._began_anew = began_anew
+        self._times = times
         self._last = 0
         """The number of the last line taken; 0: none."""
         self._is_first = True
@@ -97,7 +116,7 @@ class LogFollower:
 
     async def follow(self) -> str:
         """Hand over what comes, again and again; return why, where there is nothing to follow at this worker."""
-        pause_s = PAUSE_S
+        pause_s = self._times.pause_s
         while True:
             last = self._last
             try:
@@ -109,7 +128,7 @@ class LogFollower:
                 self._connection_ended.set()
             if refusal:
                 return refusal
-            pause_s = PAUSE_S if self._last != last else min(2 * pause_s, PAUSE_S_MAX)
+            pause_s = self._times.pause_s if self._last != last else min(2 * pause_s, self._times.pause_s_max)
             await trio.sleep(pause_s)
 
     async def _read(self) -> str:
@@ -120,8 +139,9 @@ class LogFollower:
         if self._last:
             headers.append((b"last-event-id", b"%d" % self._last))
         # the client never decodes a body, so what is compressed stays as small as it came
-        with trio.fail_after(SILENCE_S):
-            response = await client.request(self.source.upstream, "/logs/stream", headers, connect_s=CONNECT_S)
+        times = self._times
+        with trio.fail_after(times.silence_s):
+            response = await client.request(self.source.upstream, "/logs/stream", headers, connect_s=times.connect_s)
         async with response:
             refusal = _refusal(response)
             if refusal or response.status != 200:
@@ -142,7 +162,7 @@ class LogFollower:
                 if size < client.READ_BYTES:
                     nap_s = max(NAP_S if size else 0, nap_s)
                 await trio.sleep(min(nap_s, NAP_S_MAX))
-                with trio.fail_after(SILENCE_S):
+                with trio.fail_after(times.silence_s):
                     await response.receive()
 
     def _lines(self, events: Iterable[sse.Event | None]) -> list[TimedLine]:

@@ -1,8 +1,7 @@
 """Lines of output: kept in a ring, numbered, and read by any number of cursors, as server-sent events.
 
-A thread appends what a process writes (`logfiles.py`), batch by batch; whoever reads has a number, that of the last
-line it knows, and no queue. So a reader that stands still costs nothing and holds up nobody: it is told how many
-lines it has missed.
+A thread appends what a process writes (`pipes.py`), batch by batch. A reader has no queue, only the number of the last
+line it knows. So a reader that stands still costs nothing and delays no other: it is told how many lines it has missed.
 """
 
 import collections
@@ -200,4 +199,4 @@ def _to_the_second(seconds: int) -> str:
 
 
 def _tell_nobody() -> None:
-    """Stand in for whoever wants to know that a ring has changed."""
+    """Do nothing when a buffer has changed."""

@@ -28,7 +28,7 @@ TEE_RETRY_S = 0.1
 
 
 class Tee:
-    """Passes bytes on to a descriptor that may be slow or broken: whoever gives them never waits."""
+    """Passes bytes on to a descriptor that may be slow or broken: adding them never waits."""
 
     def __init__(self, fd: int, bytes_max: int = TEE_BYTES_MAX) -> None:
         """`fd` stays the caller's. At most `bytes_max` wait; what comes beyond is lost, and counted."""

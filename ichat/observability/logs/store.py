@@ -21,20 +21,15 @@ import trio
 from ichat.config.schema import Config, Logs
 from ichat.errors import ApiError
 from ichat.observability.logs.files import LogFile, load, previous_path
-from ichat.observability.logs.follower import LogFollower, LogSource, TimedLine
+from ichat.observability.logs.follower import TIMES, LogFollower, LogSource, LogTimes, TimedLine
 from ichat.observability.logs.lines import LineSplitter, Wakeup
 from ichat.observability.logs.pipes import Tee, follow, make_pipe
 from ichat.observability.logs.stream import LogCursor, LogQuery, LogStream
-from ichat.observability.logs.worker_log import Echo, WorkerLog
+from ichat.observability.logs.worker_log import Echo, LogStatistics, WorkerLog
 
 log = logging.getLogger(__name__)
 
-END_S = 2.0
-"""How long what a worker has left may take to be read, once its processes are gone."""
-CLOSE_S = 2.0
 STDERR = 2
-LOOK_S = 1.0
-LOOK_PAUSE_S = 0.1
 THREADS_MAX = 4
 """That wait for the disk, of those that write what is followed, and of those that read for streams."""
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -44,10 +39,11 @@ _PREVIOUS = ".previous"
 class LogStore:
     """Every worker's lines, as the gateway keeps them: a ring and rotating files each, for dead workers too."""
 
-    def __init__(self, directory: str, settings: Logs) -> None:
+    def __init__(self, directory: str, settings: Logs, times: LogTimes = TIMES) -> None:
         """Keep the files in this directory, which is made where it is missing. Belongs to one run of Trio."""
         self._directory = directory
         self.settings = settings
+        self._times = times
         self._records: dict[str, WorkerLog] = {}
         self._tee: Tee | None = None
         self._changed = trio.Event()
@@ -58,6 +54,10 @@ class LogStore:
     def __repr__(self) -> str:
         return f"<LogStore {self._directory}, {len(self._records)} workers>"
 
+    def statistics(self) -> Mapping[str, LogStatistics]:
+        """Return what is known of each worker's log, by the worker's id."""
+        return {worker_id: record.statistics() for worker_id, record in self._records.items()}
+
     def path_of(self, worker_id: str) -> str:
         """Return the file that has the newest lines of a worker. Raises ValueError for an id that is none."""
         return os.path.join(self._directory, f"{_name_of(worker_id)}.log")
@@ -65,7 +65,7 @@ class LogStore:
     def begin(self, worker_id: str) -> int:
         """Begin a new start of a managed worker; the one before becomes `previous`.
 
-        Give the descriptor for its standard output and error, which is the caller's to close once it is started.
+        Return the descriptor for its standard output and error, which is the caller's to close once it is started.
         Raises OSError where there are no more descriptors, and ValueError for an id that is none.
         """
         record = self._record(worker_id)
@@ -84,22 +84,22 @@ class LogStore:
         return writing
 
     async def end(self, worker_id: str) -> None:
-        """Read what is left of a start whose processes are gone, for END_S at most, and close its file.
+        """Read the rest of a start when its processes have ended, for `end_s` at most, and close its file.
 
         Followers wait for the next start. Returns at once where there is nothing of the kind.
         """
         record = self._records.get(worker_id)
         if record is None:
             return
-        with trio.move_on_after(END_S, shield=True):
+        with trio.move_on_after(self._times.end_s, shield=True):
             if record.drain is not None:
-                await trio.to_thread.run_sync(record.drain.stop, END_S, abandon_on_cancel=True)
+                await trio.to_thread.run_sync(record.drain.stop, self._times.end_s, abandon_on_cancel=True)
             if record.collector is not None and not self._is_closing:
                 await record.collector.wait_disconnected()
         record.stop_following()
         record.goes_on = record.goes_on or record.collector is not None
         record.drain = record.collector = None
-        with trio.move_on_after(END_S, shield=True):
+        with trio.move_on_after(self._times.end_s, shield=True):
             await trio.to_thread.run_sync(record.leave_file, abandon_on_cancel=True)
 
     def finish(self, worker_id: str) -> None:
@@ -111,8 +111,8 @@ class LogStore:
     def resume(self, worker_id: str, start_id: str | None = None, *, is_managed: bool = True) -> None:
         """Go on with the file of a worker that outlived an earlier gateway: its lines come by `follow_forever`.
 
-        `start_id` says of which start the file is; None: of that which is told of first. Of a managed worker `end`
-        will be told. Raises ValueError for an id that is none.
+        `start_id` says of which start the file is; None: of the first one that a heartbeat names.
+        Call `end` for a managed worker later. Raises ValueError for an id that is none.
         """
         record = self._record(worker_id)
         self._leave(record)
@@ -193,13 +193,13 @@ class LogStore:
                 for worker_id in self._to_follow(wanted):
                     record, collector, scope = self._prepare(worker_id, wanted[worker_id])
                     nursery.start_soon(self._follow, worker_id, record, collector, scope)
-                await trio.sleep(LOOK_PAUSE_S)
-                with trio.move_on_after(LOOK_S):
+                await trio.sleep(self._times.look_pause_s)
+                with trio.move_on_after(self._times.look_s):
                     await self._changed.wait()
 
     def close(self) -> None:
-        """Write what there is, and end everything, within 2 * CLOSE_S; the streams as well."""
-        deadline = time.monotonic() + CLOSE_S
+        """Write what there is, and end everything, within 2 * `close_s`; the streams as well."""
+        deadline = time.monotonic() + self._times.close_s
         for record in self._records.values():
             record.stop_following()
             if record.drain is not None:
@@ -207,7 +207,7 @@ class LogStore:
             record.leave_file()
             record.ring.end()
         if self._tee is not None:
-            self._tee.close(CLOSE_S)
+            self._tee.close(self._times.close_s)
 
     def _record(self, worker_id: str) -> WorkerLog:
         """Return the record of a worker, which is made where there is none.
@@ -238,16 +238,16 @@ class LogStore:
         return [Echo(worker_id, self._tee)]
 
     def _leave(self, record: WorkerLog) -> None:
-        """Have nobody add lines to a record any more."""
+        """Stop everything that adds lines to a record."""
         drain, record.drain = record.drain, None
         if drain is not None:
-            drain.stop(END_S)
+            drain.stop(self._times.end_s)
         record.stop_following()
         record.collector = None
         record.leave_file()
 
     def _to_follow(self, wanted: Mapping[str, LogSource]) -> list[str]:
-        """Choose whom to follow from now on; others are told that their address, or start, has changed."""
+        """Return the workers to follow from now on; tell the other followers of a new address or start."""
         found: list[str] = []
         busy = sum(record.scope is not None for record in self._records.values())
         is_full = False
@@ -296,13 +296,13 @@ class LogStore:
                 record.is_early = True
 
             take = functools.partial(self._take, worker_id, record)
-            record.collector = LogFollower(source, self.settings.line_bytes_max, take, began_anew)
+            record.collector = LogFollower(source, self.settings.line_bytes_max, take, began_anew, self._times)
         record.collector.source = source
         record.scope = trio.CancelScope()
         return record, record.collector, record.scope
 
     def _drop_idle(self, wanted: Container[str]) -> None:
-        """Follow nobody who is not wanted any more, and keep the rings of only so many of them.
+        """Stop following workers that are not wanted any more, and keep the lines of only so many of them.
 
         A managed worker is followed until its end is told, which has its last words read.
         """

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
+import attrs
 import trio
 
 from ichat.config.schema import Logs
 from ichat.observability.logs.files import LogFile, load
 from ichat.observability.logs.follower import LogFollower, TimedLine
-from ichat.observability.logs.lines import LineBuffer, Wakeup
+from ichat.observability.logs.lines import Line, LineBuffer, Wakeup
 from ichat.observability.logs.pipes import PipeReader, Tee
 
 LAST_BYTES = 256 * 1024
@@ -38,6 +39,18 @@ class Echo:
         """The others go on."""
 
 
+@attrs.frozen
+class LogStatistics:
+    """One worker's log at one moment."""
+
+    lines: Sequence[Line]
+    """All that are kept in memory."""
+    has_ended: bool
+    start_id: str | None
+    refused_start: str | None
+    """The start that has no lines to follow."""
+
+
 class WorkerLog:
     """One worker's lines, through all of its starts."""
 
@@ -49,13 +62,13 @@ class WorkerLog:
         self.run_after = start
         """The number before that of the first line of the newest start."""
         self.is_managed = False
-        """Whether somebody tells of its end: then it stays, and its followers wait for its next start."""
+        """Whether this gateway manages the worker: then its end is told, and its followers wait for its next start."""
         self.drain: PipeReader | None = None
-        """Who reads its pipe, of one that was started here."""
+        """Reads the pipe of a worker that this gateway has started."""
         self.start_id: str | None = None
         """Which start it is, of one that is followed; None where the next that is told of is this one."""
         self.is_early = False
-        """Whether that start has ended, and lines of the next came before anybody told of it."""
+        """Whether that start has ended, and lines of the next came before a heartbeat told of it."""
         self.collector: LogFollower | None = None
         self.scope: trio.CancelScope | None = None
         """Of the task that follows it, while it runs."""
@@ -73,6 +86,11 @@ class WorkerLog:
 
     def __repr__(self) -> str:
         return f"<WorkerLog {self.ring!r}, {self.drain or self.collector}>"
+
+    def statistics(self) -> LogStatistics:
+        """Return what is known at this moment."""
+        ring = self.ring
+        return LogStatistics(ring.tail(ring.last - ring.start), ring.ended, self.start_id, self.refused)
 
     def begin_run(self, settings: Logs) -> None:
         """Leave the file, and note that lines of another start follow, within these bounds."""

@@ -23,7 +23,7 @@ from ichat.observability.logs import follower as collector
 from ichat.observability.logs import store as logbook
 from ichat.observability.logs import stream as logs
 from ichat.observability.logs.files import load
-from ichat.observability.logs.follower import EVENT_BYTES_MAX, LogSource
+from ichat.observability.logs.follower import EVENT_BYTES_MAX, LogSource, LogTimes
 from ichat.observability.logs.lines import LineBuffer, Wakeup
 from ichat.observability.logs.store import LogStore
 from ichat.observability.logs.stream import LogCursor, LogStream, read_query
@@ -31,6 +31,7 @@ from ichat.observability.logs.stream import LogCursor, LogStream, read_query
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 SERVE = functools.partial(trio.serve_tcp, host="127.0.0.1")
 QUIET = Logs(echo=False)
+TIMES = LogTimes(pause_s=0.02, pause_s_max=0.1, look_s=0.05, look_pause_s=0.01)
 
 
 @pytest.fixture
@@ -38,8 +39,8 @@ def make_book(tmp_path):
     """Make a book: `book = make_book(echo=True)`; each call is another start of the gateway."""
     books = []
 
-    def make(**settings):
-        books.append(LogStore(str(tmp_path / "logs"), attrs.evolve(QUIET, **settings)))
+    def make(times=TIMES, **settings):
+        books.append(LogStore(str(tmp_path / "logs"), attrs.evolve(QUIET, **settings), times))
         return books[-1]
 
     yield make
@@ -52,16 +53,8 @@ async def book(make_book):
     return make_book()
 
 
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    monkeypatch.setattr(collector, "PAUSE_S", 0.02)
-    monkeypatch.setattr(collector, "PAUSE_S_MAX", 0.1)
-    monkeypatch.setattr(logbook, "LOOK_S", 0.05)
-    monkeypatch.setattr(logbook, "LOOK_PAUSE_S", 0.01)
-
-
 def texts(book, worker_id="w"):
-    return [line.text for line in book._records[worker_id].ring.tail(10**6)]
+    return [line.text for line in book.statistics()[worker_id].lines]
 
 
 def on_disk(book, worker_id="w"):
@@ -434,9 +427,9 @@ async def test_a_stream_that_never_catches_up(book):
     os.close(output)
 
 
-async def test_a_quiet_stream_is_kept_alive(book, autojump_clock, monkeypatch):
+async def test_a_quiet_stream_is_kept_alive(book, autojump_clock):
     """A comment now and then."""
-    book._record("w")
+    os.close(book.begin("w"))
     blocks = await book.stream("w", read_query("", ""))
     began = trio.current_time()
     assert await blocks.__anext__() == b": \n\n"
@@ -450,12 +443,12 @@ async def test_a_worker_elsewhere(book, remote, nursery):
     """History and what comes, with the worker's own times, in the ring, in its file, and to followers."""
     remote.say("old", at=1e9 + 0.25)
     await follow(nursery, book, {"w": remote.source})
-    await until(lambda: "w" in book._records)
+    await until(lambda: "w" in book.statistics())
     follower = Follower(book, nursery)
     await until(lambda: follower.lines == ["old"])
     remote.say("new", "newer")
     await until(lambda: follower.lines == on_disk(book) == ["old", "new", "newer"])
-    assert book._records["w"].ring.tail(3)[0].time == load(book.path_of("w")).tail(3)[0].time == 1e9 + 0.25
+    assert book.statistics()["w"].lines[-3].time == load(book.path_of("w")).tail(3)[0].time == 1e9 + 0.25
     assert book.last_lines("w", 1) == ["newer"]
 
 
@@ -478,7 +471,7 @@ async def test_a_connection_that_breaks(book, remote, nursery):
     remote.ring.changed = remote.bell.notify
     remote.say("a", "b")
     await follow(nursery, book, {"w": remote.source})
-    await until(lambda: "w" in book._records and texts(book) == ["a", "b"])
+    await until(lambda: "w" in book.statistics() and texts(book) == ["a", "b"])
     for number in range(5):
         remote.hang_up()
         remote.say(str(number))
@@ -496,7 +489,6 @@ async def test_a_connection_that_breaks(book, remote, nursery):
 
 async def test_pauses_grow(nursery, remote, autojump_clock, monkeypatch):
     """A worker that is away is asked twice a second at first, and every ten seconds in the end."""
-    monkeypatch.undo()
     asked = []
 
     async def fail(upstream):
@@ -515,7 +507,7 @@ async def test_another_start_of_a_worker(book, remote, nursery):
     sources = {"w": remote.source}
     remote.say("first")
     await follow(nursery, book, sources)
-    await until(lambda: "w" in book._records and on_disk(book) == ["first"])
+    await until(lambda: "w" in book.statistics() and on_disk(book) == ["first"])
     follower = Follower(book, nursery)
     remote.restart("two")
     remote.say("second")
@@ -532,14 +524,14 @@ async def test_a_start_that_nobody_has_told_of(book, remote, nursery):
     sources = {"w": remote.source}
     remote.say("a", "b", "c")
     await follow(nursery, book, sources)
-    await until(lambda: "w" in book._records and on_disk(book) == ["a", "b", "c"])
+    await until(lambda: "w" in book.statistics() and on_disk(book) == ["a", "b", "c"])
     remote.restart("two")
     remote.say("d")
     await until(lambda: on_disk(book) == ["d"])
     sources["w"] = remote.source
     book.changed()
     remote.say("e")
-    await until(lambda: on_disk(book) == ["d", "e"] and book._records["w"].start_id == "two")
+    await until(lambda: on_disk(book) == ["d", "e"] and book.statistics()["w"].start_id == "two")
     assert texts(book) == ["a", "b", "c", "[ichat: started again]", "d", "e"]
     assert [line for _, line in await read(book, "previous=1")] == ["a", "b", "c"]
     assert remote.last_ids == ["", "3"], "told of it, the connection went on"
@@ -550,14 +542,14 @@ async def test_a_worker_that_goes_and_comes_again(book, remote, nursery):
     sources = {"w": remote.source}
     remote.say("a")
     await follow(nursery, book, sources)
-    await until(lambda: "w" in book._records and texts(book) == ["a"])
+    await until(lambda: "w" in book.statistics() and texts(book) == ["a"])
     follower = Follower(book, nursery)
     source = sources.pop("w")
     await until(lambda: follower.ended)
     remote.say("b")
     sources["w"] = source
     await until(lambda: texts(book) == on_disk(book) == ["a", "b"])
-    assert not book._records["w"].ring.ended
+    assert not book.statistics()["w"].has_ended
 
 
 async def test_a_worker_that_outlived_a_gateway(make_book, remote, nursery, tmp_path):
@@ -566,7 +558,7 @@ async def test_a_worker_that_outlived_a_gateway(make_book, remote, nursery, tmp_
     scope = await follow(nursery, book, {"w": remote.source})
     remote.say("a", at=1e9)
     remote.say("b", at=1e9 + 1)
-    await until(lambda: "w" in book._records and on_disk(book) == ["a", "b"])
+    await until(lambda: "w" in book.statistics() and on_disk(book) == ["a", "b"])
     scope.cancel()
     book.close()
     tear(book.path_of("w"))
@@ -622,7 +614,7 @@ async def test_a_worker_that_is_read_through_a_pipe(book, remote, nursery):
     output = book.begin("w")
     await follow(nursery, book, {"w": remote.source, "other": remote.source})
     remote.say("line")
-    await until(lambda: "other" in book._records and texts(book, "other") == ["line"])
+    await until(lambda: "other" in book.statistics() and texts(book, "other") == ["line"])
     assert texts(book) == []
     os.close(output)
 
@@ -644,7 +636,7 @@ async def test_a_worker_without_such_lines(book, remote, nursery, kind, tmp_path
     reply, remote.upstream.reply = remote.upstream.reply, refuse
     sources = {"w": remote.source}
     await follow(nursery, book, sources)
-    await until(lambda: "w" in book._records and book._records["w"].refused == "one")
+    await until(lambda: "w" in book.statistics() and book.statistics()["w"].refused_start == "one")
     await trio.sleep(0.3)
     assert len(remote.upstream.requests) == 1
     with pytest.raises(ApiError, match="--log-streaming"):
@@ -663,16 +655,16 @@ async def test_only_so_many_are_followed(make_book, remote, nursery, caplog):
     sources = {f"w{number}": remote.source for number in range(4)}
     await follow(nursery, book, sources)
     remote.say("line")
-    await until(lambda: len(book._records) == 2 and on_disk(book, "w1") == on_disk(book, "w0") == ["line"])
+    await until(lambda: len(book.statistics()) == 2 and on_disk(book, "w1") == on_disk(book, "w0") == ["line"])
     assert [record.message for record in caplog.records] == [
         "the lines of 2 workers are followed, and not of more: see logs.followed_max"
     ]
     for gone in ("w0", "w1"):
         del sources[gone]
-        await until(lambda gone=gone: book._records[gone].ring.ended)
-    await until(lambda: "w3" in book._records and on_disk(book, "w3") == ["line"])
+        await until(lambda gone=gone: book.statistics()[gone].has_ended)
+    await until(lambda: "w3" in book.statistics() and on_disk(book, "w3") == ["line"])
     del sources["w2"], sources["w3"]
-    await until(lambda: len(book._records) == 2)
+    await until(lambda: len(book.statistics()) == 2)
     assert await read(book, worker_id="w0") == [(1, "line")], "from its file"
 
 
@@ -688,7 +680,7 @@ async def test_a_bug_costs_one_worker(book, remote, nursery, monkeypatch, caplog
     monkeypatch.setattr(client, "connect", fail)
     await follow(nursery, book, {"bad": LogSource("one", "bug", 1), "w": remote.source})
     remote.say("line")
-    await until(lambda: "w" in book._records and texts(book) == ["line"])
+    await until(lambda: "w" in book.statistics() and texts(book) == ["line"])
     assert [record.message for record in caplog.records] == ["a bug following the lines of worker bad"]
 
 
@@ -699,7 +691,7 @@ async def taken_from(nursery, book, *events, head=HEAD):
     """Return the lines that the book has of a worker that sends this."""
     upstream = said_by(*events, head=head)
     await follow(nursery, book, {"w": await listen(nursery, upstream)})
-    await until(lambda: upstream.closed >= 2 or (upstream.closed and book._records["w"].refused))
+    await until(lambda: upstream.closed >= 2 or (upstream.closed and book.statistics()["w"].refused_start))
     return texts(book)
 
 
@@ -742,7 +734,7 @@ async def test_a_line_cannot_pretend(make_book, nursery):
     assert lines[0] == "x 2026-01-01T00:00:00.000Z forged "
     assert lines[1] == "y" * 1000 + " … [4000 bytes more]"
     assert lines[2:4] == ["?", "\x1b[2J\0"]
-    assert [line.time >= began for line in book._records["w"].ring.tail(10**6)[4:8]] == [True] * 4
+    assert [line.time >= began for line in book.statistics()["w"].lines[4:8]] == [True] * 4
     await until(lambda: on_disk(book)[:8] == lines[:8])
 
 
@@ -788,15 +780,15 @@ async def test_answers_that_are_none(book, remote, nursery, head):
 
     upstream = Upstream(reply)
     await follow(nursery, book, {"w": await listen(nursery, upstream), "good": remote.source})
-    await until(lambda: upstream.closed >= 3 or (upstream.closed and book._records["w"].refused))
+    await until(lambda: upstream.closed >= 3 or (upstream.closed and book.statistics()["w"].refused_start))
     remote.say("line")
     await until(lambda: texts(book, "good") == ["line"])
     assert texts(book) == []
 
 
-async def test_a_worker_that_says_nothing(book, nursery, remote, monkeypatch):
+async def test_a_worker_that_says_nothing(make_book, nursery, remote):
     """A connection that is silent, before the head or after, is given up, and tried again."""
-    monkeypatch.setattr(collector, "SILENCE_S", 0.1)
+    book = make_book(attrs.evolve(TIMES, silence_s=0.1))
 
     async def reply(stream_, *_):
         if len(silent.requests) > 2:
@@ -847,5 +839,5 @@ async def test_a_flood_leaves_room_for_others(autojump_clock, monkeypatch):
     monkeypatch.setattr(client, "connect", connect)
     monkeypatch.setattr(collector.time, "thread_time", work)
     with trio.move_on_after(10):
-        await collector.LogFollower(LogSource("one"), 1000, take, None).follow()
+        await collector.LogFollower(LogSource("one"), 1000, take, None, TIMES).follow()
     assert 100 < flood.reads < 10 / (0.005 * collector.NAP_RATIO) + 5
