@@ -16,15 +16,15 @@ EXIT_SOFTWARE = 70
 
 
 WHY_CHARACTERS_MAX = 500
-"""Of the reason that a worker gives for declining a request."""
+"""The limit of the reason that a worker gives for declining a request."""
 DECLINED = {
     b"engine_dead": "has lost its engine",
     b"draining": "is shutting down",
     b"model_not_ready": "is not ready",
 }
-"""By which codes of a 503 a worker says that its engine has not seen a request, and what that means."""
+"""The codes of a worker's 503 that mean that its engine has not seen the request, each with the reason."""
 DECLINED_RETRY_S = 5
-"""What a client is told to wait where no other worker can take a request that one has declined."""
+"""The Retry-After of a request that its worker declined and no other worker can take."""
 
 
 class Exit(Exception):
@@ -91,7 +91,7 @@ class ApiError(Exception):
         return "".join(character if " " <= character <= "~" else "?" for character in text).encode()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers that belong to this failure alone."""
+        """Return the headers of this failure."""
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % self.retry_after_s))
@@ -148,7 +148,7 @@ def model_not_ready(model: str, why: str, retry_after_s: int, limit: str = "") -
 
 
 def engine_dead(model: str, why: str, retry_after_s: int) -> ApiError:
-    """503: the engine had died before the request came, so nobody has worked on it."""
+    """503: the engine had died before the request came, and has not worked on it."""
     return ApiError(
         503,
         "engine_dead",
@@ -176,7 +176,7 @@ def rate_limited(message: str, limit: str, retry_after_s: int) -> ApiError:
 
 
 def client_left() -> ApiError:
-    """The client has left before its request was there: nobody is told, but for the record."""
+    """The client left before its whole request had come: only the log shows this failure."""
     return ApiError(499, "client_left", "The client left in the middle of its request.")
 
 
@@ -259,7 +259,7 @@ def background_full(responses_max: int) -> ApiError:
 
 
 def response_not_found(response_id: str, why: str, param: str | None = None) -> ApiError:
-    """404: nobody has the response of this id."""
+    """404: no worker has the response of this id."""
     return ApiError(404, "response_not_found", f"The response `{response_id}` is not here: {why}.", param=param)
 
 

@@ -9,7 +9,7 @@ import trio
 from support.deployments import gateway_fixture, start_fixture  # noqa: F401
 from support.peers import Client, Upstream
 
-from ichat.config import schema as configuration
+from ichat.config import load as configuration
 from ichat.roles import gateway
 
 TESTS = pathlib.Path(__file__).parent

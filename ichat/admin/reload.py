@@ -5,12 +5,13 @@ import os
 import pathlib
 import signal
 from collections.abc import Callable
-from typing import Any, Never, Protocol
+from typing import Never, Protocol
 
 import attrs
 import trio
 
-from ichat.config import schema as configuration
+from ichat.admin.views import ReloadResult
+from ichat.config import load as configuration
 from ichat.config.schema import Config
 from ichat.errors import ApiError, Exit
 from ichat.supervisor.reload_plan import step_of, steps_of_settings, summary
@@ -89,8 +90,8 @@ class Reloader:
     def __repr__(self) -> str:
         return f"<Reloader {self._path}>"
 
-    async def reload(self, *, dry_run: bool, why: str) -> dict[str, Any]:
-        """Read the file and apply what has changed; return ``{"applied", "summary", "plan": [{action, what, why}]}``.
+    async def reload(self, *, dry_run: bool, why: str) -> ReloadResult:
+        """Read the file and apply what has changed; return what that was.
 
         Workers are started and stopped afterwards, which is not waited for. Raises ApiError: 400 for a file that is
         wrong, 409 where there is none.
@@ -113,7 +114,7 @@ class Reloader:
                 self._supervisor.apply(new, changes)
                 apply(self.config)
                 self.config = new
-            return {"applied": not dry_run, "summary": summary(steps), "plan": [attrs.asdict(step) for step in steps]}
+            return ReloadResult(applied=not dry_run, summary=summary(steps), plan=steps)
 
     async def watch_forever(self) -> Never:
         """Reload the file whenever it has changed and is whole again (`server_settings.watch_config`)."""

@@ -19,7 +19,8 @@ from ichat import errors
 from ichat.admin import views
 from ichat.admin.openapi import document
 from ichat.admin.reload import Reloader
-from ichat.config.schema import DRAIN_S_MAX, read_worker
+from ichat.config.load import read_worker
+from ichat.config.schema import DRAIN_S_MAX
 from ichat.errors import ApiError
 from ichat.hardware.gpus import find_gpus
 from ichat.hardware.host import CpuMeter, HostResources, read_resources

@@ -97,10 +97,10 @@ def find_gateway(args: argparse.Namespace) -> GatewayAddress:
 
 
 def _configured(path: str, ca_certificates: str | None) -> GatewayAddress:
-    """Read where a gateway with this configuration listens; its own certificate is believed, whatever its names."""
+    """Return where a gateway with this configuration listens; its own certificate is trusted whatever its names."""
     import pathlib
 
-    from ichat.config import schema as configuration
+    from ichat.config import load as configuration
 
     settings = configuration.load(pathlib.Path(path)).server_settings
     if settings.port == 0:
@@ -121,7 +121,7 @@ def _context(ca_certificates: str | None) -> ssl.SSLContext:
 
 
 def _context_for(certificate: str) -> ssl.SSLContext:
-    """Believe who has the key of this one certificate, and nobody else: it may be self-signed, or for other names."""
+    """Return a context that trusts this one certificate, which may be self-signed or for other names."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -276,17 +276,17 @@ def parse_object(text: str) -> Json:
 
 
 def list_of(value: object) -> list[object]:
-    """Return what should be a list; an empty one for anything else."""
+    """Return a value that should be a list; for anything else an empty list."""
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def objects_of(value: object) -> list[Json]:
-    """Return the objects in what should be a list of them."""
+    """Return the objects in a value that should be a list of them."""
     return [cast("Json", item) for item in list_of(value) if isinstance(item, dict)]
 
 
 def object_of(value: object) -> Json:
-    """Return what should be an object; an empty one for anything else."""
+    """Return a value that should be an object; for anything else an empty one."""
     return cast("Json", value) if isinstance(value, dict) else {}
 
 

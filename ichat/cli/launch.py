@@ -54,7 +54,7 @@ def add_launch_flags(usage: argparse.ArgumentParser) -> None:
     usage.add_argument("--gpu-ids", type=_gpu_ids, metavar="0,1", help="the GPUs that it may use, or none; else all")
     usage.add_argument("--host", help="where it listens")
     usage.add_argument("--port", type=int, help="0: any free one")
-    usage.add_argument("--heartbeat-interval", type=float, metavar="S", help="seconds between two of its beats")
+    usage.add_argument("--heartbeat-interval", type=float, metavar="S", help="seconds between two heartbeats")
     usage.add_argument("--wait", action="store_true", help="show its progress until it is ready or has failed")
     usage.add_argument("--timeout-s", type=float, metavar="S", help="with --wait: give up waiting after so long")
 
@@ -176,7 +176,7 @@ def _show(screen: Screen, answer: JsonReply, *, is_json: bool) -> None:
 
 
 def _wait_until_ready(api: Api, worker_id: str, timeout_s: float | None) -> JsonReply:
-    """Return the worker once it is ready. Raises Exit 1 where it has failed, was removed, or takes too long."""
+    """Return the worker once it is ready. Raises Exit 1 if it fails, disappears, or takes too long."""
     missed = 0
     with Spinner() as progress:
         try:

@@ -112,7 +112,7 @@ class LogCommand:
 
 
 def _may_pass(error: Exit) -> bool:
-    """Return whether a failure may be over soon: a restarted gateway has not had a heartbeat of the worker yet."""
+    """Return whether a failure may be over soon: a restarted gateway has had no heartbeat of the worker yet."""
     return not isinstance(error, RequestRefused) or error.status == 404 or error.status >= 500
 
 

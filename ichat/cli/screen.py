@@ -242,7 +242,7 @@ def prepare_streams() -> None:
 
 
 def give_up_stdout() -> None:
-    """Let what is still to be written to a pipe that nobody reads go nowhere: the process ends quietly."""
+    """Discard output that is still to be written to a closed pipe, so that the process ends quietly."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

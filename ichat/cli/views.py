@@ -158,7 +158,7 @@ def show_plan(screen: Screen, answer: Json) -> None:
 
 
 def failure_of(worker: Json) -> str:
-    """Return one line on why a worker has failed. A cause without a failure belongs to an earlier run."""
+    """Return in one line why a worker has failed. A cause without a failure belongs to an earlier end."""
     keys = ("failure", "cause") if worker.get("failure") else ()
     reasons = [one_line(worker[key]).rstrip(".") for key in keys if worker.get(key)]
     lost = _lost(worker)
@@ -166,7 +166,7 @@ def failure_of(worker: Json) -> str:
 
 
 def progress_of(worker: Json) -> str:
-    """Return one line on what a worker is doing; a worker that waits for its restart has a reason."""
+    """Return in one line what a worker is doing, with the reason if it is about to be restarted."""
     state, phase, restarts = worker.get("state"), worker.get("phase"), worker.get("restarts")
     words = [f"{worker.get('worker_id')}: {state}"]
     if state == "restarting":
@@ -194,7 +194,7 @@ def _lost(worker: Json) -> str | None:
 
 
 def _last_end(worker: Json) -> str | None:
-    """Return when and how the last run of a running worker ended; a failed worker shows its failure instead."""
+    """Return when and how a worker that runs again last ended; for one that is down, its failure says so."""
     at = worker.get("ended_at")
     if not isinstance(at, int | float) or not 0 <= at <= SECONDS_MAX:
         return None

@@ -1,4 +1,4 @@
-"""Command lines: what is wrong with one is a sentence and an exit code."""
+"""Command lines: an error is one sentence and an exit code."""
 
 import argparse
 from typing import NoReturn

@@ -1,28 +1,19 @@
-"""The gateway's configuration: TOML in, frozen objects out, every problem reported at once and with its path.
+"""The gateway's configuration as frozen sections, with the checks of their values.
 
 Names follow `ichat.toml.example`, which explains each of them. Units stand last: `_s` seconds, `_bytes_max` bytes.
 """
 
-import difflib
-import functools
 import ipaddress
-import json
-import pathlib
 import re
-import tomllib
 import urllib.parse
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
-import cattrs
 from attrs import field, frozen
-from cattrs.errors import BaseValidationError
 
-from ichat import errors
 from ichat.config.openai_params import KNOWN, check_paths
-from ichat.config.strict import Between, checked, one_of, problems_of, section_hook, shown, strict_converter
-from ichat.errors import EXIT_USAGE, Exit
+from ichat.config.strict import Between, checked, one_of
 
 Scalar = str | int | float | bool
 EngineValue = Scalar | list[Scalar] | dict[str, Any]
@@ -36,15 +27,15 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9]
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 KEY_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
-"""What a key may be called."""
+"""The names that keys may have."""
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _FRAMING_HEADERS = frozenset(("host", "content-length", "transfer-encoding", "connection", "expect", "x-request-id"))
 
 MODEL_NAME_CHARACTERS_MAX = 256
 LINE_BYTES_LIMIT = 64 * 1024
-"""What `logs.line_bytes_max` may be at most; what holds lines holds one of that length."""
+"""The upper limit of `logs.line_bytes_max`; every buffer of lines holds at least one such line."""
 DRAIN_S_MAX = 3600.0
-"""How long a request to stop a worker may give it to answer what it has."""
+"""The longest time that a request to stop a worker may allow for its unfinished requests."""
 POLICY_NAMES = ("least_loaded", "power_of_two", "round_robin", "random")
 """The policies of `routing/policies.py`."""
 
@@ -164,7 +155,7 @@ class ServerSettings:
 
 @frozen
 class Routing:
-    """`[routing]`: who gets a request."""
+    """`[routing]`: which worker gets a request."""
 
     policy: str = checked(one_of(*POLICY_NAMES), "least_loaded")
     session_header: str = checked(_is_header_name, "x-session-id")
@@ -207,7 +198,7 @@ class Limits:
 
 @frozen
 class Key:
-    """`[[security.keys]]`: one client's key, by its hash or by the variable that holds it, and what it may ask for."""
+    """`[[security.keys]]`: one client's key, given by its hash or by a variable, and what it may ask for."""
 
     name: str = checked(_is_key_name)
     key_hash: str | None = checked(_is_key_hash, None)
@@ -233,7 +224,7 @@ class Security:
     keys: list[Key] = field(factory=list[Key])
 
     def variables(self) -> list[str]:
-        """Return the names of the environment's variables that hold keys."""
+        """Return the names of the environment variables that hold keys."""
         named = [self.admin_key_env, self.join_token_env, *(key.key_env for key in self.keys)]
         return [name for name in named if name is not None]
 
@@ -249,7 +240,7 @@ class CircuitBreaker:
 
 @frozen
 class Health:
-    """`[health]`: how workers that are not iChat's own are asked whether they are well, and external routes."""
+    """`[health]`: health checks of external routes, and of workers that are not iChat's own."""
 
     interval_s: float = checked(_SECONDS_OR_0, 10.0)
     timeout_s: float = checked(_SECONDS, 5.0)
@@ -329,7 +320,7 @@ class ManagedWorkerConfig:
 
 @frozen
 class ExternalRoute:
-    """`[[external_routes]]`: a model that is served elsewhere, by anything that speaks OpenAI's protocol."""
+    """`[[external_routes]]`: a model that another server with OpenAI's API serves."""
 
     model_name: str = checked(_is_model_name)
     api_base: str = checked(_is_http)
@@ -380,131 +371,7 @@ class Config:
     engines: dict[str, EngineSettings] = field(factory=dict[str, EngineSettings])
 
 
-_SECTIONS: tuple[type[Any], ...] = (
+SECTIONS: tuple[type[Any], ...] = (
     ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, Logs, LitellmSettings,
     ManagedWorkerConfig, ExternalRoute, EngineSettings, Config,
 )  # fmt: skip
-
-
-def load(path: pathlib.Path) -> Config:
-    """Read a configuration file. Raises Exit 64 with every problem in it, one a line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise Exit(EXIT_USAGE, f"The configuration {path} cannot be read: {reason}.") from error
-    return parse(text, str(path))
-
-
-def parse(text: str, source: str) -> Config:
-    """Read a configuration from text; `source` is what messages call it. Raises Exit 64."""
-    try:
-        tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # tomllib lets those of int() and of deep nesting through
-        raise Exit(EXIT_USAGE, f"{source} is not valid TOML: {error}.") from error
-    try:
-        config = _converter().structure(tables, Config)
-    except BaseValidationError as error:
-        problems = sorted(problems_of(error))
-    else:
-        problems = sorted(_contradictions(config))
-        if not problems:
-            return config
-    raise Exit(EXIT_USAGE, "\n".join([f"{source} was not accepted:", *(f"  {problem}" for problem in problems)]))
-
-
-def read_worker(table: object, config: Config) -> ManagedWorkerConfig:
-    """Make a worker of parsed JSON that has the keys of `[[managed_workers]]`; a null means that a key is left out.
-
-    `config` is what it must not contradict. Raises ApiError 400 with every problem.
-    """
-    if isinstance(table, dict):
-        table = _without_nulls(cast("dict[str, Any]", table))
-        if isinstance(table.get("backend_args"), dict):
-            table["backend_args"] = _without_nulls(table["backend_args"])
-    try:
-        worker = _converter().structure(table, ManagedWorkerConfig)
-    except BaseValidationError as error:
-        problems = sorted(problems_of(error))
-    except ValueError as error:
-        raise errors.bad_request(f"A worker is a JSON object: {error}.") from error
-    else:
-        problems = sorted(_contradictions_of(worker, config))
-        if not problems:
-            return worker
-    raise errors.bad_request(f"This is not a worker that can be launched: {'; '.join(problems)}.")
-
-
-def _without_nulls(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if value is not None}
-
-
-@functools.cache
-def _converter() -> cattrs.Converter:
-    converter = strict_converter(forbid_extra_keys=True)
-    converter.register_structure_hook(EngineValue, _engine_value)
-    for section in _SECTIONS:
-        prepare = _with_engine_arguments if section is ManagedWorkerConfig else None
-        converter.register_structure_hook(section, section_hook(section, converter, prepare))
-    return converter
-
-
-def _engine_value(value: Any, _: Any) -> EngineValue:
-    if type(value) not in (str, int, float, bool, list, dict):
-        raise ValueError(f"must be a string, number, boolean, list or table, not {shown(value)}")
-    if type(value) is list and None in value:
-        raise ValueError("must not hold a null")
-    try:
-        json.dumps(value, allow_nan=True)
-    except TypeError as error:
-        raise ValueError("must hold no dates or times: JSON has none, write them as strings") from error
-    return cast("EngineValue", value)
-
-
-def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Move what is not iChat's into `backend_args`, unless it looks like a typing error in one of iChat's keys."""
-    ours = [attribute.name for attribute in attrs.fields(ManagedWorkerConfig)]
-    kept = {key: table[key] for key in table if key in ours or difflib.get_close_matches(key, ours, 1, 0.85)}
-    inline = {key: table[key] for key in table if key not in kept}
-    if inline and isinstance(kept.get("backend_args", {}), dict):
-        kept["backend_args"] = {**inline, **kept.get("backend_args", {})}
-    return kept
-
-
-_NOT_THE_ENGINES = frozenset((
-    "served_model_name", "model", "backend", "host", "port", "worker_id", "gateway_address", "heartbeat_interval",
-    "advertise_host", "unix_socket", "max_in_flight", "drain_s", "stop_s", "log_streaming", "orphan_after_s",
-))  # fmt: skip
-
-
-def _contradictions(config: Config) -> Iterable[str]:
-    settings = config.server_settings
-    if (settings.tls_certificate is None) != (settings.tls_key is None):
-        yield "server_settings: tls_certificate and tls_key go together"
-    yield from _contradictions_of_keys(config.security)
-    for index, worker in enumerate(config.managed_workers):
-        for problem in _contradictions_of(worker, config):
-            yield f"managed_workers[{index}].{problem}"
-
-
-def _contradictions_of_keys(security: Security) -> Iterable[str]:
-    if security.admin_key_hash is not None and security.admin_key_env is not None:
-        yield "security: admin_key_hash and admin_key_env are two ways to say the same: give one"
-    for index, key in enumerate(security.keys):
-        if (key.key_hash is None) == (key.key_env is None):
-            yield f"security.keys[{index}]: needs either key_hash or key_env"
-        if any(key.name == other.name for other in security.keys[:index]):
-            yield f"security.keys[{index}].name: {key.name!r} is taken"
-
-
-def _contradictions_of(worker: ManagedWorkerConfig, config: Config) -> Iterable[str]:
-    settings = config.server_settings
-    for name in sorted(_NOT_THE_ENGINES.intersection(worker.backend_args)):
-        yield f"backend_args.{name}: is iChat's, not the engine's"
-    if any(route.model_name == worker.model_name for route in config.external_routes):
-        yield f"model_name: {worker.model_name!r} is also an external route"
-    if worker.on_gateway_exit == "keep":
-        if settings.port == 0 and settings.state_directory is None:
-            yield 'on_gateway_exit: "keep" needs a server_settings.port that is not 0, or a state_directory there'
-        if not worker.log_streaming:
-            yield 'on_gateway_exit: "keep" needs log_streaming, or its output is lost with its gateway'

@@ -19,11 +19,11 @@ from cattrs.gen import make_dict_structure_fn, override
 
 SHOWN_CHARACTERS_MAX = 60
 _HOLDS_SECRETS = re.compile(r"(^|\.)(env|headers|(?:\w*_)?(?:key|token|api_key)_(?:env|hash))([.\[]|$)")
-"""Paths of values that are shown to nobody."""
+"""The paths of values that no message may show."""
 
 Schema = Mapping[str, Any]
 Check = Callable[[Any], None]
-"""Raises ValueError with what is wrong about a value of the right type."""
+"""Raises ValueError that says what is wrong with a value of the right type."""
 
 
 @attrs.frozen
@@ -45,7 +45,7 @@ class Between:
 
 
 def one_of(*allowed: str) -> Check:
-    """Make the check that a text is one of these."""
+    """Return the check that a text is one of these."""
 
     def check(value: str) -> None:
         if value not in allowed:
@@ -64,7 +64,7 @@ def checked(check: Check, default: Any = attrs.NOTHING, schema: Schema | None = 
 
 
 def strict_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
-    """Make a converter that coerces nothing: strings, whole numbers, numbers and booleans are what they are."""
+    """Return a converter that coerces no value into another type."""
     converter = cattrs.Converter(forbid_extra_keys=forbid_extra_keys, detailed_validation=True)
     exact: list[tuple[type, str]] = [(str, "a string"), (int, "a whole number"), (bool, "true or false")]
     for kind, words in exact:
@@ -78,7 +78,7 @@ def section_hook(
     converter: cattrs.Converter,
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> Callable[[Any, Any], Any]:
-    """Structure one table: exactly its keys, each of the right type and past its check."""
+    """Return the hook that structures one table: exactly its keys, each of the right type and checked."""
 
     def hook(attribute: "attrs.Attribute[Any]") -> Callable[[Any, Any], Any]:
         check: Check | None = attribute.metadata.get("check")
@@ -124,7 +124,7 @@ def _number(value: Any, _: Any) -> float:
 
 
 def shown(value: Any) -> str:
-    """Write a value for a message, as JSON that is cut after `SHOWN_CHARACTERS_MAX` characters."""
+    """Return a value for a message, as JSON of at most `SHOWN_CHARACTERS_MAX` characters."""
     try:
         return json.dumps(value, default=str)[:SHOWN_CHARACTERS_MAX]
     except RecursionError:
@@ -132,7 +132,7 @@ def shown(value: Any) -> str:
 
 
 def problems_of(error: Exception, path: str = "") -> Iterable[str]:
-    """Turn cattrs' tree of errors into one line for each leaf, with its path."""
+    """Return one line for each leaf in cattrs' tree of errors, with its path."""
     if isinstance(error, ClassValidationError):
         for inner, note in error.group_exceptions()[0]:
             yield from problems_of(inner, f"{path}.{note.name}" if path else note.name)

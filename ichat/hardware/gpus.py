@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as NVIDIA's management library (NVML) tells of them.
+"""The GPUs of this machine, as NVIDIA's management library (NVML) reports them.
 
 A number in `gpu_ids` counts in the order of the PCI bus, as nvidia-smi does and `Gpu.index` here. CUDA by itself counts
 the fastest GPU first: workers therefore get ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
@@ -25,15 +25,15 @@ import trio
 from ichat.protocol import GPUS_MAX
 
 READ_S = 5.0
-"""How long a reading may take, beyond the one call that is under way; and how long one waits for another's end."""
+"""How long a reading may take, apart from the call in progress; and how long it waits for another reading."""
 FIND_S = 12.0
-"""How long `find_gpus` waits: for another reading, for its own, and for a call that is slow."""
+"""How long `find_gpus` waits: for another reading, for its own, and for a slow call."""
 PROCESSES_MAX = 256
-"""So many processes of each GPU are told of."""
+"""The most processes that are reported for each GPU."""
 
 _MODULE = "pynvml"
 _DRIVER = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
-"""What is there where NVIDIA's driver is loaded; the last is Windows' for Linux."""
+"""Files that exist if NVIDIA's driver is loaded; the last is for Linux on Windows."""
 _VENDORS = "sys/bus/pci/devices/*/vendor"
 _NVIDIA = "0x10de"
 _USUAL_ERRORS = (3, 4, 13)
@@ -53,7 +53,7 @@ class GpuProcess:
     """A process that uses a GPU."""
 
     pid: int
-    """As the driver counts: in a container it may be another process's, or nobody's."""
+    """As the driver counts: in a container, another process or none may have this number."""
     memory_bytes: int | None = None
     program: str = ""
 
@@ -163,7 +163,7 @@ class _Driver:
     def _handles(self, count: int) -> list[tuple[Any, str]]:
         """Return each handle, or why there is none.
 
-        They are sorted by the PCI bus where all of them answer: NVML promises no order, though it has that one.
+        They are sorted by the PCI bus if all of them answer: NVML promises no order, though it has that one.
         """
         found: list[tuple[Any, str]] = []
         places: list[Any] = []
@@ -200,7 +200,7 @@ class _Driver:
         )
 
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
-        """Return the processes that compute or draw, the largest first; one that does both comes once."""
+        """Return the processes that compute or draw, the largest first and each of them once."""
         found: dict[int, int | None] = {}
         for calls in _PROCESSES:
             answers = (self._ask(call, handle) for call in calls)

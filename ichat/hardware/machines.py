@@ -1,6 +1,6 @@
-"""What a machine has and how much of it is in use, as those tell who run on it: workers in their beats, the gateway.
+"""What machines have and how much of it is in use, as the gateway and the workers on them report it.
 
-Several may tell of the same machine, and in containers each of them of other GPUs: `machines_of` puts that together.
+Several workers may report the same machine, in containers each with other GPUs: `machines_of` merges the reports.
 Nothing is added up, so that nothing is counted twice.
 """
 
@@ -21,9 +21,9 @@ from ichat.hardware.host import CpuMeter, worker_of
 from ichat.protocol import ID, MACHINE_NAME_CHARACTERS_MAX, Machine, MachineGpu
 
 LOOK_S = 10.0
-"""How often a machine is looked at, at most: reading its GPUs takes milliseconds of a thread."""
+"""The least time between two readings of a machine: reading its GPUs takes milliseconds of a thread."""
 STEP = 0.05
-"""What is always a little different, the use of processors and memory, is told in such steps of the whole."""
+"""The use of processors and memory is rounded to this share of the whole, since it always changes a little."""
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _SHORT = 8
@@ -35,21 +35,21 @@ Held = Mapping[int, Mapping[str, int]]
 
 @attrs.frozen
 class MachineReport:
-    """What one of them tells of its machine; `by` is the worker's id, "" for the gateway."""
+    """What a worker or the gateway reports of its machine; `by` is the worker's id, "" for the gateway."""
 
     by: str
     machine: Machine
     held: Held = attrs.field(factory=dict[int, Mapping[str, int]])
     workers: Collection[str] = ()
-    """Who runs on it besides, as far as the gateway knows by itself."""
+    """Other workers on the machine that the gateway itself knows of."""
 
 
 @attrs.frozen
 class GpuView:
-    """A GPU as several tell of it."""
+    """A GPU, merged from several reports."""
 
     label: str
-    """Its index; where two of its machine have the same, since containers see a part of them: its uuid."""
+    """The GPU's index, or its uuid if containers use the same index for several GPUs of the machine."""
     gpu: MachineGpu
     held: Mapping[str, int]
     """The bytes that workers hold, by their ids."""
@@ -63,7 +63,7 @@ class GpuView:
 
 @attrs.frozen
 class MachineView:
-    """A machine as several tell of it."""
+    """A machine, merged from several reports."""
 
     name: str
     """The host name of the machine or of a container on it, with part of `id` if another machine has the same name."""
@@ -84,7 +84,7 @@ class MachineView:
 
 
 def own_id() -> str:
-    """Return what tells this machine from others: the kernel's boot id, which containers on it share."""
+    """Return the id of this machine: the kernel's boot id, which containers on the machine share."""
     try:
         found = pathlib.Path(_BOOT_ID).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -93,21 +93,21 @@ def own_id() -> str:
 
 
 class MachineMonitor:
-    """Looks at this machine at intervals, for a worker or for the gateway."""
+    """Reads this machine at intervals, for a worker or for the gateway."""
 
     def __init__(self, workers: Callable[[], Mapping[int, str]], by: str = "") -> None:
-        """`workers` gives the ids of those here by the pids of their first processes; `by` is the worker that looks."""
+        """`workers` returns the workers' ids by the pids of their first processes; `by` is the worker that reads."""
         self._workers = workers
         self._by = by
         self._meter = CpuMeter()
         self.report: MachineReport | None = None
-        """What it saw last."""
+        """The newest reading."""
 
     def __repr__(self) -> str:
-        return f"<Lookout of {self._by or 'the gateway'}: {self.report}>"
+        return f"<MachineMonitor of {self._by or 'the gateway'}: {self.report}>"
 
     async def watch_forever(self, every_s: float, seen: Callable[[], None] | None = None) -> None:
-        """Look at the machine every so many seconds, in a thread; `seen` is called after the first look."""
+        """Read the machine at this interval, in a thread; `seen` is called after the first reading."""
         while True:
             is_first, gpus = self.report is None, await find_gpus()
             self.report = await trio.to_thread.run_sync(read_machine, self._meter, gpus, self._workers(), self._by)
@@ -121,7 +121,7 @@ def read_machine(
 ) -> MachineReport:
     """Return what this machine has, and what workers hold of its GPUs; takes about a millisecond.
 
-    `gpus` comes from `find_gpus`; `workers` has ids by the pids of first processes; `by` is the worker that tells.
+    `gpus` comes from `find_gpus`; `workers` has ids by the pids of first processes; `by` is the worker that reports.
     """
     memory = psutil.virtual_memory()
     use = meter.read()
@@ -175,21 +175,21 @@ def _held_of(gpu: Gpu, workers: Mapping[int, str]) -> dict[str, int | None]:
 
 
 def _text(value: str) -> str:
-    """Make of any text what a beat takes."""
+    """Return any text as a heartbeat accepts it."""
     return "".join(one if one.isprintable() else "?" for one in value)[:MACHINE_NAME_CHARACTERS_MAX]
 
 
 def report_of(worker_id: str, machine: Machine) -> MachineReport:
-    """Return what a worker tells of its machine, and of itself there."""
+    """Return the report in a worker's heartbeat."""
     held = {gpu.index: {worker_id: gpu.held_bytes} for gpu in machine.gpus or () if gpu.held_bytes}
     return MachineReport(worker_id, machine, held)
 
 
 def machines_of(own: MachineReport | None, told: Iterable[tuple[str, Machine]]) -> list[MachineView]:
-    """Put together what several tell of their machines: of each value, the first that tells of it has it.
+    """Return the machines in several reports; the first report of a value wins.
 
-    `own` is of the gateway's; workers tell by their ids, and know best what they hold themselves. With thousands of
-    them it takes some ten milliseconds. Names are unique, and so are the labels of a machine's GPUs.
+    `own` is the gateway's report; `told` has those of workers, which know best what they hold themselves. Thousands of
+    workers take some ten milliseconds. Names are unique, and so are the labels of a machine's GPUs.
     """
     by_id: dict[str, list[MachineReport]] = {}
     for report in itertools.chain([own] if own else [], itertools.starmap(report_of, told)):
@@ -207,7 +207,7 @@ def machines_of(own: MachineReport | None, told: Iterable[tuple[str, Machine]]) 
 
 
 def _gpus_of(reports: Sequence[MachineReport]) -> list[GpuView] | None:
-    """Put together the GPUs of one machine; the same one has the same uuid, or is not told apart."""
+    """Return the merged GPUs of one machine; the same GPU has the same uuid, or without one the same index."""
     if all(report.machine.gpus is None for report in reports):
         return None
     found: list[tuple[MachineGpu, dict[str, int]]] = []

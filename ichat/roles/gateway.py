@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import trio
 
 from ichat.admin.reload import ConfigFile, Reloader, fingerprint
-from ichat.config import schema as configuration
+from ichat.config import load as configuration
 from ichat.config.command_line import CommandLineParser
 from ichat.config.schema import Config
 from ichat.errors import Exit

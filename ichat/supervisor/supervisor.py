@@ -10,7 +10,8 @@ import psutil
 import trio
 
 from ichat import errors
-from ichat.config.schema import Config, ManagedWorkerConfig, read_worker
+from ichat.config.load import read_worker
+from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
 from ichat.observability.logs.store import LogStore
 from ichat.protocol import parse_heartbeat

@@ -22,7 +22,7 @@ from support.peers import Client
 from support.programs import LIMIT_S, ROOT, Program, alive
 from support.real_engines import LOAD_S
 
-from ichat.config import schema as configuration
+from ichat.config import load as configuration
 from ichat.roles import gateway as gateway_role
 
 PYZ = ROOT / "ichat.pyz"

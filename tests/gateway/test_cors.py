@@ -7,7 +7,7 @@ import pytest
 import trio
 from support.peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain
 
-from ichat.config import schema as configuration
+from ichat.config import load as configuration
 from ichat.errors import Exit
 from ichat.security.auth import CHANGES_MODELS, ROUTES
 from ichat.security.cors import ASKED_BYTES_MAX

@@ -7,7 +7,7 @@ import trio
 from fuzz_front_door import Fuzz, Input, Script, make_input, settings
 from support.peers import until
 
-from ichat.config import schema as configuration
+from ichat.config import load as configuration
 from ichat.http.framing import Chunked, FramingError
 from ichat.http.heads import HeadError, parse_response_head
 from ichat.roles import gateway

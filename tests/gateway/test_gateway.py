@@ -8,7 +8,7 @@ import pytest
 import trio
 from support.peers import LIMIT_S, SSE_END, SSE_HEAD, Upstream, chunk, code_of, event, plain, reset, until
 
-from ichat.config import schema as configuration
+from ichat.config import load as configuration
 from ichat.http import pool
 from ichat.proxy.upstream_request import engine_target
 from ichat.roles import gateway

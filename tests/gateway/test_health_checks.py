@@ -10,7 +10,7 @@ import trustme
 from support.exposition import Shown, heartbeat, known, shown
 from support.peers import code_of, plain
 
-from ichat.config import schema as configuration
+from ichat.config import load as configuration
 from ichat.config.schema import Config, Health
 from ichat.errors import Exit
 from ichat.http import client

@@ -10,7 +10,7 @@ import pytest
 import trio
 from support.peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, turns_until, until
 
-from ichat.config import schema as configuration
+from ichat.config import load as configuration
 from ichat.errors import Exit
 from ichat.observability import access_log as accesslog
 from ichat.roles import gateway

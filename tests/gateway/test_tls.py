@@ -10,7 +10,7 @@ import trio
 import trustme
 from support.peers import SSE_END, SSE_HEAD, Client, chunk, code_of, event, plain, reset, until
 
-from ichat.config import schema as configuration
+from ichat.config import load as configuration
 from ichat.errors import Exit
 from ichat.roles import gateway
 

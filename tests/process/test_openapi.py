@@ -16,7 +16,8 @@ from support.programs import LIMIT_S, Program, ichat
 from ichat.admin.app import make_app
 from ichat.admin.openapi import document
 from ichat.admin.schemas import schema_of
-from ichat.config.schema import DRAIN_S_MAX, Config, ManagedWorkerConfig, Security, read_worker
+from ichat.config.load import read_worker
+from ichat.config.schema import DRAIN_S_MAX, Config, ManagedWorkerConfig, Security
 from ichat.engines import Progress
 from ichat.errors import ApiError
 from ichat.hardware.gpus import Gpu, GpuProcess

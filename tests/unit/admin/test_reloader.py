@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from ichat.admin.reload import ConfigFile, Reloader, fingerprint
-from ichat.config import schema as configuration
+from ichat.config import load as configuration
 from ichat.errors import ApiError, Exit
 
 TEXT = "[server_settings]\nport = 0\n[timeouts]\nqueue_s = {}\n"
@@ -99,7 +99,7 @@ async def test_a_dry_run_changes_nothing(site):
     """It says what would be done, after the same checks."""
     site.write(66)
     plan = await site.reloader.reload(dry_run=True, why="test")
-    assert (plan["applied"], [step["what"] for step in plan["plan"]]) == (False, ["timeouts.queue_s"])
+    assert (plan.applied, [step.what for step in plan.plan]) == (False, ["timeouts.queue_s"])
     assert (site.attempts, site.in_force, site.reloader.config.timeouts.queue_s) == (1, [], 1)
 
 

@@ -6,13 +6,14 @@ import re
 import attrs
 import pytest
 
-from ichat.config import schema as configuration
+from ichat.config import load as configuration
+from ichat.config import schema
 from ichat.errors import EXIT_USAGE, ApiError, Exit
 from ichat.supervisor.launch import engine_flags
 
 ROOT = pathlib.Path(__file__).parents[3]
 EXAMPLE = ROOT / "ichat.toml.example"
-NONE = configuration.Config()
+NONE = schema.Config()
 
 
 def problems_of(text):
@@ -219,7 +220,7 @@ def test_what_is_wrong_about_logs_and_restarts():
 
 def test_no_flag_of_an_engine_looks_like_a_typing_error():
     """Every flag that the documents name can stand inline, unless iChat has the same."""
-    ours = {attribute.name for attribute in attrs.fields(configuration.ManagedWorkerConfig)}
+    ours = {attribute.name for attribute in attrs.fields(schema.ManagedWorkerConfig)}
     text = (ROOT / "ichat/engines/FLAGS.md").read_text()
     flags = {name.replace("-", "_") for name in re.findall(r"--([a-z][a-z0-9-]+)", text)} - ours
     assert len(flags) > 300
@@ -244,7 +245,7 @@ def test_a_worker_of_the_api_has_the_keys_of_the_file():
     }  # fmt: skip
     given = dict(table)
     worker = configuration.read_worker(table, NONE)
-    assert worker == configuration.ManagedWorkerConfig(
+    assert worker == schema.ManagedWorkerConfig(
         model_name="a", model_path="/a", backend="sglang", gpu_ids=[0], host="0.0.0.0", port=9000,
         backend_args={"tensor_parallel_size": 2, "hf_overrides": {"x": None}, "dtype": "half"},
     )  # fmt: skip
@@ -292,7 +293,7 @@ def test_the_example_is_accepted_and_complete():
     text = EXAMPLE.read_text()
     config = configuration.load(EXAMPLE)
     tables = {"managed_workers", "external_routes", "engines"}
-    for name in {attribute.name for attribute in attrs.fields(configuration.Config)} - tables:
+    for name in {attribute.name for attribute in attrs.fields(schema.Config)} - tables:
         section = getattr(config, name)
         if name == "security":
             assert [key.name for key in section.keys] == ["team-a"]
@@ -303,10 +304,10 @@ def test_the_example_is_accepted_and_complete():
                 continue
             assert re.search(rf"^#?{attribute.name} = ", text, re.MULTILINE), attribute.name
     for section in (
-        configuration.Key,
-        configuration.ManagedWorkerConfig,
-        configuration.ExternalRoute,
-        configuration.EngineSettings,
+        schema.Key,
+        schema.ManagedWorkerConfig,
+        schema.ExternalRoute,
+        schema.EngineSettings,
     ):
         for attribute in attrs.fields(section):
             assert f"{attribute.name} = " in text or f".{attribute.name}]" in text, attribute.name

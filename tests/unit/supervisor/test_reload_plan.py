@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ichat.config import schema as configuration
+from ichat.config import load as configuration
 from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig
 from ichat.supervisor.reload_plan import (
     Change,

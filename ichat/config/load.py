@@ -1,0 +1,142 @@
+"""The configuration read from TOML or JSON: every problem is reported at once and with its path."""
+
+import difflib
+import functools
+import json
+import pathlib
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import attrs
+import cattrs
+from cattrs.errors import BaseValidationError
+
+from ichat import errors
+from ichat.config.schema import SECTIONS, Config, EngineValue, ManagedWorkerConfig, Security
+from ichat.config.strict import problems_of, section_hook, shown, strict_converter
+from ichat.errors import EXIT_USAGE, Exit
+
+
+def load(path: pathlib.Path) -> Config:
+    """Return the configuration in a file. Raises Exit 64 with every problem in it, one per line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise Exit(EXIT_USAGE, f"The configuration {path} cannot be read: {reason}.") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Config:
+    """Return the configuration in a text, which messages call `source`. Raises Exit 64."""
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # tomllib lets those of int() and of deep nesting through
+        raise Exit(EXIT_USAGE, f"{source} is not valid TOML: {error}.") from error
+    try:
+        config = _converter().structure(tables, Config)
+    except BaseValidationError as error:
+        problems = sorted(problems_of(error))
+    else:
+        problems = sorted(_contradictions(config))
+        if not problems:
+            return config
+    raise Exit(EXIT_USAGE, "\n".join([f"{source} was not accepted:", *(f"  {problem}" for problem in problems)]))
+
+
+def read_worker(table: object, config: Config) -> ManagedWorkerConfig:
+    """Return the worker in parsed JSON with the keys of `[[managed_workers]]`; a null means that a key is left out.
+
+    The worker must not contradict `config`. Raises ApiError 400 with every problem.
+    """
+    if isinstance(table, dict):
+        table = _without_nulls(cast("dict[str, Any]", table))
+        if isinstance(table.get("backend_args"), dict):
+            table["backend_args"] = _without_nulls(table["backend_args"])
+    try:
+        worker = _converter().structure(table, ManagedWorkerConfig)
+    except BaseValidationError as error:
+        problems = sorted(problems_of(error))
+    except ValueError as error:
+        raise errors.bad_request(f"A worker is a JSON object: {error}.") from error
+    else:
+        problems = sorted(_contradictions_of(worker, config))
+        if not problems:
+            return worker
+    raise errors.bad_request(f"This is not a worker that can be launched: {'; '.join(problems)}.")
+
+
+def _without_nulls(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if value is not None}
+
+
+@functools.cache
+def _converter() -> cattrs.Converter:
+    converter = strict_converter(forbid_extra_keys=True)
+    converter.register_structure_hook(EngineValue, _engine_value)
+    for section in SECTIONS:
+        prepare = _with_engine_arguments if section is ManagedWorkerConfig else None
+        converter.register_structure_hook(section, section_hook(section, converter, prepare))
+    return converter
+
+
+def _engine_value(value: Any, _: Any) -> EngineValue:
+    if type(value) not in (str, int, float, bool, list, dict):
+        raise ValueError(f"must be a string, number, boolean, list or table, not {shown(value)}")
+    if type(value) is list and None in value:
+        raise ValueError("must not hold a null")
+    try:
+        json.dumps(value, allow_nan=True)
+    except TypeError as error:
+        raise ValueError("must hold no dates or times: JSON has none, write them as strings") from error
+    return cast("EngineValue", value)
+
+
+def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the table with unknown keys moved to `backend_args`, except those that look like misspelt known ones."""
+    ours = [attribute.name for attribute in attrs.fields(ManagedWorkerConfig)]
+    kept = {key: table[key] for key in table if key in ours or difflib.get_close_matches(key, ours, 1, 0.85)}
+    inline = {key: table[key] for key in table if key not in kept}
+    if inline and isinstance(kept.get("backend_args", {}), dict):
+        kept["backend_args"] = {**inline, **kept.get("backend_args", {})}
+    return kept
+
+
+_NOT_THE_ENGINES = frozenset((
+    "served_model_name", "model", "backend", "host", "port", "worker_id", "gateway_address", "heartbeat_interval",
+    "advertise_host", "unix_socket", "max_in_flight", "drain_s", "stop_s", "log_streaming", "orphan_after_s",
+))  # fmt: skip
+
+
+def _contradictions(config: Config) -> Iterable[str]:
+    settings = config.server_settings
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        yield "server_settings: tls_certificate and tls_key go together"
+    yield from _contradictions_of_keys(config.security)
+    for index, worker in enumerate(config.managed_workers):
+        for problem in _contradictions_of(worker, config):
+            yield f"managed_workers[{index}].{problem}"
+
+
+def _contradictions_of_keys(security: Security) -> Iterable[str]:
+    if security.admin_key_hash is not None and security.admin_key_env is not None:
+        yield "security: admin_key_hash and admin_key_env are two ways to say the same: give one"
+    for index, key in enumerate(security.keys):
+        if (key.key_hash is None) == (key.key_env is None):
+            yield f"security.keys[{index}]: needs either key_hash or key_env"
+        if any(key.name == other.name for other in security.keys[:index]):
+            yield f"security.keys[{index}].name: {key.name!r} is taken"
+
+
+def _contradictions_of(worker: ManagedWorkerConfig, config: Config) -> Iterable[str]:
+    settings = config.server_settings
+    for name in sorted(_NOT_THE_ENGINES.intersection(worker.backend_args)):
+        yield f"backend_args.{name}: is iChat's, not the engine's"
+    if any(route.model_name == worker.model_name for route in config.external_routes):
+        yield f"model_name: {worker.model_name!r} is also an external route"
+    if worker.on_gateway_exit == "keep":
+        if settings.port == 0 and settings.state_directory is None:
+            yield 'on_gateway_exit: "keep" needs a server_settings.port that is not 0, or a state_directory there'
+        if not worker.log_streaming:
+            yield 'on_gateway_exit: "keep" needs log_streaming, or its output is lost with its gateway'
