@@ -5,7 +5,7 @@ import contextlib
 import pathlib
 
 import ichat
-from ichat.config import schema as configuration
+from ichat.config import load as configuration
 from ichat.observability.tracing import open_tracing
 from ichat.roles.gateway_components import build
 from ichat.supervisor.state import open_state
