@@ -26,11 +26,11 @@ class LogEndpoint:
         self._ring = ring
         self._settle = settle
         self._headers = headers
-        self._bell = Wakeup()
+        self._wakeup = Wakeup()
         self._readers = 0
         self._finished = False
         self._left = trio.Event()
-        ring.changed = self._bell.notify
+        ring.changed = self._wakeup.notify
 
     def __repr__(self) -> str:
         return f"<LogEndpoint {self._ring!r}, {self._readers} readers>"
@@ -62,7 +62,7 @@ class LogEndpoint:
         self._readers += 1
         try:
             send = send_chunk if is_chunked else client.send_all
-            async for block in LogStream(cursor, self._bell, is_ending=lambda: self._finished):
+            async for block in LogStream(cursor, self._wakeup, is_ending=lambda: self._finished):
                 await send(block)
             if is_chunked:
                 await client.send_all(_LAST_CHUNK)
@@ -78,7 +78,7 @@ class LogEndpoint:
                 await trio.to_thread.run_sync(self._settle, wait_s, abandon_on_cancel=True)
             self._finished = True
             self._left = trio.Event()
-            self._bell.notify()
+            self._wakeup.notify()
             if self._readers:
                 await self._left.wait()
 

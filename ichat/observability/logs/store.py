@@ -79,7 +79,9 @@ class LogStore:
             record.is_managed, record.start_id, record.refused = True, None, None
             record.begin_run(self.settings)
             lines = LineSplitter(self.settings.line_bytes_max)
-            record.drain = follow(reading, record.ring, file, *self._echo(worker_id), lines=lines, ends_ring=False)
+            record.pipe_reader = follow(
+                reading, record.ring, file, *self._echo(worker_id), lines=lines, ends_ring=False
+            )
             stack.pop_all()
         return writing
 
@@ -92,13 +94,13 @@ class LogStore:
         if record is None:
             return
         with trio.move_on_after(self._times.end_s, shield=True):
-            if record.drain is not None:
-                await trio.to_thread.run_sync(record.drain.stop, self._times.end_s, abandon_on_cancel=True)
-            if record.collector is not None and not self._is_closing:
-                await record.collector.wait_disconnected()
+            if record.pipe_reader is not None:
+                await trio.to_thread.run_sync(record.pipe_reader.stop, self._times.end_s, abandon_on_cancel=True)
+            if record.follower is not None and not self._is_closing:
+                await record.follower.wait_disconnected()
         record.stop_following()
-        record.goes_on = record.goes_on or record.collector is not None
-        record.drain = record.collector = None
+        record.goes_on = record.goes_on or record.follower is not None
+        record.pipe_reader = record.follower = None
         with trio.move_on_after(self._times.end_s, shield=True):
             await trio.to_thread.run_sync(record.leave_file, abandon_on_cancel=True)
 
@@ -138,7 +140,7 @@ class LogStore:
         """Return what a request asks for. Raises ApiError 404 if no lines of that worker, or of that run, are known."""
         record, path = self._find(worker_id, query)
         if record is not None:
-            ring, wakeup = record.ring, record.bell
+            ring, wakeup = record.ring, record.wakeup
         else:
             settings = self.settings
             bounds = {"lines_max": settings.ring_lines_max, "bytes_max": settings.ring_bytes_max}
@@ -170,7 +172,7 @@ class LogStore:
         """Let all streams end after the lines of this moment: the gateway stops."""
         self._is_closing = True
         for record in self._records.values():
-            record.bell.notify()
+            record.wakeup.notify()
 
     def reconfigure(self, config: Config) -> None:
         """Use these settings for all that begins from now on."""
@@ -191,8 +193,8 @@ class LogStore:
                 wanted = sources()
                 self._drop_idle(wanted)
                 for worker_id in self._to_follow(wanted):
-                    record, collector, scope = self._prepare(worker_id, wanted[worker_id])
-                    nursery.start_soon(self._follow, worker_id, record, collector, scope)
+                    record, follower, scope = self._prepare(worker_id, wanted[worker_id])
+                    nursery.start_soon(self._follow, worker_id, record, follower, scope)
                 await trio.sleep(self._times.look_pause_s)
                 with trio.move_on_after(self._times.look_s):
                     await self._changed.wait()
@@ -202,8 +204,8 @@ class LogStore:
         deadline = time.monotonic() + self._times.close_s
         for record in self._records.values():
             record.stop_following()
-            if record.drain is not None:
-                record.drain.stop(max(0.0, deadline - time.monotonic()))
+            if record.pipe_reader is not None:
+                record.pipe_reader.stop(max(0.0, deadline - time.monotonic()))
             record.leave_file()
             record.ring.end()
         if self._tee is not None:
@@ -239,11 +241,11 @@ class LogStore:
 
     def _leave(self, record: WorkerLog) -> None:
         """Stop everything that adds lines to a record."""
-        drain, record.drain = record.drain, None
-        if drain is not None:
-            drain.stop(self._times.end_s)
+        reader, record.pipe_reader = record.pipe_reader, None
+        if reader is not None:
+            reader.stop(self._times.end_s)
         record.stop_following()
-        record.collector = None
+        record.follower = None
         record.leave_file()
 
     def _to_follow(self, wanted: Mapping[str, LogSource]) -> list[str]:
@@ -253,7 +255,7 @@ class LogStore:
         is_full = False
         for worker_id, source in wanted.items():
             record = self._records.get(worker_id)
-            if not _ID.fullmatch(worker_id) or (record and (record.drain or record.refused == source.start_id)):
+            if not _ID.fullmatch(worker_id) or (record and (record.pipe_reader or record.refused == source.start_id)):
                 continue
             if record and record.scope is not None:
                 self._tell(record, source)
@@ -269,37 +271,37 @@ class LogStore:
 
     def _tell(self, record: WorkerLog, source: LogSource) -> None:
         """Let the task that follows a worker know where it is; it ends where it has to begin anew."""
-        collector = record.collector
-        if collector is None or collector.source == source:
+        follower = record.follower
+        if follower is None or follower.source == source:
             return
-        if record.is_early and attrs.evolve(collector.source, start_id=source.start_id) == source:
+        if record.is_early and attrs.evolve(follower.source, start_id=source.start_id) == source:
             record.start_id, record.is_early = source.start_id, False
-            collector.source = source
+            follower.source = source
         else:
             record.stop_following()
 
     def _prepare(self, worker_id: str, source: LogSource) -> tuple[WorkerLog, LogFollower, trio.CancelScope]:
         """Have all that is needed to follow a worker."""
         record = self._record(worker_id)
-        is_new = record.collector is None and not record.goes_on
+        is_new = record.follower is None and not record.goes_on
         is_other = record.start_id not in (None, source.start_id)
         if is_new or (is_other and not record.is_early):
             record.begin_run(self.settings)
-            record.collector = None
+            record.follower = None
         record.is_early = record.is_early and not is_other
         record.ring.ended = False
         record.start_id, record.refused = source.start_id, None
-        if record.collector is None:
+        if record.follower is None:
 
             def began_anew() -> None:
                 record.begin_run(self.settings)
                 record.is_early = True
 
             take = functools.partial(self._take, worker_id, record)
-            record.collector = LogFollower(source, self.settings.line_bytes_max, take, began_anew, self._times)
-        record.collector.source = source
+            record.follower = LogFollower(source, self.settings.line_bytes_max, take, began_anew, self._times)
+        record.follower.source = source
         record.scope = trio.CancelScope()
-        return record, record.collector, record.scope
+        return record, record.follower, record.scope
 
     def _drop_idle(self, wanted: Container[str]) -> None:
         """Stop following workers that are not wanted any more, and keep the lines of only so many of them.
@@ -316,18 +318,18 @@ class LogStore:
         for worker_id in idle[: max(0, len(idle) - self.settings.followed_max)]:
             self.forget(worker_id)
 
-    async def _follow(self, worker_id: str, record: WorkerLog, collector: LogFollower, scope: trio.CancelScope) -> None:
+    async def _follow(self, worker_id: str, record: WorkerLog, follower: LogFollower, scope: trio.CancelScope) -> None:
         refusal = ""
         try:
             with scope:
-                refusal = await collector.follow()
+                refusal = await follower.follow()
                 log.info("worker %s has no lines to follow: %s", worker_id, refusal)
         except Exception:
             refusal = "bug"
             log.exception("a bug following the lines of worker %s", worker_id)
         finally:
             if refusal:
-                record.refused = collector.source.start_id
+                record.refused = follower.source.start_id
             if record.scope is scope:
                 record.scope = None
             self._changed.set()

@@ -57,19 +57,19 @@ class WorkerLog:
     def __init__(self, start: int, settings: Logs) -> None:
         """`start` is the number before that of the first line."""
         self.ring = LineBuffer(settings.ring_lines_max, settings.ring_bytes_max, start)
-        self.bell = Wakeup()
-        self.ring.changed = self.bell.notify
+        self.wakeup = Wakeup()
+        self.ring.changed = self.wakeup.notify
         self.run_after = start
         """The number before that of the first line of the newest start."""
         self.is_managed = False
         """Whether this gateway manages the worker: then its end is told, and its followers wait for its next start."""
-        self.drain: PipeReader | None = None
+        self.pipe_reader: PipeReader | None = None
         """Reads the pipe of a worker that this gateway has started."""
         self.start_id: str | None = None
         """Which start it is, of one that is followed; None where the next that is told of is this one."""
         self.is_early = False
         """Whether that start has ended, and lines of the next came before a heartbeat told of it."""
-        self.collector: LogFollower | None = None
+        self.follower: LogFollower | None = None
         self.scope: trio.CancelScope | None = None
         """Of the task that follows it, while it runs."""
         self.refused: str | None = None
@@ -79,13 +79,13 @@ class WorkerLog:
         self.turn = 0
         """Grows whenever the file is left: a thread that writes for an earlier turn comes too late."""
         self._file: LogFile | None = None
-        """Of one that is followed; else the drain has it."""
+        """Of a worker that is followed; otherwise the pipe reader has it."""
         self._file_after = -math.inf
         """When the last line came that the file had before it was opened."""
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<WorkerLog {self.ring!r}, {self.drain or self.collector}>"
+        return f"<WorkerLog {self.ring!r}, {self.pipe_reader or self.follower}>"
 
     def statistics(self) -> LogStatistics:
         """Return what is known at this moment."""
