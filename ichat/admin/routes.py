@@ -31,8 +31,9 @@ from ichat.observability.logs.stream import read_query
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
 from ichat.protocol import Heartbeat, ModelCard, entry_of, parse_heartbeat
+from ichat.routing.availability import TooManyWorkers
 from ichat.routing.balancer import Balancer
-from ichat.routing.registry import Registry, TooManyWorkers
+from ichat.routing.registry import Registry
 from ichat.routing.worker_record import State, WorkerRecord
 from ichat.security.auth import Auth, Caller
 from ichat.supervisor.supervisor import Supervisor

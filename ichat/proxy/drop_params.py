@@ -1,6 +1,6 @@
 """Which parameters of a request an external upstream gets: what LiteLLM calls `drop_params`.
 
-Rules decide on the members that `bodies.py` has found and say what has to change; nothing is changed here.
+Rules decide on the members that `json_body.py` has found and return what has to change; nothing is changed here.
 """
 
 import json
@@ -31,7 +31,7 @@ PathStep = str | int | None
 
 @attrs.frozen
 class Changes:
-    """What to change in a request's body, as `bodies.rewrite_json` takes it."""
+    """What to change in a request's body, as `json_body.rewrite_json` takes it."""
 
     replace: Mapping[str, bytes]
     drop: Collection[str]
@@ -39,7 +39,7 @@ class Changes:
     """What the upstream does not get, for the log: names and paths that were there."""
 
     def __bool__(self) -> bool:
-        """Say whether anything changes."""
+        """Return whether anything changes."""
         return bool(self.replace or self.drop)
 
 
@@ -57,7 +57,7 @@ class ParamRules:
     """Names that it supports, if these are not `SUPPORTED`."""
 
     def plan(self, body: Body, members: Sequence[Member], *, gated: bool) -> Changes:
-        """Say what has to change in a body with these members.
+        """Return what has to change in a body with these members.
 
         ``gated``: whether the route is one where the upstream's support for a parameter counts (completions and
         embeddings). Raises ApiError 400 for parameters that it does not support, unless they are to be dropped.
@@ -83,7 +83,7 @@ class ParamRules:
         return Changes(replace, frozenset(drop), dropped)
 
     def concerns(self, body: Body) -> bool:
-        """Say whether `plan` could have anything to say about a body; of one that is long, without looking."""
+        """Return whether `plan` could change a body; a long body is not searched."""
         return len(body) > SEARCHED_BYTES_MAX or (self._trace is not None and self._trace.search(body) is not None)
 
     @cached_property
@@ -116,7 +116,7 @@ class ParamRules:
 
 
 def _steps_of(path: str) -> list[PathStep]:
-    """Read a path that was checked."""
+    """Return the steps of a path that was checked."""
     steps: list[PathStep] = []
     for match in _PATH_STEP.finditer(path):
         word = match[0]
@@ -126,7 +126,7 @@ def _steps_of(path: str) -> list[PathStep]:
 
 
 def _drop_nested(value: object, steps: Sequence[PathStep]) -> bool:
-    """Take out of a parsed value what stands at the end of a path; say whether anything did."""
+    """Remove what stands at the end of a path in a parsed value; return whether there was anything."""
     places = [value]
     for step in steps[:-1]:
         places = [inner for place in places for inner in _inside(place, step)]
@@ -138,7 +138,7 @@ def _drop_nested(value: object, steps: Sequence[PathStep]) -> bool:
 
 
 def _inside(place: object, step: PathStep) -> Sequence[object]:
-    """Give what is one step inside of a parsed value: nothing where it has another type, or there is no such thing."""
+    """Return what is one step inside of a parsed value; nothing if that step does not exist."""
     if isinstance(place, dict) and isinstance(step, str):
         table = cast("dict[str, object]", place)
         return [table[step]] if step in table else []
@@ -160,7 +160,7 @@ def _is(body: Body, member: Member, value: bytes) -> bool:
 
 
 def _is_exempt(body: Body, member: Member) -> bool:
-    """Say whether a parameter goes to every upstream; clients send `n` where they mean nothing by it."""
+    """Return whether a parameter goes to every upstream; clients send `n` = 1 without meaning."""
     return member.name in _NEVER_REFUSED or (member.name == "n" and _is(body, member, b"1"))
 
 

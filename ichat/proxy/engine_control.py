@@ -1,7 +1,7 @@
 """What in a request steers the engine past the gateway: taken off on the way to a worker.
 
-A name is in here when it lets a client act as the engine's own machinery: have it connect somewhere, choose who works,
-go ahead of others, lay hands on others' requests, or bring code. What only changes a client's own answer is not.
+A name is in here when it lets a client act as the engine's own machinery: have it connect somewhere, choose a rank, go
+ahead of others, touch others' requests, or bring code. What only changes a client's own response is not.
 `tests/engine/engine_fields.toml` has the judgement on every other field that the engines know. An external route gets
 all of it: what these names mean there is not ours to know.
 """
@@ -20,7 +20,7 @@ from ichat.http.multipart import as_members, fields_of
 log = logging.getLogger(__name__)
 
 TOLD_MAX = 1000
-"""Who was told of which names; no more is written to the log beyond that."""
+"""Pairs of keys and names that are remembered; beyond that nothing more is logged."""
 
 _TRANSFER = "has the engine fetch from, or wait for, an address of the client's choice"
 _RANK = "chooses which of the engine's ranks does the work"
@@ -113,13 +113,13 @@ def _uncarried(body: Body, carriers: Sequence[Member]) -> tuple[Mapping[str, byt
 
 
 class DropNotices:
-    """What the log has of names that were taken off: each of them once for everybody who sent it."""
+    """What was logged of names that were taken off: each name once for each key."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:
-        return f"<Told of {len(self._told)}>"
+        return f"<DropNotices {len(self._told)}>"
 
     def log_dropped(self, key_name: str, names: Iterable[str]) -> None:
         """Log the names that were taken off a request; `key_name` is empty for a client without a key."""

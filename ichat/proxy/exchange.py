@@ -110,7 +110,7 @@ class Exchange:
         return "begun" if attempt is None else "connecting"
 
     def begin_trace(self, trace: Trace | None) -> None:
-        """Let the upstream's spans be part of a trace."""
+        """Have the upstream's spans be part of a trace."""
         self._forwarded.trace = trace
 
     async def forward(self) -> None:

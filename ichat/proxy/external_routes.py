@@ -27,9 +27,9 @@ _AT_ROOT = re.compile(rb"/(v2/|tokenize|detokenize|pooling|classify)")
 """Paths of engines that stand beside `/v1`, not below it."""
 _NEVER = frozenset((b"cookie", b"proxy-authorization"))
 _CREDENTIALS = _NEVER | {b"authorization", b"x-api-key", b"api-key", b"openai-organization", b"openai-project"}
-"""Headers with which a client says who it is."""
+"""Headers in which clients send credentials."""
 TOLD_MAX = 100
-"""Kinds of dropping that are told of, for each route."""
+"""Kinds of dropping that are logged, for each route."""
 _INFERENCE = re.compile(
     rb"/(v1/)?(chat/completions|completions|embeddings|rerank|score|classify|pooling|responses|messages|tokenize|detokenize"
     rb"|moderations|images/[a-z]+|audio/[a-z]+)|/v2/rerank"
@@ -50,12 +50,12 @@ class Route:
     """What stands at the upstream where the gateway has `/v1`."""
     has_key: bool
     health_path: str = attrs.field(kw_only=True, default="")
-    """What it is asked for to see whether it is well; empty: it is not asked."""
+    """The path of its health check; empty if it has none."""
     _headers: Headers = attrs.field(repr=False, alias="headers")
     _told: set[tuple[str, ...]] = attrs.field(factory=set[tuple[str, ...]], repr=False)
 
     def target_for(self, target: bytes) -> bytes:
-        """Give the request target to ask the upstream for."""
+        """Return the request target for the upstream."""
         if target.startswith(b"/v1/"):
             return self.prefix + target[3:]
         if _AT_ROOT.match(target):
@@ -63,15 +63,15 @@ class Route:
         return self.prefix + target
 
     def headers_for(self, headers: Headers) -> Headers:
-        """Give the headers of a request with the route's own in place of the client's of the same names.
+        """Return the headers of a request with the route's own in place of the client's of the same names.
 
-        A client's credentials for the gateway are none of the upstream's business; others pass where there is no key.
+        A client's credentials for the gateway do not go to the upstream; others pass if the route has no key.
         """
         left_out = {name for name, _ in self._headers} | (_CREDENTIALS if self.has_key else _NEVER)
         return [header for header in headers if header[0] not in left_out] + self._headers
 
     async def rewrite(self, request: Request) -> Body:
-        """Give the body for the upstream: its own name for the model, without the parameters that are to be dropped.
+        """Return the body for the upstream: its own name for the model, without the parameters to drop.
 
         What need not change stays as it is, byte for byte. Raises ApiError 400 for a parameter that the upstream does
         not support, 404 for a route that the gateway's key there is not for.
@@ -102,7 +102,7 @@ class Route:
 
 
 def read_route(route: ExternalRoute, config: Config, where: str) -> tuple[Route, Upstream]:
-    """Make a route and its upstream of the configuration; `where` is what messages call it.
+    """Return a route and its upstream by the configuration; `where` is its name in messages.
 
     Raises Exit 64 where the key is not in the environment, or the certificates are not usable.
     """
@@ -134,7 +134,7 @@ def read_route(route: ExternalRoute, config: Config, where: str) -> tuple[Route,
 
 
 def external_endpoints(config: Config) -> Mapping[str, Sequence[Endpoint]]:
-    """Make the endpoints of the external routes, by model. Raises Exit 64 where a key is missing."""
+    """Return the endpoints of the external routes, by model. Raises Exit 64 if a key is missing."""
     found: dict[str, list[Endpoint]] = {}
     for number, given in enumerate(config.external_routes):
         route, upstream = read_route(given, config, f"external_routes[{number}]")

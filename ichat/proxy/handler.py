@@ -42,12 +42,12 @@ _CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/")
 
 
 def is_control(path: bytes) -> bool:
-    """Say whether a path belongs to the control plane."""
+    """Return whether a path belongs to the control plane."""
     return path in _CONTROL_EXACT or path.startswith(_CONTROL_BELOW)
 
 
 class Gateway:
-    """Who answers a request, and what is known of it afterwards."""
+    """Answers requests by an upstream or the control plane, and records them."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class Gateway:
         """The control plane too; apart, since they last."""
 
     def reconfigure(self, config: Config) -> None:
-        """Let browsers and followers of logs do what another configuration says."""
+        """Use the origins and the bound on log streams of another configuration."""
         self.cors = cors_of(config.server_settings.cors_origins, is_control)
         self.log_streams.in_flight_max = config.logs.followers_max
 
     def authenticate(self, head: RequestHead, peer: str) -> Caller:
-        """Say who sends a request. Raises ApiError where that one has no right key, before the body is read.
+        """Return the sender of a request. Raises ApiError before the body is read if the key is not right.
 
         The control plane looks again for itself: it knows its routes best.
         """
@@ -109,7 +109,7 @@ class Gateway:
         return [] if self.cors is None else self.cors.headers_for(head.path, head.headers)
 
     async def answer(self, request: Request, client: Client, caller: Caller) -> None:
-        """Answer one request through an upstream. Raises ApiError where nothing has been sent."""
+        """Answer one request through an upstream. Raises ApiError if nothing has been sent."""
         exchange = Exchange(self.means, request, client, caller)
         phase, is_counted = "", False
         is_by_model = request.path in ROUTES
@@ -165,7 +165,7 @@ class Gateway:
             self._metrics.refused(exchange.error, exchange.caller.key_name)
 
     def refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
-        """Note what was refused before it was a request."""
+        """Record what was refused before it was a request."""
         caller = self.means.auth.caller(head or _NO_HEAD, peer)
         if error.status != CLIENT_LEFT:
             self._metrics.refused(error.limit or error.code, caller.key_name)

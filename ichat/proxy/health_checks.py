@@ -1,7 +1,7 @@
-"""Asking those whether they are well that do not tell by themselves (`[health]`).
+"""Health checks of workers that are not iChat's own, and of external routes (`[health]`).
 
-Workers that are not iChat's own are asked for `[health] path`, external routes for their `health_path`, where they have
-one. Only the status of an answer counts; what follows from it is decided in `registry.py`.
+Workers are asked for `[health] path`, external routes for their `health_path` if they have one. Only the status of the
+response counts; what follows from it is decided in `registry.py`.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import attrs
 import trio
 
-from ichat.config.schema import Health
+from ichat.config.schema import Config, Health
 from ichat.http import client
 from ichat.http.heads import Headers
 from ichat.http.pool import Upstream
@@ -20,20 +20,18 @@ from ichat.routing.registry import Registry
 from ichat.routing.worker_record import WorkerRecord
 
 ASKED_AT_ONCE_MAX = 32
-"""So many are asked at the same time."""
-TICK_S = 1.0
-"""How often it is looked whether it is time to ask; another `[health]` is taken as soon."""
+"""So many health checks run at the same time."""
 
 Ask = Callable[[Upstream, str, Headers], Awaitable[int]]
 
 
 @attrs.frozen
 class ProbeResult:
-    """What an answer, or none, says of who gave it."""
+    """What a response, or its absence, says of an endpoint."""
 
     is_well: bool = False
     why: str = ""
-    """Why it is not, in a few words. Empty where it is, or where there is no such route: then nothing is known."""
+    """Why it is not healthy, in a few words. Empty if it is, or if it has no such route: then nothing is known."""
 
 
 async def ask(upstream: Upstream, target: str, headers: Headers) -> int:
@@ -44,39 +42,44 @@ async def ask(upstream: Upstream, target: str, headers: Headers) -> int:
 
 
 def read_status(target: str, status: int) -> ProbeResult:
-    """Return what a status says: 2xx is well; 4xx is from somebody who has no such route, or not for us."""
+    """Return what a status says: 2xx is healthy; 4xx means that there is no such route, or not for the gateway."""
     if 200 <= status < 300:
         return ProbeResult(is_well=True)
     return ProbeResult() if 400 <= status < 500 else ProbeResult(why=f"{target} is answered with {status}")
 
 
 class HealthChecker:
-    """Asks all of them, in rounds."""
+    """Checks all of them, in rounds."""
 
-    def __init__(
-        self, registry: Registry, settings: Callable[[], Health], proof: Callable[[], bytes], ask_: Ask = ask
-    ) -> None:
-        """`settings` gives what is configured now, `proof` what shows workers that their gateway asks, or nothing."""
+    def __init__(self, registry: Registry, settings: Health, proof: Callable[[], bytes], ask_: Ask = ask) -> None:
+        """`proof` returns what shows workers that their gateway asks; empty if there is no token."""
         self._registry = registry
         self._settings = settings
         self._proof = proof
         self._ask = ask_
+        self._changed = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<Prober every {self._settings().interval_s:g} s>"
+        return f"<HealthChecker every {self._settings.interval_s:g} s>"
+
+    def reconfigure(self, config: Config) -> None:
+        """Check by another configuration from now on."""
+        self._settings = config.health
+        self._changed.set()
 
     async def probe_forever(self) -> None:
-        """Ask everybody every `interval_s`; nobody where that is 0, and then nobody is known to be ill."""
+        """Check all every `interval_s`; with 0 check none, and forget what failed before."""
         last = -math.inf
         while True:
-            interval_s = self._settings().interval_s
+            changed = self._changed = trio.Event()
+            interval_s = self._settings.interval_s
             if not interval_s:
                 self._registry.forget_probes()
-            elif trio.current_time() - last >= interval_s:
+            elif trio.current_time() >= last + interval_s:
                 last = trio.current_time()
                 await self._probe_all()
-            left_s = last + interval_s - trio.current_time() if interval_s else TICK_S
-            await trio.sleep(min(TICK_S, max(0.0, left_s)))
+            with trio.move_on_at(last + interval_s if interval_s else math.inf):
+                await changed.wait()
 
     async def _probe_all(self) -> None:
         limit = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
@@ -86,7 +89,7 @@ class HealthChecker:
 
     async def _probe(self, endpoint: Endpoint, worker: WorkerRecord | None, limit: trio.CapacityLimiter) -> None:
         async with limit:
-            settings, upstream, route = self._settings(), endpoint.upstream, endpoint.route
+            settings, upstream, route = self._settings, endpoint.upstream, endpoint.route
             proof = self._proof()
             target = (route.health_path if route else "") or settings.path
             headers = route.headers_for([]) if route else [(PROOF_HEADER, proof)] if proof else []

@@ -12,13 +12,13 @@ _COUNT = re.compile(rb'"(prompt|completion|total|input|output)_tokens"\s*:\s*(\d
 _SPLIT_BYTES = 64
 """A count and its name are shorter than this."""
 BYTES_PER_TOKEN = 4
-"""Of a request, where nobody has counted."""
+"""Of a request, if they are not counted."""
 REQUEST_TOKENS_MAX = 8192
 """What is guessed of a request at most: one with a picture in it is long for other reasons."""
 
 
 class TokenUsage:
-    """What one response says of it."""
+    """The counts of one response."""
 
     __slots__ = ("_counts", "_has_total", "_tail", "events")
 
@@ -32,7 +32,7 @@ class TokenUsage:
         """How many events the stream had."""
 
     def __repr__(self) -> str:
-        return f"<Usage {self._counts}>"
+        return f"<TokenUsage {self._counts}>"
 
     def see(self, buffer: bytearray, end: int) -> None:
         """Look at the next piece of the response: the buffer up to `end`. This runs for every chunk."""
@@ -44,7 +44,7 @@ class TokenUsage:
             self._tail = bytes(data[-_SPLIT_BYTES:])
 
     def said(self) -> int | None:
-        """Give the tokens that the response has told of, the newest where it did so again and again; else None."""
+        """Return the tokens by the newest count in the response; None if there was none."""
         counts = self._counts
         if self._has_total and b"total" in counts:
             return counts[b"total"]
@@ -66,5 +66,5 @@ def tokens_used(usage: TokenUsage, bytes_in: int, *, has_left: bool, is_good: bo
 
 
 def estimate(bytes_in: int, events: int) -> int:
-    """Guess the tokens of a stream that says nothing of them: one for each event, and the request's by its length."""
+    """Return a guess for a stream without a count: one token an event, and the request's by its length."""
     return min(bytes_in // BYTES_PER_TOKEN, REQUEST_TOKENS_MAX) + events

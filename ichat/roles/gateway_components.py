@@ -102,11 +102,11 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
         more_headers=handler.more_headers, is_proxy=lambda peer: address_in(peer) in context.auth.proxies,
     )  # fmt: skip
     logbook = LogStore(state.log_directory, config.logs)
-    checker = HealthChecker(registry, lambda: reloader.config.health, lambda: context.auth.proof)
+    checker = HealthChecker(registry, config.health, lambda: context.auth.proof)
     supervisor = Supervisor(config, registry, logbook, state)
     # Whatever holds a part of the configuration belongs in this list, or a reload forgets it.
     reconfigured: Sequence[Reconfigurable] = [
-        registry, balancer, context.quotas, pool, context, handler, door, logbook,
+        registry, balancer, context.quotas, pool, context, handler, door, logbook, checker,
     ]  # fmt: skip
     reloader = Reloader(config, file, supervisor, functools.partial(check, reconfigured, context, door))
     admin = AdminContext(

@@ -47,6 +47,13 @@ class QueueTimeout:
     """The request has waited for too long."""
 
 
+@attrs.frozen
+class TooManyWorkers:
+    """A heartbeat of a new worker was not recorded: there are so many already."""
+
+    workers_max: int
+
+
 Availability = Ready | NotReady | Unknown
 Refusal = Full | NotReady | Unknown | Draining | QueueTimeout
 """Why a request has no lease."""

@@ -7,16 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
-
 from ichat.config.schema import CircuitBreaker, Config
 from ichat.http.pool import Upstream
 from ichat.protocol import Heartbeat, Machine, ModelCard, PeerLoss, names_of
 from ichat.routing import groups
-from ichat.routing.availability import Availability, NotReady, Ready, Unknown
+from ichat.routing.availability import Availability, NotReady, Ready, TooManyWorkers, Unknown
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.views import describe
+from ichat.routing.views import describe, models_of
 from ichat.routing.worker_record import AWAY, HEARTBEATS_MISSED_MAX, State, WorkerEnd, WorkerRecord
 
 log = logging.getLogger(__name__)
@@ -28,13 +26,6 @@ KEEP_S = 600.0
 """How often, at most, the state directory is told that a worker still answers its health checks."""
 WORKERS_MAX = 4096
 RETRY_AFTER_S = 5
-
-
-@attrs.frozen
-class TooManyWorkers:
-    """A heartbeat of a new worker was not recorded: there are so many already."""
-
-    workers_max: int
 
 
 class Registry:
@@ -132,7 +123,7 @@ class Registry:
             self._record_change()
 
     def _record_change(self) -> None:
-        """Note a change that the next gateway should know of."""
+        """Record a change that the next gateway should know of."""
         self.version += 1
         self._notify()
 
@@ -397,22 +388,8 @@ class Registry:
         }
 
     def models(self) -> dict[str, tuple[ModelCard, str]]:
-        """Return the models that can be served now, by their names, each with its owner.
-
-        The context length of a model is the shortest of its workers.
-        """
-        there = (name for name, routes in self.external.items() if not all(route.health_failure for route in routes))
-        found: dict[str, tuple[ModelCard, str]] = {name: (ModelCard(name), "external") for name in there}
-        for worker in self._workers.values():
-            if worker.heartbeat is None or self.state(worker) != "ready":
-                continue
-            for model in worker.heartbeat.models or [
-                ModelCard(name, worker.heartbeat.model_path) for name in worker.names
-            ]:
-                known, owner = found.get(model.id, (model, worker.heartbeat.backend))
-                lengths = [one.max_model_len for one in (known, model) if one.max_model_len is not None]
-                found[model.id] = (attrs.evolve(known, max_model_len=min(lengths, default=None)), owner)
-        return found
+        """Return the models that can be served now, by their names, each with its owner."""
+        return models_of(self.external, [one for one in self._workers.values() if self.state(one) == "ready"])
 
     def describe(self, worker: WorkerRecord) -> Mapping[str, Any]:
         """Return everything known of a worker, as JSON can hold it."""

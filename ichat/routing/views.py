@@ -1,13 +1,14 @@
-"""What operators see of a worker."""
+"""What operators see of a worker, and clients of the models."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import attrs
 
 from ichat.config.strict import Between
-from ichat.protocol import Count, PeerLoss
+from ichat.protocol import Count, ModelCard, PeerLoss
 from ichat.routing.circuit_breaker import CircuitView
+from ichat.routing.endpoint import Endpoint
 from ichat.routing.worker_record import HEALTHY, State, WorkerRecord
 
 
@@ -86,3 +87,22 @@ def describe(worker: WorkerRecord, state: State, lost: Sequence[PeerLoss], now: 
         beat_age_s=round(now - worker.heartbeat_at, 3) if heartbeat else None,
     )
     return {**known, **worker.settings, **attrs.asdict(view)}
+
+
+def models_of(
+    external: Mapping[str, Sequence[Endpoint]], ready: Iterable[WorkerRecord]
+) -> dict[str, tuple[ModelCard, str]]:
+    """Return the models of external routes and of workers that are ready, by their names, each with its owner.
+
+    The context length of a model is the shortest of its workers.
+    """
+    there = (name for name, routes in external.items() if not all(route.health_failure for route in routes))
+    found: dict[str, tuple[ModelCard, str]] = {name: (ModelCard(name), "external") for name in there}
+    for worker in ready:
+        if worker.heartbeat is not None:
+            cards = worker.heartbeat.models or [ModelCard(name, worker.heartbeat.model_path) for name in worker.names]
+            for card in cards:
+                known, owner = found.get(card.id, (card, worker.heartbeat.backend))
+                lengths = [one.max_model_len for one in (known, card) if one.max_model_len is not None]
+                found[card.id] = (attrs.evolve(known, max_model_len=min(lengths, default=None)), owner)
+    return found

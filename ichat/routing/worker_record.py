@@ -16,18 +16,18 @@ HEARTBEATS_MISSED_MAX = 3
 State = WorkerState | Literal["unhealthy", "wedged", "stale", "restarting", "failed", "broken"]
 """What a worker says of itself, or what the gateway knows better.
 
-`wedged` has requests and makes no step; `stale` is known from before the gateway's start and has not beaten since;
+`wedged` has requests and makes no step; `stale` is from before the gateway's start, with no heartbeat since then;
 `restarting` has ended and will be started again, `failed` has not; `broken` has lost another member of its group.
 """
 HEALTHY: frozenset[State] = frozenset(("ready", "following"))
 """The states in which a worker gets requests, or works for the one of its group that does."""
 AWAY: frozenset[State] = frozenset(("unhealthy", "stale", "failed", "gone"))
-"""The states of those of whom nothing has been heard for a while, or that have ended."""
+"""The states of workers that have been silent for a while, or have ended."""
 
 
 @attrs.frozen
 class WorkerEnd:
-    """How a worker's process ended, and what can be told of the reason."""
+    """How a worker's process ended, and why."""
 
     why: str
     """In a few words, to be put after the worker's name."""
@@ -38,7 +38,7 @@ class WorkerEnd:
     oom_killed: bool = False
     """Whether the kernel ended it, or a process of it, since there was no memory left."""
     cause: str = ""
-    """In a sentence, where it is known."""
+    """In a sentence, if it is known."""
     last_lines: Sequence[str] = ()
 
     def __str__(self) -> str:
@@ -52,22 +52,22 @@ class WorkerRecord:
     id: str
     managed: bool
     heartbeat: Heartbeat | None = None
-    """The newest one; None for a managed worker that has not beaten yet."""
+    """The newest one; None for a managed worker before its first."""
     _served: frozenset[str] = frozenset()
-    """The names in that beat."""
+    """The names in that heartbeat."""
     tag: str = ""
     """What the ids of the responses have in them that it keeps."""
     heartbeat_at: float = -math.inf
     known_since: float = math.inf
-    """When the first beat of this start of it came."""
+    """When the first heartbeat of its newest start came."""
     last_healthy_at: float = -math.inf
-    """When its newest beat came that was no good-bye: those who came later are none of its group."""
+    """When its newest heartbeat came that was no good-bye: later workers are not in its group."""
     lost: PeerLoss | None = None
     """What its group has lost for good."""
     expected: list[str] = attrs.field(factory=list[str])
-    """The names that a managed worker will serve, known before its first beat."""
+    """The names that a managed worker will serve, known before its first heartbeat."""
     end: WorkerEnd | None = None
-    """How it ended last, where nobody had asked for it; it may have been started again since."""
+    """How it last ended by itself; it may have been started again since."""
     is_down: bool = False
     """Whether `end` is how things are now."""
     retry_at: float | None = None
@@ -76,13 +76,13 @@ class WorkerRecord:
     is_draining: bool = False
     """Whether it gets no more requests, since it is about to be stopped."""
     is_stale: bool = False
-    """Whether the beat is from before the gateway's start."""
+    """Whether its heartbeat is from before the gateway's start."""
     can_return: bool = False
     """Whether a worker that is stale is known again by a health check, as it has shown the token that is needed."""
     answers: bool = False
-    """Whether it answers its health checks: then it need not beat."""
+    """Whether it answers its health checks: then it need not send heartbeats."""
     heard_at: float = -math.inf
-    """When it beat, or answered one of them."""
+    """When it sent a heartbeat, or answered a health check."""
     busy_steps: float | None = None
     """The count of its engine's steps by which it is known to be busy."""
     stuck_since: float = math.inf
@@ -92,13 +92,13 @@ class WorkerRecord:
     unix_socket: str | None = None
     """Where it is reached by a shorter way than its port, known of a managed worker."""
     endpoint: Endpoint | None = None
-    """Where its requests go, known from its first beat on."""
+    """Where its requests go, known from its first heartbeat on."""
     max_in_flight: int | None = None
     """Requests under way at once, at most, where the gateway's configuration says so."""
     settings: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
     """What operators see of how a managed worker is run."""
     machine: Machine | None = None
-    """Where it runs, as its newest beat has it that told of this."""
+    """Its machine, by the newest heartbeat that told of one."""
 
     @property
     def health_failure(self) -> str:
@@ -107,7 +107,7 @@ class WorkerRecord:
 
     @property
     def unavailable_reason(self) -> str:
-        """Why it gets no requests until its next beat, where one has shown that it takes none."""
+        """Why it gets no requests until its next heartbeat, if a request has shown that it takes none."""
         return self.endpoint.unavailable_reason if self.endpoint is not None else ""
 
     @property
@@ -116,7 +116,7 @@ class WorkerRecord:
         return not self.managed and self.heartbeat is not None and not self.heartbeat.start_id
 
     def serves(self, model: str) -> bool:
-        """Say whether it serves a model of this name, or will."""
+        """Return whether it serves a model of this name, or will."""
         return model in (self._served if self.heartbeat and self.heartbeat.model_name else self.expected)
 
     @property
@@ -125,7 +125,7 @@ class WorkerRecord:
         return names_of(self.heartbeat) if self.heartbeat and self.heartbeat.model_name else self.expected
 
     def state(self, now: float, wedged_after_s: float = math.inf) -> State:
-        """Give the state, by what it said last and how long ago that was."""
+        """Return the state, by its newest heartbeat and how long ago that was."""
         if self.is_down:
             return "failed" if self.retry_at is None else "restarting"
         if self.is_draining:
@@ -156,7 +156,7 @@ class WorkerRecord:
         return self.heartbeat_at + interval_s * HEARTBEATS_MISSED_MAX
 
     def record_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
-        """Keep a beat as the newest one, and what it tells of the machine until another one does."""
+        """Record its newest heartbeat, and what that tells of the machine, if anything."""
         self.machine = heartbeat.machine or self.machine
         self.heartbeat = attrs.evolve(heartbeat, machine=None) if heartbeat.machine else heartbeat
         self.heartbeat_at, self.heard_at, self.is_stale = now, now, False
@@ -164,7 +164,7 @@ class WorkerRecord:
         self._served = frozenset(names_of(heartbeat))
 
     def note_steps(self, heartbeat: Heartbeat, now: float) -> None:
-        """See in a beat whether the engine does something: a busy one whose count of steps stands still is stuck."""
+        """Record the engine's progress: an engine that is busy while its count of steps stands still is stuck."""
         progress = heartbeat.progress
         steps = progress.get("steps")
         steps = progress.get("tokens_out") if steps is None else steps
@@ -174,7 +174,7 @@ class WorkerRecord:
             self.busy_steps = steps if busy else None
 
     def begin(self) -> None:
-        """Forget what was known of an earlier start of it: there is a new one."""
+        """Forget what was known of its earlier start: there is a new one."""
         self.heartbeat, self.heartbeat_at, self.lost, self.machine = None, -math.inf, None, None
         self.known_since, self.last_healthy_at = math.inf, -math.inf
         self.is_down, self.retry_at, self.is_draining = False, None, False
@@ -185,12 +185,12 @@ class WorkerRecord:
             self.endpoint.forget_probes()
 
     def overlapped_with(self, other: "WorkerRecord") -> bool:
-        """Say whether the other was well when this start of the worker was there already, or came within a beat."""
+        """Return whether the other was healthy at some time during this run, with a tolerance of one heartbeat."""
         interval = other.heartbeat.heartbeat_interval if other.heartbeat else 0
         return self.known_since <= other.last_healthy_at + interval
 
     def why_not_ready(self, now: float, wedged_after_s: float) -> str:
-        """Say in a few words what stands between it and a request."""
+        """Return in a few words why it gets no requests."""
         state = self.state(now, wedged_after_s)
         if self.is_down:
             again = "" if self.retry_at is None else f"; it is started again in {max(0, self.retry_at - now):.0f} s"

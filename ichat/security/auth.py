@@ -132,7 +132,7 @@ class Auth:
         self.token = key_in(token, "security.join_token_env").encode() if token is not None else b""
         """What workers say when they join; empty: there is none."""
         self.proof = proof_of(self.token) if self.token else b""
-        """What shows them that a request comes from their gateway, and tells the token to nobody."""
+        """What shows them that a request comes from their gateway, without the token."""
         self._token = digest_of(self.token) if self.token else None
         self._keys: dict[bytes, ClientKey] = {}
         for index, key in enumerate(security.keys):
@@ -205,8 +205,8 @@ class Auth:
     def _owner(self, credential: bytes) -> tuple[Kind, ClientKey | None]:
         """Return the kind and owner of a key.
 
-        A client's is found by its digest, of which nobody can choose a single bit, and the others' digests are compared
-        in constant time: how long that takes tells nothing about keys.
+        A client's key is found by its digest, of which an attacker cannot choose a single bit. The digests of the
+        others are compared in constant time. So how long it takes tells nothing about keys.
         """
         if not (credential and (self._keys or self._admin or self._token)):
             return "unknown", None

@@ -2,7 +2,7 @@
 
 A browser asks first, with a preflight that has no key, whether a page of this origin may send such a request; it shows
 the page only answers that allow its origin. Nothing else is guarded here: programs that are no browsers never ask.
-The control plane is closed to pages of other origins, whoever is listed here and whatever key the page has.
+The control plane is closed to pages of other origins, whatever origins are listed here and whatever key the page has.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Keys: made at random, known by their hashes, and handed to a worker so that nobody else sees them.
+"""Keys: made at random, known by their hashes, and handed to a worker so that no other process sees them.
 
 A key has 256 random bits, so a plain SHA-256 of it tells nothing: it needs neither salt nor slowness, as passwords do.
 """
@@ -25,27 +25,27 @@ _KEY = re.compile(rf"[!-~]{{{CHARACTERS_MIN},1024}}")
 
 
 def new_key() -> str:
-    """Make a key."""
+    """Return a new key."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def digest_of(key: bytes) -> bytes:
-    """Give the 32 bytes by which a key is known."""
+    """Return the 32 bytes by which a key is known."""
     return hashlib.sha256(key).digest()
 
 
 def hash_of(key: str) -> str:
-    """Write a key's hash as the configuration has it: ``sha256:`` and 64 hexadecimal digits."""
+    """Return a key's hash as the configuration has it: ``sha256:`` and 64 hexadecimal digits."""
     return f"sha256:{digest_of(key.encode()).hex()}"
 
 
 def proof_of(token: bytes) -> bytes:
-    """Give what shows that somebody has the token, and cannot be used in its place (RFC 2104)."""
+    """Return what proves knowledge of the token, and cannot be used in its place (RFC 2104)."""
     return hmac.new(token, b"ichat gateway", hashlib.sha256).hexdigest().encode()
 
 
 def key_in(variable: str, where: str) -> str:
-    """Read a key from the environment; `where` is what messages call the place that names it. Raises Exit 64."""
+    """Return a key of the environment; `where` is what messages call the place that names it. Raises Exit 64."""
     key = os.environ.get(variable, "")
     if not _KEY.fullmatch(key):
         raise Exit(
@@ -58,7 +58,7 @@ def key_in(variable: str, where: str) -> str:
 
 
 def hand_over(token: str) -> int:
-    """Put a token into a pipe, for a child to read once; give the descriptor of its other end."""
+    """Put a token into a pipe, for a child to read once; return the descriptor of its other end."""
     theirs, ours = os.pipe()
     try:
         os.write(ours, token.encode())
@@ -68,7 +68,7 @@ def hand_over(token: str) -> int:
 
 
 def take_token(environment: MutableMapping[str, str]) -> str:
-    """Take this worker's token: from the pipe of the gateway that started it, else from its environment; else "".
+    """Return this worker's token: from the pipe of the gateway that started it, else from its environment; else "".
 
     The environment has it no longer afterwards, so that the engine's processes do not inherit it. Raises Exit 64.
     """

@@ -1,4 +1,4 @@
-"""How much one key, or everybody together, may ask for: at once, and in any minute. Purely synchronous."""
+"""How much each key, and all together, may ask for: at once, and in any minute. Purely synchronous."""
 
 import math
 from collections import deque
@@ -10,7 +10,7 @@ from ichat.config.schema import Config, Key, Limits
 
 WINDOW_S = 60
 BUSY_RETRY_S = 1
-"""What a client is told to wait whose requests under way are as many as they may be."""
+"""When it is worth asking again with as many requests in flight as allowed."""
 
 
 class Window:
@@ -34,13 +34,13 @@ class Window:
         self._sum += count
 
     def sum(self, now: float) -> int:
-        """Give the count of the last minute."""
+        """Return the count of the last minute."""
         while self._seconds and self._seconds[0][0] <= now - WINDOW_S:
             self._sum -= self._seconds.popleft()[1]
         return self._sum
 
     def wait_s(self, limit: int, now: float) -> int:
-        """Give the whole seconds until the count is below the limit, if nothing is added."""
+        """Return the whole seconds until the count is below the limit, if nothing is added."""
         left = self.sum(now)
         for second, count in self._seconds:
             left -= count
@@ -75,7 +75,7 @@ class Quota:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether anybody must say what requests have used."""
+        """Whether the tokens of requests must be counted."""
         return self.limits.tokens_per_minute is not None
 
     def refusal(self, now: float) -> QuotaRefusal | None:
@@ -143,11 +143,11 @@ class QuotaReservation:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether somebody must say how many tokens it used: they have a limit, or are told by key."""
+        """Whether its tokens must be counted: they have a limit, or are shown by key."""
         return any(quota.name or quota.counts_tokens for quota in self._quotas)
 
     def release(self, tokens: int, now: float) -> None:
-        """Say that it has ended, and what it used."""
+        """Record its end, and what it used."""
         for quota in self._quotas:
             quota.in_flight -= 1
             if quota.counts_tokens and tokens:

@@ -19,12 +19,12 @@ _COUNT = re.compile(r"(first|adapter)[-_]token$")
 
 
 def is_flag(word: str) -> bool:
-    """Say whether a word of a command line is a flag, not a value or a negative number."""
+    """Return whether a word of a command line is a flag, not a value or a negative number."""
     return word[:1] == "-" and len(word) > 1 and not _NUMBER.match(word) and " " not in word.partition("=")[0]
 
 
 def shown(words: Sequence[str]) -> str:
-    """Write words as a shell would read them, without the values that are secret."""
+    """Return words as a shell would read them, without the values that are secret."""
     texts: list[str] = []
     hidden = False
     for word in words:
@@ -46,7 +46,7 @@ def _quoted(word: str) -> str:
 
 
 def masked(value: Any) -> Any:
-    """Give a value as JSON knows it, with a mask in place of each secret that has a name in it.
+    """Return a value as JSON knows it, with a mask in place of each secret that has a name in it.
 
     Texts that are JSON themselves are looked into, and so are the engines' own dataclasses; URLs lose who logs in.
     """

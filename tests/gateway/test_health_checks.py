@@ -41,11 +41,13 @@ class World:
     """A registry, and a prober whose questions are answered by `status`: a number, an error, or a function."""
 
     def __init__(self, config=None):
-        self.settings = SETTINGS
         self.status = 200
         self.asked = []
         self.registry = Registry(external_endpoints(config or Config()), trio.current_time, 10)
-        self.prober = HealthChecker(self.registry, lambda: self.settings, lambda: b"proof", self.ask)
+        self.prober = HealthChecker(self.registry, SETTINGS, lambda: b"proof", self.ask)
+
+    def configure(self, **health):
+        self.prober.reconfigure(Config(health=Health(**health)))
 
     async def ask(self, upstream, target, headers):
         self.asked.append((upstream.host, target, dict(headers)))
@@ -87,7 +89,7 @@ async def test_one_registration_is_enough_for_who_answers(world, autojump_clock)
     assert (world.state(), isinstance(world.registry.availability("m"), Ready)) == ("ready", True)
     assert {one[:2] for one in world.asked} == {("127.0.0.1", "/health")}
     assert world.asked[0][2] == {b"x-ichat-proof": b"proof"}
-    world.settings = Health(interval_s=0)
+    world.configure(interval_s=0)
     count = len(world.asked)
     await trio.sleep(100)
     assert (world.state(), len(world.asked)) == ("unhealthy", count)
@@ -218,7 +220,7 @@ async def test_routes_are_asked_where_they_say_how(nursery, autojump_clock):
     world.status = 404
     await trio.sleep(60)
     assert list(world.registry.availability("far").endpoints) == [one, two]
-    world.settings = Health(interval_s=0)
+    world.configure(interval_s=0)
     await trio.sleep(2)
     assert (one.probe_failures, world.registry._has_ill_routes) == (None, False)
     nursery.cancel_scope.cancel()
