@@ -24,7 +24,7 @@ from ichat.hardware.gpus import Gpu, GpuProcess
 from ichat.hardware.host import CpuMeter, read_resources
 from ichat.observability import request_record
 from ichat.protocol import Group, Heartbeat, ModelCard, parse_heartbeat
-from ichat.roles import gateway
+from ichat.proxy.handler import is_control
 from ichat.security.auth import ROUTES, Auth
 
 WORKER = {"model_name": "m", "model_path": "p"}
@@ -72,12 +72,12 @@ def test_every_reference_leads_somewhere_and_every_component_is_used(said):
 
 
 def methods_of(said, *, control):
-    is_control = {path: gateway.is_control(path.partition("{")[0].encode()) for path in said["paths"]}
+    controlled = {path: is_control(path.partition("{")[0].encode()) for path in said["paths"]}
     return {
         (path, method)
         for path, item in said["paths"].items()
         for method in item.keys() - {"parameters"}
-        if is_control[path] is control
+        if controlled[path] is control
     }
 
 
