@@ -24,11 +24,6 @@ VAGUE_NAMES = {"look", "take", "tell", "gone", "leave"}
 """Each of them has stood for three different things; a public function says which."""
 DIALECT = re.compile(r'"""(?:Give(?! up)|Say)\b.*')
 
-PENDING = {
-    "docstrings": {"observability", "proxy", "routing", "security"},
-    "sizes": {"routing", "security"},
-}
-"""The packages that do not hold a rule yet."""
 
 LAYERS = [
     ["errors"],
@@ -66,10 +61,6 @@ def module_of(path):
 
 def room_of(path):
     return path.relative_to(ROOT / "ichat").with_suffix("").parts[0]
-
-
-def must_hold(rule, path):
-    return room_of(path) not in PENDING[rule]
 
 
 @functools.cache
@@ -147,11 +138,9 @@ def test_the_least_versions_are_those_of_the_project():
 @every_source
 def test_sizes(source):
     """What grows past these bounds usually holds two nouns."""
-    text = source.read_text()
-    if must_hold("sizes", source):
-        assert len(text.splitlines()) <= MODULE_LINES_MAX
-        for node in functions_of(tree_of(source)):
-            assert node.end_lineno - node.lineno < FUNCTION_LINES_MAX, node.name
+    assert len(source.read_text().splitlines()) <= MODULE_LINES_MAX
+    for node in functions_of(tree_of(source)):
+        assert node.end_lineno - node.lineno < FUNCTION_LINES_MAX, node.name
 
 
 def test_public_class_names_are_unique():
@@ -173,8 +162,7 @@ def test_public_functions_have_precise_names(source):
 @every_source
 def test_docstrings_begin_as_everywhere(source):
     """What a function returns begins with "Return", not with words of our own."""
-    if must_hold("docstrings", source):
-        assert not DIALECT.findall(source.read_text())
+    assert not DIALECT.findall(source.read_text())
 
 
 def test_docstrings_of_tests_begin_so_too():
