@@ -23,6 +23,8 @@ NEEDED = {"trio": (0, 31), "h11": (0, 16), "attrs": (24, 1), "cattrs": (25, 1), 
 LAUNCHER_GRACE_S = 8.0
 """How long after its launcher's end a worker may take to end by itself, before it is killed with its children."""
 KILL_S = 1.0
+GARBAGE_OBJECTS = 10_000
+"""How many new objects make the gateway look for cycles. A request leaves none, but 32 at once are 1 000 objects."""
 LAST_WORDS_S = 2.0
 """How long the rest of the log may take to be written at the gateway's end."""
 
@@ -82,8 +84,10 @@ def _help() -> str:
 
 def _gateway(argv: list[str]) -> int:
     """Run a gateway. Its log goes through a thread, so that a stopped terminal does not stop the gateway."""
+    import gc
     import signal
 
+    gc.set_threshold(GARBAGE_OBJECTS)
     signal.signal(signal.SIGHUP, _ignore)  # until the reloader obeys it
     from ichat.roles import gateway
 

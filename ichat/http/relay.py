@@ -152,6 +152,7 @@ class Relay:
         finally:
             self._hub.untime(self)
             self._connection.pause()
+            del self._on_head  # its owner keeps this relay, and the garbage collector is to have nothing to do
             if self.first_at is not None:
                 self._gaps[-1] += self.deadline - self._stall_s - self.first_at - self._held_s
 

@@ -1,8 +1,7 @@
 """The facts of one request that has ended: metrics, the access log and the trace are made of them."""
 
 from collections.abc import Mapping
-
-import attrs
+from typing import NamedTuple
 
 RESPONSE_PATH = b"/v1/responses/{id}"
 """How requests about an earlier response are counted, whatever its id."""
@@ -21,9 +20,11 @@ ROUTES: Mapping[bytes, str] = {
 _LABELS = {**ROUTES, RESPONSE_PATH: RESPONSE_PATH.decode()}
 
 
-@attrs.frozen(kw_only=True)
-class RequestRecord:
-    """One request that has ended. Times are Trio's clock in seconds, sizes are bytes."""
+class RequestRecord(NamedTuple):
+    """One request that has ended. Times are Trio's clock in seconds, sizes are bytes.
+
+    A tuple, as one is made for every request: a frozen class of attrs sets each field by a call.
+    """
 
     id: str
     client: str

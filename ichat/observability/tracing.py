@@ -64,10 +64,10 @@ class Tracing:
 
         `is_known` says that the path is one of few, so that spans may be named by it.
         """
-        found = next((_TRACEPARENT.fullmatch(value) for name, value in headers if name == b"traceparent"), None)
-        if found is not None:
-            return Trace(found[1].decode(), [header for header in headers if header[0] in NAMES])
-        trace_id, span_id = (random.getrandbits(bits) or 1 for bits in (128, 64))
+        for name, value in headers:
+            if name == b"traceparent" and (found := _TRACEPARENT.fullmatch(value)):
+                return Trace(found[1].decode(), [header for header in headers if header[0] in NAMES])
+        trace_id, span_id = random.getrandbits(128) or 1, random.getrandbits(64) or 1
         return Trace(f"{trace_id:032x}", [(b"traceparent", b"00-%032x-%016x-00" % (trace_id, span_id))])
 
     def end(self, trace: Trace, record: RequestRecord) -> None:

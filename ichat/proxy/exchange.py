@@ -165,7 +165,7 @@ class Exchange:
 
     async def _forward_within_limits(self) -> None:
         quotas, forwarded = self._means.quotas, self._forwarded
-        reservation = quotas.acquire(self.caller.key_name, trio.current_time())
+        reservation = quotas.acquire(self.caller.key_name, forwarded.started_at)
         if isinstance(reservation, QuotaRefusal):
             raise over_limit(reservation)
         if reservation.counts_tokens:

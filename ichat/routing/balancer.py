@@ -62,12 +62,13 @@ class Balancer:
         if not isinstance(found, Ready):
             return found
         endpoints = _fit_for(request, found.endpoints)
-        refusal = self._refusal_of(endpoints, request)
+        now = self._clock()
+        refusal = self._refusal_of(endpoints, request, now)
         if refusal is not None:
             return refusal
         if request.model in self._queues:
             return Full(self.waiting_for(request.model))
-        return self._take(endpoints, request) or Full()
+        return self._take(endpoints, request, now) or Full()
 
     def has_alternative(self, request: RoutingRequest) -> bool:
         """Return whether an endpoint for the request that is not excluded would accept it now."""
@@ -76,12 +77,12 @@ class Balancer:
             one not in request.excluded and one.circuit.allows_request(now) for one in found.endpoints
         )
 
-    def _refusal_of(self, endpoints: Sequence[Endpoint], request: RoutingRequest) -> NotReady | None:
+    def _refusal_of(self, endpoints: Sequence[Endpoint], request: RoutingRequest, now: float) -> NotReady | None:
         """Return why none of the endpoints will take the request soon, if so."""
         if not endpoints and request.only is not None:
             why = f"{request.only.upstream.name}, which keeps the response, takes no requests at the moment"
             return NotReady(why, RETRY_AFTER_S)
-        now, excluded = self._clock(), request.excluded
+        excluded = request.excluded
         for one in endpoints:
             if (one.circuit.state(now) != "open" or one.circuit.answers) and one not in excluded:
                 return None
@@ -148,7 +149,7 @@ class Balancer:
         found = self._find(request.model)
         if not isinstance(found, Ready):
             return found
-        return self._refusal_of(found.endpoints, request) or QueueTimeout()
+        return self._refusal_of(found.endpoints, request, self._clock()) or QueueTimeout()
 
     def _end(self, endpoint: Endpoint, request: RoutingRequest, probe: int) -> None:
         """Count the end of a request that had a lease, and give its place to the next one."""
@@ -179,7 +180,7 @@ class Balancer:
         """Lease an endpoint to one waiter whose turn it is; return whether that could be done."""
         for waiter in queue.eligible():
             request = waiter.request
-            waiter.lease = self._take(_fit_for(request, endpoints), request)
+            waiter.lease = self._take(_fit_for(request, endpoints), request, self._clock())
             if waiter.lease is not None:
                 self._remove(waiter)
                 queue.rotate(request.fairness_key)
@@ -189,9 +190,8 @@ class Balancer:
                 return False
         return False
 
-    def _take(self, endpoints: Sequence[Endpoint], request: RoutingRequest) -> Lease | None:
+    def _take(self, endpoints: Sequence[Endpoint], request: RoutingRequest, now: float) -> Lease | None:
         """Lease one of these endpoints to a request; None if it has to wait."""
-        now = self._clock()
         candidates = self._candidates(endpoints, request, now)
         if not candidates:
             return None
