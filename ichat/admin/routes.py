@@ -48,7 +48,7 @@ class AdminContext:
     registry: Registry
     balancer: Balancer
     supervisor: Supervisor
-    logbook: LogStore
+    log_store: LogStore
     reloader: Reloader
     auth: Callable[[], Auth]
     """Returns the rules of access that are in force."""
@@ -137,7 +137,7 @@ async def _heartbeat() -> Response:
     new = registry.record_heartbeat(heartbeat)
     if isinstance(new, TooManyWorkers):
         raise errors.too_many_workers(new.workers_max)
-    context().logbook.changed()
+    context().log_store.changed()
     return json_response(
         views.HeartbeatResponse(
             status="registered" if new else "ok",
@@ -255,7 +255,7 @@ async def _version() -> Response:
 @routes.get("/v1/logs/stream/<worker_id>")
 async def _logs(worker_id: str) -> Response:
     query = read_query(request.query_string.decode("latin-1"), request.headers.get("last-event-id", ""))
-    blocks = await context().logbook.stream(worker_id, query)
+    blocks = await context().log_store.stream(worker_id, query)
     headers = {name.decode(): value.decode() for name, value in sse.HEADERS}
     return Response(b"" if request.method == "HEAD" else blocks, headers=headers)
 

@@ -43,7 +43,7 @@ KEPT_RACE_S = 1.0
 class ForwardedRequest:
     """What every attempt at a request needs to know of it. Times are Trio's clock."""
 
-    means: GatewayContext
+    context: GatewayContext
     request: Request
     client: Client
     caller: Caller
@@ -65,14 +65,24 @@ class Attempt:
     """One endpoint's answer to a request, and what becomes known of it."""
 
     __slots__ = (
-        "_body", "_dropped", "_forwarded", "_means", "_model", "_relay", "answered_at", "asked_at", "endpoint", "error",
-        "is_stream", "status",
+        "_body",
+        "_context",
+        "_dropped",
+        "_forwarded",
+        "_model",
+        "_relay",
+        "answered_at",
+        "asked_at",
+        "endpoint",
+        "error",
+        "is_stream",
+        "status",
     )  # fmt: skip
 
     def __init__(self, forwarded: ForwardedRequest, endpoint: Endpoint, model: str) -> None:
         """`model` is the one that the endpoint serves; empty for the control plane."""
         self._forwarded = forwarded
-        self._means = forwarded.means
+        self._context = forwarded.context
         self._model = model
         self._body: Body = forwarded.request.body
         """As the endpoint gets it; kept until there is a response."""
@@ -125,8 +135,8 @@ class Attempt:
             self._body = await endpoint.route.rewrite(forwarded.request)
         elif forwarded.is_suspect:
             self._body, self._dropped = await without_control(self._body, forwarded.request.headers)
-            self._means.told.log_dropped(forwarded.caller.key_name, self._dropped)
-        pool = self._means.pool
+            self._context.told.log_dropped(forwarded.caller.key_name, self._dropped)
+        pool = self._context.pool
         connection = pool.acquire(endpoint.upstream)
         if connection is not None:
             try:
@@ -149,7 +159,7 @@ class Attempt:
     async def _reconnect(self, lost: UpstreamError) -> Connection:
         """Connect again after a kept connection was lost; if that fails, the request may have been the reason."""
         try:
-            return await self._means.pool.connect(self.endpoint.upstream)
+            return await self._context.pool.connect(self.endpoint.upstream)
         except ApiError as error:
             self.record_failure()
             raise errors.upstream_failed(self.endpoint.upstream.name, str(lost)) from error
@@ -166,10 +176,10 @@ class Attempt:
 
         Raises UpstreamError.
         """
-        means, forwarded = self._means, self._forwarded
+        context, forwarded = self._context, self._forwarded
         first_byte_s, stall_s = self._timeouts()
         relay = self._relay = Relay(
-            means.pool.hub,
+            context.pool.hub,
             forwarded.client,
             connection,
             method=forwarded.request.method,
@@ -178,7 +188,7 @@ class Attempt:
             first_byte_s=first_byte_s,
             stall_s=stall_s,
             usage=forwarded.usage,
-            gaps=means.gaps(self._model) if self._model else None,
+            gaps=context.gaps(self._model) if self._model else None,
             keepalive=forwarded.keepalive,
         )
         if forwarded.keepalive is not None:
@@ -193,9 +203,9 @@ class Attempt:
             clean = relay.reusable
         finally:
             if clean:
-                means.pool.release(connection)
+                context.pool.release(connection)
             else:
-                means.pool.discard(connection)
+                context.pool.discard(connection)
 
     def _upstream_request(self) -> list[Body]:
         forwarded, endpoint = self._forwarded, self.endpoint
@@ -207,14 +217,14 @@ class Attempt:
             forwarded.request,
             self._body,
             endpoint,
-            auth=self._means.auth,
+            auth=self._context.auth,
             caller=forwarded.caller,
             added=added,
             reads_response=reads_response,
         )
 
     def _timeouts(self) -> tuple[float, float]:
-        timeouts = self._means.timeouts
+        timeouts = self._context.timeouts
         return self.endpoint.timeouts or (timeouts.first_byte_s, timeouts.stream_stall_s)
 
     async def _fail_response(self, lost: UpstreamError) -> None:
@@ -274,8 +284,8 @@ class Attempt:
         if status in FAILED_STATUSES:
             self.record_failure(answers=True)
         elif self.endpoint.circuit.record_response():
-            self._means.balancer.dispatch_waiting()
-        self.answered_at = self._means.pool.hub.now
+            self._context.balancer.dispatch_waiting()
+        self.answered_at = self._context.pool.hub.now
         self._forwarded.request.release_body()
         self._body = b""
         if self._forwarded.internal:  # the control plane
@@ -284,7 +294,7 @@ class Attempt:
 
     def _headers_of_gateway(self) -> Headers:
         """Return the headers of the response that this gateway makes."""
-        settings, endpoint = self._means.settings, self.endpoint
+        settings, endpoint = self._context.settings, self.endpoint
         headers = [(b"x-request-id", self._forwarded.request.id)]
         headers += self._forwarded.client.more_headers()
         if self._dropped:

@@ -52,15 +52,26 @@ class Exchange:
     """One request, and what becomes known of it on its way. Times are Trio's clock."""
 
     __slots__ = (
-        "_attempt", "_bytes_in", "_client", "_forwarded", "_is_waiting", "_means", "_model", "_only", "_request",
-        "_tokens", "caller", "error", "status",
+        "_attempt",
+        "_bytes_in",
+        "_client",
+        "_context",
+        "_forwarded",
+        "_is_waiting",
+        "_model",
+        "_only",
+        "_request",
+        "_tokens",
+        "caller",
+        "error",
+        "status",
     )  # fmt: skip
 
-    def __init__(self, means: GatewayContext, request: Request, client: Client, caller: Caller) -> None:
-        self._means = means
+    def __init__(self, context: GatewayContext, request: Request, client: Client, caller: Caller) -> None:
+        self._context = context
         self._request = request
         self._client = client
-        self._forwarded = ForwardedRequest(means, request, client, caller, request.path, trio.current_time())
+        self._forwarded = ForwardedRequest(context, request, client, caller, request.path, trio.current_time())
         self._model = ""
         """The model that it asks for, once that has been read."""
         self._only: Endpoint | None = None
@@ -115,7 +126,7 @@ class Exchange:
 
     async def forward(self) -> None:
         """Have the request answered by an endpoint of its model. Raises ApiError if nothing has been sent."""
-        request, means, caller = self._request, self._means, self.caller
+        request, context, caller = self._request, self._context, self.caller
         if _TWO_WAYS.search(request.path):
             raise errors.bad_request("The path must be plain: no `%`, `#` or `//`, no segments `.` or `..`.")
         if hops_of(request.headers) >= HOPS_MAX:
@@ -128,17 +139,17 @@ class Exchange:
         else:
             names = members = await read_members(request.body, _READ_MEMBERS)
             self._model = model_of(members)
-            interval_s = means.timeouts.sse_keepalive_s
+            interval_s = context.timeouts.sse_keepalive_s
             if interval_s and members.get("stream") is True and request.version == b"1.1":
-                self._forwarded.keepalive = KeepAlive(means.pool.hub, self._client, request.id, interval_s)
+                self._forwarded.keepalive = KeepAlive(context.pool.hub, self._client, request.id, interval_s)
             previous = members.get("previous_response_id")
             if previous is not None and request.path.endswith(b"/responses"):
-                holder = continued_by(means.registry, str(previous), self._model)
+                holder = continued_by(context.registry, str(previous), self._model)
                 if isinstance(holder, ResponseMissing):
                     raise response_missing(holder, "previous_response_id")
                 self._only = holder
-        self._forwarded.is_suspect = not means.auth.lets_steer(caller) and is_suspect(names, request.headers)
-        means.auth.check_model(caller, self._model)
+        self._forwarded.is_suspect = not context.auth.lets_steer(caller) and is_suspect(names, request.headers)
+        context.auth.check_model(caller, self._model)
         await self._forward_within_limits()
 
     async def forward_to_holder(self) -> None:
@@ -148,7 +159,7 @@ class Exchange:
         """
         response_id = self._request.path.split(b"/")[3].decode("latin-1")
         self._forwarded.path = RESPONSE_PATH
-        worker = holder_of(self._means.registry, response_id)
+        worker = holder_of(self._context.registry, response_id)
         if isinstance(worker, ResponseMissing):
             raise response_missing(worker)
         key = self.caller.key
@@ -164,7 +175,7 @@ class Exchange:
         await self._try(endpoint, "")
 
     async def _forward_within_limits(self) -> None:
-        quotas, forwarded = self._means.quotas, self._forwarded
+        quotas, forwarded = self._context.quotas, self._forwarded
         reservation = quotas.acquire(self.caller.key_name, forwarded.started_at)
         if isinstance(reservation, QuotaRefusal):
             raise over_limit(reservation)
@@ -229,7 +240,7 @@ class Exchange:
             failed.fail(trio.current_time())
             self._attempt.record_failure()
         routing = attrs.evolve(routing, excluded=(*routing.excluded, failed))
-        return routing if routing.only is None and self._means.balancer.has_alternative(routing) else None
+        return routing if routing.only is None and self._context.balancer.has_alternative(routing) else None
 
     async def _try(self, endpoint: Endpoint, model: str) -> None:
         """Have the request answered by this endpoint, which serves `model`. Raises ApiError if nothing was sent."""
@@ -241,20 +252,20 @@ class Exchange:
                 self.status, self.error = attempt.status, attempt.error
 
     def _session(self) -> bytes:
-        name = self._means.session_header
+        name = self._context.session_header
         for key, value in self._request.headers:
             if key == name:
                 return value
         return b""
 
     def _refused(self, refusal: Refusal) -> ApiError:
-        registry, key = self._means.registry, self.caller.key
+        registry, key = self._context.registry, self.caller.key
         known = registry.models if key is None or key.models is None else (key.models - {self._model}).__iter__
-        return no_lease(refusal, self._model, known, self._means.timeouts.queue_s)
+        return no_lease(refusal, self._model, known, self._context.timeouts.queue_s)
 
     async def _lease(self, routing: RoutingRequest) -> Lease:
         """Lease an endpoint, waiting for one if need be. Raises ApiError: 404, 429, 503."""
-        balancer = self._means.balancer
+        balancer = self._context.balancer
         lease = balancer.lease(routing)
         if isinstance(lease, Lease):
             return lease
@@ -262,7 +273,7 @@ class Exchange:
             raise self._refused(lease)
         self._is_waiting, since = True, trio.current_time()
         try:
-            lease = await wait_lease(balancer, routing, self._means.timeouts.queue_s)
+            lease = await wait_lease(balancer, routing, self._context.timeouts.queue_s)
         finally:
             self._forwarded.queued_s += trio.current_time() - since
         self._is_waiting = False

@@ -51,7 +51,7 @@ class Gateway:
 
     def __init__(
         self,
-        means: GatewayContext,
+        context: GatewayContext,
         metrics: Metrics,
         access: AccessLog,
         tracing: Tracing,
@@ -59,8 +59,8 @@ class Gateway:
         control_socket: str,
         followers_max: int,
     ) -> None:
-        self.means = means
-        self.cors = cors_of(means.settings.cors_origins, is_control)
+        self.context = context
+        self.cors = cors_of(context.settings.cors_origins, is_control)
         """Which pages in browsers may use the routes of models; None: none."""
         self._metrics = metrics
         self._access = access
@@ -80,7 +80,7 @@ class Gateway:
 
         The control plane looks again for itself: it knows its routes best.
         """
-        auth = self.means.auth
+        auth = self.context.auth
         caller = auth.caller(head, peer)
         if self.cors is not None and head.length == 0 and self.cors.is_preflight(head.method, head.path, head.headers):
             return caller
@@ -99,7 +99,7 @@ class Gateway:
         elif auth.has_keys:
             auth.check("data", caller)
         if not is_control(head.path) and (head.length is None or head.length > JOINED_BYTES_MAX):
-            refusal = self.means.quotas.refusal(caller.key_name, trio.current_time())
+            refusal = self.context.quotas.refusal(caller.key_name, trio.current_time())
             if refusal is not None:  # before a large body comes in vain
                 raise over_limit(refusal)
         return caller
@@ -110,7 +110,7 @@ class Gateway:
 
     async def answer(self, request: Request, client: Client, caller: Caller) -> None:
         """Answer one request through an upstream. Raises ApiError if nothing has been sent."""
-        exchange = Exchange(self.means, request, client, caller)
+        exchange = Exchange(self.context, request, client, caller)
         phase, is_counted = "", False
         is_by_model = request.path in ROUTES
         is_log = request.path.startswith(_LOGS)
@@ -166,7 +166,7 @@ class Gateway:
 
     def refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
         """Record what was refused before it was a request."""
-        caller = self.means.auth.caller(head or _NO_HEAD, peer)
+        caller = self.context.auth.caller(head or _NO_HEAD, peer)
         if error.status != CLIENT_LEFT:
             self._metrics.refused(error.limit or error.code, caller.key_name)
         if self._access.enabled:

@@ -88,7 +88,7 @@ async def run(
                 await _serve_until_told(components, listeners, task_status)
             finally:
                 components.context.pool.close_idle()
-                components.logbook.close()
+                components.log_store.close()
             background.cancel_scope.cancel()
 
 
@@ -99,7 +99,7 @@ async def _start_background(nursery: trio.Nursery, components: Components) -> No
     nursery.start_soon(components.hub.run_forever)
     await nursery.start(context.pool.run_forever)
     await nursery.start(components.serve_control)
-    nursery.start_soon(components.logbook.follow_forever, lambda: _sources(context))
+    nursery.start_soon(components.log_store.follow_forever, lambda: _sources(context))
     nursery.start_soon(_prune_forever, components.log_directory, reloader)
     nursery.start_soon(reap_forever, lambda: supervisor.pids)
     nursery.start_soon(components.metrics.watch_loop_forever)
@@ -128,7 +128,7 @@ async def _serve_until_told(
                 doors.start_soon(_hurry_when_told, signals, door, supervisor)
                 await door.drain()
                 supervisor.stop()
-            components.logbook.close_streams()
+            components.log_store.close_streams()
             await door.wait_until_left(LOG_END_S)
             doors.cancel_scope.cancel()
 

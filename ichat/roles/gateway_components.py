@@ -63,7 +63,7 @@ class Components:
     context: GatewayContext
     metrics: Metrics
     monitor: MachineMonitor
-    logbook: LogStore
+    log_store: LogStore
     door: FrontDoor[Caller]
     supervisor: Supervisor
     reloader: Reloader
@@ -101,21 +101,21 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, parts.tls, handler.refused,
         more_headers=handler.more_headers, is_proxy=lambda peer: address_in(peer) in context.auth.proxies,
     )  # fmt: skip
-    logbook = LogStore(state.log_directory, config.logs)
+    log_store = LogStore(state.log_directory, config.logs)
     checker = HealthChecker(registry, config.health, lambda: context.auth.proof)
-    supervisor = Supervisor(config, registry, logbook, state)
+    supervisor = Supervisor(config, registry, log_store, state)
     # Whatever holds a part of the configuration belongs in this list, or a reload forgets it.
     reconfigured: Sequence[Reconfigurable] = [
-        registry, balancer, context.quotas, pool, context, handler, door, logbook, checker,
+        registry, balancer, context.quotas, pool, context, handler, door, log_store, checker,
     ]  # fmt: skip
     reloader = Reloader(config, file, supervisor, functools.partial(check, reconfigured, context, door))
     admin = AdminContext(
-        registry, balancer, supervisor, logbook, reloader, lambda: context.auth,
+        registry, balancer, supervisor, log_store, reloader, lambda: context.auth,
         metrics=metrics, scraper=Scraper(registry, lambda: context.auth.proof),
         gateway_id=secrets.token_hex(8), started_at=time.time(),
     )  # fmt: skip
     return Components(
-        access, hub, context, metrics, monitor, logbook, door, supervisor, reloader, checker,
+        access, hub, context, metrics, monitor, log_store, door, supervisor, reloader, checker,
         functools.partial(control.serve, control.make_app(admin), state.control_socket), state.log_directory,
         reconfigured,
     )  # fmt: skip

@@ -73,7 +73,7 @@ class WorkerServer:
         self._created = int(time.time())
         self._start_id = secrets.token_hex(8)
         own = [(WORKER_HEADER, self.id.encode())]
-        self.log = LogEndpoint(capture.ring, capture.settle, own) if capture is not None else None
+        self.log = LogEndpoint(capture.buffer, capture.settle, own) if capture is not None else None
         self.changed: Callable[[], None] = _ignore
         """Called when the gateway needs a heartbeat now."""
         self.grouped: Callable[[], None] = _ignore

@@ -34,7 +34,7 @@ Rule = Literal["open", "data", "models", "metrics", "read", "write", "join"]
 `open`: nothing. `data`: a client's key, if there are any. `models`: that, or the operator's. `read`, `write`: the
 operator's key, or to be here. `metrics`: the same, unless `security.open_metrics`. `join`: the token, or to be here.
 """
-Kind = Literal["nobody", "unknown", "data", "admin", "worker"]
+Kind = Literal["anonymous", "invalid", "data", "admin", "worker"]
 """The kind of key that came: none, an unknown one, a client's, the operator's, the workers'."""
 
 ROUTES: Mapping[tuple[str, str], Rule] = {
@@ -198,9 +198,9 @@ class Auth:
         """Return the kind and owner of these keys: the first that is known counts."""
         for credential in credentials:
             kind, key = self._owner(credential)
-            if kind != "unknown":
+            if kind != "invalid":
                 return kind, key
-        return ("unknown" if any(credentials) else "nobody"), None
+        return ("invalid" if any(credentials) else "anonymous"), None
 
     def _owner(self, credential: bytes) -> tuple[Kind, ClientKey | None]:
         """Return the kind and owner of a key.
@@ -209,7 +209,7 @@ class Auth:
         others are compared in constant time. So how long it takes tells nothing about keys.
         """
         if not (credential and (self._keys or self._admin or self._token)):
-            return "unknown", None
+            return "invalid", None
         digest = digest_of(credential)
         key = self._keys.get(digest)
         if key is not None:
@@ -218,7 +218,7 @@ class Auth:
             return "admin", None
         if self._token is not None and hmac.compare_digest(self._token, digest):
             return "worker", None
-        return "unknown", None
+        return "invalid", None
 
     def _behind(self, forwarded: Sequence[bytes]) -> str:
         """Return the last address that is no trusted proxy's, of those that proxies have added in turn."""
@@ -233,7 +233,7 @@ class Auth:
                 break
             if address not in self.proxies:
                 return address
-        return "unknown"
+        return "invalid"
 
     def decode_caller(self, text: str | None) -> Caller:
         """Return the caller that `encode_caller` has written.
@@ -344,7 +344,7 @@ def _digest(hash_: str | None, variable: str | None, where: str) -> bytes | None
 
 
 def _refusal(caller: Caller, wanted: str) -> errors.ApiError:
-    if caller.kind in ("nobody", "unknown"):
-        what = "No key was sent" if caller.kind == "nobody" else "This key is not known"
+    if caller.kind in ("anonymous", "invalid"):
+        what = "No key was sent" if caller.kind == "anonymous" else "This key is not known"
         return errors.invalid_api_key(f"{what}: this route takes {wanted}, as `Authorization: Bearer`.")
     return errors.forbidden(f"This key is for something else: this route takes {wanted}.")

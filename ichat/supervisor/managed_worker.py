@@ -41,7 +41,7 @@ class SupervisorContext:
     config: Config
     """The newest one."""
     registry: Registry
-    logbook: LogStore
+    log_store: LogStore
     state: StateDirectory
     workers: "Mapping[str, ManagedWorker]"
     """All of them in the order of their starts; the supervisor adds and removes them."""
@@ -135,7 +135,7 @@ class ManagedWorker:
             "gpu_ids": self.spec.gpu_ids,
             "on_gateway_exit": self.spec.on_gateway_exit,
             "origin": "api" if self.is_launched else "configuration",
-            "log_file": self._context.logbook.path_of(self.id),
+            "log_file": self._context.log_store.path_of(self.id),
         }
         self._context.registry.configure(
             self.record, names=[self.spec.model_name], max_in_flight=self.spec.max_in_flight, settings=settings
@@ -187,7 +187,7 @@ class ManagedWorker:
         await self._finished.wait()
         registry.stopped(self.record)
         registry.remove(self.record)
-        self._context.logbook.forget(self.id)
+        self._context.log_store.forget(self.id)
 
     async def run(self) -> None:
         """Start it, and again after each end, until it is removed or this is cancelled."""
@@ -210,7 +210,7 @@ class ManagedWorker:
                 registry.stopped(self.record)
             elif end.exit_code == EXIT_USAGE or failures >= restart.attempts_max:
                 registry.fail(self.record, end)
-                self._context.logbook.finish(self.id)
+                self._context.log_store.finish(self.id)
                 log.error("worker %s %s; it is not started again", self.id, end)
                 await self._restart_requested.wait()
             else:
@@ -241,7 +241,7 @@ class ManagedWorker:
         if self._adopted is not None:
             adopted, self._adopted = self._adopted, None
             context.registry.set_piped(self.record, is_piped=False)
-            context.logbook.resume(self.id)
+            context.log_store.resume(self.id)
             return await self._supervise(WorkerProcess(self.id, self.spec, adopted, context.state, context.times))
         await self._wait_for_room()
         problems = await context.preflight(self.spec, self._others())
@@ -254,7 +254,7 @@ class ManagedWorker:
         return await self._supervise(process)
 
     def _not_started(self, cause: str) -> WorkerEnd:
-        lines = self._context.logbook.last_lines(self.id, self._context.config.logs.last_lines_max)
+        lines = self._context.log_store.last_lines(self.id, self._context.config.logs.last_lines_max)
         return WorkerEnd("cannot be started", time.time(), cause=cause, last_lines=lines)
 
     async def _wait_for_room(self) -> None:
@@ -280,7 +280,7 @@ class ManagedWorker:
     async def _spawn(self) -> WorkerProcess:
         """Start its first process. Raises OSError or ValueError where that cannot be."""
         context = self._context
-        output = context.logbook.begin(self.id)
+        output = context.log_store.begin(self.id)
         context.registry.set_piped(self.record, is_piped=True)
         try:
             return await WorkerProcess.spawn(
@@ -288,7 +288,7 @@ class ManagedWorker:
             )
         except BaseException:
             with trio.CancelScope(shield=True):
-                await context.logbook.end(self.id)
+                await context.log_store.end(self.id)
             raise
         finally:
             os.close(output)
@@ -320,14 +320,14 @@ class ManagedWorker:
                 else:
                     await process.end(context.config.timeouts.stop_s, context.hurry)
                     self._process = None
-                await context.logbook.end(self.id)
+                await context.log_store.end(self.id)
                 process.close()
                 context.remember()
         return None if self._restart_requested.is_set() else self._end_of(process.returncode, why, ooms), was_well
 
     def _end_of(self, code: int | None, why: str, ooms: int | None) -> WorkerEnd:
         """Return what is known of its end; `why` is set where the gateway has ended it."""
-        lines = self._context.logbook.last_lines(self.id, CAUSE_LINES_MAX)
+        lines = self._context.log_store.last_lines(self.id, CAUSE_LINES_MAX)
         now = oom_kills()
         was_killed = code == -signal.SIGKILL or any(word in line for line in lines for word in _KILLED)
         oom_killed = bool(not why and was_killed and ooms is not None and now is not None and now > ooms)

@@ -41,7 +41,7 @@ class Supervisor:
         self,
         config: Config,
         registry: Registry,
-        logbook: LogStore,
+        log_store: LogStore,
         state: StateDirectory,
         *,
         remember_s: float = REMEMBER_S,
@@ -58,7 +58,7 @@ class Supervisor:
         self._nursery: trio.Nursery | None = None
         self._remember_s = remember_s
         self._workers: dict[str, ManagedWorker] = {}
-        self._context = SupervisorContext(config, registry, logbook, state, self._workers, self._remember_soon)
+        self._context = SupervisorContext(config, registry, log_store, state, self._workers, self._remember_soon)
 
     def __repr__(self) -> str:
         return f"<Supervisor {list(self._workers.values())}>"
@@ -90,7 +90,7 @@ class Supervisor:
                 heartbeat = parse_heartbeat(heard.heartbeat)
                 age_s, can_return = max(0.0, time.time() - heard.at), heard.token == self._token()
                 self._registry.restore(heartbeat, age_s, can_return=can_return)
-                self._context.logbook.resume(heartbeat.worker_id, heartbeat.start_id, is_managed=False)
+                self._context.log_store.resume(heartbeat.worker_id, heartbeat.start_id, is_managed=False)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._take_over(known.started)

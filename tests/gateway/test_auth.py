@@ -316,12 +316,12 @@ def test_here_is_nobody_where_it_could_be_anybody():
         ("192.168.1.1:1", ["1.1.1.1"], "1.1.1.1"),
         ("192.168.1.1:1", ["6.6.6.6, 1.1.1.1"], "1.1.1.1"),  # what the client itself claims stands before
         ("192.168.1.1:1", ["6.6.6.6", "1.1.1.1, 192.168.1.2"], "1.1.1.1"),
-        ("192.168.1.1:1", ["192.168.1.9"], "unknown"),
-        ("192.168.1.1:1", ["fe80::1%eth0"], "unknown"),
+        ("192.168.1.1:1", ["192.168.1.9"], "invalid"),
+        ("192.168.1.1:1", ["fe80::1%eth0"], "invalid"),
         ("192.168.1.1:1", ["1.1.1.1:5555"], "1.1.1.1"),
         ("192.168.1.1:1", ["[2001:db8::1]:80"], "2001:db8::1"),
-        ("192.168.1.1:1", [""], "unknown"),
-        ("192.168.1.1:1", ["_hidden"], "unknown"),
+        ("192.168.1.1:1", [""], "invalid"),
+        ("192.168.1.1:1", ["_hidden"], "invalid"),
         ("192.168.1.1:1", ["::ffff:127.0.0.1"], "127.0.0.1"),
     ],
 )
@@ -389,7 +389,7 @@ def test_of_several_keys_the_known_one_counts():
     for first, second in ((DATA, ADMIN), (ADMIN, DATA), ("", ADMIN)):
         headers = [(b"host", b"gw"), (b"authorization", f"Bearer {first}".encode()), (b"x-api-key", second.encode())]
         assert auth.caller(RequestHead(b"GET", b"/", b"1.1", headers, 0), "10.0.0.7:5").kind == "admin"
-    assert auth.caller(RequestHead(b"GET", b"/", b"1.1", [(b"api-key", b"x")], 0), "10.0.0.7:5").kind == "unknown"
+    assert auth.caller(RequestHead(b"GET", b"/", b"1.1", [(b"api-key", b"x")], 0), "10.0.0.7:5").kind == "invalid"
 
 
 def heartbeat(**more):

@@ -37,15 +37,15 @@ def until(condition):
         time.sleep(0.005)
 
 
-def texts(ring):
-    return [line.text for line in ring.tail(10**6)]
+def texts(buffer):
+    return [line.text for line in buffer.tail(10**6)]
 
 
 def ring_of(count, **bounds):
-    ring = LineBuffer(**bounds)
+    buffer = LineBuffer(**bounds)
     for number in range(1, count + 1):
-        ring.append([b"line %d" % number], 1e9 + number)
-    return ring
+        buffer.append([b"line %d" % number], 1e9 + number)
+    return buffer
 
 
 def events_of(block):
@@ -111,7 +111,7 @@ def test_a_line_without_end_takes_no_memory():
     assert lines.feed(b"\n") == [b"z" * 100 + " … [999900 bytes more]".encode()]
 
 
-# The ring.
+# The buffer.
 
 
 @pytest.fixture
@@ -126,40 +126,40 @@ def eager_threads():
 @pytest.mark.parametrize("bounds", [{"lines_max": 10}, {"bytes_max": 70}])
 def test_a_ring_is_bounded_and_counts_exactly(bounds):
     """The newest lines are kept, by their number and by their size; a cursor learns how many it has missed."""
-    ring = ring_of(99, **bounds)
-    assert repr(ring) == "<LineBuffer 90..99, 70 bytes>"
-    lines, lost = ring.after(0, 3)
+    buffer = ring_of(99, **bounds)
+    assert repr(buffer) == "<LineBuffer 90..99, 70 bytes>"
+    lines, lost = buffer.after(0, 3)
     assert (lines[0], lines[-1].seq, len(lines), lost) == (Line(90, 1e9 + 90, "line 90"), 92, 3, 89)
-    assert ring.after(88, 10)[1] == 1
-    assert ring.after(89, 10)[1] == 0
-    assert [line.seq for line in ring.after(97, 10)[0]] == [98, 99]
-    assert ring.after(99, 10) == ([], 0)
-    assert [line.seq for line in ring.tail(2)] == [98, 99]
-    assert len(ring.tail(50)) == 10
+    assert buffer.after(88, 10)[1] == 1
+    assert buffer.after(89, 10)[1] == 0
+    assert [line.seq for line in buffer.after(97, 10)[0]] == [98, 99]
+    assert buffer.after(99, 10) == ([], 0)
+    assert [line.seq for line in buffer.tail(2)] == [98, 99]
+    assert len(buffer.tail(50)) == 10
 
 
 def test_a_ring_may_go_on_where_another_ended():
     """Numbers of a second run can follow on those of the first."""
-    ring = LineBuffer(start=99)
-    ring.append([b"\xff\xc3\xa4"], 0)
-    assert ring.after(99, 10) == ([Line(100, 0, "\ufffdä")], 0)
-    assert events_of(LogCursor(ring).next()) == [(100, "\ufffdä")]
+    buffer = LineBuffer(start=99)
+    buffer.append([b"\xff\xc3\xa4"], 0)
+    assert buffer.after(99, 10) == ([Line(100, 0, "\ufffdä")], 0)
+    assert events_of(LogCursor(buffer).next()) == [(100, "\ufffdä")]
 
 
 def test_reading_while_lines_come(eager_threads):
     """Between two threads every number is either read, once and in order, or counted as lost."""
-    ring = LineBuffer(lines_max=50)
+    buffer = LineBuffer(lines_max=50)
 
     def append():
         for number in range(1, 20_001, 4):
-            ring.append([b"%d" % (number + more) for more in range(4)], 0)
-        ring.end()
+            buffer.append([b"%d" % (number + more) for more in range(4)], 0)
+        buffer.end()
 
     thread = threading.Thread(target=append)
     thread.start()
     seq = missed = 0
-    while not (ring.ended and seq == 20_000):
-        lines, lost = ring.after(seq, 7)
+    while not (buffer.ended and seq == 20_000):
+        lines, lost = buffer.after(seq, 7)
         missed += lost
         assert [line.seq for line in lines] == list(range(seq + lost + 1, seq + lost + 1 + len(lines)))
         assert all(line.text == str(line.seq) for line in lines)
@@ -173,19 +173,19 @@ def test_reading_while_lines_come(eager_threads):
 
 def test_history_then_what_comes():
     """A reader gets all that is kept, then what is new, each once; where it was too slow, the exact number."""
-    ring = ring_of(30, lines_max=10)
-    reader = LogCursor(ring)
+    buffer = ring_of(30, lines_max=10)
+    reader = LogCursor(buffer)
     assert ids_of(reader.next()) == ["gap", *range(21, 31)]
     assert reader.next() == b""
-    ring.append([b"more"], 0)
+    buffer.append([b"more"], 0)
     assert events_of(reader.next()) == [(31, "more")]
-    ring.append([b"x"] * 25, 0)
+    buffer.append([b"x"] * 25, 0)
     block = reader.next()
     assert events_of(block)[0] == ("gap", 15)
     assert ids_of(block)[1:] == list(range(47, 57))
     assert not reader.is_done()
-    ring.append([b"last"], 0)
-    ring.end()
+    buffer.append([b"last"], 0)
+    buffer.end()
     assert not reader.is_done()
     assert events_of(reader.next()) == [(57, "last")]
     assert reader.is_done()
@@ -193,28 +193,28 @@ def test_history_then_what_comes():
 
 def test_where_a_reader_begins():
     """With the last lines that were asked for, or after the line that the client knows; a gap only where there is one."""
-    ring = ring_of(30, lines_max=10)
-    assert ids_of(LogCursor(ring, tail=3).next()) == [28, 29, 30]
-    assert LogCursor(ring, tail=0).next() == b""
-    assert events_of(LogCursor(ring, tail=15).next())[0] == ("gap", 5)
-    assert events_of(LogCursor(ring, tail=1000).next())[0] == ("gap", 20)
-    assert ids_of(LogCursor(ring, after=28, tail=9).next()) == [29, 30]
-    assert events_of(LogCursor(ring, after=5).next())[0] == ("gap", 15)
-    assert LogCursor(ring, after=30).next() == b""
-    assert events_of(LogCursor(ring, after=31).next())[0] == ("gap", 20), "a number of an earlier ring"
+    buffer = ring_of(30, lines_max=10)
+    assert ids_of(LogCursor(buffer, tail=3).next()) == [28, 29, 30]
+    assert LogCursor(buffer, tail=0).next() == b""
+    assert events_of(LogCursor(buffer, tail=15).next())[0] == ("gap", 5)
+    assert events_of(LogCursor(buffer, tail=1000).next())[0] == ("gap", 20)
+    assert ids_of(LogCursor(buffer, after=28, tail=9).next()) == [29, 30]
+    assert events_of(LogCursor(buffer, after=5).next())[0] == ("gap", 15)
+    assert LogCursor(buffer, after=30).next() == b""
+    assert events_of(LogCursor(buffer, after=31).next())[0] == ("gap", 20), "a number of an earlier buffer"
 
 
 def test_without_following():
     """It ends with what was there when it began, even if lines come faster than they are read."""
-    ring = ring_of(600, lines_max=700)
-    reader = LogCursor(ring, follow=False)
+    buffer = ring_of(600, lines_max=700)
+    reader = LogCursor(buffer, follow=False)
     assert ids_of(reader.next()) == list(range(1, 257))
-    ring.append([b"new"] * 600, 0)
+    buffer.append([b"new"] * 600, 0)
     assert events_of(reader.next()) == [("gap", 244), *((seq, f"line {seq}") for seq in range(501, 601))]
     assert reader.is_done()
     assert reader.next() == b""
-    reader = LogCursor(ring, tail=1, follow=False)
-    ring.append([b"new"] * 1000, 0)
+    reader = LogCursor(buffer, tail=1, follow=False)
+    buffer.append([b"new"] * 1000, 0)
     assert events_of(reader.next()) == [("gap", 1)]
     assert reader.is_done()
     assert LogCursor(LineBuffer(), follow=False).is_done()
@@ -280,19 +280,19 @@ async def test_many_lines_wake_once():
             wakes.append(1)
             super()._wake()
 
-    bell = CountingBell()
+    wakeup = CountingBell()
 
     async def wait():
         while True:
-            await bell.wait_notified()
+            await wakeup.wait_notified()
             turns.append(1)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
         nursery.start_soon(wait)
         await trio.testing.wait_all_tasks_blocked()
-        assert repr(bell) == "<Wakeup 2 wait>"
-        thread = threading.Thread(target=lambda: [bell.notify() for _ in range(1000)])
+        assert repr(wakeup) == "<Wakeup 2 wait>"
+        thread = threading.Thread(target=lambda: [wakeup.notify() for _ in range(1000)])
         thread.start()
         thread.join()
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -310,10 +310,10 @@ def test_a_bell_after_the_end():
 
 
 async def test_a_stream_follows_a_ring(autojump_clock):
-    """History, comments while nothing comes, new lines at once, and the end with the ring's."""
-    ring = ring_of(2)
-    bell = Wakeup()
-    ring.changed = bell.notify
+    """History, comments while nothing comes, new lines at once, and the end with the buffer's."""
+    buffer = ring_of(2)
+    wakeup = Wakeup()
+    buffer.changed = wakeup.notify
     sent = []
 
     async def send_all(data):
@@ -321,14 +321,14 @@ async def test_a_stream_follows_a_ring(autojump_clock):
 
     async def append():
         await trio.sleep(40)
-        ring.append([b"new"], 0)
+        buffer.append([b"new"], 0)
         await trio.sleep(1)
-        ring.end()
+        buffer.end()
 
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(append)
-        await send_to_end(LogCursor(ring), bell, send_all)
+        await send_to_end(LogCursor(buffer), wakeup, send_all)
     (t1, history), (t2, comment), (t3, comment_too), (t4, new) = sent
     assert [round(at) for at in (t1, t2, t3, t4)] == [0, 15, 30, 40]
     assert ids_of(history) == [1, 2]
@@ -339,33 +339,33 @@ async def test_a_stream_follows_a_ring(autojump_clock):
 
 async def test_a_stream_is_finished(autojump_clock):
     """It ends with what there was at that time, without waiting; a second time changes nothing."""
-    ring = ring_of(300)
-    bell = Wakeup()
-    ring.changed = bell.notify
+    buffer = ring_of(300)
+    wakeup = Wakeup()
+    buffer.changed = wakeup.notify
     sent = []
 
     async def send_all(data):
         sent.append(data)
 
     began = trio.current_time()
-    reader = LogCursor(ring)
+    reader = LogCursor(buffer)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(send_to_end, reader, bell, send_all)
+        nursery.start_soon(send_to_end, reader, wakeup, send_all)
         await trio.sleep(1)
-        ring.append([b"last"], 0)
+        buffer.append([b"last"], 0)
         reader.finish()
-        ring.append([b"too late"], 0)
+        buffer.append([b"too late"], 0)
         reader.finish()
-        bell.notify()
+        wakeup.notify()
     assert trio.current_time() - began == pytest.approx(1)
     assert ids_of(b"".join(sent)) == list(range(1, 302))
 
 
 async def test_a_client_that_takes_nothing_misses_lines(autojump_clock):
     """While it stands still nothing is queued for it, and afterwards it hears how many lines were dropped."""
-    ring = ring_of(10, lines_max=100)
-    bell = Wakeup()
-    ring.changed = bell.notify
+    buffer = ring_of(10, lines_max=100)
+    wakeup = Wakeup()
+    buffer.changed = wakeup.notify
     sent = []
 
     async def send_all(data):
@@ -374,12 +374,12 @@ async def test_a_client_that_takes_nothing_misses_lines(autojump_clock):
 
     async def append():
         await trio.sleep(30)
-        ring.append([b"x"] * 1000, 0)
-        ring.end()
+        buffer.append([b"x"] * 1000, 0)
+        buffer.end()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(append)
-        await send_to_end(LogCursor(ring), bell, send_all)
+        await send_to_end(LogCursor(buffer), wakeup, send_all)
     assert ids_of(sent[0]) == list(range(1, 11))
     assert events_of(sent[1])[0] == ("gap", 900)
     assert ids_of(sent[1])[1:] == list(range(911, 1011))
@@ -389,18 +389,18 @@ async def test_a_client_that_takes_nothing_misses_lines(autojump_clock):
 
 
 def test_following_a_killed_writer(tmp_path):
-    """Everything that was written arrives, with a partial last line, in the ring and in the file; then both end."""
+    """Everything that was written arrives, with a partial last line, in the buffer and in the file; then both end."""
     reading, writing = make_pipe()
-    ring = LineBuffer()
+    buffer = LineBuffer()
     program = "os.write(1, b'one\\n' * 5000); os.write(2, b'half'); os.kill(os.getpid(), signal.SIGKILL)"
     process = start(program, stdout=writing, stderr=writing)
     os.close(writing)
-    drain = follow(reading, ring, LogFile(str(tmp_path), "w"))
+    drain = follow(reading, buffer, LogFile(str(tmp_path), "w"))
     assert process.wait(LIMIT_S) == -signal.SIGKILL
     assert drain.join(LIMIT_S)
-    assert texts(ring) == ["one"] * 5000 + ["half"]
-    assert ring.ended
-    assert texts(load(str(tmp_path / "w.log"))) == texts(ring)
+    assert texts(buffer) == ["one"] * 5000 + ["half"]
+    assert buffer.ended
+    assert texts(load(str(tmp_path / "w.log"))) == texts(buffer)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(reading)
 
@@ -408,12 +408,12 @@ def test_following_a_killed_writer(tmp_path):
 def test_a_line_that_does_not_end_is_shown(tmp_path):
     """A progress bar is seen while it progresses, in its newest state, and the file has it too."""
     reading, writing = make_pipe()
-    ring = LineBuffer()
-    drain = PipeReader([PipeSource(reading, LineSplitter())], ring, [LogFile(str(tmp_path), "w")], partial_s=0.05)
+    buffer = LineBuffer()
+    drain = PipeReader([PipeSource(reading, LineSplitter())], buffer, [LogFile(str(tmp_path), "w")], partial_s=0.05)
     os.write(writing, b"\r 1%\r 2%")
-    until(lambda: texts(ring) == texts(load(str(tmp_path / "w.log"))) == [" 2%"])
+    until(lambda: texts(buffer) == texts(load(str(tmp_path / "w.log"))) == [" 2%"])
     os.write(writing, b"\r 3%\n")
-    until(lambda: texts(ring) == [" 2%", " 3%"])
+    until(lambda: texts(buffer) == [" 2%", " 3%"])
     os.close(writing)
     assert drain.join(LIMIT_S)
 
@@ -421,14 +421,14 @@ def test_a_line_that_does_not_end_is_shown(tmp_path):
 def test_a_pipe_that_somebody_keeps_open():
     """A reader that is told to stop takes what is there, and does not wait for an end that does not come."""
     reading, writing = make_pipe()
-    ring = LineBuffer()
-    drain = follow(reading, ring)
+    buffer = LineBuffer()
+    drain = follow(reading, buffer)
     os.write(writing, b"a\nb")
     began = time.monotonic()
     drain.stop(LIMIT_S)
     assert time.monotonic() - began < LIMIT_S / 2
-    assert texts(ring) == ["a", "b"]
-    assert ring.ended
+    assert texts(buffer) == ["a", "b"]
+    assert buffer.ended
     assert repr(drain) == "<PipeReader 0 pipes into <LineBuffer 1..2, 2 bytes, ended>>"
     drain.stop(LIMIT_S)
     os.close(writing)
@@ -437,12 +437,12 @@ def test_a_pipe_that_somebody_keeps_open():
 def test_one_change_for_many_lines():
     """A batch of lines is one event to those who wait."""
     changes = []
-    ring = LineBuffer()
-    ring.changed = lambda: changes.append(ring.last)
+    buffer = LineBuffer()
+    buffer.changed = lambda: changes.append(buffer.last)
     reading, writing = make_pipe()
     os.write(writing, b"x\n" * 30_000)
     os.close(writing)
-    assert PipeReader([PipeSource(reading, LineSplitter())], ring).join(LIMIT_S)
+    assert PipeReader([PipeSource(reading, LineSplitter())], buffer).join(LIMIT_S)
     assert changes == [30_000, 30_000]
 
 
@@ -503,10 +503,10 @@ def test_the_output_breaks():
 
 
 def test_capture_takes_everything():
-    """Lines of the process, of its children, of a killed child and of what is not Python: to the ring, and on, in order."""
+    """Lines of the process, of its children, of a killed child and of what is not Python: to the buffer, and on, in order."""
     code, out, err = run("""
-        ring = LineBuffer()
-        capture = Capture(ring)
+        buffer = LineBuffer()
+        capture = Capture(buffer)
         print("print")
         print("error", file=sys.stderr)
         subprocess.run("echo shell; echo shell-error >&2", shell=True)
@@ -516,12 +516,12 @@ def test_capture_takes_everything():
         print("last", end="")
         capture.close()
         print("after")
-        sys.stderr.write(repr([line.text for line in ring.tail(100)]))
+        sys.stderr.write(repr([line.text for line in buffer.tail(100)]))
         sys.stderr.flush()
-        os._exit(0 if ring.ended else 1)
+        os._exit(0 if buffer.ended else 1)
     """)
     lines = ["print", "error", "shell", "shell-error", "child", "half", "raw", "last"]
-    # The two were apart before, so each keeps its own, and the order between them in the ring is that of reading.
+    # The two were apart before, so each keeps its own, and the order between them in the buffer is that of reading.
     assert code == 0
     assert out == "print\nshell\nchild\nhalf\nraw\nlastafter\n"
     assert err.startswith("error\nshell-error\n[")
@@ -531,12 +531,12 @@ def test_capture_takes_everything():
 def test_capture_keeps_the_order():
     """Where both went to one place there is one pipe: what is written to the two in turn comes out in turn."""
     program = """
-        ring = LineBuffer()
-        capture = Capture(ring)
+        buffer = LineBuffer()
+        capture = Capture(buffer)
         for number in range(1000):
             os.write(1 + number % 2, b"%d\\n" % number)
         capture.close()
-        assert [line.text for line in ring.tail(1000)] == [str(number) for number in range(1000)]
+        assert [line.text for line in buffer.tail(1000)] == [str(number) for number in range(1000)]
         os._exit(0)
     """
     process = start(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -548,14 +548,14 @@ def test_capture_keeps_the_order():
 def test_what_was_written_is_in_the_ring_after_a_while():
     """Waiting for it misses no line, of this process or of its children, however often it is done; nor after the end."""
     code, _, err = run("""
-        ring = LineBuffer(lines_max=100_000)
-        capture = Capture(ring)
+        buffer = LineBuffer(lines_max=100_000)
+        capture = Capture(buffer)
         for number in range(1, 201):
             print(number)
             os.write(2, b"%d\\n" % number)
             subprocess.run(["echo", str(number)]) if number % 20 == 0 else None
             assert capture.settle(20)
-            assert ring.last == 2 * number + number // 20, (ring.last, number)
+            assert buffer.last == 2 * number + number // 20, (buffer.last, number)
         assert "<PipeReader 2 pipes" in repr(capture)
         capture.close()
         assert capture.settle(20)
@@ -566,7 +566,7 @@ def test_what_was_written_is_in_the_ring_after_a_while():
 
 @pytest.mark.parametrize("broken", [False, True], ids=["nobody reads", "nobody can read"])
 def test_capture_never_waits_for_the_output(broken):
-    """With an original output that takes nothing, children write what they like, and the ring has the last of it."""
+    """With an original output that takes nothing, children write what they like, and the buffer has the last of it."""
     reading, writing = os.pipe()
     report, report_to = os.pipe()
     program = f"""
@@ -574,10 +574,10 @@ def test_capture_never_waits_for_the_output(broken):
         child = "import os\\nfor _ in range(200): os.write(1, b'x' * 99_999 + bytes([10]))"
         subprocess.run([sys.executable, "-c", child], check=True)
         print("after the flood")
-        while capture._drain._ring.tail(1)[0].text != "after the flood":
+        while capture._drain._buffer.tail(1)[0].text != "after the flood":
             time.sleep(0.01)
         capture.close(0.1)
-        os.write({report_to}, repr([capture._drain._ring, capture.tees[0].lost_bytes > 10_000_000]).encode())
+        os.write({report_to}, repr([capture._drain._buffer, capture.tees[0].lost_bytes > 10_000_000]).encode())
         os._exit(7)
     """
     process = start(program, stdout=writing, stderr=writing, pass_fds=(report_to,))
@@ -621,11 +621,11 @@ def test_capture_without_descriptors():
     reading, writing = os.pipe()
     program = f"""
         os.closerange(0, 3)
-        ring = LineBuffer()
-        capture = Capture(ring)
+        buffer = LineBuffer()
+        capture = Capture(buffer)
         subprocess.run("echo out; echo err >&2", shell=True, stdin=subprocess.DEVNULL)
         capture.close()
-        os.write({writing}, repr(sorted(line.text for line in ring.tail(9))).encode())
+        os.write({writing}, repr(sorted(line.text for line in buffer.tail(9))).encode())
         os._exit(0)
     """
     process = start(program, pass_fds=(writing,))
@@ -683,11 +683,11 @@ def test_a_file_is_rotated(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["w.log", "w.log.1", "w.log.2"]
     assert all(path.stat().st_size <= 330 for path in tmp_path.iterdir())
     assert (tmp_path / "w.log").read_text().splitlines()[-1] == "2001-09-09T01:49:59.000Z line 199"
-    ring = load(str(tmp_path / "w.log"), files_max=2)
-    assert ring.tail(1) == [Line(ring.last, 1e9 + 199, "line 199")]
-    assert texts(ring) == [f"line {number}" for number in range(200 - ring.last, 200)]
-    assert 18 < ring.last <= 27
-    assert ring.ended
+    buffer = load(str(tmp_path / "w.log"), files_max=2)
+    assert buffer.tail(1) == [Line(buffer.last, 1e9 + 199, "line 199")]
+    assert texts(buffer) == [f"line {number}" for number in range(200 - buffer.last, 200)]
+    assert 18 < buffer.last <= 27
+    assert buffer.ended
 
 
 @pytest.mark.parametrize("files_max", [0, 1])

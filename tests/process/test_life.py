@@ -339,7 +339,7 @@ def test_a_network_cut_between_gateway_and_worker(start, gateway):
 
 
 def test_a_full_disk_for_logs(gateway, tmp_path):
-    """Nothing waits for it: requests are answered, the ring goes on, and what the file misses is said in it."""
+    """Nothing waits for it: requests are answered, the buffer goes on, and what the file misses is said in it."""
     program = gateway(worker()).wait_until_ready("m-0")
     found = program.get("/v1/admin/workers/m-0")[1]
     path, url = pathlib.Path(found["log_file"]), f"http://127.0.0.1:{found['port']}"

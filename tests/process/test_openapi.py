@@ -83,7 +83,7 @@ def methods_of(said, *, control):
 
 def test_the_control_plane_has_these_routes_and_no_others(said):
     """Each route of the application stands in it with its methods, and is one that the front door sends there."""
-    parts = types.SimpleNamespace(registry=None, balancer=None, supervisor=None, logbook=None)
+    parts = types.SimpleNamespace(registry=None, balancer=None, supervisor=None, log_store=None)
     rules = make_app(parts).url_map.iter_rules()
     there = {
         (re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule), method.lower())
@@ -125,7 +125,7 @@ def test_every_failure_has_a_description(said):
 
 async def test_it_is_served():
     """GET /openapi.json gives the document."""
-    parts = types.SimpleNamespace(registry=None, balancer=None, supervisor=None, logbook=None)
+    parts = types.SimpleNamespace(registry=None, balancer=None, supervisor=None, log_store=None)
     parts.auth = lambda: Auth(Security())
     answer = await make_app(parts).test_client().get("/openapi.json")
     assert answer.status_code == 200

@@ -128,10 +128,10 @@ def follow(worker):
 
 @pytest.fixture
 def serve_log(nursery):
-    """Serve a ring's lines: `log, door, port = await serve_log(ring)`."""
+    """Serve a buffer's lines: `log, door, port = await serve_log(buffer)`."""
 
-    async def start(ring, settle=lambda _: True):
-        log = LogEndpoint(ring, settle, [(b"x-ichat-worker", b"w")])
+    async def start(buffer, settle=lambda _: True):
+        log = LogEndpoint(buffer, settle, [(b"x-ichat-worker", b"w")])
         listeners = await open_listeners("127.0.0.1", 0)
 
         async def answer(request, client, _caller):
@@ -146,9 +146,9 @@ def serve_log(nursery):
 
 
 def ring_of(count, **bounds):
-    ring = LineBuffer(**bounds)
-    ring.append([b"line %d" % number for number in range(1, count + 1)], 0)
-    return ring
+    buffer = LineBuffer(**bounds)
+    buffer.append([b"line %d" % number for number in range(1, count + 1)], 0)
+    return buffer
 
 
 async def test_what_there_is_and_the_connection_goes_on(serve_log, connect):
@@ -195,19 +195,19 @@ async def test_what_is_refused(serve_log, connect, target, method, status):
 
 async def test_followers_hold_up_no_drain_and_get_the_last_lines(serve_log, connect, nursery):
     """The drain ends at once; what is written during it, and what is still in a pipe, comes before a proper end."""
-    ring = ring_of(1)
+    buffer = ring_of(1)
 
     def settle(_):
-        ring.append([b"from the pipe"], 0)
+        buffer.append([b"from the pipe"], 0)
 
-    log, door, port = await serve_log(ring, settle)
+    log, door, port = await serve_log(buffer, settle)
     clients = [await connect(port) for _ in range(3)]
     for client in clients:
         await client.send(b"GET /logs/stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
     await until(lambda: repr(log).endswith(" 3 readers>"))
     with trio.fail_after(LIMIT_S):
         await door.drain()
-    ring.append([b"while it drained"], 0)
+    buffer.append([b"while it drained"], 0)
     with trio.fail_after(LIMIT_S):
         await log.finish(3600)
     for client in clients:
@@ -218,13 +218,13 @@ async def test_followers_hold_up_no_drain_and_get_the_last_lines(serve_log, conn
 
 async def test_a_follower_that_takes_nothing_does_not_hold_up_the_end(serve_log, connect):
     """It gets what fits into the time; its stream has no proper end, so that it can tell."""
-    ring = ring_of(5000, bytes_max=10**9)
-    log, door, port = await serve_log(ring)
+    buffer = ring_of(5000, bytes_max=10**9)
+    log, door, port = await serve_log(buffer)
     client = await connect(port)
     await client.send(b"GET /logs/stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
     await until(lambda: repr(log).endswith(" 1 readers>"))
     for _ in range(50):
-        ring.append([b"x" * 10_000] * 100, 0)
+        buffer.append([b"x" * 10_000] * 100, 0)
     with trio.fail_after(LIMIT_S):
         await log.finish(0.2)
     assert door.clients

@@ -1,4 +1,4 @@
-"""This process' own standard output and error, taken over: into a ring, and on to where they would have gone."""
+"""This process' own standard output and error, taken over: into a buffer, and on to where they would have gone."""
 
 import contextlib
 import faulthandler
@@ -17,12 +17,12 @@ STDOUT, STDERR = 1, 2
 class Capture:
     """Takes over this process' standard output and error, before it has children that inherit them.
 
-    What is written goes into a ring, and on to where it would have gone. Where that is one place, as in a terminal,
+    What is written goes into a buffer, and on to where it would have gone. Where that is one place, as in a terminal,
     there is one pipe, so that the order is kept; where there are two, each keeps what it was meant to get.
     """
 
     def __init__(
-        self, ring: LineBuffer, *, line_bytes_max: int = LINE_BYTES_MAX, tee_bytes_max: int = TEE_BYTES_MAX
+        self, buffer: LineBuffer, *, line_bytes_max: int = LINE_BYTES_MAX, tee_bytes_max: int = TEE_BYTES_MAX
     ) -> None:
         """Take over now. What children in Python write is not held back from now on (PYTHONUNBUFFERED)."""
         os.environ["PYTHONUNBUFFERED"] = "1"
@@ -33,7 +33,7 @@ class Capture:
             _open_if_closed(fd)
         _flush()
         apart = not os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
-        self.ring = ring
+        self.buffer = buffer
         sources: list[PipeSource] = []
         for fds in ((STDOUT,), (STDERR,)) if apart else ((STDOUT, STDERR),):
             self._originals.update({fd: os.dup(fd) for fd in fds})
@@ -44,7 +44,7 @@ class Capture:
             tee = Tee(self._originals[fds[0]], tee_bytes_max)
             self.tees.append(tee)
             sources.append(PipeSource(reading, LineSplitter(line_bytes_max), tee))
-        self._drain = PipeReader(sources, ring)
+        self._drain = PipeReader(sources, buffer)
         faulthandler.enable(self._originals[STDERR])  # no thread reads the pipe of a process that has crashed
         os.register_at_fork(after_in_child=self._forget_in_child)
         for stream in (sys.stdout, sys.stderr):
@@ -55,7 +55,7 @@ class Capture:
         return f"<Capture {self._drain!r}, {self.tees}>"
 
     def settle(self, wait_s: float) -> bool:
-        """Wait, for so long, until the ring has what was written by now; return whether it has. May block."""
+        """Wait, for so long, until the buffer has what was written by now; return whether it has. May block."""
         _flush()
         return self._drain.settle(wait_s)
 

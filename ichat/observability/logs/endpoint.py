@@ -18,22 +18,22 @@ _LAST_CHUNK = b"0\r\n\r\n"
 class LogEndpoint:
     """Sends the lines of this process to its followers, for as long as it can."""
 
-    def __init__(self, ring: LineBuffer, settle: Callable[[float], object], headers: Headers) -> None:
-        """`settle` waits, for so many seconds, until the ring has what was written by then; it may block.
+    def __init__(self, buffer: LineBuffer, settle: Callable[[float], object], headers: Headers) -> None:
+        """`settle` waits, for so many seconds, until the buffer has what was written by then; it may block.
 
         `headers` are put on every response.
         """
-        self._ring = ring
+        self._buffer = buffer
         self._settle = settle
         self._headers = headers
         self._wakeup = Wakeup()
         self._readers = 0
         self._finished = False
         self._left = trio.Event()
-        ring.changed = self._wakeup.notify
+        buffer.changed = self._wakeup.notify
 
     def __repr__(self) -> str:
-        return f"<LogEndpoint {self._ring!r}, {self._readers} readers>"
+        return f"<LogEndpoint {self._buffer!r}, {self._readers} readers>"
 
     async def answer(self, request: Request, client: Client) -> None:
         """Answer a request for the lines: `?tail=N`, `?follow=false`, `Last-Event-ID`. Raises ApiError 400, 405.
@@ -47,7 +47,7 @@ class LogEndpoint:
         query = read_query(request.target.partition(b"?")[2].decode("latin-1"), last_id.decode("latin-1"))
         if query.previous:
             raise errors.bad_request("A worker knows its own run only: ask its gateway.", param="previous")
-        cursor = LogCursor(self._ring, tail=query.tail, after=query.after, follow=query.follow)
+        cursor = LogCursor(self._buffer, tail=query.tail, after=query.after, follow=query.follow)
         is_chunked = request.version == b"1.1"
         if not is_chunked:
             client.close_after_response()

@@ -181,8 +181,8 @@ def previous_path(directory: str, name: str) -> str:
 def load(
     path: str, *, lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX, files_max: int = FILES_MAX
 ) -> LineBuffer:
-    """Read back the last lines of a LogFile, as a ring that has ended; empty where there is no file. May block."""
-    ring = LineBuffer(lines_max, bytes_max)
+    """Read back the last lines of a LogFile, as a buffer that has ended; empty where there is no file. May block."""
+    buffer = LineBuffer(lines_max, bytes_max)
     parts: list[bytes] = []
     room = bytes_max
     for suffix in _suffixes(files_max):
@@ -206,9 +206,9 @@ def load(
         if stamped is not None:
             with contextlib.suppress(ValueError):
                 at = datetime.fromisoformat(stamped[1].decode()).timestamp()
-        ring.append([stamped[2] if stamped else line], at)
-    ring.end()
-    return ring
+        buffer.append([stamped[2] if stamped else line], at)
+    buffer.end()
+    return buffer
 
 
 def prune(directory: str, older_than_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Lines of output: kept in a ring, numbered, and read by any number of cursors, as server-sent events.
+"""Lines of output: kept in a buffer, numbered, and read by any number of cursors, as server-sent events.
 
 A thread appends what a process writes (`pipes.py`), batch by batch. A reader has no queue, only the number of the last
 line it knows. So a reader that stands still costs nothing and delays no other: it is told how many lines it has missed.
@@ -179,7 +179,7 @@ class Wakeup:
             self._struck = trio.Event()
 
     async def wait_notified(self) -> None:
-        """Wait for the next time; nothing is missed between a look at the ring and this, but for a checkpoint."""
+        """Wait for the next time; nothing is missed between a look at the buffer and this, but for a checkpoint."""
         self._waiting += 1
         try:
             await self._struck.wait()

@@ -127,7 +127,7 @@ class PipeSource:
 
 
 class Sink(Protocol):
-    """Where lines go beside the ring; only the thread that reads them calls it, which may not be held up."""
+    """Where lines go beside the buffer; only the thread that reads them calls it, which may not be held up."""
 
     def append(self, lines: Sequence[bytes], now: float) -> None:
         """Take lines that came at one time (seconds since 1970)."""
@@ -143,22 +143,22 @@ class Sink(Protocol):
 
 
 class PipeReader:
-    """A thread that reads pipes until all have ended: into a ring, and into sinks where there are any."""
+    """A thread that reads pipes until all have ended: into a buffer, and into sinks where there are any."""
 
     def __init__(
         self,
         sources: Sequence[PipeSource],
-        ring: LineBuffer,
+        buffer: LineBuffer,
         sinks: Sequence[Sink] = (),
         *,
-        ends_ring: bool = True,
+        ends_buffer: bool = True,
         partial_s: float = PARTIAL_S,
     ) -> None:
-        """Take over the descriptors, the end of the sinks, and that of the ring unless others go on with it."""
+        """Take over the descriptors, the end of the sinks, and that of the buffer unless others go on with it."""
         self._sources = {source.fd: source for source in sources}
-        self._ring = ring
+        self._buffer = buffer
         self._sinks = sinks
-        self._ends_ring = ends_ring
+        self._ends_buffer = ends_buffer
         self._partial_s = partial_s
         self._deadline = 0.0
         self._settling: threading.Event | None = None
@@ -167,16 +167,16 @@ class PipeReader:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<PipeReader {len(self._sources)} pipes into {self._ring!r}>"
+        return f"<PipeReader {len(self._sources)} pipes into {self._buffer!r}>"
 
     def fds(self) -> list[int]:
         """Return the descriptors that no process which is forked from this one needs."""
         return [*self._sources, self._wake]
 
     def settle(self, wait_s: float) -> bool:
-        """Wait, for so long, until the ring has what was written by now; return whether it has."""
+        """Wait, for so long, until the buffer has what was written by now; return whether it has."""
         settling = self._settling = threading.Event()
-        if self._ring.ended:
+        if self._buffer.ended:
             return True
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
@@ -204,8 +204,8 @@ class PipeReader:
                 self._forget(source)
             for sink in self._sinks:
                 sink.close()
-            if self._ends_ring:
-                self._ring.end()
+            if self._ends_buffer:
+                self._buffer.end()
             if self._settling is not None:
                 self._settling.set()
             os.close(self._wake)
@@ -256,7 +256,7 @@ class PipeReader:
             now = time.time()
             for sink in self._sinks:
                 sink.append(lines, now)
-            self._ring.append(lines, now)
+            self._buffer.append(lines, now)
 
     def _show_partial_lines(self) -> None:
         now = time.monotonic()
@@ -270,10 +270,10 @@ class PipeReader:
 
 
 def follow(
-    fd: int, ring: LineBuffer, *sinks: Sink, lines: LineSplitter | None = None, ends_ring: bool = True
+    fd: int, buffer: LineBuffer, *sinks: Sink, lines: LineSplitter | None = None, ends_buffer: bool = True
 ) -> PipeReader:
     """Read a worker's output from a pipe until its end, in a thread; the descriptor is taken over."""
-    return PipeReader([PipeSource(fd, lines or LineSplitter())], ring, sinks, ends_ring=ends_ring)
+    return PipeReader([PipeSource(fd, lines or LineSplitter())], buffer, sinks, ends_buffer=ends_buffer)
 
 
 def make_pipe() -> tuple[int, int]:

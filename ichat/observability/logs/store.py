@@ -1,6 +1,6 @@
-"""The gateway's book of logs: every worker's lines, in a ring and in files, of workers that are dead too.
+"""The gateway's book of logs: every worker's lines, in a buffer and in files, of workers that are dead too.
 
-One ring lasts as long as its worker is in the book, through all of its starts, so a follower goes on with the next
+One buffer lasts as long as its worker is in the book, through all of its starts, so a follower goes on with the next
 start by itself. Files are those of one start: the newest, and the one before, which is `previous`.
 """
 
@@ -37,7 +37,7 @@ _PREVIOUS = ".previous"
 
 
 class LogStore:
-    """Every worker's lines, as the gateway keeps them: a ring and rotating files each, for dead workers too."""
+    """Every worker's lines, as the gateway keeps them: a buffer and rotating files each, for dead workers too."""
 
     def __init__(self, directory: str, settings: Logs, times: LogTimes = TIMES) -> None:
         """Keep the files in this directory, which is made where it is missing. Belongs to one run of Trio."""
@@ -80,7 +80,7 @@ class LogStore:
             record.begin_run(self.settings)
             lines = LineSplitter(self.settings.line_bytes_max)
             record.pipe_reader = follow(
-                reading, record.ring, file, *self._echo(worker_id), lines=lines, ends_ring=False
+                reading, record.buffer, file, *self._echo(worker_id), lines=lines, ends_buffer=False
             )
             stack.pop_all()
         return writing
@@ -108,7 +108,7 @@ class LogStore:
         """Let followers' streams end: there will be no other start, unless there is one after all."""
         record = self._records.get(worker_id)
         if record is not None:
-            record.ring.end()
+            record.buffer.end()
 
     def resume(self, worker_id: str, start_id: str | None = None, *, is_managed: bool = True) -> None:
         """Go on with the file of a worker that outlived an earlier gateway: its lines come by `follow_forever`.
@@ -126,29 +126,29 @@ class LogStore:
         record = self._records.get(worker_id)
         if record is None:
             return []
-        count = min(count, record.ring.last - record.run_after)
-        return [line.text for line in record.ring.tail(count)] if count > 0 else []
+        count = min(count, record.buffer.last - record.run_after)
+        return [line.text for line in record.buffer.tail(count)] if count > 0 else []
 
     def forget(self, worker_id: str) -> None:
-        """Let a worker go that was removed: its streams end, its ring is given up, its files stay."""
+        """Let a worker go that was removed: its streams end, its buffer is given up, its files stay."""
         record = self._records.pop(worker_id, None)
         if record is not None:
             self._leave(record)
-            record.ring.end()
+            record.buffer.end()
 
     async def stream(self, worker_id: str, query: LogQuery) -> LogStream:
         """Return what a request asks for. Raises ApiError 404 if no lines of that worker, or of that run, are known."""
         record, path = self._find(worker_id, query)
         if record is not None:
-            ring, wakeup = record.ring, record.wakeup
+            buffer, wakeup = record.buffer, record.wakeup
         else:
             settings = self.settings
             bounds = {"lines_max": settings.ring_lines_max, "bytes_max": settings.ring_bytes_max}
             read = functools.partial(load, path, files_max=settings.files_max, **bounds)
-            ring = await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._readers)
+            buffer = await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=self._readers)
             wakeup = Wakeup()
-        after = query.after if query.after is not None and query.after >= ring.start else None
-        cursor = LogCursor(ring, tail=query.tail, after=after, follow=query.follow)
+        after = query.after if query.after is not None and query.after >= buffer.start else None
+        cursor = LogCursor(buffer, tail=query.tail, after=after, follow=query.follow)
         return LogStream(cursor, wakeup, is_ending=lambda: self._is_closing)
 
     def _find(self, worker_id: str, query: LogQuery) -> tuple[WorkerLog | None, str]:
@@ -162,9 +162,9 @@ class LogStore:
             if not os.path.exists(path):
                 raise ApiError(404, "not_found", f"There is no log of a run of {worker_id} before the newest one.")
             return None, path
-        if record is not None and record.refused is not None and record.ring.last == record.ring.start:
+        if record is not None and record.refused is not None and record.buffer.last == record.buffer.start:
             raise ApiError(404, "not_found", f"The worker {worker_id} does not stream its lines (see --log-streaming).")
-        if record is not None and not query.follow and record.ring.last == record.ring.start:
+        if record is not None and not query.follow and record.buffer.last == record.buffer.start:
             record = None
         return record, path
 
@@ -207,7 +207,7 @@ class LogStore:
             if record.pipe_reader is not None:
                 record.pipe_reader.stop(max(0.0, deadline - time.monotonic()))
             record.leave_file()
-            record.ring.end()
+            record.buffer.end()
         if self._tee is not None:
             self._tee.close(self._times.close_s)
 
@@ -289,7 +289,7 @@ class LogStore:
             record.begin_run(self.settings)
             record.follower = None
         record.is_early = record.is_early and not is_other
-        record.ring.ended = False
+        record.buffer.ended = False
         record.start_id, record.refused = source.start_id, None
         if record.follower is None:
 
@@ -313,8 +313,8 @@ class LogStore:
         for worker_id in idle:
             record = self._records[worker_id]
             record.stop_following()
-            if not record.ring.ended:
-                record.ring.end()
+            if not record.buffer.ended:
+                record.buffer.end()
         for worker_id in idle[: max(0, len(idle) - self.settings.followed_max)]:
             self.forget(worker_id)
 
@@ -338,7 +338,7 @@ class LogStore:
         """Keep lines of a worker that is followed; its own task waits for the disk, and thereby its worker."""
         turn = record.turn
         for at, group in itertools.groupby(lines, itemgetter(0)):
-            record.ring.append([line for _, line in group], at)
+            record.buffer.append([line for _, line in group], at)
 
         def write() -> None:
             record.write(turn, lines, lambda goes_on: self._open_file(worker_id, goes_on=goes_on))

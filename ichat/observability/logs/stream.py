@@ -24,29 +24,29 @@ _KNOWN = ("tail", "follow", "previous")
 
 
 class LogCursor:
-    """One reader of a ring: history, then what comes, as server-sent events."""
+    """One reader of a buffer: history, then what comes, as server-sent events."""
 
     def __init__(
-        self, ring: LineBuffer, *, tail: int | None = None, after: int | None = None, follow: bool = True
+        self, buffer: LineBuffer, *, tail: int | None = None, after: int | None = None, follow: bool = True
     ) -> None:
-        """Begin `after` a line, or with the last `tail` lines, or with the oldest one; end now, or with the ring.
+        """Begin `after` a line, or with the last `tail` lines, or with the oldest one; end now, or with the buffer.
 
-        A number that the ring has not reached is from an earlier one: then everything is new.
+        A number that the buffer has not reached is from an earlier one: then everything is new.
         """
-        self._ring = ring
-        last = ring.last
+        self._buffer = buffer
+        last = buffer.last
         if after is not None:
-            self._seq = after if after <= last else ring.start
+            self._seq = after if after <= last else buffer.start
         else:
-            self._seq = ring.start if tail is None else max(ring.start, last - tail)
+            self._seq = buffer.start if tail is None else max(buffer.start, last - tail)
         self._end = None if follow else last
 
     def __repr__(self) -> str:
-        return f"<LogCursor after {self._seq} of {self._ring!r}>"
+        return f"<LogCursor after {self._seq} of {self._buffer!r}>"
 
     def next(self) -> bytes:
         """Return what is there by now, up to BLOCK_LINES_MAX lines; nothing where there is nothing new."""
-        lines, lost = self._ring.after(self._seq, BLOCK_LINES_MAX)
+        lines, lost = self._buffer.after(self._seq, BLOCK_LINES_MAX)
         if self._end is not None:
             lost = min(lost, self._end - self._seq)
             lines = [line for line in lines if line.seq <= self._end]
@@ -54,15 +54,15 @@ class LogCursor:
         return (gap(lost) if lost else b"") + b"".join(map(event, lines))
 
     def finish(self) -> None:
-        """End with what is there now, rather than with the ring."""
+        """End with what is there now, rather than with the buffer."""
         if self._end is None:
-            self._end = self._ring.last
+            self._end = self._buffer.last
 
     def is_done(self) -> bool:
         """Return whether nothing will follow."""
         if self._end is not None:
             return self._seq >= self._end
-        return self._ring.ended and self._seq >= self._ring.last
+        return self._buffer.ended and self._seq >= self._buffer.last
 
 
 class LogStream:

@@ -56,9 +56,9 @@ class WorkerLog:
 
     def __init__(self, start: int, settings: Logs) -> None:
         """`start` is the number before that of the first line."""
-        self.ring = LineBuffer(settings.ring_lines_max, settings.ring_bytes_max, start)
+        self.buffer = LineBuffer(settings.ring_lines_max, settings.ring_bytes_max, start)
         self.wakeup = Wakeup()
-        self.ring.changed = self.wakeup.notify
+        self.buffer.changed = self.wakeup.notify
         self.run_after = start
         """The number before that of the first line of the newest start."""
         self.is_managed = False
@@ -85,22 +85,22 @@ class WorkerLog:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<WorkerLog {self.ring!r}, {self.pipe_reader or self.follower}>"
+        return f"<WorkerLog {self.buffer!r}, {self.pipe_reader or self.follower}>"
 
     def statistics(self) -> LogStatistics:
         """Return what is known at this moment."""
-        ring = self.ring
-        return LogStatistics(ring.tail(ring.last - ring.start), ring.ended, self.start_id, self.refused)
+        buffer = self.buffer
+        return LogStatistics(buffer.tail(buffer.last - buffer.start), buffer.ended, self.start_id, self.refused)
 
     def begin_run(self, settings: Logs) -> None:
         """Leave the file, and note that lines of another start follow, within these bounds."""
-        self.ring.bound(settings.ring_lines_max, settings.ring_bytes_max)
+        self.buffer.bound(settings.ring_lines_max, settings.ring_bytes_max)
         self.leave_file()
         self.goes_on = False
-        self.ring.ended = False
-        if self.ring.last > self.ring.start:
-            self.ring.append([AGAIN], time.time())
-        self.run_after = self.ring.last
+        self.buffer.ended = False
+        if self.buffer.last > self.buffer.start:
+            self.buffer.append([AGAIN], time.time())
+        self.run_after = self.buffer.last
 
     def write(self, turn: int, lines: Sequence[TimedLine], open_file: Callable[[bool], LogFile]) -> None:
         """Write lines to the file, unless it was left since; in a thread, since that may wait for the disk.

@@ -20,7 +20,7 @@ from ichat.errors import ApiError
 from ichat.http import client
 from ichat.http.sse import EventDecoder
 from ichat.observability.logs import follower as collector
-from ichat.observability.logs import store as logbook
+from ichat.observability.logs import store as log_store
 from ichat.observability.logs import stream as logs
 from ichat.observability.logs.files import load
 from ichat.observability.logs.follower import EVENT_BYTES_MAX, LogSource, LogTimes
@@ -109,12 +109,12 @@ class Follower:
 
 
 class Remote:
-    """A worker that runs elsewhere: it streams its ring as a worker does."""
+    """A worker that runs elsewhere: it streams its buffer as a worker does."""
 
     def __init__(self, start_id="one", **bounds):
-        self.ring = LineBuffer(**bounds)
-        self.bell = Wakeup()
-        self.ring.changed = self.bell.notify
+        self.buffer = LineBuffer(**bounds)
+        self.wakeup = Wakeup()
+        self.buffer.changed = self.wakeup.notify
         self.start_id = start_id
         self.last_ids = []
         self.scopes = []
@@ -132,12 +132,12 @@ class Remote:
         return LogSource(self.start_id, "127.0.0.1", self.port)
 
     def say(self, *lines, at=None):
-        self.ring.append([line.encode() for line in lines], time.time() if at is None else at)
+        self.buffer.append([line.encode() for line in lines], time.time() if at is None else at)
 
     def restart(self, start_id):
         """Be another process at the same place."""
-        self.ring, self.start_id = LineBuffer(), start_id
-        self.ring.changed = self.bell.notify
+        self.buffer, self.start_id = LineBuffer(), start_id
+        self.buffer.changed = self.wakeup.notify
         self.hang_up()
 
     def hang_up(self):
@@ -155,7 +155,7 @@ class Remote:
         await stream_.send_all(HEAD)
         with trio.CancelScope() as scope:
             self.scopes.append(scope)
-            async for block in LogStream(LogCursor(self.ring, after=query.after), self.bell):
+            async for block in LogStream(LogCursor(self.buffer, after=query.after), self.wakeup):
                 await stream_.send_all(chunk(block))
             await stream_.send_all(b"0\r\n\r\n")
         return "close"
@@ -207,7 +207,7 @@ def event(seq, line="x", at="2026-01-01T00:00:00.000Z"):
 
 
 async def test_everything_a_worker_says_is_kept(book):
-    """Both of its outputs and those of its children, in the ring and in its file, with a last line that does not end."""
+    """Both of its outputs and those of its children, in the buffer and in its file, with a last line that does not end."""
     await run(
         book, "import os; print('out', flush=True); os.system('echo child >&2'); os.write(2, b'half'); os._exit(9)"
     )
@@ -310,7 +310,7 @@ async def test_lines_on_standard_error(make_book, capfd):
 async def test_standard_error_that_nobody_reads(make_book, monkeypatch):
     """It holds up no worker: what finds no room there is lost there, and nowhere else."""
     reading, writing = os.pipe()
-    monkeypatch.setattr(logbook, "STDERR", writing)
+    monkeypatch.setattr(log_store, "STDERR", writing)
     book = make_book(echo=True, echo_bytes_max=100_000, ring_lines_max=10)
     with trio.fail_after(LIMIT_S):
         await run(book, "print(('x' * 999 + chr(10)) * 5000 + 'last')")
@@ -323,7 +323,7 @@ async def test_standard_error_that_nobody_reads(make_book, monkeypatch):
 
 
 async def test_a_full_disk(book, nursery):
-    """It costs lines of the file, and nothing else: the worker goes on, followers and the ring have every line."""
+    """It costs lines of the file, and nothing else: the worker goes on, followers and the buffer have every line."""
     output = book.begin("w")
     os.write(output, b"before\n")
     await until(lambda: on_disk(book) == ["before"])
@@ -440,7 +440,7 @@ async def test_a_quiet_stream_is_kept_alive(book, autojump_clock):
 
 
 async def test_a_worker_elsewhere(book, remote, nursery):
-    """History and what comes, with the worker's own times, in the ring, in its file, and to followers."""
+    """History and what comes, with the worker's own times, in the buffer, in its file, and to followers."""
     remote.say("old", at=1e9 + 0.25)
     await follow(nursery, book, {"w": remote.source})
     await until(lambda: "w" in book.statistics())
@@ -467,8 +467,8 @@ async def test_over_a_unix_socket(book, remote, nursery, tmp_path):
 
 async def test_a_connection_that_breaks(book, remote, nursery):
     """The next one goes on where it stood: every line once, or an exact count of those that are gone."""
-    remote.ring = LineBuffer(lines_max=100)
-    remote.ring.changed = remote.bell.notify
+    remote.buffer = LineBuffer(lines_max=100)
+    remote.buffer.changed = remote.wakeup.notify
     remote.say("a", "b")
     await follow(nursery, book, {"w": remote.source})
     await until(lambda: "w" in book.statistics() and texts(book) == ["a", "b"])
@@ -553,7 +553,7 @@ async def test_a_worker_that_goes_and_comes_again(book, remote, nursery):
 
 
 async def test_a_worker_that_outlived_a_gateway(make_book, remote, nursery, tmp_path):
-    """Its file goes on, without what it had already, after whatever the gateway had written last; the ring has all."""
+    """Its file goes on, without what it had already, after whatever the gateway had written last; the buffer has all."""
     book = make_book()
     scope = await follow(nursery, book, {"w": remote.source})
     remote.say("a", at=1e9)
@@ -597,7 +597,7 @@ async def test_the_end_of_a_worker_that_was_resumed(book, remote, nursery):
     follower = Follower(book, nursery)
     await until(lambda: texts(book) == ["a"])
     remote.say(*["last"] * 500)
-    remote.ring.end()
+    remote.buffer.end()
     del sources["w"]
     await book.end("w")
     assert texts(book) == on_disk(book) == ["a"] + ["last"] * 500

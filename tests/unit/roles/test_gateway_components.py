@@ -29,4 +29,4 @@ async def test_a_reload_forgets_no_component(tmp_path):
     with open_state(config.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
         components = build(config, None, state, tracing)
         assert sorted(type(one).__name__ for one in components.reconfigured) == sorted(reconfigurable_classes())
-        components.logbook.close()
+        components.log_store.close()
