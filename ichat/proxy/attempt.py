@@ -27,7 +27,7 @@ from ichat.protocol import CODE_HEADER, DROPPED_HEADER, OVERHEAD_HEADER, WHY_HEA
 from ichat.proxy.client_head import client_head
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import without_control
-from ichat.proxy.token_usage import TokenUsage
+from ichat.proxy.token_usage import TokenUsage, tokens_used
 from ichat.proxy.upstream_request import build_upstream_request
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.routing.endpoint import Endpoint
@@ -122,6 +122,24 @@ class Attempt:
         """How long the gateway itself took before it asked the upstream: not the time in a queue."""
         forwarded = self._forwarded
         return None if self.asked_at is None else self.asked_at - forwarded.started_at - forwarded.queued_s
+
+    @property
+    def phase(self) -> str:
+        """How far it has come since it was sent; see `Exchange.phase`."""
+        if self.answered_at is None:
+            return "waiting"
+        if not self.is_stream:
+            return "plain"
+        return "streaming" if self.chunks else "first_token"
+
+    def tokens_used(self, bytes_in: int) -> int | None:
+        """Return how many tokens a request of this many bytes used, if they are counted and known or estimated."""
+        usage = self._forwarded.usage
+        if usage is None or self.asked_at is None:
+            return None
+        is_good = self.answered_at is not None and self.status < 400
+        has_left = self._forwarded.client.has_left
+        return tokens_used(usage, bytes_in, has_left=has_left, is_good=is_good, is_stream=self.is_stream)
 
     async def run(self) -> None:
         """Have the request answered by the endpoint. Raises ApiError if nothing has been sent.
@@ -247,8 +265,7 @@ class Attempt:
         self.error = error.code
         client.close_after_response()
         if lost.can_report:
-            event = b"\n\n" + error.event(forwarded.path)  # the upstream may have left half an event
-            await client.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+            await end_with_error(client, b"\n\n" + error.event(forwarded.path))  # half an event may have come
 
     def _on_response_head(self, head: ResponseHead) -> bytes:
         """Called with the upstream's head: record it, and return the client's.
@@ -317,3 +334,9 @@ class Attempt:
         if head.status >= 400:
             self.error = f"upstream_{head.status}"
             self._forwarded.client.close_after_response()
+
+
+async def end_with_error(client: Client, event: bytes) -> None:
+    """End a stream in chunks with an event, and the connection with it."""
+    client.close_after_response()
+    await client.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))

@@ -5,73 +5,53 @@ dead: no request goes to a second endpoint that a first one may have worked on.
 """
 
 import logging
-import re
-from collections.abc import Iterable
 
 import attrs
 import trio
 
 from ichat import errors
 from ichat.errors import ApiError
-from ichat.http.heads import Headers, form_type
-from ichat.http.json_body import model_of, read_members
+from ichat.http.heads import Headers
 from ichat.http.keepalive import KeepAlive
-from ichat.http.multipart import fields_of, model_of_form
 from ichat.http.request import Request
 from ichat.http.server import Client
-from ichat.observability.access_log import SHOWN_CHARACTERS_MAX
-from ichat.observability.request_record import RESPONSE_PATH, RequestRecord, label_of
-from ichat.observability.tracing import Trace
-from ichat.proxy.attempt import Attempt, ForwardedRequest
+from ichat.observability.request_record import RESPONSE_PATH, RequestRecord
+from ichat.proxy.attempt import Attempt, ForwardedRequest, end_with_error
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import is_suspect
+from ichat.proxy.model_request import read_model_request
+from ichat.proxy.records import record_of
 from ichat.proxy.refusals import no_lease, over_limit, response_missing
-from ichat.proxy.token_usage import TokenUsage, tokens_used
-from ichat.proxy.upstream_request import hops_of
+from ichat.proxy.token_usage import TokenUsage
+from ichat.proxy.upstream_request import header_of
 from ichat.routing.availability import Full, Refusal
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.request import Lease, RoutingRequest
 from ichat.routing.responses import ResponseMissing, continued_by, holder_of
 from ichat.routing.waiting import wait_lease
-from ichat.security.addresses import address_in
 from ichat.security.auth import Caller
 from ichat.security.rate_limits import QuotaRefusal
 
 log = logging.getLogger(__name__)
 
-HOPS_MAX = 4
-_READ_MEMBERS = frozenset(("model", "stream", "previous_response_id"))
-"""Members of a request's body whose values the gateway reads."""
 _NOT_WORKED_ON = frozenset(("upstream_unreachable", "model_not_ready"))
 """Failures of an endpoint after which another one may be asked."""
-_TWO_WAYS = re.compile(rb"[%#]|//|/\.{1,2}(?:/|$)")
-"""Path forms that an upstream might read differently (as another route, or a way out of its base path): refused."""
 
 
 class Exchange:
     """One request, and what becomes known of it on its way. Times are Trio's clock."""
 
     __slots__ = (
-        "_attempt",
-        "_bytes_in",
-        "_client",
-        "_context",
-        "_forwarded",
-        "_is_waiting",
-        "_model",
-        "_only",
-        "_request",
-        "_tokens",
-        "caller",
-        "error",
-        "status",
+        "_attempt", "_bytes_in", "_client", "_context", "_is_waiting", "_model", "_only", "_request", "_tokens",
+        "caller", "error", "forwarded", "status",
     )  # fmt: skip
 
     def __init__(self, context: GatewayContext, request: Request, client: Client, caller: Caller) -> None:
         self._context = context
         self._request = request
         self._client = client
-        self._forwarded = ForwardedRequest(context, request, client, caller, request.path, trio.current_time())
+        self.forwarded = ForwardedRequest(context, request, client, caller, request.path, trio.current_time())
+        """What every attempt at it has to know."""
         self._model = ""
         """The model that it asks for, once that has been read."""
         self._only: Endpoint | None = None
@@ -93,11 +73,6 @@ class Exchange:
         return f"<Exchange {self._request.id.decode()} {self._model} {self.status}>"
 
     @property
-    def trace(self) -> Trace | None:
-        """The trace that the request is part of."""
-        return self._forwarded.trace
-
-    @property
     def is_answered(self) -> bool:
         """Whether a response has begun."""
         return self._attempt is not None and self._attempt.answered_at is not None
@@ -109,46 +84,26 @@ class Exchange:
         `waiting` has been sent and has no answer yet, `first_token` has the head of a stream and nothing of its body,
         `plain` has the head of a response that is no stream.
         """
-        attempt = self._attempt
-        if attempt is not None and attempt.answered_at is not None:
-            if not attempt.is_stream:
-                return "plain"
-            return "streaming" if attempt.chunks else "first_token"
-        if attempt is not None and attempt.asked_at is not None:
-            return "waiting"
+        if self._attempt is not None and self._attempt.asked_at is not None:
+            return self._attempt.phase
         if self._is_waiting:
             return "queued"
-        return "begun" if attempt is None else "connecting"
-
-    def begin_trace(self, trace: Trace | None) -> None:
-        """Have the upstream's spans be part of a trace."""
-        self._forwarded.trace = trace
+        return "begun" if self._attempt is None else "connecting"
 
     async def forward(self) -> None:
         """Have the request answered by an endpoint of its model. Raises ApiError if nothing has been sent."""
         request, context, caller = self._request, self._context, self.caller
-        if _TWO_WAYS.search(request.path):
-            raise errors.bad_request("The path must be plain: no `%`, `#` or `//`, no segments `.` or `..`.")
-        if hops_of(request.headers) >= HOPS_MAX:
-            raise errors.loop_detected()
-        content_type = form_type(request.headers)
-        if content_type:
-            fields = await fields_of(request.body, content_type)
-            self._model = model_of_form(request.body, fields)
-            names: Iterable[str] = [field.name.decode("latin-1") for field in fields]
-        else:
-            names = members = await read_members(request.body, _READ_MEMBERS)
-            self._model = model_of(members)
-            interval_s = context.timeouts.sse_keepalive_s
-            if interval_s and members.get("stream") is True and request.version == b"1.1":
-                self._forwarded.keepalive = KeepAlive(context.pool.hub, self._client, request.id, interval_s)
-            previous = members.get("previous_response_id")
-            if previous is not None and request.path.endswith(b"/responses"):
-                holder = continued_by(context.registry, str(previous), self._model)
-                if isinstance(holder, ResponseMissing):
-                    raise response_missing(holder, "previous_response_id")
-                self._only = holder
-        self._forwarded.is_suspect = not context.auth.lets_steer(caller) and is_suspect(names, request.headers)
+        asked = await read_model_request(request)
+        self._model = asked.model
+        interval_s = context.timeouts.sse_keepalive_s
+        if interval_s and asked.is_stream and request.version == b"1.1":
+            self.forwarded.keepalive = KeepAlive(context.pool.hub, self._client, request.id, interval_s)
+        if asked.previous_response_id is not None and request.path.endswith(b"/responses"):
+            holder = continued_by(context.registry, asked.previous_response_id, self._model)
+            if isinstance(holder, ResponseMissing):
+                raise response_missing(holder, "previous_response_id")
+            self._only = holder
+        self.forwarded.is_suspect = not context.auth.lets_steer(caller) and is_suspect(asked.names, request.headers)
         context.auth.check_model(caller, self._model)
         await self._forward_within_limits()
 
@@ -158,7 +113,7 @@ class Exchange:
         The path is `/v1/responses/{id}`, and maybe more.
         """
         response_id = self._request.path.split(b"/")[3].decode("latin-1")
-        self._forwarded.path = RESPONSE_PATH
+        self.forwarded.path = RESPONSE_PATH
         worker = holder_of(self._context.registry, response_id)
         if isinstance(worker, ResponseMissing):
             raise response_missing(worker)
@@ -171,11 +126,11 @@ class Exchange:
 
     async def forward_to_control_plane(self, endpoint: Endpoint, internal: Headers) -> None:
         """Have the request answered by the control plane, with these headers. Raises ApiError if nothing was sent."""
-        self._forwarded.internal = internal
+        self.forwarded.internal = internal
         await self._try(endpoint, "")
 
     async def _forward_within_limits(self) -> None:
-        quotas, forwarded = self._context.quotas, self._forwarded
+        quotas, forwarded = self._context.quotas, self.forwarded
         reservation = quotas.acquire(self.caller.key_name, forwarded.started_at)
         if isinstance(reservation, QuotaRefusal):
             raise over_limit(reservation)
@@ -187,15 +142,7 @@ class Exchange:
             else:
                 await self._forward_with_comments(forwarded.keepalive)
         finally:
-            attempt = self._attempt
-            if forwarded.usage is not None and attempt is not None and attempt.asked_at is not None:
-                self._tokens = tokens_used(
-                    forwarded.usage,
-                    self._bytes_in,
-                    has_left=self._client.has_left,
-                    is_good=attempt.answered_at is not None and self.status < 400,
-                    is_stream=attempt.is_stream,
-                )
+            self._tokens = self._attempt.tokens_used(self._bytes_in) if self._attempt is not None else None
             reservation.release(self._tokens or 0, trio.current_time())
 
     async def _forward_with_comments(self, keepalive: KeepAlive) -> None:
@@ -207,16 +154,15 @@ class Exchange:
             if not keepalive.has_begun:
                 raise
             self.error = error.code
-            self._client.close_after_response()
-            event = error.event(self._forwarded.path)
-            await self._client.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+            await end_with_error(self._client, error.event(self.forwarded.path))
         finally:
             keepalive.stop()
             if keepalive.has_begun:
                 self.status = 200
 
     async def _forward_with_failover(self) -> None:
-        routing = RoutingRequest(self._model, self._session(), self.caller.fairness_key, only=self._only)
+        session = header_of(self._request.headers, self._context.session_header)
+        routing = RoutingRequest(self._model, session, self.caller.fairness_key, only=self._only)
         while True:
             lease = await self._lease(routing)
             try:
@@ -244,19 +190,12 @@ class Exchange:
 
     async def _try(self, endpoint: Endpoint, model: str) -> None:
         """Have the request answered by this endpoint, which serves `model`. Raises ApiError if nothing was sent."""
-        attempt = self._attempt = Attempt(self._forwarded, endpoint, model)
+        attempt = self._attempt = Attempt(self.forwarded, endpoint, model)
         try:
             await attempt.run()
         finally:
             if attempt.answered_at is not None:
                 self.status, self.error = attempt.status, attempt.error
-
-    def _session(self) -> bytes:
-        name = self._context.session_header
-        for key, value in self._request.headers:
-            if key == name:
-                return value
-        return b""
 
     def _refused(self, refusal: Refusal) -> ApiError:
         registry, key = self._context.registry, self.caller.key
@@ -275,7 +214,7 @@ class Exchange:
         try:
             lease = await wait_lease(balancer, routing, self._context.timeouts.queue_s)
         finally:
-            self._forwarded.queued_s += trio.current_time() - since
+            self.forwarded.queued_s += trio.current_time() - since
         self._is_waiting = False
         if not isinstance(lease, Lease):
             raise self._refused(lease)
@@ -283,38 +222,13 @@ class Exchange:
 
     def record(self, phase: str) -> RequestRecord:
         """Return the facts of the request, which has ended now; `phase` is how far it had come if it was cut off."""
-        request, forwarded, attempt = self._request, self._forwarded, self._attempt
-        return RequestRecord(
-            id=request.id.decode(),
-            client=client_address(self.caller, self._client.peer),
-            method=request.method.decode("latin-1"),
-            path=shown_path(request.path),
-            route=label_of(forwarded.path),
-            key_name=self.caller.key_name,
+        return record_of(
+            self.forwarded,
+            self._attempt,
             model=self._model,
-            worker=attempt.endpoint.id.decode() if attempt else "",
             status=self.status,
             error=self.error,
             phase=phase,
-            started_at=forwarded.started_at,
-            ended_at=trio.current_time(),
-            answered_at=attempt.answered_at if attempt else None,
-            first_at=attempt.first_at if attempt else None,
-            queued_s=forwarded.queued_s,
-            overhead_s=attempt.overhead_s if attempt else None,
             bytes_in=self._bytes_in,
-            bytes_out=attempt.bytes_out if attempt else 0,
-            chunks=attempt.chunks if attempt else 0,
             tokens=self._tokens,
-            trace_id=forwarded.trace.id if forwarded.trace else "",
         )
-
-
-def client_address(caller: Caller, peer: str) -> str:
-    """Return the connection's address and port, or the address for which a trusted proxy asks."""
-    return peer if address_in(peer) == caller.address else caller.address
-
-
-def shown_path(path: bytes) -> str:
-    """Return a path as records have it."""
-    return path.decode("latin-1")[:SHOWN_CHARACTERS_MAX]

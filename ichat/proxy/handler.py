@@ -15,7 +15,8 @@ from ichat.observability.request_record import ROUTES
 from ichat.observability.tracing import Tracing
 from ichat.protocol import CALLER_HEADER
 from ichat.proxy.context import GatewayContext
-from ichat.proxy.exchange import Exchange, client_address, shown_path
+from ichat.proxy.exchange import Exchange
+from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import over_limit
 from ichat.proxy.upstream_request import JOINED_BYTES_MAX
 from ichat.routing.circuit_breaker import Circuit
@@ -127,7 +128,7 @@ class Gateway:
             ):
                 is_counted = True
                 self._metrics.request_began()
-                exchange.begin_trace(self._tracing.begin(request.headers, request.path, is_known=is_by_model))
+                exchange.forwarded.trace = self._tracing.begin(request.headers, request.path, is_known=is_by_model)
                 await (exchange.forward_to_holder() if is_by_response else exchange.forward())
             elif is_by_model:
                 method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
@@ -148,8 +149,8 @@ class Gateway:
                 self._metrics.request_ended(record)
             elif exchange.error == "internal_error" and not exchange.is_answered:
                 self._metrics.refused(exchange.error)
-            if exchange.trace is not None:
-                self._tracing.end(exchange.trace, record)
+            if exchange.forwarded.trace is not None:
+                self._tracing.end(exchange.forwarded.trace, record)
             if self._access.enabled:
                 self._access.add(entry_of(record))
 

@@ -38,10 +38,16 @@ def engine_target(target: bytes) -> bytes:
 
 def hops_of(headers: Headers) -> int:
     """Return how many gateways a request has come through."""
-    for name, value in headers:
-        if name == HOP_HEADER:
-            return int(value) if value.isdigit() and len(value) < 3 else 0
-    return 0
+    value = header_of(headers, HOP_HEADER)
+    return int(value) if value.isdigit() and len(value) < 3 else 0
+
+
+def header_of(headers: Headers, name: bytes) -> bytes:
+    """Return the value of the first header of this name, which is in lower case; empty if there is none."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return b""
 
 
 def build_upstream_request(
