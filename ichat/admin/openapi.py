@@ -56,7 +56,7 @@ _FAILURES_OF_MODELS = {
     "429": "A limit of the key or of the gateway is reached (`rate_limited`), or all that serve the model are full and"
     " so is its queue (`overloaded`).",
     "502": "Who serves it could not be reached, or broke off before the answer began.",
-    "503": "The model is known and nobody is ready to serve it (`model_not_ready`), or no room came in time.",
+    "503": "The model is known, and nothing is ready to serve it (`model_not_ready`), or no room came in time.",
     "504": "Nothing came in time.",
 }
 _BODIES_OF_MODELS = {"Model": "application/json", "ModelForm": "multipart/form-data"}
@@ -163,7 +163,7 @@ def _of_models() -> dict[str, Schema]:
 def _of_response(operation: str, summary: str) -> Schema:
     """Write one route of a response that was made before: the worker that keeps it answers."""
     statuses = {status: {"$ref": f"#/components/responses/Model{status}"} for status in ("200", "401", "429", "503")}
-    gone = _failure("Nobody keeps this response, or its worker has ended (`response_not_found`).")
+    gone = _failure("No worker keeps this response, or its worker has ended (`response_not_found`).")
     return {
         "tags": ["models"],
         "operationId": re.sub(r"\W+", "_", operation).rstrip("_"),
@@ -195,7 +195,7 @@ def _model_body(kind: str) -> Schema:
 
 def _model_answer() -> Schema:
     return {
-        "description": "The answer of whoever serves the model, as it is.",
+        "description": "The answer of the model's worker or external route, unchanged.",
         "content": {"application/json": {}, sse.CONTENT_TYPE: {"schema": {"type": "string", "description": _STREAMED}}},
         "headers": {name: _header(name) for name in ("x-ichat-worker", "x-ichat-overhead-ms", "x-ichat-dropped")},
     }

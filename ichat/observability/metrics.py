@@ -234,7 +234,7 @@ class Metrics:
         models = list(self._models.items())
         requests = CounterMetricFamily(
             "ichat_requests",
-            "Requests to models, by how they ended (499: the client left); without a model: to one that nobody has.",
+            "Requests to models, by how they ended (499: the client left); without a model: to one that there is not.",
             labels=("model", "route", "status"),
         )  # fmt: skip
         for model, by_route in [("", self._without_model), *((model, counts.requests) for model, counts in models)]:

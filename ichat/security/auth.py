@@ -289,7 +289,7 @@ class Auth:
 
     def _only_here(self, caller: Caller, what: str) -> str:
         if self._keys:
-            return f"{what} to nobody without a key, where clients have keys"
+            return f"{what} only with a key, as clients have keys"
         return (
             f"{what} only from the gateway's own machine, at 127.0.0.1 or `localhost` and through no proxy (this"
             f" request came from {caller.address or 'a socket'})"

@@ -67,7 +67,7 @@ class Quota:
     """What one key has used, and may."""
 
     name: str
-    """The key's; empty: everybody's together."""
+    """The key's; empty: of all requests together."""
     limits: Key | Limits
     in_flight: int = 0
     requests: Window = attrs.field(factory=Window)
