@@ -34,6 +34,7 @@ from ichat.protocol import Heartbeat, ModelCard, entry_of, parse_heartbeat
 from ichat.routing.availability import TooManyWorkers
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
+from ichat.routing.views import load_of
 from ichat.routing.worker_record import State, WorkerRecord
 from ichat.security.auth import Auth, Caller
 from ichat.supervisor.supervisor import Supervisor
@@ -230,7 +231,9 @@ async def _status() -> Response:
     resources, machines = await trio.to_thread.run_sync(read)
     uptime_s = round(time.time() - here.started_at, 3)
     models = [
-        views.ModelLoad(name, **registry.load_of(name), queued=here.balancer.waiting_for(name))
+        views.ModelLoad(
+            name, **load_of(registry.availability(name), trio.current_time()), queued=here.balancer.waiting_for(name)
+        )
         for name in sorted(registry.names())
     ]
     return json_response(

@@ -213,12 +213,13 @@ class Metrics:
         for worker in registry:
             state, names = registry.state(worker), worker.names
             workers.append((worker.id, names[0] if names else "", state, worker.restarts))
-            if worker.endpoint is not None:
-                asked.append(worker.endpoint)
-                circuits[worker.id] = CIRCUITS[worker.endpoint.circuit.state(now)]
+            endpoint = registry.endpoint_of(worker)
+            if endpoint is not None:
+                asked.append(endpoint)
+                circuits[worker.id] = CIRCUITS[endpoint.circuit.state(now)]
             for name in names:
                 if name not in registry.external:
-                    serves = state == "ready" and (worker.endpoint is None or _can_serve(worker.endpoint, now))
+                    serves = state == "ready" and (endpoint is None or _can_serve(endpoint, now))
                     ready[name] = ready.get(name, 0) + serves
                     coming[name] = coming.get(name, 0) + (state in ("starting", "loading"))
         ill = {one.id.decode(): float(bool(one.health_failure)) for one in asked if one.probe_failures is not None}

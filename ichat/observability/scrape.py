@@ -15,6 +15,7 @@ import trio
 from ichat.http import client
 from ichat.http.pool import Upstream
 from ichat.protocol import PROOF_HEADER
+from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import WorkerRecord
 
@@ -181,23 +182,24 @@ class Scraper:
 
     async def _ask_all(self) -> Mapping[str, Families | None]:
         """Return what each worker has, or None where it did not answer."""
-        workers = [worker for worker in self._registry if self._registry.state(worker) == "ready" and worker.endpoint]
-        round_ = _Round(dict.fromkeys([worker.id for worker in workers]))
+        registry = self._registry
+        ready = [(one, registry.endpoint_of(one)) for one in registry if registry.state(one) == "ready"]
+        workers = [(worker, endpoint) for worker, endpoint in ready if endpoint is not None]
+        round_ = _Round(dict.fromkeys([worker.id for worker, _ in workers]))
         limit = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
         with trio.move_on_after(ROUND_S):
             async with trio.open_nursery() as nursery:
-                for worker in workers:
-                    nursery.start_soon(self._ask, worker, round_, limit)
+                for worker, endpoint in workers:
+                    nursery.start_soon(self._ask, worker, endpoint, round_, limit)
         return round_.found
 
-    async def _ask(self, worker: WorkerRecord, round_: _Round, limit: trio.CapacityLimiter) -> None:
-        assert worker.endpoint is not None
+    async def _ask(self, worker: WorkerRecord, endpoint: Endpoint, round_: _Round, limit: trio.CapacityLimiter) -> None:
         labels = {"worker": worker.id, "model": worker.names[0] if worker.names else ""}
         async with limit:
             try:
                 with trio.fail_after(ASK_S):
                     proof = b"" if worker.managed else self._proof()
-                    data = await _fetch(worker.endpoint.upstream, proof, round_)
+                    data = await _fetch(endpoint.upstream, proof, round_)
             except client.FAILURES as error:
                 log.debug("worker %s gave no metrics: %r", worker.id, error)
                 return

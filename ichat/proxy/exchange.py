@@ -119,9 +119,10 @@ class Exchange:
             raise response_missing(worker)
         key = self.caller.key
         names = [name for name in worker.names if key is None or key.models is None or name in key.models]
-        if not names or worker.endpoint is None:
+        endpoint = self._context.registry.endpoint_of(worker)
+        if not names or endpoint is None:
             raise errors.response_not_found(response_id, "it is of a model that this key is not for")
-        self._model, self._only = names[0], worker.endpoint
+        self._model, self._only = names[0], endpoint
         await self._forward_within_limits()
 
     async def forward_to_control_plane(self, endpoint: Endpoint, internal: Headers) -> None:

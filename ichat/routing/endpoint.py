@@ -90,6 +90,18 @@ class Endpoint:
             for notify in list(self.when_idle):
                 notify()
 
+    @property
+    def trouble(self) -> str:
+        """Why it gets no requests, in words that follow its name; empty if it does."""
+        if self.health_failure:
+            return f"fails its health checks: {self.health_failure}"
+        return self.unavailable_reason
+
+    def begin(self) -> None:
+        """Forget what was seen of an earlier start of its worker."""
+        self.circuit = Circuit(self.circuit.settings)
+        self.forget_probes()
+
     def load(self, now: float) -> int:
         """Return how many requests it works on: its report counts while it is fresh."""
         return self.in_flight + (self.external_load if now - self.reported_at < REPORT_S else 0)

@@ -41,6 +41,8 @@ class Registry:
         """`external` has the endpoints of each external model; `max_in_flight` is the default of a worker."""
         self._clock = clock
         self._workers: dict[str, WorkerRecord] = {}
+        self._endpoints: dict[str, Endpoint] = {}
+        """Where the requests of workers go, by the workers' ids, with what this process has seen there."""
         self.external = external
         self.max_in_flight = max_in_flight
         self.wedged_after_s = wedged_after_s
@@ -73,9 +75,24 @@ class Registry:
         """Return the worker of this id."""
         return self._workers.get(worker_id)
 
+    def endpoint_of(self, worker: WorkerRecord) -> Endpoint | None:
+        """Return where a worker's requests go, known from its first heartbeat on."""
+        return self._endpoints.get(worker.id)
+
+    def _trouble_of(self, worker: WorkerRecord) -> str:
+        endpoint = self._endpoints.get(worker.id)
+        return endpoint.trouble if endpoint is not None else ""
+
     def state(self, worker: WorkerRecord) -> State:
         """Return the state of a worker now."""
-        return worker.state(self._clock(), self.wedged_after_s)
+        return worker.state(self._clock(), self.wedged_after_s, self._trouble_of(worker))
+
+    def _begin(self, worker: WorkerRecord) -> None:
+        """Forget what was known of an earlier start of a worker."""
+        worker.begin()
+        endpoint = self._endpoints.get(worker.id)
+        if endpoint is not None:
+            endpoint.begin()
 
     def state_until(self, worker: WorkerRecord) -> float:
         """Return the time at which the state of a worker changes if nothing is heard of it until then."""
@@ -89,6 +106,7 @@ class Registry:
         """Add a worker that is being started here, before its first heartbeat."""
         worker = WorkerRecord(worker_id, managed=True, expected=names, unix_socket=unix_socket)
         self._workers[worker_id] = worker
+        self._endpoints.pop(worker_id, None)
         self._record_change()
         return worker
 
@@ -108,7 +126,7 @@ class Registry:
     def restart(self, worker: WorkerRecord) -> None:
         """Count another start of a managed worker, and forget what was known of the one before."""
         worker.restarts += 1
-        worker.begin()
+        self._begin(worker)
         self._record_change()
 
     def set_piped(self, worker: WorkerRecord, *, is_piped: bool) -> None:
@@ -120,6 +138,7 @@ class Registry:
         """Forget a worker."""
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
+            self._endpoints.pop(worker.id, None)
             self._record_change()
 
     def _record_change(self) -> None:
@@ -167,7 +186,7 @@ class Registry:
         before = worker.heartbeat
         if before is not None and (before.start_id, before.pid) != (heartbeat.start_id, heartbeat.pid):
             self._mark_group_broken(worker, "was started again")
-            worker.begin()
+            self._begin(worker)
         self._update(worker, heartbeat, is_new=known is None)
         if heartbeat.state not in ("draining", "gone"):
             worker.last_healthy_at = worker.heartbeat_at
@@ -194,9 +213,9 @@ class Registry:
         return worker
 
     def _set_concurrency(self, worker: WorkerRecord) -> None:
-        if worker.endpoint and worker.heartbeat:
-            in_flight_max = worker.max_in_flight or worker.heartbeat.max_in_flight or self.max_in_flight
-            worker.endpoint.in_flight_max = in_flight_max
+        endpoint = self._endpoints.get(worker.id)
+        if endpoint is not None and worker.heartbeat:
+            endpoint.in_flight_max = worker.max_in_flight or worker.heartbeat.max_in_flight or self.max_in_flight
 
     def reconfigure(self, config: Config) -> None:
         """Use the limits and circuit breakers of another configuration; counts and circuits keep their state."""
@@ -205,9 +224,7 @@ class Registry:
         self._circuit_breaker = config.circuit_breaker
         for worker in self._workers.values():
             self._set_concurrency(worker)
-            if worker.endpoint is not None:
-                worker.endpoint.circuit.settings = config.circuit_breaker
-        for endpoint in self._routes():
+        for endpoint in (*self._endpoints.values(), *self._routes()):
             endpoint.circuit.settings = config.circuit_breaker
         self._notify()
 
@@ -246,16 +263,15 @@ class Registry:
 
     def _place(self, worker: WorkerRecord, heartbeat: Heartbeat) -> None:
         """Make the worker's endpoint, or correct it by what the worker says of itself."""
-        host, port = (
-            (worker.unix_socket, 0)
-            if worker.unix_socket and heartbeat.unix_socket
-            else (heartbeat.host, heartbeat.port)
-        )
-        endpoint = worker.endpoint
+        host, port = heartbeat.host, heartbeat.port
+        if worker.unix_socket and heartbeat.unix_socket:
+            host, port = worker.unix_socket, 0
+        endpoint = self._endpoints.get(worker.id)
         if endpoint is None:
             upstream = Upstream(f"worker {worker.id}", host, port)
             circuit = Circuit(self._circuit_breaker)
-            endpoint = worker.endpoint = Endpoint(upstream, worker.id.encode(), self.max_in_flight, circuit=circuit)
+            endpoint = Endpoint(upstream, worker.id.encode(), self.max_in_flight, circuit=circuit)
+            self._endpoints[worker.id] = endpoint
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
             endpoint.upstream = Upstream(f"worker {worker.id}", host, port)
             endpoint.forget_probes()
@@ -290,9 +306,9 @@ class Registry:
         """Return what health checks ask: workers that are not iChat's own, and routes with a health path."""
         return [
             *(
-                (worker.endpoint, worker)
+                (self._endpoints[worker.id], worker)
                 for worker in self._workers.values()
-                if worker.is_foreign and worker.endpoint and not worker.is_down
+                if worker.is_foreign and worker.id in self._endpoints and not worker.is_down
                 if worker.can_return or not worker.is_stale
             ),
             *((endpoint, None) for endpoint in self._routes() if endpoint.route and endpoint.route.health_path),
@@ -327,13 +343,11 @@ class Registry:
 
     def forget_probes(self) -> None:
         """Forget the results of health checks: there are none any more."""
-        for endpoint in self._routes():
+        for endpoint in (*self._endpoints.values(), *self._routes()):
             endpoint.forget_probes()
         self._has_ill_routes = False
         for worker in self._workers.values():
             worker.answers = False
-            if worker.endpoint is not None:
-                worker.endpoint.forget_probes()
 
     def wants_machine(self, worker_id: str) -> bool:
         """Return whether a worker has not told yet, at this start of the gateway, what machine it runs on."""
@@ -342,9 +356,8 @@ class Registry:
 
     def machines(self) -> list[tuple[str, Machine]]:
         """Return what the workers that are there tell of their machines, by their ids, the newest first."""
-        now = self._clock()
         newest = sorted(self._workers.values(), key=lambda worker: worker.heartbeat_at, reverse=True)
-        return [(worker.id, worker.machine) for worker in newest if worker.machine and worker.state(now) not in AWAY]
+        return [(worker.id, worker.machine) for worker in newest if worker.machine and not self.is_away(worker)]
 
     def availability(self, model: str) -> Availability:
         """Return whether a model can be served now: by its external routes, else by its ready workers."""
@@ -355,9 +368,10 @@ class Registry:
         having = [worker for worker in self._workers.values() if worker.serves(model)]
         if not having:
             return Unknown()
-        ready = [one.endpoint for one in having if one.endpoint and one.state(now, wedged_after_s) == "ready"]
+        placed = [(self._endpoints[one.id], one) for one in having if one.id in self._endpoints]
+        ready = [endpoint for endpoint, one in placed if one.state(now, wedged_after_s, endpoint.trouble) == "ready"]
         if not ready:
-            reasons = "; ".join(worker.why_not_ready(now, wedged_after_s) for worker in having)
+            reasons = "; ".join(one.why_not_ready(now, wedged_after_s, self._trouble_of(one)) for one in having)
             return NotReady(reasons, RETRY_AFTER_S)
         return Ready(ready)
 
@@ -377,20 +391,10 @@ class Registry:
         """Return every name of a model, whether it can be served now or not."""
         return {*self.external, *(name for worker in self._workers.values() for name in worker.names)}
 
-    def load_of(self, model: str) -> dict[str, int]:
-        """Return how many endpoints can serve a model now, and how many requests they work on."""
-        found, now = self.availability(model), self._clock()
-        endpoints = found.endpoints if isinstance(found, Ready) else ()
-        return {
-            "workers": len(endpoints),
-            "in_flight": sum(one.in_flight for one in endpoints),
-            "circuits_open": sum(one.circuit.state(now) != "closed" for one in endpoints),
-        }
-
     def models(self) -> dict[str, tuple[ModelCard, str]]:
         """Return the models that can be served now, by their names, each with its owner."""
         return models_of(self.external, [one for one in self._workers.values() if self.state(one) == "ready"])
 
     def describe(self, worker: WorkerRecord) -> Mapping[str, Any]:
         """Return everything known of a worker, as JSON can hold it."""
-        return describe(worker, self.state(worker), self.lost(worker.id), self._clock())
+        return describe(worker, self.endpoint_of(worker), self.state(worker), self.lost(worker.id), self._clock())

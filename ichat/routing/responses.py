@@ -44,4 +44,4 @@ def continued_by(registry: Registry, response_id: str, model: str) -> Endpoint |
         return worker
     if not worker.serves(model):
         return ResponseMissing(response_id, f"it is not of the model `{model}`")
-    return worker.endpoint
+    return registry.endpoint_of(worker)

@@ -7,6 +7,7 @@ import attrs
 
 from ichat.config.strict import Between
 from ichat.protocol import Count, ModelCard, PeerLoss
+from ichat.routing.availability import Availability, Ready
 from ichat.routing.circuit_breaker import CircuitView
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.worker_record import HEALTHY, State, WorkerRecord
@@ -55,7 +56,9 @@ class WorkerView:
     """Seconds since the newest heartbeat; None: there was none yet."""
 
 
-def describe(worker: WorkerRecord, state: State, lost: Sequence[PeerLoss], now: float) -> Mapping[str, Any]:
+def describe(
+    worker: WorkerRecord, endpoint: Endpoint | None, state: State, lost: Sequence[PeerLoss], now: float
+) -> Mapping[str, Any]:
     """Return everything known of a worker in this state, as JSON can hold it."""
     heartbeat, end = worker.heartbeat, worker.end
     known: dict[str, Any] = {}
@@ -72,10 +75,10 @@ def describe(worker: WorkerRecord, state: State, lost: Sequence[PeerLoss], now: 
         state=state,
         managed=worker.managed,
         machine=worker.machine.name if worker.machine else None,
-        in_flight=worker.endpoint.in_flight if worker.endpoint else 0,
-        circuit=worker.endpoint.circuit.describe(now) if worker.endpoint else None,
+        in_flight=endpoint.in_flight if endpoint else 0,
+        circuit=endpoint.circuit.describe(now) if endpoint else None,
         restarts=worker.restarts,
-        failure=end.why if end and worker.is_down else worker.health_failure or None,
+        failure=end.why if end and worker.is_down else (endpoint.health_failure if endpoint else "") or None,
         retry_in_s=max(0.0, round(worker.retry_at - now, 3)) if worker.retry_at is not None else None,
         exit_code=end.exit_code if end else None,
         signal=end.signal if end else None,
@@ -106,3 +109,13 @@ def models_of(
                 lengths = [one.max_model_len for one in (known, card) if one.max_model_len is not None]
                 found[card.id] = (attrs.evolve(known, max_model_len=min(lengths, default=None)), owner)
     return found
+
+
+def load_of(found: Availability, now: float) -> dict[str, int]:
+    """Return how many endpoints can serve a model now, and how many requests they work on."""
+    endpoints = found.endpoints if isinstance(found, Ready) else ()
+    return {
+        "workers": len(endpoints),
+        "in_flight": sum(one.in_flight for one in endpoints),
+        "circuits_open": sum(one.circuit.state(now) != "closed" for one in endpoints),
+    }

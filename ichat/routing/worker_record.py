@@ -7,8 +7,6 @@ from typing import Any, Literal
 import attrs
 
 from ichat.protocol import Heartbeat, Machine, PeerLoss, WorkerState, names_of, response_tag
-from ichat.routing.circuit_breaker import Circuit
-from ichat.routing.endpoint import Endpoint
 
 HEARTBEATS_MISSED_MAX = 3
 """A worker that has been silent for so many of its intervals is unhealthy."""
@@ -91,24 +89,12 @@ class WorkerRecord:
     """Whether its lines come through a pipe, since its newest start was here."""
     unix_socket: str | None = None
     """Where it is reached by a shorter way than its port, known of a managed worker."""
-    endpoint: Endpoint | None = None
-    """Where its requests go, known from its first heartbeat on."""
     max_in_flight: int | None = None
     """Requests under way at once, at most, where the gateway's configuration says so."""
     settings: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
     """What operators see of how a managed worker is run."""
     machine: Machine | None = None
     """Its machine, by the newest heartbeat that told of one."""
-
-    @property
-    def health_failure(self) -> str:
-        """Why it fails its health checks; empty where it does not, or is not asked."""
-        return self.endpoint.health_failure if self.endpoint is not None else ""
-
-    @property
-    def unavailable_reason(self) -> str:
-        """Why it gets no requests until its next heartbeat, if a request has shown that it takes none."""
-        return self.endpoint.unavailable_reason if self.endpoint is not None else ""
 
     @property
     def is_foreign(self) -> bool:
@@ -124,8 +110,8 @@ class WorkerRecord:
         """Every model name that it serves or will serve."""
         return names_of(self.heartbeat) if self.heartbeat and self.heartbeat.model_name else self.expected
 
-    def state(self, now: float, wedged_after_s: float = math.inf) -> State:
-        """Return the state, by its newest heartbeat and how long ago that was."""
+    def state(self, now: float, wedged_after_s: float = math.inf, trouble: str = "") -> State:
+        """Return the state, by its newest heartbeat and how long ago that was; `trouble` is its endpoint's."""
         if self.is_down:
             return "failed" if self.retry_at is None else "restarting"
         if self.is_draining:
@@ -134,7 +120,7 @@ class WorkerRecord:
             return "starting"
         if self.is_stale:
             return "stale"
-        if self.endpoint is not None and (self.endpoint.unavailable_reason or self.endpoint.health_failure):
+        if trouble:
             return "unhealthy"
         if now > self._silent_at and not self.answers:
             return "unhealthy"
@@ -180,18 +166,15 @@ class WorkerRecord:
         self.is_down, self.retry_at, self.is_draining = False, None, False
         self.busy_steps, self.stuck_since = None, math.inf
         self.answers = False
-        if self.endpoint is not None:
-            self.endpoint.circuit = Circuit(self.endpoint.circuit.settings)
-            self.endpoint.forget_probes()
 
     def overlapped_with(self, other: "WorkerRecord") -> bool:
         """Return whether the other was healthy at some time during this run, with a tolerance of one heartbeat."""
         interval = other.heartbeat.heartbeat_interval if other.heartbeat else 0
         return self.known_since <= other.last_healthy_at + interval
 
-    def why_not_ready(self, now: float, wedged_after_s: float) -> str:
-        """Return in a few words why it gets no requests."""
-        state = self.state(now, wedged_after_s)
+    def why_not_ready(self, now: float, wedged_after_s: float, trouble: str) -> str:
+        """Return in a few words why it gets no requests; `trouble` is its endpoint's."""
+        state = self.state(now, wedged_after_s, trouble)
         if self.is_down:
             again = "" if self.retry_at is None else f"; it is started again in {max(0, self.retry_at - now):.0f} s"
             return f"worker {self.id} {self.end}{again}"
@@ -199,10 +182,8 @@ class WorkerRecord:
             return f"worker {self.id} has had requests for {now - self.stuck_since:.0f} s and made no step"
         if state == "stale":
             return f"worker {self.id} has not been heard of since the gateway was started"
-        if self.health_failure and state == "unhealthy":
-            return f"worker {self.id} fails its health checks: {self.health_failure}"
-        if self.unavailable_reason and state == "unhealthy":
-            return f"worker {self.id} {self.unavailable_reason}"
+        if trouble and state == "unhealthy":
+            return f"worker {self.id} {trouble}"
         if state == "unhealthy":
             return f"worker {self.id} has not been heard of for {now - self.heard_at:.0f} s"
         if self.lost is not None:

@@ -369,7 +369,7 @@ class ManagedWorker:
     async def _drain(self, drain_s: float) -> None:
         """Send it no more requests, and wait until those it has are answered."""
         self._context.registry.drain(self.record)
-        endpoint = self.record.endpoint
+        endpoint = self._context.registry.endpoint_of(self.record)
         if endpoint is not None:
             with trio.move_on_after(drain_s):
                 await wait_any(lambda: wait_idle(endpoint), self._context.hurry.wait)

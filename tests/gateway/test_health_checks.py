@@ -131,7 +131,7 @@ async def test_who_fails_gets_no_requests_until_it_is_well(world, status, why, a
 async def test_a_connection_that_failed_is_no_verdict_for_ever(world, autojump_clock):
     """A worker that could not be reached, and never beats again, is back once it answers."""
     world.hear()
-    endpoint = world.registry.get("w").endpoint
+    endpoint = world.registry.endpoint_of(world.registry.get("w"))
     endpoint.fail(trio.current_time())
     assert world.state() == "unhealthy"
     await trio.sleep(11)
@@ -176,7 +176,7 @@ async def test_what_is_asked_elsewhere_says_nothing_of_here(world, autojump_cloc
     world.hear(port=2)
     assert world.state() == "ready"
     await trio.sleep(20)
-    assert (world.state(), world.registry.get("w").endpoint.probe_failures) == ("ready", 0)
+    assert (world.state(), world.registry.endpoint_of(world.registry.get("w")).probe_failures) == ("ready", 0)
 
 
 async def test_many_that_hang_are_asked_a_few_at_a_time(world, autojump_clock):
@@ -285,7 +285,9 @@ async def test_health_is_in_the_metrics():
     assert "ichat_health_failed" not in metrics.snapshot()().decode()
     for name in ("well", "ill"):
         worker = registry.get(name)
-        registry.probed(worker.endpoint, worker, name * (name == "ill"), is_well=name == "well", failures_max=1)
+        registry.probed(
+            registry.endpoint_of(worker), worker, name * (name == "ill"), is_well=name == "well", failures_max=1
+        )
     now = Shown(metrics.snapshot()().decode())
     assert {one["worker"]: now.get("ichat_health_failed", **one) for one in now.labels("ichat_health_failed")} == {
         "well": 0,

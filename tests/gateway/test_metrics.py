@@ -379,7 +379,7 @@ async def test_a_circuit_is_shown(mock_clock):
     """1 while it is open, 0.5 while one request may try it; nobody serves the model until one has gone well."""
     registry, metrics = known()
     registry.record_heartbeat(parse_heartbeat({"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}))
-    circuit = registry.get("w").endpoint.circuit
+    circuit = registry.endpoint_of(registry.get("w")).circuit
     circuit.settings = CircuitBreaker(failures_max=1, open_s=5)
     seen = []
     for after_s in (0, 1, 10):

@@ -194,7 +194,7 @@ def test_a_worker_that_is_silent_for_long_is_forgotten(registry, clock):
 def test_what_cannot_be_reached_waits_for_its_next_beat(registry):
     """A connection that failed takes a worker out; a beat brings it back."""
     registry.record_heartbeat(heartbeat())
-    registry.get("w").endpoint.fail(0.0)
+    registry.endpoint_of(registry.get("w")).fail(0.0)
     assert re.search("worker w cannot be reached", reasons(registry))
     registry.record_heartbeat(heartbeat())
     assert serving(registry) == {"w"}

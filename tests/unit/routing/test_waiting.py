@@ -75,7 +75,7 @@ async def test_every_change_by_the_supervisor_wakes_waiters(registry):
 async def test_an_endpoint_is_idle_after_its_last_request(registry):
     """Every waiter goes on when the last request ends, not when one of several does; an idle endpoint is not waited for."""
     registry.record_heartbeat(heartbeat())
-    endpoint = registry.get("w").endpoint
+    endpoint = registry.endpoint_of(registry.get("w"))
     await wait_idle(endpoint)
     endpoint.in_flight = 2
     done = []
