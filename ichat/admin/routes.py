@@ -27,7 +27,7 @@ from ichat.hardware.host import CpuMeter, HostResources, read_resources
 from ichat.hardware.machines import MachineView, machines_of, read_machine
 from ichat.http import sse
 from ichat.observability.logs.store import LogStore
-from ichat.observability.logs.stream import read_query
+from ichat.observability.logs.stream import read_flag, read_query
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
 from ichat.protocol import Heartbeat, ModelCard, entry_of, parse_heartbeat
@@ -265,19 +265,16 @@ async def _logs(worker_id: str) -> Response:
 
 @routes.post("/v1/admin/config/reload")
 async def _reload() -> Response:
-    return json_response(await context().reloader.reload(dry_run=_flag("dry_run"), why="asked over the API"))
+    return json_response(
+        await context().reloader.reload(
+            dry_run=read_flag(request.args, "dry_run", default=False), why="asked over the API"
+        )
+    )
 
 
 @routes.get("/openapi.json")
 async def _openapi() -> Response:
     return json_response(document())
-
-
-def _flag(name: str) -> bool:
-    value = request.args.get(name, "false").lower()
-    if value not in ("1", "0", "true", "false", "yes", "no"):
-        raise errors.bad_request(f"{name} must be true or false, not {value!r}.", param=name)
-    return value in ("1", "true", "yes")
 
 
 def _seconds(name: str, default: float) -> float:

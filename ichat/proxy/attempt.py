@@ -153,7 +153,7 @@ class Attempt:
             self._body = await endpoint.route.rewrite(forwarded.request)
         elif forwarded.is_suspect:
             self._body, self._dropped = await without_control(self._body, forwarded.request.headers)
-            self._context.told.log_dropped(forwarded.caller.key_name, self._dropped)
+            self._context.drop_notices.log_dropped(forwarded.caller.key_name, self._dropped)
         pool = self._context.pool
         connection = pool.acquire(endpoint.upstream)
         if connection is not None:

@@ -31,7 +31,7 @@ class GatewayContext:
         self.pool = pool
         self.gaps = gaps
         self.quotas = Quotas(config.limits, config.security.keys)
-        self.told = DropNotices()
+        self.drop_notices = DropNotices()
         self.auth = auth
         self.reconfigure(config)
 

@@ -1,7 +1,5 @@
 """Waiting for what the registry and the balancer know: no loop polls them."""
 
-from collections.abc import Callable
-
 import trio
 
 from ichat.routing.availability import Refusal
@@ -10,7 +8,6 @@ from ichat.routing.endpoint import Endpoint
 from ichat.routing.queue import Waiter
 from ichat.routing.registry import Registry
 from ichat.routing.request import Lease, RoutingRequest
-from ichat.routing.worker_record import State, WorkerRecord
 
 
 async def wait_changed(registry: Registry) -> None:
@@ -21,14 +18,6 @@ async def wait_changed(registry: Registry) -> None:
         await changed.wait()
     finally:
         registry.remove_listener(changed.set)
-
-
-async def wait_state(registry: Registry, worker: WorkerRecord, wanted: Callable[[State], bool]) -> State:
-    """Wait until a worker is in a state that is wanted, by what it says or by its silence, and return that state."""
-    while not wanted(state := registry.state(worker)):
-        with trio.move_on_at(registry.state_until(worker)):
-            await wait_changed(registry)
-    return state
 
 
 async def wait_idle(endpoint: Endpoint) -> None:

@@ -3,7 +3,7 @@
 import json
 import re
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
 import attrs
@@ -140,8 +140,8 @@ def read_query(query: str, last_event_id: str) -> LogQuery:
         if name in values:
             raise bad_request(f"{name} is given twice.", param=name)
         values[name] = value
-    previous = _flag(values, "previous", default=False)
-    follow = _flag(values, "follow", default=not previous)
+    previous = read_flag(values, "previous", default=False)
+    follow = read_flag(values, "follow", default=not previous)
     if previous and follow:
         raise bad_request("previous is a run that has ended: it cannot be followed.", param="follow")
     tail = values.get("tail")
@@ -153,7 +153,8 @@ def read_query(query: str, last_event_id: str) -> LogQuery:
     return LogQuery(None if tail is None else int(tail), follow, previous, int(after) if after else None)
 
 
-def _flag(values: dict[str, str], name: str, *, default: bool) -> bool:
+def read_flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Return whether a parameter of a query is true; `default` where it is not there. Raises ApiError 400."""
     value = values.get(name)
     if value is None:
         return default

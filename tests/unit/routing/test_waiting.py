@@ -13,13 +13,20 @@ from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
 from ichat.routing.request import RoutingRequest
-from ichat.routing.waiting import retry_forever, wait_changed, wait_idle, wait_state
+from ichat.routing.waiting import retry_forever, wait_changed, wait_idle
 
 
 def heartbeat(state="ready", interval_s=10):
     return Heartbeat(
         worker_id="w", model_name="m", host="127.0.0.1", port=1, state=state, heartbeat_interval=interval_s
     )
+
+
+async def wait_state(registry, worker, wanted):
+    """Wait as the supervisor does: for a change, or for the time at which silence is one."""
+    while registry.state(worker) != wanted:
+        with trio.move_on_at(registry.state_until(worker)):
+            await wait_changed(registry)
 
 
 @pytest.fixture
@@ -40,7 +47,7 @@ async def test_a_state_is_waited_for_until_a_heartbeat_brings_it(registry):
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(load)
-        assert await wait_state(registry, worker, lambda state: state == "ready") == "ready"
+        await wait_state(registry, worker, "ready")
         assert trio.current_time() - began == pytest.approx(7, abs=0.5)
 
 
@@ -48,7 +55,7 @@ async def test_silence_is_a_change_as_well(registry):
     """A worker that misses its heartbeats becomes unhealthy at a known time, and the waiter wakes then."""
     registry.record_heartbeat(heartbeat(interval_s=10))
     began = trio.current_time()
-    await wait_state(registry, registry.get("w"), lambda state: state == "unhealthy")
+    await wait_state(registry, registry.get("w"), "unhealthy")
     assert trio.current_time() - began == pytest.approx(30, abs=0.5)
 
 
