@@ -8,9 +8,8 @@ import email.utils
 import http
 import re
 import time
-from collections.abc import Iterable
-
-import attrs
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 from ichat.http.framing import Chunked, Framing, Length, UntilClose
 
@@ -27,42 +26,115 @@ _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*+([^\0\n-\r]*)")
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,32}) (/[!-~]*) HTTP/1\.1")
 _PLAIN_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*+([^\0-\x08\x0a-\x1f\x7f]*)")
 _NOT_PLAIN = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
-_DIGITS = re.compile(rb"[0-9]{1,18}")
+_LENGTH_DIGITS_MAX = 18
 _REASONS = {int(status): status.phrase.encode() for status in http.HTTPStatus}
+LINES_MAX = 512
+"""Lines of one kind that are remembered with what was read in them."""
+LINE_BYTES_MAX = 256
+"""A longer line is not remembered."""
 
 
 class HeadError(Exception):
     """A response head is not valid, or could be read in two ways."""
 
 
-@attrs.frozen
-class ResponseHead:
+class ResponseHead(NamedTuple):
     """An upstream's response head, and how its body is framed."""
 
     status: int
     reason: bytes
     headers: Headers
+    by_name: Mapping[bytes, bytes]
+    """Each header's value by its name; the first one's where a name is repeated."""
     framing: Framing
     reusable: bool
     """Whether the connection may carry another exchange after the body."""
 
 
-@attrs.frozen
 class RequestHead:
     """A client's request head."""
 
-    method: bytes
-    target: bytes
-    """A path, possibly with a query."""
-    version: bytes
-    headers: Headers
-    length: int | None
-    """Bytes of the body; None for a body in chunks."""
+    __slots__ = ("by_name", "headers", "length", "method", "path", "target", "version")
 
-    @property
-    def path(self) -> bytes:
+    def __init__(
+        self,
+        method: bytes,
+        target: bytes,
+        version: bytes,
+        headers: Headers,
+        length: int | None,
+        *,
+        by_name: dict[bytes, bytes] | None = None,
+    ) -> None:
+        """`by_name` is made of the headers unless it is given."""
+        self.method = method
+        self.target = target
+        """A path, possibly with a query."""
+        self.path = target.partition(b"?")[0]
         """The target without its query."""
-        return self.target.partition(b"?")[0]
+        self.version = version
+        self.headers = headers
+        self.by_name = dict(reversed(headers)) if by_name is None else by_name
+        """Each header's value by its name; the first one's where a name is repeated."""
+        self.length = length
+        """Bytes of the body; None for a body in chunks."""
+
+    def __repr__(self) -> str:
+        return f"<RequestHead {self.method.decode('latin-1')} {self.path.decode('latin-1')}>"
+
+
+Read = TypeVar("Read")
+
+
+class RememberedLines(dict[bytes, Read]):
+    """What was read in lines of heads: a peer sends the same ones over and over. It is emptied when it is full."""
+
+    def __init__(self, read: Callable[[bytes], Read]) -> None:
+        """`read` returns what a line says, or raises HeadError."""
+        super().__init__()
+        self._read = read
+
+    def __missing__(self, line: bytes) -> Read:
+        read = self._read(line)
+        if len(line) <= LINE_BYTES_MAX:
+            if len(self) >= LINES_MAX:
+                self.clear()
+            self[line] = read
+        return read
+
+
+def _reader_of_headers(form: re.Pattern[bytes]) -> Callable[[bytes], tuple[bytes, bytes]]:
+    """Return a function that reads a header line of this form."""
+
+    def read(line: bytes) -> tuple[bytes, bytes]:
+        match = form.fullmatch(line)
+        if match is None:
+            raise HeadError("a header line is not valid")
+        return match[1].lower(), match[2].rstrip(b" \t")
+
+    return read
+
+
+def _read_request_line(line: bytes) -> tuple[bytes, bytes]:
+    """Return method and target."""
+    match = _REQUEST_LINE.fullmatch(line)
+    if match is None:
+        raise HeadError("the request line is not plain")
+    return match[1], match[2]
+
+
+def _read_status_line(line: bytes) -> tuple[int, bytes, bool]:
+    """Return status, reason, and whether the version is 1.1."""
+    match = _STATUS_LINE.fullmatch(line)
+    if match is None:
+        raise HeadError("the status line is not valid")
+    return int(match[2]), match[3] or b"", match[1] == b"1"
+
+
+_request_line = RememberedLines(_read_request_line).__getitem__
+_plain_header = RememberedLines(_reader_of_headers(_PLAIN_HEADER)).__getitem__
+_status_line = RememberedLines(_read_status_line).__getitem__
+_header = RememberedLines(_reader_of_headers(_HEADER)).__getitem__
 
 
 def parse_plain_request_head(head: bytes) -> RequestHead | None:
@@ -71,29 +143,25 @@ def parse_plain_request_head(head: bytes) -> RequestHead | None:
     Return None for everything that is rare or that two parsers could read differently; it may still be valid.
     """
     lines = head.split(b"\r\n")
-    request_line = _REQUEST_LINE.fullmatch(lines[0])
-    if request_line is None:
+    try:
+        method, target = _request_line(lines[0])
+        headers = [*map(_plain_header, lines[1:])]
+    except HeadError:
         return None
-    headers: Headers = []
-    length: bytes | None = None
-    hosts = 0
-    for line in lines[1:]:
-        match = _PLAIN_HEADER.fullmatch(line)
-        if match is None:
+    by_name = dict(headers)
+    if len(by_name) != len(headers):
+        names = [name for name, _ in headers]
+        if names.count(b"host") > 1 or names.count(b"content-length") > 1:
             return None
-        name, value = match[1].lower(), match[2].rstrip(b" \t")
-        if name == b"host":
-            hosts += 1
-        elif name == b"content-length":
-            if length is not None or not _DIGITS.fullmatch(value):
-                return None
-            length = value
-        elif name in _NOT_PLAIN:
-            return None
-        headers.append((name, value))
-    if hosts != 1:
+        by_name = dict(reversed(headers))
+    length = by_name.get(b"content-length", b"0")
+    if b"host" not in by_name or not _NOT_PLAIN.isdisjoint(by_name) or not _is_length(length):
         return None
-    return RequestHead(request_line[1], request_line[2], b"1.1", headers, int(length or 0))
+    return RequestHead(method, target, b"1.1", headers, int(length), by_name=by_name)
+
+
+def _is_length(value: bytes) -> bool:
+    return value.isdigit() and len(value) <= _LENGTH_DIGITS_MAX
 
 
 def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
@@ -102,47 +170,43 @@ def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
     Raises HeadError for what RFC 9112 calls invalid and for what two parsers could read differently.
     """
     lines = head.split(b"\r\n")
-    status_line = _STATUS_LINE.fullmatch(lines[0])
-    if status_line is None:
-        raise HeadError("the status line is not valid")
-    status = int(status_line[2])
-    reusable = status_line[1] == b"1"
-    headers: Headers = []
-    length: bytes | None = None
-    coding: bytes | None = None
-    for line in lines[1:]:
-        match = _HEADER.fullmatch(line)
-        if match is None:
-            raise HeadError("a header line is not valid")
-        name, value = match[1].lower(), match[2].rstrip(b" \t")
-        if name == b"content-length":
-            if length is not None and length != value:
-                raise HeadError("two different content lengths")
-            if length is None and not _DIGITS.fullmatch(value):
-                raise HeadError("the content length is not a number")
-            if length is not None:
-                continue
-            length = value
-        elif name == b"transfer-encoding":
-            if coding is not None:
-                raise HeadError("two transfer encodings")
-            coding = value.lower()
-        elif name == b"connection" and b"close" in value.lower():
-            reusable = False
-        headers.append((name, value))
+    status, reason, reusable = _status_line(lines[0])
+    headers = [*map(_header, lines[1:])]
+    by_name = dict(headers)
+    connection = by_name.get(b"connection", b"")
+    if len(by_name) != len(headers):
+        headers = _without_repeated(headers)
+        by_name = dict(reversed(headers))
+        connection = b",".join([value for name, value in headers if name == b"connection"])
+    length, coding = by_name.get(b"content-length"), by_name.get(b"transfer-encoding")
+    if length is not None and not _is_length(length):
+        raise HeadError("the content length is not a number")
+    if b"close" in connection.lower():
+        reusable = False
     if method == b"HEAD" or status < 200 or status in (204, 304):
         framing = Length(0)
     else:
         framing = _framing_of(length, coding)
         reusable = reusable and not isinstance(framing, UntilClose)
-    return ResponseHead(status, status_line[3] or b"", headers, framing, reusable)
+    return ResponseHead(status, reason, headers, by_name, framing, reusable)
+
+
+def _without_repeated(headers: Headers) -> Headers:
+    """Return the headers with one content length. Raises HeadError if two of them contradict each other."""
+    if sum(name == b"transfer-encoding" for name, _ in headers) > 1:
+        raise HeadError("two transfer encodings")
+    lengths = [header for header in headers if header[0] == b"content-length"]
+    if len(set(lengths)) > 1:
+        raise HeadError("two different content lengths")
+    first = headers.index(lengths[0]) if lengths else -1
+    return [header for at, header in enumerate(headers) if at == first or header[0] != b"content-length"]
 
 
 def _framing_of(length: bytes | None, coding: bytes | None) -> Framing:
     """Return the framing of a body by its content length and transfer encoding. Raises HeadError."""
     if coding is None:
         return UntilClose() if length is None else Length(int(length))
-    if coding != b"chunked":
+    if coding.lower() != b"chunked":
         raise HeadError(f"the transfer encoding {coding[:40]!r} is not supported")
     if length is not None:
         raise HeadError("both a content length and a transfer encoding")
@@ -154,23 +218,29 @@ def end_to_end(headers: Headers) -> Headers:
 
     `Content-Length` stays even if it is named there: the body is forwarded with that length.
     """
-    named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
-    drop = HOP_BY_HOP | (named - {b"content-length"}) if named else HOP_BY_HOP
+    drop = hop_by_hop_of(headers)
     return [header for header in headers if header[0] not in drop]
+
+
+def hop_by_hop_of(headers: Headers) -> frozenset[bytes]:
+    """Return the names of the headers that may not be forwarded; see `end_to_end`."""
+    by_name = dict(headers)
+    if len(by_name) == len(headers) and by_name.get(b"connection", b"keep-alive").lower() == b"keep-alive":
+        return HOP_BY_HOP
+    named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
+    return HOP_BY_HOP | (named - {b"content-length"})
 
 
 def form_type(headers: Headers) -> bytes:
     """Return the content type of a multipart form; empty for a body of any other type."""
-    for name, value in headers:
-        if name == b"content-type":
-            return value if value[:10].lower() == b"multipart/" else b""
-    return b""
+    value = dict(reversed(headers)).get(b"content-type", b"")
+    return value if value[:10].lower() == b"multipart/" else b""
 
 
 def request_head(method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return a request head as bytes; the headers must come from a parser or be our own."""
     lines = [b"%b %b HTTP/1.1" % (method, target)]
-    lines += [b"%b: %b" % header for header in headers]
+    lines += map(b": ".join, headers)
     lines += [b"", b""]
     return b"\r\n".join(lines)
 
@@ -178,7 +248,7 @@ def request_head(method: bytes, target: bytes, headers: Iterable[tuple[bytes, by
 def response_head(status: int, headers: Iterable[tuple[bytes, bytes]], reason: bytes = b"") -> bytes:
     """Return a response head as bytes, with the given reason phrase or the usual one."""
     lines = [b"HTTP/1.1 %d %b" % (status, reason or _REASONS.get(status, b""))]
-    lines += [b"%b: %b" % header for header in headers]
+    lines += map(b": ".join, headers)
     lines += [b"", b""]
     return b"\r\n".join(lines)
 

@@ -239,9 +239,8 @@ class Relay:
         ours = self._on_head(head)
         self._framing = head.framing
         self.deadline = self._hub.now + self._stall_s
-        headers = dict(head.headers)
-        self._is_events = is_events(headers.get(b"content-type", b""))
-        self._reportable = self._is_events and b"content-encoding" not in headers
+        self._is_events = is_events(head.by_name.get(b"content-type", b""))
+        self._reportable = self._is_events and b"content-encoding" not in head.by_name
         if self._transform is None and self._version != b"1.1" and isinstance(head.framing, Chunked):
             self._transform = Unchunk()
         if self._transform is not None:

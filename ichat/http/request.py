@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import attrs
@@ -29,6 +29,10 @@ _VIEW = memoryview(_BUFFER)
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
+def _by_name(request: "Request") -> Mapping[bytes, bytes]:
+    return dict(reversed(request.headers))
+
+
 @attrs.define(eq=False)
 class Request:
     """One request, including its body."""
@@ -45,11 +49,14 @@ class Request:
     """The client's `x-request-id` if it is valid, else one of ours."""
     keep_alive: bool
     """Whether the client lets the connection carry another request."""
+    by_name: Mapping[bytes, bytes] = attrs.Factory(_by_name, takes_self=True)
+    """Each header's value by its name; the first one's where a name is repeated."""
 
     def release_body(self) -> None:
         """Free body and headers when they are no longer needed: the response may take an hour."""
         self.body = b""
         self.headers = []
+        self.by_name = {}
 
 
 @attrs.define
@@ -62,13 +69,10 @@ class RequestIds:
     def next(self) -> bytes:
         return f"req-{self.prefix}-{next(self.count):x}".encode()
 
-    def of(self, headers: Headers) -> bytes:
-        """Return the id that a request came with, if it is valid, else a new one."""
-        found = b""
-        for name, value in headers:
-            if name == b"x-request-id":
-                found = value
-        return found if _REQUEST_ID.fullmatch(found) else self.next()
+    def of(self, by_name: Mapping[bytes, bytes]) -> bytes:
+        """Return the id that a request with these headers came with, if it is valid, else a new one."""
+        found = by_name.get(b"x-request-id")
+        return found if found is not None and _REQUEST_ID.fullmatch(found) else self.next()
 
 
 class Bounds(Protocol):
@@ -216,19 +220,22 @@ class RequestReader:
         return body
 
     def _request(self, head: RequestHead, body: bytes | bytearray) -> Request:
+        by_name = head.by_name
         keep_alive = head.version == b"1.1"
-        for name, value in head.headers:
-            if name == b"connection" and b"close" in value.lower():
-                keep_alive = False
+        if b"connection" in by_name and any(
+            name == b"connection" and b"close" in value.lower() for name, value in head.headers
+        ):
+            keep_alive = False
         return Request(
-            method=head.method,
-            target=head.target,
-            path=head.path,
-            version=head.version,
-            headers=head.headers,
-            body=body,
-            id=self._bounds.ids.of(head.headers),
-            keep_alive=keep_alive,
+            head.method,
+            head.target,
+            head.path,
+            head.version,
+            head.headers,
+            body,
+            self._bounds.ids.of(by_name),
+            keep_alive,
+            by_name,
         )
 
     def has_more(self) -> bool:

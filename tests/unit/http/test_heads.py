@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from ichat.http import h11_patch
 from ichat.http.framing import Chunked, Length, UntilClose
 from ichat.http.h11_patch import HEADER_FIELD
-from ichat.http.heads import HeadError, end_to_end, parse_plain_request_head, parse_response_head, response_head
+from ichat.http.heads import (
+    LINE_BYTES_MAX,
+    LINES_MAX,
+    HeadError,
+    RememberedLines,
+    end_to_end,
+    parse_plain_request_head,
+    parse_response_head,
+    response_head,
+)
 
 TOKEN = st.text("abcXYZ-_09", min_size=1, max_size=12).map(str.encode)
 VALUE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=20).map(str.encode)
@@ -73,10 +82,53 @@ def test_framing(head, method, kind, reusable):
         assert found.framing.done
 
 
+def test_a_line_is_read_once_until_the_bound_is_reached():
+    """Lines are remembered, but no more than a number of them, and none that is long or not valid."""
+    read = []
+
+    def note(line):
+        read.append(line)
+        if line == b"bad":
+            raise HeadError("no")
+        return line.upper()
+
+    lines = RememberedLines(note)
+    assert [lines[b"a"], lines[b"a"], read] == [b"A", b"A", [b"a"]]
+    long = b"x" * (LINE_BYTES_MAX + 1)
+    assert lines[long] == long.upper()
+    with pytest.raises(HeadError):
+        lines[b"bad"]
+    assert set(lines) == {b"a"}
+    for number in range(3 * LINES_MAX):
+        assert lines[b"%d" % number] == b"%d" % number
+        assert len(lines) <= LINES_MAX
+
+
+def test_what_an_upstream_may_send_is_not_plain_in_a_request():
+    """Lines of responses are read less strictly; that they were read says nothing about a request with the same."""
+    line = b"x-name: \xe9\x01"
+    for _ in range(2):
+        assert parse_response_head(b"HTTP/1.1 200 OK\r\n" + line, b"GET").headers == [(b"x-name", b"\xe9\x01")]
+        assert parse_plain_request_head(b"GET / HTTP/1.1\r\nhost: x\r\n" + line) is None
+
+
+def test_a_repeated_header_keeps_every_value():
+    """All values are forwarded; by its name one finds the first. Any of several `Connection` may say `close`."""
+    head = b"HTTP/1.1 200 OK\r\nset-cookie: a\r\nConnection: Close\r\nset-cookie: b\r\nconnection: x"
+    found = parse_response_head(head + b"\r\ncontent-length: 2", b"GET")
+    assert [value for name, value in found.headers if name == b"set-cookie"] == [b"a", b"b"]
+    assert found.by_name[b"set-cookie"] == b"a"
+    assert not found.reusable
+    asked = parse_plain_request_head(b"GET /p?q HTTP/1.1\r\nx-a: 1\r\nhost: x\r\nX-A: 2")
+    assert (asked.path, asked.by_name[b"x-a"], len(asked.headers)) == (b"/p", b"1", 3)
+
+
 def test_hop_by_hop_headers_end_here():
     """Headers of one connection, and those that `Connection` names, are not forwarded."""
     headers = [(b"connection", b"close, X-Mine"), (b"x-mine", b"1"), (b"keep-alive", b"5"), (b"te", b"x"), (b"a", b"b")]
     assert end_to_end(headers) == [(b"a", b"b")]
+    twice = [(b"connection", b"x-mine"), (b"x-mine", b"1"), (b"connection", b"keep-alive"), (b"a", b"b")]
+    assert end_to_end(twice) == [(b"a", b"b")]
 
 
 def test_reasons():
