@@ -7,7 +7,7 @@ checked, because a name that is not plain text would end up in a header.
 import hashlib
 import json
 import re
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from typing import Annotated, Any, Literal, cast
 
 import attrs
@@ -290,6 +290,22 @@ class Heartbeat:
     """What the engine is doing, by its own account; other engines' workers may send other numbers too."""
     machine: Machine | None = None
     """The worker's machine, if the gateway has not been told yet or it has changed; otherwise None."""
+
+
+@attrs.frozen
+class HeartbeatResponse:
+    """The response to a heartbeat."""
+
+    status: Literal["registered", "ok"]
+    """`registered`: the worker is new to the gateway. `ok`: the gateway knew the worker."""
+    gateway_id: str
+    """Different at each start of the gateway."""
+    heartbeat_interval: float
+    """The interval in the heartbeat, in seconds."""
+    lost: Sequence[PeerLoss]
+    """Workers that the worker's group has lost."""
+    wants_machine: bool
+    """Whether the next heartbeat should have `machine`."""
 
 
 _converter = strict_converter(forbid_extra_keys=False)

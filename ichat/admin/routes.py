@@ -30,13 +30,13 @@ from ichat.observability.logs.store import LogStore
 from ichat.observability.logs.stream import read_flag, read_query
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
-from ichat.protocol import Heartbeat, ModelCard, entry_of, parse_heartbeat
-from ichat.routing.availability import TooManyWorkers
+from ichat.protocol import ModelCard, entry_of
+from ichat.proxy.heartbeats import HeartbeatReceiver
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
 from ichat.routing.views import load_of
 from ichat.routing.worker_record import State, WorkerRecord
-from ichat.security.auth import Auth, Caller
+from ichat.security.auth import Auth
 from ichat.supervisor.supervisor import Supervisor
 
 PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
@@ -55,8 +55,7 @@ class AdminContext:
     """Returns the rules of access that are in force."""
     metrics: Metrics
     scraper: Scraper
-    gateway_id: str
-    """Different at each start of the gateway."""
+    heartbeats: HeartbeatReceiver
     started_at: float
     """In seconds since 1970."""
     meter: CpuMeter = attrs.field(factory=CpuMeter)
@@ -133,43 +132,9 @@ async def _one_model(name: str) -> Response:
 @routes.post("/v1/workers/heartbeat")
 @routes.post("/register")
 async def _heartbeat() -> Response:
-    registry = context().registry
-    heartbeat = await _accepted(parse_heartbeat(await _read_json()))
-    new = registry.record_heartbeat(heartbeat)
-    if isinstance(new, TooManyWorkers):
-        raise errors.too_many_workers(new.workers_max)
-    context().log_store.changed()
-    return json_response(
-        views.HeartbeatResponse(
-            status="registered" if new else "ok",
-            gateway_id=context().gateway_id,
-            heartbeat_interval=heartbeat.heartbeat_interval,
-            lost=registry.lost(heartbeat.worker_id),
-            wants_machine=registry.wants_machine(heartbeat.worker_id),
-        )
-    )
-
-
-async def _accepted(heartbeat: Heartbeat) -> Heartbeat:
-    """Return the heartbeat with the checked host of its worker. Raises ApiError 403 if the sender may not use the id.
-
-    Managed workers are trusted.
-    """
-    caller: Caller = g.caller
-    if caller.is_managed_worker:
-        return heartbeat
-    registry = context().registry
-    host = await context().auth().check_worker(heartbeat.host, caller)
-    known = registry.get(heartbeat.worker_id)
-    if known is None:
-        return attrs.evolve(heartbeat, host=host)
-    if known.managed:
-        raise errors.forbidden(f"The id {heartbeat.worker_id} belongs to a worker that this gateway has started.")
-    if known.heartbeat is not None and known.heartbeat.host != host and not registry.is_away(known):
-        raise errors.forbidden(
-            f"The id {heartbeat.worker_id} belongs to another worker, which runs at {known.heartbeat.host}."
-        )
-    return attrs.evolve(heartbeat, host=host)
+    """Managed workers send here; the front door has the same receiver for what comes over the gateway's port."""
+    body = cast("bytes", await request.get_data())
+    return Response(await context().heartbeats.receive(body, g.caller), content_type="application/json")
 
 
 def _known(worker_id: str) -> WorkerRecord:
@@ -238,7 +203,7 @@ async def _status() -> Response:
     ]
     return json_response(
         views.ClusterStatus(
-            gateway=views.GatewayView(here.gateway_id, ichat.__version__, os.getpid(), uptime_s),
+            gateway=views.GatewayView(here.heartbeats.gateway_id, ichat.__version__, os.getpid(), uptime_s),
             resources=resources,
             machines=machines,
             workers=Counter[State](map(registry.state, registry)),

@@ -21,7 +21,7 @@ from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines import Progress
 from ichat.hardware.host import GpuStatus
 from ichat.hardware.machines import MachineView
-from ichat.protocol import Group, Heartbeat, Machine, MachineGpu, ModelCard, ModelEntry, PeerLoss
+from ichat.protocol import Group, Heartbeat, HeartbeatResponse, Machine, MachineGpu, ModelCard, ModelEntry, PeerLoss
 from ichat.routing.circuit_breaker import CircuitView
 from ichat.routing.views import WorkerView
 from ichat.routing.worker_record import State
@@ -99,7 +99,7 @@ def schemas() -> dict[str, Schema]:
         **{_TAKEN + COMPONENTS[one]: taken(one) for one in (ModelCard, Group, Machine, MachineGpu)},
         "Machine": _machine(),
         "Beat": taken(Heartbeat),
-        "BeatAnswer": view(views.HeartbeatResponse),
+        "BeatAnswer": view(HeartbeatResponse),
         "Worker": _worker(),
         "Circuit": view(CircuitView),
         "Workers": list_of(ref("Worker")),

@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ichat.hardware.host import HostResources
 from ichat.hardware.machines import MachineView
-from ichat.protocol import Count, PeerLoss
+from ichat.protocol import Count
 from ichat.routing.worker_record import State
 from ichat.supervisor.reload_plan import ReloadStep
 
@@ -17,22 +17,6 @@ class GatewayHealth:
     """The gateway answers."""
 
     status: Literal["ok"] = "ok"
-
-
-@frozen
-class HeartbeatResponse:
-    """The response to a heartbeat."""
-
-    status: Literal["registered", "ok"]
-    """`registered`: the worker is new to the gateway. `ok`: the gateway knew the worker."""
-    gateway_id: str
-    """Different at each start of the gateway."""
-    heartbeat_interval: float
-    """The interval in the heartbeat, in seconds."""
-    lost: Sequence[PeerLoss]
-    """Workers that the worker's group has lost."""
-    wants_machine: bool
-    """Whether the next heartbeat should have `machine`."""
 
 
 @frozen

@@ -43,7 +43,7 @@ class Exchange:
 
     __slots__ = (
         "_attempt", "_bytes_in", "_client", "_context", "_is_waiting", "_model", "_only", "_request", "_tokens",
-        "caller", "error", "forwarded", "status",
+        "bytes_out", "caller", "error", "forwarded", "status",
     )  # fmt: skip
 
     def __init__(self, context: GatewayContext, request: Request, client: Client, caller: Caller) -> None:
@@ -63,6 +63,8 @@ class Exchange:
         self._tokens: int | None = None
         """How many it used, if they are counted."""
         self._bytes_in = len(request.body)
+        self.bytes_out = 0
+        """Of a response of the gateway's own."""
         self.caller = caller
         self.status = 500
         """Of the response; 499 if the client left, before or in the middle of it."""
@@ -231,5 +233,6 @@ class Exchange:
             error=self.error,
             phase=phase,
             bytes_in=self._bytes_in,
+            bytes_out=self.bytes_out,
             tokens=self._tokens,
         )

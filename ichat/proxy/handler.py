@@ -1,5 +1,8 @@
 """How the gateway answers requests: which plane a request belongs to, who may send it, and what is noted at its end."""
 
+import contextlib
+from collections.abc import Generator
+
 import trio
 
 from ichat import errors
@@ -16,6 +19,7 @@ from ichat.observability.tracing import Tracing
 from ichat.protocol import CALLER_HEADER
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.exchange import Exchange
+from ichat.proxy.heartbeats import HEARTBEAT_PATHS, HeartbeatReceiver
 from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import over_limit
 from ichat.proxy.upstream_request import JOINED_BYTES_MAX
@@ -29,10 +33,10 @@ CONTROL_BYTES_MAX = 4 * 1024 * 1024
 """The largest body of a request to the control plane."""
 _READS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 _METHODS = _READS | {b"POST", b"DELETE"}
-_JOINS = frozenset((b"/v1/workers/heartbeat", b"/register"))
 CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
 """Seconds until the control plane's first byte, and between two bytes: stopping a worker takes as long as its drain."""
 _LOGS = b"/v1/logs/"
+_JSON = [(b"content-type", b"application/json")]
 _RESPONSES = b"/v1/responses/"
 CLIENT_LEFT = 499
 """What stands for a status where the client left."""
@@ -56,6 +60,7 @@ class Gateway:
         metrics: Metrics,
         access: AccessLog,
         tracing: Tracing,
+        heartbeats: HeartbeatReceiver,
         *,
         control_socket: str,
         followers_max: int,
@@ -66,6 +71,7 @@ class Gateway:
         self._metrics = metrics
         self._access = access
         self._tracing = tracing
+        self._heartbeats = heartbeats
         upstream = Upstream("the control plane", control_socket, 0)
         self._control = Endpoint(upstream, b"", CONTROL_REQUESTS_MAX, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
         self.log_streams = Endpoint(upstream, b"", followers_max, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
@@ -90,7 +96,7 @@ class Gateway:
                 allowed = b", ".join(sorted(_METHODS)).decode()
                 raise errors.method_not_allowed(head.method.decode("latin-1"), shown_path(head.path), allowed)
             if head.method not in _READS:
-                auth.check("join" if head.path in _JOINS else "write", caller)
+                auth.check("join" if head.path in HEARTBEAT_PATHS else "write", caller)
             if head.length is None:
                 raise errors.length_required(shown_path(head.path))
             if head.length > CONTROL_BYTES_MAX:
@@ -121,6 +127,8 @@ class Gateway:
             if self.cors is not None and self.cors.is_preflight(request.method, request.path, request.headers):
                 await client.respond(request, NO_CONTENT, self.cors.answer(request.path, request.headers), b"")
                 exchange.status, exchange.error = NO_CONTENT, ""
+            elif request.method == b"POST" and request.path in HEARTBEAT_PATHS:
+                await self._answer_heartbeat(exchange, request, client)
             elif is_control(request.path):
                 await self._answer_control(exchange, self.log_streams if is_log else self._control)
             elif (is_by_response := request.path.startswith(_RESPONSES) and _is_about_response(request)) or (
@@ -154,14 +162,16 @@ class Gateway:
             if self._access.enabled:
                 self._access.add(entry_of(record))
 
+    async def _answer_heartbeat(self, exchange: Exchange, request: Request, client: Client) -> None:
+        """Answer a heartbeat here, since a thousand workers send them. Raises ApiError."""
+        with _counted(self._control):
+            body = await self._heartbeats.receive(request.body, exchange.caller)
+        await client.respond(request, 200, _JSON, body)
+        exchange.status, exchange.error, exchange.bytes_out = 200, "", len(body)
+
     async def _answer_control(self, exchange: Exchange, control: Endpoint) -> None:
-        if control.in_flight >= control.in_flight_max:
-            raise errors.too_many_control_requests()
-        control.start_request()
-        try:
+        with _counted(control):
             await exchange.forward_to_control_plane(control, [(CALLER_HEADER, encode_caller(exchange.caller))])
-        finally:
-            control.end_request()
         if exchange.error:
             self._metrics.refused(exchange.error, exchange.caller.key_name)
 
@@ -178,6 +188,18 @@ class Gateway:
             if head is not None:
                 entry |= {"method": head.method.decode("latin-1"), "path": shown_path(head.path)}
             self._access.add(entry | {"status": error.status, "error": error.code})
+
+
+@contextlib.contextmanager
+def _counted(control: Endpoint) -> Generator[None]:
+    """Count a request to the control plane while it is answered. Raises ApiError 503 if there are too many."""
+    if control.in_flight >= control.in_flight_max:
+        raise errors.too_many_control_requests()
+    control.start_request()
+    try:
+        yield
+    finally:
+        control.end_request()
 
 
 def _is_about_response(request: Request) -> bool:

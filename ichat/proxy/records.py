@@ -18,9 +18,13 @@ def record_of(
     error: str,
     phase: str,
     bytes_in: int,
+    bytes_out: int,
     tokens: int | None,
 ) -> RequestRecord:
-    """Return the facts of a request that has ended now; `phase` is how far it had come if it was cut off."""
+    """Return the facts of a request that has ended now; `phase` is how far it had come if it was cut off.
+
+    `bytes_out` are of a response of the gateway's own.
+    """
     request, caller = forwarded.request, forwarded.caller
     return RequestRecord(
         id=request.id.decode(),
@@ -41,7 +45,7 @@ def record_of(
         queued_s=forwarded.queued_s,
         overhead_s=attempt.overhead_s if attempt else None,
         bytes_in=bytes_in,
-        bytes_out=attempt.bytes_out if attempt else 0,
+        bytes_out=attempt.bytes_out if attempt else bytes_out,
         chunks=attempt.chunks if attempt else 0,
         tokens=tokens,
         trace_id=forwarded.trace.id if forwarded.trace else "",

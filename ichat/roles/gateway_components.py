@@ -27,6 +27,7 @@ from ichat.proxy.context import GatewayContext
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
 from ichat.proxy.health_checks import HealthChecker
+from ichat.proxy.heartbeats import HeartbeatReceiver
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
@@ -93,15 +94,16 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     monitor = MachineMonitor(lambda: supervisor.pids)
     metrics = Metrics(registry, balancer, lambda: monitor.report)
     context = GatewayContext(config, parts.auth, registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps)
+    log_store = LogStore(state.log_directory, config.logs)
+    heartbeats = HeartbeatReceiver(registry, lambda: context.auth, secrets.token_hex(8), log_store.changed)
     handler = Gateway(
-        context, metrics, access, tracing,
+        context, metrics, access, tracing, heartbeats,
         control_socket=state.control_socket, followers_max=config.logs.followers_max,
     )  # fmt: skip
     door = FrontDoor(
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, parts.tls, handler.refused,
         more_headers=handler.more_headers, is_proxy=lambda peer: address_in(peer) in context.auth.proxies,
     )  # fmt: skip
-    log_store = LogStore(state.log_directory, config.logs)
     checker = HealthChecker(registry, config.health, lambda: context.auth.proof)
     supervisor = Supervisor(config, registry, log_store, state)
     # Whatever holds a part of the configuration belongs in this list, or a reload forgets it.
@@ -112,7 +114,7 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     admin = AdminContext(
         registry, balancer, supervisor, log_store, reloader, lambda: context.auth,
         metrics=metrics, scraper=Scraper(registry, lambda: context.auth.proof),
-        gateway_id=secrets.token_hex(8), started_at=time.time(),
+        heartbeats=heartbeats, started_at=time.time(),
     )  # fmt: skip
     return Components(
         access, hub, context, metrics, monitor, log_store, door, supervisor, reloader, checker,
