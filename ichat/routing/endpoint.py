@@ -70,6 +70,8 @@ class Endpoint:
     timeouts: tuple[float, float] | None = None
     """Seconds until its first byte, and between two bytes, if they are not the configured ones."""
     circuit: Circuit = attrs.field(factory=Circuit)
+    when_troubled: Callable[[], object] | None = attrs.field(default=None, init=False, repr=False)
+    """Called when `trouble` begins or ends."""
     when_idle: set[Callable[[], None]] = attrs.field(factory=set[Callable[[], None]], init=False, repr=False)
     """Called when its last request in flight ends."""
 
@@ -97,6 +99,12 @@ class Endpoint:
             return f"fails its health checks: {self.health_failure}"
         return self.unavailable_reason
 
+    def _set_trouble(self, unavailable_reason: str, health_failure: str) -> None:
+        before = bool(self.unavailable_reason or self.health_failure)
+        self.unavailable_reason, self.health_failure = unavailable_reason, health_failure
+        if self.when_troubled is not None and before != bool(unavailable_reason or health_failure):
+            self.when_troubled()
+
     def begin(self) -> None:
         """Forget what was seen of an earlier start of its worker."""
         self.circuit = Circuit(self.circuit.settings)
@@ -114,19 +122,20 @@ class Endpoint:
 
     def record_reachable(self) -> None:
         """Record that it can be reached."""
-        self.unavailable_reason = ""
         self.avoid_until = -math.inf
+        self._set_trouble("", self.health_failure)
 
     def fail(self, now: float, why: str = "cannot be reached") -> None:
         """Record that it could not be reached, or takes no requests for another reason."""
-        self.unavailable_reason = why
         self.avoid_until = now + AVOID_S
+        self._set_trouble(why, self.health_failure)
 
     def record_probe(self, failure: str, failures_max: int) -> None:
         """Record the result of a health check; after `failures_max` failures in a row it gets no requests."""
         self.probe_failures = (self.probe_failures or 0) + 1 if failure else 0
-        self.health_failure = failure if self.probe_failures >= failures_max else ""
+        self._set_trouble(self.unavailable_reason, failure if self.probe_failures >= failures_max else "")
 
     def forget_probes(self) -> None:
         """Forget the results of its health checks."""
-        self.probe_failures, self.health_failure = None, ""
+        self.probe_failures = None
+        self._set_trouble(self.unavailable_reason, "")

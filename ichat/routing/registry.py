@@ -11,21 +11,18 @@ from ichat.config.schema import CircuitBreaker, Config
 from ichat.http.pool import Upstream
 from ichat.protocol import Heartbeat, Machine, ModelCard, PeerLoss, names_of
 from ichat.routing import groups
-from ichat.routing.availability import Availability, NotReady, Ready, TooManyWorkers, Unknown
+from ichat.routing.availability import Availability, NotReady, Ready, TooManyWorkers
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.views import describe, models_of
-from ichat.routing.worker_record import AWAY, HEARTBEATS_MISSED_MAX, State, WorkerEnd, WorkerRecord
+from ichat.routing.worker_record import AWAY, State, WorkerEnd, WorkerRecord
+from ichat.routing.worker_table import FORGET_S, RETRY_AFTER_S, WorkerTable
 
 log = logging.getLogger(__name__)
 
-FORGET_S = 3600.0
-FAILED_S = 600.0
-"""How long a worker is shown that failed and said good-bye."""
 KEEP_S = 600.0
 """How often, at most, the state directory is told that a worker still answers its health checks."""
 WORKERS_MAX = 4096
-RETRY_AFTER_S = 5
 
 
 class Registry:
@@ -40,12 +37,9 @@ class Registry:
     ) -> None:
         """`external` has the endpoints of each external model; `max_in_flight` is the default of a worker."""
         self._clock = clock
-        self._workers: dict[str, WorkerRecord] = {}
-        self._endpoints: dict[str, Endpoint] = {}
-        """Where the requests of workers go, by the workers' ids, with what this process has seen there."""
+        self._table = WorkerTable(clock, wedged_after_s)
         self.external = external
         self.max_in_flight = max_in_flight
-        self.wedged_after_s = wedged_after_s
         self._circuit_breaker = CircuitBreaker()
         self._listeners: dict[Callable[[], None], None] = {}
         self._has_ill_routes = False
@@ -57,7 +51,7 @@ class Registry:
         return f"<Registry {', '.join(worker.id for worker in self)}>"
 
     def __iter__(self) -> Iterator[WorkerRecord]:
-        return iter(list(self._workers.values()))
+        return iter(self._table)
 
     def add_listener(self, listener: Callable[[], None]) -> None:
         """Have a function called after every change of a worker, or of where requests can go."""
@@ -73,30 +67,30 @@ class Registry:
 
     def get(self, worker_id: str) -> WorkerRecord | None:
         """Return the worker of this id."""
-        return self._workers.get(worker_id)
+        return self._table.get(worker_id)
+
+    def keeper(self, tag: str) -> WorkerRecord | None:
+        """Return the worker that keeps the responses with this tag in their ids."""
+        return self._table.keeper(tag)
 
     def endpoint_of(self, worker: WorkerRecord) -> Endpoint | None:
         """Return where a worker's requests go, known from its first heartbeat on."""
-        return self._endpoints.get(worker.id)
-
-    def _trouble_of(self, worker: WorkerRecord) -> str:
-        endpoint = self._endpoints.get(worker.id)
-        return endpoint.trouble if endpoint is not None else ""
+        return self._table.endpoint_of(worker)
 
     def state(self, worker: WorkerRecord) -> State:
         """Return the state of a worker now."""
-        return worker.state(self._clock(), self.wedged_after_s, self._trouble_of(worker))
+        return self._table.state(worker)
 
     def _begin(self, worker: WorkerRecord) -> None:
         """Forget what was known of an earlier start of a worker."""
         worker.begin()
-        endpoint = self._endpoints.get(worker.id)
+        endpoint = self._table.endpoint_of(worker)
         if endpoint is not None:
             endpoint.begin()
 
     def state_until(self, worker: WorkerRecord) -> float:
         """Return the time at which the state of a worker changes if nothing is heard of it until then."""
-        return worker.state_until(self._clock(), self.wedged_after_s)
+        return self._table.state_until(worker)
 
     def is_away(self, worker: WorkerRecord) -> bool:
         """Return whether a worker has been silent for a while, or has ended."""
@@ -105,9 +99,8 @@ class Registry:
     def expect(self, worker_id: str, names: list[str], unix_socket: str | None = None) -> WorkerRecord:
         """Add a worker that is being started here, before its first heartbeat."""
         worker = WorkerRecord(worker_id, managed=True, expected=names, unix_socket=unix_socket)
-        self._workers[worker_id] = worker
-        self._endpoints.pop(worker_id, None)
-        self._record_change()
+        self._table.add(worker)
+        self._record_change(worker)
         return worker
 
     def configure(
@@ -116,18 +109,19 @@ class Registry:
         """Set what a managed worker will serve, how many requests at once, and what operators see of its settings."""
         worker.expected, worker.max_in_flight, worker.settings = names, max_in_flight, settings
         self._set_concurrency(worker)
-        self._record_change()
+        self._record_change(worker)
 
     def drain(self, worker: WorkerRecord) -> None:
         """Send a managed worker no more requests: it is about to be stopped."""
         worker.is_draining = True
+        self._table.refresh(worker)
         self._notify()
 
     def restart(self, worker: WorkerRecord) -> None:
         """Count another start of a managed worker, and forget what was known of the one before."""
         worker.restarts += 1
         self._begin(worker)
-        self._record_change()
+        self._record_change(worker)
 
     def set_piped(self, worker: WorkerRecord, *, is_piped: bool) -> None:
         """Set whether the output of a managed worker comes through a pipe of this gateway."""
@@ -136,13 +130,13 @@ class Registry:
 
     def remove(self, worker: WorkerRecord) -> None:
         """Forget a worker."""
-        if self._workers.get(worker.id) is worker:
-            del self._workers[worker.id]
-            self._endpoints.pop(worker.id, None)
-            self._record_change()
+        if self._table.get(worker.id) is worker:
+            self._table.remove(worker)
+            self._record_change(worker)
 
-    def _record_change(self) -> None:
-        """Record a change that the next gateway should know of."""
+    def _record_change(self, worker: WorkerRecord) -> None:
+        """Record a change of a worker that the next gateway should know of."""
+        self._table.refresh(worker)
         self.version += 1
         self._notify()
 
@@ -151,7 +145,7 @@ class Registry:
         now = self._clock()
         return [
             (worker.heartbeat, now - worker.heard_at)
-            for worker in self._workers.values()
+            for worker in self._table
             if worker.heartbeat and not worker.managed and not worker.is_down
         ]
 
@@ -161,18 +155,20 @@ class Registry:
         `can_return` says whether it has shown the token that is needed now. If so, a worker that is not iChat's own,
         and may never send a heartbeat again, returns as soon as it answers a health check.
         """
-        if heartbeat.worker_id not in self._workers and len(self._workers) < WORKERS_MAX and age_s < FORGET_S:
+        if self._table.get(heartbeat.worker_id) is None and len(self._table) < WORKERS_MAX and age_s < FORGET_S:
             worker = WorkerRecord(heartbeat.worker_id, managed=False)
             worker.record_heartbeat(heartbeat, self._clock() - age_s)
             worker.is_stale, worker.can_return = True, can_return and worker.is_foreign
-            self._workers[heartbeat.worker_id] = worker
+            self._table.add(worker)
             if worker.can_return:
                 self._place(worker, heartbeat)
+            self._table.refresh(worker)
 
     def record_heartbeat(self, heartbeat: Heartbeat) -> bool | TooManyWorkers:
         """Record a heartbeat; return whether the worker was new. A good-bye removes a worker from elsewhere."""
-        self._expire()
-        known = self._workers.get(heartbeat.worker_id)
+        for silent in self._table.pop_expired():
+            self.remove(silent)
+        known = self._table.get(heartbeat.worker_id)
         if heartbeat.state == "gone" and known is not None:
             if known.heartbeat and known.heartbeat.start_id != heartbeat.start_id:
                 return False  # of an earlier start
@@ -180,10 +176,10 @@ class Registry:
         if heartbeat.state == "gone" and not (known and known.managed):
             self._record_goodbye(known, heartbeat)
             return False
-        if known is None and len(self._workers) >= WORKERS_MAX:
+        if known is None and len(self._table) >= WORKERS_MAX:
             return TooManyWorkers(WORKERS_MAX)
         worker = known or self._add(heartbeat)
-        before = worker.heartbeat
+        before, version = worker.heartbeat, self.version
         if before is not None and (before.start_id, before.pid) != (heartbeat.start_id, heartbeat.pid):
             self._mark_group_broken(worker, "was started again")
             self._begin(worker)
@@ -192,40 +188,33 @@ class Registry:
             worker.last_healthy_at = worker.heartbeat_at
         worker.known_since = min(worker.known_since, worker.heartbeat_at)
         self._place(worker, heartbeat)
-        self._notify()
+        has_changed = self._table.refresh(worker)
+        if has_changed or worker.managed or self.version != version:
+            self._notify()
         return known is None
-
-    def _expire(self) -> None:
-        """Remove workers that have been silent for too long."""
-        now = self._clock()
-        for worker in self:
-            interval_s = worker.heartbeat.heartbeat_interval if worker.heartbeat else 0
-            keep_s = FAILED_S if worker.is_down else max(FORGET_S, interval_s * HEARTBEATS_MISSED_MAX)
-            if not worker.managed and now - worker.heard_at > keep_s:
-                self.remove(worker)
 
     def _add(self, heartbeat: Heartbeat) -> WorkerRecord:
         worker = WorkerRecord(heartbeat.worker_id, managed=False)
-        self._workers[heartbeat.worker_id] = worker
+        self._table.add(worker)
         hidden = self.external.keys() & set(names_of(heartbeat))
         if hidden:
             log.warning("worker %s gets no requests for %s: external routes have that name", worker.id, sorted(hidden))
         return worker
 
     def _set_concurrency(self, worker: WorkerRecord) -> None:
-        endpoint = self._endpoints.get(worker.id)
+        endpoint = self._table.endpoint_of(worker)
         if endpoint is not None and worker.heartbeat:
             endpoint.in_flight_max = worker.max_in_flight or worker.heartbeat.max_in_flight or self.max_in_flight
 
     def reconfigure(self, config: Config) -> None:
         """Use the limits and circuit breakers of another configuration; counts and circuits keep their state."""
         self.max_in_flight = config.routing.max_in_flight
-        self.wedged_after_s = config.timeouts.wedged_after_s
         self._circuit_breaker = config.circuit_breaker
-        for worker in self._workers.values():
+        for worker in self._table:
             self._set_concurrency(worker)
-        for endpoint in (*self._endpoints.values(), *self._routes()):
+        for endpoint in (*self._table.endpoints(), *self._routes()):
             endpoint.circuit.settings = config.circuit_breaker
+        self._table.refresh_all(config.timeouts.wedged_after_s)
         self._notify()
 
     def _routes(self) -> Iterator[Endpoint]:
@@ -234,9 +223,10 @@ class Registry:
 
     def require_reauthentication(self) -> None:
         """Send workers from elsewhere nothing until their next heartbeat, since they must now know another token."""
-        for worker in self._workers.values():
+        for worker in self._table:
             worker.is_stale = worker.is_stale or not worker.managed
             worker.can_return = False
+        self._table.refresh_all()
         self._notify()
 
     def _record_goodbye(self, worker: WorkerRecord | None, heartbeat: Heartbeat) -> None:
@@ -266,12 +256,12 @@ class Registry:
         host, port = heartbeat.host, heartbeat.port
         if worker.unix_socket and heartbeat.unix_socket:
             host, port = worker.unix_socket, 0
-        endpoint = self._endpoints.get(worker.id)
+        endpoint = self._table.endpoint_of(worker)
         if endpoint is None:
             upstream = Upstream(f"worker {worker.id}", host, port)
             circuit = Circuit(self._circuit_breaker)
             endpoint = Endpoint(upstream, worker.id.encode(), self.max_in_flight, circuit=circuit)
-            self._endpoints[worker.id] = endpoint
+            self._table.place(worker, endpoint)
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
             endpoint.upstream = Upstream(f"worker {worker.id}", host, port)
             endpoint.forget_probes()
@@ -289,26 +279,27 @@ class Registry:
         if not worker.is_down:
             self._mark_group_broken(worker, end.why)
         worker.end, worker.is_down, worker.retry_at = end, True, retry_at
-        self._record_change()
+        self._record_change(worker)
 
     def _mark_group_broken(self, gone: WorkerRecord, why: str) -> None:
         """Record for the other members of a group that one has ended: none of them is of any use now."""
-        for other in groups.broken_by(gone, self._workers.values()):
+        for other in groups.broken_by(gone, self._table.group_of(gone)):
             log.error("the group of worker %s is broken: worker %s %s", other.id, gone.id, why)
             other.lost = groups.loss_of(gone, why, is_certain=True)
+            self._table.refresh(other)
 
     def lost(self, worker_id: str) -> list[PeerLoss]:
         """Return what the group of a worker has lost, or seems to have lost, since this worker is there."""
-        worker = self._workers.get(worker_id)
-        return [] if worker is None else groups.losses_of(worker, self._workers.values(), self._clock())
+        worker = self._table.get(worker_id)
+        return [] if worker is None else groups.losses_of(worker, self._table.group_of(worker), self._clock())
 
     def to_probe(self) -> list[tuple[Endpoint, WorkerRecord | None]]:
         """Return what health checks ask: workers that are not iChat's own, and routes with a health path."""
         return [
             *(
-                (self._endpoints[worker.id], worker)
-                for worker in self._workers.values()
-                if worker.is_foreign and worker.id in self._endpoints and not worker.is_down
+                (endpoint, worker)
+                for worker in self._table
+                if worker.is_foreign and (endpoint := self.endpoint_of(worker)) is not None and not worker.is_down
                 if worker.can_return or not worker.is_stale
             ),
             *((endpoint, None) for endpoint in self._routes() if endpoint.route and endpoint.route.health_path),
@@ -339,24 +330,27 @@ class Registry:
                 worker.is_stale = worker.is_stale and not worker.can_return
                 if now - self._kept_at > KEEP_S:  # the time is kept, if roughly
                     self._kept_at, self.version = now, self.version + 1
+        if worker is not None:
+            self._table.refresh(worker)
         self._notify()
 
     def forget_probes(self) -> None:
         """Forget the results of health checks: there are none any more."""
-        for endpoint in (*self._endpoints.values(), *self._routes()):
+        for endpoint in (*self._table.endpoints(), *self._routes()):
             endpoint.forget_probes()
         self._has_ill_routes = False
-        for worker in self._workers.values():
+        for worker in self._table:
             worker.answers = False
+            self._table.refresh(worker)
 
     def wants_machine(self, worker_id: str) -> bool:
         """Return whether a worker has not told yet, at this start of the gateway, what machine it runs on."""
-        worker = self._workers.get(worker_id)
+        worker = self._table.get(worker_id)
         return worker is not None and worker.machine is None
 
     def machines(self) -> list[tuple[str, Machine]]:
         """Return what the workers that are there tell of their machines, by their ids, the newest first."""
-        newest = sorted(self._workers.values(), key=lambda worker: worker.heartbeat_at, reverse=True)
+        newest = sorted(self._table, key=lambda worker: worker.heartbeat_at, reverse=True)
         return [(worker.id, worker.machine) for worker in newest if worker.machine and not self.is_away(worker)]
 
     def availability(self, model: str) -> Availability:
@@ -364,16 +358,7 @@ class Registry:
         external = self.external.get(model)
         if external is not None:
             return self._without_ill(external) if self._has_ill_routes else Ready(external)
-        now, wedged_after_s = self._clock(), self.wedged_after_s
-        having = [worker for worker in self._workers.values() if worker.serves(model)]
-        if not having:
-            return Unknown()
-        placed = [(self._endpoints[one.id], one) for one in having if one.id in self._endpoints]
-        ready = [endpoint for endpoint, one in placed if one.state(now, wedged_after_s, endpoint.trouble) == "ready"]
-        if not ready:
-            reasons = "; ".join(one.why_not_ready(now, wedged_after_s, self._trouble_of(one)) for one in having)
-            return NotReady(reasons, RETRY_AFTER_S)
-        return Ready(ready)
+        return self._table.availability(model)
 
     def _without_ill(self, routes: Sequence[Endpoint]) -> Ready | NotReady:
         """Return the routes of a model that do not fail their health checks."""
@@ -385,15 +370,15 @@ class Registry:
 
     def has(self, model: str) -> bool:
         """Return whether a model has this name, whether it can be served now or not."""
-        return model in self.external or any(worker.serves(model) for worker in self._workers.values())
+        return model in self.external or self._table.has(model)
 
     def names(self) -> set[str]:
         """Return every name of a model, whether it can be served now or not."""
-        return {*self.external, *(name for worker in self._workers.values() for name in worker.names)}
+        return {*self.external, *self._table.models()}
 
     def models(self) -> dict[str, tuple[ModelCard, str]]:
         """Return the models that can be served now, by their names, each with its owner."""
-        return models_of(self.external, [one for one in self._workers.values() if self.state(one) == "ready"])
+        return models_of(self.external, [one for one in self._table if self.state(one) == "ready"])
 
     def describe(self, worker: WorkerRecord) -> Mapping[str, Any]:
         """Return everything known of a worker, as JSON can hold it."""

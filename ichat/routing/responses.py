@@ -25,9 +25,9 @@ def holder_of(registry: Registry, response_id: str) -> WorkerRecord | ResponseMi
     match = _RESPONSE_ID.fullmatch(response_id)
     if match is None:
         return ResponseMissing(response_id[:128], "no worker gives such an id")
-    for worker in registry:
-        if worker.tag == match[1] and not worker.is_down:
-            return worker
+    worker = registry.keeper(match[1])
+    if worker is not None and not worker.is_down:
+        return worker
     why = "the worker that had it has ended or was started again, and its responses with it"
     return ResponseMissing(response_id, why)
 

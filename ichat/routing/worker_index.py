@@ -1,0 +1,121 @@
+"""The workers by what is asked for: a model, a group, or a response that one of them keeps. Purely synchronous."""
+
+from collections.abc import Collection
+
+import attrs
+
+from ichat.routing.availability import Ready
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.worker_record import WorkerRecord
+
+
+@attrs.frozen
+class _Entry:
+    """Where a worker stands in the index."""
+
+    names: tuple[str, ...]
+    group: str | None
+    tag: str
+
+
+@attrs.define(eq=False)
+class _ModelWorkers:
+    """The workers of one model name."""
+
+    workers: dict[WorkerRecord, None] = attrs.field(factory=dict[WorkerRecord, None])
+    ready: dict[WorkerRecord, Endpoint] = attrs.field(factory=dict[WorkerRecord, Endpoint])
+    found: Ready | None = None
+    """The endpoints that are ready, once they were asked for and while they are the same."""
+
+
+class WorkerIndex:
+    """Knows of each worker what `update` was last told, so that nothing looks at all workers."""
+
+    def __init__(self) -> None:
+        self._entries: dict[WorkerRecord, _Entry] = {}
+        self._ready: dict[WorkerRecord, Endpoint] = {}
+        self._models: dict[str, _ModelWorkers] = {}
+        self._groups: dict[str, dict[WorkerRecord, None]] = {}
+        self._tags: dict[str, WorkerRecord] = {}
+
+    def __repr__(self) -> str:
+        return f"<WorkerIndex {len(self._entries)} workers, {len(self._models)} models>"
+
+    def update(self, worker: WorkerRecord, ready: Endpoint | None) -> bool:
+        """Record a worker as it is, with its endpoint if that can serve now; return whether something has changed."""
+        heartbeat = worker.heartbeat
+        group = heartbeat.group.id if heartbeat and heartbeat.group else None
+        entry, before = _Entry(tuple(worker.names), group, worker.tag), self._entries.get(worker)
+        if before == entry and self._ready.get(worker) is ready:
+            return False
+        if before != entry:
+            self.remove(worker)
+            self._add(worker, entry)
+        if ready is not None:
+            self._ready[worker] = ready
+        else:
+            self._ready.pop(worker, None)
+        for name in entry.names:
+            model = self._models[name]
+            model.found = None
+            if ready is not None:
+                model.ready[worker] = ready
+            else:
+                model.ready.pop(worker, None)
+        return True
+
+    def _add(self, worker: WorkerRecord, entry: _Entry) -> None:
+        self._entries[worker] = entry
+        for name in entry.names:
+            self._models.setdefault(name, _ModelWorkers()).workers[worker] = None
+        if entry.group is not None:
+            self._groups.setdefault(entry.group, {})[worker] = None
+        if entry.tag:
+            self._tags[entry.tag] = worker
+
+    def remove(self, worker: WorkerRecord) -> None:
+        """Forget a worker, if it is there."""
+        entry = self._entries.pop(worker, None)
+        if entry is None:
+            return
+        self._ready.pop(worker, None)
+        for name in dict.fromkeys(entry.names):
+            model = self._models[name]
+            del model.workers[worker]
+            model.found = None
+            model.ready.pop(worker, None)
+            if not model.workers:
+                del self._models[name]
+        if entry.group is not None:
+            del self._groups[entry.group][worker]
+            if not self._groups[entry.group]:
+                del self._groups[entry.group]
+        if self._tags.get(entry.tag) is worker:
+            del self._tags[entry.tag]
+
+    def ready(self, model: str) -> Ready | None:
+        """Return the endpoints that can serve a model now; None if there is none."""
+        workers = self._models.get(model)
+        if workers is None or not workers.ready:
+            return None
+        if workers.found is None:
+            workers.found = Ready(list(workers.ready.values()))
+        return workers.found
+
+    def of_model(self, model: str) -> Collection[WorkerRecord]:
+        """Return the workers that serve a model of this name, or will."""
+        workers = self._models.get(model)
+        return workers.workers.keys() if workers is not None else ()
+
+    def of_group(self, worker: WorkerRecord) -> Collection[WorkerRecord]:
+        """Return the workers of a worker's group, if it is in one."""
+        entry = self._entries.get(worker)
+        return self._groups[entry.group].keys() if entry is not None and entry.group is not None else ()
+
+    def of_tag(self, tag: str) -> WorkerRecord | None:
+        """Return the worker whose responses have this tag in their ids."""
+        return self._tags.get(tag)
+
+    def models(self) -> Collection[str]:
+        """Return every name that a worker serves, or will."""
+        return self._models.keys()

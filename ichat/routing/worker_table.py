@@ -1,0 +1,164 @@
+"""The workers with their endpoints, and which of them can serve a model now. Purely synchronous.
+
+A request costs one look at a table, and a heartbeat that changes nothing costs no more however many workers there are:
+what time alone changes is found by its deadline.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator
+
+from ichat.routing.availability import NotReady, Ready, Unknown
+from ichat.routing.deadlines import Deadlines
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.worker_index import WorkerIndex
+from ichat.routing.worker_record import HEARTBEATS_MISSED_MAX, State, WorkerRecord
+
+FORGET_S = 3600.0
+FAILED_S = 600.0
+"""How long a worker is shown that failed and said good-bye."""
+RETRY_AFTER_S = 5
+REASONS_MAX = 8
+"""Of so many workers a client is told why they do not serve its model."""
+
+
+class WorkerTable:
+    """The workers by their ids; `refresh` has to be called after each change of one of them."""
+
+    def __init__(self, clock: Callable[[], float], wedged_after_s: float) -> None:
+        self._clock = clock
+        self._wedged_after_s = wedged_after_s
+        self._workers: dict[str, WorkerRecord] = {}
+        self._endpoints: dict[str, Endpoint] = {}
+        """Where the requests of workers go, by the workers' ids, with what this process has seen there."""
+        self._index = WorkerIndex()
+        self._changes = Deadlines()
+        """When time alone may change the state of a worker."""
+        self._expiries = Deadlines()
+        """When a worker that was not started here may have been silent for so long that it is forgotten."""
+
+    def __repr__(self) -> str:
+        return f"<WorkerTable {self._index!r}>"
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __iter__(self) -> Iterator[WorkerRecord]:
+        return iter(list(self._workers.values()))
+
+    def get(self, worker_id: str) -> WorkerRecord | None:
+        """Return the worker of this id."""
+        return self._workers.get(worker_id)
+
+    def endpoint_of(self, worker: WorkerRecord) -> Endpoint | None:
+        """Return where a worker's requests go, known from its first heartbeat on."""
+        return self._endpoints.get(worker.id)
+
+    def endpoints(self) -> Collection[Endpoint]:
+        """Return the endpoints of all workers."""
+        return self._endpoints.values()
+
+    def state(self, worker: WorkerRecord) -> State:
+        """Return the state of a worker now."""
+        return worker.state(self._clock(), self._wedged_after_s, self._trouble_of(worker))
+
+    def state_until(self, worker: WorkerRecord) -> float:
+        """Return the time at which the state of a worker changes if nothing is heard of it until then."""
+        return worker.state_until(self._clock(), self._wedged_after_s)
+
+    def _trouble_of(self, worker: WorkerRecord) -> str:
+        endpoint = self._endpoints.get(worker.id)
+        return endpoint.trouble if endpoint is not None else ""
+
+    def add(self, worker: WorkerRecord) -> None:
+        """Add a worker, in place of another one of its id."""
+        before = self._workers.get(worker.id)
+        if before is not None:
+            self.remove(before)
+        self._workers[worker.id] = worker
+
+    def place(self, worker: WorkerRecord, endpoint: Endpoint) -> None:
+        """Set where a worker's requests go."""
+        self._endpoints[worker.id] = endpoint
+        endpoint.when_troubled = functools.partial(self.refresh, worker)
+
+    def remove(self, worker: WorkerRecord) -> None:
+        """Forget a worker."""
+        del self._workers[worker.id]
+        self._endpoints.pop(worker.id, None)
+        self._index.remove(worker)
+        self._changes.remove(worker)
+        self._expiries.remove(worker)
+
+    def refresh(self, worker: WorkerRecord) -> bool:
+        """Find out anew whether a worker can serve; return whether that, or a name of it, has changed."""
+        if self._workers.get(worker.id) is not worker:
+            return False
+        is_ready = self.state(worker) == "ready"
+        self._changes.set(worker, self.state_until(worker))
+        if not worker.managed:
+            self._expiries.set(worker, _expires_at(worker))
+        return self._index.update(worker, self._endpoints.get(worker.id) if is_ready else None)
+
+    def refresh_all(self, wedged_after_s: float | None = None) -> None:
+        """Find out anew about all workers, which are wedged after so many seconds from now on."""
+        if wedged_after_s is not None:
+            self._wedged_after_s = wedged_after_s
+        for worker in self._workers.values():
+            self.refresh(worker)
+
+    def pop_expired(self) -> list[WorkerRecord]:
+        """Return the workers that have been silent for too long, once; they are to be removed."""
+        now, expired = self._clock(), list[WorkerRecord]()
+        if now >= self._expiries.next_at:
+            for worker in self._expiries.pop(now):
+                at = _expires_at(worker)
+                if now >= at:
+                    expired.append(worker)
+                else:
+                    self._expiries.set(worker, at)
+        return expired
+
+    def availability(self, model: str) -> Ready | NotReady | Unknown:
+        """Return whether workers can serve a model now."""
+        now = self._clock()
+        if now >= self._changes.next_at:
+            for worker in self._changes.pop(now):
+                self.refresh(worker)
+        return self._index.ready(model) or self._why_none(model, now)
+
+    def _why_none(self, model: str, now: float) -> NotReady | Unknown:
+        having = self._index.of_model(model)
+        if not having:
+            return Unknown()
+        reasons = [
+            worker.why_not_ready(now, self._wedged_after_s, self._trouble_of(worker))
+            for worker in itertools.islice(having, REASONS_MAX)
+        ]
+        if len(having) > REASONS_MAX:
+            reasons.append(f"{len(having) - REASONS_MAX} more workers are not ready")
+        return NotReady("; ".join(reasons), RETRY_AFTER_S)
+
+    def has(self, model: str) -> bool:
+        """Return whether a worker serves a model of this name, or will."""
+        return bool(self._index.of_model(model))
+
+    def models(self) -> Collection[str]:
+        """Return every name that a worker serves, or will."""
+        return self._index.models()
+
+    def group_of(self, worker: WorkerRecord) -> Collection[WorkerRecord]:
+        """Return the workers of a worker's group, if it is in one."""
+        return self._index.of_group(worker)
+
+    def keeper(self, tag: str) -> WorkerRecord | None:
+        """Return the worker that keeps the responses with this tag in their ids."""
+        return self._index.of_tag(tag)
+
+
+def _expires_at(worker: WorkerRecord) -> float:
+    """Return when a worker from elsewhere has been silent for so long that it is forgotten."""
+    interval_s = worker.heartbeat.heartbeat_interval if worker.heartbeat else 0
+    keep_s = FAILED_S if worker.is_down else max(FORGET_S, interval_s * HEARTBEATS_MISSED_MAX)
+    return math.nextafter(worker.heard_at + keep_s, math.inf)

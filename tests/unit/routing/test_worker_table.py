@@ -1,0 +1,218 @@
+"""What the registry finds by its tables is what a look at every worker would find, at a cost that does not grow."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ichat.protocol import Group, Heartbeat, ModelCard, response_tag
+from ichat.routing.availability import NotReady, Ready, Unknown
+from ichat.routing.deadlines import Deadlines
+from ichat.routing.registry import Registry
+from ichat.routing.worker_record import WorkerEnd, WorkerRecord
+from ichat.routing.worker_table import REASONS_MAX
+
+WEDGED_AFTER_S = 25.0
+MODELS = ("m", "n", "adapter")
+IDS = ("a", "b", "c", "mine")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def heartbeat(worker_id="w", model="m", state="ready", **more):
+    return Heartbeat(worker_id, model, "127.0.0.1", 1, state=state, **{"heartbeat_interval": 10, **more})
+
+
+_HEARTBEATS = st.builds(
+    heartbeat,
+    st.sampled_from(IDS),
+    st.sampled_from(MODELS),
+    st.sampled_from(["starting", "loading", "ready", "ready", "ready", "following", "draining", "gone"]),
+    models=st.sampled_from([[], [], [ModelCard("m"), ModelCard("adapter")], [ModelCard("n")]]),
+    model_names=st.sampled_from([[], ["m", "m"], ["n", "m"]]),
+    group=st.sampled_from([None, None, Group("g", 0, 2), Group("g", 1, 2)]),
+    start_id=st.sampled_from(["", "1", "2"]),
+    failure=st.sampled_from(["", "", "The engine died"]),
+    heartbeat_interval=st.sampled_from([1.0, 10.0, 100.0]),
+    progress=st.sampled_from([{}, {"running": 1.0, "steps": 1.0}, {"running": 1.0, "steps": 2.0}]),
+)
+_STEPS = st.one_of(
+    _HEARTBEATS,
+    st.sampled_from([0.0, 0.5, 3.0, 3.5, 25.0, 31.0, 601.0, 3601.0]),
+    st.tuples(st.sampled_from(["expect", "configure"]), st.sampled_from(MODELS)),
+    st.tuples(
+        st.sampled_from(["restart", "drain", "remove", "fail", "unreachable", "reachable", "ill", "well"]),
+        st.sampled_from(IDS),
+    ),
+    st.sampled_from(["reauthenticate", "forget probes"]),
+    st.tuples(st.just("restore"), _HEARTBEATS),
+)
+
+
+def take(registry, clock, step):
+    """Do one step of a history with a registry."""
+    match step:
+        case Heartbeat():
+            registry.record_heartbeat(step)
+        case float():
+            clock.now += step
+        case ("restore", beat):
+            registry.restore(beat, 20.0, can_return=True)
+        case ("expect", name):
+            registry.expect("mine", [name])
+        case "reauthenticate":
+            registry.require_reauthentication()
+        case "forget probes":
+            registry.forget_probes()
+        case (what, name):
+            worker = registry.get("mine" if what == "configure" else name)
+            if worker is not None:
+                _change(registry, clock, worker, what, name)
+
+
+def _change(registry, clock, worker, what, name):
+    endpoint = registry.endpoint_of(worker)
+    match what:
+        case "configure" if worker.managed:
+            registry.configure(worker, names=[name, "n"], max_in_flight=None, settings={})
+        case "restart" if worker.managed:
+            registry.restart(worker)
+        case "drain" if worker.managed:
+            registry.drain(worker)
+        case "remove":
+            registry.remove(worker)
+        case "fail":
+            registry.fail(worker, WorkerEnd("has ended", 0.0), clock.now + 4)
+        case "unreachable" if endpoint is not None:
+            endpoint.fail(clock.now)
+        case "reachable" if endpoint is not None:
+            endpoint.record_reachable()
+        case "ill" if endpoint is not None:
+            registry.probed(endpoint, worker, "it is answered with 500", is_well=False, failures_max=1)
+        case "well" if endpoint is not None:
+            registry.probed(endpoint, worker, "", is_well=True, failures_max=1)
+
+
+def _group_id(worker):
+    return worker.heartbeat.group.id if worker.heartbeat and worker.heartbeat.group else None
+
+
+def assert_same_as_a_scan(registry, clock):
+    """Compare what the registry finds with what a look at every worker finds."""
+    workers = list(registry)
+    assert registry.names() == {name for worker in workers for name in worker.names}
+    for name in MODELS:
+        having = [worker for worker in workers if worker.serves(name)]
+        endpoints = [(worker, registry.endpoint_of(worker)) for worker in having]
+        ready = {
+            endpoint
+            for worker, endpoint in endpoints
+            if endpoint is not None and worker.state(clock.now, WEDGED_AFTER_S, endpoint.trouble) == "ready"
+        }
+        found = registry.availability(name)
+        assert registry.has(name) == bool(having)
+        assert isinstance(found, Ready if ready else NotReady if having else Unknown)
+        if isinstance(found, Ready):
+            assert set(found.endpoints) == ready
+            assert len(found.endpoints) == len(ready)
+    for worker in workers:
+        members = {one for one in workers if _group_id(worker) and _group_id(one) == _group_id(worker)}
+        assert set(registry._table.group_of(worker)) == members
+        if worker.heartbeat:
+            assert registry.keeper(response_tag(worker.id, worker.heartbeat.start_id)) is worker
+
+
+@settings(max_examples=300)
+@given(st.lists(_STEPS, max_size=40))
+def test_tables_say_what_a_look_at_every_worker_says(steps):
+    """Whatever happens to workers, and whatever only time does: the same endpoints, names, groups and keepers."""
+    clock = Clock()
+    registry = Registry({}, clock, max_in_flight=5, wedged_after_s=WEDGED_AFTER_S)
+    for step in steps:
+        take(registry, clock, step)
+        assert_same_as_a_scan(registry, clock)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60)), max_size=200))
+def test_nobody_is_handed_out_late(steps):
+    """Each worker is handed out at its time or before, and the heap does not grow with what was set earlier and later."""
+    workers, deadlines, times = [WorkerRecord(str(number), managed=False) for number in range(5)], Deadlines(), {}
+    for now, (number, ahead) in enumerate(steps):
+        deadlines.set(workers[number], now + ahead)
+        times[workers[number]] = now + ahead
+        due = {worker for worker, at in times.items() if at <= now}
+        assert deadlines.next_at <= min(times.values())
+        early = set(deadlines.pop(now))
+        assert due <= early
+        for worker in early - due:
+            deadlines.set(worker, times[worker])
+        for worker in due:
+            del times[worker]
+        assert len(deadlines._heap) <= 2 * len(workers) + 64
+
+
+def known(count):
+    """Return a registry with so many ready workers of one model, and the clock."""
+    clock = Clock()
+    registry = Registry({}, clock, max_in_flight=5, wedged_after_s=WEDGED_AFTER_S)
+    for number in range(count):
+        registry.record_heartbeat(heartbeat(str(number)))
+    return registry, clock
+
+
+@pytest.fixture
+def states(monkeypatch):
+    """Count how often the state of a worker is found out."""
+    counted, state = itertools.count(), WorkerRecord.state
+
+    def counting(*args):
+        next(counted)
+        return state(*args)
+
+    monkeypatch.setattr(WorkerRecord, "state", counting)
+    return counted
+
+
+def test_a_request_and_a_heartbeat_look_at_no_other_worker(states):
+    """With 1000 workers of one model a request finds the same list as before, and a heartbeat looks at its own worker."""
+    registry, clock = known(1000)
+    told = []
+    registry.add_listener(lambda: told.append(1))
+    found, before = registry.availability("m"), next(states)
+    for number in range(100):
+        clock.now += 0.1
+        registry.record_heartbeat(heartbeat(str(number)))
+        assert registry.availability("m") is found
+        assert registry.lost(str(number)) == []
+    assert next(states) - before <= 2 * 100
+    assert told == [], "nobody is told of heartbeats that change nothing"
+
+
+def test_silence_of_one_looks_at_one(states):
+    """Of 1000 workers those are looked at whose time has come, and the others serve on."""
+    registry, clock = known(1000)
+    clock.now += 20
+    for number in range(1, 1000):
+        registry.record_heartbeat(heartbeat(str(number)))
+    clock.now += 11
+    assert len(registry.availability("m").endpoints) == 999
+    before = next(states)
+    clock.now += 1
+    assert len(registry.availability("m").endpoints) == 999
+    assert next(states) - before == 1
+
+
+def test_a_client_is_told_of_some_workers():
+    """The reason why a model of many workers has none that is ready stays readable."""
+    registry, clock = known(1000)
+    clock.now += 31
+    reasons = registry.availability("m").reasons.split("; ")
+    assert len(reasons) == REASONS_MAX + 1
+    assert reasons[-1] == f"{1000 - REASONS_MAX} more workers are not ready"
