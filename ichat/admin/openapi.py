@@ -222,7 +222,16 @@ def _of_workers() -> dict[str, Schema]:
         "Seconds that the requests it has may take, at most; left out: `timeouts.drain_s`.",
     )
     managed = "This gateway has not started it (`not_managed`)."
-    paths["/v1/admin/workers"] = {"get": _operation("workers", "get_workers", "All workers", _json("Workers"))}
+    paths["/v1/admin/workers"] = {
+        "get": _operation(
+            "workers",
+            "get_workers",
+            "All workers, or a page of them",
+            _json("Workers"),
+            parameters=_list_parameters(),
+            failures={"400": "A parameter is wrong."},
+        )
+    }
     paths["/v1/admin/workers/{worker_id}"] = {
         "parameters": [worker_id],
         "get": _operation("workers", "get_worker", "One worker", _json("Worker"), failures=_NO_WORKER),
@@ -262,6 +271,17 @@ def _of_workers() -> dict[str, Schema]:
         ),
     }
     return paths
+
+
+def _list_parameters() -> list[Schema]:
+    text: Schema = {"type": "string"}
+    return [
+        _query("full", {"type": "boolean", "default": False}, "Everything known of each, rather than a summary."),
+        _query("limit", {"type": "integer", "minimum": 1}, "Workers in the answer, at most; left out: all."),
+        _query("after", text, "Only workers whose ids come after this one: `last_id` of the page before."),
+        _query("model", text, "Only workers that serve this model, or will."),
+        _query("state", ref("State"), "Only workers in this state."),
+    ]
 
 
 def _log_parameters() -> list[Schema]:

@@ -5,7 +5,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from quart import Blueprint, Response, current_app, g, request
 import ichat
 from ichat import errors
 from ichat.admin import views
+from ichat.admin.lists import Pieces, read_worker_query, to_json, worker_parts
 from ichat.admin.openapi import document
 from ichat.admin.reload import Reloader
 from ichat.config.load import read_worker
@@ -40,6 +41,8 @@ from ichat.security.auth import Auth
 from ichat.supervisor.supervisor import Supervisor
 
 PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
+NAMED_MAX = 20
+"""How many workers the error names that says there is no such worker."""
 
 
 @attrs.frozen
@@ -71,11 +74,12 @@ def context() -> AdminContext:
 
 def json_response(value: object, status: int = 200) -> Response:
     """Return the response with a value that JSON can hold, or with views."""
-    return Response(json.dumps(value, default=_plain), status=status, content_type="application/json")
+    return Response(to_json(value), status=status, content_type="application/json")
 
 
-def _plain(value: Any) -> Mapping[str, Any]:
-    return value.describe() if isinstance(value, MachineView) else attrs.asdict(value, recurse=False)
+def _long_response(parts: Iterator[str]) -> Response:
+    """Return the response with the JSON that these parts are."""
+    return Response(b"" if request.method == "HEAD" else Pieces(parts), content_type="application/json")
 
 
 async def _read_json() -> Any:
@@ -142,15 +146,17 @@ def _known(worker_id: str) -> WorkerRecord:
     registry = context().registry
     worker = registry.get(worker_id)
     if worker is None:
-        names = ", ".join(one.id for one in registry) or "none"
-        raise ApiError(404, "not_found", f"There is no worker {worker_id}. Workers here: {names}.")
+        ids = [one.id for one in registry]
+        names = ", ".join(ids[:NAMED_MAX]) or "none"
+        others = f" and {len(ids) - NAMED_MAX} more" if len(ids) > NAMED_MAX else ""
+        raise ApiError(404, "not_found", f"There is no worker {worker_id}. Workers here: {names}{others}.")
     return worker
 
 
 @routes.get("/v1/admin/workers")
 async def _workers() -> Response:
-    registry = context().registry
-    return json_response({"object": "list", "data": [registry.describe(worker) for worker in registry]})
+    query = read_worker_query(request.query_string.decode("latin-1"))
+    return _long_response(worker_parts(context().registry, query))
 
 
 @routes.get("/v1/admin/workers/<worker_id>")

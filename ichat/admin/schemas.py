@@ -23,7 +23,7 @@ from ichat.hardware.host import GpuStatus
 from ichat.hardware.machines import MachineView
 from ichat.protocol import Group, Heartbeat, HeartbeatResponse, Machine, MachineGpu, ModelCard, ModelEntry, PeerLoss
 from ichat.routing.circuit_breaker import CircuitView
-from ichat.routing.views import WorkerView
+from ichat.routing.views import WorkerSummary, WorkerView
 from ichat.routing.worker_record import State
 from ichat.supervisor.reload_plan import ReloadStep
 
@@ -41,6 +41,7 @@ COMPONENTS: Mapping[Any, str] = {
     State: "State",
     CircuitView: "Circuit",
     WorkerView: "Worker",
+    WorkerSummary: "WorkerSummary",
     ReloadStep: "Step",
 }
 """The components to which other schemas refer; any other class stands where it is used."""
@@ -102,7 +103,8 @@ def schemas() -> dict[str, Schema]:
         "BeatAnswer": view(HeartbeatResponse),
         "Worker": _worker(),
         "Circuit": view(CircuitView),
-        "Workers": list_of(ref("Worker")),
+        "WorkerSummary": _worker_summary(),
+        "Workers": _workers(),
         "EngineValue": {"type": scalars, "items": {"type": scalars}},
         "Launch": _launch(),
         "Launched": view(views.Launched),
@@ -141,6 +143,30 @@ def _worker() -> Schema:
         " beginning. How it last ended (`cause` to `last_lines`) stays after it was started again.",
         required=["worker_id", "model_name", *ours],
     )
+
+
+def _worker_summary() -> Schema:
+    """Return what `WorkerSummary` gives, whose numbers are those of a heartbeat."""
+    schema = view(WorkerSummary)
+    progress = schema["properties"]["progress"]
+    schema["properties"]["progress"] = {**or_null(ref("Progress")), "description": progress["description"]}
+    return schema
+
+
+def _workers() -> Schema:
+    """Return what `lists.worker_parts` writes."""
+    return object_of({
+        "object": {"const": "list"},
+        "data": {
+            "type": "array",
+            "items": {"anyOf": [ref("WorkerSummary"), ref("Worker")]},
+            "description": "In the order of their ids: summaries, or with `full` everything.",
+        },
+        "has_more": {"type": "boolean", "description": "Whether workers come after these; `limit` has left them out."},
+        "last_id": {
+            "type": ["string", "null"], "description": "The id of the last of these, for `after`; null: there is none.",
+        },
+    })  # fmt: skip
 
 
 def _machine() -> Schema:

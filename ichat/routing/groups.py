@@ -32,9 +32,11 @@ def losses_of(worker: WorkerRecord, workers: Iterable[WorkerRecord], now: float)
 def _group_of(worker: WorkerRecord, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
     """Return the other workers of a worker's group."""
     group = worker.heartbeat.group if worker.heartbeat else None
+    if group is None:
+        return []
     return [
         other
         for other in workers
-        if group and other.heartbeat and other.heartbeat.group and other.heartbeat.group.id == group.id
+        if other.heartbeat and other.heartbeat.group and other.heartbeat.group.id == group.id
         if other is not worker and other.heartbeat.state != "gone"
     ]

@@ -13,9 +13,9 @@ from ichat.routing.endpoint import Endpoint
 from ichat.routing.worker_record import HEALTHY, State, WorkerRecord
 
 
-@attrs.frozen
-class WorkerView:
-    """A worker as the gateway knows it, beside what the worker says in its heartbeats."""
+@attrs.frozen(kw_only=True)
+class WorkerFacts:
+    """What the gateway itself knows of a worker, in few words."""
 
     worker_id: str
     model_name: str
@@ -36,24 +36,46 @@ class WorkerView:
     """How often the gateway has restarted the worker."""
     failure: str | None
     """Why the worker is down or fails its health checks, in a few words; None: neither."""
+    cause: str | None
+    """Why the worker last ended unexpectedly, in a sentence; None: not known, or never."""
     retry_in_s: Annotated[float, Between(0)] | None
     """Seconds until the worker is started again; None: the worker is not down, or stays down."""
+    lost: Sequence[PeerLoss]
+    """Workers that the worker's group has lost."""
+    beat_age_s: float | None
+    """Seconds since the newest heartbeat; None: there was none yet."""
+
+
+@attrs.frozen(kw_only=True)
+class WorkerView(WorkerFacts):
+    """A worker as the gateway knows it, beside what the worker says in its heartbeats."""
+
     exit_code: int | None
     """The exit code of the last unexpected end; None: a signal ended the worker, or the code is not known."""
     signal: str | None
     """The signal that ended the worker, for example `SIGKILL`, or None."""
     oom_killed: bool
     """Whether the kernel killed a process of the worker because memory had run out."""
-    cause: str | None
-    """Why the worker last ended unexpectedly, in a sentence; None: not known, or never."""
     last_lines: Sequence[str]
     """The worker's last output before that end, oldest line first."""
     ended_at: float | None
     """When the worker last ended unexpectedly, in seconds since 1970; None: never."""
-    lost: Sequence[PeerLoss]
-    """Workers that the worker's group has lost."""
-    beat_age_s: float | None
-    """Seconds since the newest heartbeat; None: there was none yet."""
+
+
+@attrs.frozen(kw_only=True)
+class WorkerSummary(WorkerFacts):
+    """A worker in the list of all workers. What only its heartbeats tell is null before the first of them."""
+
+    backend: str | None
+    """The engine: `vllm`, `sglang`, or the name of another one."""
+    host: str | None
+    port: int | None
+    pid: int | None
+    """The worker's first process, on its own machine."""
+    phase: str | None
+    """What the worker is doing, in a few words."""
+    progress: Mapping[str, float | None] | None
+    """What the engine is doing, by its own account."""
 
 
 def describe(
@@ -68,28 +90,54 @@ def describe(
         known = attrs.asdict(heartbeat, filter=lambda field, _: field.name not in left_out)
         known |= {"args": args, "backend_args": args}
     view = WorkerView(
-        worker_id=worker.id,
-        model_name=known.get("model_name", next(iter(worker.names), "")),
-        model_names=worker.names,
-        status="healthy" if state in HEALTHY else "unhealthy",
-        state=state,
-        managed=worker.managed,
-        machine=worker.machine.name if worker.machine else None,
-        in_flight=endpoint.in_flight if endpoint else 0,
-        circuit=endpoint.circuit.describe(now) if endpoint else None,
-        restarts=worker.restarts,
-        failure=end.why if end and worker.is_down else (endpoint.health_failure if endpoint else "") or None,
-        retry_in_s=max(0.0, round(worker.retry_at - now, 3)) if worker.retry_at is not None else None,
+        **_facts(worker, endpoint, state, lost, now),
         exit_code=end.exit_code if end else None,
         signal=end.signal if end else None,
         oom_killed=end.oom_killed if end else False,
-        cause=end.cause or None if end else None,
         last_lines=list(end.last_lines) if end else [],
         ended_at=round(end.at, 3) if end else None,
-        lost=lost,
-        beat_age_s=round(now - worker.heartbeat_at, 3) if heartbeat else None,
     )
     return {**known, **worker.settings, **attrs.asdict(view)}
+
+
+def summarize(
+    worker: WorkerRecord, endpoint: Endpoint | None, state: State, lost: Sequence[PeerLoss], now: float
+) -> WorkerSummary:
+    """Return what an overview of all workers shows of one in this state."""
+    heartbeat = worker.heartbeat
+    return WorkerSummary(
+        **_facts(worker, endpoint, state, lost, now),
+        backend=heartbeat.backend if heartbeat else worker.settings.get("backend"),
+        host=heartbeat.host if heartbeat else None,
+        port=heartbeat.port if heartbeat else None,
+        pid=heartbeat.pid if heartbeat else None,
+        phase=heartbeat.phase if heartbeat else None,
+        progress=heartbeat.progress if heartbeat else None,
+    )
+
+
+def _facts(
+    worker: WorkerRecord, endpoint: Endpoint | None, state: State, lost: Sequence[PeerLoss], now: float
+) -> dict[str, Any]:
+    """Return the fields of `WorkerFacts`."""
+    heartbeat, end, names = worker.heartbeat, worker.end, worker.names
+    return {
+        "worker_id": worker.id,
+        "model_name": heartbeat.model_name if heartbeat else next(iter(names), ""),
+        "model_names": names,
+        "status": "healthy" if state in HEALTHY else "unhealthy",
+        "state": state,
+        "managed": worker.managed,
+        "machine": worker.machine.name if worker.machine else None,
+        "in_flight": endpoint.in_flight if endpoint else 0,
+        "circuit": endpoint.circuit.describe(now) if endpoint else None,
+        "restarts": worker.restarts,
+        "failure": end.why if end and worker.is_down else (endpoint.health_failure if endpoint else "") or None,
+        "cause": end.cause or None if end else None,
+        "retry_in_s": max(0.0, round(worker.retry_at - now, 3)) if worker.retry_at is not None else None,
+        "lost": lost,
+        "beat_age_s": round(now - worker.heartbeat_at, 3) if heartbeat else None,
+    }
 
 
 def models_of(

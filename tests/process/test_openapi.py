@@ -357,6 +357,12 @@ def test_workers_are_as_it_says(said, program):
     """Workers that are ready, failed, and registered; each key that it has is seen at one of them."""
     status, found = answered(said, program, "GET", "/v1/admin/workers")
     assert status == 200
+    for summary in found["data"]:
+        is_right(said, "WorkerSummary", summary)
+    assert answered(said, program, "GET", "/v1/admin/workers?state=well")[0] == 400
+    page = answered(said, program, "GET", "/v1/admin/workers?limit=1&after=a")[1]
+    assert ([one["worker_id"] for one in page["data"]], page["has_more"], page["last_id"]) == (["b"], True, "b")
+    found = answered(said, program, "GET", "/v1/admin/workers?full=1")[1]
     workers = {worker["worker_id"]: worker for worker in found["data"]}
     assert {name: worker["state"] for name, worker in workers.items()} == {
         "well-0": "ready", "ill-0": "failed", "a": "ready", "b": "ready",

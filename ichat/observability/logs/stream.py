@@ -3,7 +3,7 @@
 import json
 import re
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import attrs
@@ -133,13 +133,7 @@ class LogQuery:
 
 def read_query(query: str, last_event_id: str) -> LogQuery:
     """Read the query of a target (`tail=100&follow=false`) and the header ("" where it is not there). Raises 400."""
-    values: dict[str, str] = {}
-    for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
-        if name not in _KNOWN:
-            raise bad_request(f"There is no parameter {name!r} here; there are {', '.join(_KNOWN)}.", param=name)
-        if name in values:
-            raise bad_request(f"{name} is given twice.", param=name)
-        values[name] = value
+    values = read_parameters(query, _KNOWN)
     previous = read_flag(values, "previous", default=False)
     follow = read_flag(values, "follow", default=not previous)
     if previous and follow:
@@ -151,6 +145,18 @@ def read_query(query: str, last_event_id: str) -> LogQuery:
     if after and not _NUMBER.fullmatch(after):
         raise bad_request(f"Last-Event-ID must be the id of an event, a number, not {after!r}.")
     return LogQuery(None if tail is None else int(tail), follow, previous, int(after) if after else None)
+
+
+def read_parameters(query: str, known: Sequence[str]) -> Mapping[str, str]:
+    """Return the parameters of a query by their names, each of which must be known. Raises ApiError 400."""
+    values: dict[str, str] = {}
+    for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
+        if name not in known:
+            raise bad_request(f"There is no parameter {name!r} here; there are {', '.join(known)}.", param=name)
+        if name in values:
+            raise bad_request(f"{name} is given twice.", param=name)
+        values[name] = value
+    return values
 
 
 def read_flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:

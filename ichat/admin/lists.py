@@ -1,0 +1,122 @@
+"""Long responses of the control plane: the list of workers, in pages, and its JSON written piece by piece.
+
+A piece is what takes a few milliseconds. Before each of them other tasks get their turn, so that however many workers
+there are, no stream waits for a list of them.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self, get_args
+
+import attrs
+import trio
+
+from ichat.errors import bad_request
+from ichat.hardware.machines import MachineView
+from ichat.observability.logs.stream import read_flag, read_parameters
+from ichat.routing.registry import Registry
+from ichat.routing.views import WorkerSummary, summarize
+from ichat.routing.worker_record import State, WorkerRecord
+
+PIECE_BYTES = 64 * 1024
+"""A piece ends with the part by which it is that long."""
+PIECE_PARTS_MAX = 64
+STATES: frozenset[str] = frozenset(word for words in get_args(State) for word in get_args(words))
+_NUMBER = re.compile(r"0*[1-9][0-9]{0,8}")
+_KNOWN = ("full", "limit", "after", "model", "state")
+
+
+def _plain(value: Any) -> Mapping[str, Any]:
+    return value.describe() if isinstance(value, MachineView) else attrs.asdict(value, recurse=False)
+
+
+to_json = json.JSONEncoder(default=_plain).encode
+"""Return a value as JSON, which can hold it, or which is of views."""
+
+
+class Pieces:
+    """A body in pieces: one is taken from `parts` at a time, with a turn for other tasks before it."""
+
+    def __init__(self, parts: Iterable[str]) -> None:
+        """`parts` are short; those that are empty are work without a text."""
+        self._parts = iter(parts)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while True:
+            await trio.lowlevel.checkpoint()
+            piece = list[str]()
+            length, count = 0, 0
+            for part in self._parts:
+                piece.append(part)
+                length, count = length + len(part), count + 1
+                if length >= PIECE_BYTES or count == PIECE_PARTS_MAX:
+                    break
+            if not piece:
+                raise StopAsyncIteration
+            if length:
+                return "".join(piece).encode()
+
+
+@attrs.frozen
+class WorkerQuery:
+    """What a request for the list of workers asks."""
+
+    full: bool = False
+    """Whether each worker has everything that is known of it, rather than a summary."""
+    limit: int | None = None
+    """Only so many workers; None: all of them."""
+    after: str = ""
+    """Only workers whose ids come after this one."""
+    model: str | None = None
+    """Only workers that serve this model, or will."""
+    state: str | None = None
+
+
+def read_worker_query(query: str) -> WorkerQuery:
+    """Read the query of a target (`limit=100&after=w-7`). Raises ApiError 400."""
+    values = read_parameters(query, _KNOWN)
+    limit, state = values.get("limit"), values.get("state")
+    if limit is not None and not _NUMBER.fullmatch(limit):
+        raise bad_request(f"limit must be a number of workers from 1 on, not {limit!r}.", param="limit")
+    if state is not None and state not in STATES:
+        raise bad_request(f"state must be one of {', '.join(sorted(STATES))}, not {state!r}.", param="state")
+    return WorkerQuery(
+        full=read_flag(values, "full", default=False),
+        limit=None if limit is None else int(limit),
+        after=values.get("after", ""),
+        model=values.get("model"),
+        state=state,
+    )
+
+
+def worker_parts(registry: Registry, query: WorkerQuery) -> Iterator[str]:
+    """Return the list of workers in parts, in the order of their ids, so that a page can begin after any id."""
+    yield '{"object": "list", "data": ['
+    shown, last_id, has_more = 0, None, False
+    for worker in sorted(registry, key=lambda worker: worker.id):
+        if worker.id <= query.after:
+            continue
+        if registry.get(worker.id) is not worker or not _is_wanted(registry, worker, query):
+            yield ""
+            continue
+        if shown == query.limit:
+            has_more = True
+            break
+        yield (", " if shown else "") + to_json(registry.describe(worker) if query.full else _summary(registry, worker))
+        shown, last_id = shown + 1, worker.id
+    yield f'], "has_more": {to_json(has_more)}, "last_id": {to_json(last_id)}}}'
+
+
+def _is_wanted(registry: Registry, worker: WorkerRecord, query: WorkerQuery) -> bool:
+    if query.model is not None and not worker.serves(query.model):
+        return False
+    return query.state is None or registry.state(worker) == query.state
+
+
+def _summary(registry: Registry, worker: WorkerRecord) -> WorkerSummary:
+    endpoint, lost = registry.endpoint_of(worker), registry.lost(worker.id)
+    return summarize(worker, endpoint, registry.state(worker), lost, trio.current_time())
