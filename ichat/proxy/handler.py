@@ -87,29 +87,34 @@ class Gateway:
 
         The control plane looks again for itself: it knows its routes best.
         """
-        auth = self.context.auth
+        auth, path = self.context.auth, head.path
         caller = auth.caller(head, peer)
-        if self.cors is not None and head.length == 0 and self.cors.is_preflight(head.method, head.path, head.headers):
+        if self.cors is not None and head.length == 0 and self.cors.is_preflight(head.method, path, head.headers):
             return caller
-        if is_control(head.path):
-            if head.method not in _METHODS:  # names are case-sensitive (RFC 9110, section 9.1); frameworks forget that
-                allowed = b", ".join(sorted(_METHODS)).decode()
-                raise errors.method_not_allowed(head.method.decode("latin-1"), shown_path(head.path), allowed)
-            if head.method not in _READS:
-                auth.check("join" if head.path in HEARTBEAT_PATHS else "write", caller)
-            if head.length is None:
-                raise errors.length_required(shown_path(head.path))
-            if head.length > CONTROL_BYTES_MAX:
-                raise errors.request_too_large(CONTROL_BYTES_MAX)
-        elif head.path.rstrip(b"/") in CHANGES_MODELS:
+        if is_control(path):
+            self._check_control(head, path, caller)
+            return caller
+        if path.rstrip(b"/") in CHANGES_MODELS:
             auth.check("write", caller)
         elif auth.has_keys:
             auth.check("data", caller)
-        if not is_control(head.path) and (head.length is None or head.length > JOINED_BYTES_MAX):
+        if head.length is None or head.length > JOINED_BYTES_MAX:
             refusal = self.context.quotas.refusal(caller.key_name, trio.current_time())
             if refusal is not None:  # before a large body comes in vain
                 raise over_limit(refusal)
         return caller
+
+    def _check_control(self, head: RequestHead, path: bytes, caller: Caller) -> None:
+        """Raise ApiError where a request to the control plane may be refused before its body is read."""
+        if head.method not in _METHODS:  # names are case-sensitive (RFC 9110, section 9.1); frameworks forget that
+            allowed = b", ".join(sorted(_METHODS)).decode()
+            raise errors.method_not_allowed(head.method.decode("latin-1"), shown_path(path), allowed)
+        if head.method not in _READS:
+            self.context.auth.check("join" if path in HEARTBEAT_PATHS else "write", caller)
+        if head.length is None:
+            raise errors.length_required(shown_path(path))
+        if head.length > CONTROL_BYTES_MAX:
+            raise errors.request_too_large(CONTROL_BYTES_MAX)
 
     def more_headers(self, head: RequestHead) -> Headers:
         """Return what the response to a request with this head says to browsers."""

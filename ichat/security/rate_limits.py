@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import attrs
 
@@ -17,7 +18,9 @@ class Window:
     """A count over the last minute, to the second."""
 
     def __init__(self) -> None:
-        self._seconds: deque[tuple[int, int]] = deque()
+        self._seconds: deque[list[int]] = deque()
+        """Seconds, each with its count."""
+        self._newest = [-1, 0]
         self._sum = 0
 
     def __repr__(self) -> str:
@@ -25,12 +28,11 @@ class Window:
 
     def add(self, count: int, now: float) -> None:
         """Count something that happened now."""
-        second = int(now)
-        if self._seconds and self._seconds[-1][0] == second:
-            count_before = self._seconds.pop()[1]
-            self._seconds.append((second, count_before + count))
-        else:
-            self._seconds.append((second, count))
+        newest, second = self._newest, int(now)
+        if newest[0] != second:
+            newest = self._newest = [second, 0]
+            self._seconds.append(newest)
+        newest[1] += count
         self._sum += count
 
     def sum(self, now: float) -> int:
@@ -73,22 +75,18 @@ class Quota:
     requests: Window = attrs.field(factory=Window)
     tokens: Window = attrs.field(factory=Window)
 
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether the tokens of requests must be counted."""
-        return self.limits.tokens_per_minute is not None
-
     def refusal(self, now: float) -> QuotaRefusal | None:
         """Return why another request would be too many, if it would."""
         limits = self.limits
-        if limits.max_in_flight is not None and self.in_flight >= limits.max_in_flight:
-            return QuotaRefusal(self.name, "max_in_flight", limits.max_in_flight, BUSY_RETRY_S)
-        for limit, allowed, window in (
-            ("requests_per_minute", limits.requests_per_minute, self.requests),
-            ("tokens_per_minute", limits.tokens_per_minute, self.tokens),
-        ):
-            if allowed is not None and window.sum(now) >= allowed:
-                return QuotaRefusal(self.name, limit, allowed, window.wait_s(allowed, now))
+        allowed = limits.max_in_flight
+        if allowed is not None and self.in_flight >= allowed:
+            return QuotaRefusal(self.name, "max_in_flight", allowed, BUSY_RETRY_S)
+        allowed = limits.requests_per_minute
+        if allowed is not None and self.requests.sum(now) >= allowed:
+            return QuotaRefusal(self.name, "requests_per_minute", allowed, self.requests.wait_s(allowed, now))
+        allowed = limits.tokens_per_minute
+        if allowed is not None and self.tokens.sum(now) >= allowed:
+            return QuotaRefusal(self.name, "tokens_per_minute", allowed, self.tokens.wait_s(allowed, now))
         return None
 
 
@@ -97,26 +95,24 @@ class Quotas:
 
     def __init__(self, limits: Limits, keys: Sequence[Key]) -> None:
         self._all = Quota("", limits)
-        self._by_name: Mapping[str, Quota] = {key.name: Quota(key.name, key) for key in keys}
+        self._keyless: Sequence[Quota] = (self._all,)
+        self._by_key: Mapping[str, Sequence[Quota]] = {key.name: (Quota(key.name, key), self._all) for key in keys}
+        """The quotas that a request of each key counts for: the key's, and that of all."""
 
     def __repr__(self) -> str:
-        return f"<Quotas of {len(self._by_name)} keys>"
+        return f"<Quotas of {len(self._by_key)} keys>"
 
     def reconfigure(self, config: Config) -> None:
         """Use the limits of another configuration; what has been used stays used."""
         self._all.limits = config.limits
-        known, keys = self._by_name, config.security.keys
-        self._by_name = {key.name: known.get(key.name) or Quota(key.name, key) for key in keys}
+        known, keys = self._by_key, config.security.keys
+        self._by_key = {key.name: known.get(key.name) or (Quota(key.name, key), self._all) for key in keys}
         for key in keys:
-            self._by_name[key.name].limits = key
-
-    def _of(self, key: str) -> Sequence[Quota]:
-        quota = self._by_name.get(key)
-        return [self._all] if quota is None else [quota, self._all]
+            self._by_key[key.name][0].limits = key
 
     def refusal(self, key: str, now: float) -> QuotaRefusal | None:
         """Return why a request of this key ("" for none) would be refused now, if it would."""
-        for one in self._of(key):
+        for one in self._by_key.get(key, self._keyless):
             refusal = one.refusal(now)
             if refusal is not None:
                 return refusal
@@ -127,28 +123,28 @@ class Quotas:
         refusal = self.refusal(key, now)
         if refusal is not None:
             return refusal
-        used = self._of(key)
+        used = self._by_key.get(key, self._keyless)
+        counts_tokens = False
         for one in used:
+            limits = one.limits
             one.in_flight += 1
-            if one.limits.requests_per_minute is not None:
+            if limits.requests_per_minute is not None:
                 one.requests.add(1, now)
-        return QuotaReservation(used)
+            if one.name or limits.tokens_per_minute is not None:
+                counts_tokens = True
+        return QuotaReservation(used, counts_tokens)
 
 
-@attrs.frozen
-class QuotaReservation:
-    """One request that was let in."""
+class QuotaReservation(NamedTuple):
+    """One request that was let in. A tuple, as one is made for every request."""
 
-    _quotas: Sequence[Quota]
-
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether its tokens must be counted: they have a limit, or are shown by key."""
-        return any(quota.name or quota.counts_tokens for quota in self._quotas)
+    quotas: Sequence[Quota]
+    counts_tokens: bool
+    """Whether its tokens must be counted: they have a limit, or are shown by key."""
 
     def release(self, tokens: int, now: float) -> None:
         """Record its end, and what it used."""
-        for quota in self._quotas:
+        for quota in self.quotas:
             quota.in_flight -= 1
-            if quota.counts_tokens and tokens:
+            if tokens and quota.limits.tokens_per_minute is not None:
                 quota.tokens.add(tokens, now)

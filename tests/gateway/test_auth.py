@@ -392,6 +392,29 @@ def test_of_several_keys_the_known_one_counts():
     assert auth.caller(RequestHead(b"GET", b"/", b"1.1", [(b"api-key", b"x")], 0), "10.0.0.7:5").kind == "invalid"
 
 
+def test_a_remembered_client_is_no_one_else():
+    """What is known of a client's key holds for the same key and address alone, and where nothing else was sent."""
+    keys = [Key(name, key_hash=hash_of(key)) for name, key in (("a", DATA), ("b", TOKEN))]
+    auth = Auth(Security(keys=keys, admin_key_hash=hash_of(ADMIN), trusted_proxies=["127.0.0.2"]))
+
+    def caller(key, *more, peer="10.0.0.7:5"):
+        headers = [(b"host", b"gw"), (b"authorization", b"Bearer " + key.encode()), *more]
+        return auth.caller(RequestHead(b"POST", b"/v1/completions", b"1.1", headers, 0), peer)
+
+    known = caller(DATA)
+    assert caller(DATA, peer="10.0.0.7:6") is known
+    assert (known.kind, known.key_name, known.address) == ("data", "a", "10.0.0.7")
+    assert caller(DATA, peer="10.0.0.8:5").address == "10.0.0.8"
+    assert caller(TOKEN).key_name == "b"
+    assert caller(ADMIN).kind == "admin"
+    assert caller(DATA + "x").kind == "invalid"
+    assert caller("x", (b"authorization", b"Bearer " + ADMIN.encode())).kind == "admin"
+    assert caller("x", (b"x-api-key", DATA.encode())).key_name == "a"
+    assert caller(DATA, (b"x-forwarded-for", b"1.2.3.4")).is_relayed
+    assert caller(DATA, (b"x-forwarded-for", b"1.2.3.4"), peer="127.0.0.2:5").address == "1.2.3.4"
+    assert caller(DATA) is known
+
+
 def heartbeat(**more):
     known = {"worker_id": "w", "model_name": "far", "host": "127.0.0.1", "port": 1, "state": "ready"}
     known["heartbeat_interval"] = 60
