@@ -6,10 +6,10 @@ no request. At most `logs.access_lines_max` wait for that; beyond, they are coun
 
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Mapping
+from json.encoder import encode_basestring_ascii as _quoted
 
 import trio
 
@@ -29,33 +29,24 @@ SHOWN_CHARACTERS_MAX = 256
 LogEntry = Mapping[str, str | int | float | None]
 
 
-def entry_of(record: RequestRecord) -> LogEntry:
-    """Return what is logged of a request; times in milliseconds, sizes in bytes."""
-    answered_at, overhead_s = record.answered_at, record.overhead_s
-    return {
-        "id": record.id,
-        "client": record.client,
-        "method": record.method,
-        "path": record.path,
-        "key": record.key_name,
-        "model": record.model[:SHOWN_CHARACTERS_MAX],
-        "worker": record.worker,
-        "status": record.status,
-        "error": record.error,
-        "bytes_in": record.bytes_in,
-        "bytes_out": record.bytes_out,
-        "duration_ms": _ms(record.ended_at - record.started_at),
-        "first_byte_ms": None if answered_at is None else _ms(answered_at - record.started_at),
-        "queue_ms": _ms(record.queued_s),
-        "overhead_ms": None if overhead_s is None else _ms(overhead_s),
-        "tokens": record.tokens,
-        "phase": record.phase,
-        "trace": record.trace_id,
-    }
+def _facts_of(record: RequestRecord) -> str:
+    """Return what is logged of a request, as members of a JSON object; times in milliseconds, sizes in bytes.
 
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 2)
+    It is put together by hand, as that takes a quarter of the time of `json.dumps`.
+    """
+    started_at, answered_at, overhead_s = record.started_at, record.answered_at, record.overhead_s
+    first_byte = "null" if answered_at is None else f"{(answered_at - started_at) * 1000:.2f}"
+    overhead = "null" if overhead_s is None else f"{overhead_s * 1000:.2f}"
+    return (
+        f'"id": {_quoted(record.id)}, "client": {_quoted(record.client)}, "method": {_quoted(record.method)},'
+        f' "path": {_quoted(record.path)}, "key": {_quoted(record.key_name)},'
+        f' "model": {_quoted(record.model[:SHOWN_CHARACTERS_MAX])}, "worker": {_quoted(record.worker)},'
+        f' "status": {record.status}, "error": {_quoted(record.error)}, "bytes_in": {record.bytes_in},'
+        f' "bytes_out": {record.bytes_out}, "duration_ms": {(record.ended_at - started_at) * 1000:.2f},'
+        f' "first_byte_ms": {first_byte}, "queue_ms": {record.queued_s * 1000:.2f}, "overhead_ms": {overhead},'
+        f' "tokens": {"null" if record.tokens is None else record.tokens}, "phase": {_quoted(record.phase)},'
+        f' "trace": {_quoted(record.trace_id)}'
+    )
 
 
 class AccessLog:
@@ -83,19 +74,29 @@ class AccessLog:
         return f"<AccessLog {len(self._lines)} lines wait>"
 
     def add(self, entry: LogEntry) -> None:
-        """Take the facts of one request; they are written soon."""
-        if len(self._lines) >= self._lines_max:
-            self._dropped += 1
-        else:
+        """Take the facts of what never was a request; they are written soon."""
+        if self._has_room():
             self._lines.append(f'{{"time": "{self._now()}", {json.dumps(entry)[1:]}\n')
+
+    def add_record(self, record: RequestRecord) -> None:
+        """Take the facts of one request; they are written soon."""
+        if self._has_room():
+            self._lines.append(f'{{"time": "{self._now()}", {_facts_of(record)}}}\n')
+
+    def _has_room(self) -> bool:
+        """Return whether another line may wait; one that may not is counted."""
+        has_room = len(self._lines) < self._lines_max
+        self._dropped += not has_room
+        return has_room
 
     def _now(self) -> str:
         """Return the time of day (RFC 3339, UTC); the part up to the second is made once a second."""
-        fraction, second = math.modf(time.time())
+        now = time.time()
+        second = int(now)
         if second != self._second:
-            self._second = int(second)
+            self._second = second
             self._time = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        return f"{self._time}.{int(fraction * 1000):03d}Z"
+        return f"{self._time}.{int((now - second) * 1000):03d}Z"
 
     async def run_forever(self) -> None:
         """Write what has been gathered, until cancelled; then once more, for as long as CLOSE_S."""

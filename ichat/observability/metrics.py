@@ -104,8 +104,10 @@ class Metrics:
     def request_ended(self, record: RequestRecord) -> None:
         """Count a request to a model that has ended, in whatever way."""
         self._in_flight -= 1
-        error = record.error
-        counts = self._of(record.model) if self._is_known(record) else None
+        error, model = record.error, record.model
+        counts = self._models.get(model) if error != "model_not_found" else None
+        if counts is None and self._is_known(record):
+            counts = self._begin(model)
         requests = self._without_model if counts is None else counts.requests
         key = (record.route, record.status)
         requests[key] = requests.get(key, 0) + 1
@@ -116,13 +118,14 @@ class Metrics:
         overhead_s = record.overhead_s
         if overhead_s is not None:
             self._overhead.add(overhead_s)
+        tokens = record.tokens or 0
         if record.key_name:
             of_key = self._of_key(record.key_name)
             of_key.requests += 1
-            of_key.tokens += record.tokens or 0
+            of_key.tokens += tokens
         if counts is None:
             return
-        counts.tokens += record.tokens or 0
+        counts.tokens += tokens
         if record.worker or record.queued_s:
             counts.queue.add(record.queued_s)
         answered_at = record.answered_at
@@ -156,11 +159,11 @@ class Metrics:
         return counts if counts is not None else self._begin(model)
 
     def _is_known(self, record: RequestRecord) -> bool:
-        """Return whether the model exists, or existed when the request was sent to it: clients name anything."""
+        """Return whether a model that is not counted yet exists, or did when the request was sent to it."""
         model = record.model
         if not model or record.error == "model_not_found":
             return False
-        return bool(record.worker) or model in self._models or self._registry.has(model)
+        return bool(record.worker) or self._registry.has(model)
 
     def _begin(self, model: str) -> _Counts:
         """Count a model apart from now on, if there still is one of that name; else together with the others."""

@@ -1,7 +1,8 @@
 """The facts of one request that has ended: metrics, the access log and the trace are made of them."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+
+import attrs
 
 RESPONSE_PATH = b"/v1/responses/{id}"
 """How requests about an earlier response are counted, whatever its id."""
@@ -20,10 +21,11 @@ ROUTES: Mapping[bytes, str] = {
 _LABELS = {**ROUTES, RESPONSE_PATH: RESPONSE_PATH.decode()}
 
 
-class RequestRecord(NamedTuple):
+@attrs.define(eq=False, kw_only=True)
+class RequestRecord:
     """One request that has ended. Times are Trio's clock in seconds, sizes are bytes.
 
-    A tuple, as one is made for every request: a frozen class of attrs sets each field by a call.
+    Not frozen, as one is made for every request: a frozen class sets each field by a call.
     """
 
     id: str
@@ -37,8 +39,6 @@ class RequestRecord(NamedTuple):
     """The name of the client's key; empty if it has none."""
     model: str
     """The model that it asked for; empty if that was never read."""
-    worker: str
-    """The id of the worker or external route that was asked last; empty if none was."""
     status: int
     """Of the response; 499 where the client left."""
     error: str
@@ -47,20 +47,22 @@ class RequestRecord(NamedTuple):
     """How far the request had come when it was cut off (`Exchange.phase`); empty if it was not."""
     started_at: float
     ended_at: float
-    answered_at: float | None
-    """When the head of the response came."""
-    first_at: float | None
-    """When the first piece of its body came."""
     queued_s: float
-    overhead_s: float | None
-    """The gateway's own time before it asked the upstream, without the queue."""
     bytes_in: int
     bytes_out: int
-    chunks: int
-    """Pieces of the response's body, as they were read."""
     tokens: int | None
     """Tokens used, where they count."""
     trace_id: str
+    worker: str = ""
+    """The id of the worker or external route that was asked last; empty if none was."""
+    answered_at: float | None = None
+    """When the head of the response came."""
+    first_at: float | None = None
+    """When the first piece of its body came."""
+    overhead_s: float | None = None
+    """The gateway's own time before it asked the upstream, without the queue."""
+    chunks: int = 0
+    """Pieces of the response's body, as they were read."""
 
 
 def label_of(path: bytes) -> str:

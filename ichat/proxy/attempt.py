@@ -22,6 +22,7 @@ from ichat.http.relay import Relay
 from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.http.sse import is_events
+from ichat.observability.request_record import RequestRecord
 from ichat.observability.tracing import Trace
 from ichat.protocol import CODE_HEADER, DROPPED_HEADER, OVERHEAD_HEADER, WHY_HEADER, WORKER_HEADER
 from ichat.proxy.client_head import client_head
@@ -103,25 +104,19 @@ class Attempt:
         return f"<Attempt at {self.endpoint.id.decode()} {self.status}>"
 
     @property
-    def bytes_out(self) -> int:
-        """Bytes of the response that the client was given, its head included."""
-        return self._relay.bytes_out if self._relay is not None else 0
-
-    @property
-    def first_at(self) -> float | None:
-        """When the first piece of the response's body came."""
-        return self._relay.first_at if self._relay is not None else None
-
-    @property
-    def chunks(self) -> int:
-        """Pieces in which the response's body came, as they were read."""
-        return self._relay.chunks if self._relay is not None else 0
-
-    @property
-    def overhead_s(self) -> float | None:
+    def _overhead_s(self) -> float | None:
         """How long the gateway itself took before it asked the upstream: not the time in a queue."""
         forwarded = self._forwarded
         return None if self.asked_at is None else self.asked_at - forwarded.started_at - forwarded.queued_s
+
+    def note_in(self, record: RequestRecord) -> None:
+        """Add what is known of this attempt to the record of its request."""
+        record.worker = self.endpoint.id.decode()
+        record.answered_at = self.answered_at
+        record.overhead_s = self._overhead_s
+        relay = self._relay
+        if relay is not None:
+            record.first_at, record.bytes_out, record.chunks = relay.first_at, relay.bytes_out, relay.chunks
 
     @property
     def phase(self) -> str:
@@ -130,7 +125,7 @@ class Attempt:
             return "waiting"
         if not self.is_stream:
             return "plain"
-        return "streaming" if self.chunks else "first_token"
+        return "streaming" if self._relay is not None and self._relay.chunks else "first_token"
 
     def tokens_used(self, bytes_in: int) -> int | None:
         """Return how many tokens a request of this many bytes used, if they are counted and known or estimated."""
@@ -319,7 +314,7 @@ class Attempt:
         if endpoint.id and settings.worker_header:
             headers.append((WORKER_HEADER, endpoint.id))
         if endpoint.id and settings.overhead_header:
-            headers.append((OVERHEAD_HEADER, b"%.2f" % ((self.overhead_s or 0) * 1000)))
+            headers.append((OVERHEAD_HEADER, b"%.2f" % ((self._overhead_s or 0) * 1000)))
         return headers
 
     def _continue_after_comments(self, head: ResponseHead) -> None:

@@ -15,12 +15,12 @@ from ichat.http.heads import Headers
 from ichat.http.keepalive import KeepAlive
 from ichat.http.request import Request
 from ichat.http.server import Client
-from ichat.observability.request_record import RESPONSE_PATH, RequestRecord
+from ichat.observability.request_record import RESPONSE_PATH, RequestRecord, label_of
 from ichat.proxy.attempt import Attempt, ForwardedRequest, end_with_error
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import is_suspect
 from ichat.proxy.model_request import read_model_request
-from ichat.proxy.records import record_of
+from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import no_lease, over_limit, response_missing
 from ichat.proxy.token_usage import TokenUsage
 from ichat.proxy.upstream_request import header_of
@@ -225,14 +225,26 @@ class Exchange:
 
     def record(self, phase: str) -> RequestRecord:
         """Return the facts of the request, which has ended now; `phase` is how far it had come if it was cut off."""
-        return record_of(
-            self.forwarded,
-            self._attempt,
+        forwarded, request, caller, attempt = self.forwarded, self._request, self.caller, self._attempt
+        record = RequestRecord(
+            id=request.id.decode(),
+            client=client_address(caller, self._client.peer),
+            method=request.method.decode("latin-1"),
+            path=shown_path(request.path),
+            route=label_of(forwarded.path),
+            key_name=caller.key_name,
             model=self._model,
             status=self.status,
             error=self.error,
             phase=phase,
+            started_at=forwarded.started_at,
+            ended_at=trio.current_time(),
+            queued_s=forwarded.queued_s,
             bytes_in=self._bytes_in,
             bytes_out=self.bytes_out,
             tokens=self._tokens,
+            trace_id=forwarded.trace.id if forwarded.trace is not None else "",
         )
+        if attempt is not None:
+            attempt.note_in(record)
+        return record

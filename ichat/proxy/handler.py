@@ -12,7 +12,7 @@ from ichat.http.heads import Headers, RequestHead
 from ichat.http.pool import Upstream
 from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client
-from ichat.observability.access_log import AccessLog, entry_of
+from ichat.observability.access_log import AccessLog
 from ichat.observability.metrics import Metrics
 from ichat.observability.request_record import ROUTES
 from ichat.observability.tracing import Tracing
@@ -165,7 +165,7 @@ class Gateway:
             if exchange.forwarded.trace is not None:
                 self._tracing.end(exchange.forwarded.trace, record)
             if self._access.enabled:
-                self._access.add(entry_of(record))
+                self._access.add_record(record)
 
     async def _answer_heartbeat(self, exchange: Exchange, request: Request, client: Client) -> None:
         """Answer a heartbeat here, since a thousand workers send them. Raises ApiError."""

@@ -9,6 +9,7 @@ from support.programs import LIMIT_S
 
 from ichat.errors import Exit
 from ichat.observability.access_log import AccessLog
+from ichat.observability.request_record import RequestRecord
 
 
 async def test_a_file_is_appended_to(tmp_path, nursery):
@@ -28,6 +29,34 @@ async def test_a_file_is_appended_to(tmp_path, nursery):
     facts = json.loads(line)
     assert facts.pop("time").endswith("Z")
     assert facts == {"path": '/v1/"\n', "status": 200, "first_byte_ms": None}
+
+
+async def test_the_line_of_a_request(tmp_path):
+    """It is one line of JSON whatever the client chose; what is not known is null, and times are rounded."""
+    access = AccessLog(str(tmp_path / "access.log"), 2)
+    odd = 'a "quoted"\\\n\udc80é'
+    record = RequestRecord(
+        id=odd, client="1.2.3.4:5", method="POST", path="/v1/completions", route="r", key_name=odd, model=odd * 100,
+        status=200, error="", phase="", started_at=10.0, ended_at=10.1234567, queued_s=0.0, bytes_in=7, bytes_out=8,
+        tokens=None, trace_id="ab",
+    )  # fmt: skip
+    access.add_record(record)
+    record.worker, record.answered_at, record.overhead_s, record.tokens = "w", 10.02, 0.000456, 9
+    access.add_record(record)
+    access.add_record(record)
+    with trio.move_on_after(0):
+        await access.run_forever()
+    text = (tmp_path / "access.log").read_text()
+    first, second, dropped = map(json.loads, text.splitlines())
+    assert first.pop("time") <= second.pop("time")
+    assert first == {
+        "id": odd, "client": "1.2.3.4:5", "method": "POST", "path": "/v1/completions", "key": odd,
+        "model": (odd * 100)[:256], "worker": "", "status": 200, "error": "", "bytes_in": 7, "bytes_out": 8,
+        "duration_ms": 123.46, "first_byte_ms": None, "queue_ms": 0, "overhead_ms": None, "tokens": None, "phase": "",
+        "trace": "ab",
+    }  # fmt: skip
+    assert second == first | {"worker": "w", "first_byte_ms": 20, "overhead_ms": 0.46, "tokens": 9}
+    assert dropped["lines_dropped"] == 1
 
 
 async def test_what_is_not_taken_is_counted(tmp_path, nursery, monkeypatch):
