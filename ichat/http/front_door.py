@@ -20,7 +20,7 @@ from ichat.config.schema import Config, Limits, Timeouts
 from ichat.errors import ApiError
 from ichat.http import h11_patch
 from ichat.http.heads import Headers, RequestHead
-from ichat.http.hub import HANG_UP, Hub
+from ichat.http.hub import HANG_UP, READABLE, Hub
 from ichat.http.listeners import close_all
 from ichat.http.request import Request, RequestIds
 from ichat.http.server import Client
@@ -237,13 +237,14 @@ class FrontDoor(Generic[Caller]):
         """Serve a connection until it ends, and close it."""
         fd = client.sock.fileno()
         try:
-            self.hub.watch(fd, HANG_UP, client.on_disconnect)
+            self.hub.watch(fd, READABLE, client.on_events)
             with client.scope:
                 await self._serve_requests(client)
         except Exception:
             log.exception("a bug serving %r; its connection is closed, all others go on", client)
         finally:
             self.hub.forget(fd)
+            self.hub.untime(client.reader)
             client.close()
 
     def _forget(self, client: Client) -> None:
@@ -268,7 +269,7 @@ class FrontDoor(Generic[Caller]):
                 if head is None:
                     return
                 caller = self.authenticate(head, client.peer)
-                request = await reader.read_body(head)
+                request = reader.take_request(head) or await reader.read_body(head)
             except ApiError as error:
                 client.close_after_response()
                 await client.send_all(client.error_response(error, self._note_refused(client, error)))

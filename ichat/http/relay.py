@@ -64,7 +64,7 @@ class Relay:
     __slots__ = (
         "_client", "_connection", "_done", "_failure", "_framing", "_gaps", "_head", "_held_s", "_hub", "_is_events",
         "_is_torn", "_keepalive", "_method", "_on_head", "_receive", "_reportable", "_rest", "_send", "_sending",
-        "_stall_s", "_stream_gaps", "_task", "_transform", "_unsent", "_usage", "_version", "_woken", "answered",
+        "_stall_s", "_stream_gaps", "_task", "_transform", "_unsent", "_usage", "_version", "answered",
         "bytes_out", "chunks", "deadline", "first_at", "reusable",
     )  # fmt: skip
 
@@ -126,7 +126,6 @@ class Relay:
 
         # The request's task.
         self._task: trio.lowlevel.Task | None = None
-        self._woken = False
         self._sending: trio.CancelScope | None = None
         self._unsent = 0
         """Bytes of the request that the upstream did not take."""
@@ -144,14 +143,25 @@ class Relay:
         self._hub.time(self)
         try:
             while request:
-                await self._send_piece(request.pop(0))
-            while not await self._is_over():
-                await self._sleep()
+                try:
+                    sent = self._connection.sock.send(request[0])
+                except OSError:
+                    sent = 0
+                if sent != len(request[0]):
+                    await self._send_piece(memoryview(request[0])[sent:])
+                del request[0]
+            while self._rest or not self._done:
+                if self._rest or self._failure is not None:
+                    await self._is_over()
+                else:
+                    self._task = trio.lowlevel.current_task()
+                    await trio.lowlevel.wait_task_rescheduled(self._abandon)
             self._client.response_is_whole()
             self.reusable = self.reusable and not self._unsent
         finally:
             self._hub.untime(self)
-            self._connection.pause()
+            if not self._done:
+                self._connection.pause()
             del self._on_head  # its owner keeps this relay, and the garbage collector is to have nothing to do
             if self.first_at is not None:
                 self._gaps[-1] += self.deadline - self._stall_s - self.first_at - self._held_s
@@ -299,9 +309,8 @@ class Relay:
         if sent != len(payload):
             self._keep(payload[sent:])
 
-    async def _send_piece(self, piece: bytes | bytearray) -> None:
-        """Send a piece of the request, or as much of it as the upstream takes before it answers or fails."""
-        rest = memoryview(piece)
+    async def _send_piece(self, rest: memoryview) -> None:
+        """Send the rest of a piece of the request, or what the upstream takes before it answers or fails."""
         while rest and not await self._is_over():
             try:
                 rest = rest[self._connection.sock.send(rest) :]
@@ -380,18 +389,11 @@ class Relay:
             self._wake()
 
     def _wake(self) -> None:
-        self._woken = True
         if self._sending is not None:
             self._sending.cancel()
         if self._task is not None:
             task, self._task = self._task, None
             trio.lowlevel.reschedule(task)
-
-    async def _sleep(self) -> None:
-        if not self._woken:
-            self._task = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._abandon)
-        self._woken = False
 
     def _abandon(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self._task = None

@@ -5,6 +5,7 @@ that it accepts can be read in one way only.
 """
 
 import itertools
+import math
 import os
 import re
 import socket
@@ -19,9 +20,12 @@ from ichat import errors
 from ichat.config.schema import Limits, Timeouts
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, RequestHead, parse_plain_request_head
+from ichat.http.hub import Hub
 
 PIECES_MAX = 128
 """Pieces of a body taken before other tasks get their turn."""
+UNWAITED_MAX = 16
+"""What is received in a row, each without a wait for it, before other tasks get their turn."""
 RECV_BYTES = 65536
 """Bytes received at a time, at most, while a head or a body in chunks is read."""
 _BUFFER = bytearray(256 * 1024)
@@ -84,14 +88,23 @@ class Bounds(Protocol):
 
 
 class RequestReader:
-    """Reads the requests of one connection one after the other: the head, then the body."""
+    """Reads the requests of one connection one after the other: the head, then the body.
 
-    __slots__ = ("_bounds", "_fed", "_leftover", "_parser", "_send_all", "_sock", "idle")
+    The hub calls `wake` when something can be received, and `expire` when nothing came in time.
+    """
 
-    def __init__(self, sock: socket.socket, bounds: Bounds, send_all: Callable[[bytes], Awaitable[None]]) -> None:
+    __slots__ = (
+        "_bounds", "_fed", "_has_expired", "_hub", "_is_readable", "_leftover", "_parser", "_send_all", "_sock",
+        "_task", "_unwaited", "deadline", "idle",
+    )  # fmt: skip
+
+    def __init__(
+        self, sock: socket.socket, bounds: Bounds, hub: Hub, send_all: Callable[[bytes], Awaitable[None]]
+    ) -> None:
         """`send_all` sends the interim response that asks a client for its body."""
         self._sock = sock
         self._bounds = bounds
+        self._hub = hub
         self._send_all = send_all
         self._leftover = b""
         """Bytes received but not yet read."""
@@ -99,21 +112,39 @@ class RequestReader:
         """Has read the current head, unless that is a plain one."""
         self._fed = 0
         """Bytes given to the parser."""
+        self._is_readable = True
+        """Whether something may have come since the socket was last found empty."""
+        self._unwaited = 0
+        """How often something was received since the last wait."""
+        self._task: trio.lowlevel.Task | None = None
+        """The task that waits for something to come."""
+        self._has_expired = False
+        self.deadline = math.inf
+        """Of the wait, on Trio's clock."""
         self.idle = True
         """Whether it waits for the first byte of a request."""
 
     async def read_head(self) -> RequestHead | None:
         """Read the next request's head; None if the client has left. Raises ApiError (408, 431, 400)."""
-        self.idle = True
         if self._leftover:
             await trio.lowlevel.checkpoint()
             data, self._leftover = self._leftover, b""
         else:
-            data = await self.receive(trio.current_time() + self._bounds.timeouts.keep_alive_s)
-            if not data:
+            self.idle = True
+            received: memoryview | None = None
+            while received is None:
+                if not self._is_readable and not await self._wait(
+                    trio.current_time() + self._bounds.timeouts.keep_alive_s
+                ):
+                    return None
+                received = self._receive_now(RECV_BYTES)
+            if not received:
                 return None
-        self.idle = False
-        limits, timeouts = self._bounds.limits, self._bounds.timeouts
+            self.idle = False
+            data = bytes(received)
+            if self._unwaited >= UNWAITED_MAX:
+                await self._let_others_run()
+        limits = self._bounds.limits
         end = data.find(b"\r\n\r\n", 0, limits.head_bytes_max)
         head = parse_plain_request_head(data[:end]) if end >= 0 else None
         if head is not None:
@@ -122,7 +153,17 @@ class RequestReader:
         self._parser = parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes_max)
         parser.receive_data(data)
         self._fed = len(data)
-        return await self._parse_head(parser, trio.current_time() + timeouts.head_s)
+        return await self._parse_head(parser, trio.current_time() + self._bounds.timeouts.head_s)
+
+    def take_request(self, head: RequestHead) -> Request | None:
+        """Return the request with this head if its whole body has been received, as most have; else `read_body`."""
+        length, data = head.length, self._leftover
+        if self._parser is not None or length is None or length > len(data):
+            return None
+        if length > self._bounds.limits.body_bytes_max:
+            return None
+        self._leftover = data[length:]
+        return self._request(head, data[:length])
 
     async def read_body(self, head: RequestHead) -> Request | None:
         """Read the body behind this head; None if the client has left. Raises ApiError (408, 413, 400)."""
@@ -256,24 +297,65 @@ class RequestReader:
 
     async def _receive_into(self, bytes_max: int, deadline: float) -> memoryview | None:
         """Return a view of some bytes in a buffer that all clients share; it is valid until the next await."""
-        waited = False
-        while True:
-            try:
-                received = self._sock.recv_into(_BUFFER, min(bytes_max, len(_BUFFER)))
-            except BlockingIOError:
-                with trio.move_on_at(deadline) as scope:
-                    await trio.lowlevel.wait_readable(self._sock)
-                if scope.cancelled_caught:
-                    return None
-                waited = True
-            except OSError:
-                return _VIEW[:0]
-            else:
-                if waited:
-                    return _VIEW[:received]
-                data = bytes(_VIEW[:received])
-                await trio.lowlevel.checkpoint()
-                return memoryview(data) if trio.current_time() < deadline else None
+        if self._unwaited >= UNWAITED_MAX:
+            await self._let_others_run()
+            if trio.current_time() >= deadline:
+                return None
+        received: memoryview | None = None
+        while received is None:
+            if not self._is_readable and not (await self._wait(deadline) and self._hub.now < deadline):
+                return None
+            received = self._receive_now(bytes_max)
+        return received
+
+    def _receive_now(self, bytes_max: int) -> memoryview | None:
+        """Return a view of what has come: nothing at the end of the stream, None if nothing has."""
+        bytes_max = min(bytes_max, len(_BUFFER))
+        try:
+            received = self._sock.recv_into(_BUFFER, bytes_max)
+        except BlockingIOError:
+            self._is_readable = False
+            return None
+        except OSError:
+            return _VIEW[:0]
+        self._unwaited += 1
+        if 0 < received < bytes_max:
+            self._is_readable = False  # the socket is empty: what comes from now on is told
+        return _VIEW[:received]
+
+    async def _let_others_run(self) -> None:
+        self._unwaited = 0
+        await trio.lowlevel.checkpoint()
+
+    async def _wait(self, deadline: float) -> bool:
+        """Wait for something to come; return whether it came in time."""
+        self._unwaited = 0
+        self._has_expired = False
+        self.deadline = deadline
+        self._hub.time(self)
+        self._task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._abandon)
+        self.deadline = math.inf
+        return not self._has_expired
+
+    def wake(self) -> None:
+        """Called when something has come."""
+        self._is_readable = True
+        task = self._task
+        if task is not None:
+            self._task = None
+            trio.lowlevel.reschedule(task)
+
+    def expire(self) -> None:
+        """Called by the hub when nothing came in time."""
+        task, self._task = self._task, None
+        if task is not None:
+            self._has_expired = True
+            trio.lowlevel.reschedule(task)
+
+    def _abandon(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     async def _continue(self, parser: h11.Connection) -> None:
         """Ask for the body if the client waits for that (RFC 9110, section 10.1.1)."""

@@ -14,7 +14,7 @@ import trio
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, RequestHead, date_header, response_head
-from ichat.http.hub import Hub
+from ichat.http.hub import ENDED, Hub
 from ichat.http.request import Bounds, Request, RequestReader
 from ichat.http.tls import RESET
 from ichat.protocol import CODE_HEADER, ERROR_HEADER, WHY_HEADER
@@ -64,7 +64,7 @@ class Client:
     _owns_socket: bool = attrs.field(default=True, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.reader = RequestReader(self.sock, self._door, self.send_all)
+        self.reader = RequestReader(self.sock, self._door, self._door.hub, self.send_all)
 
     def __repr__(self) -> str:
         return f"<Client {self.peer}{' idle' if self.idle else ''}>"
@@ -150,6 +150,13 @@ class Client:
         """Abandon this client; does not return."""
         self.on_disconnect()
         await trio.sleep_forever()
+
+    def on_events(self, events: int) -> None:
+        """Called by the hub when the client has sent something, or has disconnected."""
+        if events & ENDED:
+            self.on_disconnect()
+        else:
+            self.reader.wake()
 
     def on_disconnect(self, _events: int = 0) -> None:
         """Called when the client disconnects or is given up: cancel its request and close the connection."""

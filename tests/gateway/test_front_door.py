@@ -174,6 +174,44 @@ async def test_a_client_that_hangs_up_cancels_what_is_done_for_it(door, connect)
     await until(lambda: not door.door.clients)
 
 
+@pytest.mark.parametrize("length", [2, 300_000])
+async def test_what_comes_while_another_request_is_answered_is_not_missed(door, connect, length):
+    """The next request may come at any moment, in any number of pieces: it is read when it is its turn."""
+    client = await connect(await door.open())
+    await client.send(b"GET /held HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: door.requests)
+    body = bytes(range(256)) * (length // 256) + b"x" * (length % 256)
+    head = b"POST /next HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % length
+    await client.send(head[:30])
+    await trio.testing.wait_all_tasks_blocked()
+    await client.send(head[30:] + body[:1])
+    await trio.testing.wait_all_tasks_blocked()
+    door.go_on.set()
+    assert (await client.response(b"GET"))[0] == 200
+    await client.send(body[1:])
+    with trio.fail_after(LIMIT_S):
+        assert (await client.response(b"POST"))[2] == body
+        assert (await client.get(b"/last"))[2] == b"hello"
+
+
+async def test_a_body_that_drips_is_bounded(make_door, connect):
+    """A body has a time to come in, however often a piece of it does."""
+    client = await connect(await make_door(body_s=0.1).open())
+    await client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+
+    async def drip():
+        while True:
+            await client.send(b"x")
+            await trio.sleep(0.001)
+
+    async with trio.open_nursery() as dripping:
+        dripping.start_soon(drip)
+        with trio.fail_after(LIMIT_S):
+            status, _, body = await client.response()
+        dripping.cancel_scope.cancel()
+    assert (status, code_of(body)) == (408, "request_timeout")
+
+
 async def test_slow_requests_are_bounded(make_door, connect):
     """A head that does not get complete is 408; a connection without a request is closed without a word."""
     door = make_door(head_s=0.1, keep_alive_s=0.3)
