@@ -8,6 +8,7 @@ import pytest
 import trio
 from support.deployments import gateway_fixture, start_fixture  # noqa: F401
 from support.peers import Client, Upstream
+from support.worker_rig import make_worker_fixture  # noqa: F401
 
 from ichat.config import load as configuration
 from ichat.roles import gateway

@@ -54,6 +54,12 @@ class AdapterSettings:
 class ProtocolAdapter:
     """How an engine's requests and responses differ from a worker's. This class is right for vLLM."""
 
+    request_never_waits = True
+    """Whether `request` waits for nothing while a body has at most 64 KiB, and may be called in any thread.
+
+    Not inherited: a class that says so may have it called on the engine's loop, for small requests.
+    """
+
     def __init__(self, paths: Mapping[bytes, bytes] | None = None) -> None:
         """`paths` are routes that have another path in the engine."""
         self._paths = paths or {}
@@ -93,8 +99,8 @@ class ProtocolAdapter:
     async def request(self, request: Request) -> BodyTransform | None:
         """Change a request before the engine gets it; return the transform of its response if that is a 200.
 
-        Called in Trio; other tasks may run while a large body is read. Raises ApiError if the engine must not get the
-        request.
+        Called in Trio, where other tasks may run while a large body is read; see `request_never_waits`.
+        Raises ApiError if the engine must not get the request.
         """
         self.check_served(request)
         rewrite = None
@@ -131,7 +137,7 @@ class ProtocolAdapter:
     def admit(self, request: Request, under_way: Collection[Request]) -> None:
         """Raise ApiError if the engine must not get this request beside those that are `under_way`.
 
-        Called in Trio, after `request` and just before the engine gets it.
+        Called after `request` and just before the engine gets it, in the same thread, by one thread at a time.
         """
 
     def redirect(self, request: Request) -> None:

@@ -49,7 +49,7 @@ class Call:
         rewrite: BodyTransform | None = None,
     ) -> None:
         """`rewrite` is what the adapter returned for this request."""
-        self._request = request
+        self.request = request
         self._adapter = adapter
         self._rewrite = rewrite
         self._sock = sock
@@ -88,7 +88,7 @@ class Call:
         self._stalled: asyncio.TimerHandle
 
     def __repr__(self) -> str:
-        return f"<Call {self._request.id.decode()} {self._request.path.decode()} {self.status or 'waiting'}>"
+        return f"<Call {self.request.id.decode()} {self.request.path.decode()} {self.status or 'waiting'}>"
 
     @property
     def ending(self) -> Ending:
@@ -152,12 +152,12 @@ class Call:
         """Send an error as the last event of a failed stream, if the socket accepts it at once."""
         if self.failure is None or self.hung_up or not (self._is_stream and self._chunked) or self._rest:
             return
-        event = self.failure.event(self._request.path)
+        event = self.failure.event(self.request.path)
         with contextlib.suppress(OSError):
             self._sock.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
 
     def _scope(self) -> Scope:
-        request = self._request
+        request = self.request
         path, _, query = request.target.partition(b"?")
         host, _, port = self._peer.rpartition(":")
         return {
@@ -180,8 +180,8 @@ class Call:
         """Return the body once, and then the disconnect, to any number of waiters."""
         if not self._body_taken:
             self._body_taken = True
-            body = bytes(self._request.body)
-            self._request.body = b""
+            body = bytes(self.request.body)
+            self.request.body = b""
             return {"type": "http.request", "body": body, "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
@@ -199,7 +199,7 @@ class Call:
             if self._edit is not None:
                 body = self._edit(bytes(body))
             if self._is_stream and body[:14] in ERROR_BEGINNINGS and self._left is None:
-                body = error_event(self._request.path, body)
+                body = error_event(self.request.path, body)
             data = self._framed(body, more=more)
             if data:
                 await self._write(data)
@@ -216,11 +216,11 @@ class Call:
         """Accept the head. A streamed response's is sent at once, any other's together with its body."""
         self.status = status
         given = [(name.lower(), value) for name, value in headers]
-        self._rewrite = self._adapter.response(self._request, status, given, self._rewrite)
+        self._rewrite = self._adapter.response(self.request, status, given, self._rewrite)
         if self._rewrite is None:
             self._make_head(status, given)
             if self._is_stream and status == 200:
-                self._edit = self._adapter.edit(self._request)
+                self._edit = self._adapter.edit(self.request)
         else:
             self._given = given
             self._gathered = bytearray()
@@ -241,13 +241,13 @@ class Call:
         if status >= 400:
             headers = [header for header in headers if header[0] != b"content-type"]
             headers.append((b"content-type", b"application/json"))
-        if self._request.method != b"HEAD":
+        if self.request.method != b"HEAD":
             headers.append((b"content-length", b"%d" % len(new)))
         self._make_head(status, headers)
         return new
 
     def _make_head(self, status: int, headers: Headers) -> None:
-        request = self._request
+        request = self.request
         self.status = status
         out: Headers = [date_header()]
         identified = False

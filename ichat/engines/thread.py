@@ -7,10 +7,11 @@ never waits for it without a limit.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
@@ -18,7 +19,9 @@ from ichat import errors
 from ichat.engines import Application, Engine, EngineInfo
 from ichat.engines.adapter import BodyTransform
 from ichat.engines.asgi import Call
+from ichat.engines.kept import KeptConnection
 from ichat.errors import EXIT_SOFTWARE, Exit
+from ichat.http.heads import RequestHead
 from ichat.http.request import Request
 from ichat.http.server import Client
 
@@ -33,6 +36,9 @@ UNNOTICED_S = 10.0
 RETRY_AFTER_S = 5
 FAIL_S = 2.0
 """How long requests may take to end by themselves after the engine has died."""
+
+Next = Callable[[RequestHead, bytes], Request | None]
+"""Returns the request of this head and body if it is for the engine. Called on the engine's loop."""
 
 
 class EngineThread:
@@ -67,7 +73,12 @@ class EngineThread:
         self._started_at = 0.0
         self.aborts = 0
         """Requests that their clients left before the end."""
-        self._waiting: dict[Request, trio.Event] = {}
+        self.connections: dict[KeptConnection, trio.Event] = {}
+        """Those on the engine's loop; the event gives one back to Trio."""
+        self._gives_back = False
+        self._under_way: set[Request] = set()
+        self._admission = threading.Lock()
+        """Guards `_under_way`: requests are admitted in Trio and on the engine's loop."""
 
     def __repr__(self) -> str:
         return f"<EngineThread of {self._engine.name}: {self.phase}, {self.in_flight} in flight>"
@@ -75,7 +86,7 @@ class EngineThread:
     @property
     def in_flight(self) -> int:
         """How many requests the engine is answering."""
-        return len(self._waiting)
+        return len(self._under_way)
 
     def start(self) -> None:
         """Start the engine's thread; it goes on until ``stop`` or until the engine fails."""
@@ -110,47 +121,109 @@ class EngineThread:
         else:
             self._in_engine(self._stopping.set)
 
-    async def answer(self, request: Request, client: Client, rewrite: BodyTransform | None = None) -> None:
+    async def answer(
+        self, request: Request, client: Client, rewrite: BodyTransform | None = None, next_request: Next | None = None
+    ) -> None:
         """Let the engine answer a request on this connection. Raises ApiError if nothing has been sent.
 
-        A response with status 200 is changed by `rewrite`, or else by the engine's adapter.
+        A response with status 200 is changed by `rewrite`, or else by the engine's adapter. With `next_request`, the
+        engine's thread goes on with the connection's next requests, for as long as they are its own; see `kept.py`.
         """
+        adapter = self._engine.adapter
         self._check_ready()
-        found = await self._engine.adapter.request(request)
+        found = await adapter.request(request)
         app = self._check_ready()
-        self._engine.adapter.admit(request, self._waiting.keys())  # no checkpoint until it is in _waiting
+        self._admit(request)  # no checkpoint until it is in `connections`
+        may_keep = vars(type(adapter)).get("request_never_waits") and not client.reader.has_received()
+        begin = functools.partial(self._begin_next, next_request) if next_request is not None and may_keep else None
         done = trio.Event()
-        call = Call(
-            request,
-            client.sock,
-            client.peer,
-            keep_alive=client.keep_alive,
-            stall_s=self._stall_s,
-            ended=lambda: self._run_in_trio(done.set),
-            adapter=self._engine.adapter,
-            rewrite=rewrite or found,
-        )
-        self._waiting[request] = done
+        kept = KeptConnection(client, begin=begin, give_back=lambda: self._run_in_trio(done.set))
+        first = kept.call = self._call(kept, request, rewrite or found)
+        self.connections[kept] = done
         try:
-            self._in_engine(self._begin, call, app)
+            self._in_engine(self._begin, first, app)
             try:
                 await done.wait()
             except trio.Cancelled:
-                self._in_engine(call.hang_up)
+                self._in_engine(kept.client_left)
                 with trio.move_on_after(ABORT_S, shield=True) as waited:
                     await done.wait()
                 if waited.cancelled_caught:
-                    log.error("%r did not end within %g s of its client leaving", call, ABORT_S)
+                    log.error("%r did not end within %g s of its client leaving", kept.call, ABORT_S)
                     client.leave_socket()
                 raise
         finally:
-            self._waiting.pop(request, None)
+            self.connections.pop(kept, None)
+            call = kept.call
+            self._leave(call.request)
             self.aborts += call.hung_up and not call.complete
             client.end_of_response(head_sent=call.head_sent, ending=call.ending)
         if call.hung_up:
             await client.abandon()
         if not call.complete:
-            raise call.failure or errors.engine_failed("it ended")
+            failure = call.failure or errors.engine_failed("it ended")
+            if call is first or call.head_sent:
+                raise failure
+            await client.send_all(client.error_response(failure, call.request.id, call.request.method))
+
+    def _call(self, kept: KeptConnection, request: Request, rewrite: BodyTransform | None) -> Call:
+        client = kept.client
+
+        def ended() -> None:
+            self._leave(request)
+            kept.call_ended(may_wait=self._app is not None and not self._gives_back)
+
+        return Call(
+            request,
+            client.sock,
+            client.peer,
+            keep_alive=client.keep_alive,
+            stall_s=self._stall_s,
+            ended=ended,
+            adapter=self._engine.adapter,
+            rewrite=rewrite,
+        )
+
+    def _admit(self, request: Request) -> None:
+        """Note that the engine works on this request. Raises ApiError if it must not."""
+        with self._admission:
+            self._engine.adapter.admit(request, self._under_way)
+            self._under_way.add(request)
+
+    def _leave(self, request: Request) -> None:
+        with self._admission:
+            self._under_way.discard(request)
+
+    def _begin_next(self, next_request: Next, kept: KeptConnection, head: RequestHead, body: bytes) -> bool:
+        """Begin a call on the engine's loop; return False if Trio must have the request, to refuse it for example."""
+        app = self._app
+        if app is None or self._check_alive() is not None:
+            return False
+        try:
+            request = next_request(head, body)
+            if request is None:
+                return False
+            rewrite = _at_once(self._engine.adapter.request(request))
+            self._admit(request)
+        except Exception:  # Trio reads the request again, and reports what is wrong
+            return False
+        client = kept.client
+        client.begin_exchange()
+        if not request.keep_alive:
+            client.close_after_response()
+        kept.call = self._call(kept, request, rewrite)
+        kept.call.start(app, self._calls)
+        return True
+
+    def give_back_connections(self) -> None:
+        """Let each connection come back to Trio once no request is under way, as a drain needs it."""
+        self._gives_back = True
+        if self._loop is not None:
+            self._in_engine(self._give_back_idle)
+
+    def _give_back_idle(self) -> None:
+        for kept in tuple(self.connections):
+            kept.give_back_idle()
 
     def _check_ready(self) -> Application:
         if self._failed_by is not None or self.failure is not None:
@@ -168,13 +241,18 @@ class EngineThread:
 
         So a refused request was never worked on. One that fails later may have been.
         """
-        assert self._stopping is not None
-        self._failed_by = self._failed_by or self._engine.why_dead()
-        if self._failed_by is None:
+        if self._check_alive() is None:
             call.start(app, self._calls)
         else:
-            self._stopping.set()
             call.refuse(self._dead())
+
+    def _check_alive(self) -> str | None:
+        """Return why the engine is dead, which ends it, or None. Runs on the engine's loop."""
+        assert self._stopping is not None
+        self._failed_by = self._failed_by or self._engine.why_dead()
+        if self._failed_by is not None:
+            self._stopping.set()
+        return self._failed_by
 
     @property
     def name(self) -> str:
@@ -202,7 +280,7 @@ class EngineThread:
     def give_up(self) -> None:
         """Stop waiting for the engine: its thread has ended, or the process is about to end."""
         self.ended.set()
-        for done in self._waiting.values():
+        for done in tuple(self.connections.values()):
             done.set()
 
     def _run(self) -> None:
@@ -247,6 +325,8 @@ class EngineThread:
             while not self._stop_asked:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), WATCH_S)
+                for kept in tuple(self.connections):
+                    kept.check(self._loop.time())
                 why = None if self._stop_asked else self._failed_by or self._engine.why_dead()
                 if why is not None:
                     self._failed_by = why
@@ -260,6 +340,7 @@ class EngineThread:
 
     async def _abandon_calls(self) -> None:
         """Wait a moment for the calls under way, then end them."""
+        self._give_back_idle()
         await self._wait_for_calls()
         failure = errors.engine_failed(str(self.failure)) if self.failure else errors.draining()
         for call in self._calls:
@@ -269,6 +350,16 @@ class EngineThread:
     async def _wait_for_calls(self) -> None:
         if self._calls:
             await asyncio.wait([call.task for call in self._calls], timeout=FAIL_S)
+
+
+def _at_once(request: Awaitable[BodyTransform | None]) -> BodyTransform | None:
+    """Return the result of a coroutine that waits for nothing."""
+    coroutine = request.__await__()
+    try:
+        next(coroutine)
+    except StopIteration as done:
+        return done.value
+    raise RuntimeError("the adapter waited on the engine's loop")
 
 
 def _one_line(error: BaseException) -> str:

@@ -163,7 +163,7 @@ class RequestReader:
         if length > self._bounds.limits.body_bytes_max:
             return None
         self._leftover = data[length:]
-        return self._request(head, data[:length])
+        return self.request_of(head, data[:length])
 
     async def read_body(self, head: RequestHead) -> Request | None:
         """Read the body behind this head; None if the client has left. Raises ApiError (408, 413, 400)."""
@@ -180,7 +180,7 @@ class RequestReader:
         else:
             assert parser is not None
             body = await self._read_chunks(parser, deadline)
-        return None if body is None else self._request(head, body)
+        return None if body is None else self.request_of(head, body)
 
     async def _parse_head(self, parser: h11.Connection, deadline: float) -> RequestHead | None:
         """Read the head by h11; None if the client has left. Raises ApiError (408, 431, 400)."""
@@ -260,7 +260,8 @@ class RequestReader:
             body += received
         return body
 
-    def _request(self, head: RequestHead, body: bytes | bytearray) -> Request:
+    def request_of(self, head: RequestHead, body: bytes | bytearray) -> Request:
+        """Return the request of this head and this whole body."""
         by_name = head.by_name
         keep_alive = head.version == b"1.1"
         if b"connection" in by_name and any(
@@ -278,6 +279,24 @@ class RequestReader:
             keep_alive,
             by_name,
         )
+
+    @property
+    def limits(self) -> Limits:
+        """The current limits."""
+        return self._bounds.limits
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """The current time limits."""
+        return self._bounds.timeouts
+
+    def has_received(self) -> bool:
+        """Return whether bytes of a further request were received, but not yet read."""
+        return bool(self._leftover)
+
+    def unread(self, data: bytes) -> None:
+        """Read these bytes, which were received elsewhere, before all others."""
+        self._leftover = data + self._leftover
 
     def has_more(self) -> bool:
         """Return whether the client has sent something that was not read."""

@@ -164,6 +164,7 @@ async def _shut_down(
         )  # clients that follow the log do not get the process' last output
     worker.draining = True
     worker.changed()
+    thread.give_back_connections()
     await door.drain()
     with deadlines.for_engine:
         await thread.stop(worker.options.stop_s)

@@ -1,5 +1,6 @@
 """The worker's answers: its own routes, and everything else by the engine; and what its heartbeats say."""
 
+import functools
 import hmac
 import json
 import os
@@ -18,7 +19,7 @@ from ichat.engines.adapter import AdapterSettings, model_body, models_body
 from ichat.engines.thread import EngineThread
 from ichat.errors import ApiError
 from ichat.hardware.machines import LOOK_S, MachineMonitor
-from ichat.http.heads import RequestHead
+from ichat.http.heads import Headers, RequestHead
 from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.observability.logs.capture import Capture
@@ -46,6 +47,8 @@ GROUP_HEARTBEAT_S = 3.0
 _PROOF_HEADERS = frozenset((PROOF_HEADER, b"authorization"))
 _CHANGES = CHANGES_MODELS | {b"/resume_memory_occupation", b"/wake_up"}
 """Routes after which the worker sends a heartbeat at once: its models change, or it accepts requests again."""
+_NOT_FOR_ENGINE = _CHANGES | {b"/logs/stream", b"/beat"}
+"""What the engine's thread leaves to Trio of the requests that change something."""
 _JSON = [(b"content-type", b"application/json")]
 
 
@@ -122,7 +125,7 @@ class WorkerServer:
 
     async def answer(self, request: Request, client: Client, _caller: None) -> None:
         """Answer one request: the worker's own routes here, everything else by the engine."""
-        request.headers = [header for header in request.headers if not header[0].startswith(INTERNAL)]
+        request.headers = _external(request.headers)
         is_read = request.method in (b"GET", b"HEAD")
         if is_read and request.path == b"/health":
             await self._send_health(request, client)
@@ -142,9 +145,23 @@ class WorkerServer:
             request.headers = [header for header in request.headers if header[0] != b"accept"]  # plain text only
             await self.thread.answer(request, client, lambda status, body: (status, body + metrics_of(self.thread)))
         else:
-            await self.thread.answer(request, client)
-            if request.path in _CHANGES:
+            changes = request.path in _CHANGES  # which the gateway is told at once, so Trio must see the end
+            next_request = None if changes else functools.partial(self._next_request, client)
+            await self.thread.answer(request, client, next_request=next_request)
+            if changes:
                 self.changed()
+
+    def _next_request(self, client: Client, head: RequestHead, body: bytes) -> Request | None:
+        """Return a request that `answer` would pass to the engine; None for all others. Called in any thread."""
+        if head.method != b"POST" or b"%" in head.path or head.path in _NOT_FOR_ENGINE:
+            return None
+        try:
+            self.authenticate(head, client.peer)
+        except ApiError:
+            return None
+        request = client.reader.request_of(head, body)
+        request.headers = _external(request.headers)
+        return request
 
     def _is_list_open(self) -> bool:
         """Return whether the worker lists the models itself: an engine with a key guards its list with it."""
@@ -220,6 +237,11 @@ class WorkerServer:
         """
         await self.thread.ready.wait()
         await self._machine_monitor.watch_forever(max(LOOK_S, self.options.heartbeat_interval), self.changed)
+
+
+def _external(headers: Headers) -> Headers:
+    """Return the headers without those that only our own processes may send each other."""
+    return [header for header in headers if not header[0].startswith(INTERNAL)]
 
 
 def _bounded(names: Sequence[str] | None) -> list[str] | None:

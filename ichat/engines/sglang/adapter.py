@@ -71,6 +71,8 @@ _NO_VECTORS = b"does not appear to be an embedding model"
 class SGLangAdapter(ProtocolAdapter):
     """How SGLang's requests and responses differ from a worker's."""
 
+    request_never_waits = True
+
     def __init__(self, names: Callable[[], tuple[Sequence[str], Sequence[str]]]) -> None:
         """`names` returns the names of the model, SGLang's own first, and those of its adapters."""
         super().__init__(PATHS)

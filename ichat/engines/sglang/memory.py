@@ -37,7 +37,7 @@ class _Refused(Exception):
 
 
 class Memory:
-    """What SGLang has released. `admit` is for Trio, everything else for the engine's loop."""
+    """What SGLang has released. `admit` is called by one thread at a time, all else on the engine's loop."""
 
     def __init__(self, model: Callable[[], str]) -> None:
         """`model` returns the model's name."""
