@@ -3,6 +3,7 @@
 gateway   the gateway, nginx (where it is installed), and no gateway, before a fast upstream
 worker    the worker and uvicorn, with the same application
 vllm      the worker with vLLM, and vLLM's own server
+sglang    the worker with SGLang, and SGLang's own server
 
 Every round measures each scenario on all in turn, the next round in the opposite order; a ratio is taken inside a
 round, and shown is the median of the rounds, with the least and the greatest. Ends with 1 where a request failed.
@@ -29,7 +30,9 @@ def read_command_line():
     parser = argparse.ArgumentParser(
         prog="./build bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help="gateway, worker, vllm or all (gateway worker)")
+    parser.add_argument(
+        "subjects", nargs="*", metavar="SUBJECT", help="gateway, worker, vllm, sglang or all (gateway worker)"
+    )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="how often everything is measured (3)")
     parser.add_argument("--scale", type=float, default=1.0, metavar="S", help="so many times the usual requests (1)")
     parser.add_argument(
@@ -38,12 +41,15 @@ def read_command_line():
     parser.add_argument(
         "--engine-python",
         type=pathlib.Path,
-        default=ROOT / ".engines/vllm/bin/python",
         metavar="PYTHON",
-        help="has vLLM",
+        help="has the engine (of .engines/)",
     )
     parser.add_argument(
-        "--model", type=pathlib.Path, default=ROOT / ".build/tiny/chat", metavar="DIRECTORY", help="what vLLM loads"
+        "--model",
+        type=pathlib.Path,
+        default=ROOT / ".build/tiny/chat",
+        metavar="DIRECTORY",
+        help="what the engine loads",
     )
     args = parser.parse_args()
     names = list(SUBJECTS) if "all" in args.subjects else args.subjects or ["gateway", "worker"]
@@ -67,7 +73,8 @@ def measure(process, scenario):
         events=scenario.events,
         limit_s=LIMIT_S,
     )
-    return figures_of(load, scenario, spent(before, process.cpu_ns()), process.memory_mb())
+    counted_ns, tree_ns = map(spent, before, process.cpu_ns())
+    return figures_of(load, scenario, counted_ns, tree_ns, process.memory_mb())
 
 
 def scaled(scenario, scale):

@@ -5,7 +5,7 @@ import statistics
 import attrs
 
 COLUMNS = {"rate": "requests/s", "p50_ms": "p50 ms", "p99_ms": "p99 ms", "first_ms": "first ms", "memory_mb": "MB"}
-RATIOS = {"cpu_us": "CPU", "rate": "requests/s", "p50_ms": "p50"}
+RATIOS = {"cpu_us": "CPU", "tree_us": "CPU of all", "rate": "requests/s", "p50_ms": "p50"}
 
 
 @attrs.frozen
@@ -27,6 +27,8 @@ class Figures:
     """One scenario on one process in one round. A figure is 0 where there is none."""
 
     cpu_us: float
+    tree_us: float
+    """CPU of the process and all its descendants."""
     rate: float
     p50_ms: float
     p99_ms: float
@@ -45,11 +47,12 @@ class Ratio:
     under: str
 
 
-def figures_of(load, scenario, cpu_ns, memory_mb):
+def figures_of(load, scenario, cpu_ns, tree_ns, memory_mb):
     """Make the figures of what the load client says and what the process has used."""
     units = load[{"request": "requests", "chunk": "events", "token": "tokens"}[scenario.unit]]
     return Figures(
         cpu_us=cpu_ns / 1e3 / units if units else 0.0,
+        tree_us=tree_ns / 1e3 / units if units else 0.0,
         rate=load["requests"] / load["seconds"],
         p50_ms=load["p50_ms"],
         p99_ms=load["p99_ms"],
@@ -70,7 +73,7 @@ def table(scenario, rounds, ratios):
         yield f"  {name:10}{''.join(cells)}{sum(one.failures for one in found):>9}"
     for ratio in ratios:
         if ratio.over in rounds and ratio.under in rounds:
-            yield f"  {ratio.over + ' / ' + ratio.under:17}{RATIOS[ratio.figure]:12}{spread(ratio, rounds)}"
+            yield f"  {ratio.over + ' / ' + ratio.under:17}{RATIOS[ratio.figure]:13}{spread(ratio, rounds)}"
     for name, found in rounds.items():
         for reason in dict.fromkeys(reason for one in found for reason in one.reasons):
             yield f"  {name} failed: {reason}"

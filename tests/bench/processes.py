@@ -88,8 +88,13 @@ class Process:
         return {"tree": family, "alone": family[:1], "nothing": []}[self.counts]
 
     def cpu_ns(self):
-        """Return the nanoseconds of CPU that each thread has used; `spent` makes a sum of two such pictures."""
-        return {thread: used for process in self.counted() for thread, used in threads_ns(process)}
+        """Return the nanoseconds of CPU that each thread has used: of what counts, and of it and all descendants.
+
+        `spent` makes a sum of two such pictures.
+        """
+        counted = {process.pid for process in self.counted()}
+        tree = {thread: used for process in self.family() for thread, used in threads_ns(process)}
+        return {thread: used for thread, used in tree.items() if thread[0] in counted}, tree
 
     def memory_mb(self):
         total = 0

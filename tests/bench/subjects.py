@@ -11,6 +11,8 @@ from processes import HERE, ROOT, Failed, Process, free_port
 PYZ = ROOT / "ichat.pyz"
 START_S = 60.0
 LOAD_MODEL_S = 600.0
+LAST_CPU = str(max(os.sched_getaffinity(0)))
+"""Engines compute there, so that the rest is left to what is compared."""
 MESSAGES = [{"role": "user", "content": "Tell me about the sea and the wind. " * 8}]
 ASK = {"model": "tiny", "messages": MESSAGES, "max_tokens": 64, "temperature": 0}
 
@@ -19,11 +21,10 @@ SCENARIOS = [
     Scenario("burst", 64, 1280, {**ASK, "stream": True, "events": 100, "gap_s": 0}, 100, "chunk"),
     Scenario("paced", 128, 256, {**ASK, "stream": True, "events": 50, "gap_s": 0.02}, 50, "chunk"),
 ]
-TOKENS = {**ASK, "ignore_eos": True}
-VLLM_SCENARIOS = [
-    Scenario("streamed", 32, 192, {**TOKENS, "stream": True, "stream_options": {"include_usage": True}}, 0, "token"),
-    Scenario("plain", 32, 192, TOKENS, 0, "token"),
-]
+FEW = {**ASK, "max_tokens": 8, "ignore_eos": True}
+"""So few tokens that the request itself is a good part of the work."""
+STREAM = {**FEW, "max_tokens": 32, "stream": True, "stream_options": {"include_usage": True}}
+ENGINE_SCENARIOS = [Scenario("plain", 32, 320, FEW), Scenario("streamed", 32, 96, STREAM, 0, "token")]
 GATEWAY = """\
 [server_settings]
 port = {port}
@@ -120,30 +121,44 @@ def worker(started, args, directory):
 
 
 def vllm(started, args, directory):
-    """The worker with vLLM, and vLLM's own server: both loaded at once, asked in turn."""
-    if not args.engine_python.exists() or not args.model.exists():
-        raise Failed(f"vllm needs {args.engine_python} and {args.model}: ./build bench vllm makes them")
-    same = ["--model", args.model, "--served-model-name", "tiny", "--max-model-len", "2048", "--enforce-eager"]
-    same += ["--host", "127.0.0.1", "--port"]
+    """The worker with vLLM, and vLLM's own server."""
+    own = ["-m", "vllm.entrypoints.launchers.api_server.entry", "--disable-uvicorn-access-log", "--model"]
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": LAST_CPU}
+    return engine(started, args, directory, "vLLM", own, ["--max-model-len", "2048", "--enforce-eager"], env)
+
+
+def sglang(started, args, directory):
+    """The worker with SGLang, and SGLang's own server."""
+    own = ["-m", "sglang.launch_server", "--log-level-http", "warning", "--model-path"]
+    env = {
+        "PYTHONPATH": str(ROOT / "tests/support/sglang_on_cpu"),
+        "OMP_NUM_THREADS": "1",
+        "SGLANG_CPU_OMP_THREADS_BIND": LAST_CPU,
+    }
+    same = ["--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
+    same += ["--device", "cpu", "--disable-overlap-schedule", "--mem-fraction-static", "0.1"]
+    same += ["--max-total-tokens", "16384", "--disable-cuda-graph", "--sleep-on-idle", "--enable-metrics"]
+    return engine(started, args, directory, "SGLang", own, same, env)
+
+
+def engine(started, args, directory, name, own, same, env):
+    """The worker with an engine, and the engine's own server: both loaded, and asked in turn."""
+    backend = name.lower()
+    python = args.engine_python or ROOT / f".engines/{backend}/bin/python"
+    if not python.exists() or not args.model.exists():
+        raise Failed(f"{backend} needs {python} and {args.model}: ./build bench {backend} makes them")
     commands = {
-        "iChat": [args.engine_python, PYZ, "worker", *same],
-        "vLLM": [
-            args.engine_python, "-m", "vllm.entrypoints.launchers.api_server.entry",
-            "--disable-uvicorn-access-log", *same,
-        ],
-    }  # fmt: skip
-    last_cpu = str(
-        max(os.sched_getaffinity(0))
-    )  # the engine computes there, so that the rest is left to what is compared
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": last_cpu}
-    for name, command in commands.items():
+        "iChat": [python, PYZ, "worker", "--backend", backend, "--model", args.model],
+        name: [python, *own, args.model],
+    }
+    for title, command in commands.items():
         port = free_port()
-        started.append(Process(name, [*command, port], port, directory, counts="alone", env=env))
-    for process in started:
-        process.wait_until_ready(ASK, LOAD_MODEL_S)
-    ratios = [Ratio(figure, "iChat", "vLLM") for figure in ("cpu_us", "rate", "p50_ms")]
-    title = "on the tiny model; CPU of the process that answers, without that of vLLM's engine core"
-    return Subject(title, started, VLLM_SCENARIOS, ratios)
+        command = [*command, "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", port, *same]
+        started.append(Process(title, command, port, directory, counts="alone", env=env))
+        started[-1].wait_until_ready(ASK, LOAD_MODEL_S)  # one after the other: a load takes all CPUs
+    ratios = [Ratio(figure, "iChat", name) for figure in ("cpu_us", "tree_us", "rate", "p50_ms")]
+    title = "on the tiny model; CPU of the process that answers, then of all processes"
+    return Subject(title, started, ENGINE_SCENARIOS, ratios)
 
 
-SUBJECTS = {"gateway": gateway, "worker": worker, "vllm": vllm}
+SUBJECTS = {"gateway": gateway, "worker": worker, "vllm": vllm, "sglang": sglang}
