@@ -140,6 +140,8 @@ class EngineThread:
         kept = KeptConnection(client, begin=begin, give_back=lambda: self._run_in_trio(done.set))
         first = kept.call = self._call(kept, request, rewrite or found)
         self.connections[kept] = done
+        if begin is not None:
+            client.leave_reading()
         try:
             self._in_engine(self._begin, first, app)
             try:
@@ -154,6 +156,8 @@ class EngineThread:
                 raise
         finally:
             self.connections.pop(kept, None)
+            if begin is not None:
+                client.resume_reading()
             call = kept.call
             self._leave(call.request)
             self.aborts += call.hung_up and not call.complete

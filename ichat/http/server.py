@@ -14,7 +14,7 @@ import trio
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, RequestHead, date_header, response_head
-from ichat.http.hub import ENDED, Hub
+from ichat.http.hub import ENDED, HANG_UP, READABLE, Hub
 from ichat.http.request import Bounds, Request, RequestReader
 from ichat.http.tls import RESET
 from ichat.protocol import CODE_HEADER, ERROR_HEADER, WHY_HEADER
@@ -163,6 +163,14 @@ class Client:
         self.has_left = True
         self._door.hub.forget(self.sock.fileno())
         self.scope.cancel()
+
+    def leave_reading(self) -> None:
+        """Be told of a disconnect only: another thread reads the next requests, until `resume_reading`."""
+        self._door.hub.rearm(self.sock.fileno(), HANG_UP)
+
+    def resume_reading(self) -> None:
+        """Be told again of what has come."""
+        self._door.hub.rearm(self.sock.fileno(), READABLE)
 
     def exempt_from_drain(self) -> None:
         """Let no drain wait for the current exchange: it lasts as long as this process, as a stream of its log does."""

@@ -194,6 +194,33 @@ async def test_what_comes_while_another_request_is_answered_is_not_missed(door, 
         assert (await client.get(b"/last"))[2] == b"hello"
 
 
+async def test_another_thread_may_read_meanwhile(door, connect, monkeypatch):
+    """While another thread reads a connection, nothing that comes is told here; a disconnect and all later bytes are."""
+    client = await connect(await door.open())
+    await client.send(b"GET /held HTTP/1.1\r\nhost: x\r\n\r\n")
+    await until(lambda: door.requests)
+    (served,) = door.door.clients
+    served.leave_reading()
+    woken = []
+    monkeypatch.setattr(type(served.reader), "wake", lambda reader: woken.append(reader))
+    await client.send(b"GET /next HTTP/1.1\r\nhost: x\r\n")
+    await trio.sleep(0.05)
+    assert not woken
+    served.resume_reading()
+    await until(lambda: woken)
+    monkeypatch.undo()
+    served.leave_reading()
+    served.resume_reading()
+    door.go_on.set()
+    assert (await client.response(b"GET"))[0] == 200
+    await client.send(b"\r\n")
+    with trio.fail_after(LIMIT_S):
+        assert (await client.response(b"GET"))[0] == 200
+    served.leave_reading()
+    await client.stream.aclose()
+    await until(lambda: not door.door.clients)
+
+
 async def test_a_body_that_drips_is_bounded(make_door, connect):
     """A body has a time to come in, however often a piece of it does."""
     client = await connect(await make_door(body_s=0.1).open())
