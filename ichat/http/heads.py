@@ -231,9 +231,9 @@ def hop_by_hop_of(headers: Headers) -> frozenset[bytes]:
     return HOP_BY_HOP | (named - {b"content-length"})
 
 
-def form_type(headers: Headers) -> bytes:
-    """Return the content type of a multipart form; empty for a body of any other type."""
-    value = dict(reversed(headers)).get(b"content-type", b"")
+def form_type(by_name: Mapping[bytes, bytes]) -> bytes:
+    """Return the content type of a multipart form, of the headers by name; empty for a body of any other type."""
+    value = by_name.get(b"content-type", b"")
     return value if value[:10].lower() == b"multipart/" else b""
 
 

@@ -27,6 +27,14 @@ LOOKUPS_MAX = 4
 """Threads that may look up one upstream's name at the same time."""
 
 
+def _authority_of(upstream: "Upstream") -> bytes:
+    if not upstream.port:
+        return b"localhost"
+    host = f"[{upstream.host}]" if ":" in upstream.host else upstream.host
+    usual = 443 if upstream.tls else 80
+    return (host if upstream.port == usual else f"{host}:{upstream.port}").encode()
+
+
 @attrs.frozen(eq=False)
 class Upstream:
     """A TCP port or unix socket that requests are sent to. Two are never equal, even with the same address."""
@@ -38,15 +46,8 @@ class Upstream:
     port: int
     tls: ssl.SSLContext | None = None
     """Verifies and encrypts; None means plain."""
-
-    @property
-    def authority(self) -> bytes:
-        """Its value of the `Host` header."""
-        if not self.port:
-            return b"localhost"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        usual = 443 if self.tls else 80
-        return (host if self.port == usual else f"{host}:{self.port}").encode()
+    authority: bytes = attrs.field(init=False, default=attrs.Factory(_authority_of, takes_self=True))
+    """Its value of the `Host` header."""
 
 
 class Connection:

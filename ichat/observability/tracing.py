@@ -35,6 +35,8 @@ _SERVICE = "ichat-gateway"
 _METHOD = "POST"
 """Of every request to a model."""
 
+_NOT_ZERO = 1 << 64 | 1
+"""Neither the 128 bits of a trace nor the 64 of a span may all be zero."""
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-((?!0{32})[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", re.DOTALL)
 """What is passed on: the trace's id is used in the access log, the rest is for the upstream to validate."""
 
@@ -64,11 +66,12 @@ class Tracing:
 
         `is_known` says that the path is one of few, so that spans may be named by it.
         """
-        for name, value in headers:
-            if name == b"traceparent" and (found := _TRACEPARENT.fullmatch(value)):
-                return Trace(found[1].decode(), [header for header in headers if header[0] in NAMES])
-        trace_id, span_id = random.getrandbits(128) or 1, random.getrandbits(64) or 1
-        return Trace(f"{trace_id:032x}", [(b"traceparent", b"00-%032x-%016x-00" % (trace_id, span_id))])
+        if b"traceparent" in dict(headers):
+            for name, value in headers:
+                if name == b"traceparent" and (found := _TRACEPARENT.fullmatch(value)):
+                    return Trace(found[1].decode(), [header for header in headers if header[0] in NAMES])
+        ids = f"{random.getrandbits(192) | _NOT_ZERO:048x}"
+        return Trace(ids[:32], [(b"traceparent", f"00-{ids[:32]}-{ids[32:]}-00".encode())])
 
     def end(self, trace: Trace, record: RequestRecord) -> None:
         """Note that a request has ended."""

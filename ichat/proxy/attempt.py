@@ -5,7 +5,7 @@ connection broke at once, without a byte of response.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import trio
@@ -51,6 +51,8 @@ class ForwardedRequest:
     path: bytes
     """Its path, as it is counted."""
     started_at: float
+    names: Iterable[str] = ()
+    """The names of its body's members, or of its form's fields."""
     queued_s: float = 0.0
     internal: Headers = attrs.field(factory=list[tuple[bytes, bytes]])
     """Headers for the upstream that no client can send; only the control plane gets any."""
@@ -145,7 +147,7 @@ class Attempt:
         """
         endpoint, forwarded = self.endpoint, self._forwarded
         if endpoint.route is not None:
-            self._body = await endpoint.route.rewrite(forwarded.request)
+            self._body = await endpoint.route.rewrite(forwarded.request, forwarded.names)
         elif forwarded.is_suspect:
             self._body, self._dropped = await without_control(self._body, forwarded.request.headers)
             self._context.drop_notices.log_dropped(forwarded.caller.key_name, self._dropped)
@@ -267,7 +269,7 @@ class Attempt:
 
         Raises ResponseRejected or Declined for a response that the client must not get.
         """
-        forwarded, client, names = self._forwarded, self._forwarded.client, dict(head.headers)
+        forwarded, client, names = self._forwarded, self._forwarded.client, head.by_name
         self._check_response(head.status, names)
         self._record_response(head.status, names)
         if forwarded.keepalive is not None and forwarded.keepalive.has_begun:
@@ -277,7 +279,7 @@ class Attempt:
         if is_unchunked or isinstance(head.framing, UntilClose):
             client.begin_unframed()
         added = self._headers_of_gateway()
-        return client_head(head, names, added, keeps_chunks=not is_unchunked, keep_alive=client.keep_alive)
+        return client_head(head, added, keeps_chunks=not is_unchunked, keep_alive=client.keep_alive)
 
     def _check_response(self, status: int, names: Mapping[bytes, bytes]) -> None:
         """Raise ResponseRejected or Declined for a response that the client must not get."""

@@ -5,7 +5,7 @@ Rules decide on the members that `json_body.py` has found and return what has to
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -19,8 +19,6 @@ SUPPORTED = KNOWN - {
     "reasoning_effort", "verbosity", "thinking", "context_management", "include_server_side_tool_invocations",
 }  # fmt: skip
 """What an upstream has that speaks OpenAI's protocol and of which nothing else is known."""
-SEARCHED_BYTES_MAX = 8 * 1024
-"""Up to this size, a search for the names costs less than finding all members."""
 _NEVER_REFUSED = frozenset(("user", "stream", "stream_options"))
 
 _PATH_STEP = re.compile(r"[^.\[\]]+")
@@ -82,18 +80,14 @@ class ParamRules:
                     dropped += effective
         return Changes(replace, frozenset(drop), dropped)
 
-    def concerns(self, body: Body) -> bool:
-        """Return whether `plan` could change a body; a long body is not searched."""
-        return len(body) > SEARCHED_BYTES_MAX or (self._trace is not None and self._trace.search(body) is not None)
+    def concerns(self, names: Iterable[str]) -> bool:
+        """Return whether `plan` could change a body with members of these names."""
+        return not self._names.isdisjoint(names)
 
     @cached_property
-    def _trace(self) -> re.Pattern[bytes] | None:
-        """What a body contains that has one of the names; one with escapes may have it in disguise."""
-        names = self._gated | self._never | self._paths.keys()
-        if not names:
-            return None
-        words = (re.escape(json.dumps(name, ensure_ascii=False)).encode() for name in sorted(names))
-        return re.compile(rb"|".join((*words, rb"\\[u/]")))
+    def _names(self) -> frozenset[str]:
+        """The members that the rules are about."""
+        return self._gated | self._never | self._paths.keys()
 
     @cached_property
     def _never(self) -> frozenset[str]:

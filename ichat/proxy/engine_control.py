@@ -9,7 +9,6 @@ all of it: what these names mean there is not ours to know.
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import cast
 
 from ichat.errors import bad_request
@@ -70,12 +69,11 @@ HEADER_PREFIXES = (b"x-override-", b"x-smg-")
 WATCHED = frozenset((*MEMBERS, CARRIER))
 """What to look for in a body."""
 HEADER_NAMES = frozenset(HEADERS)
-_NAME = itemgetter(0)
 
 
-def is_suspect(names: Iterable[str], headers: Headers) -> bool:
-    """Return whether a request with these members or fields may have what steers an engine."""
-    return not (WATCHED.isdisjoint(names) and HEADER_NAMES.isdisjoint(map(_NAME, headers)))
+def is_suspect(names: Iterable[str], of_head: Iterable[bytes]) -> bool:
+    """Return whether a request with these members or fields, and these headers, may have what steers an engine."""
+    return not (WATCHED.isdisjoint(names) and HEADER_NAMES.isdisjoint(of_head))
 
 
 async def without_control(body: Body, headers: Headers) -> tuple[Body, Sequence[str]]:
@@ -84,7 +82,7 @@ async def without_control(body: Body, headers: Headers) -> tuple[Body, Sequence[
     The rest of the body is the same byte for byte. Raises ApiError 400 for one that cannot be read, and for a CARRIER
     of more than PARSED_BYTES_MAX.
     """
-    form = form_type(headers)
+    form = form_type(dict(reversed(headers)))
     members = as_members(await fields_of(body, form)) if form else await members_of(body)
     there = {member.name for member in members}
     off = [name for name in MEMBERS if name in there]

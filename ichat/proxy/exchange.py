@@ -23,7 +23,6 @@ from ichat.proxy.model_request import read_model_request
 from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import no_lease, over_limit, response_missing
 from ichat.proxy.token_usage import TokenUsage
-from ichat.proxy.upstream_request import header_of
 from ichat.routing.availability import Full, Refusal
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.request import Lease, RoutingRequest
@@ -105,7 +104,8 @@ class Exchange:
             if isinstance(holder, ResponseMissing):
                 raise response_missing(holder, "previous_response_id")
             self._only = holder
-        self.forwarded.is_suspect = not context.auth.lets_steer(caller) and is_suspect(asked.names, request.headers)
+        self.forwarded.names = asked.names
+        self.forwarded.is_suspect = not context.auth.lets_steer(caller) and is_suspect(asked.names, request.by_name)
         context.auth.check_model(caller, self._model)
         await self._forward_within_limits()
 
@@ -164,7 +164,7 @@ class Exchange:
                 self.status = 200
 
     async def _forward_with_failover(self) -> None:
-        session = header_of(self._request.headers, self._context.session_header)
+        session = self._request.by_name.get(self._context.session_header, b"")
         routing = RoutingRequest(self._model, session, self.caller.fairness_key, only=self._only)
         while True:
             lease = await self._lease(routing)

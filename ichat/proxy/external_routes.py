@@ -52,7 +52,12 @@ class Route:
     health_path: str = attrs.field(kw_only=True, default="")
     """The path of its health check; empty if it has none."""
     _headers: Headers = attrs.field(repr=False, alias="headers")
+    _left_out: frozenset[bytes] = attrs.field(init=False, repr=False)
+    """Headers of the client that its upstream does not get."""
     _told: set[tuple[str, ...]] = attrs.field(factory=set[tuple[str, ...]], repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._left_out = (_CREDENTIALS if self.has_key else _NEVER).union(name for name, _ in self._headers)
 
     def target_for(self, target: bytes) -> bytes:
         """Return the request target for the upstream."""
@@ -67,11 +72,13 @@ class Route:
 
         A client's credentials for the gateway do not go to the upstream; others pass if the route has no key.
         """
-        left_out = {name for name, _ in self._headers} | (_CREDENTIALS if self.has_key else _NEVER)
+        left_out = self._left_out
         return [header for header in headers if header[0] not in left_out] + self._headers
 
-    async def rewrite(self, request: Request) -> Body:
+    async def rewrite(self, request: Request, names: Iterable[str]) -> Body:
         """Return the body for the upstream: its own name for the model, without the parameters to drop.
+
+        `names` are of the body's members.
 
         What need not change stays as it is, byte for byte. Raises ApiError 400 for a parameter that the upstream does
         not support, 404 for a route that the gateway's key there is not for.
@@ -79,12 +86,12 @@ class Route:
         if self.has_key and not _INFERENCE.fullmatch(request.path):
             raise not_found(request.path.decode("latin-1"))
         body = request.body
-        content_type = form_type(request.headers)
+        content_type = form_type(request.by_name)
         if content_type:
             if self.upstream_model is None:
                 return body
             return rewrite_form(body, await fields_of(body, content_type), {b"model": self.upstream_model.encode()})
-        if self.upstream_model is None and not self.rules.concerns(body):
+        if self.upstream_model is None and not self.rules.concerns(names):
             return body
         members = await members_of(body)
         changes = self.rules.plan(body, members, gated=request.path.rstrip(b"/").endswith(_GATED))

@@ -9,6 +9,7 @@ from ichat.http.heads import form_type
 from ichat.http.json_body import model_of, read_members
 from ichat.http.multipart import fields_of, model_of_form
 from ichat.http.request import Request
+from ichat.observability.request_record import ROUTES
 from ichat.proxy.upstream_request import hops_of
 
 HOPS_MAX = 4
@@ -31,11 +32,11 @@ class ModelRequest(NamedTuple):
 
 async def read_model_request(request: Request) -> ModelRequest:
     """Return what a request asks for. Raises ApiError for one that no upstream may get."""
-    if _TWO_WAYS.search(request.path):
+    if request.path not in ROUTES and _TWO_WAYS.search(request.path):
         raise errors.bad_request("The path must be plain: no `%`, `#` or `//`, no segments `.` or `..`.")
-    if hops_of(request.headers) >= HOPS_MAX:
+    if hops_of(request.by_name) >= HOPS_MAX:
         raise errors.loop_detected()
-    content_type = form_type(request.headers)
+    content_type = form_type(request.by_name)
     if content_type:
         fields = await fields_of(request.body, content_type)
         names = [field.name.decode("latin-1") for field in fields]

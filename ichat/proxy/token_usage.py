@@ -9,6 +9,8 @@ import re
 _SIGN = b'_tokens"'
 """Found in a `usage` object, and not in the text of an answer, where the quote would be escaped."""
 _COUNT = re.compile(rb'"(prompt|completion|total|input|output)_tokens"\s*:\s*(\d{1,12})')
+_NAME_BYTES_MAX = len(b'"completion')
+"""What stands before the sign, at most."""
 _SPLIT_BYTES = 64
 """A count and its name are shorter than this."""
 BYTES_PER_TOKEN = 4
@@ -26,7 +28,7 @@ class TokenUsage:
         """`has_total` says whether the route tells a sum: otherwise what looks like one is the model's own words."""
         self._has_total = has_total
         self._counts: dict[bytes, int] = {}
-        self._tail = b""
+        self._tail = bytearray()
         """The end of the last piece, once there was a count: the next one may be cut in two."""
         self.events = 0
         """How many events the stream had."""
@@ -37,11 +39,14 @@ class TokenUsage:
     def see(self, buffer: bytearray, end: int) -> None:
         """Look at the next piece of the response: the buffer up to `end`. This runs for every chunk."""
         self.events += buffer.count(b"data:", 0, end)
-        if self._tail or buffer.find(_SIGN, 0, end) >= 0:
-            data = self._tail + buffer[:end]
-            for name, count in _COUNT.findall(data):
+        start = buffer.find(_SIGN, 0, end)
+        if self._tail:
+            buffer, start = self._tail + buffer[:end], 0
+            end = len(buffer)
+        if start >= 0:
+            for name, count in _COUNT.findall(buffer, max(0, start - _NAME_BYTES_MAX), end):
                 self._counts[name] = int(count)
-            self._tail = bytes(data[-_SPLIT_BYTES:])
+            self._tail = buffer[max(0, end - _SPLIT_BYTES) : end]
 
     def said(self) -> int | None:
         """Return the tokens by the newest count in the response; None if there was none."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from ichat.http.heads import Headers, end_to_end, request_head
+from ichat.http.heads import HOP_BY_HOP, Headers, hop_by_hop_of, request_head
 from ichat.http.json_body import Body
 from ichat.http.request import Request
 from ichat.observability.tracing import NAMES as TRACE_HEADERS
@@ -20,7 +20,9 @@ _COMPRESSION = frozenset((b"accept-encoding",))
 _OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id", b"origin")) | FORWARDED | TRACE_HEADERS
 """Headers of a request that are made anew for the upstream, or are not for it."""
 _LEFT_OUT: Mapping[tuple[bool, bool], frozenset[bytes]] = {
-    (has_keys, is_guarded): _OURS.union(CREDENTIALS if has_keys else (), HEADER_NAMES if is_guarded else ())
+    (has_keys, is_guarded): (_OURS | HOP_BY_HOP).union(
+        CREDENTIALS if has_keys else (), HEADER_NAMES if is_guarded else ()
+    )
     for has_keys in (False, True)
     for is_guarded in (False, True)
 }
@@ -31,23 +33,15 @@ _BELOW_V1 = re.compile(rb"/(?:chat/completions|completions|embeddings|responses|
 
 def engine_target(target: bytes) -> bytes:
     """Return a request target as engines have it: some of their routes stand only below `/v1`, some only beside it."""
-    if _BESIDE_V1.match(target):
-        return target[3:]
+    if target.startswith(b"/v1/"):
+        return target[3:] if _BESIDE_V1.match(target) else target
     return b"/v1" + target if _BELOW_V1.match(target) else target
 
 
-def hops_of(headers: Headers) -> int:
-    """Return how many gateways a request has come through."""
-    value = header_of(headers, HOP_HEADER)
+def hops_of(by_name: Mapping[bytes, bytes]) -> int:
+    """Return how many gateways a request has come through, by its headers."""
+    value = by_name.get(HOP_HEADER, b"")
     return int(value) if value.isdigit() and len(value) < 3 else 0
-
-
-def header_of(headers: Headers, name: bytes) -> bytes:
-    """Return the value of the first header of this name, which is in lower case; empty if there is none."""
-    for key, value in headers:
-        if key == name:
-            return value
-    return b""
 
 
 def build_upstream_request(
@@ -70,16 +64,14 @@ def build_upstream_request(
     left_out = _LEFT_OUT[auth.has_keys or caller.kind in ("data", "admin", "worker"), is_guarded]
     if reads_response:
         left_out |= _COMPRESSION
+    if b"connection" in request.by_name:
+        left_out |= hop_by_hop_of(request.headers)
     prefixes = _GUARDED if is_guarded else INTERNAL
-    headers = [
-        header
-        for header in end_to_end(request.headers)
-        if header[0] not in left_out and not header[0].startswith(prefixes)
-    ]
+    headers = [header for header in request.headers if header[0] not in left_out and not header[0].startswith(prefixes)]
     if route is None and upstream.port and auth.proof:
         headers.append((PROOF_HEADER, auth.proof))
     if upstream.port:
-        headers.append((HOP_HEADER, b"%d" % (hops_of(request.headers) + 1)))
+        headers.append((HOP_HEADER, b"%d" % (hops_of(request.by_name) + 1)))
     if route is not None:
         headers = route.headers_for(headers)
         target = route.target_for(target)

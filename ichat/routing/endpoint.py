@@ -1,7 +1,7 @@
 """Places that requests are sent to, with what this process counts and has seen of them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import attrs
@@ -31,8 +31,8 @@ class RequestTransform(Protocol):
         """The path of its health check; empty if it has none."""
         ...
 
-    async def rewrite(self, request: Request) -> Body:
-        """Return the body for the upstream. Raises ApiError 400 or 404."""
+    async def rewrite(self, request: Request, names: Iterable[str]) -> Body:
+        """Return the body for the upstream; `names` are of its members. Raises ApiError 400 or 404."""
         ...
 
     def headers_for(self, headers: Headers) -> Headers:

@@ -92,7 +92,7 @@ class SGLangAdapter(ProtocolAdapter):
         self.redirect(request)
         rewrite: BodyTransform | None = None
         if request.method == b"POST" and request.path in _WITH_MODEL:
-            if form := form_type(request.headers):
+            if form := form_type(request.by_name):
                 self._named(request.path, await _model_of(request.body, form))
             else:
                 rewrite = await self._translate(request)
