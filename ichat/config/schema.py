@@ -191,6 +191,7 @@ class Limits:
     body_bytes_max: int = checked(Between(1024, 64 * 1024**3), 128 * 1024 * 1024)
     connections_max: int = checked(_COUNT, 8192)
     connections_per_address_max: int = checked(_COUNT, 4096)
+    workers_max: int = checked(_COUNT, 16384)
     max_in_flight: int | None = checked(_COUNT, None)
     requests_per_minute: int | None = checked(_AMOUNT, None)
     tokens_per_minute: int | None = checked(_AMOUNT, None)

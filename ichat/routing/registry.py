@@ -7,13 +7,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ichat.config.schema import CircuitBreaker, Config
+import attrs
+
+from ichat.config.schema import CircuitBreaker, Config, Limits
 from ichat.http.pool import Upstream
 from ichat.protocol import Heartbeat, Machine, ModelCard, PeerLoss, names_of
 from ichat.routing import groups
 from ichat.routing.availability import Availability, NotReady, Ready, TooManyWorkers
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint
+from ichat.routing.packed_args import ArgsPacker, PackedArgs
 from ichat.routing.views import describe, models_of
 from ichat.routing.worker_record import AWAY, State, WorkerEnd, WorkerRecord
 from ichat.routing.worker_table import FORGET_S, RETRY_AFTER_S, WorkerTable
@@ -22,7 +25,6 @@ log = logging.getLogger(__name__)
 
 KEEP_S = 600.0
 """How often, at most, the state directory is told that a worker still answers its health checks."""
-WORKERS_MAX = 4096
 
 
 class Registry:
@@ -40,6 +42,8 @@ class Registry:
         self._table = WorkerTable(clock, wedged_after_s)
         self.external = external
         self.max_in_flight = max_in_flight
+        self._workers_max = Limits().workers_max
+        self._packer = ArgsPacker()
         self._circuit_breaker = CircuitBreaker()
         self._listeners: dict[Callable[[], None], None] = {}
         self._has_ill_routes = False
@@ -140,11 +144,14 @@ class Registry:
         self.version += 1
         self._notify()
 
-    def snapshot(self) -> list[tuple[Heartbeat, float]]:
-        """Return the newest heartbeats of the workers that were not started here, each with its age in seconds."""
+    def snapshot(self) -> list[tuple[Heartbeat, float, PackedArgs | None]]:
+        """Return the newest heartbeats of the workers that were not started here, each with its age in seconds.
+
+        The arguments are those of workers that may never send them again; others do once they are heard of.
+        """
         now = self._clock()
         return [
-            (worker.heartbeat, now - worker.heard_at)
+            (worker.heartbeat, now - worker.heard_at, worker.args if worker.is_foreign else None)
             for worker in self._table
             if worker.heartbeat and not worker.managed and not worker.is_down
         ]
@@ -155,9 +162,9 @@ class Registry:
         `can_return` says whether it has shown the token that is needed now. If so, a worker that is not iChat's own,
         and may never send a heartbeat again, returns as soon as it answers a health check.
         """
-        if self._table.get(heartbeat.worker_id) is None and len(self._table) < WORKERS_MAX and age_s < FORGET_S:
+        if self._table.get(heartbeat.worker_id) is None and len(self._table) < self._workers_max and age_s < FORGET_S:
             worker = WorkerRecord(heartbeat.worker_id, managed=False)
-            worker.record_heartbeat(heartbeat, self._clock() - age_s)
+            self._record(worker, heartbeat, self._clock() - age_s)
             worker.is_stale, worker.can_return = True, can_return and worker.is_foreign
             self._table.add(worker)
             if worker.can_return:
@@ -176,8 +183,8 @@ class Registry:
         if heartbeat.state == "gone" and not (known and known.managed):
             self._record_goodbye(known, heartbeat)
             return False
-        if known is None and len(self._table) >= WORKERS_MAX:
-            return TooManyWorkers(WORKERS_MAX)
+        if known is None and len(self._table) >= self._workers_max:
+            return TooManyWorkers(self._workers_max)
         worker = known or self._add(heartbeat)
         before, version = worker.heartbeat, self.version
         if before is not None and (before.start_id, before.pid) != (heartbeat.start_id, heartbeat.pid):
@@ -208,7 +215,7 @@ class Registry:
 
     def reconfigure(self, config: Config) -> None:
         """Use the limits and circuit breakers of another configuration; counts and circuits keep their state."""
-        self.max_in_flight = config.routing.max_in_flight
+        self.max_in_flight, self._workers_max = config.routing.max_in_flight, config.limits.workers_max
         self._circuit_breaker = config.circuit_breaker
         for worker in self._table:
             self._set_concurrency(worker)
@@ -246,10 +253,16 @@ class Registry:
         place = ("host", "port", "start_id", "model_names", "state")
         if is_new or worker.is_stale or any(getattr(before, name, None) != getattr(heartbeat, name) for name in place):
             self.version += 1
-        worker.record_heartbeat(heartbeat, self._clock())
+        self._record(worker, heartbeat, self._clock())
         if not worker.managed:
             worker.is_down = False
         worker.note_steps(heartbeat, worker.heartbeat_at)
+
+    def _record(self, worker: WorkerRecord, heartbeat: Heartbeat, now: float) -> None:
+        if heartbeat.args:
+            worker.args = self._packer.pack(heartbeat.args)
+            heartbeat = attrs.evolve(heartbeat, args={})
+        worker.record_heartbeat(heartbeat, now)
 
     def _place(self, worker: WorkerRecord, heartbeat: Heartbeat) -> None:
         """Make the worker's endpoint, or correct it by what the worker says of itself."""

@@ -85,7 +85,7 @@ def describe(
     heartbeat, end = worker.heartbeat, worker.end
     known: dict[str, Any] = {}
     if heartbeat:
-        args = heartbeat.args  # may be large, and is not changed: it needs no copy
+        args = worker.args.unpack() if worker.args is not None else {}
         left_out = ("args", "backend_args", "machine")
         known = attrs.asdict(heartbeat, filter=lambda field, _: field.name not in left_out)
         known |= {"args": args, "backend_args": args}

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import attrs
 
 from ichat.protocol import Heartbeat, Machine, PeerLoss, WorkerState, names_of, response_tag
+from ichat.routing.packed_args import PackedArgs
 
 HEARTBEATS_MISSED_MAX = 3
 """A worker that has been silent for so many of its intervals is unhealthy."""
@@ -50,7 +51,9 @@ class WorkerRecord:
     id: str
     managed: bool
     heartbeat: Heartbeat | None = None
-    """The newest one; None for a managed worker before its first."""
+    """The newest one, without its arguments; None for a managed worker before its first."""
+    args: PackedArgs | None = None
+    """The engine's arguments, once a heartbeat of this start had them."""
     _served: frozenset[str] = frozenset()
     """The names in that heartbeat."""
     tag: str = ""
@@ -161,7 +164,7 @@ class WorkerRecord:
 
     def begin(self) -> None:
         """Forget what was known of its earlier start: there is a new one."""
-        self.heartbeat, self.heartbeat_at, self.lost, self.machine = None, -math.inf, None, None
+        self.heartbeat, self.args, self.heartbeat_at, self.lost, self.machine = None, None, -math.inf, None, None
         self.known_since, self.last_healthy_at = math.inf, -math.inf
         self.is_down, self.retry_at, self.is_draining = False, None, False
         self.busy_steps, self.stuck_since = None, math.inf

@@ -50,6 +50,7 @@ class SavedRemoteWorker:
     """A worker that was not started here."""
 
     heartbeat: dict[str, Any]
+    """Without its empty parts, and without arguments that the worker sends again."""
     at: float
     """When its newest heartbeat came, or it answered a health check, in seconds since 1970."""
     token: str = ""
@@ -108,7 +109,12 @@ class StateDirectory:
         path = self._known_path()
         written = path.with_suffix(".new")
         with open(written, "w", encoding="utf-8", opener=_private) as file:  # environments may hold keys
-            json.dump(attrs.asdict(known), file)
+            started = json.dumps([attrs.asdict(one) for one in known.started])
+            file.write(f'{{"version": {known.version}, "started": {started}, "heard": [')
+            for number, one in enumerate(known.heard):  # thousands of workers are not one text
+                saved = {"heartbeat": one.heartbeat, "at": one.at, "token": one.token}
+                file.write((",\n" if number else "\n") + json.dumps(saved))
+            file.write("]}\n")
         written.replace(path)
 
     def _known_path(self) -> pathlib.Path:

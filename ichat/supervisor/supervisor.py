@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import attrs
 import psutil
@@ -14,7 +15,8 @@ from ichat.config.load import read_worker
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
 from ichat.observability.logs.store import LogStore
-from ichat.protocol import parse_heartbeat
+from ichat.protocol import Heartbeat, parse_heartbeat
+from ichat.routing.packed_args import PackedArgs
 from ichat.routing.registry import Registry
 from ichat.routing.waiting import wait_changed
 from ichat.security.keys import digest_of, proof_of
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 
 REMEMBER_S = 1.0
 """How often heartbeats that change what is remembered are written; managed workers are written at once."""
+REMEMBER_SHARE = 0.05
+"""The most of the time that is spent on writing heartbeats."""
 FIND_S = 10.0
 """How long the search for processes of an earlier gateway may take."""
 
@@ -83,7 +87,7 @@ class Supervisor:
 
         `started` once every worker is known.
         """
-        known = self._state.load()
+        known = await trio.to_thread.run_sync(self._state.load)
         await self._end_unknown({one.worker_id for one in known.started if _lives(one)})
         for heard in known.heard:
             with contextlib.suppress(ApiError):
@@ -91,6 +95,7 @@ class Supervisor:
                 age_s, can_return = max(0.0, time.time() - heard.at), heard.token == self._token()
                 self._registry.restore(heartbeat, age_s, can_return=can_return)
                 self._context.log_store.resume(heartbeat.worker_id, heartbeat.start_id, is_managed=False)
+            await trio.lowlevel.checkpoint()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._take_over(known.started)
@@ -252,11 +257,16 @@ class Supervisor:
             self._changed.set()
 
     async def _remember_forever(self) -> None:
-        """Save what has changed: at once for managed workers, at most every `remember_s` for others."""
+        """Save what has changed: at once for managed workers, at most every `remember_s` for others.
+
+        Thousands are saved less often, since that takes time.
+        """
         while True:
             await self._changed.wait()
+            began_at = time.perf_counter()
             await self._remember()
-            with trio.move_on_after(self._remember_s):
+            took_s = time.perf_counter() - began_at
+            with trio.move_on_after(max(self._remember_s, took_s / REMEMBER_SHARE)):
                 if self._is_failing:
                     await trio.sleep_forever()
                 await self._urgent.wait()
@@ -268,7 +278,10 @@ class Supervisor:
         started = [one.saved() for one in self._workers.values()]
 
         def save() -> None:
-            heard = [SavedRemoteWorker(attrs.asdict(heartbeat), now - age_s, token) for heartbeat, age_s in heartbeats]
+            heard = [
+                SavedRemoteWorker(saved_form(heartbeat, args), now - age_s, token)
+                for heartbeat, age_s, args in heartbeats
+            ]
             self._state.save(SavedState(started=[one for one in started if one.is_launched or one.pid], heard=heard))
 
         try:
@@ -280,6 +293,15 @@ class Supervisor:
             self._remember_soon()
         else:
             self._is_failing = False
+
+
+def saved_form(heartbeat: Heartbeat, args: PackedArgs | None) -> dict[str, Any]:
+    """Return a heartbeat as JSON can hold it, without what is empty by default."""
+    known = {field.name: getattr(heartbeat, field.name) for field in attrs.fields(Heartbeat)}
+    known["models"] = [attrs.asdict(model) for model in heartbeat.models]
+    known["group"] = attrs.asdict(heartbeat.group) if heartbeat.group is not None else None
+    known["args"] = args.unpack() if args is not None else None
+    return {name: value for name, value in known.items() if value or name == "model_name"}
 
 
 def _lives(one: SavedManagedWorker) -> bool:

@@ -239,7 +239,7 @@ async def test_after_a_restart_who_answers_is_known_again(world, autojump_clock)
         versions.append(world.registry.version)
         await trio.sleep(KEEP_S + 20)
     assert versions == sorted(set(versions))
-    [age_s] = [age_s for beat_, age_s in world.registry.snapshot() if beat_.worker_id == "w0"]
+    [age_s] = [age_s for beat_, age_s, _ in world.registry.snapshot() if beat_.worker_id == "w0"]
     assert age_s <= SETTINGS.interval_s
     world.registry.require_reauthentication()
     await trio.sleep(60)

@@ -203,7 +203,7 @@ def test_what_was_told_holds_until_it_changes():
     assert json.dumps(described)
     changed = attrs.evolve(FAR, cpu_use=0.5)
     assert hear(machine=changed) == ([changed], False)
-    [(kept, _)] = registry.snapshot()
+    [(kept, _, _)] = registry.snapshot()
     assert kept.machine is None
     now[0] += 3600
     assert registry.machines() == []

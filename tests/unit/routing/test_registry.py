@@ -406,7 +406,7 @@ def test_a_restored_worker_is_stale_until_it_beats(registry, clock):
     registry.restore(heartbeat("older"), 4000.0)
     assert [worker.id for worker in registry] == ["old"]
     assert re.search("worker old has not been heard of since the gateway was started", reasons(registry))
-    assert [found.worker_id for found, _ in registry.snapshot()] == ["old"]
+    assert [found.worker_id for found, _, _ in registry.snapshot()] == ["old"]
     registry.record_heartbeat(heartbeat("old"))
     assert serving(registry) == {"old"}
 

@@ -1,0 +1,72 @@
+"""What the gateway writes down of workers, and what the next one makes of it."""
+
+import json
+
+import attrs
+import pytest
+
+from ichat.protocol import Group, Heartbeat, ModelCard, parse_heartbeat
+from ichat.routing.packed_args import ArgsPacker
+from ichat.routing.registry import Registry
+from ichat.supervisor.state import SavedManagedWorker, SavedRemoteWorker, SavedState, StateDirectory
+from ichat.supervisor.supervisor import saved_form
+
+ARGS = {"max_model_len": 4096, "nested": {"a": [1, None, "ü"]}}
+HEARTBEATS = [
+    Heartbeat("w", "m", "10.0.0.1", 8000),
+    Heartbeat("w", "", "10.0.0.1", 8000, state="gone"),
+    Heartbeat(
+        "w", "m", "10.0.0.1", 8000, models=[ModelCard("m", "/m", None, 9), ModelCard("lora", parent="m")],
+        model_names=["m"], group=Group("g", 0, 2), backend="vllm", state="loading", phase="loading weights",
+        heartbeat_interval=3.5, unix_socket=True, max_in_flight=7, pid=5, start_id="s", versions={"vllm": "1"},
+        changed_args=["max_model_len"], progress={"running": 0.0, "waiting": None}, failure="The engine died",
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture
+def state(tmp_path):
+    return StateDirectory(str(tmp_path), str(tmp_path))
+
+
+@pytest.mark.parametrize("heartbeat", HEARTBEATS)
+@pytest.mark.parametrize("args", [None, ARGS])
+def test_a_heartbeat_is_read_as_it_was(state, heartbeat, args):
+    """What is left out since it is empty comes back as empty."""
+    packed = ArgsPacker().pack(args) if args else None
+    started = [SavedManagedWorker("mine", {"model": "m"}, is_launched=True, pid=3, stamp="x")]
+    saved = SavedState(started=started, heard=[SavedRemoteWorker(saved_form(heartbeat, packed), 5.0, "t")] * 2)
+    state.save(saved)
+    known = state.load()
+    assert known == saved
+    assert parse_heartbeat(known.heard[1].heartbeat) == attrs.evolve(heartbeat, args=args or {})
+
+
+def test_what_an_earlier_version_wrote_is_understood(state, tmp_path):
+    """It wrote all of a heartbeat, with its arguments."""
+    heartbeat = attrs.evolve(HEARTBEATS[-1], args=ARGS)
+    before = SavedState(heard=[SavedRemoteWorker(attrs.asdict(heartbeat), 5.0, "t")])
+    (tmp_path / "workers.json").write_text(json.dumps(attrs.asdict(before)))
+    assert parse_heartbeat(state.load().heard[0].heartbeat) == heartbeat
+
+
+def test_arguments_are_kept_for_those_who_do_not_send_them_again():
+    """A worker that is not iChat's own may never send a heartbeat again; the others do as soon as they are asked."""
+    registry = Registry({}, lambda: 1000.0, max_in_flight=5)
+    registry.record_heartbeat(Heartbeat("other", "m", "h", 1, args=ARGS))
+    registry.record_heartbeat(Heartbeat("own", "m", "h", 1, args=ARGS, start_id="s"))
+    kept = {heartbeat.worker_id: args and args.unpack() for heartbeat, _, args in registry.snapshot()}
+    assert kept == {"other": ARGS, "own": None}
+
+
+def test_arguments_stay_until_the_next_start():
+    """A heartbeat without arguments has not lost them; a new start has others. The same arguments are kept once."""
+    registry = Registry({}, lambda: 1000.0, max_in_flight=5)
+    first = Heartbeat("w", "m", "h", 1, args=ARGS, start_id="1")
+    registry.record_heartbeat(first)
+    registry.record_heartbeat(attrs.evolve(registry.get("w").heartbeat, phase="well"))
+    assert registry.describe(registry.get("w"))["args"] == ARGS
+    registry.record_heartbeat(attrs.evolve(first, worker_id="other", args=dict(ARGS)))
+    assert registry.get("other").args is registry.get("w").args
+    registry.record_heartbeat(attrs.evolve(first, start_id="2", args={}))
+    assert registry.describe(registry.get("w"))["args"] == {}
