@@ -1,7 +1,8 @@
-"""The hub: one epoll object for all sockets whose events must cost little; Trio watches it as one descriptor.
+"""The hub: one epoll object for all sockets whose events must cost little.
 
-A Trio task that waits for a socket costs a registration, a wake-up and a scheduling for every chunk. The hub's task
-is woken once for all sockets that are ready, and calls one plain function for each. Registrations are persistent and
+A Trio task that waits for a socket costs a registration, a wake-up and a scheduling for every chunk. The hub waits once
+for all sockets, where Trio would wait (`trio_wait.py`), and calls one plain function for each that is ready. Where Trio
+does not allow that, it watches the hub as one descriptor, and a task serves it. Registrations are persistent and
 edge-triggered: a function is called when something new arrives, not again for what it left unread (`rearm`).
 """
 
@@ -12,6 +13,8 @@ from typing import Protocol
 
 import trio
 
+from ichat.http import trio_wait
+
 log = logging.getLogger(__name__)
 
 HANG_UP = select.EPOLLRDHUP | select.EPOLLET
@@ -21,7 +24,7 @@ ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 """Among the events that a function is called with: nothing will follow what can be read now."""
 
 READY_MAX = 256
-"""Sockets handled before other tasks get their turn."""
+"""Sockets handled before tasks get their turn."""
 SWEEP_S = 0.5
 """How often deadlines are compared with the clock, and so how late one may be noticed."""
 
@@ -44,14 +47,18 @@ class Hub:
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[int], None]] = {}
         self._timed: set[Timed] = set()
+        self._in_task = False
         self.now = 0.0
         """Trio's clock at the start of the current batch of events."""
 
     def __repr__(self) -> str:
-        return f"<Hub {len(self._ready)} sockets, {len(self._timed)} timed>"
+        return f"<Hub {len(self._ready)} sockets, {len(self._timed)} timed{', in a task' if self._in_task else ''}>"
 
     def watch(self, fd: int, events: int, ready: Callable[[int], None]) -> None:
-        """Call ``ready(events)``, which must not block or raise, whenever the socket is ready, until ``forget``."""
+        """Call ``ready(events)`` whenever the socket is ready, until ``forget``.
+
+        It must not block, nor raise, nor set the deadline of a scope; it may cancel one, or set an event.
+        """
         self._epoll.register(fd, events)
         self._ready[fd] = ready
 
@@ -87,19 +94,27 @@ class Hub:
         """Serve events for as long as anything uses this hub."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sweep_forever)
-            find = self._ready.get
+            await trio_wait.serve_forever(self)
+            self._in_task = True
             while True:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
-                self.update_clock()
-                for fd, events in self._epoll.poll(0, READY_MAX):
-                    ready = find(fd)
-                    if ready is None:
-                        continue
-                    try:
-                        ready(events)
-                    except Exception:
-                        log.exception("a bug moving bytes; this socket is no longer watched")
-                        self.forget(fd)
+                self.serve(0)
+
+    def serve(self, wait_s: float) -> int:
+        """Wait for events for so long, call the functions of `READY_MAX` at most, and return for how many."""
+        events = self._epoll.poll(wait_s, READY_MAX)
+        self.now = trio.current_time()
+        find = self._ready.get
+        for fd, flags in events:
+            ready = find(fd)
+            if ready is None:
+                continue
+            try:
+                ready(flags)
+            except Exception:
+                log.exception("a bug moving bytes; this socket is no longer watched")
+                self.forget(fd)
+        return len(events)
 
     async def _sweep_forever(self) -> None:
         while True:
