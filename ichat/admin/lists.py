@@ -58,7 +58,16 @@ class Pieces:
             if not piece:
                 raise StopAsyncIteration
             if length:
-                return "".join(piece).encode()
+                return "".join(piece).encode(errors="replace")
+
+
+def with_long_list(value: "attrs.AttrsInstance", name: str, items: Iterable[object]) -> Iterator[str]:
+    """Return a view in parts, whose field of this name has these items."""
+    short = {key: one for key, one in attrs.asdict(value, recurse=False).items() if key != name}
+    yield f'{to_json(short)[:-1]}, "{name}": ['
+    for number, item in enumerate(items):
+        yield (", " if number else "") + to_json(item)
+    yield "]}"
 
 
 @attrs.frozen

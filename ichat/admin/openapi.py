@@ -300,6 +300,12 @@ def _log_parameters() -> list[Schema]:
 
 
 def _of_the_cluster() -> dict[str, Schema]:
+    workers = _query(
+        "workers",
+        {"type": "boolean", "default": True},
+        "Whether the workers' own metrics are there too; where more than `limits.scraped_workers_max` are ready, they"
+        " never are.",
+    )
     dry_run = _query("dry_run", {"type": "boolean", "default": False}, "Only say what would be done.")
     return {
         "/v1/admin/cluster/status": {
@@ -329,6 +335,7 @@ def _of_the_cluster() -> dict[str, Schema]:
                 "get_metrics",
                 "Metrics for Prometheus: the gateway's, and those of the ready workers and their engines",
                 {"description": "Text.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+                parameters=[workers],
             )
         },
         "/openapi.json": {

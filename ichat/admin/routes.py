@@ -17,7 +17,7 @@ from quart import Blueprint, Response, current_app, g, request
 import ichat
 from ichat import errors
 from ichat.admin import views
-from ichat.admin.lists import Pieces, read_worker_query, to_json, worker_parts
+from ichat.admin.lists import Pieces, read_worker_query, to_json, with_long_list, worker_parts
 from ichat.admin.openapi import document
 from ichat.admin.reload import Reloader
 from ichat.config.load import read_worker
@@ -77,9 +77,9 @@ def json_response(value: object, status: int = 200) -> Response:
     return Response(to_json(value), status=status, content_type="application/json")
 
 
-def _long_response(parts: Iterator[str]) -> Response:
-    """Return the response with the JSON that these parts are."""
-    return Response(b"" if request.method == "HEAD" else Pieces(parts), content_type="application/json")
+def _long_response(parts: Iterator[str], content_type: str = "application/json") -> Response:
+    """Return the response whose body these parts are."""
+    return Response(b"" if request.method == "HEAD" else Pieces(parts), content_type=content_type)
 
 
 async def _read_json() -> Any:
@@ -97,10 +97,9 @@ async def _health() -> Response:
 
 @routes.get("/metrics")
 async def _metrics() -> Response:
-    return Response(
-        await context().scraper.expose(context().metrics.snapshot()),
-        content_type=CONTENT_TYPE_LATEST,
-    )
+    with_workers = read_flag(request.args, "workers", default=True)
+    parts = await context().scraper.expose(context().metrics.families(), with_workers=with_workers)
+    return _long_response(parts, CONTENT_TYPE_LATEST)
 
 
 # Models.
@@ -222,8 +221,9 @@ async def _status() -> Response:
 async def _version() -> Response:
     packages = {name: metadata.version(name) for name in PACKAGES}
     heartbeats = [worker.heartbeat for worker in context().registry if worker.heartbeat is not None]
-    workers = [views.WorkerVersions(one.worker_id, one.backend, one.versions) for one in heartbeats]
-    return json_response(views.Version(ichat.__version__, platform.python_version(), packages, workers))
+    workers = (views.WorkerVersions(one.worker_id, one.backend, one.versions) for one in heartbeats)
+    version = views.Version(ichat.__version__, platform.python_version(), packages, [])
+    return _long_response(with_long_list(version, "workers", workers))
 
 
 @routes.get("/v1/logs/stream/<worker_id>")

@@ -4,31 +4,37 @@ Requests are counted in plain numbers and lists, since that is cheap. What is kn
 on each scrape, so no series of a worker outlives it.
 """
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 import attrs
 import trio
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
+from prometheus_client import Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
 
 from ichat import __version__
 from ichat.hardware.machines import MachineReport
 from ichat.http.relay import ChunkGapHistogram, empty_gap_histogram
+from ichat.observability.exposition import Families
 from ichat.observability.prometheus_families import (
     Histogram,
     MetricsSnapshot,
+    WorkerSnapshot,
     counter_family,
+    families_of,
     gap_family,
     gauge_family,
     histogram_family,
     histogram_family_by_model,
     state_families,
+    worker_families,
 )
 from ichat.observability.request_record import OTHER, RequestRecord
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
+from ichat.routing.worker_record import WorkerRecord
 
 MODELS_MAX = 1000
 """Models that are counted apart; where there are more at the same time, the others are counted together."""
@@ -36,6 +42,8 @@ FORGET_S = 3600.0
 """How long the series of a model are shown after it has gone: longer than any scrape interval."""
 LOOP_S = 0.1
 """How often it is measured how late the event loop is."""
+WORKERS_AT_ONCE = 128
+"""How many workers are looked at in one step."""
 PHASES = ("begun", "queued", "connecting", "waiting", "first_token", "streaming", "plain")
 """`Exchange.phase`."""
 CIRCUITS = {"closed": 0.0, "half-open": 0.5, "open": 1.0}
@@ -192,49 +200,64 @@ class Metrics:
             await trio.sleep_until(due)
             self._loop_delay.add(trio.current_time() - due)
 
-    def snapshot(self) -> Callable[[], bytes]:
-        """Look at what is known now, and give what writes it in Prometheus' text format: in a thread, as it is long."""
+    def families(self) -> Iterator[Families]:
+        """Return what is known now and what is counted, in parts that each take a millisecond or two to make."""
         self._forget(trio.current_time())
-        now = self._snapshot()
-        registry = CollectorRegistry(auto_describe=False)
-        for collector in (_Families(lambda: state_families(now)), _Families(self._families), self._process):
-            registry.register(collector)
-        return lambda: generate_latest(registry)
+        now = yield from self._look()
+        for metric in itertools.chain(state_families(now), self._families(), self._process.collect()):
+            yield from families_of(metric)
 
-    def _snapshot(self) -> MetricsSnapshot:
-        registry, balancer = self._registry, self._balancer
-        now = trio.current_time()
-        workers: list[tuple[str, str, str, int]] = []
+    def _look(self) -> Generator[Families, None, MetricsSnapshot]:
+        """Return the families of each worker in parts, and then what is known beside."""
+        registry, balancer, now = self._registry, self._balancer, trio.current_time()
+        routes = [endpoint for endpoints in registry.external.values() for endpoint in endpoints]
         ready = {name: sum(_can_serve(one, now) for one in ones) for name, ones in registry.external.items()}
         coming: dict[str, int] = {}
-        circuits = {
-            endpoint.id.decode(): CIRCUITS[endpoint.circuit.state(now)]
-            for endpoints in registry.external.values()
-            for endpoint in endpoints
-        }
-        asked = [endpoint for endpoints in registry.external.values() for endpoint in endpoints]
-        for worker in registry:
-            state, names = registry.state(worker), worker.names
-            workers.append((worker.id, names[0] if names else "", state, worker.restarts))
-            endpoint = registry.endpoint_of(worker)
-            if endpoint is not None:
-                asked.append(endpoint)
-                circuits[worker.id] = CIRCUITS[endpoint.circuit.state(now)]
-            for name in names:
-                if name not in registry.external:
-                    serves = state == "ready" and (endpoint is None or _can_serve(endpoint, now))
-                    ready[name] = ready.get(name, 0) + serves
-                    coming[name] = coming.get(name, 0) + (state in ("starting", "loading"))
-        ill = {one.id.decode(): float(bool(one.health_failure)) for one in asked if one.probe_failures is not None}
+        states = Counter[str]()
+        workers = list(registry)
+        for start in range(0, max(1, len(workers)), WORKERS_AT_ONCE):
+            known = list[WorkerSnapshot]()
+            for worker in workers[start : start + WORKERS_AT_ONCE]:
+                one, serves = self._look_at(worker, now)
+                known.append(one)
+                states[one.state] += 1
+                for name in worker.names:
+                    if name not in registry.external:
+                        ready[name] = ready.get(name, 0) + serves
+                        coming[name] = coming.get(name, 0) + (one.state in ("starting", "loading"))
+            for metric in worker_families(known):
+                yield from families_of(metric)
         queued = {name: balancer.waiting_for(name) for name in ready}
         elsewhere = balancer.waiting - sum(queued.values())
         if elsewhere:
             queued[OTHER] = queued.get(OTHER, 0) + elsewhere
-        own, machines = self._own_machine(), registry.machines()
-        return MetricsSnapshot(self._in_flight, workers, ready, coming, circuits, ill, queued, own, machines)
+        return MetricsSnapshot(
+            self._in_flight,
+            states,
+            ready,
+            coming,
+            circuits={route.id.decode(): CIRCUITS[route.circuit.state(now)] for route in routes},
+            ill={one.id.decode(): float(bool(one.health_failure)) for one in routes if one.probe_failures is not None},
+            queued=queued,
+            own=self._own_machine(),
+            machines=registry.machines(),
+        )
+
+    def _look_at(self, worker: WorkerRecord, now: float) -> tuple[WorkerSnapshot, bool]:
+        """Return what is known of a worker, and whether it can serve its models."""
+        state, names, endpoint = self._registry.state(worker), worker.names, self._registry.endpoint_of(worker)
+        known = WorkerSnapshot(
+            worker.id,
+            names[0] if names else "",
+            state,
+            worker.restarts,
+            CIRCUITS[endpoint.circuit.state(now)] if endpoint else None,
+            bool(endpoint.health_failure) if endpoint and endpoint.probe_failures is not None else None,
+        )
+        return known, state == "ready" and (endpoint is None or _can_serve(endpoint, now))
 
     def _families(self) -> Iterable[Metric]:
-        """Make families of what is counted. The thread that does so sees each number as it is at that moment."""
+        """Make families of what is counted."""
         models = list(self._models.items())
         requests = CounterMetricFamily(
             "ichat_requests",
@@ -290,14 +313,6 @@ class Metrics:
         yield CounterMetricFamily("ichat_relay_bytes", "Bytes of models' responses, heads included.", self._bytes)
         yield CounterMetricFamily("ichat_relay_chunks", "Pieces of bodies of models' responses.", self._chunks)
         yield gauge_family("ichat_build_info", "The gateway's version.", "version", {__version__: 1})
-
-
-@attrs.frozen
-class _Families(Collector):
-    make: Callable[[], Iterable[Metric]]
-
-    def collect(self) -> Iterable[Metric]:
-        return self.make()
 
 
 def _can_serve(endpoint: Endpoint, now: float) -> bool:

@@ -1,7 +1,7 @@
 """Prometheus' families, made of what the gateway has counted and of what it knows at one moment."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import get_args
 
@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from ichat.hardware.machines import MachineReport, MachineView, machines_of
 from ichat.http.relay import ChunkGapHistogram
+from ichat.observability.exposition import LINES_AT_ONCE, Families, MetricFamily, escaped
 from ichat.protocol import Machine
 from ichat.routing.worker_record import State
 
@@ -37,19 +38,35 @@ class Histogram:
 
 
 @attrs.frozen
+class WorkerSnapshot:
+    """What is known of one worker at one moment."""
+
+    id: str
+    model: str
+    """The first of its names."""
+    state: State
+    restarts: int
+    circuit: float | None
+    """None: the worker has not sent a heartbeat yet."""
+    is_ill: bool | None
+    """Whether it fails its health checks; None: it is not asked."""
+
+
+@attrs.frozen
 class MetricsSnapshot:
-    """What is known at one moment."""
+    """What is known at one moment, but of each worker."""
 
     in_flight: int
-    workers: Sequence[tuple[str, str, str, int]]
-    """Their ids, first names, states and restarts."""
+    states: Mapping[str, int]
+    """How many workers are in each state."""
     ready: Mapping[str, int]
     """How many can serve each model."""
     coming: Mapping[str, int]
     """How many are on their way to it."""
     circuits: Mapping[str, float]
+    """Of external routes."""
     ill: Mapping[str, float]
-    """1 for those that fail their health checks, 0 for the others that are asked."""
+    """1 for external routes that fail their health checks, 0 for the others that are asked."""
     queued: Mapping[str, int]
     own: MachineReport | None
     """What the gateway tells of its machine."""
@@ -65,22 +82,36 @@ def state_families(now: MetricsSnapshot) -> Iterable[Metric]:
         "ichat_model_endpoints", "Workers and external routes that can serve it now.", "model", now.ready
     )
     yield gauge_family("ichat_model_starting", "Workers that start or load, by each model.", "model", now.coming)
-    yield gauge_family(
-        "ichat_circuit_open", "1 while a worker or route gets no requests since it failed; 0.5 while one tries it.",
-        "worker", now.circuits,
-    )  # fmt: skip
+    yield _circuit_family(now.circuits)
     if now.ill:
-        yield gauge_family("ichat_health_failed", "1 for one that fails its health checks.", "worker", now.ill)
-    counts = dict.fromkeys(STATES, 0)
-    state = GaugeMetricFamily("ichat_worker_state", "1 for the state it is in.", labels=("worker", "model", "state"))
-    for worker_id, model, name, _ in now.workers:
-        counts[name] += 1
-        state.add_metric((worker_id, model, name), 1)
-    yield gauge_family("ichat_workers", "Workers, by state.", "state", counts)
-    yield state
-    restarts = {worker_id: restarts for worker_id, _, _, restarts in now.workers}
-    yield counter_family("ichat_worker_restarts", "Times that it was started again.", "worker", restarts)
+        yield _health_family(now.ill)
+    yield gauge_family("ichat_workers", "Workers, by state.", "state", {**dict.fromkeys(STATES, 0), **now.states})
     yield from _gpu_families(machines_of(now.own, now.machines))
+
+
+def worker_families(workers: Sequence[WorkerSnapshot]) -> Iterable[Metric]:
+    """Return the families of what the gateway knows of some workers."""
+    state = GaugeMetricFamily("ichat_worker_state", "1 for the state it is in.", labels=("worker", "model", "state"))
+    for one in workers:
+        state.add_metric((one.id, one.model, one.state), 1)
+    yield state
+    restarts = {one.id: one.restarts for one in workers}
+    yield counter_family("ichat_worker_restarts", "Times that it was started again.", "worker", restarts)
+    yield _circuit_family({one.id: one.circuit for one in workers if one.circuit is not None})
+    ill = {one.id: float(one.is_ill) for one in workers if one.is_ill is not None}
+    if ill:
+        yield _health_family(ill)
+
+
+def _circuit_family(circuits: Mapping[str, float]) -> Metric:
+    return gauge_family(
+        "ichat_circuit_open", "1 while a worker or route gets no requests since it failed; 0.5 while one tries it.",
+        "worker", circuits,
+    )  # fmt: skip
+
+
+def _health_family(ill: Mapping[str, float]) -> Metric:
+    return gauge_family("ichat_health_failed", "1 for one that fails its health checks.", "worker", ill)
 
 
 def _gpu_families(machines: Iterable[MachineView]) -> Iterable[Metric]:
@@ -154,3 +185,27 @@ def gap_family(gaps: Iterable[tuple[str, ChunkGapHistogram]]) -> Metric:
 def _buckets(bounds: Sequence[float], counts: Sequence[float]) -> list[tuple[str, float]]:
     """Add counts up as Prometheus has them: how many were at most each bound."""
     return list(zip([*(str(float(bound)) for bound in bounds), "+Inf"], accumulate(counts), strict=True))
+
+
+def families_of(metric: Metric) -> Iterator[Families]:
+    """Return a family as the lines of Prometheus' text format, in parts that are short.
+
+    prometheus_client writes the same, but all families at once, and takes several times as long.
+    """
+    name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+    text = metric.documentation.replace("\\", r"\\").replace("\n", r"\n")
+    head = {"HELP": f"# HELP {name} {text}", "TYPE": f"# TYPE {name} {metric.type}"}
+    lines = list[str]()
+    for sample in metric.samples:
+        if len(lines) == LINES_AT_ONCE:
+            yield {name: MetricFamily(head, lines)}
+            lines = []
+        labels = ",".join([f'{label}="{escaped(value)}"' for label, value in sorted(sample.labels.items())])
+        value = _number(sample.value)
+        lines.append(f"{sample.name}{{{labels}}} {value}" if labels else f"{sample.name} {value}")
+    yield {name: MetricFamily(head, lines)}
+
+
+def _number(value: float) -> str:
+    text = repr(float(value))
+    return {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}.get(text, text)

@@ -1,19 +1,19 @@
 """The workers' own metrics as the gateway shows them: every sample has the labels `worker` and `model`.
 
-All workers are scraped at once when the gateway is. Text stays text: a sample is a line, which gets two more labels.
-The lines of one family stand together, whichever worker they are from. That is done in a thread.
+All workers are scraped at once when the gateway is, unless there are too many of them.
 """
 
 import logging
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import attrs
 import trio
 
+from ichat.config.schema import Config
 from ichat.http import client
 from ichat.http.pool import Upstream
+from ichat.observability.exposition import Families, MetricFamily, add_twins, escaped, read_steps, written
 from ichat.protocol import PROOF_HEADER
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
@@ -32,120 +32,6 @@ BYTES_MAX = 4 * 1024 * 1024
 """Of one worker's answer."""
 ALL_BYTES_MAX = 64 * 1024 * 1024
 """Of all answers of a round."""
-TWINS = (
-    ("vllm:gpu_cache_usage_perc", "vllm:kv_cache_usage_perc"),
-    ("vllm:time_per_output_token_seconds", "vllm:inter_token_latency_seconds"),
-)
-"""Old and new names of vLLM's for the same: where there is one of them, both are shown."""
-
-_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_VALUE = re.compile(r"[-+.0-9a-zA-Z]+[ \t]+-?[0-9]+\s*")
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="(?:[^"\\]|\\.)*"')
-_LABELS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\]|\\.)*",?)*')
-_TYPES = frozenset(("counter", "gauge", "histogram", "summary", "untyped"))
-_OURS = re.compile(r"ichat_(?!worker_(?:in_flight|load_seconds)\b|engine_)")
-"""Names of the gateway's own metrics, which no worker may have."""
-_SUFFIXES = frozenset(("", "_bucket", "_sum", "_count", "_total", "_created", "_info"))
-
-
-@attrs.define
-class MetricFamily:
-    """The lines of one metric."""
-
-    head: dict[str, str] = attrs.field(factory=dict[str, str])
-    """The lines that begin with `# HELP` and `# TYPE`."""
-    samples: list[str] = attrs.field(factory=list[str])
-
-
-Families = dict[str, MetricFamily]
-
-
-def read(text: str, labels: Mapping[str, str]) -> Families:
-    """Take an exposition in Prometheus' text format apart, by the names of its families; add labels to each sample.
-
-    A label of such a name that is there already becomes `exported_...`. Lines that are no samples are left out.
-    """
-
-    def renamed(label: re.Match[str]) -> str:
-        return f"exported_{label[0]}" if label[1] in labels else label[0]
-
-    families: Families = {}
-    added = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    clashes = any(f'{name}="' in text for name in labels)
-    name, family, last, samples = "", MetricFamily(), "", [""]
-    for line in text.split("\n"):
-        if line.startswith("#"):
-            words = line.split(None, 3)
-            is_right = len(words) == 4 and _NAME.fullmatch(words[2]) and not (added and _OURS.match(words[2]))
-            if is_right and (words[1] == "HELP" or (words[1] == "TYPE" and words[3] in _TYPES)):
-                name, last = words[2], ""
-                family = families.setdefault(name, MetricFamily())
-                family.head.setdefault(words[1], line)
-            continue
-        its_name, its_labels, value = _parts_of(line)
-        if its_name != last:
-            if not _NAME.fullmatch(its_name) or (added and _OURS.match(its_name)):
-                continue
-            last = its_name
-            if not (its_name.startswith(name) and its_name[len(name) :] in _SUFFIXES):
-                name, family = its_name, families.setdefault(its_name, MetricFamily())
-            samples = family.samples
-        if not _is_value(value) or not _LABELS.fullmatch(its_labels):
-            continue
-        if clashes:
-            its_labels = _LABEL.sub(renamed, its_labels)
-        both = f"{added},{its_labels}" if added and its_labels else added or its_labels
-        samples.append(f"{its_name}{{{both}}} {value}" if both else f"{its_name} {value}")
-    return families
-
-
-def _parts_of(line: str) -> tuple[str, str, str]:
-    """Take a sample apart: its name, its labels, and what follows."""
-    name, brace, rest = line.partition("{")
-    if brace:
-        labels, end, value = rest.rpartition("} ")
-        return name, labels, value if end else ""
-    name, _, value = line.partition(" ")
-    return name, "", value
-
-
-def _is_value(text: str) -> bool:
-    """Return whether this is a number, with or without a time behind it."""
-    try:
-        float(text)
-    except ValueError:
-        return _VALUE.fullmatch(text) is not None
-    return True
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def add_twins(families: Families) -> None:
-    """Show what has an old and a new name by both."""
-    for pair in TWINS:
-        for one, other in (pair, pair[::-1]):
-            family = families.get(one)
-            if family is not None and other not in families:
-                head = {kind: line.replace(one, other, 1) for kind, line in family.head.items()}
-                families[other] = MetricFamily(head, [other + line[len(one) :] for line in family.samples])
-
-
-def write(parts: Iterable[Families]) -> bytes:
-    """Write one exposition: what several parts have of one family stands together, under one head."""
-    together: dict[str, list[MetricFamily]] = {}
-    for families in parts:
-        for name, family in families.items():
-            if family.samples or family.head:
-                together.setdefault(name, []).append(family)
-    lines: list[str] = []
-    for same in together.values():
-        head = {kind: line for family in reversed(same) for kind, line in family.head.items()}
-        lines += [head[kind] for kind in ("HELP", "TYPE") if kind in head]
-        for family in same:
-            lines += family.samples
-    return ("\n".join(lines) + "\n").encode(errors="replace")
 
 
 @attrs.define
@@ -153,45 +39,67 @@ class _Round:
     """What one round has found, and how much more it may take."""
 
     found: dict[str, Families | None]
+    """None: the worker did not answer."""
+    left_out: int = 0
+    """How many ready workers were not asked, since they are too many."""
     bytes_left: int = ALL_BYTES_MAX
 
 
 class Scraper:
     """Asks the ready workers for their metrics, and shows them together with the gateway's own."""
 
-    def __init__(self, registry: Registry, proof: Callable[[], bytes] = bytes) -> None:
-        """`proof` gives what shows workers that were not started here that their gateway asks, if it is not empty."""
+    def __init__(self, registry: Registry, workers_max: int, proof: Callable[[], bytes] = bytes) -> None:
+        """More than `workers_max` ready workers are not asked, none of them.
+
+        `proof` gives what shows workers that were not started here that their gateway asks, if it is not empty.
+        """
         self._registry = registry
+        self._workers_max = workers_max
         self._proof = proof
-        self._turn = trio.Lock()
-        self._thread = trio.CapacityLimiter(1)
-        self._found: Mapping[str, Families | None] = {}
+        self._turn, self._reading = trio.Lock(), trio.Lock()
+        self._round = _Round({})
         self._found_at = -math.inf
 
     def __repr__(self) -> str:
-        return f"<Scraper of {len(self._found)} workers>"
+        return f"<Scraper of {len(self._round.found)} workers>"
 
-    async def expose(self, own: Callable[[], bytes]) -> bytes:
-        """Return the gateway's metrics, which `own` writes in a thread, and those of the workers, in one exposition."""
+    def reconfigure(self, config: Config) -> None:
+        """Ask as many workers as another configuration has it."""
+        self._workers_max = config.limits.scraped_workers_max
+
+    async def expose(self, own: Iterable[Families], *, with_workers: bool = True) -> Iterator[str]:
+        """Return one exposition in short texts: the gateway's metrics, and those of the workers.
+
+        `own` gives the gateway's in parts, each of which is a step.
+        """
+        parts = list[Families]()
+        for part in own:
+            parts.append(part)
+            await trio.lowlevel.checkpoint()
+        if not with_workers:
+            return written(parts)
         async with self._turn:
             if trio.current_time() - self._found_at >= REUSE_S:
-                self._found = await self._ask_all()
+                self._round = await self._ask_all()
                 self._found_at = trio.current_time()
-            found = self._found
-        return await trio.to_thread.run_sync(_put_together, own, found, limiter=self._thread)
+            round_ = self._round
+        found = (families for families in round_.found.values() if families is not None)
+        return written([*parts, _families_of(round_), *found])
 
-    async def _ask_all(self) -> Mapping[str, Families | None]:
-        """Return what each worker has, or None where it did not answer."""
+    async def _ask_all(self) -> _Round:
+        """Return what each worker has, unless they are too many."""
         registry = self._registry
         ready = [(one, registry.endpoint_of(one)) for one in registry if registry.state(one) == "ready"]
         workers = [(worker, endpoint) for worker, endpoint in ready if endpoint is not None]
+        if len(workers) > self._workers_max:
+            return _Round({}, left_out=len(workers))
         round_ = _Round(dict.fromkeys([worker.id for worker, _ in workers]))
         limit = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
         with trio.move_on_after(ROUND_S):
             async with trio.open_nursery() as nursery:
                 for worker, endpoint in workers:
                     nursery.start_soon(self._ask, worker, endpoint, round_, limit)
-        return round_.found
+        return round_
 
     async def _ask(self, worker: WorkerRecord, endpoint: Endpoint, round_: _Round, limit: trio.CapacityLimiter) -> None:
         labels = {"worker": worker.id, "model": worker.names[0] if worker.names else ""}
@@ -203,7 +111,8 @@ class Scraper:
             except client.FAILURES as error:
                 log.debug("worker %s gave no metrics: %r", worker.id, error)
                 return
-        round_.found[worker.id] = await trio.to_thread.run_sync(_take, data, labels, limiter=self._thread)
+        async with self._reading:  # one at a time, or the steps of many would follow each other without a pause
+            round_.found[worker.id] = await _read(data, labels)
 
 
 async def _fetch(upstream: Upstream, proof: bytes, round_: _Round) -> bytes:
@@ -223,18 +132,29 @@ async def _fetch(upstream: Upstream, proof: bytes, round_: _Round) -> bytes:
     return bytes(data)
 
 
-def _take(data: bytes, labels: Mapping[str, str]) -> Families:
-    families = read(data.decode(errors="replace"), labels)
+async def _read(data: bytes, labels: Mapping[str, str]) -> Families:
+    """Return a worker's metrics, with a turn for other tasks after each step of reading them."""
+    families: Families = {}
+    for _ in read_steps(data.decode(errors="replace"), labels, families):
+        await trio.lowlevel.checkpoint()
     add_twins(families)
+    await trio.lowlevel.checkpoint()
     return families
 
 
-def _put_together(own: Callable[[], bytes], found: Mapping[str, Families | None]) -> bytes:
-    name = "ichat_worker_scrape_failed"
-    head = {
-        "HELP": f"# HELP {name} 1 for a ready worker whose metrics are missing here.",
-        "TYPE": f"# TYPE {name} gauge",
+def _families_of(round_: _Round) -> Families:
+    """Return what is to be said of the round itself."""
+    failed, left_out = "ichat_worker_scrape_failed", "ichat_workers_not_scraped"
+    samples = [f'{failed}{{worker="{escaped(one)}"}} {int(found is None)}' for one, found in round_.found.items()]
+    return {
+        failed: _gauge(failed, "1 for a ready worker whose metrics are missing here.", samples),
+        left_out: _gauge(
+            left_out,
+            "Ready workers whose metrics are missing here, since there are more than limits.scraped_workers_max.",
+            [f"{left_out} {round_.left_out}"],
+        ),
     }
-    samples = [f'{name}{{worker="{_escaped(one)}"}} {int(families is None)}' for one, families in found.items()]
-    parts = [read(own().decode(), {}), {name: MetricFamily(head, samples)}]
-    return write([*parts, *(families for families in found.values() if families is not None)])
+
+
+def _gauge(name: str, text: str, samples: list[str]) -> MetricFamily:
+    return MetricFamily({"HELP": f"# HELP {name} {text}", "TYPE": f"# TYPE {name} gauge"}, samples)

@@ -106,14 +106,15 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     )  # fmt: skip
     checker = HealthChecker(registry, config.health, lambda: context.auth.proof)
     supervisor = Supervisor(config, registry, log_store, state)
+    scraper = Scraper(registry, config.limits.scraped_workers_max, lambda: context.auth.proof)
     # Whatever holds a part of the configuration belongs in this list, or a reload forgets it.
     reconfigured: Sequence[Reconfigurable] = [
-        registry, balancer, context.quotas, pool, context, handler, door, log_store, checker,
+        registry, balancer, context.quotas, pool, context, handler, door, log_store, checker, scraper,
     ]  # fmt: skip
     reloader = Reloader(config, file, supervisor, functools.partial(check, reconfigured, context, door))
     admin = AdminContext(
         registry, balancer, supervisor, log_store, reloader, lambda: context.auth,
-        metrics=metrics, scraper=Scraper(registry, lambda: context.auth.proof),
+        metrics=metrics, scraper=scraper,
         heartbeats=heartbeats, started_at=time.time(),
     )  # fmt: skip
     return Components(

@@ -155,7 +155,9 @@ def models_of(
             for card in cards:
                 known, owner = found.get(card.id, (card, worker.heartbeat.backend))
                 lengths = [one.max_model_len for one in (known, card) if one.max_model_len is not None]
-                found[card.id] = (attrs.evolve(known, max_model_len=min(lengths, default=None)), owner)
+                shortest = min(lengths, default=None)
+                same = known if known.max_model_len == shortest else attrs.evolve(known, max_model_len=shortest)
+                found[card.id] = (same, owner)
     return found
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import trio
 import trustme
-from support.exposition import Shown, heartbeat, known, shown
+from support.exposition import heartbeat, known, own, shown
 from support.peers import code_of, plain
 
 from ichat.config import load as configuration
@@ -282,13 +282,13 @@ async def test_health_is_in_the_metrics():
     registry, metrics = known("m")
     for name in ("well", "ill", "own"):
         registry.record_heartbeat(Heartbeat(**{**FOREIGN, "worker_id": name}))
-    assert "ichat_health_failed" not in metrics.snapshot()().decode()
+    assert "ichat_health_failed" not in own(metrics).text
     for name in ("well", "ill"):
         worker = registry.get(name)
         registry.probed(
             registry.endpoint_of(worker), worker, name * (name == "ill"), is_well=name == "well", failures_max=1
         )
-    now = Shown(metrics.snapshot()().decode())
+    now = own(metrics)
     assert {one["worker"]: now.get("ichat_health_failed", **one) for one in now.labels("ichat_health_failed")} == {
         "well": 0,
         "ill": 1,

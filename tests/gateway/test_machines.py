@@ -7,7 +7,7 @@ import sys
 import attrs
 import pytest
 import trio
-from support.exposition import Shown, heartbeat, known, shown
+from support.exposition import heartbeat, known, own, shown
 from support.nvml import GIB, Nvml, NVMLError
 from support.peers import plain, until
 
@@ -288,7 +288,7 @@ async def test_without_gpus_there_is_nothing_of_them():
     registry, metrics = known("m")
     metrics._own_machine = lambda: MachineReport("", Machine("a", "b"))
     registry.record_heartbeat(Heartbeat(**NEEDED, machine=Machine("c", "d", gpus=[])))
-    text = metrics.snapshot()().decode()
+    text = own(metrics).text
     assert "ichat_gpu" not in text
     registry.record_heartbeat(Heartbeat(**NEEDED, machine=FAR))
-    assert Shown(metrics.snapshot()().decode()).get("ichat_gpu_failed", machine="far", gpu="0") == 0
+    assert own(metrics).get("ichat_gpu_failed", machine="far", gpu="0") == 0

@@ -1,11 +1,15 @@
 """What the gateway counts, and the workers' own metrics beside it."""
 
 import json
+import math
+import types
 
 import pytest
 import trio
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
-from support.exposition import PROCESS, Shown, exposing, heartbeat, known, shown
+from support.exposition import PROCESS, Shown, exposing, heartbeat, known, own, shown
 from support.peers import SSE_END, SSE_HEAD, code_of, event, plain, turns_until, until
 from support.programs import LIMIT_S
 
@@ -14,8 +18,9 @@ from ichat.http.hub import Hub
 from ichat.http.listeners import open_unix_listener
 from ichat.http.pool import Connection, Pool, Upstream
 from ichat.http.relay import Relay, empty_gap_histogram
+from ichat.observability import exposition, scrape
 from ichat.observability import metrics as counted
-from ichat.observability import scrape
+from ichat.observability.prometheus_families import families_of
 from ichat.protocol import parse_heartbeat
 from ichat.routing.endpoint import Endpoint
 
@@ -309,7 +314,7 @@ async def test_a_model_that_has_gone_is_forgotten(mock_clock):
     metrics._of("m").tokens += 1
 
     def models():
-        return {labels["model"] for labels in Shown(metrics.snapshot()().decode()).labels("ichat_tokens_total")}
+        return {labels["model"] for labels in own(metrics).labels("ichat_tokens_total")}
 
     for after_s in (0, 2 * counted.FORGET_S):
         mock_clock.jump(after_s)
@@ -334,14 +339,14 @@ async def test_models_that_come_and_go_leave_little(monkeypatch):
         metrics._of(f"m{number}").tokens += 1
         metrics._of(f"unknown-{number}").tokens += 1
     assert len(metrics._models) <= 6
-    now = Shown(metrics.snapshot()().decode())
+    now = own(metrics)
     assert now.get("ichat_tokens_total", model="stays") == 10
     assert now.get("ichat_tokens_total", model="m49") == 1
     assert now.get("ichat_tokens_total", model=counted.OTHER) == 50
     registry.external = {f"many{number}": () for number in range(20)}
     for number in range(20):
         metrics._of(f"many{number}").tokens += 1
-    now = Shown(metrics.snapshot()().decode())
+    now = own(metrics)
     tokens = {labels["model"]: now.get("ichat_tokens_total", **labels) for labels in now.labels("ichat_tokens_total")}
     assert len(tokens) <= 7
     assert tokens[counted.OTHER] - 50 + sum(tokens.get(f"many{number}", 0) for number in range(20)) == 20
@@ -355,7 +360,7 @@ async def test_what_is_known_of_workers_goes_with_them():
     starting = registry.expect("managed", [NAME, "alias"])
     for _ in range(3):
         registry.restart(starting)
-    now = Shown(metrics.snapshot()().decode())
+    now = own(metrics)
     assert now.get("ichat_workers", state="ready") == 1
     assert now.get("ichat_workers", state="starting") == 1
     assert now.get("ichat_workers", state="failed") == 0
@@ -372,7 +377,7 @@ async def test_what_is_known_of_workers_goes_with_them():
     assert len(now.labels("ichat_build_info")) == 1
     for worker in registry:
         registry.remove(worker)
-    assert 'worker="' not in metrics.snapshot()().decode().replace('worker="external:route"', "")
+    assert 'worker="' not in own(metrics).text.replace('worker="external:route"', "")
 
 
 async def test_a_circuit_is_shown(mock_clock):
@@ -386,7 +391,7 @@ async def test_a_circuit_is_shown(mock_clock):
         mock_clock.jump(after_s)
         if after_s == 1:
             circuit.record_failure(trio.current_time())
-        now = Shown(metrics.snapshot()().decode())
+        now = own(metrics)
         seen.append((now.get("ichat_circuit_open", worker="w"), now.get("ichat_model_endpoints", model="m")))
     assert seen == [(0, 1), (1, 0), (0.5, 0)]
 
@@ -481,6 +486,66 @@ async def test_two_who_ask_at_once_share_what_is_found(serve, connect, gateway_t
     assert asked(upstream) == 2
 
 
+async def test_too_many_workers_are_not_asked(serve, connect, gateway_to, mock_clock):
+    """With more ready workers than the limit, none is asked, rather than some; the metrics say how many that are."""
+    upstream, port = await serve(exposing(OURS))
+    gateway = await gateway_to({}, "[limits]\nscraped_workers_max = 2\n")
+    seen = []
+    for number in range(3):
+        await heartbeat(connect, gateway, port, worker_id=f"w{number}")
+        now = await shown(connect, gateway)
+        workers = {labels["worker"] for labels in now.labels("ichat_engine_aborts_total")}
+        seen.append((len(workers), now.get("ichat_workers_not_scraped"), asked(upstream)))
+        assert now.get("ichat_worker_state", worker=f"w{number}", model="m", state="ready") == 1
+        mock_clock.jump(scrape.REUSE_S)
+    assert seen == [(1, 0, 1), (2, 0, 3), (0, 3, 3)]
+
+
+async def test_workers_metrics_can_be_left_out(serve, connect, gateway_to):
+    """Then no worker is asked."""
+    upstream, port = await serve(exposing(OURS))
+    gateway = await gateway_to({})
+    await heartbeat(connect, gateway, port)
+    client = await connect(gateway)
+    now = Shown((await client.get(b"/metrics?workers=0"))[2].decode())
+    assert now.get("ichat_workers", state="ready") == 1
+    assert not now.labels("ichat_engine_aborts_total")
+    assert asked(upstream) == 0
+    assert (await client.get(b"/metrics?workers=few"))[0] == 400
+
+
+async def test_metrics_of_many_workers_are_made_in_short_steps():
+    """However many workers there are, a part has few lines; so has a step of reading what a worker has."""
+    registry, metrics = known()
+    for number in range(1000):
+        beat = {"worker_id": f"w{number}", "model_name": "m", "host": "127.0.0.1", "port": 1}
+        registry.record_heartbeat(parse_heartbeat(beat))
+    parts = list(metrics.families())
+    lines = [sum(len(family.samples) for family in part.values()) for part in parts]
+    assert sum(lines) > 3 * 1000
+    assert max(lines) <= counted.WORKERS_AT_ONCE
+    found = {}
+    steps = exposition.read_steps("a 1\n" * 10 * exposition.LINES_AT_ONCE, {}, found)
+    grown = [len(found["a"].samples) for _ in steps]
+    assert grown == [(number + 1) * exposition.LINES_AT_ONCE - 1 for number in range(10)]
+
+
+def test_families_are_written_as_prometheus_client_writes_them():
+    """Names, types, help texts, labels and numbers; a long family is in several parts."""
+    counter = CounterMetricFamily("a", 'Two\nlines, \\ and "quotes".', labels=["b", "a"])
+    for number in (0, 1, 2.5, 1000, math.inf):
+        counter.add_metric((NAME, f"{number}\n"), number)
+    histogram = HistogramMetricFamily("h", "Time.", [("0.1", 1), ("+Inf", 3)], 5.5)
+    gauge = GaugeMetricFamily("g", "Many.", labels=["n"])
+    for number in range(2 * exposition.LINES_AT_ONCE):
+        gauge.add_metric((str(number),), number)
+    metrics = [counter, histogram, gauge]
+    collector = types.SimpleNamespace(collect=lambda: metrics)
+    parts = [part for metric in metrics for part in families_of(metric)]
+    assert len(parts) == 4
+    assert "".join(exposition.written(parts)) == generate_latest(collector).decode()
+
+
 def asked(upstream):
     return sum(head.target == b"/metrics" for head, _ in upstream.requests)
 
@@ -501,8 +566,8 @@ async def test_how_a_worker_is_reached(serve, nursery, tmp_path, managed):
             {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": port, "unix_socket": managed}
         )
     )
-    text = await scrape.Scraper(registry, lambda: b"secret").expose(lambda: b"own 1\n")
-    now = Shown(text.decode())
+    parts = await scrape.Scraper(registry, 1, lambda: b"secret").expose([exposition.read("own 1\n", {})])
+    now = Shown("".join(parts))
     assert now.get("ichat_engine_aborts_total", worker="w", model="m") == 7
     assert now.get("own") == 1
     [(head, _)] = upstream.requests
@@ -528,7 +593,7 @@ async def test_how_a_worker_is_reached(serve, nursery, tmp_path, managed):
 )  # fmt: skip
 def test_a_line_gets_labels(line, expected):
     """Whatever its labels hold; what is no sample is left out."""
-    text = scrape.write([scrape.read(line + "\n", {"worker": "w", "model": "m"})]).decode()
+    text = "".join(exposition.written([exposition.read(line + "\n", {"worker": "w", "model": "m"})]))
     assert text.strip().splitlines() == ([expected] if expected else [])
     if expected:
         [family] = text_string_to_metric_families(text)
@@ -537,11 +602,11 @@ def test_a_line_gets_labels(line, expected):
 
 def test_families_of_several_stand_together():
     """The head of a family is there once, before all of its samples, whoever knows it."""
-    first = scrape.read("a 1\n" + HISTOGRAM.format(name="b"), {"worker": "1"})
-    second = scrape.read(
+    first = exposition.read("a 1\n" + HISTOGRAM.format(name="b"), {"worker": "1"})
+    second = exposition.read(
         "# HELP a What it is.\n# TYPE a counter\na 2\n" + HISTOGRAM.format(name="b") + "c 1\n", {"worker": "2"}
     )
-    lines = scrape.write([first, second]).decode().splitlines()
+    lines = "".join(exposition.written([first, second])).splitlines()
     assert lines[:4] == ["# HELP a What it is.", "# TYPE a counter", 'a{worker="1"} 1', 'a{worker="2"} 2']
     assert [line for line in lines[4:] if line.startswith("#")] == HISTOGRAM.format(name="b").splitlines()[:2]
     assert Shown("\n".join(lines) + "\n").get("c", worker="2") == 1

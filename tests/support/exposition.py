@@ -6,6 +6,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 from support.peers import plain
 
+from ichat.observability.exposition import written
 from ichat.observability.metrics import Metrics
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
@@ -33,6 +34,11 @@ class Shown:
 
     def labels(self, name):
         return [dict(labels) for known, labels in self.samples if known == name]
+
+
+def own(metrics):
+    """Return what the gateway's own metrics show."""
+    return Shown("".join(written(metrics.families())))
 
 
 async def shown(connect, port):

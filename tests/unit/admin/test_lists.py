@@ -14,7 +14,7 @@ MANY = 1000
 
 
 @pytest.fixture
-def registry(mock_clock):
+def registry():
     return Registry({}, trio.current_time, max_in_flight=5)
 
 
@@ -74,7 +74,7 @@ async def test_filters_are_of_the_model_and_the_state(registry):
     assert listed(registry, "model=m&state=loading&limit=1")["has_more"] is False
 
 
-async def test_a_summary_has_no_arguments(registry):
+async def test_a_summary_has_no_arguments(registry, mock_clock):
     """A summary is short; `full` is what the route of one worker says."""
     beat(registry, "a", args={"name": "value" * 1000})
     assert len("".join(worker_parts(registry, WorkerQuery()))) < 1000
