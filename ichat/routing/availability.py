@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import attrs
 
 from ichat.routing.endpoint import Endpoint
+from ichat.routing.sessions import HashRing
 
 
 @attrs.define(eq=False)
@@ -12,6 +13,8 @@ class Ready:
     """These endpoints can serve the model now."""
 
     endpoints: Sequence[Endpoint]
+    ring: HashRing | None = attrs.field(default=None, repr=False)
+    """Finds the endpoints of sessions, if there are many of them; made for the first session."""
 
 
 @attrs.frozen

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from ichat.config.schema import Config
 from ichat.routing.availability import Availability, Draining, Full, NotReady, QueueTimeout, Ready, Refusal
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.policies import POLICIES, rendezvous_hash
+from ichat.routing.policies import COMPARED_MAX, POLICIES
 from ichat.routing.queue import FairQueue, Waiter
 from ichat.routing.request import Lease, RoutingRequest
+from ichat.routing.sessions import HashRing, home_of
 
 RETRY_AFTER_S = 2
 """When it is worth asking again for an endpoint that is away, and for room in a full queue."""
@@ -68,7 +69,7 @@ class Balancer:
             return refusal
         if request.model in self._queues:
             return Full(self.waiting_for(request.model))
-        return self._take(endpoints, request, now) or Full()
+        return self._take(found, request, now) or Full()
 
     def has_alternative(self, request: RoutingRequest) -> bool:
         """Return whether an endpoint for the request that is not excluded would accept it now."""
@@ -166,21 +167,22 @@ class Balancer:
         for model, queue in list(self._queues.items()):
             found = self._find(model)
             if isinstance(found, Ready):  # otherwise its requests wait on
-                while self._serve_one(queue, found.endpoints):
+                while self._serve_one(queue, found):
                     pass
                 if queue:
                     now = self._clock()
-                    retry_at = min([retry_at, *(one.circuit.retry_at(now) for one in found.endpoints)])
+                    circuits = (one.circuit for one in found.endpoints if one.circuit.open_until is not None)
+                    retry_at = min([retry_at, *(circuit.retry_at(now) for circuit in circuits)])
         if retry_at != self.retry_at:
             self.retry_at = retry_at
             if self.on_retry_change is not None:
                 self.on_retry_change()
 
-    def _serve_one(self, queue: FairQueue, endpoints: Sequence[Endpoint]) -> bool:
+    def _serve_one(self, queue: FairQueue, found: Ready) -> bool:
         """Lease an endpoint to one waiter whose turn it is; return whether that could be done."""
         for waiter in queue.eligible():
             request = waiter.request
-            waiter.lease = self._take(_fit_for(request, endpoints), request, self._clock())
+            waiter.lease = self._take(found, request, self._clock())
             if waiter.lease is not None:
                 self._remove(waiter)
                 queue.rotate(request.fairness_key)
@@ -190,20 +192,41 @@ class Balancer:
                 return False
         return False
 
-    def _take(self, endpoints: Sequence[Endpoint], request: RoutingRequest, now: float) -> Lease | None:
+    def _take(self, found: Ready, request: RoutingRequest, now: float) -> Lease | None:
         """Lease one of these endpoints to a request; None if it has to wait."""
-        candidates = self._candidates(endpoints, request, now)
-        if not candidates:
-            return None
-        if len(candidates) == 1:
-            chosen = candidates[0]
-        elif request.session:
-            chosen = rendezvous_hash(request.session, candidates)
-        else:
-            chosen = self._policy.choose(candidates, request, now)
+        chosen = self._choose_of_many(found, request, now) if len(found.endpoints) > COMPARED_MAX else None
+        if chosen is None:
+            candidates = self._candidates(_fit_for(request, found.endpoints), request, now)
+            if not candidates:
+                return None
+            if len(candidates) == 1:
+                chosen = candidates[0]
+            elif request.session:
+                chosen = home_of(request.session, candidates)
+            else:
+                chosen = self._policy.choose(candidates, request, now)
         chosen.start_request()
         self._policy.on_start(chosen, request)
         return Lease(chosen, request, self._end, chosen.circuit.begin(now))
+
+    def _choose_of_many(self, found: Ready, request: RoutingRequest, now: float) -> Endpoint | None:
+        """Return an endpoint for a request without looking at all of many; None if those looked at are not free."""
+
+        def is_free(one: Endpoint) -> bool:
+            return (
+                one.in_flight < one.in_flight_max
+                and one.avoid_until <= now
+                and (one.circuit.open_until is None or one.circuit.allows_request(now))
+                and one not in request.excluded
+            )
+
+        if request.only is not None:
+            return None
+        if request.session:
+            found.ring = found.ring or HashRing(found.endpoints)
+            return found.ring.home_of(request.session, is_free)
+        free = [one for one in self._policy.compared(found.endpoints) if is_free(one)]
+        return self._policy.choose(free, request, now) if free else None
 
     def _candidates(self, endpoints: Sequence[Endpoint], request: RoutingRequest, now: float) -> Sequence[Endpoint]:
         """Return the endpoints to choose from: with room, and of those the best that there are.
@@ -224,4 +247,6 @@ class Balancer:
 
 def _fit_for(request: RoutingRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
     """Return the endpoints that can answer a request at all."""
-    return endpoints if request.only is None else [one for one in endpoints if one is request.only]
+    if request.only is None:
+        return endpoints
+    return (request.only,) if request.only in endpoints else ()

@@ -1,6 +1,5 @@
 """Policies: which of several endpoints that have room gets a request. The configuration names them."""
 
-import hashlib
 import itertools
 import random
 import weakref
@@ -10,9 +9,16 @@ from typing import Protocol
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.request import RoutingRequest
 
+COMPARED_MAX = 32
+"""So many endpoints are compared for a request. Of more, it is as many neighbours in the list of all."""
+
 
 class Policy(Protocol):
     """Chooses endpoints, and is told of each request that one of them gets."""
+
+    def compared(self, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """Return some of many endpoints, of which the next request gets the best."""
+        return _neighbours(endpoints, random.randrange(len(endpoints)))
 
     def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
         """Return one of the candidates, of which there is at least one."""
@@ -48,7 +54,12 @@ class RoundRobin(Policy):
 
     def __init__(self) -> None:
         self._turns = itertools.count(1)
+        self._looks = itertools.count()
         self._newest: weakref.WeakKeyDictionary[Endpoint, int] = weakref.WeakKeyDictionary()
+
+    def compared(self, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """Return some of many endpoints, at each request from the next one on."""
+        return _neighbours(endpoints, next(self._looks) % len(endpoints))
 
     def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
         """Return the candidate that had its turn longest ago, or never."""
@@ -77,13 +88,6 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
 """By their names in the configuration (`config.schema.POLICY_NAMES`)."""
 
 
-def rendezvous_hash(session: bytes, endpoints: Sequence[Endpoint]) -> Endpoint:
-    """Return the same endpoint for the same session (rendezvous hashing).
-
-    When an endpoint comes or goes, only the sessions that it gets or had move.
-    """
-
-    def weight(endpoint: Endpoint) -> bytes:
-        return hashlib.blake2b(endpoint.id + b"\0" + session, digest_size=8).digest()
-
-    return max(endpoints, key=weight)
+def _neighbours(endpoints: Sequence[Endpoint], start: int) -> Sequence[Endpoint]:
+    found = endpoints[start : start + COMPARED_MAX]
+    return found if len(found) == COMPARED_MAX else [*found, *endpoints[: COMPARED_MAX - len(found)]]

@@ -24,8 +24,22 @@ class _ModelWorkers:
 
     workers: dict[WorkerRecord, None] = attrs.field(factory=dict[WorkerRecord, None])
     ready: dict[WorkerRecord, Endpoint] = attrs.field(factory=dict[WorkerRecord, Endpoint])
-    found: Ready | None = None
-    """The endpoints that are ready, once they were asked for and while they are the same."""
+    found: Ready = attrs.field(factory=lambda: Ready(()))
+    """The endpoints that were ready when that was last asked."""
+    is_same: bool = False
+    """Whether they still are."""
+
+    def set_ready(self, worker: WorkerRecord, endpoint: Endpoint | None) -> None:
+        """Set the endpoint of a worker that is ready; None if it is not."""
+        self.is_same = False
+        before = self.ready.pop(worker, None)
+        if endpoint is not None:
+            self.ready[worker] = endpoint
+        if self.found.ring is not None and before is not endpoint:
+            if before is not None:
+                self.found.ring.remove(before)
+            if endpoint is not None:
+                self.found.ring.add(endpoint)
 
 
 class WorkerIndex:
@@ -56,12 +70,7 @@ class WorkerIndex:
         else:
             self._ready.pop(worker, None)
         for name in entry.names:
-            model = self._models[name]
-            model.found = None
-            if ready is not None:
-                model.ready[worker] = ready
-            else:
-                model.ready.pop(worker, None)
+            self._models[name].set_ready(worker, ready)
         return True
 
     def _add(self, worker: WorkerRecord, entry: _Entry) -> None:
@@ -82,8 +91,7 @@ class WorkerIndex:
         for name in dict.fromkeys(entry.names):
             model = self._models[name]
             del model.workers[worker]
-            model.found = None
-            model.ready.pop(worker, None)
+            model.set_ready(worker, None)
             if not model.workers:
                 del self._models[name]
         if entry.group is not None:
@@ -98,8 +106,8 @@ class WorkerIndex:
         workers = self._models.get(model)
         if workers is None or not workers.ready:
             return None
-        if workers.found is None:
-            workers.found = Ready(list(workers.ready.values()))
+        if not workers.is_same:
+            workers.found, workers.is_same = Ready(list(workers.ready.values()), workers.found.ring), True
         return workers.found
 
     def of_model(self, model: str) -> Collection[WorkerRecord]:

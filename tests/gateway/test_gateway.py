@@ -13,7 +13,7 @@ from ichat.http import pool
 from ichat.proxy.upstream_request import engine_target
 from ichat.roles import gateway
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.policies import rendezvous_hash
+from ichat.routing.sessions import home_of
 
 PAIR = [Endpoint(pool.Upstream(name, "", 1), name.encode(), 9) for name in ("external:m", "external:m#2")]
 
@@ -255,7 +255,7 @@ async def test_a_request_that_kills_its_upstream_kills_no_other(serve, nursery, 
     for port in (victim_port, other_port):
         text += f'[[external_routes]]\nmodel_name = "m"\napi_base = "http://127.0.0.1:{port}/v1"\n'
     client = await connect(await nursery.start(gateway.run, configuration.parse(text, "test.toml")))
-    session = next(f"{number}" for number in range(99) if rendezvous_hash(b"%d" % number, PAIR) is PAIR[0]).encode()
+    session = next(f"{number}" for number in range(99) if home_of(b"%d" % number, PAIR) is PAIR[0]).encode()
     body = b'{"model": "m"}'
     statuses = []
     for _ in range(2):

@@ -11,8 +11,9 @@ from ichat.http.pool import Upstream
 from ichat.routing.availability import Draining, Full, NotReady, QueueTimeout, Ready
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.policies import POLICIES, rendezvous_hash
+from ichat.routing.policies import COMPARED_MAX, POLICIES
 from ichat.routing.request import Lease, RoutingRequest
+from ichat.routing.sessions import HashRing, home_of
 
 M, N = RoutingRequest("m"), RoutingRequest("n")
 
@@ -211,15 +212,93 @@ def test_a_session_stays_where_it_is(session, count, data):
     assert balance.lease(RoutingRequest("m", session)).endpoint is home
     assert balance.lease(RoutingRequest("m", session)).endpoint is not home
     gone = data.draw(st.sampled_from([one for one in endpoints if one is not home]))
-    assert rendezvous_hash(session, [one for one in endpoints if one is not gone]) is home
+    assert home_of(session, [one for one in endpoints if one is not gone]) is home
 
 
 def test_sessions_are_spread():
     """Many sessions use every endpoint about as much."""
     endpoints = [endpoint(str(number)) for number in range(4)]
-    homes = collections.Counter(rendezvous_hash(b"session %d" % number, endpoints).id for number in range(2000))
+    homes = collections.Counter(home_of(b"session %d" % number, endpoints).id for number in range(2000))
     assert len(homes) == 4
     assert min(homes.values()) > 400
+
+
+IDS = st.sets(st.integers(0, 60), min_size=1)
+
+
+@given(IDS, IDS, IDS, st.binary(min_size=1, max_size=8))
+def test_a_ring_finds_who_would_be_found_among_all(first, second, free, session):
+    """Whoever comes and goes: of those that are free, the ring finds the same as a look at each of them."""
+    every = [endpoint(str(number)) for number in range(61)]
+    ring = HashRing([every[number] for number in first])
+    for number in first - second:
+        ring.remove(every[number])
+    for number in second - first:
+        ring.add(every[number])
+    allowed = [every[number] for number in second & free]
+    found = ring.home_of(session, allowed.__contains__)
+    assert found is None or found is home_of(session, allowed)
+    assert found is not None or len(allowed) < len(second), "where all are free, one is found"
+
+
+def many(count=200, bound=1):
+    return [endpoint(str(number), bound) for number in range(count)]
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("session", [b"", b"one"])
+def test_the_last_room_of_many_is_found(policy, session):
+    """Where only some of many endpoints are looked at, all of them are before a request has to wait."""
+    balance = balancer(policy, m=many())
+    leases = [balance.lease(RoutingRequest("m", session)) for _ in range(200)]
+    assert len({lease.endpoint for lease in leases}) == 200
+    assert balance.lease(RoutingRequest("m", session)) == Full()
+    leases[77].release()
+    assert balance.lease(M).endpoint is leases[77].endpoint
+
+
+def test_each_of_many_in_turn():
+    """`round_robin` is exact with many endpoints too."""
+    balance = balancer("round_robin", m=many(200, 10))
+    assert set(ids(balance.lease(M) for _ in range(600)).values()) == {3}
+
+
+def test_many_are_loaded_evenly():
+    """The least loaded of some neighbours: no endpoint gets many more than the others."""
+    balance = balancer(m=many(200, 100))
+    counts = ids(balance.lease(M) for _ in range(2000))
+    assert len(counts) == 200
+    assert max(counts.values()) <= 14
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_those_that_are_not_free_are_not_chosen_of_many(policy):
+    """Excluded, avoided, or with an open circuit: others are there."""
+    endpoints = many(200, 1000)
+    well = endpoints[::4]
+    for one in endpoints[1::4]:
+        one.avoid_until = 1010.0
+    for one in endpoints[2::4]:
+        one.circuit.open_until = 1010.0
+    balance = balancer(policy, m=endpoints)
+    for number in range(300):
+        request = RoutingRequest("m", b"%d" % number if number % 2 else b"", excluded=set(endpoints[3::4]))
+        assert balance.lease(request).endpoint in well
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("session", [b"", b"one"])
+def test_of_many_few_are_looked_at(policy, session, monkeypatch):
+    """A request among 2000 endpoints asks as few of them for their circuits and loads as one among 100."""
+    asked = []
+    endpoints = many(2000, 10)
+    balance = balancer(policy, m=endpoints)
+    for one in endpoints:
+        one.circuit.open_until = 0.0  # half open: it is asked
+    monkeypatch.setattr(type(endpoints[0].circuit), "allows_request", lambda *_: asked.append(1) or True)
+    monkeypatch.setattr(type(endpoints[0]), "load", lambda *_: asked.append(1) or 0)
+    balance.lease(RoutingRequest("m", session))
+    assert 0 < len(asked) <= 2 * COMPARED_MAX
 
 
 def test_who_could_not_be_reached_is_asked_last():

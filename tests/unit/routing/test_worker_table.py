@@ -10,6 +10,7 @@ from ichat.protocol import Group, Heartbeat, ModelCard, response_tag
 from ichat.routing.availability import NotReady, Ready, Unknown
 from ichat.routing.deadlines import Deadlines
 from ichat.routing.registry import Registry
+from ichat.routing.sessions import HashRing, home_of
 from ichat.routing.worker_record import WorkerEnd, WorkerRecord
 from ichat.routing.worker_table import REASONS_MAX
 
@@ -121,6 +122,11 @@ def assert_same_as_a_scan(registry, clock):
         if isinstance(found, Ready):
             assert set(found.endpoints) == ready
             assert len(found.endpoints) == len(ready)
+            if found.ring is None:  # made for the first session, and kept right from then on
+                found.ring = HashRing(found.endpoints)
+            for number in range(3):
+                session = b"%d" % number
+                assert found.ring.home_of(session, lambda _: True) is home_of(session, found.endpoints)
     for worker in workers:
         members = {one for one in workers if _group_id(worker) and _group_id(one) == _group_id(worker)}
         assert set(registry._table.group_of(worker)) == members
