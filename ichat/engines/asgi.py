@@ -56,6 +56,7 @@ class Call:
         self._peer = peer
         self._stall_s = stall_s
         self._ended = ended
+        self._has_ended = False
         self.bytes_in = len(request.body)
         self.keep_alive = keep_alive
         """Whether the connection may be used again; known when the call has ended."""
@@ -97,15 +98,15 @@ class Call:
             return Ending.RESET
         return Ending.KEEP if self.keep_alive else Ending.CLOSE
 
-    def start(self, app: Application, calls: "set[Call]") -> None:
-        """Start; the call is a member of `calls` until it has ended."""
-        self.task = asyncio.get_running_loop().create_task(self._run(app, calls))
+    def start(self, app: Application, calls: "set[Call]", context: contextvars.Context) -> None:
+        """Start in this context; the call is a member of `calls` until the application is done with it."""
+        self.task = asyncio.get_running_loop().create_task(self._run(app, calls), context=context)
         calls.add(self)
 
     def refuse(self, failure: errors.ApiError) -> None:
         """End the call before it has started: the application never sees it."""
         self.failure = failure
-        self._ended()
+        self._end()
 
     def hang_up(self) -> None:
         """Report the client's disconnect to the application; what that still sends is dropped, as in ASGI 2.3."""
@@ -128,7 +129,7 @@ class Call:
         self.task.cancel()
 
     async def _run(self, app: Application, calls: "set[Call]") -> None:
-        token = _UNDER_WAY.set(self)
+        _UNDER_WAY.set(self)
         try:
             await app(self._scope(), self._receive, self._send)
             if not self.complete and not self.hung_up:
@@ -144,8 +145,13 @@ class Call:
                 self.keep_alive = False
                 self._send_failure()
             self.parts.clear()
-            _UNDER_WAY.reset(token)
             calls.discard(self)
+            self._end()
+
+    def _end(self) -> None:
+        """Report the end, once: that of the response, since applications may have things to do afterwards."""
+        if not self._has_ended:
+            self._has_ended = True
             self._ended()
 
     def _send_failure(self) -> None:
@@ -206,6 +212,7 @@ class Call:
             if not more and not self.hung_up:
                 self.complete = True
                 self._gone.set()
+                self._end()
         elif message["type"] == "http.response.start":
             self._start(message["status"], message.get("headers", ()))
             if self._chunked:

@@ -7,6 +7,7 @@ never waits for it without a limit.
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import logging
 import threading
@@ -54,6 +55,8 @@ class EngineThread:
         self._app: Application | None = None
         self._follows = False
         self._stopping: asyncio.Event | None = None
+        self._context = contextvars.copy_context()
+        """In which calls begin: nothing of Trio's, and nothing of other calls."""
         self._calls: set[Call] = set()
         self.failure: Exit | None = None
         """Why the engine ended, if that was not requested."""
@@ -216,7 +219,7 @@ class EngineThread:
         if not request.keep_alive:
             client.close_after_response()
         kept.call = self._call(kept, request, rewrite)
-        kept.call.start(app, self._calls)
+        kept.call.start(app, self._calls, self._context.copy())
         return True
 
     def give_back_connections(self) -> None:
@@ -246,7 +249,7 @@ class EngineThread:
         So a refused request was never worked on. One that fails later may have been.
         """
         if self._check_alive() is None:
-            call.start(app, self._calls)
+            call.start(app, self._calls, self._context.copy())
         else:
             call.refuse(self._dead())
 
@@ -318,6 +321,7 @@ class EngineThread:
     async def _serve(self, app: Application | None) -> None:
         """Run on the engine's loop while it serves, and check that the engine is alive."""
         self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
         self._stopping = asyncio.Event()
         self._app = app
         self._follows = app is None

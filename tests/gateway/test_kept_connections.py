@@ -1,5 +1,6 @@
 """A worker's connection in the hands of the engine's thread: what it reads itself, and what goes back to Trio."""
 
+import json
 import logging
 
 import pytest
@@ -52,7 +53,7 @@ async def test_the_next_requests_do_not_cross(worker):
     assert (await client.response())[0] == 200
     assert seen == []
     await until(lambda: is_kept(rig))
-    assert rig.engine.done == 5
+    await until(lambda: rig.engine.done == 5)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +102,15 @@ async def test_a_failure_has_the_id_of_its_own_request(worker, caplog):
     assert headers[b"x-ichat-error"] == b"worker"
     assert seen == []
     assert (await client.ask())[0] == 200
+
+
+async def test_what_an_application_does_afterwards_holds_nobody_up(worker, connect):
+    """The connection takes its next request after the response, whose context has nothing of the last one's."""
+    rig, client, _ = worker
+    for one in (client, client, client, await connect(rig.worker.port)):
+        status, _, body = await one.ask(target=b"/afterwards")
+        assert (status, json.loads(body)) == (200, {"context": None})
+    await until(lambda: rig.host.in_flight == 0)
 
 
 async def test_what_the_adapter_refuses_never_reaches_the_engine(worker):
@@ -166,8 +176,9 @@ async def test_a_drain_does_not_wait_for_idle_connections(worker, connect):
     busy = await connect(rig.worker.port)
     for _ in range(2):
         assert (await busy.ask())[0] == 200
+    await until(lambda: rig.host.in_flight == 0)
     await busy.send(post(body=b'{"stream": true, "events": 20, "gap_s": 0.01}'))
-    await until(lambda: rig.engine.running == 1)
+    await until(lambda: rig.host.in_flight == 1)
     rig.host.give_back_connections()
     with trio.fail_after(5):
         await rig.door.drain()

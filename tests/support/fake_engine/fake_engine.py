@@ -5,6 +5,7 @@ It is found like any engine from elsewhere: by an entry point. With `--children 
 
 import argparse
 import asyncio
+import contextvars
 import hashlib
 import json
 import multiprocessing
@@ -19,6 +20,8 @@ from ichat.engines.adapter import ProtocolAdapter
 from ichat.engines.children import ProcessFamily, adopt_children, children
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.protocol import Group, ModelCard
+
+MARK = contextvars.ContextVar("mark")
 
 
 class Parser(argparse.ArgumentParser):
@@ -106,6 +109,10 @@ class Fake:
     async def app(self, scope, receive, send):
         message = await receive()
         body = json.loads(message["body"] or b"{}")
+        if scope["path"] == "/afterwards":
+            await self.plain(send, {"context": MARK.get(None)})
+            MARK.set("set by another request")
+            await asyncio.sleep(3600)
         self.running += 1
         gone = asyncio.ensure_future(self.listen(receive))
         work = asyncio.ensure_future(self.answer(scope, body, send))
