@@ -48,8 +48,9 @@ class Hub:
         self._ready: dict[int, Callable[[int], None]] = {}
         self._timed: set[Timed] = set()
         self._in_task = False
+        self._clock = trio.current_time
         self.now = 0.0
-        """Trio's clock at the start of the current batch of events."""
+        """Trio's clock at the start of the newest batch of events or sweep, so at most SWEEP_S ago if it runs."""
 
     def __repr__(self) -> str:
         return f"<Hub {len(self._ready)} sockets, {len(self._timed)} timed{', in a task' if self._in_task else ''}>"
@@ -87,12 +88,14 @@ class Hub:
 
     def update_clock(self) -> float:
         """Set `now` to Trio's clock, and return it: for code that runs later than the batch's start."""
-        self.now = trio.current_time()
-        return self.now
+        self.now = now = self._clock()
+        return now
 
     async def run_forever(self) -> None:
         """Serve events for as long as anything uses this hub."""
         async with trio.open_nursery() as nursery:
+            self._clock = trio.lowlevel.current_clock().current_time
+            self.update_clock()
             nursery.start_soon(self._sweep_forever)
             await trio_wait.serve_forever(self)
             self._in_task = True
@@ -103,7 +106,7 @@ class Hub:
     def serve(self, wait_s: float) -> int:
         """Wait for events for so long, call the functions of `READY_MAX` at most, and return for how many."""
         events = self._epoll.poll(wait_s, READY_MAX)
-        self.now = trio.current_time()
+        self.update_clock()
         find = self._ready.get
         for fd, flags in events:
             ready = find(fd)
@@ -119,7 +122,7 @@ class Hub:
     async def _sweep_forever(self) -> None:
         while True:
             await trio.sleep(SWEEP_S)
-            now = trio.current_time()
+            now = self.update_clock()
             for timed in [timed for timed in self._timed if timed.deadline < now]:
                 self._timed.discard(timed)
                 timed.expire()

@@ -79,8 +79,9 @@ class Connection:
         """Call no reader: the upstream is held back as its socket fills."""
         self._pool.hub.direct(self._fd, _ignore)
 
-    def park(self) -> None:
+    def park(self, now: float) -> None:
         """Until the next exchange, have the pool close this connection if anything can be read from it."""
+        self.idle_since = now
         self._pool.hub.direct(self._fd, self._unasked)
 
     def _unasked(self, _events: int) -> None:
@@ -132,16 +133,18 @@ class Pool:
         idle = self._idle.get(upstream)
         while idle:
             connection, _ = idle.popitem()
-            if trio.current_time() - connection.idle_since < self.idle_s and connection.is_quiet():
+            if self.hub.now - connection.idle_since < self.idle_s and connection.is_quiet():
                 return connection
             connection.close()
         return None
 
     def release(self, connection: Connection) -> None:
         """Keep a connection whose exchange has ended cleanly."""
-        connection.park()
-        connection.idle_since = trio.current_time()
-        self._idle.setdefault(connection.upstream, {})[connection] = None
+        connection.park(self.hub.now)
+        idle = self._idle.get(connection.upstream)
+        if idle is None:
+            idle = self._idle[connection.upstream] = {}
+        idle[connection] = None
 
     def discard(self, connection: Connection) -> None:
         """Close a connection, idle or in use."""

@@ -104,7 +104,7 @@ class Relay:
         self._done = False
         self._failure: UpstreamError | None = None
         self.answered = False
-        self.deadline = trio.current_time() + first_byte_s
+        self.deadline = hub.update_clock() + first_byte_s
         self.reusable = False
         """Whether the connection may carry another exchange; known when `run` has returned."""
         self.chunks = 0
@@ -228,47 +228,46 @@ class Relay:
     def _feed_head(self, received: int) -> None:
         """Collect the head; when it is complete, send it and what follows."""
         self.answered = True
-        data = self._head + _BUFFER[:received]
-        end = data.find(b"\r\n\r\n")
-        if end > _HEAD_BYTES_MAX:
-            raise HeadError("its head is too long")
-        while end >= 0:
+        data = self._head + _VIEW[:received]
+        while (end := data.find(b"\r\n\r\n")) >= 0:
+            if end > _HEAD_BYTES_MAX:
+                raise HeadError("its head is too long")
             head = parse_response_head(data[:end], self._method)
-            data = data[end + 4 :]
+            if head.status >= 200:
+                self._begin(head, bytearray(data[end + 4 :]))
+                return
             if head.status == 101:
                 raise HeadError("it switched protocols unasked")
-            if head.status >= 200:
-                self._begin(head, bytearray(data))
-                return
-            end = data.find(b"\r\n\r\n")
+            data = data[end + 4 :]
         if len(data) > _HEAD_BYTES_MAX:
             raise HeadError("its head is too long")
         self._head = data
 
     def _begin(self, head: ResponseHead, behind: bytearray) -> None:
         ours = self._on_head(head)
-        self._framing = head.framing
+        framing = self._framing = head.framing
         self.deadline = self._hub.now + self._stall_s
-        self._is_events = is_events(head.by_name.get(b"content-type", b""))
-        self._reportable = self._is_events and b"content-encoding" not in head.by_name
-        if self._transform is None and self._version != b"1.1" and isinstance(head.framing, Chunked):
-            self._transform = Unchunk()
-        if self._transform is not None:
-            self._send = self._send_transformed
-        if self._is_events:
-            self._gaps = self._stream_gaps
         self.reusable = head.reusable
-        end = head.framing.feed(behind, 0, len(behind)) if behind else 0
-        if self._usage is not None:
-            self._usage.see(behind, end)
-        body = behind[:end]
-        ours += body if self._transform is None else self._transform.feed(body, is_last=head.framing.done)
-        self.bytes_out = len(ours)
+        if is_events(head.by_name.get(b"content-type", b"")):
+            self._is_events = True
+            self._reportable = b"content-encoding" not in head.by_name
+            self._gaps = self._stream_gaps
+        if self._version != b"1.1" and self._transform is None and isinstance(framing, Chunked):
+            self._transform = Unchunk()
+        end = framing.feed(behind, 0, len(behind)) if behind else 0
         if end and not (self._is_events and is_comment(behind, 0, end)):
             self._begin_body()
             self.chunks = 1
+        if self._usage is not None:
+            self._usage.see(behind, end)
+        if self._transform is None:
+            ours += behind[:end]
+        else:
+            self._send = self._send_transformed
+            ours += self._transform.feed(behind[:end], is_last=framing.done)
+        self.bytes_out = len(ours)
         self._send_ours(ours)
-        if head.framing.done:
+        if framing.done:
             self._finish(surplus=end < len(behind))
 
     def _begin_body(self) -> None:
