@@ -264,6 +264,15 @@ def response_not_found(response_id: str, why: str, param: str | None = None) -> 
     return ApiError(404, "response_not_found", f"The response `{response_id}` is not here: {why}.", param=param)
 
 
+def registration_not_found(worker_id: str) -> ApiError:
+    """404: a short heartbeat of a worker that has not sent this process the whole of it."""
+    return ApiError(
+        404,
+        "registration_not_found",
+        f"This registration of worker {worker_id} is not known here: send the whole heartbeat.",
+    )
+
+
 def queue_timeout(model: str, waited_s: float, retry_after_s: int) -> ApiError:
     """503: no endpoint of the model had room within `timeouts.queue_s`."""
     return ApiError(

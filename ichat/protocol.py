@@ -1,14 +1,16 @@
 """The heartbeat: what a worker tells the gateway, at every change of its state and at intervals in between.
 
-A heartbeat also registers the worker: it always carries everything that the gateway needs to know. Every value is
-checked, because a name that is not plain text would end up in a header.
+A heartbeat has two parts: the worker's *registration*, which says who and where it is and what it runs, and its
+*status*, which changes all the time. A whole heartbeat has both, and registers the worker. A gateway that says so
+accepts short ones as well, which have a digest in place of the registration. Every value is checked, because a name
+that is not plain text would end up in a header.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Sequence, Sized
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping, Sequence, Sized
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import attrs
 from cattrs.errors import BaseValidationError
@@ -47,6 +49,7 @@ MODELS_MAX = 4096
 ARGS_BYTES_MAX = 256 * 1024
 ARGS_DEPTH_MAX = 32
 FAILURE_CHARACTERS_MAX = 2000
+HEARTBEAT_INTERVAL_MAX_S = 3600.0
 SHORT_CHARACTERS_MAX = 4096
 """The limit of a path, and of the description of what a worker is doing."""
 MACHINE_NAME_CHARACTERS_MAX = 256
@@ -266,7 +269,7 @@ class Heartbeat:
     """What the worker is doing, in a few words."""
     failure: str = checked(_printable(FAILURE_CHARACTERS_MAX), "", {"maxLength": FAILURE_CHARACTERS_MAX})
     """One line: why the engine ended unexpectedly; otherwise empty."""
-    heartbeat_interval: float = checked(Between(0.01, 3600), 30.0)
+    heartbeat_interval: float = checked(Between(0.01, HEARTBEAT_INTERVAL_MAX_S), 30.0)
     """The most seconds until the next heartbeat. After three missed heartbeats the worker gets no requests."""
     unix_socket: bool = False
     """Whether the worker also listens on the unix socket that the gateway named when it started the worker."""
@@ -290,6 +293,28 @@ class Heartbeat:
     """What the engine is doing, by its own account; other engines' workers may send other numbers too."""
     machine: Machine | None = None
     """The worker's machine, if the gateway has not been told yet or it has changed; otherwise None."""
+    registration: str = checked(_is_name, "")
+    """A digest of everything here but `state`, `phase`, `failure`, `progress` and `machine`, for short heartbeats."""
+
+
+@attrs.frozen
+class ShortHeartbeat:
+    """A heartbeat of a worker whose registration has not changed, to a gateway that said `accepts_short`."""
+
+    worker_id: str = checked(_is_id, schema=_AN_ID)
+    registration: str = checked(_is_name)
+    """As in the worker's newest whole heartbeat; a gateway that does not know it answers 404."""
+    state: WorkerState = attrs.field(default="ready", metadata={"schema": {"type": "string"}})
+    phase: str = checked(_is_short, "")
+    failure: str = checked(_printable(FAILURE_CHARACTERS_MAX), "", {"maxLength": FAILURE_CHARACTERS_MAX})
+    progress: dict[str, float | None] = checked(
+        _is_progress, attrs.Factory(dict[str, float | None]), {"$ref": "#/components/schemas/Progress"}
+    )
+    machine: Machine | None = None
+
+
+STATUS = tuple(field.name for field in attrs.fields(ShortHeartbeat)[2:])
+"""The keys of a heartbeat that are not the worker's registration."""
 
 
 @attrs.frozen
@@ -301,27 +326,39 @@ class HeartbeatResponse:
     gateway_id: str
     """Different at each start of the gateway."""
     heartbeat_interval: float
-    """The interval in the heartbeat, in seconds."""
+    """The seconds until the worker's next heartbeat: what its last one says, or more if there are many workers."""
     lost: Sequence[PeerLoss]
     """Workers that the worker's group has lost."""
     wants_machine: bool
     """Whether the next heartbeat should have `machine`."""
+    accepts_short: bool
+    """Whether the gateway accepts short heartbeats."""
 
 
+_Kind = TypeVar("_Kind", Heartbeat, ShortHeartbeat)
 _converter = strict_converter(forbid_extra_keys=False)
 for _nested in (ModelCard, Group, MachineGpu, Machine):
     _converter.register_structure_hook(_nested, section_hook(_nested, _converter))
-_structure = section_hook(Heartbeat, _converter)
+_structures = {one: section_hook(one, _converter) for one in (Heartbeat, ShortHeartbeat)}
 
 
-def parse_heartbeat(body: object) -> Heartbeat:
-    """Return the heartbeat in parsed JSON; unknown keys are ignored. Raises ApiError 400."""
+def _parse(body: object, kind: type[_Kind]) -> _Kind:
     try:
-        heartbeat: Heartbeat = _structure(body, Heartbeat)
+        return _structures[kind](body, kind)
     except BaseValidationError as error:
         raise errors.bad_request(f"This is not a heartbeat: {'; '.join(problems_of(error))}.") from error
     except ValueError as error:
         raise errors.bad_request(f"A heartbeat is a JSON object: {error}.") from error
+
+
+def parse_short_heartbeat(body: object) -> ShortHeartbeat:
+    """Return the short heartbeat in parsed JSON; unknown keys are ignored. Raises ApiError 400."""
+    return _parse(body, ShortHeartbeat)
+
+
+def parse_heartbeat(body: object) -> Heartbeat:
+    """Return the whole heartbeat in parsed JSON; unknown keys are ignored. Raises ApiError 400."""
+    heartbeat = _parse(body, Heartbeat)
     return (
         attrs.evolve(heartbeat, args=heartbeat.args or heartbeat.backend_args, backend_args={})
         if heartbeat.backend_args
@@ -332,6 +369,23 @@ def parse_heartbeat(body: object) -> Heartbeat:
 def response_tag(worker_id: str, start_id: str) -> str:
     """Return the 12 hexadecimal digits that the ids of all responses have that this start of a worker keeps."""
     return hashlib.blake2b(f"{worker_id}\0{start_id}".encode(), digest_size=6).hexdigest()
+
+
+def registration_of(heartbeat: Heartbeat) -> Heartbeat:
+    """Return a heartbeat without its status: equal to another one if both workers say the same of themselves."""
+    return attrs.evolve(heartbeat, state="ready", phase="", failure="", progress={}, machine=None, registration="")
+
+
+def digest_of(registration: Heartbeat) -> str:
+    """Return what a worker sends in place of its registration."""
+    return hashlib.blake2b(json.dumps(attrs.asdict(registration)).encode(), digest_size=8).hexdigest()
+
+
+def shortened(heartbeat: Heartbeat) -> Mapping[str, object]:
+    """Return a heartbeat in its short form, as JSON can hold it: some 200 bytes without `failure` and `machine`."""
+    known = {name: getattr(heartbeat, name) for name in ("worker_id", "registration", *STATUS)}
+    machine = {"machine": attrs.asdict(heartbeat.machine)} if heartbeat.machine is not None else {}
+    return {name: value for name, value in known.items() if value} | machine
 
 
 def names_of(heartbeat: Heartbeat) -> list[str]:

@@ -210,8 +210,12 @@ def _of_workers() -> dict[str, Schema]:
                 operation,
                 "Register a worker, or tell of one that is known: both are one",
                 _json("BeatAnswer"),
-                body=_json_body("Beat"),
-                failures={"400": "It is not a heartbeat.", "429": "There are too many workers already."},
+                body={"application/json": {"schema": {"anyOf": [ref("Beat"), ref("ShortBeat")]}}},
+                failures={
+                    "400": "It is not a heartbeat.",
+                    "404": "The registration of a short one is not known (`registration_not_found`): send it whole.",
+                    "429": "There are too many workers already.",
+                },
             )
         }
         for path, operation in (("/v1/workers/heartbeat", "post_heartbeat"), ("/register", "register"))

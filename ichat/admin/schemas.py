@@ -21,7 +21,17 @@ from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines import Progress
 from ichat.hardware.host import GpuStatus
 from ichat.hardware.machines import MachineView
-from ichat.protocol import Group, Heartbeat, HeartbeatResponse, Machine, MachineGpu, ModelCard, ModelEntry, PeerLoss
+from ichat.protocol import (
+    Group,
+    Heartbeat,
+    HeartbeatResponse,
+    Machine,
+    MachineGpu,
+    ModelCard,
+    ModelEntry,
+    PeerLoss,
+    ShortHeartbeat,
+)
 from ichat.routing.circuit_breaker import CircuitView
 from ichat.routing.views import WorkerSummary, WorkerView
 from ichat.routing.worker_record import State
@@ -100,6 +110,7 @@ def schemas() -> dict[str, Schema]:
         **{_TAKEN + COMPONENTS[one]: taken(one) for one in (ModelCard, Group, Machine, MachineGpu)},
         "Machine": _machine(),
         "Beat": taken(Heartbeat),
+        "ShortBeat": taken(ShortHeartbeat),
         "BeatAnswer": view(HeartbeatResponse),
         "Worker": _worker(),
         "Circuit": view(CircuitView),
@@ -137,7 +148,7 @@ def _worker() -> Schema:
     }
     ours = properties_of(WorkerView, without=("worker_id", "model_name"))
     return object_of(
-        {**properties_of(Heartbeat, without=("machine",)), **managed, **ours},
+        {**properties_of(Heartbeat, without=("machine", "registration")), **managed, **ours},
         "A worker as the gateway knows it. Keys of its heartbeats are there from the first heartbeat on. Only a worker"
         f" that the gateway started has {', '.join(managed)}; its `backend` and `model_path` are there from the"
         " beginning. How it last ended (`cause` to `last_lines`) stays after it was started again.",

@@ -193,6 +193,7 @@ class Limits:
     connections_per_address_max: int = checked(_COUNT, 4096)
     workers_max: int = checked(_COUNT, 16384)
     scraped_workers_max: int = checked(Between(0, 1_000_000), 100)
+    heartbeats_per_second_max: int = checked(_COUNT, 500)
     max_in_flight: int | None = checked(_COUNT, None)
     requests_per_minute: int | None = checked(_AMOUNT, None)
     tokens_per_minute: int | None = checked(_AMOUNT, None)

@@ -1,73 +1,219 @@
-"""Heartbeats as the gateway takes them: over its port, and over the control plane's socket from managed workers."""
+"""Heartbeats as the gateway takes them: over its port, and over the control plane's socket from managed workers.
 
+A whole heartbeat is read and checked in full where its registration is not that of the worker's last one.
+"""
+
+import hashlib
 import json
-from collections.abc import Callable
+import marshal
+from collections.abc import Callable, Mapping
+from typing import cast
+from weakref import WeakKeyDictionary
 
 import attrs
+import trio
 
 from ichat import errors
-from ichat.protocol import Heartbeat, HeartbeatResponse, parse_heartbeat
+from ichat.config.schema import Config, Limits
+from ichat.protocol import (
+    HEARTBEAT_INTERVAL_MAX_S,
+    STATUS,
+    Heartbeat,
+    HeartbeatResponse,
+    ShortHeartbeat,
+    parse_heartbeat,
+    parse_short_heartbeat,
+)
 from ichat.routing.availability import TooManyWorkers
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import WorkerRecord
 from ichat.security.auth import Auth, Caller
 
 HEARTBEAT_PATHS = frozenset((b"/v1/workers/heartbeat", b"/register"))
+_STATUS = frozenset(STATUS)
+HOST_CHECK_S = 60.0
+"""How long the host of a worker is known to be its own: a name is looked up no more often."""
 
 
-@attrs.frozen
+@attrs.define(eq=False)
+class _Registration:
+    """The registration in a worker's newest whole heartbeat."""
+
+    digest: bytes | None
+    """Of all that it said, as it was received; None where that cannot be told."""
+    name: str
+    """The worker's own digest of it; empty if it gave none."""
+    interval_s: float
+    """The worker's own interval."""
+    host: str
+    """The worker's host by its own account."""
+    checked_for: tuple[Auth, str, bool]
+    """By which rules and for which sender the host was last checked."""
+    checked_at: float
+    """When that was."""
+
+
 class HeartbeatReceiver:
     """Checks heartbeats, records them, and makes their responses."""
 
-    registry: Registry
-    auth: Callable[[], Auth]
-    """Returns the rules of access that are in force."""
-    gateway_id: str
-    """Different at each start of the gateway."""
-    moved: Callable[[], None]
-    """Called when a worker is new, was started again, or is reached elsewhere."""
+    def __init__(
+        self,
+        registry: Registry,
+        auth: Callable[[], Auth],
+        limits: Limits,
+        *,
+        gateway_id: str,
+        moved: Callable[[], None],
+    ) -> None:
+        """`auth` returns the rules of access in force; `gateway_id` is different at each start of the gateway.
+
+        `moved` is called when a worker is new, was started again, or is reached elsewhere.
+        """
+        self._registry = registry
+        self._auth = auth
+        self._per_second_max = limits.heartbeats_per_second_max
+        self.gateway_id = gateway_id
+        self._moved = moved
+        self._registrations: WeakKeyDictionary[WorkerRecord, _Registration] = WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"<HeartbeatReceiver {len(self._registrations)} registrations>"
+
+    def reconfigure(self, config: Config) -> None:
+        """Use the bound of another configuration from now on."""
+        self._per_second_max = config.limits.heartbeats_per_second_max
 
     async def receive(self, body: bytes | bytearray, caller: Caller) -> bytes:
         """Record the heartbeat in the body of a request, and return the response's. Raises ApiError."""
-        self.auth().check("join", caller)
+        self._auth().check("join", caller)
         try:
             sent = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise errors.bad_request(f"The body is not JSON: {error}.") from error
-        heartbeat = await self._accepted(parse_heartbeat(sent), caller)
-        before = _place_of(self.registry.get(heartbeat.worker_id))
-        new = self.registry.record_heartbeat(heartbeat)
+        if not isinstance(sent, dict):
+            raise errors.bad_request("A heartbeat is a JSON object.")
+        sent = cast("dict[str, object]", sent)
+        is_short = "registration" in sent and "host" not in sent
+        digest = None if is_short else _digest_of(sent)
+        worker = self._registered(sent, digest, is_short=is_short)
+        if worker is not None:
+            status = parse_short_heartbeat({"registration": "", **sent})  # whole ones need not have it
+            return self._record(await self._with_status(worker, status, caller))
+        if is_short:
+            raise errors.registration_not_found(parse_short_heartbeat(sent).worker_id)
+        told = parse_heartbeat(sent)
+        registration = _Registration(
+            digest, told.registration, told.heartbeat_interval, told.host, self._sender(caller), trio.current_time()
+        )
+        heartbeat = attrs.evolve(
+            told,
+            host=await self._checked_host(told.host, caller),
+            heartbeat_interval=self._interval_of(told, told.heartbeat_interval),
+        )
+        self._check_id(heartbeat, caller)
+        response = self._record(heartbeat)
+        recorded = self._registry.get(heartbeat.worker_id)
+        if recorded is not None and heartbeat.state != "gone":  # a good-bye may be of an earlier start
+            self._registrations[recorded] = registration
+        return response
+
+    def _registered(self, sent: Mapping[str, object], digest: bytes | None, *, is_short: bool) -> WorkerRecord | None:
+        """Return the worker that a heartbeat is of, if its registration is that of its newest whole one."""
+        worker_id = sent.get("worker_id")
+        worker = self._registry.get(worker_id) if isinstance(worker_id, str) else None
+        known = self._registrations.get(worker) if worker is not None and worker.heartbeat is not None else None
+        if known is None:
+            return None
+        told, last = (sent["registration"], known.name) if is_short else (digest, known.digest)
+        return worker if told and told == last else None
+
+    async def _with_status(self, worker: WorkerRecord, status: ShortHeartbeat, caller: Caller) -> Heartbeat:
+        """Return the worker's newest heartbeat with another status. Raises ApiError 403."""
+        known, newest = self._registrations[worker], worker.heartbeat
+        assert newest is not None, "this worker has not registered"
+        sender, now = self._sender(caller), trio.current_time()
+        host = newest.host
+        if known.checked_for != sender or now - known.checked_at >= HOST_CHECK_S:
+            host = await self._checked_host(known.host, caller)
+            known.checked_for, known.checked_at = sender, now
+        heartbeat = attrs.evolve(
+            newest,
+            host=host,
+            heartbeat_interval=self._interval_of(newest, known.interval_s),
+            state=status.state,
+            phase=status.phase,
+            failure=status.failure,
+            progress=status.progress,
+            machine=status.machine,
+        )
+        self._check_id(heartbeat, caller)
+        return heartbeat
+
+    def _sender(self, caller: Caller) -> tuple[Auth, str, bool]:
+        return self._auth(), caller.address, caller.is_relayed
+
+    async def _checked_host(self, host: str, caller: Caller) -> str:
+        """Return the address of a worker that is at `host` by its own account. Raises ApiError 403.
+
+        Managed workers are trusted.
+        """
+        return host if caller.is_managed_worker else await self._auth().check_worker(host, caller)
+
+    def _check_id(self, heartbeat: Heartbeat, caller: Caller) -> None:
+        """Raise ApiError 403 if the id of a heartbeat is another worker's."""
+        known = self._registry.get(heartbeat.worker_id)
+        if known is None or caller.is_managed_worker:
+            return
+        if known.managed:
+            raise errors.forbidden(f"The id {heartbeat.worker_id} belongs to a worker that this gateway has started.")
+        if known.heartbeat and known.heartbeat.host != heartbeat.host and not self._registry.is_away(known):
+            raise errors.forbidden(
+                f"The id {heartbeat.worker_id} belongs to another worker, which runs at {known.heartbeat.host}."
+            )
+
+    def _interval_of(self, heartbeat: Heartbeat, own_s: float) -> float:
+        """Return the seconds until a worker's next heartbeat.
+
+        Only those workers are told another interval that know of short heartbeats, and none of a group, which all wait
+        for each other.
+        """
+        if not heartbeat.registration or heartbeat.group is not None:
+            return own_s
+        return interval_of(own_s, len(self._registrations), self._per_second_max)
+
+    def _record(self, heartbeat: Heartbeat) -> bytes:
+        """Record a heartbeat that was checked, and return the response. Raises ApiError 429."""
+        registry, worker_id = self._registry, heartbeat.worker_id
+        before = _place_of(registry.get(worker_id))
+        new = registry.record_heartbeat(heartbeat)
         if isinstance(new, TooManyWorkers):
             raise errors.too_many_workers(new.workers_max)
-        if _place_of(self.registry.get(heartbeat.worker_id)) != before:
-            self.moved()
+        if _place_of(registry.get(worker_id)) != before:
+            self._moved()
         response = HeartbeatResponse(
             status="registered" if new else "ok",
             gateway_id=self.gateway_id,
             heartbeat_interval=heartbeat.heartbeat_interval,
-            lost=self.registry.lost(heartbeat.worker_id),
-            wants_machine=self.registry.wants_machine(heartbeat.worker_id),
+            lost=registry.lost(worker_id),
+            wants_machine=registry.wants_machine(worker_id),
+            accepts_short=True,
         )
         return json.dumps(attrs.asdict(response)).encode()
 
-    async def _accepted(self, heartbeat: Heartbeat, caller: Caller) -> Heartbeat:
-        """Return the heartbeat with the checked host of its worker. Raises ApiError 403 if the id is another worker's.
 
-        Managed workers are trusted.
-        """
-        if caller.is_managed_worker:
-            return heartbeat
-        host = await self.auth().check_worker(heartbeat.host, caller)
-        known = self.registry.get(heartbeat.worker_id)
-        if known is None:
-            return attrs.evolve(heartbeat, host=host)
-        if known.managed:
-            raise errors.forbidden(f"The id {heartbeat.worker_id} belongs to a worker that this gateway has started.")
-        if known.heartbeat is not None and known.heartbeat.host != host and not self.registry.is_away(known):
-            raise errors.forbidden(
-                f"The id {heartbeat.worker_id} belongs to another worker, which runs at {known.heartbeat.host}."
-            )
-        return attrs.evolve(heartbeat, host=host)
+def interval_of(own_s: float, workers: int, per_second_max: int) -> float:
+    """Return the seconds between two heartbeats of a worker: its own, or more where all send too many a second."""
+    return max(own_s, min(workers / per_second_max, HEARTBEAT_INTERVAL_MAX_S))
+
+
+def _digest_of(sent: Mapping[str, object]) -> bytes | None:
+    """Return a digest of the registration in a whole heartbeat, as it was received."""
+    registration = {name: value for name, value in sent.items() if name not in _STATUS}
+    try:
+        data = marshal.dumps(registration, 2)  # takes a third of the time of JSON; later versions note identities too
+    except ValueError:  # nested too deep
+        return None
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _place_of(worker: WorkerRecord | None) -> object:

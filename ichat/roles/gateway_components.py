@@ -95,7 +95,9 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     metrics = Metrics(registry, balancer, lambda: monitor.report)
     context = GatewayContext(config, parts.auth, registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps)
     log_store = LogStore(state.log_directory, config.logs)
-    heartbeats = HeartbeatReceiver(registry, lambda: context.auth, secrets.token_hex(8), log_store.changed)
+    heartbeats = HeartbeatReceiver(
+        registry, lambda: context.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed
+    )
     handler = Gateway(
         context, metrics, access, tracing, heartbeats,
         control_socket=state.control_socket, followers_max=config.logs.followers_max,
@@ -109,7 +111,7 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     scraper = Scraper(registry, config.limits.scraped_workers_max, lambda: context.auth.proof)
     # Whatever holds a part of the configuration belongs in this list, or a reload forgets it.
     reconfigured: Sequence[Reconfigurable] = [
-        registry, balancer, context.quotas, pool, context, handler, door, log_store, checker, scraper,
+        registry, balancer, context.quotas, pool, context, handler, heartbeats, door, log_store, checker, scraper,
     ]  # fmt: skip
     reloader = Reloader(config, file, supervisor, functools.partial(check, reconfigured, context, door))
     admin = AdminContext(

@@ -14,15 +14,27 @@ import httpx
 import trio
 
 from ichat.http.tls import client_context
-from ichat.protocol import WORKER_HEADER, Heartbeat, Machine, PeerLoss
+from ichat.protocol import (
+    HEARTBEAT_INTERVAL_MAX_S,
+    WORKER_HEADER,
+    Heartbeat,
+    Machine,
+    PeerLoss,
+    digest_of,
+    registration_of,
+    shortened,
+)
 
 log = logging.getLogger(__name__)
 
+PATH = "/v1/workers/heartbeat"
 HEARTBEAT_TIMEOUT_S = 5.0
 HEARTBEAT_RETRY_S = 1.0
 GOODBYE_TIMEOUT_S = 5.0
 ASK_TIMES = 2
 """How often a member of the group that the gateway misses must fail to answer before it counts as lost."""
+_NOT_KNOWN = (400, 404)
+"""The answers to a short heartbeat of gateways that do not know the form, or the registration."""
 
 
 def is_address(address: str) -> bool:
@@ -76,6 +88,14 @@ class HeartbeatSender:
         """Set when no heartbeat was accepted for `orphan_after_s`, from the first that failed."""
         self._sent_machine: Machine | None = None
         """What the gateway knows of the machine."""
+        self._registration: Heartbeat | None = None
+        """The newest heartbeat without its status."""
+        self._digest = ""
+        """The digest of that."""
+        self._registered = ""
+        """For which digest the gateway accepts short heartbeats; empty: for none."""
+        self._interval_s = 0.0
+        """The seconds between two heartbeats for which the gateway asks."""
         self._silent: dict[str, int] = {}
         """How often in a row each other member of the group has not answered."""
 
@@ -99,7 +119,8 @@ class HeartbeatSender:
                     reached = not error
                     self._note_orphan(reached=reached)
                     soon = not reached or self._silent
-                    with trio.move_on_after(HEARTBEAT_RETRY_S if soon else heartbeat.heartbeat_interval):
+                    interval_s = max(heartbeat.heartbeat_interval, self._interval_s)
+                    with trio.move_on_after(HEARTBEAT_RETRY_S if soon else interval_s):
                         await self._changed.wait()
 
     def _note_orphan(self, *, reached: bool) -> None:
@@ -132,12 +153,14 @@ class HeartbeatSender:
     async def _send(self, gateway: httpx.AsyncClient, heartbeat: Heartbeat) -> str | None:
         """Send one heartbeat; return why it failed, or None."""
         try:
-            response = await gateway.post("/v1/workers/heartbeat", json=attrs.asdict(heartbeat))
+            response = await self._post(gateway, heartbeat)
         except (httpx.HTTPError, ValueError) as error:
             return str(error) or type(error).__name__
         if not response.is_success:
             return f"{response.status_code} {response.text[:300]}"
         answer = _answer(response.content)
+        self._registered = heartbeat.registration if answer.get("accepts_short") is True else ""
+        self._interval_s = _interval(answer)
         self._sent_machine = None if answer.get("wants_machine") is True else heartbeat.machine or self._sent_machine
         self._note_gateway(str(answer.get("gateway_id") or ""))
         found = _lost(answer) if heartbeat.state != "gone" else []
@@ -146,6 +169,18 @@ class HeartbeatSender:
             await self._confirm_loss(lost)
         self._silent = {worker_id: count for worker_id, count in self._silent.items() if count}
         return None
+
+    async def _post(self, gateway: httpx.AsyncClient, heartbeat: Heartbeat) -> httpx.Response:
+        """Post a heartbeat, in its short form if the gateway knows the registration. Raises what httpx raises.
+
+        Another gateway may answer at the same address, which does not know it, or not the short form.
+        """
+        if self._registered and heartbeat.registration == self._registered:
+            response = await gateway.post(PATH, json=shortened(heartbeat))
+            if response.status_code not in _NOT_KNOWN:
+                return response
+        self._registered = ""
+        return await gateway.post(PATH, json=attrs.asdict(heartbeat))
 
     def _note_gateway(self, gateway_id: str) -> None:
         """Send again at once to a gateway that has restarted, but not twice in a row: two may share the address."""
@@ -175,9 +210,12 @@ class HeartbeatSender:
 
     async def _current(self) -> Heartbeat:
         """Return the heartbeat to send, with the machine only if the gateway does not know it yet."""
-        heartbeat = self._now()
+        heartbeat = attrs.evolve(self._now(), host=await self._reachable())
+        registration = registration_of(heartbeat)
+        if registration != self._registration:
+            self._registration, self._digest = registration, digest_of(registration)
         machine = None if heartbeat.machine == self._sent_machine else heartbeat.machine
-        return attrs.evolve(heartbeat, host=await self._reachable(), machine=machine)
+        return attrs.evolve(heartbeat, machine=machine, registration=self._digest)
 
     async def _reachable(self) -> str:
         """Return the worker's address for the gateway: the one that its own packets to the gateway have."""
@@ -202,6 +240,12 @@ def _answer(body: bytes) -> dict[str, Any]:
         if isinstance(answer, dict):
             return cast("dict[str, Any]", answer)
     return {}
+
+
+def _interval(answer: Mapping[str, Any]) -> float:
+    """Return the seconds until the next heartbeat for which the gateway asks; 0 if it asks for nothing sensible."""
+    asked = answer.get("heartbeat_interval")
+    return float(asked) if isinstance(asked, int | float) and 0 <= asked <= HEARTBEAT_INTERVAL_MAX_S else 0.0
 
 
 def _lost(answer: Mapping[str, Any]) -> list[PeerLoss]:

@@ -86,7 +86,7 @@ def describe(
     known: dict[str, Any] = {}
     if heartbeat:
         args = worker.args.unpack() if worker.args is not None else {}
-        left_out = ("args", "backend_args", "machine")
+        left_out = ("args", "backend_args", "machine", "registration")
         known = attrs.asdict(heartbeat, filter=lambda field, _: field.name not in left_out)
         known |= {"args": args, "backend_args": args}
     view = WorkerView(

@@ -2,12 +2,16 @@
 
 import json
 
+import attrs
 import pytest
 import trio
-from support.peers import code_of
+import trio.testing
+from support.peers import code_of, plain, until
 
 from ichat.admin import app
+from ichat.protocol import Heartbeat, Machine
 from ichat.proxy.heartbeats import HEARTBEAT_PATHS
+from ichat.roles.heartbeat_sender import HeartbeatSender
 
 NEEDED = {"worker_id": "w1", "model_name": "m", "host": "127.0.0.1", "port": 9}
 
@@ -39,7 +43,7 @@ async def test_no_framework_is_asked(no_control_plane, gateway_to, connect, path
     assert (await client.get(b"/health"))[0] == 502
     status, answer = await send(client, NEEDED, path)
     assert (status, answer.pop("status"), bool(answer.pop("gateway_id"))) == (200, "registered", True)
-    assert answer == {"heartbeat_interval": 30.0, "lost": [], "wants_machine": True}
+    assert answer == {"heartbeat_interval": 30.0, "lost": [], "wants_machine": True, "accepts_short": True}
     assert (await send(client, NEEDED, path))[1]["status"] == "ok"
     for body in (b"x", b"[" * 100_000, b"{}", b'{"worker_id": "?"}', b"[]"):
         status, answer = await send(client, body, path)
@@ -60,3 +64,110 @@ async def test_other_methods_are_the_control_planes(gateway_to, connect):
     status, headers, body = await client.get(b"/v1/workers/heartbeat")
     assert (status, code_of(body)) == (405, "method_not_allowed")
     assert b"POST" in headers[b"allow"]
+
+
+# What workers send.
+
+
+class Gateways:
+    """What answers a worker's heartbeats: each as its kind of gateway does."""
+
+    def __init__(self):
+        self.kind = "new"
+        self.known = set()
+        self.asked_s = 0.0
+        self.forms = []
+        self.bodies = []
+
+    async def take(self, stream, head, body):
+        sent = json.loads(body)
+        is_short = "host" not in sent
+        self.forms.append("short" if is_short else "whole")
+        self.bodies.append(body)
+        if is_short and (self.kind == "old" or sent["registration"] not in self.known):
+            status = b"400 Bad Request" if self.kind == "old" else b"404 Not Found"
+            await stream.send_all(b"HTTP/1.1 %b\r\ncontent-length: 2\r\n\r\n{}" % status)
+            return
+        answer = {"status": "ok", "heartbeat_interval": self.asked_s}
+        if self.kind == "new":
+            self.known.add(sent["registration"])
+            answer["accepts_short"] = True
+        await stream.send_all(plain(json.dumps(answer).encode()))
+
+
+@pytest.fixture
+async def worker(serve, nursery):
+    """Start the heartbeats of one worker: `gateways, beat = worker`; `await beat(**changes)` returns the forms sent."""
+    gateways = Gateways()
+    _, port = await serve(gateways.take)
+    now = Heartbeat("w1", "m", "127.0.0.1", 9, heartbeat_interval=3600.0, args={"a": "b" * 1000})
+    sender = HeartbeatSender(f"http://127.0.0.1:{port}", ca_file=None, host="127.0.0.1", now=lambda: now, lost=print)
+    nursery.start_soon(sender.send_forever)
+    await until(lambda: gateways.forms)
+
+    async def beat(**changes):
+        nonlocal now
+        now = attrs.evolve(now, **changes)
+        count = len(gateways.forms)
+        sender.changed()
+        await until(lambda: len(gateways.forms) > count and not sender._changed.is_set())
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        return gateways.forms[count:]
+
+    yield gateways, beat
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_worker_sends_short_ones_to_who_knows_it(worker):
+    """The whole again only where it has changed."""
+    gateways, beat = worker
+    assert gateways.forms == ["whole"]
+    assert await beat(progress={"steps": 1}) == ["short"]
+    assert await beat(state="draining", phase="x", failure="It broke.", machine=Machine("a", "b")) == ["short"]
+    sent = json.loads(gateways.bodies[-1])
+    del sent["registration"]
+    assert sent.pop("machine")["id"] == "a"
+    assert sent == {
+        "worker_id": "w1", "state": "draining", "phase": "x", "failure": "It broke.", "progress": {"steps": 1},
+    }  # fmt: skip
+    assert await beat(args={"a": "c"}) == ["whole"]
+    assert await beat(failure="", phase="") == ["short"]
+    assert len(gateways.bodies[-1]) < 300
+
+
+async def test_a_worker_sends_the_whole_to_who_does_not_know_it(worker):
+    """At once, where a gateway was started anew, or another one has come to its address."""
+    gateways, beat = worker
+    assert await beat() == ["short"]
+    gateways.known.clear()
+    assert await beat() == ["short", "whole"]
+    assert await beat() == ["short"]
+    gateways.kind = "old"
+    assert await beat() == ["short", "whole"]
+    assert await beat() == ["whole"]
+    gateways.kind = "new"
+    assert await beat() == ["whole"]
+    assert await beat() == ["short"]
+
+
+async def test_a_worker_follows_the_gateways_interval(serve, nursery):
+    """Its own is the shortest; a change is told at once all the same, and an interval that is none is not followed."""
+    gateways = Gateways()
+    _, port = await serve(gateways.take)
+    now = Heartbeat("w1", "m", "127.0.0.1", 9, heartbeat_interval=0.01)
+    sender = HeartbeatSender(f"http://127.0.0.1:{port}", ca_file=None, host="127.0.0.1", now=lambda: now, lost=print)
+    nursery.start_soon(sender.send_forever)
+    await until(lambda: len(gateways.forms) > 5)
+    for wrong in (1e9, -1.0, "x", None, [], True):
+        gateways.asked_s = wrong
+        count = len(gateways.forms)
+        await until(lambda count=count: len(gateways.forms) > count + 3)
+    gateways.asked_s = 3600
+    await until(lambda: sender._interval_s == 3600)
+    count = len(gateways.forms)
+    await trio.sleep(0.2)
+    assert len(gateways.forms) == count
+    gateways.asked_s = 0.0
+    sender.changed()
+    await until(lambda: len(gateways.forms) > count + 3)
+    nursery.cancel_scope.cancel()
