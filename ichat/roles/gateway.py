@@ -16,7 +16,7 @@ import logging
 import pathlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 import trio
 
@@ -99,7 +99,7 @@ async def _start_background(nursery: trio.Nursery, components: Components) -> No
     nursery.start_soon(components.hub.run_forever)
     await nursery.start(context.pool.run_forever)
     await nursery.start(components.serve_control)
-    nursery.start_soon(components.log_store.follow_forever, lambda: _sources(context))
+    nursery.start_soon(components.log_store.follow_forever, LogSources(context))
     nursery.start_soon(_prune_forever, components.log_directory, reloader)
     nursery.start_soon(reap_forever, lambda: supervisor.pids)
     nursery.start_soon(components.metrics.watch_loop_forever)
@@ -146,15 +146,30 @@ async def _prune_forever(directory: str, reloader: Reloader) -> None:
         await trio.sleep(DAY_S)
 
 
-def _sources(context: GatewayContext) -> Mapping[str, LogSource]:
-    """Return the workers whose lines are to be fetched, with where they are reached."""
-    found: dict[str, LogSource] = {}
-    for worker in context.registry:
-        if worker.heartbeat is not None and not worker.is_down and not worker.is_piped:
-            host, port = worker.heartbeat.host, worker.heartbeat.port
-            proof = b"" if worker.managed else context.auth.proof
-            found[worker.id] = LogSource(worker.heartbeat.start_id, host, port, worker.unix_socket, proof)
-    return found
+class LogSources:
+    """The workers whose lines are to be fetched, with where they are reached."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._known: tuple[int, bytes] | None = None
+        """Of which version of the registry, and with which proof, it has them."""
+        self._found: Mapping[str, LogSource] = {}
+
+    def __call__(self) -> Mapping[str, LogSource]:
+        """Return them by the workers' ids: the same mapping while nothing has changed."""
+        known = (self._context.registry.version, self._context.auth.proof)
+        if known != self._known:
+            self._known, self._found = known, dict(self._read(self._context.auth.proof))
+        return self._found
+
+    def _read(self, proof: bytes) -> Iterator[tuple[str, LogSource]]:
+        for worker in self._context.registry:
+            if worker.heartbeat is not None and not worker.is_down and not worker.is_piped:
+                heartbeat, shown = worker.heartbeat, b"" if worker.managed else proof
+                yield (
+                    worker.id,
+                    LogSource(heartbeat.start_id, heartbeat.host, heartbeat.port, worker.unix_socket, shown),
+                )
 
 
 def _announce(context: GatewayContext, listeners: list[socket.socket]) -> None:

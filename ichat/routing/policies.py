@@ -9,7 +9,7 @@ from typing import Protocol
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.request import RoutingRequest
 
-COMPARED_MAX = 32
+COMPARED_MAX = 16
 """So many endpoints are compared for a request. Of more, it is as many neighbours in the list of all."""
 
 

@@ -49,7 +49,7 @@ class Registry:
         self._has_ill_routes = False
         self._kept_at = -math.inf
         self.version = 0
-        """Grows when there is something for the state directory: a worker comes, goes, or has another address."""
+        """Grows when the state directory or a log follower has to look: a worker comes, goes, or is elsewhere."""
 
     def __repr__(self) -> str:
         return f"<Registry {', '.join(worker.id for worker in self)}>"
@@ -130,7 +130,7 @@ class Registry:
     def set_piped(self, worker: WorkerRecord, *, is_piped: bool) -> None:
         """Set whether the output of a managed worker comes through a pipe of this gateway."""
         worker.is_piped = is_piped
-        self._notify()
+        self._record_change(worker)
 
     def remove(self, worker: WorkerRecord) -> None:
         """Forget a worker."""
@@ -391,7 +391,7 @@ class Registry:
 
     def models(self) -> dict[str, tuple[ModelCard, str]]:
         """Return the models that can be served now, by their names, each with its owner."""
-        return models_of(self.external, [one for one in self._table if self.state(one) == "ready"])
+        return models_of(self.external, self._table.ready())
 
     def describe(self, worker: WorkerRecord) -> Mapping[str, Any]:
         """Return everything known of a worker, as JSON can hold it."""

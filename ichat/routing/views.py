@@ -151,7 +151,8 @@ def models_of(
     found: dict[str, tuple[ModelCard, str]] = {name: (ModelCard(name), "external") for name in there}
     for worker in ready:
         if worker.heartbeat is not None:
-            cards = worker.heartbeat.models or [ModelCard(name, worker.heartbeat.model_path) for name in worker.names]
+            names = () if worker.heartbeat.models else (name for name in worker.names if name not in found)
+            cards = worker.heartbeat.models or [ModelCard(name, worker.heartbeat.model_path) for name in names]
             for card in cards:
                 known, owner = found.get(card.id, (card, worker.heartbeat.backend))
                 lengths = [one.max_model_len for one in (known, card) if one.max_model_len is not None]

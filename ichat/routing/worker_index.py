@@ -110,6 +110,10 @@ class WorkerIndex:
             workers.found, workers.is_same = Ready(list(workers.ready.values()), workers.found.ring), True
         return workers.found
 
+    def all_ready(self) -> Collection[WorkerRecord]:
+        """Return the workers that can serve now."""
+        return self._ready.keys()
+
     def of_model(self, model: str) -> Collection[WorkerRecord]:
         """Return the workers that serve a model of this name, or will."""
         workers = self._models.get(model)

@@ -124,9 +124,17 @@ class WorkerTable:
         """Return whether workers can serve a model now."""
         now = self._clock()
         if now >= self._changes.next_at:
-            for worker in self._changes.pop(now):
-                self.refresh(worker)
+            self._refresh_due(now)
         return self._index.ready(model) or self._why_none(model, now)
+
+    def ready(self) -> Collection[WorkerRecord]:
+        """Return the workers that can serve now."""
+        self._refresh_due(self._clock())
+        return self._index.all_ready()
+
+    def _refresh_due(self, now: float) -> None:
+        for worker in self._changes.pop(now):
+            self.refresh(worker)
 
     def _why_none(self, model: str, now: float) -> NotReady | Unknown:
         having = self._index.of_model(model)

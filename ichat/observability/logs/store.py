@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 STDERR = 2
 THREADS_MAX = 4
 """That wait for the disk, of those that write what is followed, and of those that read for streams."""
+LOOK_SHARE = 0.05
+"""The most of the time that is spent on looking for workers to follow, of which there may be thousands."""
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PREVIOUS = ".previous"
 
@@ -177,6 +179,7 @@ class LogStore:
     def reconfigure(self, config: Config) -> None:
         """Use these settings for all that begins from now on."""
         self.settings = config.logs
+        self._changed.set()
 
     def changed(self) -> None:
         """Look at the sources again soon."""
@@ -186,18 +189,23 @@ class LogStore:
         """Follow every worker that `sources` gives by its id, and no other; `logs.followed_max` of them.
 
         Those that were started here are left out. A source with another `start_id` is a new run of that worker.
+        `sources` returns another mapping when something has changed.
         """
+        before: Mapping[str, LogSource] | None = None
         async with trio.open_nursery() as nursery:
             while True:
-                self._changed = trio.Event()
-                wanted = sources()
-                self._drop_idle(wanted)
-                for worker_id in self._to_follow(wanted):
-                    record, follower, scope = self._prepare(worker_id, wanted[worker_id])
-                    nursery.start_soon(self._follow, worker_id, record, follower, scope)
-                await trio.sleep(self._times.look_pause_s)
+                self._changed, began_at, wanted = trio.Event(), time.perf_counter(), sources()
+                if wanted is not before:
+                    before = wanted
+                    self._drop_idle(wanted)
+                    for worker_id in self._to_follow(wanted):
+                        record, follower, scope = self._prepare(worker_id, wanted[worker_id])
+                        nursery.start_soon(self._follow, worker_id, record, follower, scope)
+                took_s = time.perf_counter() - began_at
+                await trio.sleep(max(self._times.look_pause_s, took_s / LOOK_SHARE))
                 with trio.move_on_after(self._times.look_s):
                     await self._changed.wait()
+                    before = None
 
     def close(self) -> None:
         """Write what there is, and end everything, within 2 * `close_s`; the streams as well."""

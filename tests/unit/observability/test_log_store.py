@@ -841,3 +841,27 @@ async def test_a_flood_leaves_room_for_others(autojump_clock, monkeypatch):
     with trio.move_on_after(10):
         await collector.LogFollower(LogSource("one"), 1000, take, None, TIMES).follow()
     assert 100 < flood.reads < 10 / (0.005 * collector.NAP_RATIO) + 5
+
+
+async def test_the_same_sources_are_looked_through_once(make_book, autojump_clock):
+    """While nothing has changed, thousands of workers cost nothing; a change has them looked through again."""
+
+    class Sources(dict):
+        looks = 0
+
+        def items(self):
+            type(self).looks += 1
+            return super().items()
+
+    book, sources = make_book(), Sources()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(book.follow_forever, lambda: sources)
+        await trio.sleep(60)
+        assert Sources.looks == 1
+        book.changed()
+        await trio.sleep(60)
+        assert Sources.looks == 2
+        sources = Sources()
+        await trio.sleep(60)
+        assert Sources.looks == 3
+        nursery.cancel_scope.cancel()

@@ -7,6 +7,8 @@ import pathlib
 import ichat
 from ichat.config import load as configuration
 from ichat.observability.tracing import open_tracing
+from ichat.protocol import Heartbeat
+from ichat.roles.gateway import LogSources
 from ichat.roles.gateway_components import build
 from ichat.supervisor.state import open_state
 
@@ -29,4 +31,24 @@ async def test_a_reload_forgets_no_component(tmp_path):
     with open_state(config.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
         components = build(config, None, state, tracing)
         assert sorted(type(one).__name__ for one in components.reconfigured) == sorted(reconfigurable_classes())
+        components.log_store.close()
+
+
+async def test_log_sources_are_the_same_while_workers_are(tmp_path):
+    """A heartbeat that changes nothing makes no other mapping; a worker that moves, comes or has a pipe does."""
+    config = configuration.parse(f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}"\n', "test.toml")
+    with open_state(config.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
+        components = build(config, None, state, tracing)
+        registry, sources = components.context.registry, LogSources(components.context)
+        registry.record_heartbeat(Heartbeat("w", "m", "h", 1))
+        first = sources()
+        registry.record_heartbeat(Heartbeat("w", "m", "h", 1, phase="well"))
+        assert sources() is first
+        registry.record_heartbeat(Heartbeat("w", "m", "h", 2))
+        assert (first["w"].port, sources()["w"].port) == (1, 2)
+        mine = registry.expect("mine", ["m"])
+        registry.record_heartbeat(Heartbeat("mine", "m", "h", 3))
+        assert set(sources()) == {"w", "mine"}
+        registry.set_piped(mine, is_piped=True)
+        assert set(sources()) == {"w"}
         components.log_store.close()
