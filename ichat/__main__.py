@@ -25,6 +25,11 @@ LAUNCHER_GRACE_S = 8.0
 KILL_S = 1.0
 GARBAGE_OBJECTS = 10_000
 """How many new objects make the gateway look for cycles. A request leaves none, but 32 at once are 1 000 objects."""
+GARBAGE_ROUNDS = 50
+"""How often only new objects are looked at, before those that outlived it once are, too.
+
+With 2 000 streams these are 100 000, and held up all others for 40 ms when 2 000 clients came at once.
+"""
 LAST_WORDS_S = 2.0
 """How long the rest of the log may take to be written at the gateway's end."""
 
@@ -87,7 +92,7 @@ def _gateway(argv: list[str]) -> int:
     import gc
     import signal
 
-    gc.set_threshold(GARBAGE_OBJECTS)
+    gc.set_threshold(GARBAGE_OBJECTS, GARBAGE_ROUNDS)
     signal.signal(signal.SIGHUP, _ignore)  # until the reloader obeys it
     from ichat.roles import gateway
 

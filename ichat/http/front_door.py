@@ -33,7 +33,6 @@ ACCEPT_MAX = 64
 """Connections accepted before other tasks get their turn."""
 LINGER_S = 1.0
 LINGER_RECVS_MAX = 4096
-_FAMILIES = {socket.AF_INET, socket.AF_INET6}
 
 Caller = TypeVar("Caller")
 """What the role knows of the client that sent a request."""
@@ -151,9 +150,10 @@ class FrontDoor(Generic[Caller]):
 
     def _admit(self, sock: socket.socket, address: object, connections: trio.Nursery) -> None:
         sock.setblocking(False)
-        if sock.family in _FAMILIES:
+        peer = "unix"
+        if isinstance(address, tuple):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
+            peer = f"{address[0]}:{address[1]}"
         refusal = self._refusal(peer)
         if refusal is not None:
             self._turn_away(Client(self, sock, peer), refusal)
@@ -249,6 +249,7 @@ class FrontDoor(Generic[Caller]):
 
     def _forget(self, client: Client) -> None:
         self.clients.discard(client)
+        del client.reader  # it refers to the client, and the garbage collector is to have nothing to do
         self._one_left.set()
         self.check_drained()
 

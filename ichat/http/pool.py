@@ -243,6 +243,8 @@ async def _connect(family: int, address: Any) -> socket.socket:
         while (number := sock.connect_ex(address)) == errno.EAGAIN:  # noqa: ASYNC110
             await trio.sleep(CONNECT_RETRY_S)
         if number == errno.EINPROGRESS:
+            number = sock.connect_ex(address)  # on this machine it is connected, or refused, by now
+        if number == errno.EALREADY:
             await trio.lowlevel.wait_writable(sock)
             number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:

@@ -1,5 +1,8 @@
 """The front door: what it reads, what it refuses, and how it keeps a connection."""
 
+import gc
+import weakref
+
 import pytest
 import trio
 import trio.testing
@@ -70,6 +73,21 @@ async def test_keeps_the_connection_for_the_next_request(door, connect):
     assert answers.count(b"HTTP/1.1 200 OK") == 2
     assert answers.index(b"B1") < answers.index(b"C2")
     assert [request.path for request in door.requests] == [b"/a", b"/b", b"/c"]
+
+
+async def test_a_connection_leaves_no_cycle_to_the_garbage_collector(door, connect):
+    """When a connection has ended, nothing of it is left."""
+    client = await connect(await door.open())
+    await client.get(b"/a")
+    (served,) = map(weakref.ref, door.door.clients)
+    gc.disable()
+    try:
+        await client.stream.aclose()
+        await until(lambda: not door.door.clients)
+        await trio.testing.wait_all_tasks_blocked()
+        assert served() is None
+    finally:
+        gc.enable()
 
 
 async def test_bodies_in_every_form(door, connect):
