@@ -16,7 +16,7 @@ from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.http.sse import CONTENT_TYPE, Event, EventDecoder
 
 if TYPE_CHECKING:
-    import httpx
+    import http.client
 
 EXIT_REFUSED = 1
 """The gateway, or who answered through it, did not do what it was asked."""
@@ -25,6 +25,8 @@ CONNECT_S = 5.0
 ANSWER_S = 30.0
 """How long the gateway may take to answer, where a command does not say otherwise."""
 EVENT_BYTES_MAX = 64 * 1024 * 1024
+PIECE_BYTES = 64 * 1024
+"""Of an answer, at most so much is read at once."""
 
 Json = dict[str, Any]
 
@@ -135,32 +137,33 @@ def _context_for(certificate: str) -> ssl.SSLContext:
     return context
 
 
+class Answer(NamedTuple):
+    """A whole answer of whoever is at the gateway's address."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
 class Api:
-    """The gateway's API. Every call raises Refused or Unreachable, each with a sentence and its exit code."""
+    """The gateway's API. Every call raises Refused or Unreachable, each with a sentence and its exit code.
+
+    Each request has a connection of its own, so several threads may call at the same time.
+    """
 
     def __init__(self, place: GatewayAddress, key: str | None) -> None:
-        import httpx
-
         if key is not None and not re.fullmatch(r"[!-~]+", key):
             raise Exit(EXIT_USAGE, "The API key must be printable ASCII characters without blanks.")
         self.place = place
+        self._url = urllib.parse.urlsplit(place.url)
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
-            self._client = httpx.Client(
-                base_url=place.url,
-                headers={"authorization": f"Bearer {key}"} if key else None,
-                verify=place.tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-                trust_env=False,
-                timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            )
-        except httpx.InvalidURL as error:
+            (self._url.hostname or "").encode("idna")
+        except UnicodeError as error:
             raise Exit(EXIT_USAGE, f"The gateway's address {place.url!r} cannot be used: {error}.") from error
 
     def __repr__(self) -> str:
         return f"<Api {self.place.url}>"
-
-    def close(self) -> None:
-        """Close its connections."""
-        self._client.close()
 
     def get(self, path: str) -> JsonReply:
         """Ask for something."""
@@ -176,15 +179,10 @@ class Api:
         answer_s: float = ANSWER_S,
     ) -> JsonReply:
         """Make a request and give its answer, which must be a JSON object."""
-        import httpx
-
-        timeout = httpx.Timeout(answer_s, connect=CONNECT_S)
-        try:
-            response = self._client.request(method, path, params=params, json=body, timeout=timeout)
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
-        self._check(response)
-        return JsonReply(self._object(response), response.text)
+        with self._asked(method, path, params=params, body=body, headers={}, silence_s=answer_s) as response:
+            answer = self._whole(response)
+        self._check(path, answer)
+        return JsonReply(self._object(answer), answer.body.decode(errors="replace"))
 
     @contextlib.contextmanager
     def events(
@@ -198,61 +196,115 @@ class Api:
         headers: Mapping[str, str] | None = None,
     ) -> Generator[Iterator[Event]]:
         """Make a request that is answered by a stream of events; leaving ends it. Long silence is Unreachable."""
-        import httpx
+        more = {"accept": CONTENT_TYPE, **(headers or {})}
+        with self._asked(method, path, params=params, body=body, headers=more, silence_s=silence_s) as response:
+            if response.status != 200:
+                self._check(path, self._whole(response))
+            content_type = response.headers.get("content-type", "")
+            if response.status != 200 or not content_type.startswith(CONTENT_TYPE):
+                raise self._is_no_gateway(response.status, content_type)
+            yield read_events(self._pieces(response))
 
-        timeout = httpx.Timeout(silence_s, connect=CONNECT_S)
-        more = {"accept": CONTENT_TYPE, "accept-encoding": "identity", **(headers or {})}
-        try:
-            with self._client.stream(method, path, params=params, json=body, headers=more, timeout=timeout) as response:
-                if response.status_code != 200:
-                    response.read()
-                self._check(response)
-                if not response.headers.get("content-type", "").startswith(CONTENT_TYPE):
-                    raise self._is_no_gateway(response)
-                yield read_events(response.iter_bytes())
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
+    @contextlib.contextmanager
+    def _asked(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None,
+        body: Json | None,
+        headers: Mapping[str, str],
+        silence_s: float,
+    ) -> Generator["http.client.HTTPResponse"]:
+        """Make a request, and give its answer when the head is there; leaving closes the connection."""
+        import http.client
 
-    def _check(self, response: "httpx.Response") -> None:
-        if response.is_success:
+        target = self._url.path + path + (f"?{urllib.parse.urlencode(params)}" if params else "")
+        headers = {**self._headers, "connection": "close", "accept-encoding": "identity", **headers}
+        if body is not None:
+            headers["content-type"] = "application/json"
+        data = None if body is None else json.dumps(body).encode()
+        host, port, tls = self._url.hostname or "", self._url.port, self.place.tls
+        if tls is None:
+            connection = http.client.HTTPConnection(host, port, timeout=CONNECT_S)
+        else:
+            connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=tls)
+        with contextlib.closing(connection):
+            try:
+                connection.connect()
+            except OSError as error:
+                raise self._not_reached(error) from error
+            try:
+                connection.sock.settimeout(silence_s)
+                connection.request(method, target, data, headers)
+                response = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                raise self._broken(error) from error
+            with response:
+                yield response
+
+    def _whole(self, response: "http.client.HTTPResponse") -> Answer:
+        body = b"".join(self._pieces(response))
+        return Answer(response.status, response.headers.get("content-type", ""), body)
+
+    def _pieces(self, response: "http.client.HTTPResponse") -> Iterator[bytes]:
+        """Return the body as it comes."""
+        import http.client
+
+        while True:
+            try:
+                piece = response.read1(PIECE_BYTES)
+                if not piece and response.length:
+                    raise http.client.IncompleteRead(b"", response.length)
+            except (OSError, http.client.HTTPException) as error:
+                raise self._broken(error) from error
+            if not piece:
+                return
+            yield piece
+
+    def _check(self, path: str, answer: Answer) -> None:
+        if 200 <= answer.status < 300:
             return
-        body = self._object(response)
+        body = self._object(answer)
         inner = body.get("error")
         error = cast("Json", inner) if isinstance(inner, dict) else body
         said = error.get("message") or error.get("detail")
-        sentence = one_line(said or f"Refused with status {response.status_code}.")
-        if response.status_code == 401 and "authorization" not in self._client.headers:
-            is_admin = response.request.url.path.startswith(("/v1/admin/", "/v1/logs/"))
+        sentence = one_line(said or f"Refused with status {answer.status}.")
+        if answer.status == 401 and not self._headers:
+            is_admin = path.startswith(("/v1/admin/", "/v1/logs/"))
             sentence += f" Set {'ICHAT_ADMIN_KEY' if is_admin else 'ICHAT_API_KEY'}, or give --api-key."
-        raise RequestRefused(response.status_code, str(error.get("code") or ""), sentence)
+        raise RequestRefused(answer.status, str(error.get("code") or ""), sentence)
 
-    def _object(self, response: "httpx.Response") -> Json:
+    def _object(self, answer: Answer) -> Json:
         try:
-            value = response.json()
+            value = json.loads(answer.body)
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise self._is_no_gateway(response)
+            raise self._is_no_gateway(answer.status, answer.content_type)
         return cast("Json", value)
 
-    def _is_no_gateway(self, response: "httpx.Response") -> Unreachable:
-        what = f"status {response.status_code}, {response.headers.get('content-type', 'no content')}"
+    def _is_no_gateway(self, status: int, content_type: str) -> Unreachable:
+        what = f"status {status}, {content_type or 'no content'}"
         return Unreachable(f"What answers at {self.place.url} is not iChat's gateway ({one_line(what)}).")
 
-    def _unreachable(self, error: "httpx.TransportError") -> Unreachable:
-        import httpx
+    def _not_reached(self, error: OSError) -> Unreachable:
+        if isinstance(error, TimeoutError):
+            return Unreachable(f"The gateway at {self.place.url} cannot be reached: no answer within {CONNECT_S:g} s.")
+        return Unreachable(f"The gateway at {self.place.url} cannot be reached: {_why(error)}.")
 
-        url = self.place.url
-        if isinstance(error, httpx.ConnectTimeout):
-            return Unreachable(f"The gateway at {url} cannot be reached: no answer within {CONNECT_S:g} s.")
-        if isinstance(error, httpx.TimeoutException):
-            return Unreachable(f"The gateway at {url} took too long to answer.", timed_out=True)
-        why = re.sub(r"\[Errno -?\d+\] |\s*\(_ssl\.c:\d+\)|\.$", "", one_line(error)) or type(error).__name__
-        if "CERTIFICATE_VERIFY_FAILED" in why:
-            why = re.sub(r"^\[.*?\] ", "", why) + "; --ca-certificates says whom to believe"
-        if isinstance(error, httpx.ConnectError):
-            return Unreachable(f"The gateway at {url} cannot be reached: {why}.")
-        return Unreachable(f"The connection to the gateway at {url} broke: {why}.")
+    def _broken(self, error: Exception) -> Unreachable:
+        if isinstance(error, TimeoutError):
+            return Unreachable(f"The gateway at {self.place.url} took too long to answer.", timed_out=True)
+        return Unreachable(f"The connection to the gateway at {self.place.url} broke: {_why(error)}.")
+
+
+def _why(error: Exception) -> str:
+    """Return what an error of a connection says, without numbers for programmers."""
+    why = re.sub(r"\[Errno -?\d+\] |\s*\(_ssl\.c:\d+\)|\.$", "", one_line(error)) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in why:
+        why = re.sub(r"^\[.*?\] ", "", why) + "; --ca-certificates says whom to believe"
+    return why
 
 
 def read_events(chunks: Iterable[bytes]) -> Iterator[Event]:

@@ -66,8 +66,6 @@ def run(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         give_up_stdout()
         return EXIT_REFUSED
-    finally:
-        api.close()
     return code
 
 

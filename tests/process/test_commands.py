@@ -606,7 +606,7 @@ def test_no_gateway_there(fake, run, monkeypatch):
     fake.answers["GET", "/v1/models"] = lambda one: setattr(one, "close_connection", True)
     code, _out, err = run("models")
     assert code == 69
-    assert "broke: Server disconnected" in err
+    assert "broke: Remote end closed connection" in err
 
 
 def test_proxies_of_the_environment_are_not_asked(fake, run, monkeypatch):
@@ -873,6 +873,18 @@ def test_a_reader_that_leaves_is_no_error(fake):
     assert process.wait(LIMIT_S) == 1
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+def test_a_command_is_light(fake):
+    """What asks the gateway and shows the answer in plain columns imports nothing heavy."""
+    code = (
+        "import sys\nfrom ichat.cli import commands as terminal\n"
+        f"assert terminal.run(['workers', '-g', 'http://127.0.0.1:{fake.port}']) == 0\n"
+        "assert not {'httpx', 'rich', 'trio', 'attrs', 'cattrs'} & set(sys.modules), sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("WORKER")
 
 
 def test_help_is_light():
