@@ -264,7 +264,7 @@ class FrontDoor(Generic[Caller]):
     async def _serve_requests(self, client: Client) -> None:
         reader = client.reader
         while client.keep_alive and (not self.draining or reader.has_received()):
-            client.head = None
+            client.begin_request()
             try:
                 head = client.head = await reader.read_head()
                 if head is None:

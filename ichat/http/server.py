@@ -55,7 +55,8 @@ class Client:
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     """What is done for the client; cancelled when it disconnects."""
     head: RequestHead | None = attrs.field(default=None, init=False)
-    """The head of the current request."""
+    """The head of the current request, until its response begins."""
+    _more: Headers = attrs.field(factory=list[tuple[bytes, bytes]], init=False)
     has_left: bool = attrs.field(default=False, init=False)
     blocks_drain: bool = attrs.field(default=True, init=False)
     """Whether a drain waits for the current exchange; see `exempt_from_drain`."""
@@ -88,6 +89,11 @@ class Client:
     def must_reset(self) -> bool:
         """Whether the connection must end in an error; see `Ending.RESET`."""
         return self._ending is Ending.RESET
+
+    def begin_request(self) -> None:
+        """Called before a request is read."""
+        self.head = None
+        self._more = []
 
     def begin_exchange(self) -> None:
         """Called when a request has been read: nothing of its response has been sent."""
@@ -196,7 +202,10 @@ class Client:
 
     def more_headers(self) -> Headers:
         """Return the headers that the role adds to every response to the current request."""
-        return [] if self.head is None else self._door.more_headers(self.head)
+        if self.head is not None:
+            self._more = self._door.more_headers(self.head)
+            self.head = None  # the response may take an hour
+        return self._more
 
     def error_response(self, error: ApiError, request_id: bytes, method: bytes = b"") -> bytes:
         """Return the whole response for an error."""

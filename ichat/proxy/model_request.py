@@ -44,5 +44,5 @@ async def read_model_request(request: Request) -> ModelRequest:
     members = await read_members(request.body, _READ_MEMBERS)
     previous = members.get("previous_response_id")
     return ModelRequest(
-        model_of(members), members, members.get("stream") is True, None if previous is None else str(previous)
+        model_of(members), (*members,), members.get("stream") is True, None if previous is None else str(previous)
     )

@@ -1,6 +1,7 @@
 """The front door: what it reads, what it refuses, and how it keeps a connection."""
 
 import gc
+import socket
 import weakref
 
 import pytest
@@ -12,8 +13,10 @@ from support.programs import LIMIT_S
 from ichat.config.schema import Limits, Timeouts
 from ichat.errors import bad_request
 from ichat.http.front_door import FrontDoor
+from ichat.http.heads import RequestHead
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
+from ichat.http.server import Client
 
 
 class Door:
@@ -430,3 +433,24 @@ async def test_draining_is_bounded(make_door, connect):
     with trio.fail_after(LIMIT_S):
         await door.door.drain()
     assert door.door.clients
+
+
+async def test_a_head_is_not_kept_while_its_response_lasts():
+    """What the role adds to a response is made once of the head, which is freed; no other request gets it."""
+    made = []
+
+    def more_headers(head):
+        made.append(head)
+        return [(b"x-path", head.path)]
+
+    ours, theirs = socket.socketpair()
+    door = FrontDoor(
+        b"gateway", Door.answer, lambda head, peer: peer, Hub(), Limits(), Timeouts(), more_headers=more_headers
+    )
+    with ours, theirs:
+        client = Client(door, ours, "peer")
+        client.head = RequestHead(b"GET", b"/a?b", b"1.1", [(b"host", b"x")], 0)
+        assert client.more_headers() == client.more_headers() == [(b"x-path", b"/a")]
+        assert (client.head, len(made)) == (None, 1)
+        client.begin_request()
+        assert client.more_headers() == []

@@ -1,0 +1,12 @@
+"""What the gateway reads of a request for a model."""
+
+from ichat.http.request import Request
+from ichat.proxy.model_request import read_model_request
+
+
+async def test_a_body_is_not_kept_by_what_was_read_of_it():
+    """A stream may last an hour: of its request's members only the names stay, and not what a client has written."""
+    body = b'{"model": "m", "messages": [{"content": "long"}], "stream": true}'
+    path = b"/v1/chat/completions"
+    asked = await read_model_request(Request(b"POST", path, path, b"1.1", [], body, b"id", keep_alive=True))
+    assert asked == ("m", ("model", "messages", "stream"), True, None)
