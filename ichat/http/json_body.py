@@ -43,6 +43,8 @@ _SCALAR = re.compile(
 )
 """The scalars that `json.loads` accepts; it refuses longer integers, too."""
 
+_decode = json.JSONDecoder().decode
+"""`json.loads` without its options."""
 _BRACKET = re.compile(rb"[{}\[\]]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _IS_OPENING = bytes(byte in b"{[" for byte in range(256))
@@ -85,7 +87,7 @@ def model_of(members: Mapping[str, object]) -> str:
 def object_of(body: Body) -> dict[str, object]:
     """Return the JSON object in a body of at most PARSED_BYTES_MAX. Raises ApiError 400."""
     try:
-        parsed: object = json.loads(body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass"))
+        parsed: object = _decode(body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise bad_request(f"The request body is not JSON: {error}.") from error
     if not isinstance(parsed, dict):

@@ -54,7 +54,7 @@ class ForwardedRequest:
     names: Iterable[str] = ()
     """The names of its body's members, or of its form's fields."""
     queued_s: float = 0.0
-    internal: Headers = attrs.field(factory=list[tuple[bytes, bytes]])
+    internal: Sequence[tuple[bytes, bytes]] = ()
     """Headers for the upstream that no client can send; only the control plane gets any."""
     trace: Trace | None = None
     keepalive: KeepAlive | None = None

@@ -123,31 +123,29 @@ class Gateway:
     async def answer(self, request: Request, client: Client, caller: Caller) -> None:
         """Answer one request through an upstream. Raises ApiError if nothing has been sent."""
         exchange = Exchange(self.context, request, client, caller)
-        phase, is_counted = "", False
-        is_by_model = request.path in ROUTES
-        is_log = request.path.startswith(_LOGS)
-        if is_log:
-            client.exempt_from_drain()
+        phase, path, is_post = "", request.path, request.method == b"POST"
+        is_counted = is_by_model = is_post and path in ROUTES
         try:
-            if self.cors is not None and self.cors.is_preflight(request.method, request.path, request.headers):
-                await client.respond(request, NO_CONTENT, self.cors.answer(request.path, request.headers), b"")
+            if is_by_model:
+                self._begin(exchange, request, is_known=True)
+                await exchange.forward()
+            elif self.cors is not None and self.cors.is_preflight(request.method, path, request.headers):
+                await client.respond(request, NO_CONTENT, self.cors.answer(path, request.headers), b"")
                 exchange.status, exchange.error = NO_CONTENT, ""
-            elif request.method == b"POST" and request.path in HEARTBEAT_PATHS:
+            elif is_post and path in HEARTBEAT_PATHS:
                 await self._answer_heartbeat(exchange, request, client)
-            elif is_control(request.path):
-                await self._answer_control(exchange, self.log_streams if is_log else self._control)
-            elif (is_by_response := request.path.startswith(_RESPONSES) and _is_about_response(request)) or (
-                request.method == b"POST" and (request.path.startswith(b"/v1/") or is_by_model)
+            elif is_control(path):
+                await self._answer_control(exchange, path, client)
+            elif (is_by_response := path.startswith(_RESPONSES) and _is_about_response(request)) or (
+                is_post and path.startswith(b"/v1/")
             ):
                 is_counted = True
-                self._metrics.request_began()
-                exchange.forwarded.trace = self._tracing.begin(request.headers, request.path, is_known=is_by_model)
+                self._begin(exchange, request, is_known=False)
                 await (exchange.forward_to_holder() if is_by_response else exchange.forward())
-            elif is_by_model:
-                method, path = request.method.decode("latin-1"), request.path.decode("latin-1")
-                raise errors.method_not_allowed(method, path, "POST")
+            elif path in ROUTES:
+                raise errors.method_not_allowed(request.method.decode("latin-1"), path.decode("latin-1"), "POST")
             else:
-                raise errors.not_found(request.path.decode("latin-1"))
+                raise errors.not_found(path.decode("latin-1"))
         except ApiError as error:
             exchange.status, exchange.error = error.status, error.code
             self._metrics.refused(error.limit or error.code, exchange.caller.key_name)
@@ -167,6 +165,11 @@ class Gateway:
             if self._access.enabled:
                 self._access.add_record(record)
 
+    def _begin(self, exchange: Exchange, request: Request, *, is_known: bool) -> None:
+        """Count and trace a request to a model from now on; `is_known` says that its path is one of few."""
+        self._metrics.request_began()
+        exchange.forwarded.trace = self._tracing.begin(request.headers, request.path, is_known=is_known)
+
     async def _answer_heartbeat(self, exchange: Exchange, request: Request, client: Client) -> None:
         """Answer a heartbeat here, since a thousand workers send them. Raises ApiError."""
         with _counted(self._control):
@@ -174,7 +177,11 @@ class Gateway:
         await client.respond(request, 200, _JSON, body)
         exchange.status, exchange.error, exchange.bytes_out = 200, "", len(body)
 
-    async def _answer_control(self, exchange: Exchange, control: Endpoint) -> None:
+    async def _answer_control(self, exchange: Exchange, path: bytes, client: Client) -> None:
+        control = self._control
+        if path.startswith(_LOGS):
+            control = self.log_streams
+            client.exempt_from_drain()
         with _counted(control):
             await exchange.forward_to_control_plane(control, [(CALLER_HEADER, encode_caller(exchange.caller))])
         if exchange.error:

@@ -1,9 +1,9 @@
 """A request as its upstream gets it. Pure functions."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from ichat.http.heads import HOP_BY_HOP, Headers, hop_by_hop_of, request_head
+from ichat.http.heads import HOP_BY_HOP, hop_by_hop_of, request_head
 from ichat.http.json_body import Body
 from ichat.http.request import Request
 from ichat.observability.tracing import NAMES as TRACE_HEADERS
@@ -51,7 +51,7 @@ def build_upstream_request(
     *,
     auth: Auth,
     caller: Caller,
-    added: Headers,
+    added: Iterable[tuple[bytes, bytes]],
     reads_response: bool,
 ) -> list[Body]:
     """Return the pieces of the request to send: the client's end-to-end headers, those `added`, and the body.

@@ -37,8 +37,9 @@ class Window:
 
     def sum(self, now: float) -> int:
         """Return the count of the last minute."""
-        while self._seconds and self._seconds[0][0] <= now - WINDOW_S:
-            self._sum -= self._seconds.popleft()[1]
+        seconds, since = self._seconds, now - WINDOW_S
+        while seconds and seconds[0][0] <= since:
+            self._sum -= seconds.popleft()[1]
         return self._sum
 
     def wait_s(self, limit: int, now: float) -> int:
@@ -120,10 +121,11 @@ class Quotas:
 
     def acquire(self, key: str, now: float) -> "QuotaReservation | QuotaRefusal":
         """Count a request of this key ("" for none), or return why it is refused."""
-        refusal = self.refusal(key, now)
-        if refusal is not None:
-            return refusal
         used = self._by_key.get(key, self._keyless)
+        for one in used:
+            refusal = one.refusal(now)
+            if refusal is not None:
+                return refusal
         counts_tokens = False
         for one in used:
             limits = one.limits
