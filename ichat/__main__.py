@@ -24,7 +24,7 @@ LAUNCHER_GRACE_S = 8.0
 """How long after its launcher's end a worker may take to end by itself, before it is killed with its children."""
 KILL_S = 1.0
 GARBAGE_OBJECTS = 10_000
-"""How many new objects make the gateway look for cycles. A request leaves none, but 32 at once are 1 000 objects."""
+"""How many new objects make this process look for cycles. A request leaves none, but 32 at once are 1 000 objects."""
 GARBAGE_ROUNDS = 50
 """How often only new objects are looked at, before those that outlived it once are, too.
 
@@ -134,6 +134,9 @@ def _ignore(*_: object) -> None:
 
 def _worker(argv: list[str]) -> int:
     """Run a worker. It ends by `os._exit`, since an engine's clean-up at the interpreter's end takes seconds."""
+    import gc
+
+    gc.set_threshold(GARBAGE_OBJECTS)  # an engine may set its own
     _engine_first()
     from ichat.roles import worker
     from ichat.security.keys import take_token

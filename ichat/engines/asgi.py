@@ -55,8 +55,7 @@ class Call:
         self._sock = sock
         self._peer = peer
         self._stall_s = stall_s
-        self._ended = ended
-        self._has_ended = False
+        self._ended: Callable[[], None] | None = ended
         self.bytes_in = len(request.body)
         self.keep_alive = keep_alive
         """Whether the connection may be used again; known when the call has ended."""
@@ -129,7 +128,7 @@ class Call:
         self.task.cancel()
 
     async def _run(self, app: Application, calls: "set[Call]") -> None:
-        _UNDER_WAY.set(self)
+        token = _UNDER_WAY.set(self)
         try:
             await app(self._scope(), self._receive, self._send)
             if not self.complete and not self.hung_up:
@@ -145,14 +144,15 @@ class Call:
                 self.keep_alive = False
                 self._send_failure()
             self.parts.clear()
+            _UNDER_WAY.reset(token)
             calls.discard(self)
             self._end()
 
     def _end(self) -> None:
         """Report the end, once: that of the response, since applications may have things to do afterwards."""
-        if not self._has_ended:
-            self._has_ended = True
-            self._ended()
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended()
 
     def _send_failure(self) -> None:
         """Send an error as the last event of a failed stream, if the socket accepts it at once."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import gc
 import logging
 import threading
 import time
@@ -323,6 +324,8 @@ class EngineThread:
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._stopping = asyncio.Event()
+        gc.collect()
+        gc.freeze()  # what was loaded stays, so no later collection need look at it
         self._app = app
         self._follows = app is None
         self.phase = "following" if self._follows else "ready"
