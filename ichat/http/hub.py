@@ -47,6 +47,7 @@ class Hub:
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[int], None]] = {}
         self._timed: set[Timed] = set()
+        self._has_timed = trio.Event()
         self._in_task = False
         self._clock = trio.current_time
         self.now = 0.0
@@ -80,6 +81,8 @@ class Hub:
 
     def time(self, timed: Timed) -> None:
         """Start comparing this deadline with the clock."""
+        if not self._timed:
+            self._has_timed.set()
         self._timed.add(timed)
 
     def untime(self, timed: Timed) -> None:
@@ -121,6 +124,9 @@ class Hub:
 
     async def _sweep_forever(self) -> None:
         while True:
+            if not self._timed:
+                self._has_timed = trio.Event()
+                await self._has_timed.wait()
             await trio.sleep(SWEEP_S)
             now = self.update_clock()
             for timed in [timed for timed in self._timed if timed.deadline < now]:

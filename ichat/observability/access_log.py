@@ -57,6 +57,7 @@ class AccessLog:
         self.enabled = bool(path)
         self._lines_max = lines_max
         self._lines: list[str] = []
+        self._has_lines = trio.Event()
         self._dropped = 0
         self._limiter = trio.CapacityLimiter(1)
         self._fd, self._path = STDOUT, ""
@@ -85,6 +86,8 @@ class AccessLog:
 
     def _has_room(self) -> bool:
         """Return whether another line may wait; one that may not is counted."""
+        if not self._lines:
+            self._has_lines.set()
         has_room = len(self._lines) < self._lines_max
         self._dropped += not has_room
         return has_room
@@ -102,7 +105,9 @@ class AccessLog:
         """Write what has been gathered, until cancelled; then once more, for as long as CLOSE_S."""
         try:
             while True:
+                await self._has_lines.wait()
                 await trio.sleep(FLUSH_S)
+                self._has_lines = trio.Event()
                 await self._flush()
         finally:
             with trio.move_on_after(CLOSE_S, shield=True):

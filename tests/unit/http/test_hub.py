@@ -12,7 +12,7 @@ from support.peers import until
 from support.programs import LIMIT_S
 
 from ichat.http import trio_wait
-from ichat.http.hub import READABLE, READY_MAX, Hub
+from ichat.http.hub import READABLE, READY_MAX, SWEEP_S, Hub
 
 WAYS = ["Trio's wait", "a task"]
 
@@ -251,3 +251,31 @@ async def test_trio_is_as_before_when_the_hub_has_ended(pair):
         await trio.to_thread.run_sync(len, "")
     assert len(served) == seen
     trio_wait.private_parts()
+
+
+class Deadline:
+    """Notes when it was noticed."""
+
+    def __init__(self, deadline):
+        self.deadline = deadline
+        self.expired_at = None
+
+    def expire(self):
+        self.expired_at = trio.current_time()
+
+
+async def test_deadlines_are_noticed_and_cost_nothing_where_there_are_none(nursery, autojump_clock):
+    """What has passed its deadline is told so once, not much later; without deadlines the hub sleeps for ever."""
+    hub = Hub()
+    nursery.start_soon(hub.run_forever)
+    for _ in range(2):
+        await trio.testing.wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().seconds_to_next_deadline == float("inf")
+        early, late, never = (Deadline(trio.current_time() + after_s) for after_s in (1, 2.1, 1))
+        for deadline in (early, late, never):
+            hub.time(deadline)
+        hub.untime(never)
+        await trio.sleep(4)
+        for deadline in (early, late):
+            assert deadline.deadline < deadline.expired_at <= deadline.deadline + SWEEP_S
+        assert never.expired_at is None
