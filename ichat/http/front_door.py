@@ -285,6 +285,7 @@ class FrontDoor(Generic[Caller]):
                 return
             if not request.keep_alive:
                 client.close_after_response()
+            del head  # the response may take an hour, and the client frees it
             await self._answer(request, client, caller)
         if reader.has_more() and not client.must_reset:
             await _linger(client)

@@ -10,6 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 import attrs
@@ -30,6 +31,7 @@ RECV_BYTES = 65536
 """Bytes received at a time, at most, while a head or a body in chunks is read."""
 _BUFFER = bytearray(256 * 1024)
 _VIEW = memoryview(_BUFFER)
+_NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
@@ -60,7 +62,7 @@ class Request:
         """Free body and headers when they are no longer needed: the response may take an hour."""
         self.body = b""
         self.headers = []
-        self.by_name = {}
+        self.by_name = _NOTHING
 
 
 @attrs.define

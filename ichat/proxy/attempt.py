@@ -301,6 +301,7 @@ class Attempt:
             self._context.balancer.dispatch_waiting()
         self.answered_at = self._context.pool.hub.now
         self._forwarded.request.release_body()
+        self._forwarded.names = ()
         self._body = b""
         if self._forwarded.internal:  # the control plane
             self.error = names.get(CODE_HEADER, b"").decode()

@@ -107,6 +107,7 @@ class Exchange:
         self.forwarded.names = asked.names
         self.forwarded.is_suspect = not context.auth.lets_steer(caller) and is_suspect(asked.names, request.by_name)
         context.auth.check_model(caller, self._model)
+        del asked
         await self._forward_within_limits()
 
     async def forward_to_holder(self) -> None:

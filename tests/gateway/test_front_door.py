@@ -435,6 +435,25 @@ async def test_draining_is_bounded(make_door, connect):
     assert door.door.clients
 
 
+async def test_no_task_keeps_a_head_while_its_response_lasts(door, connect):
+    """Once the response has begun, nothing refers to the request's head."""
+    begun = trio.Event()
+
+    async def answer(request, client, caller):
+        client.more_headers()
+        begun.set()
+        await door.go_on.wait()
+        await client.respond(request, 200, [], b"end")
+
+    door.door.answer = answer
+    client = await connect(await door.open())
+    await client.send(b"GET /long HTTP/1.1\r\nhost: x\r\n\r\n")
+    await begun.wait()
+    assert not [found for found in gc.get_objects() if isinstance(found, RequestHead) and found.path == b"/long"]
+    door.go_on.set()
+    assert (await client.response(b"GET"))[2] == b"end"
+
+
 async def test_a_head_is_not_kept_while_its_response_lasts():
     """What the role adds to a response is made once of the head, which is freed; no other request gets it."""
     made = []
