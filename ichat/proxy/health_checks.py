@@ -5,7 +5,7 @@ response counts; what follows from it is decided in `registry.py`.
 """
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import attrs
 import trio
@@ -82,25 +82,29 @@ class HealthChecker:
                 await changed.wait()
 
     async def _probe_all(self) -> None:
-        limit = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
+        asked = self._registry.to_probe()
+        endpoints = iter(asked)
         async with trio.open_nursery() as nursery:
-            for endpoint, worker in self._registry.to_probe():
-                nursery.start_soon(self._probe, endpoint, worker, limit)
+            for _ in range(min(ASKED_AT_ONCE_MAX, len(asked))):
+                nursery.start_soon(self._probe_each, endpoints)
 
-    async def _probe(self, endpoint: Endpoint, worker: WorkerRecord | None, limit: trio.CapacityLimiter) -> None:
-        async with limit:
-            settings, upstream, route = self._settings, endpoint.upstream, endpoint.route
-            proof = self._proof()
-            target = (route.health_path if route else "") or settings.path
-            headers = route.headers_for([]) if route else [(PROOF_HEADER, proof)] if proof else []
-            finding = ProbeResult(why=f"{target} is not answered within {settings.timeout_s:g} s")
-            with trio.move_on_after(settings.timeout_s):
-                try:
-                    finding = read_status(target, await self._ask(upstream, target, headers))
-                except client.BROKEN:
-                    finding = ProbeResult(why=f"{target} is not answered as HTTP has it")
-                except (OSError, ValueError):
-                    finding = ProbeResult(why="it cannot be reached")
+    async def _probe_each(self, endpoints: Iterator[tuple[Endpoint, WorkerRecord | None]]) -> None:
+        for endpoint, worker in endpoints:
+            await self._probe(endpoint, worker)
+
+    async def _probe(self, endpoint: Endpoint, worker: WorkerRecord | None) -> None:
+        settings, upstream, route = self._settings, endpoint.upstream, endpoint.route
+        proof = self._proof()
+        target = (route.health_path if route else "") or settings.path
+        headers = route.headers_for([]) if route else [(PROOF_HEADER, proof)] if proof else []
+        finding = ProbeResult(why=f"{target} is not answered within {settings.timeout_s:g} s")
+        with trio.move_on_after(settings.timeout_s):
+            try:
+                finding = read_status(target, await self._ask(upstream, target, headers))
+            except client.BROKEN:
+                finding = ProbeResult(why=f"{target} is not answered as HTTP has it")
+            except (OSError, ValueError):
+                finding = ProbeResult(why="it cannot be reached")
         if endpoint.upstream is upstream:  # it may have come again, elsewhere
             self._registry.probed(
                 endpoint, worker, finding.why, is_well=finding.is_well, failures_max=settings.failures_max

@@ -186,7 +186,7 @@ class Registry:
         if known is None and len(self._table) >= self._workers_max:
             return TooManyWorkers(self._workers_max)
         worker = known or self._add(heartbeat)
-        before, version = worker.heartbeat, self.version
+        before, changes = worker.heartbeat, (self.version, self._table.changes)
         if before is not None and (before.start_id, before.pid) != (heartbeat.start_id, heartbeat.pid):
             self._mark_group_broken(worker, "was started again")
             self._begin(worker)
@@ -195,8 +195,8 @@ class Registry:
             worker.last_healthy_at = worker.heartbeat_at
         worker.known_since = min(worker.known_since, worker.heartbeat_at)
         self._place(worker, heartbeat)
-        has_changed = self._table.refresh(worker)
-        if has_changed or worker.managed or self.version != version:
+        self._table.refresh(worker)
+        if worker.managed or changes != (self.version, self._table.changes):
             self._notify()
         return known is None
 
@@ -250,7 +250,7 @@ class Registry:
     def _update(self, worker: WorkerRecord, heartbeat: Heartbeat, *, is_new: bool) -> None:
         """Record the newest heartbeat of a worker."""
         before = worker.heartbeat
-        place = ("host", "port", "start_id", "model_names", "state")
+        place = ("host", "port", "start_id", "pid", "model_names", "state", "max_in_flight")
         if is_new or worker.is_stale or any(getattr(before, name, None) != getattr(heartbeat, name) for name in place):
             self.version += 1
         self._record(worker, heartbeat, self._clock())
@@ -326,7 +326,7 @@ class Registry:
         A healthy worker can be reached, and need not send heartbeats.
         """
         now = self._clock()
-        was_ill, name = endpoint.health_failure, endpoint.upstream.name
+        was_ill, name, changes = endpoint.health_failure, endpoint.upstream.name, (self.version, self._table.changes)
         endpoint.record_probe(why, failures_max)
         if endpoint.health_failure and not was_ill:
             log.warning("%s fails its health checks: %s", name, why)
@@ -345,7 +345,8 @@ class Registry:
                     self._kept_at, self.version = now, self.version + 1
         if worker is not None:
             self._table.refresh(worker)
-        self._notify()
+        if was_ill != endpoint.health_failure or changes != (self.version, self._table.changes):
+            self._notify()
 
     def forget_probes(self) -> None:
         """Forget the results of health checks: there are none any more."""

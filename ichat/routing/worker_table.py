@@ -37,6 +37,8 @@ class WorkerTable:
         """When time alone may change the state of a worker."""
         self._expiries = Deadlines()
         """When a worker that was not started here may have been silent for so long that it is forgotten."""
+        self.changes = 0
+        """Grows when a worker begins or ends to be able to serve, or has other names."""
 
     def __repr__(self) -> str:
         return f"<WorkerTable {self._index!r}>"
@@ -91,15 +93,15 @@ class WorkerTable:
         self._changes.remove(worker)
         self._expiries.remove(worker)
 
-    def refresh(self, worker: WorkerRecord) -> bool:
-        """Find out anew whether a worker can serve; return whether that, or a name of it, has changed."""
+    def refresh(self, worker: WorkerRecord) -> None:
+        """Find out anew whether a worker can serve."""
         if self._workers.get(worker.id) is not worker:
-            return False
+            return
         is_ready = self.state(worker) == "ready"
         self._changes.set(worker, self.state_until(worker))
         if not worker.managed:
             self._expiries.set(worker, _expires_at(worker))
-        return self._index.update(worker, self._endpoints.get(worker.id) if is_ready else None)
+        self.changes += self._index.update(worker, self._endpoints.get(worker.id) if is_ready else None)
 
     def refresh_all(self, wedged_after_s: float | None = None) -> None:
         """Find out anew about all workers, which are wedged after so many seconds from now on."""

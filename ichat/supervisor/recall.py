@@ -1,6 +1,7 @@
 """A restarted gateway asks the workers it remembers for a heartbeat, so that none is away until its next one."""
 
 import logging
+from collections.abc import Iterator
 
 import trio
 
@@ -22,22 +23,31 @@ async def request_heartbeats(registry: Registry, proof: bytes) -> None:
 
     The proof, if it is not empty, shows them that their gateway asks.
     """
-    limit = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
+    silent = iter(
+        [
+            worker
+            for worker in registry
+            if worker.is_stale or (worker.managed and worker.heartbeat is None and worker.unix_socket)
+        ]
+    )
     async with trio.open_nursery() as nursery:
-        for worker in registry:
-            if worker.is_stale or (worker.managed and worker.heartbeat is None and worker.unix_socket):
-                nursery.start_soon(_ask, worker, limit, proof)
+        for _ in range(ASKED_AT_ONCE_MAX):
+            nursery.start_soon(_ask_each, silent, proof)
 
 
-async def _ask(worker: WorkerRecord, limit: trio.CapacityLimiter, proof: bytes) -> None:
+async def _ask_each(silent: Iterator[WorkerRecord], proof: bytes) -> None:
+    for worker in silent:
+        await _ask(worker, proof)
+
+
+async def _ask(worker: WorkerRecord, proof: bytes) -> None:
     upstream = Upstream(worker.id, worker.unix_socket or "", 0)
     if worker.unix_socket is None and worker.heartbeat is not None:
         upstream = Upstream(worker.id, worker.heartbeat.host, worker.heartbeat.port)
     headers = [(PROOF_HEADER, proof)] if proof else []
-    async with limit:
-        try:
-            with trio.fail_after(ASK_S):
-                async with await client.request(upstream, "/beat", headers, method="POST"):
-                    pass
-        except client.FAILURES as error:
-            log.debug("worker %s was not reached: %r", worker.id, error)
+    try:
+        with trio.fail_after(ASK_S):
+            async with await client.request(upstream, "/beat", headers, method="POST"):
+                pass
+    except client.FAILURES as error:
+        log.debug("worker %s was not reached: %r", worker.id, error)

@@ -160,6 +160,14 @@ def test_a_beat_tells_who_waits(registry):
     registry.record_heartbeat(heartbeat(state="loading"))
     registry.record_heartbeat(heartbeat())
     assert told == [1, 1]
+    registry.endpoint_of(registry.get("w")).fail(0.0)
+    registry.record_heartbeat(heartbeat())
+    assert told == [1, 1, 1], "it can be reached again"
+    registry.record_heartbeat(heartbeat())
+    assert told == [1, 1, 1], "nothing has changed"
+    registry.record_heartbeat(heartbeat(max_in_flight=9))
+    registry.record_heartbeat(heartbeat(max_in_flight=9, pid=7))
+    assert told == [1] * 5, "it takes more, and has begun anew"
 
 
 def test_a_good_bye_removes(registry):
