@@ -145,7 +145,10 @@ class Auth:
             models = None if key.models is None else frozenset(key.models)
             self._keys[digest] = ClientKey(key.name, models, key.metrics, key.engine_control)
         self._callers: dict[tuple[bytes, str], Caller] = {}
-        """Those that sent nothing but a client's key: by their `Authorization`, and their address."""
+        """Those that sent nothing but a client's key: by their `Authorization`, and their address.
+
+        Python's hash of them is keyed by a secret of this process, so how long a look takes tells nothing about keys.
+        """
         self._rules: Mapping[Rule, Callable[[Caller], None]] = {
             "open": lambda _: None,
             "data": self._check_data,
