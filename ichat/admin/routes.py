@@ -1,5 +1,6 @@
 """The handlers of the control plane: registration, models, metrics, workers and their logs, cluster, configuration."""
 
+import functools
 import json
 import os
 import platform
@@ -25,7 +26,7 @@ from ichat.config.schema import DRAIN_S_MAX
 from ichat.errors import ApiError
 from ichat.hardware.gpus import find_gpus
 from ichat.hardware.host import CpuMeter, HostResources, read_resources
-from ichat.hardware.machines import MachineView, machines_of, read_machine
+from ichat.hardware.machines import MachineReport, machines_of, read_machine
 from ichat.http import sse
 from ichat.observability.logs.store import LogStore
 from ichat.observability.logs.stream import read_flag, read_query
@@ -194,11 +195,11 @@ async def _status() -> Response:
     registry, gpus = here.registry, await find_gpus()
     pids, told = here.supervisor.pids, registry.machines()
 
-    def read() -> tuple[HostResources, list[MachineView]]:
+    def read() -> tuple[HostResources, MachineReport]:
         own = read_machine(here.meter, gpus, pids)
-        return read_resources(here.meter, gpus, pids), machines_of(own, told)
+        return read_resources(here.meter, gpus, pids), own
 
-    resources, machines = await trio.to_thread.run_sync(read)
+    resources, own = await trio.to_thread.run_sync(read)
     uptime_s = round(time.time() - here.started_at, 3)
     models = [
         views.ModelLoad(
@@ -206,15 +207,14 @@ async def _status() -> Response:
         )
         for name in sorted(registry.names())
     ]
-    return json_response(
-        views.ClusterStatus(
-            gateway=views.GatewayView(here.heartbeats.gateway_id, ichat.__version__, os.getpid(), uptime_s),
-            resources=resources,
-            machines=machines,
-            workers=Counter[State](map(registry.state, registry)),
-            models=models,
-        )
+    status = views.ClusterStatus(
+        gateway=views.GatewayView(here.heartbeats.gateway_id, ichat.__version__, os.getpid(), uptime_s),
+        resources=resources,
+        machines=[],
+        workers=Counter[State](map(registry.state, registry)),
+        models=models,
     )
+    return _long_response(with_long_list(status, "machines", machines_of(own, told)))
 
 
 @routes.get("/v1/admin/cluster/version")
@@ -245,7 +245,12 @@ async def _reload() -> Response:
 
 @routes.get("/openapi.json")
 async def _openapi() -> Response:
-    return json_response(document())
+    return Response(_openapi_text(), content_type="application/json")
+
+
+@functools.cache
+def _openapi_text() -> str:
+    return to_json(document())
 
 
 def _seconds(name: str, default: float) -> float:

@@ -9,7 +9,7 @@ import pathlib
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -185,25 +185,27 @@ def report_of(worker_id: str, machine: Machine) -> MachineReport:
     return MachineReport(worker_id, machine, held)
 
 
-def machines_of(own: MachineReport | None, told: Iterable[tuple[str, Machine]]) -> list[MachineView]:
-    """Return the machines in several reports; the first report of a value wins.
+def machines_of(own: MachineReport | None, told: Iterable[tuple[str, Machine]]) -> Iterator[MachineView]:
+    """Return the machines in several reports, one at a time; the first report of a value wins.
 
-    `own` is the gateway's report; `told` has those of workers, which know best what they hold themselves. Thousands of
-    workers take some ten milliseconds. Names are unique, and so are the labels of a machine's GPUs.
+    `own` is the gateway's report; `told` has those of workers, which know best what they hold themselves. With
+    thousands of workers the first machine takes some milliseconds, each other one a part of one. Names are unique, and
+    so are the labels of a machine's GPUs.
     """
     by_id: dict[str, list[MachineReport]] = {}
     for report in itertools.chain([own] if own else [], itertools.starmap(report_of, told)):
         by_id.setdefault(report.machine.id, []).append(report)
     names = Counter(reports[0].machine.name for reports in by_id.values())
-    found: dict[str, MachineView] = {}
+    found = set[str]()
     for machine_id, reports in by_id.items():
         machine = reports[0].machine
         name = machine.name if names[machine.name] == 1 else f"{machine.name}-{machine_id[:_SHORT]}"
         name = name if name not in found else f"{machine.name}-{machine_id}"
         workers = {worker: None for report in reports for worker in (report.by, *report.workers) if worker}
         has_gateway = any(not report.by for report in reports)
-        found.setdefault(name, MachineView(name, machine, has_gateway, sorted(workers), _gpus_of(reports)))
-    return list(found.values())
+        if name not in found:
+            found.add(name)
+            yield MachineView(name, machine, has_gateway, sorted(workers), _gpus_of(reports))
 
 
 def _gpus_of(reports: Sequence[MachineReport]) -> list[GpuView] | None:

@@ -1,5 +1,6 @@
 """Prometheus' families, made of what the gateway has counted and of what it knows at one moment."""
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -16,6 +17,8 @@ from ichat.protocol import Machine
 from ichat.routing.worker_record import State
 
 STATES: Sequence[str] = [name for names in get_args(State) for name in get_args(names)]
+MACHINES_AT_ONCE = 16
+"""How many machines' GPUs are looked at in one step."""
 _GAP_S = tuple(2.0**index / 1000 for index in range(17))
 
 
@@ -114,7 +117,13 @@ def _health_family(ill: Mapping[str, float]) -> Metric:
     return gauge_family("ichat_health_failed", "1 for one that fails its health checks.", "worker", ill)
 
 
-def _gpu_families(machines: Iterable[MachineView]) -> Iterable[Metric]:
+def _gpu_families(machines: Iterator[MachineView]) -> Iterable[Metric]:
+    """Return the families of GPUs, of some machines at a time."""
+    while some := list(itertools.islice(machines, MACHINES_AT_ONCE)):
+        yield from _families_of_gpus(some)
+
+
+def _families_of_gpus(machines: Iterable[MachineView]) -> Iterable[Metric]:
     """Make families of GPUs, each GPU once; what workers hold is a part of what is used, by another name."""
     labels = ("machine", "gpu")
     info = GaugeMetricFamily("ichat_gpu_info", "Which GPU that is.", labels=(*labels, "uuid", "name"))

@@ -20,7 +20,7 @@ from ichat.http.pool import Connection, Pool, Upstream
 from ichat.http.relay import Relay, empty_gap_histogram
 from ichat.observability import exposition, scrape
 from ichat.observability import metrics as counted
-from ichat.observability.prometheus_families import families_of
+from ichat.observability.prometheus_families import MACHINES_AT_ONCE, families_of
 from ichat.protocol import parse_heartbeat
 from ichat.routing.endpoint import Endpoint
 
@@ -518,12 +518,14 @@ async def test_metrics_of_many_workers_are_made_in_short_steps():
     """However many workers there are, a part has few lines; so has a step of reading what a worker has."""
     registry, metrics = known()
     for number in range(1000):
+        gpus = [{"index": index, "uuid": f"{number}-{index}"} for index in range(8)]
         beat = {"worker_id": f"w{number}", "model_name": "m", "host": "127.0.0.1", "port": 1}
+        beat["machine"] = {"id": f"b{number}", "name": f"n{number}", "gpus": gpus}
         registry.record_heartbeat(parse_heartbeat(beat))
     parts = list(metrics.families())
     lines = [sum(len(family.samples) for family in part.values()) for part in parts]
-    assert sum(lines) > 3 * 1000
-    assert max(lines) <= counted.WORKERS_AT_ONCE
+    assert sum(lines) > 11 * 1000
+    assert max(lines) == counted.WORKERS_AT_ONCE == MACHINES_AT_ONCE * 8
     found = {}
     steps = exposition.read_steps("a 1\n" * 10 * exposition.LINES_AT_ONCE, {}, found)
     grown = [len(found["a"].samples) for _ in steps]
