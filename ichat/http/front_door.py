@@ -29,8 +29,9 @@ from ichat.http.tls import CLOSE_S, Bridge, make_bridge
 log = logging.getLogger(__name__)
 
 ACCEPT_RETRY_S = 0.1
-ACCEPT_MAX = 64
-"""Connections accepted before other tasks get their turn."""
+ACCEPT_MAX = 16
+"""Connections accepted before other tasks get their turn. Each brings a request, and their turn is one of the loop's:
+with 64, all streams and first bytes waited for 64 requests when many clients came at once."""
 LINGER_S = 1.0
 LINGER_RECVS_MAX = 4096
 
