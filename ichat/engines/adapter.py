@@ -194,10 +194,11 @@ def _what_would(name: str, served: Collection[str]) -> str:
 
 def sync_headers(request: Request) -> None:
     """Write the request's id, which vLLM reads there, and the length of its body into its headers."""
-    request.headers = [header for header in request.headers if header[0] not in _RESTATED]
-    request.headers.append((b"x-request-id", request.id))
+    headers = [header for header in request.headers if header[0] not in _RESTATED]
+    headers.append((b"x-request-id", request.id))
     if request.body:
-        request.headers.append((b"content-length", b"%d" % len(request.body)))
+        headers.append((b"content-length", b"%d" % len(request.body)))
+    request.replace_headers(headers)
 
 
 async def _rerank(request: Request) -> BodyTransform | None:

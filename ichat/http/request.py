@@ -58,6 +58,11 @@ class Request:
     by_name: Mapping[bytes, bytes] = attrs.Factory(_by_name, takes_self=True)
     """Each header's value by its name; the first one's where a name is repeated."""
 
+    def replace_headers(self, headers: Headers) -> None:
+        """Have these headers from now on."""
+        self.headers = headers
+        self.by_name = dict(reversed(headers))
+
     def release_body(self) -> None:
         """Free body and headers when they are no longer needed: the response may take an hour."""
         self.body = b""

@@ -125,7 +125,7 @@ class WorkerServer:
 
     async def answer(self, request: Request, client: Client, _caller: None) -> None:
         """Answer one request: the worker's own routes here, everything else by the engine."""
-        request.headers = _external(request.headers)
+        request.replace_headers(_external(request.headers))
         is_read = request.method in (b"GET", b"HEAD")
         if is_read and request.path == b"/health":
             await self._send_health(request, client)
@@ -142,7 +142,8 @@ class WorkerServer:
         elif is_read and self._is_list_open() and (request.path + b"/").startswith(b"/v1/models/"):
             await self._send_models(request, client)
         elif is_read and request.path == b"/metrics":
-            request.headers = [header for header in request.headers if header[0] != b"accept"]  # plain text only
+            plain = [header for header in request.headers if header[0] != b"accept"]
+            request.replace_headers(plain)
             await self.thread.answer(request, client, lambda status, body: (status, body + metrics_of(self.thread)))
         else:
             changes = request.path in _CHANGES  # which the gateway is told at once, so Trio must see the end
@@ -160,7 +161,7 @@ class WorkerServer:
         except ApiError:
             return None
         request = client.reader.request_of(head, body)
-        request.headers = _external(request.headers)
+        request.replace_headers(_external(request.headers))
         return request
 
     def _is_list_open(self) -> bool:

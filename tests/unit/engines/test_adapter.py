@@ -1,6 +1,7 @@
 """What each engine sends and takes, as found in its sources and applications, and what a worker's clients see of it."""
 
 import asyncio
+import contextvars
 import json
 import socket
 from types import SimpleNamespace
@@ -611,7 +612,7 @@ async def test_an_unknown_model_reads_as_with_vllm():
 def form(model):
     lines = ["--b", 'content-disposition: form-data; name="model"', "", model, "--b--", ""]
     request = request_of(b"/v1/audio/transcriptions", "\r\n".join(lines).encode())
-    request.headers = [(b"content-type", b"multipart/form-data; boundary=b")]
+    request.replace_headers([(b"content-type", b"multipart/form-data; boundary=b")])
     return request
 
 
@@ -783,7 +784,7 @@ def answered(app, *, rewrite=None, keep_alive=True, **of_request):
             adapter=ProtocolAdapter(),
             rewrite=rewrite,
         )
-        call.start(app, set())
+        call.start(app, set(), contextvars.copy_context())
         await done.wait()
         return call
 
