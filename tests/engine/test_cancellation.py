@@ -7,6 +7,7 @@ within a second, and what is measured becomes the table in docs/performance.md.
 
 import asyncio
 import contextlib
+import contextvars
 import itertools
 import json
 import os
@@ -384,7 +385,7 @@ def test_what_begins_after_its_client_left_is_aborted_at_once():
         call = Call(request, None, "", keep_alive=False, stall_s=5, ended=lambda: None)
         begin("b-of-another")
         begin("c-of-another")
-        call.start(app, set())
+        call.start(app, set(), contextvars.copy_context())
         await asyncio.sleep(0.01)
         assert manager.aborted == []
         call.hang_up()
