@@ -91,7 +91,7 @@ KEYS = f'[[security.keys]]\nname = "fuzz"\nkey_hash = "{hash_of(KEY.decode())}"'
 BEARER = b"Authorization: Bearer %b\r\n" % KEY
 CREDENTIALS = (b"authorization", b"x-api-key", b"api-key")
 NOT_COMPARED = (
-    b"cookie", b"proxy-authorization", b"traceparent", b"tracestate", b"x-ichat-", b"x-forwarded-", b"forwarded",
+    b"cookie", b"proxy-authorization", b"traceparent", b"tracestate", b"x-ichat-", b"x-forwarded-", b"forwarded", b"origin",
     b"x-real-ip", b"accept-encoding", *CREDENTIALS,
 )  # fmt: skip
 """What headers of requests begin with that the gateway leaves out, or makes itself."""
