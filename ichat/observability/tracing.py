@@ -49,8 +49,8 @@ class Trace:
 
     id: str
     """32 hexadecimal digits."""
-    headers: list[tuple[bytes, bytes]]
-    """For the upstream, in place of the client's own."""
+    headers: Pairs
+    """For the upstream, in place of the client's own; empty once there is a response, which may take an hour."""
     span: Any = None
     """OpenTelemetry's, where there is one."""
 

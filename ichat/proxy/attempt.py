@@ -302,6 +302,8 @@ class Attempt:
         self.answered_at = self._context.pool.hub.now
         self._forwarded.request.release_body()
         self._forwarded.names = ()
+        if self._forwarded.trace is not None:
+            self._forwarded.trace.headers = ()
         self._body = b""
         if self._forwarded.internal:  # the control plane
             self.error = names.get(CODE_HEADER, b"").decode()
