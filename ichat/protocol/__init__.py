@@ -293,6 +293,8 @@ class Heartbeat:
     """What the engine is doing, by its own account; other engines' workers may send other numbers too."""
     machine: Machine | None = None
     """The worker's machine, if the gateway has not been told yet or it has changed; otherwise None."""
+    prefix_reports: bool = False
+    """Whether the worker wants the chains of prefixes, and reports what its engine's cache has lost; see `prefixes`."""
     registration: str = checked(_is_name, "")
     """A digest of everything here but `state`, `phase`, `failure`, `progress` and `machine`, for short heartbeats."""
 
