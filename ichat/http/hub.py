@@ -51,7 +51,10 @@ class Hub:
         self._in_task = False
         self._clock = trio.current_time
         self.now = 0.0
-        """Trio's clock at the start of the newest batch of events or sweep, so at most SWEEP_S ago if it runs."""
+        """Trio's clock at the start of the newest batch of events or sweep: for functions that the hub calls.
+
+        It stands still while nothing happens and nothing is timed; all else uses `update_clock`.
+        """
 
     def __repr__(self) -> str:
         return f"<Hub {len(self._ready)} sockets, {len(self._timed)} timed{', in a task' if self._in_task else ''}>"

@@ -133,7 +133,7 @@ class Pool:
         idle = self._idle.get(upstream)
         while idle:
             connection, _ = idle.popitem()
-            if self.hub.now - connection.idle_since < self.idle_s and connection.is_quiet():
+            if self.hub.update_clock() - connection.idle_since < self.idle_s and connection.is_quiet():
                 return connection
             connection.close()
         return None

@@ -14,7 +14,7 @@ from ichat.config.schema import Limits, Timeouts
 from ichat.errors import bad_request
 from ichat.http.front_door import FrontDoor
 from ichat.http.heads import RequestHead
-from ichat.http.hub import Hub
+from ichat.http.hub import SWEEP_S, Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.http.server import Client
 
@@ -269,6 +269,20 @@ async def test_slow_requests_are_bounded(make_door, connect):
     status, _, body = await client.response()
     assert (status, code_of(body)) == (408, "request_timeout")
     assert await (await connect(port)).everything() == b""
+
+
+async def test_a_connection_after_a_long_idle_time_may_wait_as_long_as_any(door, connect, mock_clock):
+    """A client that connects when nothing has happened for longer than `keep_alive_s` is not disconnected early."""
+    port = await door.open()
+    await trio.testing.wait_all_tasks_blocked()
+    mock_clock.jump(1000)
+    client = await connect(port)
+    await until(lambda: door.door.clients)
+    await trio.testing.wait_all_tasks_blocked()
+    mock_clock.jump(2 * SWEEP_S)
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(door.door.clients) == 1
+    assert (await client.get(b"/"))[0] == 200
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nab"])
