@@ -1,5 +1,6 @@
 """A request as its upstream gets it. Pure functions."""
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 
@@ -15,16 +16,15 @@ from ichat.security.auth import CREDENTIALS, Auth, Caller
 
 JOINED_BYTES_MAX = 65536
 """A body up to this size is sent in one piece with its head; joining larger ones would cost more than it saves."""
-_COMPRESSION = frozenset((b"accept-encoding",))
-"""Left out if the gateway reads the response."""
 _OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id", b"origin")) | FORWARDED | TRACE_HEADERS
 """Headers of a request that are made anew for the upstream, or are not for it."""
-_LEFT_OUT: Mapping[tuple[bool, bool], frozenset[bytes]] = {
-    (has_keys, is_guarded): (_OURS | HOP_BY_HOP).union(
-        CREDENTIALS if has_keys else (), HEADER_NAMES if is_guarded else ()
+_LEFT_OUT: Mapping[tuple[bool, bool, bool], frozenset[bytes]] = {
+    (has_keys, is_guarded, reads_response): (_OURS | HOP_BY_HOP).union(
+        CREDENTIALS if has_keys else (),
+        HEADER_NAMES if is_guarded else (),
+        (b"accept-encoding",) if reads_response else (),
     )
-    for has_keys in (False, True)
-    for is_guarded in (False, True)
+    for has_keys, is_guarded, reads_response in itertools.product((False, True), repeat=3)
 }
 _GUARDED = (INTERNAL, *HEADER_PREFIXES)
 _BESIDE_V1 = re.compile(rb"/v1/(?:tokenize|detokenize|pooling|classify)(?=[?]|$)")
@@ -61,9 +61,7 @@ def build_upstream_request(
     target = engine_target(request.target)
     route, upstream = endpoint.route, endpoint.upstream
     is_guarded = route is None and not auth.lets_steer(caller)
-    left_out = _LEFT_OUT[auth.has_keys or caller.kind in ("data", "admin", "worker"), is_guarded]
-    if reads_response:
-        left_out |= _COMPRESSION
+    left_out = _LEFT_OUT[auth.has_keys or caller.kind in ("data", "admin", "worker"), is_guarded, reads_response]
     if b"connection" in request.by_name:
         left_out |= hop_by_hop_of(request.headers)
     prefixes = _GUARDED if is_guarded else INTERNAL
