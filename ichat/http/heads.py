@@ -213,17 +213,11 @@ def _framing_of(length: bytes | None, coding: bytes | None) -> Framing:
     return Chunked()
 
 
-def end_to_end(headers: Headers) -> Headers:
-    """Return the headers that may be forwarded: all but hop-by-hop ones and those that `Connection` names.
-
-    `Content-Length` stays even if it is named there: the body is forwarded with that length.
-    """
-    drop = hop_by_hop_of(headers)
-    return [header for header in headers if header[0] not in drop]
-
-
 def hop_by_hop_of(headers: Headers) -> frozenset[bytes]:
-    """Return the names of the headers that may not be forwarded; see `end_to_end`."""
+    """Return the names of the headers that may not be forwarded: hop-by-hop ones and those that `Connection` names.
+
+    `Content-Length` may, even if it is named there: the body is forwarded with that length.
+    """
     by_name = dict(headers)
     if len(by_name) == len(headers) and by_name.get(b"connection", b"keep-alive").lower() == b"keep-alive":
         return HOP_BY_HOP
