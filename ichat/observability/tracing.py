@@ -66,10 +66,9 @@ class Tracing:
 
         `is_known` says that the path is one of few, so that spans may be named by it.
         """
-        if b"traceparent" in dict(headers):
-            for name, value in headers:
-                if name == b"traceparent" and (found := _TRACEPARENT.fullmatch(value)):
-                    return Trace(found[1].decode(), [header for header in headers if header[0] in NAMES])
+        for name, value in headers:
+            if name == b"traceparent" and (found := _TRACEPARENT.fullmatch(value)):
+                return Trace(found[1].decode(), [header for header in headers if header[0] in NAMES])
         ids = f"{random.getrandbits(192) | _NOT_ZERO:048x}"
         return Trace(ids[:32], [(b"traceparent", f"00-{ids[:32]}-{ids[32:]}-00".encode())])
 
