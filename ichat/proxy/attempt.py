@@ -149,7 +149,7 @@ class Attempt:
         if endpoint.route is not None:
             self._body = await endpoint.route.rewrite(forwarded.request, forwarded.names)
         elif forwarded.is_suspect:
-            self._body, self._dropped = await without_control(self._body, forwarded.request.headers)
+            self._body, self._dropped = await without_control(self._body, forwarded.request.by_name)
             self._context.drop_notices.log_dropped(forwarded.caller.key_name, self._dropped)
         pool = self._context.pool
         connection = pool.acquire(endpoint.upstream)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from ichat.errors import bad_request
-from ichat.http.heads import Headers, form_type
+from ichat.http.heads import form_type
 from ichat.http.json_body import PARSED_BYTES_MAX, Body, Member, members_of, rewrite_json, value_of
 from ichat.http.multipart import as_members, fields_of
 
@@ -76,20 +76,22 @@ def is_suspect(names: Iterable[str], of_head: Iterable[bytes]) -> bool:
     return not (WATCHED.isdisjoint(names) and HEADER_NAMES.isdisjoint(of_head))
 
 
-async def without_control(body: Body, headers: Headers) -> tuple[Body, Sequence[str]]:
+async def without_control(body: Body, by_name: Mapping[bytes, bytes]) -> tuple[Body, Sequence[str]]:
     """Return a body without what steers an engine, and the names of what that was, in the headers as well.
+
+    `by_name` are the request's headers.
 
     The rest of the body is the same byte for byte. Raises ApiError 400 for one that cannot be read, and for a CARRIER
     of more than PARSED_BYTES_MAX.
     """
-    form = form_type(dict(reversed(headers)))
+    form = form_type(by_name)
     members = as_members(await fields_of(body, form)) if form else await members_of(body)
     there = {member.name for member in members}
     off = [name for name in MEMBERS if name in there]
     replace, inner = _uncarried(body, [member for member in members if member.name == CARRIER])
     if off or inner:
         body = rewrite_json(body, members, replace, off)
-    of_head = sorted({name.decode() for name, _ in headers if name in HEADER_NAMES})
+    of_head = sorted(name.decode() for name in by_name if name in HEADER_NAMES)
     return body, [*off, *(f"{CARRIER}.{name}" for name in inner), *of_head]
 
 
