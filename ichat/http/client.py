@@ -4,8 +4,8 @@ Requests of clients go through the pool and the relay instead. Timeouts are scop
 """
 
 import math
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from typing import Self, TypeVar
 
 import h11
 import trio
@@ -13,10 +13,14 @@ import trio
 from ichat.http.pool import Upstream
 
 READ_BYTES = 16 * 1024
+ASKED_AT_ONCE_MAX = 32
+"""How many of many peers are asked at the same time."""
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, h11.ProtocolError)
 """Raised where the connection breaks, or where the peer does not speak HTTP."""
 FAILURES = (OSError, ValueError, trio.TooSlowError, *BROKEN)
 """All that a request may raise; OSError where no connection can be made."""
+
+_Asked = TypeVar("_Asked")
 
 
 class HttpResponse:
@@ -109,6 +113,19 @@ async def request(
         if not response.status:
             await trio.aclose_forcefully(stream)
     return response
+
+
+async def ask_each(asked: Collection[_Asked], ask: Callable[[_Asked], Awaitable[None]]) -> None:
+    """Call `ask` for each of those that are asked, for ASKED_AT_ONCE_MAX of them at a time."""
+
+    async def ask_next(left: Iterator[_Asked]) -> None:
+        for one in left:
+            await ask(one)
+
+    left = iter(asked)
+    async with trio.open_nursery() as nursery:
+        for _ in range(min(ASKED_AT_ONCE_MAX, len(asked))):
+            nursery.start_soon(ask_next, left)
 
 
 async def connect(upstream: Upstream) -> trio.abc.Stream:

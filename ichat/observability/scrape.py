@@ -3,6 +3,7 @@
 All workers are scraped at once when the gateway is, unless there are too many of them.
 """
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +28,6 @@ ROUND_S = 6.0
 """How long all of them may take: those that were not asked by then count as failed."""
 REUSE_S = 1.0
 """How long other scrapes get what one has found."""
-ASKED_AT_ONCE_MAX = 32
 BYTES_MAX = 4 * 1024 * 1024
 """Of one worker's answer."""
 ALL_BYTES_MAX = 64 * 1024 * 1024
@@ -94,23 +94,20 @@ class Scraper:
         if len(workers) > self._workers_max:
             return _Round({}, left_out=len(workers))
         round_ = _Round(dict.fromkeys([worker.id for worker, _ in workers]))
-        limit = trio.CapacityLimiter(ASKED_AT_ONCE_MAX)
         with trio.move_on_after(ROUND_S):
-            async with trio.open_nursery() as nursery:
-                for worker, endpoint in workers:
-                    nursery.start_soon(self._ask, worker, endpoint, round_, limit)
+            await client.ask_each(workers, functools.partial(self._ask, round_))
         return round_
 
-    async def _ask(self, worker: WorkerRecord, endpoint: Endpoint, round_: _Round, limit: trio.CapacityLimiter) -> None:
+    async def _ask(self, round_: _Round, asked: tuple[WorkerRecord, Endpoint]) -> None:
+        worker, endpoint = asked
         labels = {"worker": worker.id, "model": worker.names[0] if worker.names else ""}
-        async with limit:
-            try:
-                with trio.fail_after(ASK_S):
-                    proof = b"" if worker.managed else self._proof()
-                    data = await _fetch(endpoint.upstream, proof, round_)
-            except client.FAILURES as error:
-                log.debug("worker %s gave no metrics: %r", worker.id, error)
-                return
+        try:
+            with trio.fail_after(ASK_S):
+                proof = b"" if worker.managed else self._proof()
+                data = await _fetch(endpoint.upstream, proof, round_)
+        except client.FAILURES as error:
+            log.debug("worker %s gave no metrics: %r", worker.id, error)
+            return
         async with self._reading:  # one at a time, or the steps of many would follow each other without a pause
             round_.found[worker.id] = await _read(data, labels)
 

@@ -5,7 +5,7 @@ response counts; what follows from it is decided in `registry.py`.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import attrs
 import trio
@@ -18,9 +18,6 @@ from ichat.protocol import PROOF_HEADER
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import WorkerRecord
-
-ASKED_AT_ONCE_MAX = 32
-"""So many health checks run at the same time."""
 
 Ask = Callable[[Upstream, str, Headers], Awaitable[int]]
 
@@ -82,17 +79,10 @@ class HealthChecker:
                 await changed.wait()
 
     async def _probe_all(self) -> None:
-        asked = self._registry.to_probe()
-        endpoints = iter(asked)
-        async with trio.open_nursery() as nursery:
-            for _ in range(min(ASKED_AT_ONCE_MAX, len(asked))):
-                nursery.start_soon(self._probe_each, endpoints)
+        await client.ask_each(self._registry.to_probe(), self._probe)
 
-    async def _probe_each(self, endpoints: Iterator[tuple[Endpoint, WorkerRecord | None]]) -> None:
-        for endpoint, worker in endpoints:
-            await self._probe(endpoint, worker)
-
-    async def _probe(self, endpoint: Endpoint, worker: WorkerRecord | None) -> None:
+    async def _probe(self, asked: tuple[Endpoint, WorkerRecord | None]) -> None:
+        endpoint, worker = asked
         settings, upstream, route = self._settings, endpoint.upstream, endpoint.route
         proof = self._proof()
         target = (route.health_path if route else "") or settings.path

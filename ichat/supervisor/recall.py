@@ -1,7 +1,7 @@
 """A restarted gateway asks the workers it remembers for a heartbeat, so that none is away until its next one."""
 
+import functools
 import logging
-from collections.abc import Iterator
 
 import trio
 
@@ -15,7 +15,6 @@ log = logging.getLogger(__name__)
 
 ASK_S = 5.0
 """How long a worker may take to answer."""
-ASKED_AT_ONCE_MAX = 32
 
 
 async def request_heartbeats(registry: Registry, proof: bytes) -> None:
@@ -23,24 +22,15 @@ async def request_heartbeats(registry: Registry, proof: bytes) -> None:
 
     The proof, if it is not empty, shows them that their gateway asks.
     """
-    silent = iter(
-        [
-            worker
-            for worker in registry
-            if worker.is_stale or (worker.managed and worker.heartbeat is None and worker.unix_socket)
-        ]
-    )
-    async with trio.open_nursery() as nursery:
-        for _ in range(ASKED_AT_ONCE_MAX):
-            nursery.start_soon(_ask_each, silent, proof)
+    silent = [
+        worker
+        for worker in registry
+        if worker.is_stale or (worker.managed and worker.heartbeat is None and worker.unix_socket)
+    ]
+    await client.ask_each(silent, functools.partial(_ask, proof))
 
 
-async def _ask_each(silent: Iterator[WorkerRecord], proof: bytes) -> None:
-    for worker in silent:
-        await _ask(worker, proof)
-
-
-async def _ask(worker: WorkerRecord, proof: bytes) -> None:
+async def _ask(proof: bytes, worker: WorkerRecord) -> None:
     upstream = Upstream(worker.id, worker.unix_socket or "", 0)
     if worker.unix_socket is None and worker.heartbeat is not None:
         upstream = Upstream(worker.id, worker.heartbeat.host, worker.heartbeat.port)
