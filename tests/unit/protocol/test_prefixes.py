@@ -1,5 +1,7 @@
 """What gateway and workers say of prefixes."""
 
+import itertools
+
 import pytest
 
 from ichat.errors import ApiError
@@ -8,7 +10,7 @@ from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, SentChain, chain_h
 
 def test_boundaries_grow():
     """They are strictly increasing, and no step is more than a quarter of what lies before it, but the first ones."""
-    steps = [later - earlier for earlier, later in zip(BOUNDARIES, BOUNDARIES[1:], strict=False)]
+    steps = [later - earlier for earlier, later in itertools.pairwise(BOUNDARIES)]
     assert len(BOUNDARIES) == 96
     assert all(step > 0 for step in steps)
     assert all(step * 4 <= start for step, start in zip(steps, BOUNDARIES, strict=False) if start >= 1024)
