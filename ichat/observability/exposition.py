@@ -39,16 +39,8 @@ class MetricFamily:
 Families = dict[str, MetricFamily]
 
 
-def read(text: str, labels: Mapping[str, str]) -> Families:
-    """Take an exposition apart, by the names of its families; add labels to each sample."""
-    families: Families = {}
-    for _ in read_steps(text, labels, families):
-        pass
-    return families
-
-
 def read_steps(text: str, labels: Mapping[str, str], families: Families) -> Iterator[None]:
-    """Do what `read` does, in steps; `families` gets what is found.
+    """Take an exposition apart in steps, and add labels to each sample; `families` gets what is found, by name.
 
     A label of such a name that is there already becomes `exported_...`. Lines that are no samples are left out.
     """

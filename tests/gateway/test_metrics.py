@@ -9,7 +9,7 @@ import trio
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
-from support.exposition import PROCESS, Shown, exposing, heartbeat, known, own, shown
+from support.exposition import PROCESS, Shown, exposing, heartbeat, known, own, read, shown
 from support.peers import SSE_END, SSE_HEAD, code_of, event, plain, turns_until, until
 from support.programs import LIMIT_S
 
@@ -568,7 +568,7 @@ async def test_how_a_worker_is_reached(serve, nursery, tmp_path, managed):
             {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": port, "unix_socket": managed}
         )
     )
-    parts = await scrape.Scraper(registry, 1, lambda: b"secret").expose([exposition.read("own 1\n", {})])
+    parts = await scrape.Scraper(registry, 1, lambda: b"secret").expose([read("own 1\n", {})])
     now = Shown("".join(parts))
     assert now.get("ichat_engine_aborts_total", worker="w", model="m") == 7
     assert now.get("own") == 1
@@ -595,7 +595,7 @@ async def test_how_a_worker_is_reached(serve, nursery, tmp_path, managed):
 )  # fmt: skip
 def test_a_line_gets_labels(line, expected):
     """Whatever its labels hold; what is no sample is left out."""
-    text = "".join(exposition.written([exposition.read(line + "\n", {"worker": "w", "model": "m"})]))
+    text = "".join(exposition.written([read(line + "\n", {"worker": "w", "model": "m"})]))
     assert text.strip().splitlines() == ([expected] if expected else [])
     if expected:
         [family] = text_string_to_metric_families(text)
@@ -604,8 +604,8 @@ def test_a_line_gets_labels(line, expected):
 
 def test_families_of_several_stand_together():
     """The head of a family is there once, before all of its samples, whoever knows it."""
-    first = exposition.read("a 1\n" + HISTOGRAM.format(name="b"), {"worker": "1"})
-    second = exposition.read(
+    first = read("a 1\n" + HISTOGRAM.format(name="b"), {"worker": "1"})
+    second = read(
         "# HELP a What it is.\n# TYPE a counter\na 2\n" + HISTOGRAM.format(name="b") + "c 1\n", {"worker": "2"}
     )
     lines = "".join(exposition.written([first, second])).splitlines()

@@ -6,7 +6,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 from support.peers import plain
 
-from ichat.observability.exposition import written
+from ichat.observability.exposition import read_steps, written
 from ichat.observability.metrics import Metrics
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
@@ -39,6 +39,14 @@ class Shown:
 def own(metrics):
     """Return what the gateway's own metrics show."""
     return Shown("".join(written(metrics.families())))
+
+
+def read(text, labels):
+    """Return the families of an exposition, with these labels on each sample."""
+    families = {}
+    for _ in read_steps(text, labels, families):
+        pass
+    return families
 
 
 async def shown(connect, port):
