@@ -51,6 +51,10 @@ class Progress:
     """A count that grows with each step of the scheduler: a busy engine whose count stands still is stuck."""
     tokens_out: int | None = None
     """Tokens generated since the engine's start."""
+    prompt_tokens: int | None = None
+    """Tokens of prompts that the engine has looked up in its prefix cache since its start."""
+    cached_tokens: int | None = None
+    """How many of those the prefix cache had."""
 
 
 @attrs.frozen

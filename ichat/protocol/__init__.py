@@ -384,7 +384,7 @@ def digest_of(registration: Heartbeat) -> str:
 
 
 def shortened(heartbeat: Heartbeat) -> Mapping[str, object]:
-    """Return a heartbeat in its short form, as JSON can hold it: some 200 bytes without `failure` and `machine`."""
+    """Return a heartbeat in its short form, as JSON can hold it: some 300 bytes without `failure` and `machine`."""
     known = {name: getattr(heartbeat, name) for name in ("worker_id", "registration", *STATUS)}
     machine = {"machine": attrs.asdict(heartbeat.machine)} if heartbeat.machine is not None else {}
     return {name: value for name, value in known.items() if value} | machine

@@ -413,6 +413,7 @@ def test_health_metrics_and_the_heartbeat(chat):
     assert (heartbeat["progress"]["running"], heartbeat["progress"]["waiting"]) == (0, 0)
     assert 0 <= heartbeat["progress"]["kv_use"] < 1
     assert heartbeat["progress"]["steps"] > 0
+    assert 0 <= heartbeat["progress"]["cached_tokens"] < heartbeat["progress"]["prompt_tokens"]
     assert (heartbeat["state"], heartbeat["backend"], heartbeat["group"]) == ("ready", chat.engine, None)
     chat.program.until(lambda: chat.worker()["machine"] == socket.gethostname())
     status, version = (chat.program.get(f"/v1/admin/cluster/{name}")[1] for name in ("status", "version"))

@@ -254,12 +254,15 @@ class SGLang:
         found = _metrics()
         running, waiting = found.get("sglang:num_running_reqs"), found.get("sglang:num_queue_reqs")
         steps, tokens = found.get("sglang:realtime_tokens_total"), found.get("sglang:generation_tokens_total")
+        prompts, cached = found.get("sglang:prompt_tokens_total"), found.get("sglang:cached_tokens_total", [])
         return Progress(
             running=None if running is None else int(sum(running)),
             waiting=None if waiting is None else int(sum(waiting)),
             kv_use=max(found["sglang:token_usage"]) if "sglang:token_usage" in found else None,
             steps=None if steps is None else int(sum(steps)),
             tokens_out=None if tokens is None else int(sum(tokens)),
+            prompt_tokens=None if prompts is None else int(sum(prompts)),
+            cached_tokens=None if prompts is None else int(sum(cached)),
         )
 
     def models(self) -> Sequence[ModelCard]:

@@ -35,6 +35,7 @@ from ichat.engines.responses import bound_responses
 from ichat.engines.translation import translate
 from ichat.engines.versions import check_version
 from ichat.engines.vllm.flags import TABLE
+from ichat.engines.vllm.metrics import read_progress
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.protocol import Group, ModelCard
 from ichat.security.redact import masked
@@ -214,19 +215,7 @@ class VLLM:
 
     def progress(self) -> Progress:
         """Return vLLM's own metrics."""
-        if self._client is None:
-            return Progress()
-        running = _metric("vllm:num_requests_running")
-        waiting = _metric("vllm:num_requests_waiting")
-        steps = _metric("vllm:iteration_tokens_total", "vllm:iteration_tokens_total_count")
-        tokens = _metric("vllm:generation_tokens", "vllm:generation_tokens_total")
-        return Progress(
-            running=None if running is None else int(running),
-            waiting=None if waiting is None else int(waiting),
-            kv_use=_metric("vllm:kv_cache_usage_perc", of=max),
-            steps=None if steps is None else int(steps),
-            tokens_out=None if tokens is None else int(tokens),
-        )
+        return Progress() if self._client is None else read_progress()
 
     def models(self) -> Sequence[ModelCard]:
         """Return the model under each of its names, and its adapters."""
@@ -257,19 +246,6 @@ def _family_of(config: Any) -> ProcessFamily:
     if getattr(config.parallel_config, "enable_fault_tolerance", False):
         return ProcessFamily()
     return ProcessFamily(child for child in children("VLLM::") if "Coordinator" not in child.title)
-
-
-def _metric(name: str, sample: str | None = None, *, of: Callable[[Sequence[float]], float] = sum) -> float | None:
-    """Return a metric over all of vLLM's engines, from its registry; None if it is not reported."""
-    from prometheus_client import REGISTRY
-
-    values = [
-        found.value
-        for metric in REGISTRY.restricted_registry([sample or name]).collect()
-        for found in metric.samples
-        if found.name == (sample or name)
-    ]
-    return of(values) if values else None
 
 
 def _symbol(name: str) -> Any:
