@@ -4,6 +4,7 @@ gateway   the gateway, nginx (where it is installed), and no gateway, before a f
 worker    the worker and uvicorn, with the same application
 vllm      the worker with vLLM, and vLLM's own server
 sglang    the worker with SGLang, and SGLang's own server
+prefix    how well gateways use the engines' prefix caches; it stands alone: `./build bench prefix --help`
 
 Every round measures each scenario on all in turn, the next round in the opposite order; a ratio is taken inside a
 round, and shown is the median of the rounds, with the least and the greatest. Ends with 1 where a request failed.
@@ -18,6 +19,7 @@ import tempfile
 import time
 
 import attrs
+import prefix
 from figures import figures_of, table
 from processes import ROOT, Failed, listen_to_signals, processes, run_load, spent
 from subjects import SUBJECTS
@@ -114,14 +116,15 @@ def run(args, work):
 
 
 def main():
-    args = read_command_line()
+    is_prefix = sys.argv[1:2] == ["prefix"]
+    args = prefix.read_command_line(sys.argv[2:]) if is_prefix else read_command_line()
     listen_to_signals()
     (ROOT / ".build").mkdir(exist_ok=True)
     work = pathlib.Path(tempfile.mkdtemp(prefix="bench-", dir=ROOT / ".build"))
     began = time.monotonic()
     keep = False
     try:
-        failures = run(args, work)
+        failures = (prefix.run if is_prefix else run)(args, work)
         keep = failures > 0
         seconds = time.monotonic() - began
         print(f"Only the ratios may be compared with those of another run or machine ({seconds:.0f} s).")
