@@ -2,7 +2,8 @@
 
     python tests/bench/upstream.py PORT
 
-Each event is written by itself, in a pass of the event loop of its own, and never faster than it is read.
+For port 0 it takes a free one, and prints it. Each event is written by itself, in a pass of the event loop of its own,
+and never faster than it is read.
 """
 
 import asyncio
@@ -111,6 +112,8 @@ class Connection(asyncio.Protocol):
 
 async def main(port):
     server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", port, backlog=BACKLOG)
+    if not port:
+        print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 

@@ -20,7 +20,6 @@ import random
 import re
 import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,8 +29,8 @@ import h11
 import psutil
 import trio
 import trustme
+from running import ROOT, end, port_in, start_gateway
 
-ROOT = pathlib.Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.corpus import CASES, passed_on, read_by_h11  # noqa: E402
@@ -996,20 +995,18 @@ class Gateway:
 
     def __init__(self, directory, port, tls="", *, keyed):
         directory.mkdir()
-        (directory / "ichat.toml").write_text(settings(port, directory / "state", tls, keyed=keyed))
+        self.directory = directory
+        self.process = start_gateway(directory, settings(port, directory / "state", tls, keyed=keyed))
         self.log = directory / "log"
-        command = [sys.executable, "-m", "ichat", "gateway", "-c", directory / "ichat.toml"]
-        with self.log.open("wb") as file:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         self.family = psutil.Process(self.process.pid)
         self.samples = []
         self._read = 0
 
     async def wait_for_port(self):
         with trio.fail_after(LIMIT_S):
-            while not (found := re.search(rb"listens on .*:(\d+)", self.log.read_bytes())):
+            while not (port := port_in(self.directory)):
                 await trio.sleep(0.1)
-        return int(found[1])
+        return port
 
     def sample(self):
         """Note how much memory is resident, in bytes."""
@@ -1023,13 +1020,6 @@ class Gateway:
         self._read += len(text)
         found = re.search(rb"a bug|Traceback|Error:", text)
         return text[max(found.start() - 300, 0) : found.start() + 3000] if found else b""
-
-    def end(self):
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(LIMIT_S)
-        self.process.kill()
-        self.process.wait()
 
     def figures(self):
         """Return how memory went: first, last, and the slope over the second half."""
@@ -1151,7 +1141,7 @@ async def run(args, directory):
             nursery.cancel_scope.cancel()
     finally:
         for gateway in site.gateways:
-            gateway.end()
+            end(gateway.process)
     return lines, not site.fuzz.findings
 
 

@@ -24,8 +24,8 @@ import time
 
 import attrs
 import psutil
+from running import ending, percentile, running_gateway
 
-ROOT = pathlib.Path(__file__).parents[2]
 GAP_S = 0.2
 """Between two chunks of one stream."""
 SLOTS = 100
@@ -206,11 +206,6 @@ class Pace:
 # The clients.
 
 
-def percentile(values, share):
-    values = sorted(values)
-    return values[min(int(len(values) * share), len(values) - 1)] if values else 0.0
-
-
 @attrs.define
 class Window:
     """Gaps between chunks, in milliseconds, of the streams that are always read."""
@@ -337,39 +332,14 @@ class Reading:
 # One run.
 
 
-@attrs.define
+@attrs.frozen
 class Site:
     """An upstream and a gateway, each a process."""
 
-    directory: pathlib.Path
-    stall_s: float
-    upstream: subprocess.Popen = None
-    gateway: subprocess.Popen = None
-    port: int = 0
-    upstream_port: int = 0
-
-    def __enter__(self):
-        command = [sys.executable, __file__, "--upstream"]
-        self.upstream = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-        file = self.directory / "ichat.toml"
-        self.upstream_port = int(self.upstream.stdout.readline())
-        file.write_text(TOML.format(directory=self.directory, stall_s=self.stall_s, port=self.upstream_port))
-        command = [sys.executable, "-m", "ichat", "gateway", "-c", file]
-        with (self.directory / "log").open("wb") as log:
-            self.gateway = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        wait_until(lambda: b" listens on " in (self.directory / "log").read_bytes())
-        self.port = int(re.search(rb" listens on .*:(\d+)", (self.directory / "log").read_bytes())[1])
-        return self
-
-    def __exit__(self, *_):
-        self.upstream.stdin.close()
-        self.upstream.stdout.close()
-        for process in (self.gateway, self.upstream):
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(LIMIT_S)
-            process.kill()
-            process.wait()
+    upstream: subprocess.Popen
+    gateway: subprocess.Popen
+    port: int
+    upstream_port: int
 
     def tell(self, word):
         """Tell the upstream something; give what it knows."""
@@ -382,12 +352,16 @@ class Site:
         return psutil.Process(self.gateway.pid).memory_info().rss
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("not within the limit")
-        time.sleep(0.05)
+@contextlib.contextmanager
+def running_site(directory, stall_s):
+    """Yield an upstream and a gateway before it."""
+    command = [sys.executable, __file__, "--upstream"]
+    upstream = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+    with ending(upstream):
+        upstream_port = int(upstream.stdout.readline())
+        config = TOML.format(directory=directory, stall_s=stall_s, port=upstream_port)
+        with running_gateway(directory, config) as (gateway, port):
+            yield Site(upstream, gateway, port, upstream_port)
 
 
 def socket_memory():
@@ -427,7 +401,7 @@ class Facts:
 def run(directory, streams, stalled, seconds, stall_s, *, direct=0):
     """Run once; give what was found."""
     facts = Facts()
-    with Site(directory, stall_s) as site:
+    with running_site(directory, stall_s) as site:
         clients = Reading(site.port)
 
         def note(name):
