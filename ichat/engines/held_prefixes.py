@@ -1,0 +1,230 @@
+"""Which prefixes an engine's cache holds: the gateway's digests, tied to the cache's blocks by the engine's events.
+
+The gateway sends the chain of a request, and the engine says which blocks it stores for that request. So each digest
+is tied to one block, the last one that ends before its boundary, and is held for as long as that block is there. Where
+a boundary lies among the prompt's tokens is estimated from its place among the bytes. Nothing here needs the tokens.
+"""
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, SentChain
+
+BLOCKS_MAX = 1_000_000
+"""More blocks than this are not followed: then everything is forgotten."""
+CHAINS_MAX = 1024
+"""Requests whose blocks are awaited; the oldest is given up."""
+DIGESTS_MAX = 65_536
+"""Digests that are tied to blocks; the oldest is reported as gone."""
+RECENT_MAX = 2 * REPORTED_MAX
+"""Digests that were just reported as gone, which are reported again once they are held."""
+
+
+class _Block:
+    """A block of the cache; engines may have it more than once."""
+
+    __slots__ = ("copies", "depth", "digests", "hash", "parent")
+
+    def __init__(self, hash_: int | bytes, parent: "_Block | None", depth: int) -> None:
+        self.hash = hash_
+        self.parent = parent
+        self.depth = depth
+        """The tokens of the prompt up to its end."""
+        self.copies = 0
+        self.digests: list[bytes] = []
+
+
+@attrs.define
+class _Chain:
+    """The chain of one request, and how much of it is tied."""
+
+    digests: Sequence[bytes]
+    prefix_bytes: int
+    body_bytes: int
+    prompt_tokens: int
+    round: int
+    """Which reports the gateway had got when the request came."""
+    tied: int = 0
+
+    def tokens_of_next(self) -> int:
+        """Return how many tokens are before the boundary of the next digest."""
+        rest_bytes = self.prefix_bytes - BOUNDARIES[self.tied]
+        return self.prompt_tokens * (self.body_bytes - rest_bytes) // self.body_bytes
+
+
+@attrs.frozen
+class CacheChanges:
+    """What the gateway is to be told, as in `PrefixReport`."""
+
+    cleared: bool
+    have: Sequence[bytes]
+    gone: Sequence[bytes]
+
+
+class HeldPrefixes:
+    """The prefixes that the cache holds, by the engine's events. Its methods may be called in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks: dict[int | bytes, _Block] = {}
+        self._tied: dict[bytes, _Block] = {}
+        self._chains: dict[str, _Chain] = {}
+        self._tags = itertools.count(1)
+        self._have: dict[bytes, None] = {}
+        """What is to be reported as held; the gateway knows or believes the rest."""
+        self._gone: dict[bytes, None] = {}
+        self._recent: dict[bytes, None] = {}
+        """What was reported as gone last. A request may have come meanwhile, so it is reported when it is held."""
+        self._cleared = False
+        """Whether the next report begins anew."""
+        self._round = 0
+        self._is_clearing = False
+        """Whether such a report is on its way: what the gateway notes meanwhile may be lost by it."""
+
+    def __repr__(self) -> str:
+        return f"<HeldPrefixes: {len(self._tied)} digests, {len(self._blocks)} blocks, {len(self._chains)} awaited>"
+
+    @property
+    def digests(self) -> set[bytes]:
+        """The digests of the prefixes that the cache holds."""
+        with self._lock:
+            return set(self._tied)
+
+    def expect(self, chain: SentChain, prompt_tokens: int, body_bytes: int) -> str:
+        """Return the tag for the events of a request with this chain and so many tokens.
+
+        The prefix is the end of the prompt: what stands before it (tools, a template) has tokens too, by its share
+        of the body.
+        """
+        with self._lock:
+            tag = f"{next(self._tags):x}"
+            whole = max(body_bytes, chain.length, 1)
+            self._chains[tag] = _Chain(chain.digests, chain.length, whole, prompt_tokens, self._round)
+            if len(self._chains) > CHAINS_MAX:
+                del self._chains[next(iter(self._chains))]
+            return tag
+
+    def stored(
+        self, hashes: Sequence[int | bytes], parent: int | bytes | None, block_tokens: int, tag: str | None
+    ) -> None:
+        """Note blocks that follow each other, stored for the request with this tag."""
+        with self._lock:
+            block = None if parent is None else self._blocks.get(parent)
+            if not hashes or (parent is not None and block is None):
+                return  # of what follows an unknown block, the depth is unknown
+            for hash_ in hashes:
+                known = self._blocks.get(hash_)
+                if known is None:
+                    depth = block_tokens + (0 if block is None else block.depth)
+                    known = self._blocks[hash_] = _Block(hash_, block, depth)
+                known.copies += 1
+                block = known
+            if len(self._blocks) > BLOCKS_MAX:
+                self._forget()
+            elif tag is not None and block is not None and (chain := self._chains.get(tag)) is not None:
+                self._tie(chain, block, block_tokens)
+                if chain.tied == len(chain.digests):
+                    del self._chains[tag]
+
+    def removed(self, hashes: Sequence[int | bytes]) -> None:
+        """Note that the cache has lost these blocks, once each."""
+        with self._lock:
+            for hash_ in hashes:
+                block = self._blocks.get(hash_)
+                if block is None:
+                    continue
+                block.copies -= 1
+                if block.copies:
+                    continue
+                del self._blocks[hash_]
+                for digest in block.digests:
+                    del self._tied[digest]
+                    self._have.pop(digest, None)
+                    self._gone[digest] = None
+            if len(self._gone) > DIGESTS_MAX:
+                self._cleared = True
+
+    def cleared(self) -> None:
+        """Note that the cache is empty, or that nothing is known of it any more."""
+        with self._lock:
+            self._forget()
+
+    def report_all(self) -> None:
+        """Report everything anew: the gateway knows nothing."""
+        with self._lock:
+            self._cleared = True
+
+    def next_changes(self) -> CacheChanges | None:
+        """Return what is to be reported next, or None; `sent` follows, or `report_all` if the report failed."""
+        with self._lock:
+            cleared, self._cleared = self._cleared, False
+            if cleared:
+                self._is_clearing = True
+                self._have = dict.fromkeys(self._tied)
+                self._gone.clear()
+                self._recent.clear()
+            have, gone = _taken(self._have), _taken(self._gone)
+            if not (cleared or have or gone):
+                return None
+            self._recent.update(dict.fromkeys(gone))
+            for digest in list(itertools.islice(self._recent, max(0, len(self._recent) - RECENT_MAX))):
+                del self._recent[digest]
+            return CacheChanges(cleared, have, gone)
+
+    def sent(self) -> None:
+        """Called when the gateway has got what `next_changes` returned."""
+        with self._lock:
+            if self._is_clearing:
+                self._is_clearing = False
+                self._round += 1
+
+    def _tie(self, chain: _Chain, last: _Block, block_tokens: int) -> None:
+        """Tie the digests of which no later block could end before the boundary."""
+        due: list[tuple[int, bytes]] = []
+        while chain.tied < len(chain.digests) and (tokens := chain.tokens_of_next()) < last.depth + block_tokens:
+            if (digest := chain.digests[chain.tied]) not in self._tied:
+                due.append((tokens, digest))
+            chain.tied += 1
+        for block, digest in _places(due, last):
+            if self._blocks.get(block.hash) is not block:
+                continue
+            block.digests.append(digest)
+            self._tied[digest] = block
+            is_known = digest not in self._recent and chain.round == self._round and not self._is_clearing
+            self._recent.pop(digest, None)
+            self._gone.pop(digest, None)
+            if not is_known:
+                self._have[digest] = None
+        while len(self._tied) > DIGESTS_MAX:
+            digest, block = next(iter(self._tied.items()))
+            del self._tied[digest]
+            block.digests.remove(digest)
+            self._have.pop(digest, None)
+            self._gone[digest] = None
+
+    def _forget(self) -> None:
+        self._blocks.clear()
+        self._tied.clear()
+        self._have.clear()
+        self._gone.clear()
+        self._cleared = True
+
+
+def _places(due: Sequence[tuple[int, bytes]], last: _Block) -> Iterator[tuple[_Block, bytes]]:
+    """Return each digest with the last block that ends before its boundary, or the first block; the deepest first."""
+    block = last
+    for tokens, digest in reversed(due):
+        while block.parent is not None and block.depth > tokens:
+            block = block.parent
+        yield block, digest
+
+
+def _taken(digests: dict[bytes, None]) -> list[bytes]:
+    """Take the first digests out, as many as one report may have."""
+    taken = list(itertools.islice(digests, REPORTED_MAX))
+    for digest in taken:
+        del digests[digest]
+    return taken
