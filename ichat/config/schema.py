@@ -36,8 +36,8 @@ LINE_BYTES_LIMIT = 64 * 1024
 """The upper limit of `logs.line_bytes_max`; every buffer of lines holds at least one such line."""
 DRAIN_S_MAX = 3600.0
 """The longest time that a request to stop a worker may allow for its unfinished requests."""
-POLICY_NAMES = ("least_loaded", "power_of_two", "round_robin", "random")
-"""The policies of `routing/policies.py`."""
+POLICY_NAMES = ("prefix_aware", "least_loaded", "power_of_two", "round_robin", "random")
+"""The policies of `routing/policies.py`, and that of `routing/prefix_policy.py`."""
 
 _PORT = Between(0, 65535)
 _SECONDS = Between(0.001, 1e9)
@@ -148,6 +148,7 @@ class ServerSettings:
     tls_key: str | None = None
     worker_header: bool = True
     overhead_header: bool = True
+    prefix_header: bool = True
     cors_origins: list[str] = checked(_are_origins, attrs.Factory(list[str]))
     state_directory: str | None = checked(_is_path, None)
     watch_config: bool = True
@@ -161,6 +162,8 @@ class Routing:
     session_header: str = checked(_is_header_name, "x-session-id")
     max_in_flight: int = checked(_COUNT, 4096)
     queue_max: int = checked(Between(0, 1_000_000), 1024)
+    prefix_entries_max: int = checked(Between(1000, 100_000_000), 65_536)
+    prefix_ttl_s: float = checked(Between(1, 86400), 600.0)
 
 
 @frozen

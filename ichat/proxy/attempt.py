@@ -5,7 +5,7 @@ connection broke at once, without a byte of response.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import trio
@@ -25,6 +25,7 @@ from ichat.http.sse import is_events
 from ichat.observability.request_record import RequestRecord
 from ichat.observability.tracing import Trace
 from ichat.protocol import CODE_HEADER, DROPPED_HEADER, OVERHEAD_HEADER, WHY_HEADER, WORKER_HEADER
+from ichat.protocol.prefixes import PREFIX_HEADER, chain_header
 from ichat.proxy.client_head import client_head
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import without_control
@@ -32,6 +33,7 @@ from ichat.proxy.token_usage import TokenUsage, tokens_used
 from ichat.proxy.upstream_request import build_upstream_request
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.routing.endpoint import Endpoint
+from ichat.routing.prefix_chain import PrefixChain
 from ichat.security.auth import Caller
 
 log = logging.getLogger(__name__)
@@ -51,8 +53,10 @@ class ForwardedRequest:
     path: bytes
     """Its path, as it is counted."""
     started_at: float
-    names: Iterable[str] = ()
+    names: Sequence[str] = ()
     """The names of its body's members, or of its form's fields."""
+    prefix: PrefixChain | None = None
+    """The beginning of its prompt, if its route may depend on that."""
     queued_s: float = 0.0
     internal: Sequence[tuple[bytes, bytes]] = ()
     """Headers for the upstream that no client can send; only the control plane gets any."""
@@ -227,6 +231,9 @@ class Attempt:
         added = forwarded.internal
         if forwarded.trace is not None:
             added = [*added, *forwarded.trace.headers]
+        if forwarded.prefix is not None and endpoint.reports_prefixes:
+            chain = chain_header(forwarded.prefix.length, forwarded.prefix.digests)
+            added = [*added, (PREFIX_HEADER, chain)]
         reads_response = forwarded.keepalive is not None or (forwarded.usage is not None and endpoint.route is not None)
         return build_upstream_request(
             forwarded.request,
@@ -318,6 +325,9 @@ class Attempt:
             headers.append((DROPPED_HEADER, ", ".join(self._dropped).encode()))
         if endpoint.id and settings.worker_header:
             headers.append((WORKER_HEADER, endpoint.id))
+        prefix = self._forwarded.prefix
+        if prefix is not None and settings.prefix_header:
+            headers.append((PREFIX_HEADER, b"%d/%d" % (prefix.matched, prefix.length)))
         if endpoint.id and settings.overhead_header:
             headers.append((OVERHEAD_HEADER, b"%.2f" % ((self._overhead_s or 0) * 1000)))
         return headers

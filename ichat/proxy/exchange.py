@@ -25,6 +25,7 @@ from ichat.proxy.refusals import no_lease, over_limit, response_missing
 from ichat.proxy.token_usage import TokenUsage
 from ichat.routing.availability import Full, Refusal
 from ichat.routing.endpoint import Endpoint
+from ichat.routing.prefix_chain import chain_of
 from ichat.routing.request import Lease, RoutingRequest
 from ichat.routing.responses import ResponseMissing, continued_by, holder_of
 from ichat.routing.waiting import wait_lease
@@ -166,7 +167,11 @@ class Exchange:
 
     async def _forward_with_failover(self) -> None:
         session = self._request.by_name.get(self._context.session_header, b"")
-        routing = RoutingRequest(self._model, session, self.caller.fairness_key, only=self._only)
+        prefix = None
+        if not session and self._only is None and self._context.balancer.wants_prefix(self._model):
+            forwarded, request = self.forwarded, self._request
+            prefix = forwarded.prefix = chain_of(request.path, request.body, forwarded.names, self._model)
+        routing = RoutingRequest(self._model, session, self.caller.fairness_key, only=self._only, prefix=prefix)
         while True:
             lease = await self._lease(routing)
             try:

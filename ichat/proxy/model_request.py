@@ -1,7 +1,7 @@
 """What a request for a model asks for, as far as the gateway reads it."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ichat import errors
@@ -23,7 +23,7 @@ class ModelRequest(NamedTuple):
     """What a request for a model asks for."""
 
     model: str
-    names: Iterable[str]
+    names: Sequence[str]
     """The names of the body's members, or of the form's fields."""
     is_stream: bool
     previous_response_id: str | None

@@ -85,9 +85,7 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     access = AccessLog(config.logs.access_log, config.logs.access_lines_max)
     registry = Registry(parts.external, trio.current_time, config.routing.max_in_flight, timeouts.wedged_after_s)
     registry.reconfigure(config)
-    balancer = Balancer(
-        registry.availability, trio.current_time, policy=config.routing.policy, queue_max=config.routing.queue_max
-    )
+    balancer = Balancer(registry.availability, trio.current_time, config.routing)
     registry.add_listener(balancer.dispatch_waiting)
     hub = Hub()
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)

@@ -7,10 +7,12 @@ keys take turns (without keys, addresses), and the requests of one key are serve
 import math
 from collections.abc import Callable, Sequence
 
-from ichat.config.schema import Config
+from ichat.config.schema import Config, Routing
 from ichat.routing.availability import Availability, Draining, Full, NotReady, QueueTimeout, Ready, Refusal
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.policies import COMPARED_MAX, POLICIES
+from ichat.routing.policies import COMPARED_MAX, POLICIES, Policy
+from ichat.routing.prefix_index import PrefixIndex
+from ichat.routing.prefix_policy import PrefixAware
 from ichat.routing.queue import FairQueue, Waiter
 from ichat.routing.request import Lease, RoutingRequest
 from ichat.routing.sessions import HashRing, home_of
@@ -24,17 +26,16 @@ _RING_ABOVE = 2
 class Balancer:
     """Gives leases, and keeps a queue for each model whose endpoints are all full."""
 
-    def __init__(
-        self, find: Callable[[str], Availability], clock: Callable[[], float], *, policy: str, queue_max: int
-    ) -> None:
+    def __init__(self, find: Callable[[str], Availability], clock: Callable[[], float], settings: Routing) -> None:
         """`find` returns whether a model can be served now, and by which endpoints."""
         self._find = find
         self._clock = clock
         self.is_closed = False
         """Whether no request may wait any more."""
-        self._policy_name = policy
-        self._policy = POLICIES[policy]()
-        self._queue_max = queue_max
+        self._settings = settings
+        self.prefixes = PrefixIndex(clock, settings)
+        """Which endpoints are believed to have which prefixes in their caches."""
+        self._policy = self._make_policy()
         self._queues: dict[str, FairQueue] = {}
         self.retry_at = math.inf
         """When the next circuit can be tried that requests wait for."""
@@ -55,9 +56,21 @@ class Balancer:
 
     def reconfigure(self, config: Config) -> None:
         """Choose by the policy and bounds of another configuration from the next request on."""
-        policy, self._queue_max = config.routing.policy, config.routing.queue_max
-        if policy != self._policy_name:
-            self._policy_name, self._policy = policy, POLICIES[policy]()
+        before, self._settings = self._settings, config.routing
+        self.prefixes.reconfigure(config.routing)
+        if before.policy != self._settings.policy:
+            self._policy = self._make_policy()
+
+    def _make_policy(self) -> Policy:
+        name = self._settings.policy
+        return PrefixAware(self.prefixes) if name == "prefix_aware" else POLICIES[name]()
+
+    def wants_prefix(self, model: str) -> bool:
+        """Return whether the choice of an endpoint for this model depends on the beginning of a prompt."""
+        if self._settings.policy != "prefix_aware":
+            return False
+        found = self._find(model)
+        return isinstance(found, Ready) and len(found.endpoints) > 1
 
     def lease(self, request: RoutingRequest) -> Lease | Refusal:
         """Return a lease on an endpoint, or why there is none; if that is Full, the request can wait for one."""
@@ -109,7 +122,7 @@ class Balancer:
             return Draining()
         queue = self._queues.get(request.model)
         waiting = len(queue) if queue is not None else 0
-        if waiting >= self._queue_max:
+        if waiting >= self._settings.queue_max:
             evicted = queue.eviction_victim(request.fairness_key) if queue is not None else None
             if evicted is None:
                 return Full(waiting)
@@ -209,7 +222,7 @@ class Balancer:
             else:
                 chosen = self._policy.choose(candidates, request, now)
         chosen.start_request()
-        self._policy.on_start(chosen, request)
+        self._policy.on_start(chosen, request, now)
         return Lease(chosen, request, self._end, chosen.circuit.begin(now))
 
     def _choose_of_many(self, found: Ready, request: RoutingRequest, now: float) -> Endpoint | None:
@@ -228,7 +241,7 @@ class Balancer:
         if request.session:
             found.ring = found.ring or HashRing(found.endpoints)
             return found.ring.home_of(request.session, is_free)
-        free = [one for one in self._policy.compared(found.endpoints) if is_free(one)]
+        free = [one for one in self._policy.compared(found.endpoints, request) if is_free(one)]
         return self._policy.choose(free, request, now) if free else None
 
     def _candidates(self, endpoints: Sequence[Endpoint], request: RoutingRequest, now: float) -> Sequence[Endpoint]:

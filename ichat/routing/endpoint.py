@@ -14,6 +14,8 @@ from ichat.routing.circuit_breaker import Circuit
 
 REPORT_S = 10.0
 """How long a worker's report of its load counts."""
+WORK_S = 30.0
+"""After so many seconds a share of 1/e still counts of the requests that an endpoint got."""
 AVOID_S = 10.0
 """How long an endpoint that could not be reached is chosen only if there is no other."""
 
@@ -44,6 +46,28 @@ class RequestTransform(Protocol):
         ...
 
 
+class CacheHolder:
+    """One start of an endpoint, as far as its engine's cache may hold prefixes. What is noted of it ends with it."""
+
+    __slots__ = ("_work", "_worked_at", "endpoint")
+
+    def __init__(self, endpoint: "Endpoint") -> None:
+        self.endpoint = endpoint
+        self._work = 0.0
+        self._worked_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<CacheHolder {self.endpoint.id.decode()}{'' if self.endpoint.holder is self else ', no more'}>"
+
+    def work(self, now: float) -> float:
+        """Return how many requests with a prefix it got lately, the older the less; see WORK_S."""
+        return self._work * math.exp((self._worked_at - now) / WORK_S)
+
+    def add_work(self, now: float) -> None:
+        """Count a request with a prefix."""
+        self._work, self._worked_at = self.work(now) + 1, now
+
+
 @attrs.define(eq=False)
 class Endpoint:
     """A worker or an external route, as this process sends requests to it."""
@@ -70,6 +94,12 @@ class Endpoint:
     timeouts: tuple[float, float] | None = None
     """Seconds until its first byte, and between two bytes, if they are not the configured ones."""
     circuit: Circuit = attrs.field(factory=Circuit)
+    ready_since: float = -math.inf
+    """When it was last found ready after it was not."""
+    reports_prefixes: bool = False
+    """Whether its worker wants the chains of requests, and reports what its engine's cache has lost."""
+    holder: CacheHolder = attrs.field(default=attrs.Factory(CacheHolder, takes_self=True), init=False, repr=False)
+    """What is believed to be in its cache is noted of this one."""
     when_troubled: Callable[[], object] | None = attrs.field(default=None, init=False, repr=False)
     """Called when `trouble` begins or ends."""
     when_idle: set[Callable[[], None]] = attrs.field(factory=set[Callable[[], None]], init=False, repr=False)
@@ -109,6 +139,11 @@ class Endpoint:
         """Forget what was seen of an earlier start of its worker."""
         self.circuit = Circuit(self.circuit.settings)
         self.forget_probes()
+        self.forget_prefixes()
+
+    def forget_prefixes(self) -> None:
+        """Forget which prefixes were believed to be in its cache."""
+        self.holder = CacheHolder(self)
 
     def load(self, now: float) -> int:
         """Return how many requests it works on: its report counts while it is fresh."""

@@ -16,15 +16,15 @@ COMPARED_MAX = 16
 class Policy(Protocol):
     """Chooses endpoints, and is told of each request that one of them gets."""
 
-    def compared(self, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        """Return some of many endpoints, of which the next request gets the best."""
+    def compared(self, endpoints: Sequence[Endpoint], request: RoutingRequest) -> Sequence[Endpoint]:
+        """Return some of many endpoints, of which the request gets the best."""
         return _neighbours(endpoints, random.randrange(len(endpoints)))
 
     def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
         """Return one of the candidates, of which there is at least one."""
         ...
 
-    def on_start(self, endpoint: Endpoint, request: RoutingRequest) -> None:
+    def on_start(self, endpoint: Endpoint, request: RoutingRequest, now: float) -> None:
         """Called when the endpoint gets the request, whether it was chosen or was the only candidate."""
 
     def on_end(self, endpoint: Endpoint, request: RoutingRequest) -> None:
@@ -57,7 +57,7 @@ class RoundRobin(Policy):
         self._looks = itertools.count()
         self._newest: weakref.WeakKeyDictionary[Endpoint, int] = weakref.WeakKeyDictionary()
 
-    def compared(self, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+    def compared(self, endpoints: Sequence[Endpoint], request: RoutingRequest) -> Sequence[Endpoint]:
         """Return some of many endpoints, at each request from the next one on."""
         return _neighbours(endpoints, next(self._looks) % len(endpoints))
 
@@ -66,7 +66,7 @@ class RoundRobin(Policy):
         newest = self._newest
         return min(candidates, key=lambda endpoint: newest.get(endpoint, 0))
 
-    def on_start(self, endpoint: Endpoint, request: RoutingRequest) -> None:
+    def on_start(self, endpoint: Endpoint, request: RoutingRequest, now: float) -> None:
         """Remember the endpoint's turn."""
         self._newest[endpoint] = next(self._turns)
 
@@ -85,7 +85,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "round_robin": RoundRobin,
     "random": Random,
 }
-"""By their names in the configuration (`config.schema.POLICY_NAMES`)."""
+"""By their names in the configuration (`config.schema.POLICY_NAMES`), which knows `prefix_aware` too."""
 
 
 def _neighbours(endpoints: Sequence[Endpoint], start: int) -> Sequence[Endpoint]:

@@ -280,6 +280,7 @@ class Registry:
             endpoint.forget_probes()
             worker.answers = False
         self._set_concurrency(worker)
+        endpoint.reports_prefixes = heartbeat.prefix_reports
         counts = (heartbeat.progress.get("running"), heartbeat.progress.get("waiting"))
         endpoint.report(int(sum(count for count in counts if count is not None)), self._clock())
 

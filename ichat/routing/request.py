@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 import attrs
 
 from ichat.routing.endpoint import Endpoint
+from ichat.routing.prefix_chain import PrefixChain
 
 
 @attrs.frozen(eq=False)
@@ -20,6 +21,9 @@ class RoutingRequest:
     """Endpoints that have failed with it."""
     only: Endpoint | None = None
     """The one endpoint that can answer it, if there is just one: it keeps the response that the request continues."""
+
+    prefix: PrefixChain | None = None
+    """The beginning of its prompt, if its route may depend on that."""
 
     @property
     def is_restricted(self) -> bool:

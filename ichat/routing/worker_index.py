@@ -114,6 +114,10 @@ class WorkerIndex:
         """Return the workers that can serve now."""
         return self._ready.keys()
 
+    def is_ready(self, worker: WorkerRecord) -> bool:
+        """Return whether a worker could serve when `update` was last told."""
+        return worker in self._ready
+
     def of_model(self, model: str) -> Collection[WorkerRecord]:
         """Return the workers that serve a model of this name, or will."""
         workers = self._models.get(model)

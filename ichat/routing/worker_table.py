@@ -101,7 +101,10 @@ class WorkerTable:
         self._changes.set(worker, self.state_until(worker))
         if not worker.managed:
             self._expiries.set(worker, _expires_at(worker))
-        self.changes += self._index.update(worker, self._endpoints.get(worker.id) if is_ready else None)
+        endpoint = self._endpoints.get(worker.id) if is_ready else None
+        if endpoint is not None and not self._index.is_ready(worker):
+            endpoint.ready_since = self._clock()
+        self.changes += self._index.update(worker, endpoint)
 
     def refresh_all(self, wedged_after_s: float | None = None) -> None:
         """Find out anew about all workers, which are wedged after so many seconds from now on."""

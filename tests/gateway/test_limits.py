@@ -8,7 +8,7 @@ import trio
 from support.peers import SSE_END, SSE_HEAD, chunk, code_of, event, plain, until
 from support.programs import LIMIT_S
 
-from ichat.config.schema import CircuitBreaker, Config, Key, Limits, Security
+from ichat.config.schema import CircuitBreaker, Config, Key, Limits, Routing, Security
 from ichat.http.pool import Upstream
 from ichat.proxy.refusals import over_limit
 from ichat.proxy.token_usage import TokenUsage
@@ -245,7 +245,7 @@ async def test_connections_of_one_address_are_bounded(gateway_to, connect):
 
 
 def balancer_of(*endpoints, queue_max=100, clock=lambda: 0.0):
-    return Balancer(lambda _model: Ready(endpoints), clock, policy="least_loaded", queue_max=queue_max)
+    return Balancer(lambda _model: Ready(endpoints), clock, Routing(policy="least_loaded", queue_max=queue_max))
 
 
 def endpoint(name="w", in_flight_max=1, **settings):

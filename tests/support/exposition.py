@@ -6,6 +6,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 from support.peers import plain
 
+from ichat.config.schema import Routing
 from ichat.observability.exposition import read_steps, written
 from ichat.observability.metrics import Metrics
 from ichat.routing.balancer import Balancer
@@ -83,5 +84,5 @@ async def heartbeat(connect, port, worker_port, **more):
 def known(*names, clock=trio.current_time):
     """Make a registry that has these models, and metrics of it."""
     registry = Registry(dict.fromkeys(names, ()), clock, 10)
-    balancer = Balancer(registry.availability, clock, policy="least_loaded", queue_max=1)
+    balancer = Balancer(registry.availability, clock, Routing(policy="least_loaded", queue_max=1))
     return registry, Metrics(registry, balancer)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ichat.config.schema import POLICY_NAMES
+from ichat.config.schema import POLICY_NAMES, Routing
 from ichat.http.pool import Upstream
 from ichat.routing.availability import Draining, Full, NotReady, QueueTimeout, Ready
 from ichat.routing.balancer import Balancer
@@ -32,7 +32,7 @@ class Serving(dict):
 
 
 def balancer(policy="least_loaded", queue_max=10, **serving):
-    return Balancer(Serving(serving), lambda: 1000.0, policy=policy, queue_max=queue_max)
+    return Balancer(Serving(serving), lambda: 1000.0, Routing(policy=policy, queue_max=queue_max))
 
 
 def ids(leases):
@@ -41,7 +41,9 @@ def ids(leases):
 
 def test_every_policy_of_the_configuration_exists():
     """The names that the configuration takes are those of the policies."""
-    assert set(POLICY_NAMES) == set(POLICIES)
+    assert set(POLICY_NAMES) == {"prefix_aware", *POLICIES}
+    for name in POLICY_NAMES:
+        assert balancer(name, m=[endpoint("a"), endpoint("b")]).lease(M).endpoint.id in (b"a", b"b")
 
 
 def test_the_least_loaded_gets_it():
@@ -161,7 +163,7 @@ def test_a_queue_of_none_refuses_and_leaves_nothing():
 def test_a_worker_that_comes_serves_who_waits():
     """More room than one release gives: everybody for whom there is room goes on at once, per model."""
     serving = Serving(m=[endpoint("a", 1)], n=[endpoint("b", 1)])
-    balance = Balancer(serving, lambda: 1000.0, policy="least_loaded", queue_max=10)
+    balance = Balancer(serving, lambda: 1000.0, Routing(policy="least_loaded", queue_max=10))
     balance.lease(M), balance.lease(N)
     waiters = [balance.wait(M, lambda: None) for _ in range(3)]
     other = balance.wait(N, lambda: None)
@@ -174,7 +176,7 @@ def test_a_worker_that_comes_serves_who_waits():
 def test_who_waits_outlives_a_moment_without_workers():
     """While nobody serves the model, its queue stands still; in vain means by then: nobody, or all full."""
     serving = Serving(m=[endpoint("a", 1)])
-    balance = Balancer(serving, lambda: 1000.0, policy="least_loaded", queue_max=10)
+    balance = Balancer(serving, lambda: 1000.0, Routing(policy="least_loaded", queue_max=10))
     lease = balance.lease(M)
     waiter = balance.wait(M, lambda: None)
     assert balance.why_no_lease(waiter) == QueueTimeout()

@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from ichat.config.schema import CircuitBreaker
+from ichat.config.schema import CircuitBreaker, Routing
 from ichat.http.pool import Upstream
 from ichat.protocol import Heartbeat
 from ichat.routing.availability import Ready
@@ -106,7 +106,9 @@ async def test_an_endpoint_is_idle_after_its_last_request(registry):
 async def test_a_circuit_is_tried_as_soon_as_it_can_be(autojump_clock):
     """A waiting request gets its lease when the circuit is half open, without any other event."""
     endpoint = Endpoint(Upstream("a", "a", 1), b"a", 1, circuit=Circuit(CircuitBreaker(failures_max=1, open_s=5)))
-    balancer = Balancer(lambda _model: Ready([endpoint]), trio.current_time, policy="least_loaded", queue_max=9)
+    balancer = Balancer(
+        lambda _model: Ready([endpoint]), trio.current_time, Routing(policy="least_loaded", queue_max=9)
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(retry_forever, balancer)
         held = balancer.lease(RoutingRequest("m"))

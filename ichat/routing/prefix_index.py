@@ -1,0 +1,186 @@
+"""Which endpoints are believed to have which prefixes in their engines' caches. Purely synchronous.
+
+What the gateway has sent there is believed, until a worker reports or a response shows that it is not so. There is no
+tree: each digest stands for a whole prefix, so nothing has to be split or merged, and what is not used goes by itself.
+
+What is known of a prefix is one integer: no garbage collection looks at it, and the digests of a request share it.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ichat.config.schema import Routing
+from ichat.protocol.prefixes import BOUNDARIES
+from ichat.routing.endpoint import CacheHolder, Endpoint
+from ichat.routing.prefix_chain import PrefixChain
+
+HOLDERS_MAX = 4
+"""So many endpoints are remembered of a prefix, the newest ones."""
+_HOLDER_BITS, _USES_BITS = 20, 16
+_HOLDERS_MASK = (1 << HOLDERS_MAX * _HOLDER_BITS) - 1
+_HOLDER_MASK = (1 << _HOLDER_BITS) - 1
+_USES_MAX = (1 << _USES_BITS) - 1
+_FREED_MAX = 256
+"""So many entries are freed at a time, since to free thousands of them takes milliseconds."""
+
+
+class Match(NamedTuple):
+    """What is known of a request's chain."""
+
+    bytes_of: Mapping[Endpoint, int]
+    """The bytes that each endpoint holds which holds any."""
+    deepest: int
+    """The most that one of them holds."""
+    uses: int
+    """How many requests had just so much in common with earlier ones, the older the less."""
+    known: Sequence[int | None]
+    """What was known of the chain's digests, in the index' own form."""
+
+
+class PrefixIndex:
+    """What is known of prefixes by their digests: those used in the last while, and those of the while before."""
+
+    def __init__(self, clock: Callable[[], float], settings: Routing) -> None:
+        self._clock = clock
+        self._young: dict[bytes, int] = {}
+        self._old: dict[bytes, int] = {}
+        self._freed: dict[bytes, int] = {}
+        """What is forgotten, and freed bit by bit."""
+        self._holders: dict[int, CacheHolder] = {}
+        self._numbers: dict[CacheHolder, int] = {}
+        self._next_number = itertools.cycle(range(1, _HOLDER_MASK)).__next__
+        self._turn_at = math.inf
+        """When the young ones become the old ones."""
+        self.reconfigure(settings)
+
+    def __repr__(self) -> str:
+        return f"<PrefixIndex {len(self)} entries>"
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def reconfigure(self, settings: Routing) -> None:
+        """Use the bounds of another configuration from now on."""
+        self._young_max = settings.prefix_entries_max // 2
+        self._turn_s = settings.prefix_ttl_s / 2
+        self._turn_at = min(self._turn_at, self._clock() + self._turn_s)
+
+    def _turn(self) -> None:
+        """Forget what has not been used for a while, or make room."""
+        for _ in range(min(_FREED_MAX, len(self._freed))):
+            self._freed.popitem()
+        now = self._clock()
+        if now >= self._turn_at or len(self._young) >= self._young_max:
+            self._freed = self._old
+            self._old, self._young = self._young, {}
+            if now >= self._turn_at + self._turn_s:
+                self._old = {}
+            self._turn_at = now + self._turn_s
+            for number, holder in list(self._holders.items()):
+                if holder.endpoint.holder is not holder:
+                    del self._holders[number], self._numbers[holder]
+
+    def _number_of(self, holder: CacheHolder) -> int:
+        number = self._numbers.get(holder)
+        if number is None:
+            number = self._next_number()
+            while number in self._holders:
+                number = self._next_number()
+            self._numbers[holder], self._holders[number] = number, holder
+        return number
+
+    def _holders_of(self, known: int) -> Iterator[CacheHolder]:
+        """Yield the holders that count in what is known of a prefix."""
+        known >>= _USES_BITS
+        while known:
+            holder = self._holders.get(known & _HOLDER_MASK)
+            if holder is not None and holder.endpoint.holder is holder:
+                yield holder
+            known >>= _HOLDER_BITS
+
+    def _known(self, digest: bytes) -> int | None:
+        """Return what is known of a digest; what is old is young again."""
+        known = self._young.get(digest)
+        if known is None:
+            known = self._old.pop(digest, None)
+            if known is not None:
+                known -= (known & _USES_MAX) - (known & _USES_MAX) // 2
+                self._young[digest] = known
+        return known
+
+    def match(self, chain: PrefixChain) -> Match:
+        """Return what is known of a chain."""
+        self._turn()
+        known = list(map(self._young.get, chain.digests))
+        if self._old and None in known:
+            known = list(map(self._known, chain.digests))
+        found: dict[Endpoint, int] = {}
+        deepest = uses = seen = 0
+        for place in range(len(known) - 1, -1, -1):
+            one = known[place]
+            if one is None or one >> _USES_BITS == seen:
+                continue
+            seen = one >> _USES_BITS
+            for holder in self._holders_of(one):
+                found.setdefault(holder.endpoint, BOUNDARIES[place])
+            if found and not deepest:
+                deepest, uses = BOUNDARIES[place], one & _USES_MAX
+        return Match(found, deepest, uses, known)
+
+    def record(self, chain: PrefixChain, match: Match, endpoint: Endpoint) -> None:
+        """Record that an endpoint will have a whole chain, of which this was known before."""
+        number = self._number_of(endpoint.holder)
+        alone = number << _USES_BITS
+        before = after = 0
+        for digest, boundary, known in zip(chain.digests, BOUNDARIES, match.known, strict=False):
+            if known is None:
+                self._young[digest] = alone
+                continue
+            if known != before:
+                before, after = known, self._with(known, number)
+            if boundary == match.deepest and after & _USES_MAX < _USES_MAX:
+                self._young[digest] = after + 1
+            elif after != known:
+                self._young[digest] = after
+
+    def _with(self, known: int, number: int) -> int:
+        """Return what is known of a prefix that one endpoint more has."""
+        holders = known >> _USES_BITS
+        while holders:
+            if holders & _HOLDER_MASK == number:
+                return known
+            holders >>= _HOLDER_BITS
+        holders = ((known >> _USES_BITS) << _HOLDER_BITS | number) & _HOLDERS_MASK
+        return holders << _USES_BITS | known & _USES_MAX
+
+    def add(self, digests: Iterable[bytes], endpoint: Endpoint) -> None:
+        """Record that an endpoint has these prefixes, as its worker says."""
+        self._turn()
+        number = self._number_of(endpoint.holder)
+        for digest in digests:
+            self._young[digest] = self._with(self._known(digest) or 0, number)
+
+    def discard(self, digests: Iterable[bytes], endpoint: Endpoint) -> int:
+        """Record that an endpoint has these prefixes no longer; return of how many it was believed."""
+        number, count = self._numbers.get(endpoint.holder), 0
+        for digest in digests:
+            place = self._young if digest in self._young else self._old
+            known = place.get(digest, 0)
+            kept = _without(known, number)
+            if kept != known:
+                place[digest] = kept
+                count += 1
+        return count
+
+
+def _without(known: int, number: int | None) -> int:
+    """Return what is known of a prefix that one endpoint has no longer."""
+    holders, kept, shift = known >> _USES_BITS, 0, 0
+    while holders:
+        if holders & _HOLDER_MASK != number:
+            kept |= (holders & _HOLDER_MASK) << shift
+            shift += _HOLDER_BITS
+        holders >>= _HOLDER_BITS
+    return kept << _USES_BITS | known & _USES_MAX

@@ -1,0 +1,122 @@
+"""The policy `prefix_aware`: a request goes where the beginning of its prompt is cached, unless that costs too much.
+
+The decision is a pure function of what is known of each endpoint (`decide`). A prefix that many requests share spreads
+as soon as one endpoint has more to do than another. A conversation, which nobody shares, stays where it is.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.policies import LeastLoaded
+from ichat.routing.prefix_chain import PrefixChain
+from ichat.routing.prefix_index import Match, PrefixIndex
+from ichat.routing.request import RoutingRequest
+
+REQUEST_BYTES = 128
+"""One request more in progress weighs as much as so many bytes of a prompt that are computed once more."""
+OVERLOAD = 1.5
+OVERLOAD_REQUESTS_MIN, OVERLOAD_REQUESTS_MAX = 4, 64
+"""An endpoint has too much to do with OVERLOAD times the requests of the average that are also so many more.
+
+How many: a sixteenth of what it may have, within these bounds.
+"""
+RAMP_S = 30.0
+RAMP_REQUESTS = 2
+"""An endpoint that has been ready for less than RAMP_S counts so many requests more."""
+Rule = Literal["least_loaded", "prefix", "spill"]
+"""`prefix`: to the endpoint that holds the most. `spill`: to one that holds less, and has less to do.
+
+`least_loaded`: none holds anything.
+"""
+
+
+class Candidate(NamedTuple):
+    """What the decision depends on of one endpoint."""
+
+    matched: int
+    """The bytes of the request's prefix that it is believed to hold."""
+    load: int
+    """The requests in progress there."""
+    in_flight_max: int = 4096
+    work: float = 0.0
+    """How many requests it got lately, the older the less."""
+
+
+def decide(candidates: Sequence[Candidate], uses: int) -> tuple[int, Rule]:
+    """Return which of at least one candidate gets a request, by its place, and by which rule.
+
+    `uses` says how many requests went other ways where the deepest match ends: as many will gain by another holder.
+    """
+    deepest = max(candidate.matched for candidate in candidates)
+    least = min(candidate.load for candidate in candidates)
+    mean = sum(candidate.load for candidate in candidates) / len(candidates)
+    price = REQUEST_BYTES * (1 + uses)
+    costs = [
+        (is_overloaded(one, mean), deepest - one.matched + (one.load - least) * price, one.load, one.work)
+        for one in candidates
+    ]
+    best = min(costs)
+    place = random.choice([place for place, cost in enumerate(costs) if cost == best])
+    if not deepest:
+        return place, "least_loaded"
+    return place, "prefix" if candidates[place].matched == deepest else "spill"
+
+
+def is_overloaded(candidate: Candidate, mean: float) -> bool:
+    """Return whether an endpoint has so many requests more than the average that it gets no more."""
+    more = max(OVERLOAD_REQUESTS_MIN, min(OVERLOAD_REQUESTS_MAX, candidate.in_flight_max // 16))
+    return candidate.load > mean * OVERLOAD and candidate.load > mean + more
+
+
+class PrefixAware(LeastLoaded):
+    """The endpoint that holds the beginning of the prompt, if it has not too much to do; else the least loaded."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._found: tuple[PrefixChain, Match] | None = None
+        """What is known of the request whose endpoint has just been chosen."""
+
+    def compared(self, endpoints: Sequence[Endpoint], request: RoutingRequest) -> Sequence[Endpoint]:
+        """Return some of many endpoints: neighbours, and those of any place that hold a part of the prefix."""
+        some = super().compared(endpoints, request)
+        if request.prefix is None:
+            return some
+        holding = self._index.match(request.prefix).bytes_of
+        return [*(one for one in holding if one not in some), *some]
+
+    def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
+        """Return one of the candidates by `decide`; a request without a prefix goes to the least loaded."""
+        prefix = request.prefix
+        if prefix is None:
+            return super().choose(candidates, request, now)
+        match = self._index.match(prefix)
+        self._found = prefix, match
+        place, _ = decide(describe(candidates, match, now), match.uses)
+        return candidates[place]
+
+    def on_start(self, endpoint: Endpoint, request: RoutingRequest, now: float) -> None:
+        """Note that the endpoint will have the request's prefix, so that the next one of the kind follows it."""
+        prefix = request.prefix
+        if prefix is not None:
+            found, self._found = self._found, None
+            match = found[1] if found is not None and found[0] is prefix else self._index.match(prefix)
+            prefix.matched, prefix.deepest = match.bytes_of.get(endpoint, 0), match.deepest
+            prefix.holders = len(match.bytes_of)
+            self._index.record(prefix, match, endpoint)
+            endpoint.holder.add_work(now)
+
+
+def describe(endpoints: Iterable[Endpoint], match: Match, now: float) -> Sequence[Candidate]:
+    """Return what the decision depends on of each endpoint, for a request of which this is known."""
+    bytes_of = match.bytes_of
+    return [
+        Candidate(
+            bytes_of.get(one, 0),
+            one.load(now) + (RAMP_REQUESTS if now - one.ready_since < RAMP_S else 0),
+            one.in_flight_max,
+            one.holder.work(now),
+        )
+        for one in endpoints
+    ]

@@ -1,0 +1,97 @@
+"""The chains of requests: what is shared, and what is not."""
+
+import json
+
+import pytest
+
+from ichat.protocol.prefixes import BOUNDARIES
+from ichat.routing.prefix_chain import chain_of
+
+CHAT = b"/v1/chat/completions"
+
+
+def chain(members, path=CHAT, model="m", **options):
+    return chain_of(path, json.dumps(members, **options).encode(), tuple(members), model)
+
+
+def shared(one, other):
+    """How many bytes two chains have in common."""
+    count = sum(a == b for a, b in zip(one.digests, other.digests, strict=False))
+    assert one.digests[:count] == other.digests[:count]
+    return BOUNDARIES[count - 1] if count else 0
+
+
+def messages(*texts):
+    return [{"role": "user", "content": text} for text in texts]
+
+
+def test_a_conversation_goes_on():
+    """All of a turn that has digests is the beginning of the next one, whatever stands behind the messages."""
+    first = chain({"messages": messages("a" * 3000), "model": "m", "max_tokens": 5, "user": "u"})
+    next_ = chain({"messages": messages("a" * 3000, "b" * 3000), "model": "m", "max_tokens": 9, "user": "v"})
+    assert len(next_.digests) > len(first.digests) == 9
+    assert shared(first, next_) == 2560
+    assert 3030 <= first.length <= 3050
+
+
+def test_prompts_that_begin_alike_part_where_they_differ():
+    """A byte is seen at the boundary that follows it."""
+    one = chain({"prompt": "s" * 2000 + "a" * 2000}, b"/v1/completions")
+    other = chain({"prompt": "s" * 2000 + "b" * 2000}, b"/v1/completions")
+    assert shared(one, other) == 1792
+    assert len(one.digests) == len(other.digests) == 11
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"tools": [{"name": "t"}]}, {"cache_salt": "x"}, {"system": "You are."}, {"instructions": "Do."}],
+    ids=lambda more: next(iter(more)),
+)
+def test_what_stands_before_the_messages_counts_wherever_it_is_written(more):
+    """Tools and the like decide all digests, behind the messages as before them; without them there are others."""
+    said = {"messages": messages("a" * 1000), "model": "m"}
+    behind, bare = chain({**said, **more}), chain(said)
+    assert shared(behind, bare) == 0
+    assert shared(behind, chain({**said, **more, "n": 1})) == 768
+    changed = {name: str(value) + "!" for name, value in more.items()}
+    assert shared(behind, chain({**said, **changed})) == 0
+
+
+def test_each_model_has_its_own():
+    """A prompt of another model shares nothing."""
+    said = {"messages": messages("a" * 1000)}
+    assert shared(chain(said), chain(said, model="n")) == 0
+
+
+@pytest.mark.parametrize("path", [CHAT, b"/chat/completions", b"/v1/messages"])
+def test_routes_with_messages(path):
+    """With or without the prefix of the API's version."""
+    assert chain({"messages": messages("a" * 1000)}, path) is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "members"),
+    [
+        (CHAT, {"messages": messages("short")}),
+        (CHAT, {"prompt": "a" * 1000}),
+        (b"/v1/embeddings", {"input": "a" * 1000}),
+        (b"/v1/completions", {"model": "m" * 300, "prompt": "a"}),
+    ],
+)
+def test_what_has_no_chain(path, members):
+    """Short prompts, routes without one, and bodies that do not have the member."""
+    assert chain(members, path) is None
+
+
+def test_a_long_prompt_costs_no_more_than_the_last_boundary():
+    """The chain ends there, and its length tells of all of it."""
+    found = chain({"prompt": "a" * 2_000_000}, b"/v1/completions")
+    assert len(found.digests) == len(BOUNDARIES)
+    assert found.length > 2_000_000
+
+
+def test_a_body_is_not_held():
+    """A bytearray can be freed and changed as soon as its chain is made."""
+    body = bytearray(json.dumps({"messages": messages("a" * 1000), "tools": [1]}).encode())
+    assert chain_of(CHAT, body, ("messages", "tools"), "m") is not None
+    body.clear()
