@@ -75,16 +75,25 @@ class Bench:
 
     args: argparse.Namespace
     directory: pathlib.Path
-    fleet: Fleet
-    tokens: Tokens
     rows: list[Row] = attrs.field(factory=list)
+    fleet: Fleet = attrs.field(init=False)
+    tokens: Tokens = attrs.field(init=False)
 
-    def run(self):
-        subjects = routers(self.fleet, self.args)
-        for number in range(self.args.rounds):
-            for scenario in self.args.scenarios:
-                for router in subjects[:: -1 if number % 2 else 1]:
-                    self.measure(scenario, router, number)
+    def run(self, fleet):
+        self.fleet = fleet
+        subjects = routers(fleet, self.args)
+        with Tokens(fleet.backends[0], self.args.model) as self.tokens:
+            for number in range(self.args.rounds):
+                for scenario in self.args.scenarios:
+                    for router in subjects[:: -1 if number % 2 else 1]:
+                        self.measure(scenario, router, number)
+
+    def show(self):
+        """Show what was measured, of a run that was cut short as well."""
+        for scenario in dict.fromkeys(row.scenario for row in self.rows):
+            print("\n".join(table(scenario, self.rows)), flush=True)
+        if self.args.json:
+            self.args.json.write_text(json.dumps([attrs.asdict(row) for row in self.rows], indent=1) + "\n")
 
     def measure(self, scenario, router, number):
         """Play one scenario before one router. A router that does not start is named and skipped."""
@@ -179,13 +188,10 @@ def since(before, after):
 
 def run(args, directory):
     """Run the benchmark and show its tables. Gives the number of requests that failed."""
-    with processes() as started:
-        fleet = Fleet(started, args, directory)
-        with Tokens(fleet.backends[0], args.model) as tokens:
-            bench = Bench(args, directory, fleet, tokens)
-            bench.run()
-    for scenario in args.scenarios:
-        print("\n".join(table(scenario, bench.rows)), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps([attrs.asdict(row) for row in bench.rows], indent=1) + "\n")
+    bench = Bench(args, directory)
+    try:
+        with processes() as started:
+            bench.run(Fleet(started, args, directory))
+    finally:
+        bench.show()
     return sum(row.failures for row in bench.rows if row.subject.startswith("iChat"))
