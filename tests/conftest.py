@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 import signal
 
+import hypothesis
 import pytest
 import trio
 from support.deployments import gateway_fixture, start_fixture  # noqa: F401
@@ -18,6 +19,8 @@ TESTS = pathlib.Path(__file__).parent
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # begun in the background of a shell, which programs inherit
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+hypothesis.settings.register_profile("ichat", deadline=None)  # what is slow on a busy machine is not wrong
+hypothesis.settings.load_profile("ichat")
 
 MARKERS = {"engine": pytest.mark.engine, "soak": pytest.mark.slow}
 """What the folder of a test says of it."""

@@ -92,7 +92,7 @@ STEPS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps=st.lists(STEPS, max_size=40), blocks_max=st.integers(15, 40))
 def test_what_is_held_is_what_the_cache_has(steps, blocks_max):
     """After any sequence: nothing is held that the cache has lost, and what was stored last is held, if it is there.
