@@ -41,7 +41,8 @@ class WorkerEnd:
     last_lines: Sequence[str] = ()
 
     def __str__(self) -> str:
-        return f"{self.why}: {self.cause}" if self.cause else self.why
+        """Return all of this as a part of a sentence."""
+        return f"{self.why}: {self.cause.removesuffix('.')}" if self.cause else self.why
 
 
 @attrs.define(eq=False)

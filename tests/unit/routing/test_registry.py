@@ -442,7 +442,7 @@ def test_a_failure_is_kept_for_a_while(registry, clock):
 def test_a_worker_that_is_down_says_when_it_is_back(registry, clock):
     """Restarting: the reason and the seconds; failed: the reason alone; draining goes before what it says itself."""
     worker = registry.expect("mine", ["m"])
-    registry.fail(worker, WorkerEnd("was ended by signal SIGKILL", 0.0, cause="CUDA out of memory"), clock.now + 4)
+    registry.fail(worker, WorkerEnd("was ended by signal SIGKILL", 0.0, cause="CUDA out of memory."), clock.now + 4)
     assert re.search(
         "mine was ended by signal SIGKILL: CUDA out of memory; it is started again in 4 s", reasons(registry)
     )
