@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from ichat.config.schema import Config, Routing
 from ichat.routing.availability import Availability, Draining, Full, NotReady, QueueTimeout, Ready, Refusal
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.policies import COMPARED_MAX, POLICIES, Policy
+from ichat.routing.policies import COMPARED_MAX, POLICIES, Policy, Rule
 from ichat.routing.prefix_index import PrefixIndex
 from ichat.routing.prefix_policy import PrefixAware
 from ichat.routing.queue import FairQueue, Waiter
@@ -74,17 +74,24 @@ class Balancer:
 
     def lease(self, request: RoutingRequest) -> Lease | Refusal:
         """Return a lease on an endpoint, or why there is none; if that is Full, the request can wait for one."""
+        now = self._clock()
+        decided = self._decide(request, self._policy, now)
+        return self._begin(decided[0], request, now) if isinstance(decided, tuple) else decided
+
+    def rehearse(self, request: RoutingRequest) -> tuple[Endpoint, Rule] | Refusal:
+        """Return what `lease` would lease now, and by which rule, or its refusal; this changes nothing."""
+        return self._decide(request, self._policy.rehearsing(request), self._clock())
+
+    def _decide(self, request: RoutingRequest, policy: Policy, now: float) -> tuple[Endpoint, Rule] | Refusal:
         found = self._find(request.model)
         if not isinstance(found, Ready):
             return found
-        endpoints = _fit_for(request, found.endpoints)
-        now = self._clock()
-        refusal = self._refusal_of(endpoints, request, now)
+        refusal = self._refusal_of(_fit_for(request, found.endpoints), request, now)
         if refusal is not None:
             return refusal
         if request.model in self._queues:
             return Full(self.waiting_for(request.model))
-        return self._take(found, request, now) or Full()
+        return self._select(found, request, policy, now) or Full()
 
     def has_alternative(self, request: RoutingRequest) -> bool:
         """Return whether an endpoint for the request that is not excluded would accept it now."""
@@ -209,23 +216,33 @@ class Balancer:
 
     def _take(self, found: Ready, request: RoutingRequest, now: float) -> Lease | None:
         """Lease one of these endpoints to a request; None if it has to wait."""
-        are_many = len(found.endpoints) > (_RING_ABOVE if request.session else COMPARED_MAX)
-        chosen = self._choose_of_many(found, request, now) if are_many else None
-        if chosen is None:
-            candidates = self._candidates(_fit_for(request, found.endpoints), request, now)
-            if not candidates:
-                return None
-            if len(candidates) == 1:
-                chosen = candidates[0]
-            elif request.session:
-                chosen = home_of(request.session, candidates)
-            else:
-                chosen = self._policy.choose(candidates, request, now)
+        selected = self._select(found, request, self._policy, now)
+        return self._begin(selected[0], request, now) if selected is not None else None
+
+    def _begin(self, chosen: Endpoint, request: RoutingRequest, now: float) -> Lease:
+        """Lease this endpoint to a request."""
         chosen.start_request()
         self._policy.on_start(chosen, request, now)
         return Lease(chosen, request, self._end, chosen.circuit.begin(now))
 
-    def _choose_of_many(self, found: Ready, request: RoutingRequest, now: float) -> Endpoint | None:
+    def _select(
+        self, found: Ready, request: RoutingRequest, policy: Policy, now: float
+    ) -> tuple[Endpoint, Rule] | None:
+        """Return which of these endpoints a request gets, and by which rule; None if it has to wait."""
+        are_many = len(found.endpoints) > (_RING_ABOVE if request.session else COMPARED_MAX)
+        chosen = self._choose_of_many(found, request, policy, now) if are_many else None
+        if chosen is None:
+            candidates = self.candidates(found.endpoints, request, now)
+            if not candidates:
+                return None
+            if len(candidates) == 1:
+                return candidates[0], "single" if request.only is None else "only"
+            if not request.session:
+                return policy.choose(candidates, request, now), policy.rule
+            chosen = home_of(request.session, candidates)
+        return chosen, "session" if request.session else policy.rule
+
+    def _choose_of_many(self, found: Ready, request: RoutingRequest, policy: Policy, now: float) -> Endpoint | None:
         """Return an endpoint for a request without looking at all of many; None if those looked at are not free."""
 
         def is_free(one: Endpoint) -> bool:
@@ -241,15 +258,15 @@ class Balancer:
         if request.session:
             found.ring = found.ring or HashRing(found.endpoints)
             return found.ring.home_of(request.session, is_free)
-        free = [one for one in self._policy.compared(found.endpoints, request) if is_free(one)]
-        return self._policy.choose(free, request, now) if free else None
+        free = [one for one in policy.compared(found.endpoints, request) if is_free(one)]
+        return policy.choose(free, request, now) if free else None
 
-    def _candidates(self, endpoints: Sequence[Endpoint], request: RoutingRequest, now: float) -> Sequence[Endpoint]:
+    def candidates(self, endpoints: Sequence[Endpoint], request: RoutingRequest, now: float) -> Sequence[Endpoint]:
         """Return the endpoints to choose from: with room, and of those the best that there are.
 
         One with an open circuit that at least answers is only asked if no other endpoint is worth waiting for.
         """
-        excluded = request.excluded
+        endpoints, excluded = _fit_for(request, endpoints), request.excluded
         free = [one for one in endpoints if one.in_flight < one.in_flight_max and one not in excluded]
         allowed = [one for one in free if one.circuit.allows_request(now)]
         if not allowed:

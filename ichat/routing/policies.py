@@ -1,20 +1,31 @@
 """Policies: which of several endpoints that have room gets a request. The configuration names them."""
 
+import copy
 import itertools
 import random
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.request import RoutingRequest
 
 COMPARED_MAX = 16
 """So many endpoints are compared for a request. Of more, it is as many neighbours in the list of all."""
+Rule = Literal["only", "session", "single", "prefix", "spill", "least_loaded", "power_of_two", "round_robin", "random"]
+"""Why an endpoint gets a request.
+
+`only`: it keeps the response that the request continues. `session`: the session belongs there. `single`: no other can
+take it. `prefix`: it holds the most of the prompt's beginning. `spill`: it holds less than another, and has less to do.
+The others are policies; `least_loaded` is also that of `prefix_aware` where none holds anything.
+"""
 
 
 class Policy(Protocol):
     """Chooses endpoints, and is told of each request that one of them gets."""
+
+    rule: Rule
+    """By which the newest choice was made."""
 
     def compared(self, endpoints: Sequence[Endpoint], request: RoutingRequest) -> Sequence[Endpoint]:
         """Return some of many endpoints, of which the request gets the best."""
@@ -23,6 +34,10 @@ class Policy(Protocol):
     def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
         """Return one of the candidates, of which there is at least one."""
         ...
+
+    def rehearsing(self, request: RoutingRequest) -> "Policy":
+        """Return a policy that now makes the same choices for a request, and changes nothing by them."""
+        return self
 
     def on_start(self, endpoint: Endpoint, request: RoutingRequest, now: float) -> None:
         """Called when the endpoint gets the request, whether it was chosen or was the only candidate."""
@@ -34,6 +49,8 @@ class Policy(Protocol):
 class LeastLoaded(Policy):
     """The endpoint with the fewest requests, ties at random."""
 
+    rule: Rule = "least_loaded"
+
     def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
         """Return one of those with the fewest requests."""
         loads = [endpoint.load(now) for endpoint in candidates]
@@ -44,6 +61,8 @@ class LeastLoaded(Policy):
 class PowerOfTwo(LeastLoaded):
     """The less loaded of two at random: spreads well if several gateways share the workers."""
 
+    rule = "power_of_two"
+
     def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
         """Return the less loaded of two candidates."""
         return super().choose(random.sample(candidates, min(2, len(candidates))), request, now)
@@ -52,19 +71,26 @@ class PowerOfTwo(LeastLoaded):
 class RoundRobin(Policy):
     """The endpoint whose last request began longest ago."""
 
+    rule: Rule = "round_robin"
+
     def __init__(self) -> None:
         self._turns = itertools.count(1)
-        self._looks = itertools.count()
+        self._look = -1
         self._newest: weakref.WeakKeyDictionary[Endpoint, int] = weakref.WeakKeyDictionary()
 
     def compared(self, endpoints: Sequence[Endpoint], request: RoutingRequest) -> Sequence[Endpoint]:
         """Return some of many endpoints, at each request from the next one on."""
-        return _neighbours(endpoints, next(self._looks) % len(endpoints))
+        self._look += 1
+        return _neighbours(endpoints, self._look % len(endpoints))
 
     def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
         """Return the candidate that had its turn longest ago, or never."""
         newest = self._newest
         return min(candidates, key=lambda endpoint: newest.get(endpoint, 0))
+
+    def rehearsing(self, request: RoutingRequest) -> Policy:
+        """Return a copy, which has a place of its own in the list of many endpoints."""
+        return copy.copy(self)
 
     def on_start(self, endpoint: Endpoint, request: RoutingRequest, now: float) -> None:
         """Remember the endpoint's turn."""
@@ -73,6 +99,8 @@ class RoundRobin(Policy):
 
 class Random(Policy):
     """Any endpoint."""
+
+    rule: Rule = "random"
 
     def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
         """Return any of the candidates."""

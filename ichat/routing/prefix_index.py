@@ -6,6 +6,7 @@ tree: each digest stands for a whole prefix, so nothing has to be split or merge
 What is known of a prefix is one integer: no garbage collection looks at it, and the digests of a request share it.
 """
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -128,6 +129,14 @@ class PrefixIndex:
             if found and not deepest:
                 deepest, uses = BOUNDARIES[place], one & _USES_MAX
         return Match(found, deepest, uses, known)
+
+    def part_of(self, chain: PrefixChain) -> "PrefixIndex":
+        """Return an index that knows the same of a chain, and can be asked without a change of this one."""
+        part = copy.copy(self)
+        part._young = {one: self._young[one] for one in chain.digests if one in self._young}
+        part._old = {one: self._old[one] for one in chain.digests if one in self._old}
+        part._freed, part._holders, part._numbers = {}, self._holders.copy(), self._numbers.copy()
+        return part
 
     def record(self, chain: PrefixChain, match: Match, endpoint: Endpoint) -> None:
         """Record that an endpoint will have a whole chain, of which this was known before."""

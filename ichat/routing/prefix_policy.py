@@ -6,10 +6,10 @@ as soon as one endpoint has more to do than another. A conversation, which nobod
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.policies import LeastLoaded
+from ichat.routing.policies import LeastLoaded, Policy, Rule
 from ichat.routing.prefix_chain import PrefixChain
 from ichat.routing.prefix_index import Match, PrefixIndex
 from ichat.routing.request import RoutingRequest
@@ -25,11 +25,6 @@ How many: a sixteenth of what it may have, within these bounds.
 RAMP_S = 30.0
 RAMP_REQUESTS = 2
 """An endpoint that has been ready for less than RAMP_S counts so many requests more."""
-Rule = Literal["least_loaded", "prefix", "spill"]
-"""`prefix`: to the endpoint that holds the most. `spill`: to one that holds less, and has less to do.
-
-`least_loaded`: none holds anything.
-"""
 
 
 class Candidate(NamedTuple):
@@ -90,11 +85,16 @@ class PrefixAware(LeastLoaded):
         """Return one of the candidates by `decide`; a request without a prefix goes to the least loaded."""
         prefix = request.prefix
         if prefix is None:
+            self.rule = "least_loaded"
             return super().choose(candidates, request, now)
         match = self._index.match(prefix)
         self._found = prefix, match
-        place, _ = decide(describe(candidates, match, now), match.uses)
+        place, self.rule = decide(describe(candidates, match, now), match.uses)
         return candidates[place]
+
+    def rehearsing(self, request: RoutingRequest) -> Policy:
+        """Return a policy with an index of its own, that knows the same of the request's prefix."""
+        return self if request.prefix is None else PrefixAware(self._index.part_of(request.prefix))
 
     def on_start(self, endpoint: Endpoint, request: RoutingRequest, now: float) -> None:
         """Note that the endpoint will have the request's prefix, so that the next one of the kind follows it."""

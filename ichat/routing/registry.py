@@ -85,11 +85,14 @@ class Registry:
         """Return the state of a worker now."""
         return self._table.state(worker)
 
+    def why_not_ready(self, worker: WorkerRecord) -> str:
+        """Return in a few words why a worker that is not ready gets no requests."""
+        return self._table.why_not_ready(worker)
+
     def _begin(self, worker: WorkerRecord) -> None:
         """Forget what was known of an earlier start of a worker."""
         worker.begin()
-        endpoint = self._table.endpoint_of(worker)
-        if endpoint is not None:
+        if (endpoint := self._table.endpoint_of(worker)) is not None:
             endpoint.begin()
 
     def state_until(self, worker: WorkerRecord) -> float:
@@ -181,7 +184,8 @@ class Registry:
                 return False  # of an earlier start
             self._mark_group_broken(known, "has failed" if heartbeat.failure else "has ended")
         if heartbeat.state == "gone" and not (known and known.managed):
-            self._record_goodbye(known, heartbeat)
+            if known is not None:
+                self._record_goodbye(known, heartbeat)
             return False
         if known is None and len(self._table) >= self._workers_max:
             return TooManyWorkers(self._workers_max)
@@ -209,8 +213,7 @@ class Registry:
         return worker
 
     def _set_concurrency(self, worker: WorkerRecord) -> None:
-        endpoint = self._table.endpoint_of(worker)
-        if endpoint is not None and worker.heartbeat:
+        if (endpoint := self._table.endpoint_of(worker)) is not None and worker.heartbeat:
             endpoint.in_flight_max = worker.max_in_flight or worker.heartbeat.max_in_flight or self.max_in_flight
 
     def reconfigure(self, config: Config) -> None:
@@ -236,10 +239,8 @@ class Registry:
         self._table.refresh_all()
         self._notify()
 
-    def _record_goodbye(self, worker: WorkerRecord | None, heartbeat: Heartbeat) -> None:
+    def _record_goodbye(self, worker: WorkerRecord, heartbeat: Heartbeat) -> None:
         """Forget a worker that has ended in good order; one that failed is shown for a while."""
-        if worker is None:
-            return
         if not heartbeat.failure:
             self.remove(worker)
             return
@@ -377,8 +378,7 @@ class Registry:
 
     def _without_ill(self, routes: Sequence[Endpoint]) -> Ready | NotReady:
         """Return the routes of a model that do not fail their health checks."""
-        well = [route for route in routes if not route.health_failure]
-        if well:
+        if well := [route for route in routes if not route.health_failure]:
             return Ready(well)
         reasons = (f"{route.upstream.name} fails its health checks: {route.health_failure}" for route in routes)
         return NotReady("; ".join(reasons), RETRY_AFTER_S)

@@ -130,7 +130,7 @@ class WorkerTable:
         now = self._clock()
         if now >= self._changes.next_at:
             self._refresh_due(now)
-        return self._index.ready(model) or self._why_none(model, now)
+        return self._index.ready(model) or self._why_none(model)
 
     def ready(self) -> Collection[WorkerRecord]:
         """Return the workers that can serve now."""
@@ -141,17 +141,18 @@ class WorkerTable:
         for worker in self._changes.pop(now):
             self.refresh(worker)
 
-    def _why_none(self, model: str, now: float) -> NotReady | Unknown:
+    def _why_none(self, model: str) -> NotReady | Unknown:
         having = self._index.of_model(model)
         if not having:
             return Unknown()
-        reasons = [
-            worker.why_not_ready(now, self._wedged_after_s, self._trouble_of(worker))
-            for worker in itertools.islice(having, REASONS_MAX)
-        ]
+        reasons = [self.why_not_ready(worker) for worker in itertools.islice(having, REASONS_MAX)]
         if len(having) > REASONS_MAX:
             reasons.append(f"{len(having) - REASONS_MAX} more workers are not ready")
         return NotReady("; ".join(reasons), RETRY_AFTER_S)
+
+    def why_not_ready(self, worker: WorkerRecord) -> str:
+        """Return in a few words why a worker that is not ready gets no requests."""
+        return worker.why_not_ready(self._clock(), self._wedged_after_s, self._trouble_of(worker))
 
     def has(self, model: str) -> bool:
         """Return whether a worker serves a model of this name, or will."""

@@ -1,0 +1,195 @@
+"""Where a request would go now, and why: what operators ask a gateway that surprises them.
+
+The balancer decides as it does for a request; here is only shown what that depended on.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import attrs
+
+from ichat.config.schema import Routing
+from ichat.protocol import Count
+from ichat.routing.availability import Full, NotReady, Ready, Refusal, Unknown
+from ichat.routing.balancer import Balancer
+from ichat.routing.circuit_breaker import CircuitView
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.policies import Rule
+from ichat.routing.prefix_index import Match
+from ichat.routing.prefix_policy import describe, is_overloaded
+from ichat.routing.registry import Registry
+from ichat.routing.request import RoutingRequest
+from ichat.routing.worker_record import State, WorkerRecord
+
+Outcome = Rule | Literal["queued", "queue_full", "not_ready", "draining"]
+"""The rule by which an endpoint gets a request, or what becomes of the request if none does."""
+NO_MATCH = Match({}, 0, 0, ())
+
+
+@attrs.frozen
+class PrefixView:
+    """The beginning of the request's prompt, as far as the choice depends on it."""
+
+    length: Count
+    """Of the whole prefix, in bytes."""
+    matched: Count
+    """The bytes of it that the chosen worker is believed to have in its engine's cache."""
+    deepest: Count
+    """The most bytes that any worker is believed to have."""
+
+
+@attrs.frozen
+class CandidateView:
+    """A worker or external route that has the model."""
+
+    worker_id: str
+    """The worker's id, or `external:` and the name of the route."""
+    state: State
+    """Of an external route `ready` or `unhealthy`, by its health checks."""
+    chosen: bool
+    why_not: str | None
+    """Why this one cannot get the request now, in a few words; None: this one can."""
+    in_flight: Count
+    """Requests that this gateway has sent there and that are not finished."""
+    load: Count
+    """Those, and what the worker's newest report counts besides."""
+    in_flight_max: Count
+    """The gateway sends so many requests there at the same time, at most."""
+    matched: Count
+    """The bytes of the request's prefix that are believed to be in the cache there."""
+    overloaded: bool
+    """Whether there are so many more requests than on average that the policy `prefix_aware` sends no more."""
+    circuit: CircuitView | None
+    """None: the worker has not sent a heartbeat yet."""
+
+
+@attrs.frozen
+class RouteView:
+    """Where a request would go now, and why. The question itself changes nothing."""
+
+    model: str
+    policy: str
+    """`routing.policy`."""
+    rule: Outcome
+    chosen: str | None
+    """The `worker_id` of the candidate that gets the request; None: none does now."""
+    reason: str | None
+    """Why none gets the request, in a few words; None: one does."""
+    waiting: Count
+    """Requests that wait in the model's queue."""
+    session: bool
+    """Whether the request names a session."""
+    prefix: PrefixView | None
+    """None: the choice does not depend on the prompt: it is short, there is a session or one worker, by the policy."""
+    candidates: Sequence[CandidateView]
+    """All that have the model, those that are not ready too, in the order of their ids."""
+
+
+def explain(
+    registry: Registry, balancer: Balancer, settings: Routing, request: RoutingRequest, now: float
+) -> RouteView | Unknown:
+    """Return where a request would go now, and why."""
+    decided = balancer.rehearse(request)
+    if isinstance(decided, Unknown):
+        return decided
+    chosen = decided[0] if isinstance(decided, tuple) else None
+    found, chain = registry.availability(request.model), request.prefix
+    ready = found.endpoints if isinstance(found, Ready) else ()
+    match = balancer.prefixes.part_of(chain).match(chain) if chain is not None else NO_MATCH
+    candidates = balancer.candidates(ready, request, now)
+    overloaded = _overloaded(candidates, match, now) if settings.policy == "prefix_aware" else ()
+    views: list[CandidateView] = []
+    for endpoint, worker in _having(registry, request.model):
+        why_not = None
+        if endpoint is None or endpoint not in ready:
+            why_not = _why_not_ready(registry, endpoint, worker)
+        elif endpoint not in candidates:
+            why_not = _why_not(endpoint, request, now)
+        state = registry.state(worker) if worker is not None else "ready" if endpoint in ready else "unhealthy"
+        views.append(
+            CandidateView(
+                worker_id=worker.id if worker is not None else endpoint.id.decode() if endpoint is not None else "",
+                state=state,
+                chosen=endpoint is not None and endpoint is chosen,
+                why_not=why_not,
+                overloaded=endpoint in overloaded,
+                **_counts_of(endpoint, match, now),
+            )
+        )
+    outcome, reason = (decided[1], None) if isinstance(decided, tuple) else _without(decided, balancer, settings)
+    matched = match.bytes_of.get(chosen, 0) if chosen is not None else 0
+    return RouteView(
+        model=request.model,
+        policy=settings.policy,
+        rule=outcome,
+        chosen=next((one.worker_id for one in views if one.chosen), None),
+        reason=reason,
+        waiting=balancer.waiting_for(request.model),
+        session=bool(request.session),
+        prefix=PrefixView(chain.length, matched, match.deepest) if chain is not None else None,
+        candidates=views,
+    )
+
+
+def _having(registry: Registry, model: str) -> Iterator[tuple[Endpoint | None, WorkerRecord | None]]:
+    """Yield all that have a model: its external routes, else its workers with their endpoints, if these are known."""
+    routes = registry.external.get(model)
+    if routes is not None:
+        yield from ((route, None) for route in routes)
+        return
+    for worker in sorted(registry, key=lambda worker: worker.id):
+        if worker.serves(model):
+            yield registry.endpoint_of(worker), worker
+
+
+def _counts_of(endpoint: Endpoint | None, match: Match, now: float) -> dict[str, Any]:
+    """Return the fields of a candidate's view that only its endpoint knows; it has none before a first heartbeat."""
+    if endpoint is None:
+        return {"in_flight": 0, "load": 0, "in_flight_max": 0, "matched": 0, "circuit": None}
+    return {
+        "in_flight": endpoint.in_flight,
+        "load": endpoint.load(now),
+        "in_flight_max": endpoint.in_flight_max,
+        "matched": match.bytes_of.get(endpoint, 0),
+        "circuit": endpoint.circuit.describe(now),
+    }
+
+
+def _overloaded(candidates: Sequence[Endpoint], match: Match, now: float) -> Sequence[Endpoint]:
+    """Return those of the candidates that get nothing since they have too much to do."""
+    described = describe(candidates, match, now)
+    mean = sum(one.load for one in described) / max(1, len(described))
+    return [one for one, seen in zip(candidates, described, strict=True) if is_overloaded(seen, mean)]
+
+
+def _why_not_ready(registry: Registry, endpoint: Endpoint | None, worker: WorkerRecord | None) -> str:
+    if worker is not None:
+        return registry.why_not_ready(worker).removeprefix(f"worker {worker.id} ")
+    return endpoint.trouble if endpoint is not None else ""
+
+
+def _why_not(endpoint: Endpoint, request: RoutingRequest, now: float) -> str:
+    """Return why an endpoint that is ready is not among those to choose from."""
+    if request.only is not None and endpoint is not request.only:
+        return "does not keep the response that the request continues"
+    if endpoint.in_flight >= endpoint.in_flight_max:
+        return f"is full: it has {endpoint.in_flight} requests, and may have {endpoint.in_flight_max}"
+    circuit = endpoint.circuit
+    if not circuit.allows_request(now):
+        wait_s = (circuit.open_until or now) - now
+        again = f"is tried again in {math.ceil(wait_s)} s" if wait_s > 0 else "is being tried with one request"
+        return f"has failed with {circuit.failures} requests in a row, and {again}"
+    return "could not be reached, and is asked only if no other is there"
+
+
+def _without(refusal: Refusal, balancer: Balancer, settings: Routing) -> tuple[Outcome, str]:
+    """Return what becomes of a request that no endpoint gets now, and why."""
+    if isinstance(refusal, NotReady):
+        return "not_ready", refusal.reasons
+    if balancer.is_closed:
+        return "draining", "the gateway is about to end"
+    waiting = refusal.waiting if isinstance(refusal, Full) else 0
+    if waiting >= settings.queue_max:
+        return "queue_full", f"all are full, and so is the queue with {waiting} requests (routing.queue_max)"
+    return "queued", f"all are full, and {waiting} requests wait already"
