@@ -273,6 +273,13 @@ def registration_not_found(worker_id: str) -> ApiError:
     )
 
 
+def start_not_found(worker_id: str) -> ApiError:
+    """404: a report of a start of a worker that has sent this process no heartbeat."""
+    return ApiError(
+        404, "registration_not_found", f"This start of worker {worker_id} is not known here: send a heartbeat first."
+    )
+
+
 def queue_timeout(model: str, waited_s: float, retry_after_s: int) -> ApiError:
     """503: no endpoint of the model had room within `timeouts.queue_s`."""
     return ApiError(

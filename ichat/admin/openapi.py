@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ichat
+from ichat.admin.openapi_parts import FAILED, failure, header, json_body, json_of, operation_of, query
 from ichat.admin.schemas import Schema, ref, schemas
 from ichat.http import sse
 from ichat.observability.logs.stream import KEEP_ALIVE_S
@@ -60,7 +61,6 @@ _FAILURES_OF_MODELS = {
     "504": "Nothing came in time.",
 }
 _BODIES_OF_MODELS = {"Model": "application/json", "ModelForm": "multipart/form-data"}
-_FAILED = {status: {"$ref": "#/components/responses/Failed"} for status in ("4XX", "5XX")}
 _HEADERS: dict[str, Schema] = {
     "x-ichat-worker": {
         "description": "Who served the request (`server_settings.worker_header`).",
@@ -69,6 +69,11 @@ _HEADERS: dict[str, Schema] = {
     "x-ichat-overhead-ms": {
         "description": "Milliseconds that the gateway took for itself (`server_settings.overhead_header`).",
         "schema": {"type": "number"},
+    },
+    "x-ichat-prefix": {
+        "description": "The bytes of the prompt's beginning that the worker was expected to have in its cache, and all"
+        " of them: `6144/8190` (`server_settings.prefix_header`, where a model has several endpoints).",
+        "schema": {"type": "string"},
     },
     "x-ichat-dropped": {
         "description": "What the worker did not get of the request, as it steers engines (`engine_control` of a key).",
@@ -83,6 +88,8 @@ _HEADERS: dict[str, Schema] = {
         "schema": {"type": "integer"},
     },
 }
+_OF_ANSWERS = ("x-ichat-worker", "x-ichat-overhead-ms", "x-ichat-prefix", "x-ichat-dropped")
+"""Headers of models' answers."""
 _KEYS: Mapping[str, str] = {
     "client": "One of `[[security.keys]]`; anything, or nothing, where there are none.",
     "admin": "The key of `security.admin_key_env` or `admin_key_hash`. Without one: the gateway's own machine.",
@@ -106,7 +113,7 @@ def document() -> dict[str, Any]:
     rules: dict[tuple[str, str], Rule] = {
         (method.lower(), re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", path)): rule for (method, path), rule in ROUTES.items()
     }
-    paths = {**_of_models(), **_of_workers(), **_of_the_cluster()}
+    paths = {**_of_models(), **_from_workers(), **_of_workers(), **_of_the_cluster()}
     for path, item in paths.items():
         for method in item.keys() - {"parameters"}:
             keys = _KEYS_FOR[rules.get((method, path), "data")]
@@ -120,9 +127,9 @@ def document() -> dict[str, Any]:
             "schemas": schemas(),
             "requestBodies": {name: _model_body(kind) for name, kind in _BODIES_OF_MODELS.items()},
             "responses": {
-                "Failed": _failure("Anything that goes wrong, whose `code` says what."),
+                "Failed": failure("Anything that goes wrong, whose `code` says what."),
                 "Model200": _model_answer(),
-                **{f"Model{status}": _failure(text) for status, text in _FAILURES_OF_MODELS.items()},
+                **{f"Model{status}": failure(text) for status, text in _FAILURES_OF_MODELS.items()},
             },
             "headers": _HEADERS,
             "securitySchemes": {
@@ -145,14 +152,14 @@ def _of_models() -> dict[str, Schema]:
         for method, summary in methods.items():
             paths[path][method] = _of_response(f"{method}{path}", summary)
     paths["/v1/models"] = {
-        "get": _operation("models", "get_models", "Models that can be asked for now", _json("Models"))
+        "get": operation_of("models", "get_models", "Models that can be asked for now", json_of("Models"))
     }
     paths["/v1/models/{name}"] = {
-        "get": _operation(
+        "get": operation_of(
             "models",
             "get_model",
             "One of them",
-            _json("ModelEntry"),
+            json_of("ModelEntry"),
             parameters=[{**name_of, "description": "Slashes in it stand as they are."}],
             failures={"404": "There is no such model now."},
         )
@@ -163,12 +170,12 @@ def _of_models() -> dict[str, Schema]:
 def _of_response(operation: str, summary: str) -> Schema:
     """Write one route of a response that was made before: the worker that keeps it answers."""
     statuses = {status: {"$ref": f"#/components/responses/Model{status}"} for status in ("200", "401", "429", "503")}
-    gone = _failure("No worker keeps this response, or its worker has ended (`response_not_found`).")
+    gone = failure("No worker keeps this response, or its worker has ended (`response_not_found`).")
     return {
         "tags": ["models"],
         "operationId": re.sub(r"\W+", "_", operation).rstrip("_"),
         "summary": summary,
-        "responses": {**statuses, "404": gone} | _FAILED,
+        "responses": {**statuses, "404": gone} | FAILED,
     }
 
 
@@ -180,7 +187,7 @@ def _by_model(path: str, summary: str, *, is_form: bool) -> Schema:
         "operationId": f"post{path}".replace("/", "_"),
         "summary": summary,
         "requestBody": {"$ref": f"#/components/requestBodies/{'ModelForm' if is_form else 'Model'}"},
-        "responses": {status: {"$ref": f"#/components/responses/Model{status}"} for status in statuses} | _FAILED,
+        "responses": {status: {"$ref": f"#/components/responses/Model{status}"} for status in statuses} | FAILED,
     }
 
 
@@ -197,19 +204,18 @@ def _model_answer() -> Schema:
     return {
         "description": "The answer of the model's worker or external route, unchanged.",
         "content": {"application/json": {}, sse.CONTENT_TYPE: {"schema": {"type": "string", "description": _STREAMED}}},
-        "headers": {name: _header(name) for name in ("x-ichat-worker", "x-ichat-overhead-ms", "x-ichat-dropped")},
+        "headers": {name: header(name) for name in _OF_ANSWERS},
     }
 
 
-def _of_workers() -> dict[str, Schema]:
-    worker_id: Schema = {"name": "worker_id", "in": "path", "required": True, "schema": {"type": "string"}}
+def _from_workers() -> dict[str, Schema]:
     paths: dict[str, Schema] = {
         path: {
-            "post": _operation(
+            "post": operation_of(
                 "workers",
                 operation,
                 "Register a worker, or tell of one that is known: both are one",
-                _json("BeatAnswer"),
+                json_of("BeatAnswer"),
                 body={"application/json": {"schema": {"anyOf": [ref("Beat"), ref("ShortBeat")]}}},
                 failures={
                     "400": "It is not a heartbeat.",
@@ -220,42 +226,61 @@ def _of_workers() -> dict[str, Schema]:
         }
         for path, operation in (("/v1/workers/heartbeat", "post_heartbeat"), ("/register", "register"))
     }
-    drain_s = _query(
+    paths["/v1/workers/prefixes"] = {
+        "post": operation_of(
+            "workers",
+            "post_prefixes",
+            "Tell which beginnings of prompts a worker's engine has in its cache, and no longer; first comes `cleared`",
+            json_of("PrefixesAnswer"),
+            body=json_body("PrefixReport"),
+            failures={
+                "400": "It is not such a report.",
+                "404": "This start of the worker has sent no heartbeat here (`registration_not_found`).",
+            },
+        )
+    }
+    return paths
+
+
+def _of_workers() -> dict[str, Schema]:
+    worker_id: Schema = {"name": "worker_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    paths: dict[str, Schema] = {}
+    drain_s = query(
         "drain_s",
         {"type": "number", "minimum": 0, "maximum": 3600},
         "Seconds that the requests it has may take, at most; left out: `timeouts.drain_s`.",
     )
     managed = "This gateway has not started it (`not_managed`)."
     paths["/v1/admin/workers"] = {
-        "get": _operation(
+        "get": operation_of(
             "workers",
             "get_workers",
             "All workers, or a page of them",
-            _json("Workers"),
+            json_of("Workers"),
             parameters=_list_parameters(),
             failures={"400": "A parameter is wrong."},
         )
     }
     paths["/v1/admin/workers/{worker_id}"] = {
         "parameters": [worker_id],
-        "get": _operation("workers", "get_worker", "One worker", _json("Worker"), failures=_NO_WORKER),
-        "delete": _operation(
+        "get": operation_of("workers", "get_worker", "One worker", json_of("Worker"), failures=_NO_WORKER),
+        "delete": operation_of(
             "workers",
             "stop_worker",
             "Stop a worker that the gateway started, and forget it; answers when nothing of it is left",
-            _json("Stopped"),
+            json_of("Stopped"),
             parameters=[drain_s],
             failures={**_NO_WORKER, "409": managed},
         ),
     }
     paths["/v1/admin/workers/launch"] = {
-        "post": _operation(
+        "post": operation_of(
             "workers",
             "launch_worker",
             "Start a worker; it is not waited for, and is started again with the next gateway",
-            _json("Launched"),
+            json_of("Launched"),
             status="202",
-            body=_json_body("Launch"),
+            body=json_body("Launch"),
             failures={
                 "400": "It cannot be launched so; the message has every reason.",
                 "409": "It could not start now: port, GPU, interpreter or model; the message says what to do.",
@@ -265,7 +290,7 @@ def _of_workers() -> dict[str, Schema]:
     }
     paths["/v1/logs/stream/{worker_id}"] = {
         "parameters": [worker_id],
-        "get": _operation(
+        "get": operation_of(
             "workers",
             "get_log",
             "The lines that a worker has written, also of one that has failed",
@@ -280,20 +305,20 @@ def _of_workers() -> dict[str, Schema]:
 def _list_parameters() -> list[Schema]:
     text: Schema = {"type": "string"}
     return [
-        _query("full", {"type": "boolean", "default": False}, "Everything known of each, rather than a summary."),
-        _query("limit", {"type": "integer", "minimum": 1}, "Workers in the answer, at most; left out: all."),
-        _query("after", text, "Only workers whose ids come after this one: `last_id` of the page before."),
-        _query("model", text, "Only workers that serve this model, or will."),
-        _query("state", ref("State"), "Only workers in this state."),
+        query("full", {"type": "boolean", "default": False}, "Everything known of each, rather than a summary."),
+        query("limit", {"type": "integer", "minimum": 1}, "Workers in the answer, at most; left out: all."),
+        query("after", text, "Only workers whose ids come after this one: `last_id` of the page before."),
+        query("model", text, "Only workers that serve this model, or will."),
+        query("state", ref("State"), "Only workers in this state."),
     ]
 
 
 def _log_parameters() -> list[Schema]:
     number: Schema = {"type": "integer", "minimum": 0}
     return [
-        _query("tail", number, "Lines of history, at most; left out: all that are kept."),
-        _query("follow", {"type": "boolean"}, "Whether to go on with what comes; left out: true, but for `previous`."),
-        _query("previous", {"type": "boolean", "default": False}, "The run before the newest one; is never followed."),
+        query("tail", number, "Lines of history, at most; left out: all that are kept."),
+        query("follow", {"type": "boolean"}, "Whether to go on with what comes; left out: true, but for `previous`."),
+        query("previous", {"type": "boolean", "default": False}, "The run before the newest one; is never followed."),
         {
             "name": "Last-Event-ID",
             "in": "header",
@@ -304,26 +329,26 @@ def _log_parameters() -> list[Schema]:
 
 
 def _of_the_cluster() -> dict[str, Schema]:
-    workers = _query(
+    workers = query(
         "workers",
         {"type": "boolean", "default": True},
         "Whether the workers' own metrics are there too; where more than `limits.scraped_workers_max` are ready, they"
         " never are.",
     )
-    dry_run = _query("dry_run", {"type": "boolean", "default": False}, "Only say what would be done.")
+    dry_run = query("dry_run", {"type": "boolean", "default": False}, "Only say what would be done.")
     return {
         "/v1/admin/cluster/status": {
-            "get": _operation("cluster", "get_status", "The gateway, its machine, and the load", _json("Status"))
+            "get": operation_of("cluster", "get_status", "The gateway, its machine, and the load", json_of("Status"))
         },
         "/v1/admin/cluster/version": {
-            "get": _operation("cluster", "get_version", "What the gateway consists of", _json("Version"))
+            "get": operation_of("cluster", "get_version", "What the gateway consists of", json_of("Version"))
         },
         "/v1/admin/config/reload": {
-            "post": _operation(
+            "post": operation_of(
                 "cluster",
                 "reload",
                 "Read the configuration again and take what has changed; workers are not waited for",
-                _json("Reload"),
+                json_of("Reload"),
                 parameters=[dry_run],
                 failures={
                     "400": "The file is wrong (`bad_configuration`); nothing was changed.",
@@ -332,9 +357,9 @@ def _of_the_cluster() -> dict[str, Schema]:
                 },
             )
         },
-        "/health": {"get": _operation("cluster", "get_health", "Whether the gateway answers", _json("Health"))},
+        "/health": {"get": operation_of("cluster", "get_health", "Whether the gateway answers", json_of("Health"))},
         "/metrics": {
-            "get": _operation(
+            "get": operation_of(
                 "cluster",
                 "get_metrics",
                 "Metrics for Prometheus: the gateway's, and those of the ready workers and their engines",
@@ -343,7 +368,7 @@ def _of_the_cluster() -> dict[str, Schema]:
             )
         },
         "/openapi.json": {
-            "get": _operation(
+            "get": operation_of(
                 "cluster",
                 "get_openapi",
                 "This document",
@@ -351,50 +376,3 @@ def _of_the_cluster() -> dict[str, Schema]:
             )
         },
     }
-
-
-def _operation(
-    tag: str,
-    operation_id: str,
-    summary: str,
-    answer: Schema,
-    *,
-    status: str = "200",
-    body: Schema | None = None,
-    parameters: Sequence[Schema] = (),
-    failures: Mapping[str, str] | None = None,
-) -> Schema:
-    """Write one method of one route; `failures` has the statuses that are worth a word."""
-    return {
-        "tags": [tag],
-        "operationId": operation_id,
-        "summary": summary,
-        **({"parameters": list(parameters)} if parameters else {}),
-        **({"requestBody": {"required": True, "content": body}} if body else {}),
-        "responses": {
-            status: answer,
-            **{code: _failure(text) for code, text in (failures or {}).items()},
-            **_FAILED,
-        },
-    }
-
-
-def _json(name: str) -> Schema:
-    return {"description": name, "content": _json_body(name)}
-
-
-def _json_body(name: str) -> Schema:
-    return {"application/json": {"schema": ref(name)}}
-
-
-def _query(name: str, schema: Schema, description: str) -> Schema:
-    return {"name": name, "in": "query", "schema": schema, "description": description}
-
-
-def _failure(description: str) -> Schema:
-    headers = {name: _header(name) for name in ("x-ichat-error", "retry-after")}
-    return {"description": description, "headers": headers, "content": _json_body("Error")}
-
-
-def _header(name: str) -> Schema:
-    return {"$ref": f"#/components/headers/{name}"}

@@ -34,6 +34,7 @@ from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
 from ichat.protocol import ModelCard, entry_of
 from ichat.proxy.heartbeats import HeartbeatReceiver
+from ichat.proxy.prefix_reports import PrefixReportReceiver
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
 from ichat.routing.views import load_of
@@ -60,6 +61,7 @@ class AdminContext:
     metrics: Metrics
     scraper: Scraper
     heartbeats: HeartbeatReceiver
+    prefix_reports: PrefixReportReceiver
     started_at: float
     """In seconds since 1970."""
     meter: CpuMeter = attrs.field(factory=CpuMeter)
@@ -139,6 +141,13 @@ async def _heartbeat() -> Response:
     """Managed workers send here; the front door has the same receiver for what comes over the gateway's port."""
     body = cast("bytes", await request.get_data())
     return Response(await context().heartbeats.receive(body, g.caller), content_type="application/json")
+
+
+@routes.post("/v1/workers/prefixes")
+async def _prefixes() -> Response:
+    """Managed workers send here, as for heartbeats."""
+    body = cast("bytes", await request.get_data())
+    return Response(await context().prefix_reports.receive(body, g.caller), content_type="application/json")
 
 
 def _known(worker_id: str) -> WorkerRecord:

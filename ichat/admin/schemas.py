@@ -32,6 +32,7 @@ from ichat.protocol import (
     PeerLoss,
     ShortHeartbeat,
 )
+from ichat.protocol.prefixes import PrefixReport
 from ichat.routing.circuit_breaker import CircuitView
 from ichat.routing.views import WorkerSummary, WorkerView
 from ichat.routing.worker_record import State
@@ -112,6 +113,8 @@ def schemas() -> dict[str, Schema]:
         "Beat": taken(Heartbeat),
         "ShortBeat": taken(ShortHeartbeat),
         "BeatAnswer": view(HeartbeatResponse),
+        "PrefixReport": taken(PrefixReport),
+        "PrefixesAnswer": object_of({"status": {"const": "ok"}}),
         "Worker": _worker(),
         "Circuit": view(CircuitView),
         "WorkerSummary": _worker_summary(),

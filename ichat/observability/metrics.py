@@ -66,6 +66,8 @@ class _Counts:
     queue: Histogram = attrs.field(factory=lambda: Histogram(_QUEUE_S))
     gaps: ChunkGapHistogram = attrs.field(factory=empty_gap_histogram)
     tokens: int = 0
+    evicted_prefixes: int = 0
+    """Which workers reported as lost after they were believed to be cached."""
     gone_at: float | None = None
     """When a scrape first found that no worker or route has this model."""
 
@@ -157,6 +159,10 @@ class Metrics:
         if found is None:
             found = self._keys[name] = _KeyCounts()
         return found
+
+    def prefixes_evicted(self, model: str, count: int) -> None:
+        """Count prefixes that were believed to be in a cache until its worker reported that they are not."""
+        self._of(model).evicted_prefixes += count
 
     def gaps(self, model: str) -> ChunkGapHistogram:
         """Return the list in which relays count the gaps between the pieces of a model's streams."""
@@ -271,6 +277,11 @@ class Metrics:
         yield counter_family(
             "ichat_tokens", "Tokens that requests used, of those with a key or under a limit.", "model",
             {model: counts.tokens for model, counts in models},
+        )  # fmt: skip
+        yield counter_family(
+            "ichat_prefix_reported_evictions",
+            "Prefixes that a worker reported as gone from its engine's cache, where they were believed to be.", "model",
+            {model: counts.evicted_prefixes for model, counts in models},
         )  # fmt: skip
         yield histogram_family_by_model(
             "ichat_time_to_first_byte_seconds", "From a request's arrival to the first byte of its response's body.",

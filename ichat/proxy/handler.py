@@ -20,6 +20,7 @@ from ichat.protocol import CALLER_HEADER
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.exchange import Exchange
 from ichat.proxy.heartbeats import HEARTBEAT_PATHS, HeartbeatReceiver
+from ichat.proxy.prefix_reports import PREFIXES_PATH, REPORT_BYTES_MAX, PrefixReportReceiver
 from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import over_limit
 from ichat.proxy.upstream_request import JOINED_BYTES_MAX
@@ -35,6 +36,8 @@ _READS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 _METHODS = _READS | {b"POST", b"DELETE"}
 CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
 """Seconds until the control plane's first byte, and between two bytes: stopping a worker takes as long as its drain."""
+_JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
+"""Routes of workers, which are answered here."""
 _LOGS = b"/v1/logs/"
 _JSON = [(b"content-type", b"application/json")]
 _RESPONSES = b"/v1/responses/"
@@ -62,6 +65,7 @@ class Gateway:
         tracing: Tracing,
         heartbeats: HeartbeatReceiver,
         *,
+        prefix_reports: PrefixReportReceiver,
         control_socket: str,
         followers_max: int,
     ) -> None:
@@ -72,6 +76,7 @@ class Gateway:
         self._access = access
         self._tracing = tracing
         self._heartbeats = heartbeats
+        self._prefix_reports = prefix_reports
         upstream = Upstream("the control plane", control_socket, 0)
         self._control = Endpoint(upstream, b"", CONTROL_REQUESTS_MAX, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
         self.log_streams = Endpoint(upstream, b"", followers_max, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
@@ -110,11 +115,12 @@ class Gateway:
             allowed = b", ".join(sorted(_METHODS)).decode()
             raise errors.method_not_allowed(head.method.decode("latin-1"), shown_path(path), allowed)
         if head.method not in _READS:
-            self.context.auth.check("join" if path in HEARTBEAT_PATHS else "write", caller)
+            self.context.auth.check("join" if path in _JOINS else "write", caller)
         if head.length is None:
             raise errors.length_required(shown_path(path))
-        if head.length > CONTROL_BYTES_MAX:
-            raise errors.request_too_large(CONTROL_BYTES_MAX)
+        bytes_max = REPORT_BYTES_MAX if path == PREFIXES_PATH else CONTROL_BYTES_MAX
+        if head.length > bytes_max:
+            raise errors.request_too_large(bytes_max)
 
     def more_headers(self, head: RequestHead) -> Headers:
         """Return what the response to a request with this head says to browsers."""
@@ -132,8 +138,8 @@ class Gateway:
             elif self.cors is not None and self.cors.is_preflight(request.method, path, request.headers):
                 await client.respond(request, NO_CONTENT, self.cors.answer(path, request.headers), b"")
                 exchange.status, exchange.error = NO_CONTENT, ""
-            elif is_post and path in HEARTBEAT_PATHS:
-                await self._answer_heartbeat(exchange, request, client)
+            elif is_post and path in _JOINS:
+                await self._answer_worker(exchange, request, client)
             elif is_control(path):
                 await self._answer_control(exchange, path, client)
             elif (is_by_response := path.startswith(_RESPONSES) and _is_about_response(request)) or (
@@ -170,10 +176,11 @@ class Gateway:
         self._metrics.request_began()
         exchange.forwarded.trace = self._tracing.begin(request.headers, request.path, is_known=is_known)
 
-    async def _answer_heartbeat(self, exchange: Exchange, request: Request, client: Client) -> None:
-        """Answer a heartbeat here, since a thousand workers send them. Raises ApiError."""
+    async def _answer_worker(self, exchange: Exchange, request: Request, client: Client) -> None:
+        """Answer a heartbeat or a report of prefixes here, since a thousand workers send them. Raises ApiError."""
+        receiver = self._prefix_reports if request.path == PREFIXES_PATH else self._heartbeats
         with _counted(self._control):
-            body = await self._heartbeats.receive(request.body, exchange.caller)
+            body = await receiver.receive(request.body, exchange.caller)
         await client.respond(request, 200, _JSON, body)
         exchange.status, exchange.error, exchange.bytes_out = 200, "", len(body)
 

@@ -131,14 +131,9 @@ class HeartbeatReceiver:
         """Return the worker's newest heartbeat with another status. Raises ApiError 403."""
         known, newest = self._registrations[worker], worker.heartbeat
         assert newest is not None, "this worker has not registered"
-        sender, now = self._sender(caller), trio.current_time()
-        host = newest.host
-        if known.checked_for != sender or now - known.checked_at >= HOST_CHECK_S:
-            host = await self._checked_host(known.host, caller)
-            known.checked_for, known.checked_at = sender, now
         heartbeat = attrs.evolve(
             newest,
-            host=host,
+            host=await self._host_of(known, newest.host, caller),
             heartbeat_interval=self._interval_of(newest, known.interval_s),
             state=status.state,
             phase=status.phase,
@@ -148,6 +143,30 @@ class HeartbeatReceiver:
         )
         self._check_id(heartbeat, caller)
         return heartbeat
+
+    async def _host_of(self, known: _Registration, host: str, caller: Caller) -> str:
+        """Return the address of a worker that was at `host`, looked up again now and then. Raises ApiError 403."""
+        sender, now = self._sender(caller), trio.current_time()
+        if known.checked_for != sender or now - known.checked_at >= HOST_CHECK_S:
+            host = await self._checked_host(known.host, caller)
+            known.checked_for, known.checked_at = sender, now
+        return host
+
+    async def check_sender(self, worker_id: str, start_id: str, caller: Caller) -> WorkerRecord:
+        """Return the worker of a report, if that counts: it comes from where the heartbeats of this start come from.
+
+        Raises ApiError: 401, 403, 404.
+        """
+        self._auth().check("join", caller)
+        worker = self._registry.get(worker_id)
+        known = self._registrations.get(worker) if worker is not None else None
+        if worker is None or worker.heartbeat is None or known is None:
+            raise errors.start_not_found(worker_id)
+        host = await self._host_of(known, worker.heartbeat.host, caller)
+        self._check_id(attrs.evolve(worker.heartbeat, host=host), caller)
+        if worker.heartbeat.start_id != start_id or self._registry.get(worker_id) is not worker:
+            raise errors.start_not_found(worker_id)
+        return worker
 
     def _sender(self, caller: Caller) -> tuple[Auth, str, bool]:
         return self._auth(), caller.address, caller.is_relayed

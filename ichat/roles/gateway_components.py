@@ -28,6 +28,7 @@ from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
 from ichat.proxy.health_checks import HealthChecker
 from ichat.proxy.heartbeats import HeartbeatReceiver
+from ichat.proxy.prefix_reports import PrefixReportReceiver
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
@@ -96,8 +97,9 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     heartbeats = HeartbeatReceiver(
         registry, lambda: context.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed
     )
+    prefix_reports = PrefixReportReceiver(heartbeats, registry, balancer.prefixes, evicted=metrics.prefixes_evicted)
     handler = Gateway(
-        context, metrics, access, tracing, heartbeats,
+        context, metrics, access, tracing, heartbeats, prefix_reports=prefix_reports,
         control_socket=state.control_socket, followers_max=config.logs.followers_max,
     )  # fmt: skip
     door = FrontDoor(
@@ -115,7 +117,7 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     admin = AdminContext(
         registry, balancer, supervisor, log_store, reloader, lambda: context.auth,
         metrics=metrics, scraper=scraper,
-        heartbeats=heartbeats, started_at=time.time(),
+        heartbeats=heartbeats, prefix_reports=prefix_reports, started_at=time.time(),
     )  # fmt: skip
     return Components(
         access, hub, context, metrics, monitor, log_store, door, supervisor, reloader, checker,

@@ -1,7 +1,7 @@
 """Authentication and authorisation. Purely synchronous, but for resolving a worker's address.
 
 Three kinds of keys, each for one thing: a client's for the data plane, the operator's for the control plane, the
-workers' token for their heartbeats. All come as ``Authorization: Bearer``, or as ``x-api-key`` and ``api-key``.
+workers' token for their heartbeats and reports. All come as ``Authorization: Bearer``, ``x-api-key`` or ``api-key``.
 If the operator's key or the token is not configured, a connection from this machine itself takes its place.
 """
 
@@ -45,6 +45,7 @@ ROUTES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/v1/models/<path:name>"): "models",
     ("POST", "/v1/workers/heartbeat"): "join",
     ("POST", "/register"): "join",
+    ("POST", "/v1/workers/prefixes"): "join",
     ("GET", "/v1/logs/stream/<worker_id>"): "read",
     ("GET", "/v1/admin/workers"): "read",
     ("GET", "/v1/admin/workers/<worker_id>"): "read",

@@ -384,6 +384,8 @@ def test_workers_are_as_it_says(said, program):
     heartbeat = {**BEAT, "worker_id": "b", "start_id": "1", "heartbeat_interval": 3600}
     lost = answered(said, program, "POST", "/register", heartbeat)[1]["lost"]
     assert [one["worker_id"] for one in lost] == ["a"]
+    report = {"worker_id": "b", "start_id": "1", "have": ["0123456789abcdef"]}
+    assert answered(said, program, "POST", "/v1/workers/prefixes", report)[0] == 200
     worker = answered(said, program, "GET", "/v1/admin/workers/b", template="/v1/admin/workers/{worker_id}")[1]
     assert worker["state"] == "broken"
 
@@ -413,6 +415,7 @@ def test_failures_are_as_it_says(said, program):
     assert answered(said, program, "DELETE", "/v1/admin/workers/a", template=one)[0] == 409
     assert answered(said, program, "DELETE", "/v1/admin/workers/well-0?drain_s=x", template=one)[0] == 400
     assert answered(said, program, "POST", heartbeat, {"worker_id": 1})[0] == 400
+    assert answered(said, program, "POST", "/v1/workers/prefixes", {"worker_id": "a", "start_id": "?"})[0] == 404
     assert answered(said, program, "POST", launch, {"model_name": "x"})[0] == 400
     assert answered(said, program, "POST", "/v1/admin/config/reload?dry_run=perhaps")[0] == 400
     assert answered(said, program, "POST", "/v1/chat/completions", {"model": "nobody"})[0] == 404
