@@ -15,6 +15,13 @@ class Ready:
     endpoints: Sequence[Endpoint]
     ring: HashRing | None = attrs.field(default=None, repr=False)
     """Finds the endpoints of sessions, if there are many of them; made for the first session."""
+    _members: frozenset[Endpoint] | None = attrs.field(default=None, init=False, repr=False)
+
+    def __contains__(self, endpoint: Endpoint) -> bool:
+        """Return whether an endpoint is one of them, without looking at all of many."""
+        if self._members is None:
+            self._members = frozenset(self.endpoints)
+        return endpoint in self._members
 
 
 @attrs.frozen

@@ -19,6 +19,10 @@ from ichat.routing.sessions import HashRing, home_of
 
 RETRY_AFTER_S = 2
 """When it is worth asking again for an endpoint that is away, and for room in a full queue."""
+COMPARED_WAITERS_MAX = 8
+"""So many waiters of a flow are looked at for the one whose prefix the endpoint that has become free holds."""
+PASSED_OVER_MAX = 8
+"""So many times at most a waiter stays where it is while one behind it is served for that reason."""
 _RING_ABOVE = 2
 """With more endpoints, a session's is found faster on a ring than by a look at each."""
 
@@ -179,17 +183,17 @@ class Balancer:
         endpoint.end_request()
         endpoint.circuit.end(probe)
         self._policy.on_end(endpoint, request)
-        self.dispatch_waiting()
+        self.dispatch_waiting(endpoint)
 
-    def dispatch_waiting(self) -> None:
-        """Lease what has become free to the requests whose turn it is."""
+    def dispatch_waiting(self, freed: Endpoint | None = None) -> None:
+        """Lease what has become free to the requests whose turn it is; `freed` is where a request has ended."""
         if not self._queues and self.retry_at == math.inf:
             return
         retry_at = math.inf
         for model, queue in list(self._queues.items()):
             found = self._find(model)
             if isinstance(found, Ready):  # otherwise its requests wait on
-                while self._serve_one(queue, found):
+                while self._serve_one(queue, found, freed):
                     pass
                 if queue:
                     now = self._clock()
@@ -200,12 +204,16 @@ class Balancer:
             if self.on_retry_change is not None:
                 self.on_retry_change()
 
-    def _serve_one(self, queue: FairQueue, found: Ready) -> bool:
+    def _serve_one(self, queue: FairQueue, found: Ready, freed: Endpoint | None) -> bool:
         """Lease an endpoint to one waiter whose turn it is; return whether that could be done."""
-        for waiter in queue.eligible():
+        now = self._clock()
+        for eligible in queue.eligible():
+            waiter = self._nearest(queue, eligible, freed) if freed is not None else eligible
             request = waiter.request
-            waiter.lease = self._take(found, request, self._clock())
+            waiter.lease = self._take(found, request, now)
             if waiter.lease is not None:
+                if waiter is not eligible:
+                    queue.pass_over(eligible, waiter)
                 self._remove(waiter)
                 queue.rotate(request.fairness_key)
                 waiter.granted()
@@ -213,6 +221,19 @@ class Balancer:
             if not request.is_restricted:
                 return False
         return False
+
+    def _nearest(self, queue: FairQueue, head: Waiter, freed: Endpoint) -> Waiter:
+        """Return who goes first of the flow whose turn it is: its head, or one behind whose home the endpoint is."""
+        if freed.in_flight >= freed.in_flight_max or head.request.is_restricted:
+            return head
+        for waiter in queue.first_of(head.request.fairness_key, COMPARED_WAITERS_MAX):
+            if waiter.request.is_restricted:
+                continue
+            if self._policy.is_home(freed, waiter.request):
+                return waiter
+            if waiter.passed_over >= PASSED_OVER_MAX:
+                break
+        return head
 
     def _take(self, found: Ready, request: RoutingRequest, now: float) -> Lease | None:
         """Lease one of these endpoints to a request; None if it has to wait."""
@@ -258,7 +279,7 @@ class Balancer:
         if request.session:
             found.ring = found.ring or HashRing(found.endpoints)
             return found.ring.home_of(request.session, is_free)
-        free = [one for one in policy.compared(found.endpoints, request) if is_free(one)]
+        free = [one for one in policy.compared(found, request) if is_free(one)]
         return policy.choose(free, request, now) if free else None
 
     def candidates(self, endpoints: Sequence[Endpoint], request: RoutingRequest, now: float) -> Sequence[Endpoint]:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
+from ichat.routing.availability import Ready
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.request import RoutingRequest
 
@@ -27,9 +28,9 @@ class Policy(Protocol):
     rule: Rule
     """By which the newest choice was made."""
 
-    def compared(self, endpoints: Sequence[Endpoint], request: RoutingRequest) -> Sequence[Endpoint]:
+    def compared(self, found: Ready, request: RoutingRequest) -> Sequence[Endpoint]:
         """Return some of many endpoints, of which the request gets the best."""
-        return _neighbours(endpoints, random.randrange(len(endpoints)))
+        return _neighbours(found.endpoints, random.randrange(len(found.endpoints)))
 
     def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
         """Return one of the candidates, of which there is at least one."""
@@ -38,6 +39,10 @@ class Policy(Protocol):
     def rehearsing(self, request: RoutingRequest) -> "Policy":
         """Return a policy that now makes the same choices for a request, and changes nothing by them."""
         return self
+
+    def is_home(self, endpoint: Endpoint, request: RoutingRequest) -> bool:
+        """Return whether a request that waits is better off with this endpoint than with any other."""
+        return False
 
     def on_start(self, endpoint: Endpoint, request: RoutingRequest, now: float) -> None:
         """Called when the endpoint gets the request, whether it was chosen or was the only candidate."""
@@ -78,10 +83,10 @@ class RoundRobin(Policy):
         self._look = -1
         self._newest: weakref.WeakKeyDictionary[Endpoint, int] = weakref.WeakKeyDictionary()
 
-    def compared(self, endpoints: Sequence[Endpoint], request: RoutingRequest) -> Sequence[Endpoint]:
+    def compared(self, found: Ready, request: RoutingRequest) -> Sequence[Endpoint]:
         """Return some of many endpoints, at each request from the next one on."""
         self._look += 1
-        return _neighbours(endpoints, self._look % len(endpoints))
+        return _neighbours(found.endpoints, self._look % len(found.endpoints))
 
     def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
         """Return the candidate that had its turn longest ago, or never."""

@@ -138,6 +138,16 @@ class PrefixIndex:
         part._freed, part._holders, part._numbers = {}, self._holders.copy(), self._numbers.copy()
         return part
 
+    def is_deepest(self, chain: PrefixChain, endpoint: Endpoint) -> bool:
+        """Return whether an endpoint holds as much of a chain as any, and holds any of it."""
+        for digest in reversed(chain.digests):
+            known = self._young.get(digest) or self._old.get(digest, 0)
+            if known >> _USES_BITS:
+                holders = list(self._holders_of(known))
+                if holders:
+                    return endpoint.holder in holders
+        return False
+
     def record(self, chain: PrefixChain, match: Match, endpoint: Endpoint) -> None:
         """Record that an endpoint will have a whole chain, of which this was known before."""
         number = self._number_of(endpoint.holder)

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ichat.routing.availability import Ready
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.policies import LeastLoaded, Policy, Rule
 from ichat.routing.prefix_chain import PrefixChain
@@ -73,13 +74,15 @@ class PrefixAware(LeastLoaded):
         self._found: tuple[PrefixChain, Match] | None = None
         """What is known of the request whose endpoint has just been chosen."""
 
-    def compared(self, endpoints: Sequence[Endpoint], request: RoutingRequest) -> Sequence[Endpoint]:
+    def compared(self, found: Ready, request: RoutingRequest) -> Sequence[Endpoint]:
         """Return some of many endpoints: neighbours, and those of any place that hold a part of the prefix."""
-        some = super().compared(endpoints, request)
-        if request.prefix is None:
+        some = super().compared(found, request)
+        prefix = request.prefix
+        if prefix is None:
             return some
-        holding = self._index.match(request.prefix).bytes_of
-        return [*(one for one in holding if one not in some), *some]
+        match = self._index.match(prefix)
+        self._found = prefix, match
+        return [*some, *(one for one in match.bytes_of if one in found and one not in some)]
 
     def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
         """Return one of the candidates by `decide`; a request without a prefix goes to the least loaded."""
@@ -87,7 +90,7 @@ class PrefixAware(LeastLoaded):
         if prefix is None:
             self.rule = "least_loaded"
             return super().choose(candidates, request, now)
-        match = self._index.match(prefix)
+        match = self._match(prefix)
         self._found = prefix, match
         place, self.rule = decide(describe(candidates, match, now), match.uses)
         return candidates[place]
@@ -96,12 +99,20 @@ class PrefixAware(LeastLoaded):
         """Return a policy with an index of its own, that knows the same of the request's prefix."""
         return self if request.prefix is None else PrefixAware(self._index.part_of(request.prefix))
 
+    def is_home(self, endpoint: Endpoint, request: RoutingRequest) -> bool:
+        """Return whether no endpoint holds more of the request's prefix."""
+        return request.prefix is not None and self._index.is_deepest(request.prefix, endpoint)
+
+    def _match(self, prefix: PrefixChain) -> Match:
+        """Return what is known of the chain of the request whose endpoint is chosen now; it is looked up once."""
+        found, self._found = self._found, None
+        return found[1] if found is not None and found[0] is prefix else self._index.match(prefix)
+
     def on_start(self, endpoint: Endpoint, request: RoutingRequest, now: float) -> None:
         """Note that the endpoint will have the request's prefix, so that the next one of the kind follows it."""
         prefix = request.prefix
         if prefix is not None:
-            found, self._found = self._found, None
-            match = found[1] if found is not None and found[0] is prefix else self._index.match(prefix)
+            match = self._match(prefix)
             prefix.matched, prefix.deepest = match.bytes_of.get(endpoint, 0), match.deepest
             prefix.holders = len(match.bytes_of)
             self._index.record(prefix, match, endpoint)

@@ -1,5 +1,6 @@
 """Queues that are fair: flows take turns, and each flow is served first come, first served."""
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import attrs
@@ -15,6 +16,8 @@ class Waiter:
     granted: Callable[[], None]
     """Called once, when there is a lease, or there will be none."""
     lease: Lease | None = None
+    passed_over: int = 0
+    """How often another one of its flow was served first, since the endpoint suited that one better."""
     is_evicted: bool = False
     """Whether it had to leave a full queue, in which its flow had the most requests."""
 
@@ -40,6 +43,17 @@ class FairQueue:
         """Add a waiter at the end of its flow; a new flow has its turn after the others."""
         self._flows.setdefault(waiter.request.fairness_key, {})[waiter] = None
         self._count += 1
+
+    def first_of(self, key: str, count: int) -> Iterator[Waiter]:
+        """Return the oldest waiters of a flow, at most so many."""
+        return itertools.islice(self._flows.get(key, ()), count)
+
+    def pass_over(self, head: Waiter, served: Waiter) -> None:
+        """Count that a waiter of a flow is served before those from `head` on."""
+        flow = self._flows[served.request.fairness_key]
+        behind = itertools.dropwhile(lambda one: one is not head, flow)
+        for waiter in itertools.takewhile(lambda one: one is not served, behind):
+            waiter.passed_over += 1
 
     def remove(self, waiter: Waiter) -> None:
         """Remove a waiter, if it is there."""
