@@ -316,6 +316,8 @@ class ManagedWorkerConfig:
     """The most responses of /v1/responses that the worker keeps."""
     reasoning_field: str = checked(one_of("engine", "reasoning", "reasoning_content", "both"), "engine")
     """The name of the field of a chat that holds the model's reasoning."""
+    prefix_reports: str = checked(one_of("auto", "true", "false"), "auto")
+    """Whether the worker reports which beginnings of prompts its engine's cache has lost; `auto`: where it can."""
     python: str | None = None
     """The Python interpreter that has the engine; None: the one of `[engines.NAME]`."""
     env: dict[str, str] = field(factory=dict[str, str])

@@ -13,6 +13,7 @@ import attrs
 
 from ichat.engines.adapter import BodyTransform, ProtocolAdapter
 from ichat.engines.flags import FlagOutcome
+from ichat.engines.held_prefixes import HeldPrefixes
 from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, ApiError, Exit, model_not_found
 from ichat.http.json_body import Member, members_of, spliced, value_of
 from ichat.http.request import Request
@@ -20,8 +21,9 @@ from ichat.protocol import Group, ModelCard
 
 __all__ = [
     "EXIT_SOFTWARE", "EXIT_UNAVAILABLE", "EXIT_USAGE", "ApiError", "Application", "BodyTransform", "Engine",
-    "EngineInfo", "Exit", "FlagOutcome", "Group", "Member", "Message", "ModelCard", "Progress", "ProtocolAdapter",
-    "Receive", "Request", "Scope", "Send", "Serve", "find", "members_of", "model_not_found", "spliced", "value_of",
+    "EngineInfo", "Exit", "FlagOutcome", "Group", "HeldPrefixes", "Member", "Message", "ModelCard", "Progress",
+    "ProtocolAdapter", "Receive", "Request", "Scope", "Send", "Serve", "find", "members_of", "model_not_found",
+    "spliced", "value_of",
 ]  # fmt: skip
 
 BUILT_IN = {"vllm": "ichat.engines.vllm:VLLM", "sglang": "ichat.engines.sglang:SGLang"}
@@ -72,6 +74,8 @@ class EngineInfo:
     flag_outcomes: Sequence[FlagOutcome] = ()
     """What became of each argument that was given."""
     group: Group | None = None
+    held: HeldPrefixes | None = None
+    """What is known of the prefixes in the engine's cache; None: nothing, and nothing is reported."""
 
 
 class Engine(Protocol):

@@ -49,6 +49,10 @@ class AdapterSettings:
     """How many bytes the requests of remembered responses may have in all."""
     reasoning_field: str = "engine"
     """The name of a model's thoughts in chats; see `reasoning.FIELDS`."""
+    prefix_reports: str = "false"
+    """Whether the worker reports which prefixes the engine's cache holds: `auto`, `true` or `false`."""
+    events_directory: str = ""
+    """A directory of this worker's alone, for the socket of the engine's events, if prefixes may be reported."""
 
 
 class ProtocolAdapter:

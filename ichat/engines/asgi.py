@@ -68,6 +68,8 @@ class Call:
         """How each of the engine's own requests for this call is aborted, by their ids, if the engine noted them."""
         self.task: asyncio.Task[None]
         """Known when the call has started."""
+        self.is_tagged = False
+        """Whether one of these has the tag for the events about its prompt."""
         self._gone = asyncio.Event()
         self._head = b""
         self._gathered: bytearray | None = None

@@ -78,7 +78,9 @@ class HeartbeatSender:
         self._changed = trio.Event()
         self._sending = trio.CancelScope()
         self._own_address = "127.0.0.1"
-        self._gateway_id = ""
+        self.accepted = 0
+        """How many heartbeats the gateway has accepted."""
+        self.gateway_id = ""
         """Identifies the gateway process that accepted the last heartbeat, if it says so."""
         self._is_repeat = False
         """Whether the next heartbeat is sent only because the gateway has restarted."""
@@ -107,7 +109,7 @@ class HeartbeatSender:
         """Send a heartbeat at every change and interval, and soon again after a failure."""
         reached = True
         with self._sending:
-            async with self._gateway() as gateway:
+            async with self.client() as gateway:
                 while True:
                     self._changed = trio.Event()
                     heartbeat = await self._current()
@@ -137,10 +139,11 @@ class HeartbeatSender:
         """Send the last heartbeat, if that can be done quickly: this worker is gone."""
         self._sending.cancel()
         with trio.move_on_after(GOODBYE_TIMEOUT_S):
-            async with self._gateway() as gateway:
+            async with self.client() as gateway:
                 await self._send(gateway, attrs.evolve(await self._current(), state="gone"))
 
-    def _gateway(self) -> httpx.AsyncClient:
+    def client(self) -> httpx.AsyncClient:
+        """Return a client for requests to the gateway's own routes."""
         url = urllib.parse.urlsplit(self._address)
         if url.scheme == "unix":
             transport = httpx.AsyncHTTPTransport(uds=url.path)
@@ -159,6 +162,7 @@ class HeartbeatSender:
         if not response.is_success:
             return f"{response.status_code} {response.text[:300]}"
         answer = _answer(response.content)
+        self.accepted += 1
         self._registered = heartbeat.registration if answer.get("accepts_short") is True else ""
         self._interval_s = _interval(answer)
         self._sent_machine = None if answer.get("wants_machine") is True else heartbeat.machine or self._sent_machine
@@ -184,12 +188,12 @@ class HeartbeatSender:
 
     def _note_gateway(self, gateway_id: str) -> None:
         """Send again at once to a gateway that has restarted, but not twice in a row: two may share the address."""
-        is_new = bool(self._gateway_id and gateway_id and gateway_id != self._gateway_id)
+        is_new = bool(self.gateway_id and gateway_id and gateway_id != self.gateway_id)
         if is_new and not self._is_repeat:
             log.info("the gateway %s has restarted", self._address)
             self.changed()
         self._is_repeat = is_new and not self._is_repeat
-        self._gateway_id = gateway_id or self._gateway_id
+        self.gateway_id = gateway_id or self.gateway_id
 
     def warn_of_loopback(self) -> None:
         """Log a warning if the other members of the group may not reach this worker at its address."""

@@ -6,10 +6,12 @@ hub                                    sockets' events; ends last
 └ watch                                a signal, the launcher's end or the engine's end begins the shutdown
 """
 
+import contextlib
 import logging
 import math
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 
 import trio
 
@@ -23,6 +25,7 @@ from ichat.http.listeners import open_listeners, open_unix_listener, port_of
 from ichat.observability.logs.capture import Capture
 from ichat.protocol import sentence
 from ichat.roles.heartbeat_sender import HeartbeatSender
+from ichat.roles.prefix_reporter import PrefixReporter
 from ichat.roles.worker_options import Options, read_command_line
 from ichat.roles.worker_server import WorkerServer
 from ichat.security.addresses import is_loopback
@@ -32,6 +35,8 @@ __all__ = ["explain_args", "read_command_line", "run"]
 
 log = logging.getLogger(__name__)
 
+TEMPORARY_CHARACTERS_MAX = 60
+"""The longest path for temporary files that is used: the path of a socket below it may have 107 characters."""
 LAST_LINES_S = 2.0
 """How long clients that follow the log may take to read its end."""
 WITHOUT_LAUNCHER_S = (2.0, 5.0, 6.0)
@@ -101,7 +106,6 @@ async def run(
     argv = [*engine_argv, "--host", options.host, "--port", str(port)]
     thread = EngineThread(engine, argv, client_stall_s=timeouts.client_stall_s)
     worker = WorkerServer(options, engine, thread, port, capture=capture, token=token)
-    engine.adapter.settings = worker.adapter_settings()
     hub = Hub()
     door = FrontDoor(b"worker", worker.answer, worker.authenticate, hub, limits, timeouts)
     log.info("worker %s listens on %s:%d", worker.id, options.host, worker.port)
@@ -123,7 +127,8 @@ async def run(
         worker.grouped = sender.warn_of_loopback
     deadlines = ShutdownDeadlines(door)
     pipe = launcher_pipe()
-    with trio.open_signal_receiver(*_ending_signals(options)) as signals:
+    with trio.open_signal_receiver(*_ending_signals(options)) as signals, _events_directory(options) as directory:
+        engine.adapter.settings = worker.adapter_settings(directory)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hub.run_forever)
             nursery.start_soon(door.serve_forever, listeners)
@@ -131,6 +136,7 @@ async def run(
             if sender is not None:
                 nursery.start_soon(sender.send_forever)
                 nursery.start_soon(worker.watch_machine_forever)
+                nursery.start_soon(_report_prefixes_forever, worker, sender)
             if pipe is not None:
                 nursery.start_soon(deadlines.force_without_launcher, pipe)
             await _wait_for_end(worker, signals, deadlines.launcher_ended, sender)
@@ -139,6 +145,27 @@ async def run(
             nursery.cancel_scope.cancel()
     if thread.failure is not None:
         raise thread.failure
+
+
+@contextlib.contextmanager
+def _events_directory(options: Options) -> Generator[str]:
+    """Make a directory for the socket of the engine's events, which only this user may enter; "" if none is wanted."""
+    if options.gateway_address is None or options.prefix_reports == "false":
+        yield ""
+        return
+    place = tempfile.gettempdir()
+    if len(place) > TEMPORARY_CHARACTERS_MAX:
+        place = "/tmp"  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="ichat-", dir=place, ignore_cleanup_errors=True) as directory:
+        yield directory
+
+
+async def _report_prefixes_forever(worker: WorkerServer, sender: HeartbeatSender) -> None:
+    """Report which prefixes the engine's cache has lost, if anything is known of it."""
+    await worker.thread.parsed.wait()
+    held = worker.thread.info.held if worker.thread.info is not None else None
+    if held is not None:
+        await PrefixReporter(sender, held, worker.id, worker.start_id).report_forever()
 
 
 def _ending_signals(options: Options) -> list[signal.Signals]:

@@ -15,6 +15,7 @@ from ichat.errors import EXIT_USAGE, Exit
 from ichat.protocol import parse_heartbeat
 from ichat.roles.heartbeat_sender import is_address
 
+PREFIX_REPORTS = ("auto", "true", "false")
 RENAMED = {"--gateway": "--gateway-address"}
 """Old names of flags, which would otherwise be passed to the engine."""
 
@@ -45,6 +46,7 @@ class Options:
     responses_max: int
     responses_bytes_max: int
     reasoning_field: str
+    prefix_reports: str
     explain_args: bool
 
 
@@ -109,6 +111,10 @@ def parser() -> CommandLineParser:
         "--reasoning-field", choices=FIELDS, default="engine",
         help="the name of a model's thoughts in chats (engine: the engine's own)",
     )  # fmt: skip
+    add(
+        "--prefix-reports", choices=PREFIX_REPORTS, default="auto",
+        help="tell the gateway which beginnings of prompts the engine's cache has lost (auto: where the engine can)",
+    )  # fmt: skip
     stall_s = Timeouts().client_stall_s
     add(
         "--client-stall-s", type=float, default=stall_s, metavar="S",
@@ -167,6 +173,8 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
             EXIT_USAGE,
             f"{usage.prog}: --gateway-address must be like http://gw:4000, not {options.gateway_address!r}",
         )
+    if options.prefix_reports == "true" and options.gateway_address is None:
+        raise Exit(EXIT_USAGE, f"{usage.prog}: --prefix-reports true needs --gateway-address")
     if options.served_model_name:
         theirs += ["--served-model-name", *options.served_model_name]
     return options, theirs

@@ -34,6 +34,7 @@ from ichat.protocol import (
     response_tag,
     sentence,
 )
+from ichat.protocol.prefixes import PREFIX_HEADER
 from ichat.roles.worker_options import Options
 from ichat.security.addresses import address_in, comes_from_this_host, is_loopback, targets_this_host
 from ichat.security.auth import CHANGES_MODELS, bearer_of
@@ -74,7 +75,7 @@ class WorkerServer:
         self.id = options.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self.draining = False
         self._created = int(time.time())
-        self._start_id = secrets.token_hex(8)
+        self.start_id = secrets.token_hex(8)
         own = [(WORKER_HEADER, self.id.encode())]
         self.log = LogEndpoint(capture.buffer, capture.settle, own) if capture is not None else None
         self.changed: Callable[[], None] = _ignore
@@ -86,11 +87,18 @@ class WorkerServer:
     def __repr__(self) -> str:
         return f"<Worker {self.id}: {self.state()}, {self.thread!r}>"
 
-    def adapter_settings(self) -> AdapterSettings:
-        """Return the settings of the engine's adapter at this worker."""
+    def adapter_settings(self, events_directory: str = "") -> AdapterSettings:
+        """Return the settings of the engine's adapter; prefixes are reported by way of a directory."""
         options = self.options
-        tag = response_tag(self.id, self._start_id)
-        return AdapterSettings(tag, options.responses_max, options.responses_bytes_max, options.reasoning_field)
+        tag = response_tag(self.id, self.start_id)
+        return AdapterSettings(
+            tag,
+            options.responses_max,
+            options.responses_bytes_max,
+            options.reasoning_field,
+            options.prefix_reports if events_directory else "false",
+            events_directory,
+        )
 
     def state(self) -> WorkerState:
         """Return the state for the gateway."""
@@ -222,11 +230,12 @@ class WorkerServer:
             unix_socket=self.options.unix_socket is not None,
             max_in_flight=self.options.max_in_flight,
             pid=os.getpid(),
-            start_id=self._start_id,
+            start_id=self.start_id,
             args=info.args if info else {},
             changed_args=_bounded(info.changed_args) if info else None,
             versions={"ichat": __version__, **(info.versions if info else {})},
             progress=attrs.asdict(self._engine.progress()),
+            prefix_reports=info is not None and info.held is not None,
             machine=self._machine_monitor.report.machine if self._machine_monitor.report else None,
         )
 
@@ -241,8 +250,8 @@ class WorkerServer:
 
 
 def _external(headers: Headers) -> Headers:
-    """Return the headers without those that only our own processes may send each other."""
-    return [header for header in headers if not header[0].startswith(INTERNAL)]
+    """Return the headers without those that only our own processes may send each other, but for the chain."""
+    return [header for header in headers if not header[0].startswith(INTERNAL) or header[0] == PREFIX_HEADER]
 
 
 def _bounded(names: Sequence[str] | None) -> list[str] | None:

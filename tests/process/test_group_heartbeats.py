@@ -272,7 +272,7 @@ async def test_a_member_that_is_heard_of_again_is_asked_anew(gateway_with, close
     """What was counted against it is forgotten."""
     lost = silent(closed_port)
     _, told = await gateway_with(lost, None, lost, lost)
-    async with told.reporter._gateway() as gateway:
+    async with told.reporter.client() as gateway:
         believed = []
         for _ in range(4):
             assert await told.reporter._send(gateway, BEAT) is None
@@ -294,7 +294,7 @@ async def test_who_says_goodbye_believes_no_loss(gateway_with):
 async def test_an_answer_of_another_form_is_no_loss(gateway_with, answer):
     """The beat was taken, and that is all that is known."""
     _, told = await gateway_with(answer)
-    async with told.reporter._gateway() as gateway:
+    async with told.reporter.client() as gateway:
         assert await told.reporter._send(gateway, BEAT) is None
     assert told.losses == []
 

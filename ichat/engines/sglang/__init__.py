@@ -28,6 +28,7 @@ from ichat.engines import Application, EngineInfo, Progress, Serve
 from ichat.engines.asgi import call_under_way
 from ichat.engines.children import ProcessFamily, adopt_children, children, wait_for_end
 from ichat.engines.flags import FlagOutcome
+from ichat.engines.kv_events import WHY, KvEvents, wanted_events
 from ichat.engines.responses import bound_responses
 from ichat.engines.sglang.adapter import SGLangAdapter
 from ichat.engines.sglang.arguments import (
@@ -42,6 +43,7 @@ from ichat.engines.sglang.arguments import (
     words_of,
 )
 from ichat.engines.sglang.encoders import inspect_encoder
+from ichat.engines.sglang.events import obstacle_to_events, tag_requests, why_too_dear
 from ichat.engines.sglang.flags import TABLE
 from ichat.engines.sglang.loopback_requests import LoopbackRequests
 from ichat.engines.translation import translate
@@ -84,6 +86,7 @@ class SGLang:
         self._family = ProcessFamily()
         self._dead: str | None = None
         self._has_begun = False
+        self._events: KvEvents | None = None
         self._warm = threading.Event()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGQUIT, self._child_failed)
@@ -131,9 +134,18 @@ class SGLang:
                 FlagOutcome([], ["--skip-server-warmup"], "SGLang would warm up through a port that is not open yet")
             )
             self._args = make_server_args(words_of(outcomes))
+        self._listen(outcomes)
         changed = changed_args(given or self._args, resolved_args(self._args), parser)
-        self._info = engine_info(self._args, outcomes, changed, sglang.__version__)
+        self._info = engine_info(self._args, outcomes, changed, sglang.__version__, self._events)
         return self._info
+
+    def _listen(self, outcomes: list[FlagOutcome]) -> None:
+        """Let SGLang publish events about its cache, if they are wanted and possible."""
+        args = resolved_args(self._args)
+        self._events = wanted_events(self.adapter.settings, obstacle_to_events(args), why_too_dear(args))
+        if self._events is not None:
+            outcomes.append(FlagOutcome([], self._events.flag(), WHY))
+            self._args = make_server_args(words_of(outcomes))
 
     def _remember_responses(self, outcomes: list[FlagOutcome], parser: argparse.ArgumentParser) -> None:
         """Let SGLang store responses, if wanted and possible; releases without the flag always do."""
@@ -196,7 +208,12 @@ class SGLang:
                 await asyncio.sleep(WARM_UP_POLL_S)  # noqa: ASYNC110
             self._manager = manager
             self.adapter.set_routes(generates=manager.is_generation)
+            if self._events is not None:
+                tag_requests(manager, self._events)
+                self._events.open()
             await self._serve(app)
+            if self._events is not None:
+                self._events.close()
             if self._dead is None:
                 self._unload()
 

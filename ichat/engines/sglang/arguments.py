@@ -15,6 +15,7 @@ from typing import Any
 import ichat
 from ichat.engines import EngineInfo
 from ichat.engines.flags import FlagOutcome
+from ichat.engines.kv_events import KvEvents
 from ichat.engines.ray_check import check_ray
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.protocol import Group
@@ -138,7 +139,9 @@ def changed_args(given: object, resolved: Mapping[str, Any], parser: argparse.Ar
     ]
 
 
-def engine_info(args: Any, outcomes: Sequence[FlagOutcome], changed: Sequence[str], version: str) -> EngineInfo:
+def engine_info(
+    args: Any, outcomes: Sequence[FlagOutcome], changed: Sequence[str], version: str, events: KvEvents | None
+) -> EngineInfo:
     """Return what the arguments say about the engine."""
     import torch
 
@@ -158,4 +161,5 @@ def engine_info(args: Any, outcomes: Sequence[FlagOutcome], changed: Sequence[st
         changed_args=changed,
         flag_outcomes=outcomes,
         group=group,
+        held=events.held if events is not None else None,
     )

@@ -30,10 +30,12 @@ from ichat.engines import EngineInfo, Progress, Serve
 from ichat.engines.adapter import GENERATES, HEARS, POOLS, VLLM_PATHS, ProtocolAdapter
 from ichat.engines.children import ProcessFamily, adopt_children, children
 from ichat.engines.flags import FlagOutcome
+from ichat.engines.kv_events import WHY, KvEvents, wanted_events
 from ichat.engines.ray_check import check_ray
 from ichat.engines.responses import bound_responses
 from ichat.engines.translation import translate
 from ichat.engines.versions import check_version
+from ichat.engines.vllm.events import obstacle_to_events, tag_requests
 from ichat.engines.vllm.flags import TABLE
 from ichat.engines.vllm.metrics import read_progress
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
@@ -61,6 +63,7 @@ _PLACES: Mapping[str, Sequence[str]] = {
     "MultiprocExecutor": ("vllm.v1.executor.multiproc_executor",),
     "CoreEngineProcManager": ("vllm.v1.engine.utils",),
     "EngineCoreProc": ("vllm.v1.engine.core",),
+    "KVEventsConfig": ("vllm.config.kv_events", "vllm.config"),
 }
 """The modules in which vLLM has each name, newest first."""
 _SERVER_FLAGS: Mapping[str, Sequence[object]] = {
@@ -99,6 +102,7 @@ class VLLM:
         self._info: EngineInfo
         self._loaded: Any = None
         self._family = ProcessFamily()
+        self._events: KvEvents | None = None
 
     def check(self) -> None:
         """Look for the package without importing it."""
@@ -126,8 +130,18 @@ class VLLM:
             _check(self._args)
         except (ValueError, TypeError, KeyError) as error:
             raise _usage(_words(error)) from error
-        self._info = _info(self._args, outcomes, defaults, vllm.__version__)
+        self._listen(outcomes)
+        self._info = _info(self._args, outcomes, defaults, vllm.__version__, self._events)
         return self._info
+
+    def _listen(self, outcomes: list[FlagOutcome]) -> None:
+        """Let vLLM publish events about its cache, if they are wanted and possible."""
+        obstacle = obstacle_to_events(self._args, is_alone=_group(self._args) is None)
+        self._events = wanted_events(self.adapter.settings, obstacle)
+        if self._events is not None:
+            flag = self._events.flag(enable_kv_cache_events=True)
+            outcomes.append(FlagOutcome([], flag, WHY))
+            self._args.kv_events_config = _symbol("KVEventsConfig")(**json.loads(flag[1]))
 
     def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
         """See `Engine.run`."""
@@ -160,9 +174,14 @@ class VLLM:
             self._family = _family_of(client.vllm_config)
             self._set_routes(app)
             self._client = client
+            if self._events is not None:
+                tag_requests(client, self._events)
+                self._events.open()
             async with app.router.lifespan_context(app):
                 await serve(app)
         finally:
+            if self._events is not None:
+                self._events.close()
             await context.__aexit__(None, None, None)  # noqa: ASYNC102
 
     def _set_routes(self, app: Any) -> None:
@@ -353,7 +372,11 @@ def _is_about_arguments(error: BaseException) -> bool:
 
 
 def _info(
-    args: argparse.Namespace, outcomes: Sequence[FlagOutcome], defaults: Mapping[str, Any], version: str
+    args: argparse.Namespace,
+    outcomes: Sequence[FlagOutcome],
+    defaults: Mapping[str, Any],
+    version: str,
+    events: KvEvents | None,
 ) -> EngineInfo:
     import torch
 
@@ -370,4 +393,5 @@ def _info(
         changed_args=[name for name, value in vars(args).items() if value != defaults[name]],
         flag_outcomes=outcomes,
         group=_group(args),
+        held=events.held if events is not None else None,
     )
