@@ -12,6 +12,7 @@ from ichat.admin.openapi_parts import FAILED, failure, header, json_body, json_o
 from ichat.admin.schemas import Schema, ref, schemas
 from ichat.http import sse
 from ichat.observability.logs.stream import KEEP_ALIVE_S
+from ichat.routing.prefix_chain import PROMPTS
 from ichat.security.auth import ROUTES, Rule
 
 _ABOUT = """\
@@ -191,12 +192,16 @@ def _by_model(path: str, summary: str, *, is_form: bool) -> Schema:
     }
 
 
-def _model_body(kind: str) -> Schema:
+def _model_keys() -> Schema:
     keys: Schema = {"model": {"type": "string", "description": "One of `GET /v1/models`."}}
+    return {"type": "object", "properties": keys, "required": ["model"]}
+
+
+def _model_body(kind: str) -> Schema:
     return {
         "required": True,
         "description": "As OpenAI's; of it the gateway reads `model`.",
-        "content": {kind: {"schema": {"type": "object", "properties": keys, "required": ["model"]}}},
+        "content": {kind: {"schema": _model_keys()}},
     }
 
 
@@ -288,6 +293,7 @@ def _of_workers() -> dict[str, Schema]:
             },
         )
     }
+    paths["/v1/admin/route"] = {"post": _explain()}
     paths["/v1/logs/stream/{worker_id}"] = {
         "parameters": [worker_id],
         "get": operation_of(
@@ -300,6 +306,21 @@ def _of_workers() -> dict[str, Schema]:
         ),
     }
     return paths
+
+
+def _explain() -> Schema:
+    return operation_of(
+        "workers",
+        "explain_route",
+        "Where a request would go now, and why; it goes nowhere, and nothing changes",
+        json_of("Route"),
+        body={"application/json": {"schema": _model_keys()}},
+        parameters=[
+            query("path", {"enum": [path.decode() for path in PROMPTS]}, "The request's route; left out: by its keys."),
+            query("session", {"type": "string"}, "The session that the request names (`routing.session_header`)."),
+        ],
+        failures={status: _FAILURES_OF_MODELS[status] for status in ("400", "404")},
+    )
 
 
 def _list_parameters() -> list[Schema]:

@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from importlib import metadata
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from ichat.hardware.gpus import find_gpus
 from ichat.hardware.host import CpuMeter, HostResources, read_resources
 from ichat.hardware.machines import MachineReport, machines_of, read_machine
 from ichat.http import sse
+from ichat.http.json_body import model_of, read_members
 from ichat.observability.logs.store import LogStore
 from ichat.observability.logs.stream import read_flag, read_query
 from ichat.observability.metrics import Metrics
@@ -35,8 +36,14 @@ from ichat.observability.scrape import Scraper
 from ichat.protocol import ModelCard, entry_of
 from ichat.proxy.heartbeats import HeartbeatReceiver
 from ichat.proxy.prefix_reports import PrefixReportReceiver
+from ichat.proxy.refusals import response_missing
+from ichat.routing.availability import Unknown
 from ichat.routing.balancer import Balancer
+from ichat.routing.explain import explain
+from ichat.routing.prefix_chain import PROMPTS, chain_of
 from ichat.routing.registry import Registry
+from ichat.routing.request import RoutingRequest
+from ichat.routing.responses import ResponseMissing, continued_by
 from ichat.routing.views import load_of
 from ichat.routing.worker_record import State, WorkerRecord
 from ichat.security.auth import Auth
@@ -193,6 +200,36 @@ async def _stop(worker_id: str) -> Response:
         )
     await supervisor.remove(managed, _seconds("drain_s", context().reloader.config.timeouts.drain_s))
     return json_response(views.Stopped(worker_id))
+
+
+@routes.post("/v1/admin/route")
+async def _explain() -> Response:
+    """Show where a request would go now: nothing is sent, and nothing changes."""
+    here, path, session = context(), request.args.get("path", "").encode(), request.args.get("session", "").encode()
+    body = cast("bytes", await request.get_data())
+    members = await read_members(body, ("model", "previous_response_id"))
+    path, model = path or _path_of(members), model_of(members)
+    if path not in PROMPTS:
+        known = ", ".join(sorted(one.decode() for one in PROMPTS))
+        raise errors.bad_request(f"path must be one of {known}.", param="path")
+    only, prefix, previous = None, None, members.get("previous_response_id")
+    if previous is not None and path.endswith(b"/responses"):
+        only = continued_by(here.registry, str(previous), model)
+        if isinstance(only, ResponseMissing):
+            raise response_missing(only, "previous_response_id")
+    if not session and only is None and here.balancer.wants_prefix(model):
+        prefix = chain_of(path, body, (*members,), model)
+    routing = RoutingRequest(model, session, only=only, prefix=prefix)
+    view = explain(here.registry, here.balancer, here.reloader.config.routing, routing, trio.current_time())
+    if isinstance(view, Unknown):
+        raise errors.model_not_found(model, here.registry.models())
+    return _long_response(with_long_list(view, "candidates", view.candidates))
+
+
+def _path_of(members: Container[str]) -> bytes:
+    """Return the path of the route that takes a body with these members."""
+    found = (path for path, member in PROMPTS.items() if member.decode() in members)
+    return next(found, b"/v1/chat/completions")
 
 
 # The cluster, logs, and the configuration.

@@ -34,6 +34,7 @@ from ichat.protocol import (
 )
 from ichat.protocol.prefixes import PrefixReport
 from ichat.routing.circuit_breaker import CircuitView
+from ichat.routing.explain import RouteView
 from ichat.routing.views import WorkerSummary, WorkerView
 from ichat.routing.worker_record import State
 from ichat.supervisor.reload_plan import ReloadStep
@@ -120,6 +121,7 @@ def schemas() -> dict[str, Schema]:
         "WorkerSummary": _worker_summary(),
         "Workers": _workers(),
         "EngineValue": {"type": scalars, "items": {"type": scalars}},
+        "Route": view(RouteView),
         "Launch": _launch(),
         "Launched": view(views.Launched),
         "Stopped": view(views.Stopped),

@@ -49,6 +49,7 @@ ROUTES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/v1/logs/stream/<worker_id>"): "read",
     ("GET", "/v1/admin/workers"): "read",
     ("GET", "/v1/admin/workers/<worker_id>"): "read",
+    ("POST", "/v1/admin/route"): "read",
     ("POST", "/v1/admin/workers/launch"): "write",
     ("DELETE", "/v1/admin/workers/<worker_id>"): "write",
     ("GET", "/v1/admin/cluster/status"): "read",
