@@ -77,7 +77,8 @@ class Fleet:
         self.starts = 0
         for number in range(args.workers):
             self.start(number)
-            self.wait(number)  # one after the other: a load takes all CPUs
+        for number in range(args.workers):
+            self.wait(number)
 
     @property
     def urls(self):
