@@ -9,11 +9,6 @@ import attrs
 from load import Connection
 from response import Broken, Response
 
-try:
-    from uvloop import run
-except ImportError:
-    from asyncio import run
-
 ANSWER_TOKENS = 12
 REQUEST_S = 120.0
 """How long one request may take."""
@@ -62,7 +57,7 @@ class Play:
     def all_turns(self, conversations):
         """Let every conversation take all its turns; the one that has waited longest goes on first."""
         waiting = collections.deque(conversations)
-        run(self._play(waiting, waiting))
+        asyncio.run(self._play(waiting, waiting))  # uvloop's transports swallow the exit that a signal asks for
 
     def one_turn(self, conversations, called=lambda _ended: None):
         """Let every conversation take one turn, and return those that have another.
@@ -70,7 +65,7 @@ class Play:
         `called` is told after each request how many have ended.
         """
         later = collections.deque()
-        run(self._play(collections.deque(conversations), later, called))
+        asyncio.run(self._play(collections.deque(conversations), later, called))
         return list(later)
 
     async def _play(self, waiting, later, called=lambda _ended: None):
