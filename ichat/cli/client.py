@@ -175,10 +175,10 @@ class Api:
         path: str,
         *,
         params: Mapping[str, str] | None = None,
-        body: Json | None = None,
+        body: Json | bytes | None = None,
         answer_s: float = ANSWER_S,
     ) -> JsonReply:
-        """Make a request and give its answer, which must be a JSON object."""
+        """Make a request and give its answer, which must be a JSON object; a body in bytes is sent as it is."""
         with self._asked(method, path, params=params, body=body, headers={}, silence_s=answer_s) as response:
             answer = self._whole(response)
         self._check(path, answer)
@@ -212,7 +212,7 @@ class Api:
         path: str,
         *,
         params: Mapping[str, str] | None,
-        body: Json | None,
+        body: Json | bytes | None,
         headers: Mapping[str, str],
         silence_s: float,
     ) -> Generator["http.client.HTTPResponse"]:
@@ -223,7 +223,7 @@ class Api:
         headers = {**self._headers, "connection": "close", "accept-encoding": "identity", **headers}
         if body is not None:
             headers["content-type"] = "application/json"
-        data = None if body is None else json.dumps(body).encode()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         host, port, tls = self._url.hostname or "", self._url.port, self.place.tls
         if tls is None:
             connection = http.client.HTTPConnection(host, port, timeout=CONNECT_S)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ichat.cli import chat as terminal_chat
+from ichat.cli import explain as terminal_explain
 from ichat.cli import launch as terminal_launch
 from ichat.cli import logs as terminal_logs
 from ichat.cli import views as terminal_views
@@ -108,6 +109,11 @@ def _models(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     return 0
 
 
+def _explain(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    _show(screen, args, terminal_explain.ask(api, args), terminal_explain.show_route)
+    return 0
+
+
 def _chat(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     return terminal_chat.Chat(api, screen, args).run()
 
@@ -167,6 +173,9 @@ COMMANDS = {
     "stop": Command("stop ID [--drain-s S]", "end a worker of the gateway's", _stop_flags, terminal_launch.stop),
     "status": Command("status", "the gateway, its machine, its models", _no_flags, _status),
     "models": Command("models", "what can be asked for now", _no_flags, _models),
+    "explain": Command(
+        "explain MODEL [PROMPT]", "where a request would go", terminal_explain.add_explain_flags, _explain
+    ),
     "chat": Command("chat MODEL [PROMPT]", "talk to a model", terminal_chat.add_chat_flags, _chat),
     "reload": Command("reload [--dry-run]", "read the configuration again", _reload_flags, _reload),
 }

@@ -38,6 +38,7 @@ _STYLES: Mapping[str, Mapping[str, str]] = {
         "ready": _GOOD, "following": _GOOD, "starting": _BUSY, "loading": _BUSY, "draining": _BUSY, "stale": _BUSY,
         "restarting": _BAD, "unhealthy": _BAD, "wedged": _BAD, "failed": _BAD, "broken": _BAD, "gone": "dim",
     },
+    "chosen": {"yes": _GOOD},
     "action": {"start": _GOOD, "stop": _BAD, "restart": _BUSY, "update": _BUSY, "later": _BUSY, "keep": "dim"},
 }  # fmt: skip
 """How the words of a column look, by the column's name."""

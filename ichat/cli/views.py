@@ -17,7 +17,7 @@ _ORIGINS = {"configuration": "the gateway, by its configuration", "api": "the ga
 
 def show_workers(screen: Screen, answer: Json) -> None:
     """Show every worker in a line: what it is, how busy it is, and what is to be said of it."""
-    columns = ("worker", "state", "model", "backend", "address", "in flight", "running", "waiting", "kv use")
+    columns = ("worker", "state", "model", "backend", "address", "in flight", "running", "waiting", "kv use", "hits")
     rows: list[list[object]] = []
     for worker in objects_of(answer.get("data")):
         progress = object_of(worker.get("progress"))
@@ -31,6 +31,7 @@ def show_workers(screen: Screen, answer: Json) -> None:
             _count(progress.get("running")),
             _count(progress.get("waiting")),
             percent(progress.get("kv_use")),
+            percent(_hits(progress)),
             duration(worker.get("beat_age_s")),
             worker.get("restarts"),
             _remark(worker, chars_max=REMARK_CHARS_MAX if screen.is_terminal else None),
@@ -38,7 +39,7 @@ def show_workers(screen: Screen, answer: Json) -> None:
     if not rows and screen.is_terminal:
         screen.line("There are no workers.")
         return
-    can_go = ("last beat", "kv use", "waiting", "running", "restarts", "backend", "address")
+    can_go = ("last beat", "kv use", "waiting", "running", "restarts", "backend", "address", "hits")
     screen.table((*columns, "last beat", "restarts", "remark"), rows, can_go)
 
 
@@ -70,6 +71,7 @@ def show_worker(screen: Screen, worker: Json, *, all_args: bool = False) -> None
         ("in flight", worker.get("in_flight")),
         ("requests", _running(progress)),
         ("kv use", percent(progress["kv_use"]) if progress.get("kv_use") is not None else None),
+        ("prefix cache", _hits_in_words(progress)),
         ("engine", f"{steps or NONE} steps, {tokens or NONE} tokens" if steps or tokens else None),
     ])  # fmt: skip
     _show_args(screen, worker, show_all=all_args)
@@ -236,6 +238,22 @@ def _running(progress: Json) -> str | None:
         return None
     running, waiting = _count(progress.get("running")), _count(progress.get("waiting"))
     return f"{running or NONE} running, {waiting or NONE} waiting"
+
+
+def _hits(progress: Json) -> float | None:
+    """Return the share of the prompts' tokens that the engine's prefix cache had, since its start."""
+    asked, cached = progress.get("prompt_tokens"), progress.get("cached_tokens")
+    if not isinstance(asked, int | float) or not isinstance(cached, int | float) or asked <= 0:
+        return None
+    return cached / asked
+
+
+def _hits_in_words(progress: Json) -> str | None:
+    share = _hits(progress)
+    if share is None:
+        return None
+    asked, cached = _count(progress.get("prompt_tokens")), _count(progress.get("cached_tokens"))
+    return f"had {cached} of {asked} prompt tokens ({percent(share)})"
 
 
 def _machine(machine: Json) -> list[object]:

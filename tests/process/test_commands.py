@@ -18,6 +18,7 @@ import time
 import types
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import get_args
 
 import pytest
 import trustme
@@ -29,6 +30,7 @@ from ichat.cli import logs as terminal_logs
 from ichat.cli.client import read_events
 from ichat.cli.screen import clean, duration, log_line, size
 from ichat.errors import Exit
+from ichat.routing.policies import Rule
 from ichat.supervisor.launch import engine_flags
 
 KEPT = ("command", "path", "query", "headers", "body")
@@ -37,7 +39,8 @@ STATES = ("starting", "loading", "ready", "following", "draining", "gone", "unhe
 READY = {
     "worker_id": "w1", "managed": True, "state": "ready", "phase": "ready", "model_name": "org/m", "model_names": ["org/m", "m"],
     "backend": "vllm", "model_path": "/m", "host": "10.0.0.1", "port": 8001, "pid": 7, "in_flight": 3, "beat_age_s": 1.26,
-    "progress": {"running": 2, "waiting": 1, "kv_use": 0.375, "steps": 9, "tokens_out": 70}, "restarts": 0, "failure": None,
+    "progress": {"running": 2, "waiting": 1, "kv_use": 0.375, "steps": 9, "tokens_out": 70, "prompt_tokens": 80,
+                 "cached_tokens": 70}, "restarts": 0, "failure": None,
     "cause": None, "last_lines": ["loaded"], "args": {"max_model_len": 8192, "seed": None}, "versions": {"vllm": "0.32.0"},
     "group": {"id": "g", "rank": 0, "size": 2}, "load_s": 75,
 }  # fmt: skip
@@ -57,6 +60,18 @@ MODELS = {
     "object": "list",
     "data": [{"id": "org/m", "object": "model", "owned_by": "vllm", "max_model_len": 8192, "root": "/m"}],
 }
+ROUTE = {
+    "model": "m", "policy": "prefix_aware", "rule": "prefix", "chosen": "w1", "reason": None, "waiting": 0, "session": False,
+    "prefix": {"length": 8190, "matched": 6144, "deepest": 6144},
+    "candidates": [
+        {"worker_id": "w1", "state": "ready", "chosen": True, "why_not": None, "in_flight": 2, "load": 3, "in_flight_max": 256,
+         "matched": 6144, "overloaded": False, "circuit": {"state": "closed", "failures": 0, "retry_in_s": None}},
+        {"worker_id": "w2", "state": "ready", "chosen": False, "why_not": None, "in_flight": 90, "load": 90,
+         "in_flight_max": 256, "matched": 0, "overloaded": True, "circuit": {"state": "closed"}},
+        {"worker_id": "w3", "state": "loading", "chosen": False, "why_not": "is loading (weights)", "in_flight": 0, "load": 0,
+         "in_flight_max": 0, "matched": 0, "overloaded": False, "circuit": None},
+    ],
+}  # fmt: skip
 PLAN = {
     "applied": True,
     "summary": "+1 start, ~0 restart, -0 stop, 1 untouched",
@@ -167,6 +182,7 @@ def fake(monkeypatch):
         ("GET", "/v1/admin/cluster/status"): (200, STATUS),
         ("GET", "/v1/models"): (200, MODELS),
         ("POST", "/v1/admin/config/reload"): (200, PLAN),
+        ("POST", "/v1/admin/route"): (200, ROUTE),
         ("POST", "/v1/admin/workers/launch"): (202, {"worker_id": "w1", "state": "starting"}),
         ("DELETE", "/v1/admin/workers/w1"): (200, {"worker_id": "w1", "state": "stopped"}),
     }
@@ -393,6 +409,85 @@ def test_status_and_models(fake, run):
     assert run("models")[1].splitlines()[1].split() == ["org/m", "vllm", "8192", "-", "/m"]
 
 
+def test_where_a_request_would_go(fake, run, monkeypatch, tmp_path):
+    """The chosen one is marked, each other one says why not, and a sentence says why."""
+    code, out, err = run("explain", "m", "Hello, ä.", "--session", "s")
+    head, *rows, last = out.splitlines()
+    assert (code, err) == (0, "")
+    assert head.split() == ["CHOSEN", "WORKER", "STATE", "LOAD", "IN_FLIGHT", "HAS_BYTES", "CIRCUIT", "REMARK"]
+    assert [row.split(maxsplit=7) for row in rows] == [
+        ["yes", "w1", "ready", "3", "2/256", "6144", "closed", "-"],
+        ["-", "w2", "ready", "90", "90/256", "0", "closed", "has too much to do"],
+        ["-", "w3", "loading", "0", "0/0", "0", "-", "is loading (weights)"],
+    ]
+    assert last == "It goes to w1: its cache should have 6144 of the prompt's 8190 bytes, and no other's has more."
+    assert fake.asked[-1].query == {"session": "s"}
+    said = '{"model":"m","messages":[{"role":"user","content":"Hello, ä."}]}'
+    assert fake.asked[-1].body == said.encode(), "as OpenAI's client writes it"
+    assert run("explain", "m")[0] == 0
+    assert fake.bodies()[-1] == {"model": "m"}
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"From a pipe.")))
+    assert run("explain", "m", "-", "--path", "/v1/messages")[0] == 0
+    assert fake.bodies()[-1]["messages"][0]["content"] == "From a pipe."
+    assert fake.asked[-1].query == {"path": "/v1/messages"}
+    body = b'{ "model": "m",\n  "prompt" : "a" }'
+    (tmp_path / "body.json").write_bytes(body)
+    assert run("explain", "m", "--file", str(tmp_path / "body.json"))[0] == 0
+    assert fake.asked[-1].body == body, "byte for byte"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(body)))
+    assert run("explain", "m", "--file", "-")[0] == 0
+    assert fake.asked[-1].body == body
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"rule": "spill", "prefix": {"length": 9, "matched": 2, "deepest": 8}},
+         "It goes to w1: another's cache should have 8 of the prompt's 9 bytes, but that one has too much to do."),
+        ({"rule": "least_loaded"},
+         "It goes to w1: it has the fewest requests, and no cache should have the prompt's beginning."),
+        ({"rule": "least_loaded", "prefix": None}, "It goes to w1: it has the fewest requests."),
+        ({"rule": "session"}, "It goes to w1: the session belongs there, whatever the prompt and the load."),
+        ({"rule": "a-new-one"}, "It goes to w1: the rule is a-new-one."),
+        ({"rule": "queued", "chosen": None, "reason": "all are full, and 2 requests wait already"},
+         "It waits: all are full, and 2 requests wait already."),
+        ({"rule": "queue_full", "chosen": None, "reason": "all are full"}, "It is refused (429): all are full."),
+        ({"rule": "not_ready", "chosen": None, "reason": "worker w1 is loading", "candidates": []},
+         "It is refused (503): worker w1 is loading."),
+    ],
+)  # fmt: skip
+def test_why_it_would_go_there(fake, run, more, sentence):
+    """Each rule has a sentence, one of a newer gateway too."""
+    fake.answers["POST", "/v1/admin/route"] = 200, {**ROUTE, **more}
+    assert run("explain", "m")[1].splitlines()[-1] == sentence
+
+
+def test_every_rule_has_a_sentence(fake, run):
+    """None that this gateway knows is shown by its name alone."""
+    for rule in get_args(Rule):
+        fake.answers["POST", "/v1/admin/route"] = 200, {**ROUTE, "rule": rule}
+        assert "the rule is" not in run("explain", "m")[1], rule
+
+
+@pytest.mark.parametrize(
+    ("tokens", "share", "words"),
+    [
+        ({"prompt_tokens": 800, "cached_tokens": 600}, "75%", ["had 600 of 800 prompt tokens (75%)"]),
+        ({"prompt_tokens": 0, "cached_tokens": 0}, "-", []),
+        ({"prompt_tokens": 80, "cached_tokens": None}, "-", []),
+        ({}, "-", []),
+    ],
+)
+def test_hits_of_the_prefix_cache(fake, run, tokens, share, words):
+    """The share of the prompts' tokens that an engine's own cache had; unknown before there was a prompt."""
+    worker = {**READY, "progress": tokens}
+    fake.answers["GET", "/v1/admin/workers"] = 200, {"data": [worker]}
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, worker
+    head, row = (row.split() for row in run("workers")[1].splitlines())
+    assert dict(zip(head, row, strict=True))["HITS"] == share
+    assert re.findall(r"^prefix cache +(.*)$", run("workers", "w1")[1], re.MULTILINE) == words
+
+
 def test_reload_shows_the_plan(fake, run):
     """A plan that was to be carried out and was not is a refusal."""
     code, out, _err = run("reload", "--dry-run")
@@ -421,6 +516,7 @@ def test_reload_shows_the_plan(fake, run):
         (["status"], STATUS),
         (["models"], MODELS),
         (["reload"], PLAN),
+        (["explain", "m", "Hello."], ROUTE),
         (["launch", "/m"], {"worker_id": "w1", "state": "starting"}),
         (["launch", "/m", "--wait"], READY),
         (["stop", "w1"], {"worker_id": "w1", "state": "stopped"}),
@@ -497,6 +593,9 @@ def test_engine_flags_survive_the_way_through_the_api(words, arguments, flags):
         (["models", "--api-key", "ä"], "The API key must be printable ASCII"),
         (["models", "--ca-certificates", "/none.pem", "-g", "https://x"], "The certificates /none.pem cannot be used"),
         (["chat", "m", " "], "The prompt is empty."),
+        (["explain", "m", "Hello.", "--file", "x"], "Give a PROMPT or --file BODY, not both."),
+        (["explain", "m", "--file", "/none.json"], "/none.json cannot be read: No such file"),
+        (["explain", "m", "--file", "pyproject.toml"], "The body in pyproject.toml is for the model None, not 'm'."),
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_asks_nothing(fake, run, words, said):
@@ -811,7 +910,7 @@ def test_a_terminal_has_colours_and_a_narrow_one_fewer_columns(console):
     with console("workers", columns=80) as screen:
         assert screen.end() == 0
         text = re.sub(r"\x1b\[[\d;]*m", "", screen.text)
-        assert re.search(r"^ *w1 +ready +org/m,m ", text, re.MULTILINE)
+        assert re.search(r"^ *w1 +ready +org/m,m +3 +88% ", text, re.MULTILINE)
         assert "last beat" not in text
         assert max(map(len, text.splitlines())) <= 80
 

@@ -1,0 +1,92 @@
+"""Where a request would go now, and why: `explain`. Nothing is sent to any worker."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+
+from ichat.cli.client import Api, Json, JsonReply, object_of, objects_of, parse_object
+from ichat.cli.screen import Screen, one_line
+from ichat.errors import EXIT_USAGE, Exit
+
+ROUTE = "/v1/admin/route"
+_REASONS: Mapping[str, str] = {
+    "only": "it keeps the response that this request continues",
+    "session": "the session belongs there, whatever the prompt and the load",
+    "single": "no other can take it now",
+    "power_of_two": "of two at random it has fewer requests, so the next one may go elsewhere",
+    "round_robin": "it is its turn, since its last request began longest ago",
+    "random": "it was drawn at random, and the next one may go elsewhere",
+}
+"""Why an endpoint gets the request, by the rules that need no numbers."""
+_ENDS: Mapping[str, str] = {"queued": "waits", "queue_full": "is refused (429)"}
+
+
+def add_explain_flags(usage: argparse.ArgumentParser) -> None:
+    """Add the flags of `explain`."""
+    usage.add_argument("model", metavar="MODEL", help="its name, as `models` has it")
+    usage.add_argument("prompt", metavar="PROMPT", nargs="?", help="of a chat; - is standard input; none: any prompt")
+    usage.add_argument("--file", metavar="BODY", help="the body just as the client sends it; - is standard input")
+    usage.add_argument("--session", metavar="S", help="the session that the request names")
+    usage.add_argument("--path", metavar="PATH", help="its route, for example /v1/messages; else by the body's keys")
+
+
+def ask(api: Api, args: argparse.Namespace) -> JsonReply:
+    """Ask where a request would go. Raises Exit 64 for a prompt and a file, or a file that is no such request."""
+    if args.file is not None and args.prompt is not None:
+        raise Exit(EXIT_USAGE, "Give a PROMPT or --file BODY, not both.")
+    params = {name: value for name in ("session", "path") if (value := getattr(args, name))}
+    return api.call("POST", ROUTE, params=params, body=_body_of(args))
+
+
+def _body_of(args: argparse.Namespace) -> bytes:
+    """Return the request's body: that of the file, byte for byte, or a chat as OpenAI's client writes it."""
+    if args.file is None:
+        prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+        said = {"messages": [{"role": "user", "content": prompt}]} if prompt is not None else {}
+        text = json.dumps({"model": args.model, **said}, ensure_ascii=False, separators=(",", ":"))
+        return text.encode(errors="replace")
+    try:
+        if args.file == "-":
+            body = sys.stdin.buffer.read()
+        else:
+            with open(args.file, "rb") as file:
+                body = file.read()
+    except OSError as error:
+        raise Exit(EXIT_USAGE, f"{args.file} cannot be read: {error.strerror}.") from error
+    model = parse_object(body.decode(errors="replace")).get("model")
+    if model != args.model:
+        raise Exit(EXIT_USAGE, f"The body in {args.file} is for the model {model!r}, not {args.model!r}.")
+    return body
+
+
+def show_route(screen: Screen, view: Json) -> None:
+    """Show every candidate in a line, the chosen one marked, and in a sentence why it is that one."""
+    rows: list[list[object]] = []
+    for one in objects_of(view.get("candidates")):
+        remark = one.get("why_not") or ("has too much to do" if one.get("overloaded") else None)
+        circuit = object_of(one.get("circuit")).get("state")
+        busy = f"{one.get('in_flight')}/{one.get('in_flight_max')}"
+        chosen = "yes" if one.get("chosen") else None
+        has = one.get("matched") if view.get("prefix") else None
+        rows.append([chosen, one.get("worker_id"), one.get("state"), one.get("load"), busy, has, circuit, remark])
+    columns = ("chosen", "worker", "state", "load", "in flight", "has bytes", "circuit", "remark")
+    screen.table(columns, rows, ("circuit", "in flight"))
+    screen.line(sentence_of(view))
+
+
+def sentence_of(view: Json) -> str:
+    """Return in a sentence where the request goes, and by which rule."""
+    rule, chosen, prefix = str(view.get("rule")), view.get("chosen"), object_of(view.get("prefix"))
+    if chosen is None:
+        return one_line(f"It {_ENDS.get(rule, 'is refused (503)')}: {view.get('reason')}.")
+    length, matched, deepest = (prefix.get(name) for name in ("length", "matched", "deepest"))
+    if rule == "prefix":
+        why = f"its cache should have {matched} of the prompt's {length} bytes, and no other's has more"
+    elif rule == "spill":
+        why = f"another's cache should have {deepest} of the prompt's {length} bytes, but that one has too much to do"
+    elif rule == "least_loaded":
+        why = "it has the fewest requests" + (", and no cache should have the prompt's beginning" if prefix else "")
+    else:
+        why = _REASONS.get(rule, f"the rule is {rule}")
+    return one_line(f"It goes to {chosen}: {why}.")
