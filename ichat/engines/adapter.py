@@ -52,7 +52,7 @@ class AdapterSettings:
     prefix_reports: str = "false"
     """Whether the worker reports which prefixes the engine's cache holds: `auto`, `true` or `false`."""
     events_directory: str = ""
-    """A directory of this worker's alone, for the socket of the engine's events, if prefixes may be reported."""
+    """Where the engine makes a directory for the socket of its events, if prefixes may be reported."""
 
 
 class ProtocolAdapter:

@@ -78,6 +78,8 @@ class HeldPrefixes:
         self._gone: dict[bytes, None] = {}
         self._recent: dict[bytes, None] = {}
         """What was reported as gone last. A request may have come meanwhile, so it is reported when it is held."""
+        self.reports = 0
+        """How many reports the gateway has got."""
         self._cleared = False
         """Whether the next report begins anew."""
         self._round = 0
@@ -86,6 +88,10 @@ class HeldPrefixes:
 
     def __repr__(self) -> str:
         return f"<HeldPrefixes: {len(self._tied)} digests, {len(self._blocks)} blocks, {len(self._chains)} awaited>"
+
+    def __len__(self) -> int:
+        """Return the number of digests of prefixes that the cache holds."""
+        return len(self._tied)
 
     @property
     def digests(self) -> set[bytes]:
@@ -177,6 +183,7 @@ class HeldPrefixes:
     def sent(self) -> None:
         """Called when the gateway has got what `next_changes` returned."""
         with self._lock:
+            self.reports += 1
             if self._is_clearing:
                 self._is_clearing = False
                 self._round += 1

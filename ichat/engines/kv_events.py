@@ -12,6 +12,7 @@ the tokens are skipped while they are decoded.
 import asyncio
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,13 +52,16 @@ class KvEvents:
     """Listens to the events of one engine."""
 
     def __init__(self, directory: str) -> None:
-        """`directory` is empty, and only this user may enter it."""
+        """`directory` is made here, and only this user may enter it."""
+        os.mkdir(directory, 0o700)
         self.held = HeldPrefixes()
         self._directory = directory
         self._endpoint = f"ipc://{directory}/kv"
         self._next: int | None = None
         """The number of the next batch."""
         self._decode: Callable[[bytes], Any]
+        self._unreadable: type[Exception] = ValueError
+        """What that raises."""
         self._context: Any = None
         self._socket: Any
         self._loop: asyncio.AbstractEventLoop
@@ -70,10 +74,11 @@ class KvEvents:
 
     def open(self) -> None:
         """Listen on the loop of this thread. The engine is loaded, so its socket is there."""
+        import msgspec
         import zmq
 
         self._loop = asyncio.get_running_loop()
-        self._decode = _decoder()
+        self._decode, self._unreadable = _decoder(), msgspec.MsgspecError
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.SUB)
         self._socket.set(zmq.RCVHWM, WAITING_MAX)
@@ -129,11 +134,9 @@ class KvEvents:
 
     def note(self, number: int, payload: bytes) -> None:
         """Note the events of one batch."""
-        import msgspec
-
         try:
             events: Sequence[Any] = self._decode(payload).events
-        except msgspec.MsgspecError as error:
+        except self._unreadable as error:
             log.warning("the engine's events cannot be read: %s", error)
             events, self._next = (), -1
         if self._next not in (None, number):

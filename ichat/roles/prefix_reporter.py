@@ -37,7 +37,7 @@ class PrefixReporter:
                     continue
                 if self._gateway_id != self._sender.gateway_id:
                     self._gateway_id = self._sender.gateway_id
-                    if self._held.digests:
+                    if len(self._held):
                         self._held.report_all()
                 if (changes := self._held.next_changes()) is not None:
                     await self._send(gateway, changes)

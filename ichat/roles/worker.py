@@ -9,6 +9,8 @@ hub                                    sockets' events; ends last
 import contextlib
 import logging
 import math
+import secrets
+import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
@@ -149,15 +151,21 @@ async def run(
 
 @contextlib.contextmanager
 def _events_directory(options: Options) -> Generator[str]:
-    """Make a directory for the socket of the engine's events, which only this user may enter; "" if none is wanted."""
+    """Name a new directory for the socket of the engine's events; remove it if the engine made it and left it.
+
+    It is "" if no events are wanted.
+    """
     if options.gateway_address is None or options.prefix_reports == "false":
         yield ""
         return
     place = tempfile.gettempdir()
     if len(place) > TEMPORARY_CHARACTERS_MAX:
         place = "/tmp"  # noqa: S108
-    with tempfile.TemporaryDirectory(prefix="ichat-", dir=place, ignore_cleanup_errors=True) as directory:
+    directory = f"{place}/ichat-{secrets.token_hex(16)}"
+    try:
         yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 async def _report_prefixes_forever(worker: WorkerServer, sender: HeartbeatSender) -> None:

@@ -274,6 +274,10 @@ def metrics_of(thread: EngineThread) -> bytes:
             yield GaugeMetricFamily("ichat_worker_in_flight", "Requests that the engine is answering.", others)
             yield GaugeMetricFamily("ichat_worker_load_seconds", "From the start until it was ready.", thread.load_s)
             yield CounterMetricFamily("ichat_engine_aborts", "Requests that their clients left.", thread.aborts)
+            held = thread.info.held if thread.info is not None else None
+            if held is not None:
+                yield GaugeMetricFamily("ichat_worker_held_prefixes", "Prefixes in the engine's cache.", len(held))
+                yield CounterMetricFamily("ichat_worker_prefix_reports", "Those that the gateway got.", held.reports)
 
     registry = CollectorRegistry()
     registry.register(OurMetrics())
