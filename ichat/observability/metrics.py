@@ -6,12 +6,12 @@ on each scrape, so no series of a worker outlives it.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 import attrs
 import trio
 from prometheus_client import Metric, ProcessCollector
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ichat import __version__
 from ichat.hardware.machines import MachineReport
@@ -33,6 +33,7 @@ from ichat.observability.prometheus_families import (
 from ichat.observability.request_record import OTHER, RequestRecord
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
+from ichat.routing.prefix_chain import PrefixChain
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import WorkerRecord
 
@@ -52,7 +53,28 @@ _FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30
 _DURATION_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
 _OVERHEAD_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 _QUEUE_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
+_HOLDERS = (0, 1, 2, 3, 4)
 _LOOP_DELAY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+@attrs.define(eq=False)
+class _PrefixCounts:
+    """What is counted of the requests of one model whose choice of an endpoint depended on their prefix."""
+
+    matched_bytes: int = 0
+    all_bytes: int = 0
+    spills: int = 0
+    wrong: int = 0
+    evicted: int = 0
+    holders: Histogram = attrs.field(factory=lambda: Histogram(_HOLDERS))
+
+    def add(self, prefix: PrefixChain) -> None:
+        """Count a request."""
+        self.matched_bytes += prefix.matched
+        self.all_bytes += prefix.length
+        self.spills += prefix.matched < prefix.deepest
+        self.wrong += prefix.was_wrong
+        self.holders.add(prefix.holders)
 
 
 @attrs.define(eq=False)
@@ -66,8 +88,8 @@ class _Counts:
     queue: Histogram = attrs.field(factory=lambda: Histogram(_QUEUE_S))
     gaps: ChunkGapHistogram = attrs.field(factory=empty_gap_histogram)
     tokens: int = 0
-    evicted_prefixes: int = 0
-    """Which workers reported as lost after they were believed to be cached."""
+    prefixes: _PrefixCounts | None = None
+    """None: there were none, as with one endpoint."""
     gone_at: float | None = None
     """When a scrape first found that no worker or route has this model."""
 
@@ -138,6 +160,8 @@ class Metrics:
         counts.tokens += tokens
         if record.worker or record.queued_s:
             counts.queue.add(record.queued_s)
+        if record.prefix is not None and record.worker:
+            self._prefixes_of(counts).add(record.prefix)
         answered_at = record.answered_at
         if answered_at is not None:
             counts.first_byte.add((record.first_at or answered_at) - record.started_at)
@@ -162,7 +186,13 @@ class Metrics:
 
     def prefixes_evicted(self, model: str, count: int) -> None:
         """Count prefixes that were believed to be in a cache until its worker reported that they are not."""
-        self._of(model).evicted_prefixes += count
+        self._prefixes_of(self._of(model)).evicted += count
+
+    def _prefixes_of(self, counts: _Counts) -> _PrefixCounts:
+        found = counts.prefixes
+        if found is None:
+            found = counts.prefixes = _PrefixCounts()
+        return found
 
     def gaps(self, model: str) -> ChunkGapHistogram:
         """Return the list in which relays count the gaps between the pieces of a model's streams."""
@@ -278,11 +308,6 @@ class Metrics:
             "ichat_tokens", "Tokens that requests used, of those with a key or under a limit.", "model",
             {model: counts.tokens for model, counts in models},
         )  # fmt: skip
-        yield counter_family(
-            "ichat_prefix_reported_evictions",
-            "Prefixes that a worker reported as gone from its engine's cache, where they were believed to be.", "model",
-            {model: counts.evicted_prefixes for model, counts in models},
-        )  # fmt: skip
         yield histogram_family_by_model(
             "ichat_time_to_first_byte_seconds", "From a request's arrival to the first byte of its response's body.",
             [(model, counts.first_byte) for model, counts in models],
@@ -295,6 +320,9 @@ class Metrics:
             "ichat_queue_seconds", "Waiting for room at a worker; 0 for requests that did not have to.",
             [(model, counts.queue) for model, counts in models],
         )  # fmt: skip
+        yield from _prefix_families(
+            [(model, counts.prefixes) for model, counts in models if counts.prefixes], len(self._balancer.prefixes)
+        )
         yield gap_family([(model, counts.gaps) for model, counts in models])
         yield histogram_family(
             "ichat_overhead_seconds", "What the gateway took before it asked an upstream.", self._overhead
@@ -324,6 +352,36 @@ class Metrics:
         yield CounterMetricFamily("ichat_relay_bytes", "Bytes of models' responses, heads included.", self._bytes)
         yield CounterMetricFamily("ichat_relay_chunks", "Pieces of bodies of models' responses.", self._chunks)
         yield gauge_family("ichat_build_info", "The gateway's version.", "version", {__version__: 1})
+
+
+def _prefix_families(found: Sequence[tuple[str, _PrefixCounts]], entries: int) -> Iterable[Metric]:
+    """Return the families of where requests with a common beginning went, of models with several endpoints."""
+    yield GaugeMetricFamily("ichat_prefix_entries", "Beginnings of prompts that are remembered.", entries)
+    matched = CounterMetricFamily(
+        "ichat_prefix_bytes",
+        "Bytes of prompts: `matched` were believed to be in the cache of the endpoint that was chosen.",
+        labels=("model", "kind"),
+    )
+    for model, counts in found:
+        matched.add_metric((model, "matched"), counts.matched_bytes)
+        matched.add_metric((model, "all"), counts.all_bytes)
+    yield matched
+    yield counter_family(
+        "ichat_prefix_spills", "Requests that went elsewhere than to an endpoint that held the most.", "model",
+        {model: counts.spills for model, counts in found},
+    )  # fmt: skip
+    yield counter_family(
+        "ichat_prefix_corrections", "Responses that showed that far less was cached than was believed.",
+        "model", {model: counts.wrong for model, counts in found},
+    )  # fmt: skip
+    yield counter_family(
+        "ichat_prefix_reported_evictions", "Beginnings of prompts that a worker reported as gone from its cache.",
+        "model", {model: counts.evicted for model, counts in found},
+    )  # fmt: skip
+    yield histogram_family_by_model(
+        "ichat_prefix_holders", "How many endpoints were believed to hold a part of a request's prompt.",
+        [(model, counts.holders) for model, counts in found],
+    )  # fmt: skip
 
 
 def _can_serve(endpoint: Endpoint, now: float) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import attrs
 
+from ichat.routing.prefix_chain import PrefixChain
+
 RESPONSE_PATH = b"/v1/responses/{id}"
 """How requests about an earlier response are counted, whatever its id."""
 OTHER = "other"
@@ -53,6 +55,8 @@ class RequestRecord:
     tokens: int | None
     """Tokens used, where they count."""
     trace_id: str
+    prefix: PrefixChain | None = None
+    """The beginning of its prompt, and who was believed to hold it, if its route depended on that."""
     worker: str = ""
     """The id of the worker or external route that was asked last; empty if none was."""
     answered_at: float | None = None

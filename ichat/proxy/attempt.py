@@ -29,6 +29,7 @@ from ichat.protocol.prefixes import PREFIX_HEADER, chain_header
 from ichat.proxy.client_head import client_head
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import without_control
+from ichat.proxy.prefix_truth import correct
 from ichat.proxy.token_usage import TokenUsage, tokens_used
 from ichat.proxy.upstream_request import build_upstream_request
 from ichat.routing.circuit_breaker import FAILED_STATUSES
@@ -64,6 +65,8 @@ class ForwardedRequest:
     keepalive: KeepAlive | None = None
     usage: TokenUsage | None = None
     """Counts the tokens of the response, if they are limited."""
+    says_usage: bool = False
+    """Whether the response is likely to say how many tokens it used: it is no stream, or one with `stream_options`."""
     is_suspect: bool = False
     """Whether it may have members or headers that no worker gets from this caller."""
 
@@ -196,6 +199,9 @@ class Attempt:
         Raises UpstreamError.
         """
         context, forwarded = self._context, self._forwarded
+        usage, prefix = forwarded.usage, forwarded.prefix
+        if usage is None and prefix is not None and prefix.matched and forwarded.says_usage:
+            usage = TokenUsage()
         first_byte_s, stall_s = self._timeouts()
         relay = self._relay = Relay(
             context.pool.hub,
@@ -206,7 +212,7 @@ class Attempt:
             on_head=self._on_response_head,
             first_byte_s=first_byte_s,
             stall_s=stall_s,
-            usage=forwarded.usage,
+            usage=usage,
             gaps=context.gaps(self._model) if self._model else None,
             keepalive=forwarded.keepalive,
         )
@@ -219,6 +225,8 @@ class Attempt:
             await relay.run(pieces)
             if self.status not in FAILED_STATUSES:
                 self.endpoint.circuit.record_success()
+            if usage is not None and prefix is not None and self.status < 400:
+                correct(context.balancer.prefixes, prefix, self.endpoint, usage)
             clean = relay.reusable
         finally:
             if clean:

@@ -2,9 +2,10 @@
 
 from ichat.http.heads import HOP_BY_HOP, Headers, ResponseHead, date_header, hop_by_hop_of, response_head
 from ichat.protocol import CODE_HEADER, OVERHEAD_HEADER, WHY_HEADER, WORKER_HEADER
+from ichat.protocol.prefixes import PREFIX_HEADER
 
 _LEFT_OUT = HOP_BY_HOP.union((
-    b"x-request-id", WORKER_HEADER, OVERHEAD_HEADER, CODE_HEADER, WHY_HEADER,
+    b"x-request-id", WORKER_HEADER, OVERHEAD_HEADER, PREFIX_HEADER, CODE_HEADER, WHY_HEADER,
     b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-allow-methods",
     b"access-control-allow-headers", b"access-control-expose-headers", b"access-control-max-age",
     b"access-control-allow-private-network",

@@ -20,6 +20,7 @@ from ichat.proxy.attempt import Attempt, ForwardedRequest, end_with_error
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import is_suspect
 from ichat.proxy.model_request import read_model_request
+from ichat.proxy.prefix_truth import take_back
 from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import no_lease, over_limit, response_missing
 from ichat.proxy.token_usage import TokenUsage
@@ -106,6 +107,7 @@ class Exchange:
                 raise response_missing(holder, "previous_response_id")
             self._only = holder
         self.forwarded.names = asked.names
+        self.forwarded.says_usage = not asked.is_stream or "stream_options" in asked.names
         self.forwarded.is_suspect = not context.auth.lets_steer(caller) and is_suspect(asked.names, request.by_name)
         context.auth.check_model(caller, self._model)
         del asked
@@ -191,6 +193,9 @@ class Exchange:
         if error.code not in _NOT_WORKED_ON:
             return None
         log.warning("%s", error.message)
+        prefix = self.forwarded.prefix
+        if prefix is not None:
+            take_back(self._context.balancer.prefixes, prefix, failed)
         if error.code == "upstream_unreachable" and self._attempt is not None:
             failed.fail(trio.current_time())
             self._attempt.record_failure()
@@ -250,6 +255,7 @@ class Exchange:
             bytes_out=self.bytes_out,
             tokens=self._tokens,
             trace_id=forwarded.trace.id if forwarded.trace is not None else "",
+            prefix=forwarded.prefix,
         )
         if attempt is not None:
             attempt.note_in(record)

@@ -2,14 +2,15 @@
 
 OpenAI's routes say it in a `usage` object: `prompt_tokens`, `completion_tokens`, `total_tokens`; the Responses API and
 Anthropic's messages in `input_tokens` and `output_tokens`. A stream does so near its end, and only if it was asked to.
+How many of a prompt's tokens were cached stands in `cached_tokens`, or in Anthropic's `cache_read_input_tokens`.
 """
 
 import re
 
 _SIGN = b'_tokens"'
 """Found in a `usage` object, and not in the text of an answer, where the quote would be escaped."""
-_COUNT = re.compile(rb'"(prompt|completion|total|input|output)_tokens"\s*:\s*(\d{1,12})')
-_NAME_BYTES_MAX = len(b'"completion')
+_COUNT = re.compile(rb'"(prompt|completion|total|input|output|cached|cache_read_input)_tokens"\s*:\s*(\d{1,12})')
+_NAME_BYTES_MAX = len(b'"cache_read_input')
 """What stands before the sign, at most."""
 _SPLIT_BYTES = 64
 """A count and its name are shorter than this."""
@@ -55,6 +56,15 @@ class TokenUsage:
             return counts[b"total"]
         parts = [counts[name] for name in (b"prompt", b"input", b"completion", b"output") if name in counts]
         return sum(parts) if parts else None
+
+    def prompt(self) -> tuple[int, int] | None:
+        """Return the tokens of the prompt and how many of them were cached; None where the response does not say it."""
+        counts = self._counts
+        read = counts.get(b"cache_read_input")
+        if read is not None:  # `input_tokens` are the others
+            return counts.get(b"input", 0) + read, read
+        prompt = counts.get(b"prompt", counts.get(b"input"))
+        return (prompt, counts[b"cached"]) if prompt and b"cached" in counts else None
 
 
 def tokens_used(usage: TokenUsage, bytes_in: int, *, has_left: bool, is_good: bool, is_stream: bool) -> int | None:

@@ -49,10 +49,12 @@ class RequestTransform(Protocol):
 class CacheHolder:
     """One start of an endpoint, as far as its engine's cache may hold prefixes. What is noted of it ends with it."""
 
-    __slots__ = ("_work", "_worked_at", "endpoint")
+    __slots__ = ("_work", "_worked_at", "endpoint", "wrong")
 
     def __init__(self, endpoint: "Endpoint") -> None:
         self.endpoint = endpoint
+        self.wrong = 0
+        """How many responses in a row showed that it held far less than was believed."""
         self._work = 0.0
         self._worked_at = 0.0
 

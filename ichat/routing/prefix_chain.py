@@ -32,7 +32,7 @@ _SEARCHED_BYTES_MAX = 1024 * 1024
 class PrefixChain:
     """The digests of a request's prefix at BOUNDARIES, and what was believed of them when its endpoint was chosen."""
 
-    __slots__ = ("deepest", "digests", "holders", "length", "matched")
+    __slots__ = ("deepest", "digests", "holders", "length", "matched", "was_wrong")
 
     def __init__(self, length: int, digests: Sequence[bytes]) -> None:
         self.length = length
@@ -44,6 +44,8 @@ class PrefixChain:
         """The most that any endpoint was believed to hold then."""
         self.holders = 0
         """How many endpoints were believed to hold a part of it."""
+        self.was_wrong = False
+        """Whether the response showed that the chosen one held far less."""
 
     def __repr__(self) -> str:
         return f"<PrefixChain {self.matched}/{self.length} bytes, {len(self.digests)} digests>"

@@ -1,13 +1,17 @@
 """Where requests with a common beginning go, as a gateway sends them to workers over sockets."""
 
 import json
+import socket
 
 import pytest
+import trio
 from support.exposition import heartbeat
-from support.peers import code_of, plain
+from support.peers import SSE_HEAD, chunk, code_of, plain, until
 
-from ichat.protocol.prefixes import REPORTED_MAX, parse_chain
+from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, parse_chain
 from ichat.proxy.prefix_reports import REPORT_BYTES_MAX
+from ichat.proxy.prefix_truth import WRONG_MAX, held
+from ichat.proxy.token_usage import TokenUsage
 from ichat.routing.prefix_chain import chain_of
 
 AWARE = '[routing]\npolicy = "prefix_aware"\n'
@@ -37,6 +41,12 @@ class Fleet:
     def __init__(self, serve, connect, port):
         self._serve, self._connect, self.port = serve, connect, port
         self.workers = {}
+        self._idle = {}
+        """Clients by the gateway's port."""
+        self.answer = [plain(b"{}")]
+        self.gate = trio.Event()
+        """Answers wait for it."""
+        self.gate.set()
 
     async def add(self, *worker_ids, model="m", **more):
         """Register workers, each with its own socket."""
@@ -50,13 +60,22 @@ class Fleet:
         await heartbeat(self._connect, self.port, place, worker_id=worker_id, model_name=model, **known)
 
     async def reply(self, stream, head, body):
-        await stream.send_all(plain(b"{}"))
+        await self.gate.wait()
+        for piece in self.answer:
+            await stream.send_all(piece)
+            await trio.lowlevel.checkpoint()
+
+    def asked(self, worker_id):
+        """Return how many requests a worker has got."""
+        return sum(head.method == b"POST" for head, _ in self.workers[worker_id][0].requests)
 
     async def ask(self, messages, **more):
         """Return which worker answered, and how many bytes of how many it was expected to hold."""
-        client = await self._connect(self.port)
+        idle = self._idle.setdefault(self.port, [])
+        client = idle.pop() if idle else await self._connect(self.port)
         status, headers, body = await client.ask(messages=messages, **more)
         assert status == 200, body
+        idle.append(client)  # the next request there is read when the gateway is done with this one
         matched = headers.get(b"x-ichat-prefix")
         return headers[b"x-ichat-worker"].decode(), matched and tuple(map(int, matched.split(b"/")))
 
@@ -89,6 +108,285 @@ def fleet(serve, connect, gateway_to):
         return site
 
     return start
+
+
+# Where requests go.
+
+
+async def test_a_conversation_stays_where_it_is(fleet):
+    """Each turn goes to the worker of the one before, and new ones to the worker that has had the least to do."""
+    site = await fleet("a", "b", "c")
+    first = {name: (await site.ask(conversation(name)))[0] for name in "xyz"}
+    assert sorted(first.values()) == ["a", "b", "c"]
+    before = 0
+    for turns in (2, 3, 4):
+        for name in "zxy":
+            where, (matched, length) = await site.ask(conversation(name, turns))
+            assert where == first[name]
+        assert matched > before
+        assert length - matched < 2500
+        before = matched
+    assert await site.metric('ichat_prefix_spills_total{model="m"}') == 0
+
+
+async def test_sessions_go_first(fleet):
+    """A session's requests go to its worker, whoever holds their beginning."""
+    site = await fleet("a", "b")
+    messages = conversation("x")
+    homes = set()
+    for session in range(20):
+        client = await site._connect(site.port)
+        body = json.dumps({"model": "m", "messages": messages}).encode()
+        head = b"POST %b HTTP/1.1\r\nhost: x\r\nx-session-id: %d\r\ncontent-length: %d\r\n\r\n" % (
+            CHAT,
+            session,
+            len(body),
+        )
+        await client.send(head + body)
+        _, headers, _ = await client.response()
+        homes.add(headers[b"x-ichat-worker"])
+        assert b"x-ichat-prefix" not in headers
+    assert homes == {b"a", b"b"}
+    assert await site.metric("ichat_prefix_entries") == 0
+
+
+@pytest.mark.parametrize("case", ["one endpoint", "short", "another route", "another policy", "no header"])
+async def test_who_has_no_choice_to_make_pays_nothing(fleet, case):
+    """No digests are made, none sent, none told."""
+    more = {"another policy": "", "no header": f"prefix_header = false\n{AWARE}"}.get(case, AWARE)
+    site = await fleet(*("a" if case == "one endpoint" else "ab"), more=more)
+    messages = [{"role": "user", "content": "Hello"}] if case == "short" else conversation("x")
+    for _ in range(2):
+        _, matched = await site.ask(messages, **({"target": b"/v1/embeddings"} if case == "another route" else {}))
+        assert matched is None
+    assert (await site.metric("ichat_prefix_entries") > 0) == (case == "no header")
+    if case != "no header":
+        requests = [head for upstream, _ in site.workers.values() for head, _ in upstream.requests]
+        assert not any(name == b"x-ichat-prefix" for head in requests for name, _ in head.headers)
+
+
+async def test_a_busy_holder_is_relieved(fleet, nursery):
+    """What only one worker holds goes elsewhere once that has far more to do, and is found there from then on."""
+    site = await fleet("a", "b", max_in_flight=64)
+    site.gate = trio.Event()
+    talks = [conversation(f"talk {number}") for number in range(10)]
+    for messages in talks:
+        await site.report("a", have=digests_of(messages))
+    went = []
+
+    async def ask(messages):
+        went.append(await site.ask(messages))
+
+    for number, messages in enumerate(talks):
+        nursery.start_soon(ask, messages)
+        await until(lambda number=number: site.asked("a") + site.asked("b") == number + 1)
+    assert (site.asked("a"), site.asked("b")) == (9, 1)
+    site.gate.set()
+    await until(lambda: len(went) == 10)
+    assert await site.metric('ichat_prefix_spills_total{model="m"}') == 1
+    assert await site.metric('ichat_prefix_holders_count{model="m"}') == 10
+
+
+async def test_a_freed_worker_takes_what_it_holds(fleet, nursery):
+    """Of the requests that wait for room."""
+    site = await fleet("a", "b", max_in_flight=1)
+    talks = {worker_id: conversation(f"of {worker_id}") for worker_id in "ab"}
+    for worker_id, messages in talks.items():
+        await site.report(worker_id, have=digests_of(messages))
+    site.gate = trio.Event()
+    went = []
+
+    async def ask(name, messages):
+        went.append((name, await site.ask(messages)))
+
+    for worker_id in "ab":
+        nursery.start_soon(ask, "begun", talks[worker_id])
+        await until(lambda worker_id=worker_id: site.asked(worker_id) == 1)
+    for number, worker_id in enumerate("baab", 1):
+        nursery.start_soon(ask, worker_id, talks[worker_id])
+        await waiting(site, number)
+    site.gate.set()
+    await until(lambda: len(went) == 6)
+    assert [(name, where) for name, (where, _) in went if name not in ("begun", where)] == []
+
+
+async def waiting(site, count):
+    with trio.fail_after(10):
+        while await site.metric("ichat_requests_queued") != count:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
+async def test_who_did_not_get_a_request_holds_nothing_new(fleet):
+    """It goes to another worker with its chain; the one that could not be reached has what it had."""
+    site = await fleet("b")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        site.workers["a"] = None, closed.getsockname()[1]
+        await site.register("a")
+        messages = conversation("x")
+        digests = digests_of(messages)
+        await site.report("a", have=digests[:4])
+        where, (matched, length) = await site.ask(messages)
+        assert (where, matched) == ("b", 0)
+    site.workers["a"] = await site._serve(site.reply)
+    await site.register("a")
+    await site.report("b", cleared=True)
+    assert await site.ask(messages) == ("a", (1024, length))
+
+
+async def test_a_worker_that_comes_back_has_what_it_kept(fleet):
+    """While it drains its conversations go elsewhere, and stay there; what is started anew has nothing."""
+    site = await fleet("a", "b", "c")
+    where, _ = await site.ask(conversation("x"))
+    await site.register(where, state="draining")
+    other, _ = await site.ask(conversation("x", 2))
+    assert other != where
+    await site.register(where)
+    assert (await site.ask(conversation("x", 3)))[0] == other
+    await site.register(other, start_id="2")
+    back, (matched, length) = await site.ask(conversation("x", 4))
+    assert back == where
+    assert 1024 < matched < length - 2000
+
+
+async def test_a_restarted_gateway_learns_again(fleet, gateway_to):
+    """Workers say all they have to a gateway that they do not know."""
+    site = await fleet("a", "b")
+    talks = [conversation(f"talk {number}") for number in range(4)]
+    homes = [(await site.ask(messages))[0] for messages in talks]
+    site.port = await gateway_to({}, AWARE)
+    assert (await site.report("a", cleared=True))[0] == 404
+    for worker_id in "ab":
+        await site.register(worker_id)
+        here = [messages for messages, home in zip(talks, homes, strict=True) if home == worker_id]
+        have = [digest for messages in here for digest in digests_of(messages)]
+        assert (await site.report(worker_id, cleared=True, have=have))[0] == 200
+    for messages, home in zip(talks, homes, strict=True):
+        where, (matched, length) = await site.ask(messages)
+        assert where == home
+        assert length - matched < 1024
+
+
+async def test_the_header_is_of_the_gateway_that_answers(fleet, gateway_to, connect):
+    """What a gateway behind it says of its own workers is not forwarded."""
+    site = await fleet("a", "b")
+    outer = await gateway_to({"m": site.port})
+    for port, expected in ((site.port, 1), (outer, 0)):
+        client = await connect(port)
+        body = json.dumps({"model": "m", "messages": conversation("x")}).encode()
+        await client.send(b"POST %b HTTP/1.0\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (CHAT, len(body), body))
+        assert (await client.everything()).lower().count(b"x-ichat-prefix:") == expected
+
+
+async def test_it_is_written_down(fleet, tmp_path):
+    """In the metrics and in the access log."""
+    log = tmp_path / "access"
+    site = await fleet("a", "b", more=f'{AWARE}[logs]\naccess_log = "{log}"\n')
+    _, (_, first) = await site.ask(conversation("x"))
+    _, (matched, second) = await site.ask(conversation("x", 2))
+    await site.ask([{"role": "user", "content": "Hello"}])
+    assert await site.metric('ichat_prefix_bytes_total{kind="matched",model="m"}') == matched > 2000
+    assert await site.metric('ichat_prefix_bytes_total{kind="all",model="m"}') == first + second
+    assert await site.metric('ichat_prefix_holders_bucket{le="0.0",model="m"}') == 1
+    assert await site.metric('ichat_prefix_holders_bucket{le="1.0",model="m"}') == 2
+    assert await site.metric("ichat_prefix_entries") > 8
+    found = []
+    with trio.fail_after(10):
+        while len(found) < 3:
+            await trio.sleep(0.05)
+            lines = log.read_text().splitlines() if log.exists() else []
+            found = [one for one in map(json.loads, lines) if one["path"] == CHAT.decode()]
+    assert [(one["prefix_matched"], one["prefix_length"]) for one in found] == [
+        (0, first),
+        (matched, second),
+        (None, None),
+    ]
+
+
+# What responses say.
+
+
+@pytest.mark.parametrize(
+    ("matched", "told", "count"),
+    [
+        (4096, (1000, 490), None),  # 4018 of 8200 bytes
+        (4096, (1000, 250), None),
+        (4096, (1000, 245), 7),  # 2009 bytes
+        (4096, (1000, 0), 0),
+        (256, (1000, 0), 0),
+        (4096, (0, 0), 0),
+        (512, (100, 99), None),
+        (8192, (10, 99), None),
+    ],
+)
+def test_far_less_than_expected(matched, told, count):
+    """Less than half of it, by a boundary at least; what it had stays."""
+    assert held(matched, 8200, *told) == count
+    assert count is None or (BOUNDARIES[count - 1] if count else 0) <= 8200 * told[1] // max(1, told[0])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "told"),
+    [
+        ([b'{"usage":{"prompt_tokens":30,"total_tokens":40,"prompt_tokens_details":{"cached_tokens":16}}}'], (30, 16)),
+        ([b'{"usage":{"prompt_tokens":30,"prompt_tokens_details":{"cac', b'hed_tokens":1', b"6}}}"], (30, 16)),
+        ([b'{"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":0}}}'], (9, 0)),
+        ([b'{"usage":{"input_tokens":9,"cache_creation_input_tokens":3,"cache_read_', b'input_tokens":21}}'], (30, 21)),
+        ([b'{"usage":{"prompt_tokens":30,"prompt_tokens_details":null}}'], None),
+        ([b'{"text":"\\"cached_tokens\\": 3","usage":{"prompt_tokens":30}}'], None),
+    ],
+)
+def test_cached_tokens_are_read_in_passing(pieces, told):
+    """Of both APIs, and however they are cut; they are no tokens more."""
+    usage = TokenUsage()
+    for piece in pieces:
+        usage.see(bytearray(piece), len(piece))
+    assert usage.prompt() == told
+    assert usage.said() in (30, 40, 9)
+
+
+def said(prompt, cached, how):
+    """Return the pieces of a response with these tokens."""
+    details = "" if cached is None else f', "prompt_tokens_details": {{"cached_tokens": {cached}}}'
+    usage = f'{{"usage": {{"prompt_tokens": {prompt}, "completion_tokens": 1{details}}}}}'.encode()
+    if how == "plain":
+        return [plain(usage)]
+    event = b"data: " + usage + b"\n\n"
+    body = chunk(event) + b"0\r\n\r\n"
+    cut = body.find(b"details") + 15
+    return [SSE_HEAD + chunk(b"data: {}\n\n"), body[:cut], body[cut:]]
+
+
+@pytest.mark.parametrize("how", ["plain", "stream"])
+async def test_an_engine_that_keeps_nothing_is_believed_no_longer(fleet, how):
+    """Once wrong is no reason to leave it, since it has the prompt now; what is always wrong is."""
+    site = await fleet("a", "b")
+    more = {} if how == "plain" else {"stream": True, "stream_options": {"include_usage": True}}
+    site.answer = said(1000, 0, how)
+    first, _ = await site.ask(conversation("x"), **more)
+    for _ in range(WRONG_MAX - 1):
+        assert (await site.ask(conversation("x"), **more))[0] == first
+    site.answer = said(1000, 990, how)
+    assert (await site.ask(conversation("x"), **more))[0] == first
+    site.answer = said(1000, 0, how)
+    for _ in range(WRONG_MAX):
+        where, (matched, _) = await site.ask(conversation("x"), **more)
+        assert (where, matched > 2000) == (first, True)
+    where, (matched, _) = await site.ask(conversation("x"), **more)
+    assert (where != first, matched) == (True, 0)
+    assert await site.metric('ichat_prefix_corrections_total{model="m"}') == 2 * WRONG_MAX - 1
+    assert await site.metric("ichat_tokens_total") == 0
+
+
+@pytest.mark.parametrize("how", ["nothing", "stream"])
+async def test_nothing_is_concluded_from_nothing(fleet, how):
+    """Neither where a response says nothing of its cache, nor from a stream that was not asked to."""
+    site = await fleet("a", "b")
+    site.answer = said(1000, None, "plain") if how == "nothing" else said(1000, 0, "stream")
+    first, _ = await site.ask(conversation("x"))
+    for _ in range(WRONG_MAX + 1):
+        assert (await site.ask(conversation("x"), **({"stream": True} if how == "stream" else {})))[0] == first
+    assert await site.metric("ichat_prefix_corrections_total") == 0
 
 
 # What workers report.

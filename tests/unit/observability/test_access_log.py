@@ -52,7 +52,8 @@ async def test_the_line_of_a_request(tmp_path):
     assert first == {
         "id": odd, "client": "1.2.3.4:5", "method": "POST", "path": "/v1/completions", "key": odd,
         "model": (odd * 100)[:256], "worker": "", "status": 200, "error": "", "bytes_in": 7, "bytes_out": 8,
-        "duration_ms": 123.46, "first_byte_ms": None, "queue_ms": 0, "overhead_ms": None, "tokens": None, "phase": "",
+        "duration_ms": 123.46, "first_byte_ms": None, "queue_ms": 0, "overhead_ms": None, "prefix_matched": None,
+        "prefix_length": None, "tokens": None, "phase": "",
         "trace": "ab",
     }  # fmt: skip
     assert second == first | {"worker": "w", "first_byte_ms": 20, "overhead_ms": 0.46, "tokens": 9}
