@@ -23,6 +23,11 @@ OVERLOAD_REQUESTS_MIN, OVERLOAD_REQUESTS_MAX = 4, 64
 
 How many: a sixteenth of what it may have, within these bounds.
 """
+WORK_REQUESTS, WORK_REQUESTS_MAX = 24, 2
+"""An endpoint that lately got twice the requests of an average one counts WORK_REQUESTS more, one that got a tenth more
+a tenth of that, and none more than WORK_REQUESTS_MAX: a slow endpoint may well have got fewer. So new conversations go
+where few were lately. Where nobody holds anything, this decides only among the least loaded.
+"""
 RAMP_S = 30.0
 RAMP_REQUESTS = 2
 """An endpoint that has been ready for less than RAMP_S counts so many requests more."""
@@ -45,19 +50,25 @@ def decide(candidates: Sequence[Candidate], uses: int) -> tuple[int, Rule]:
 
     `uses` says how many requests went other ways where the deepest match ends: as many will gain by another holder.
     """
-    deepest = max(candidate.matched for candidate in candidates)
-    least = min(candidate.load for candidate in candidates)
-    mean = sum(candidate.load for candidate in candidates) / len(candidates)
+    matches, loads, _, works = zip(*candidates, strict=True)
+    deepest, least, fewest, count = max(matches), min(loads), min(works), len(candidates)
+    mean = sum(loads) / count
     price = REQUEST_BYTES * (1 + uses)
-    costs = [
-        (is_overloaded(one, mean), deepest - one.matched + (one.load - least) * price, one.load, one.work)
-        for one in candidates
-    ]
+    weight = WORK_REQUESTS * count / (sum(works) + count) if deepest else 0.0
+    costs: list[tuple[bool, float, int, float]] = []
+    for one in candidates:
+        matched, load, _, work = one
+        more = load - least + min(WORK_REQUESTS_MAX, (work - fewest) * weight)
+        costs.append(
+            (load > mean * OVERLOAD and is_overloaded(one, mean), deepest - matched + more * price, load, work)
+        )
     best = min(costs)
-    place = random.choice([place for place, cost in enumerate(costs) if cost == best])
+    place = costs.index(best)
+    if costs.count(best) > 1:
+        place = random.choice([place for place, cost in enumerate(costs) if cost == best])
     if not deepest:
         return place, "least_loaded"
-    return place, "prefix" if candidates[place].matched == deepest else "spill"
+    return place, "prefix" if matches[place] == deepest else "spill"
 
 
 def is_overloaded(candidate: Candidate, mean: float) -> bool:
