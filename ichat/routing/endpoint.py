@@ -16,6 +16,8 @@ REPORT_S = 10.0
 """How long a worker's report of its load counts."""
 WORK_S = 30.0
 """After so many seconds a share of 1/e still counts of the requests that an endpoint got."""
+AVERAGE_S = 10.0
+"""After so many seconds a share of 1/e still counts of what its average load was."""
 AVOID_S = 10.0
 """How long an endpoint that could not be reached is chosen only if there is no other."""
 
@@ -49,7 +51,7 @@ class RequestTransform(Protocol):
 class CacheHolder:
     """One start of an endpoint, as far as its engine's cache may hold prefixes. What is noted of it ends with it."""
 
-    __slots__ = ("_work", "_worked_at", "endpoint", "wrong")
+    __slots__ = ("_seen_at", "_work", "_worked_at", "average_load", "endpoint", "wrong")
 
     def __init__(self, endpoint: "Endpoint") -> None:
         self.endpoint = endpoint
@@ -57,6 +59,9 @@ class CacheHolder:
         """How many responses in a row showed that it held far less than was believed."""
         self._work = 0.0
         self._worked_at = 0.0
+        self.average_load = 0.0
+        """The requests in progress of late, on average."""
+        self._seen_at = 0.0
 
     def __repr__(self) -> str:
         return f"<CacheHolder {self.endpoint.id.decode()}{'' if self.endpoint.holder is self else ', no more'}>"
@@ -64,6 +69,12 @@ class CacheHolder:
     def work(self, now: float) -> float:
         """Return how many requests with a prefix it got lately, the older the less; see WORK_S."""
         return self._work * math.exp((self._worked_at - now) / WORK_S)
+
+    def see_load(self, load: int, now: float) -> None:
+        """Note how many requests it works on; see AVERAGE_S."""
+        if self._seen_at:
+            self.average_load += (load - self.average_load) * (1 - math.exp((self._seen_at - now) / AVERAGE_S))
+        self._seen_at = now
 
     def add_work(self, now: float) -> None:
         """Count a request with a prefix."""

@@ -28,6 +28,12 @@ WORK_REQUESTS, WORK_REQUESTS_MAX = 24, 2
 a tenth of that, and none more than WORK_REQUESTS_MAX: a slow endpoint may well have got fewer. So new conversations go
 where few were lately. Where nobody holds anything, this decides only among the least loaded.
 """
+PULL_BYTES = 512
+"""The same for one request more of late, on average, if it is more at present, too.
+
+A conversation that moves goes on elsewhere, so it may cost more where one endpoint has had more to do for long. An
+endpoint that comes back gets its part of the conversations, and one whose load is high for a moment keeps its own.
+"""
 RAMP_S = 30.0
 RAMP_REQUESTS = 2
 """An endpoint that has been ready for less than RAMP_S counts so many requests more."""
@@ -43,6 +49,8 @@ class Candidate(NamedTuple):
     in_flight_max: int = 4096
     work: float = 0.0
     """How many requests it got lately, the older the less."""
+    average: float = 0.0
+    """Its load of late, on average."""
 
 
 def decide(candidates: Sequence[Candidate], uses: int) -> tuple[int, Rule]:
@@ -50,18 +58,18 @@ def decide(candidates: Sequence[Candidate], uses: int) -> tuple[int, Rule]:
 
     `uses` says how many requests went other ways where the deepest match ends: as many will gain by another holder.
     """
-    matches, loads, _, works = zip(*candidates, strict=True)
+    matches, loads, _, works, averages = zip(*candidates, strict=True)
     deepest, least, fewest, count = max(matches), min(loads), min(works), len(candidates)
-    mean = sum(loads) / count
+    mean, calmest = sum(loads) / count, min(averages)
     price = REQUEST_BYTES * (1 + uses)
     weight = WORK_REQUESTS * count / (sum(works) + count) if deepest else 0.0
     costs: list[tuple[bool, float, int, float]] = []
     for one in candidates:
-        matched, load, _, work = one
+        matched, load, _, work, average = one
         more = load - least + min(WORK_REQUESTS_MAX, (work - fewest) * weight)
-        costs.append(
-            (load > mean * OVERLOAD and is_overloaded(one, mean), deepest - matched + more * price, load, work)
-        )
+        pull = max(0.0, min(load - least, average - calmest)) * PULL_BYTES
+        cost = deepest - matched + more * price + pull
+        costs.append((load > mean * OVERLOAD and is_overloaded(one, mean), cost, load, work))
     best = min(costs)
     place = costs.index(best)
     if costs.count(best) > 1:
@@ -103,6 +111,8 @@ class PrefixAware(LeastLoaded):
             return super().choose(candidates, request, now)
         match = self._match(prefix)
         self._found = prefix, match
+        for one in candidates:
+            one.holder.see_load(one.load(now), now)
         place, self.rule = decide(describe(candidates, match, now), match.uses)
         return candidates[place]
 
@@ -139,6 +149,7 @@ def describe(endpoints: Iterable[Endpoint], match: Match, now: float) -> Sequenc
             one.load(now) + (RAMP_REQUESTS if now - one.ready_since < RAMP_S else 0),
             one.in_flight_max,
             one.holder.work(now),
+            one.holder.average_load,
         )
         for one in endpoints
     ]

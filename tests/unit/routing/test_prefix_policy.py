@@ -236,6 +236,25 @@ def test_a_worker_that_comes_back_has_affinity_within_one_turn():
     assert outcome.hit < whole.hit, "what died is missed"
 
 
+def test_a_worker_that_comes_back_gets_its_part():
+    """With two workers all conversations were at the other one, where not all of them fit: half of them move back."""
+    jobs = conversations(64, 0, turns=8)
+
+    def play(policy):
+        simulation = Simulation(policy, workers=2)
+        stays, dies = simulation.endpoints
+        simulation.at(10.0, lambda: simulation.set_ready([stays]))
+        simulation.at(15.0, lambda: (simulation.restart(dies), simulation.set_ready([stays, dies])))
+        return simulation.run(jobs), dies
+
+    ours, dies = play("prefix_aware")
+    base, _ = play("round_robin")
+    assert ours.counts[dies] >= 0.3 * len(jobs) * 8
+    assert ours.hit > base.hit
+    stuck, dies = play(Sticky())
+    assert stuck.hit < base.hit, "one that never lets go thrashes the only cache it uses"
+
+
 def test_without_data_load_decides():
     """Where workers report nothing, and no response says what was cached, what was sent there is believed."""
     base, ours = run("round_robin"), run()
