@@ -15,6 +15,8 @@ class Ready:
     endpoints: Sequence[Endpoint]
     ring: HashRing | None = attrs.field(default=None, repr=False)
     """Finds the endpoints of sessions, if there are many of them; made for the first session."""
+    known: int = 0
+    """How many the model has, with those that are not ready, where that is more."""
     _members: frozenset[Endpoint] | None = attrs.field(default=None, init=False, repr=False)
 
     def __contains__(self, endpoint: Endpoint) -> bool:

@@ -70,11 +70,14 @@ class Balancer:
         return PrefixAware(self.prefixes) if name == "prefix_aware" else POLICIES[name]()
 
     def wants_prefix(self, model: str) -> bool:
-        """Return whether the choice of an endpoint for this model depends on the beginning of a prompt."""
+        """Return whether the choice of an endpoint for this model depends on the beginning of a prompt.
+
+        Also while only one of its endpoints is ready: what that one gets then, it has when the others are back.
+        """
         if self._settings.policy != "prefix_aware":
             return False
         found = self._find(model)
-        return isinstance(found, Ready) and len(found.endpoints) > 1
+        return isinstance(found, Ready) and (found.known > 1 or len(found.endpoints) > 1)
 
     def lease(self, request: RoutingRequest) -> Lease | Refusal:
         """Return a lease on an endpoint, or why there is none; if that is Full, the request can wait for one."""

@@ -379,7 +379,7 @@ class Registry:
     def _without_ill(self, routes: Sequence[Endpoint]) -> Ready | NotReady:
         """Return the routes of a model that do not fail their health checks."""
         if well := [route for route in routes if not route.health_failure]:
-            return Ready(well)
+            return Ready(well, known=len(routes))
         reasons = (f"{route.upstream.name} fails its health checks: {route.health_failure}" for route in routes)
         return NotReady("; ".join(reasons), RETRY_AFTER_S)
 

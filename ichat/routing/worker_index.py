@@ -107,7 +107,8 @@ class WorkerIndex:
         if workers is None or not workers.ready:
             return None
         if not workers.is_same:
-            workers.found, workers.is_same = Ready(list(workers.ready.values()), workers.found.ring), True
+            endpoints = list(workers.ready.values())
+            workers.found, workers.is_same = Ready(endpoints, workers.found.ring, len(workers.workers)), True
         return workers.found
 
     def all_ready(self) -> Collection[WorkerRecord]:

@@ -236,11 +236,11 @@ async def test_who_did_not_get_a_request_holds_nothing_new(fleet):
 
 async def test_a_worker_that_comes_back_has_what_it_kept(fleet):
     """While it drains its conversations go elsewhere, and stay there; what is started anew has nothing."""
-    site = await fleet("a", "b", "c")
+    site = await fleet("a", "b")
     where, _ = await site.ask(conversation("x"))
     await site.register(where, state="draining")
-    other, _ = await site.ask(conversation("x", 2))
-    assert other != where
+    other, (matched, _) = await site.ask(conversation("x", 2))
+    assert (other != where, matched) == (True, 0)
     await site.register(where)
     assert (await site.ask(conversation("x", 3)))[0] == other
     await site.register(other, start_id="2")
@@ -362,17 +362,18 @@ async def test_an_engine_that_keeps_nothing_is_believed_no_longer(fleet, how):
     """Once wrong is no reason to leave it, since it has the prompt now; what is always wrong is."""
     site = await fleet("a", "b")
     more = {} if how == "plain" else {"stream": True, "stream_options": {"include_usage": True}}
-    site.answer = said(1000, 0, how)
-    first, _ = await site.ask(conversation("x"), **more)
-    for _ in range(WRONG_MAX - 1):
-        assert (await site.ask(conversation("x"), **more))[0] == first
-    site.answer = said(1000, 990, how)
-    assert (await site.ask(conversation("x"), **more))[0] == first
-    site.answer = said(1000, 0, how)
-    for _ in range(WRONG_MAX):
-        where, (matched, _) = await site.ask(conversation("x"), **more)
+    turns = iter(range(1, 99))
+
+    async def ask(cached):
+        site.answer = said(1000, cached, how)
+        where, (matched, _) = await site.ask(conversation("x", next(turns)), **more)
+        return where, matched
+
+    first, _ = await ask(0)
+    for cached in (*[0] * (WRONG_MAX - 1), 990, *[0] * WRONG_MAX):
+        where, matched = await ask(cached)
         assert (where, matched > 2000) == (first, True)
-    where, (matched, _) = await site.ask(conversation("x"), **more)
+    where, matched = await ask(0)
     assert (where != first, matched) == (True, 0)
     assert await site.metric('ichat_prefix_corrections_total{model="m"}') == 2 * WRONG_MAX - 1
     assert await site.metric("ichat_tokens_total") == 0
@@ -384,8 +385,8 @@ async def test_nothing_is_concluded_from_nothing(fleet, how):
     site = await fleet("a", "b")
     site.answer = said(1000, None, "plain") if how == "nothing" else said(1000, 0, "stream")
     first, _ = await site.ask(conversation("x"))
-    for _ in range(WRONG_MAX + 1):
-        assert (await site.ask(conversation("x"), **({"stream": True} if how == "stream" else {})))[0] == first
+    for turns in range(2, WRONG_MAX + 3):
+        assert (await site.ask(conversation("x", turns), **({"stream": True} if how == "stream" else {})))[0] == first
     assert await site.metric("ichat_prefix_corrections_total") == 0
 
 
