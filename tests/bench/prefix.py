@@ -64,8 +64,8 @@ class Seen:
 
     by_worker: list[Count]
     start: int = 0
-    turns: list[tuple[int, Count]] = attrs.field(factory=list)
-    """Of each turn, where turns are counted one by one: how many requests had ended, and the counts together."""
+    turns: list[tuple[int, list[Count]]] = attrs.field(factory=list)
+    """Of each turn, where turns are counted one by one: how many requests had ended, and the counts by worker."""
     died_at: float = 0.0
 
 
@@ -141,7 +141,7 @@ class Bench:
             half = len(opened) // 2 if len(turns) == DEATH_TURN else None
             opened = play.one_turn(opened, called)
             now = self.fleet.counts(without=victim if DEATH_TURN <= len(turns) < RETURN_TURN else None)
-            turns.append((len(play.asked), together(since(counts, now))))
+            turns.append((len(play.asked), since(counts, now)))
             counts = now
             if half is not None:
                 self.fleet.start(victim)
@@ -174,8 +174,8 @@ class Bench:
             by_worker=seen.by_worker,
             own=own,
             turns=[
-                (count.hit, ideal_hit(prompts[:end], block, begin))
-                for (end, count), begin in zip(seen.turns, begins, strict=False)
+                (counts, ideal_hit(prompts[:end], block, begin))
+                for (end, counts), begin in zip(seen.turns, begins, strict=False)
             ],
             reasons=list(dict.fromkeys(one.failure for one in failures))[:REASONS_MAX],
         )

@@ -56,8 +56,8 @@ class Row:
     by_worker: list[Count]
     own: dict[str, float] = attrs.field(factory=dict)
     """The gateway's own counters of prefixes, where it has any."""
-    turns: list[tuple[float, float]] = attrs.field(factory=list)
-    """The hit rate of each turn and what it could be, where turns are counted one by one."""
+    turns: list[tuple[list[Count], float]] = attrs.field(factory=list)
+    """What each worker has counted in a turn, and the ideal hit rate, where turns are counted one by one."""
     reasons: list[str] = attrs.field(factory=list)
 
     def line(self):
@@ -159,7 +159,10 @@ def details(rows):
     """Return lines on what a table has no room for: turns, the gateway's own counters, and why requests failed."""
     for row in rows:
         if row.turns:
-            turns = ", ".join(f"{hit:.3f} of {ideal:.3f}" for hit, ideal in row.turns)
+            turns = ", ".join(
+                f"{together(counts).hit:.3f} of {ideal:.3f} ({' + '.join(f'{one.requests:.0f}' for one in counts)})"
+                for counts, ideal in row.turns
+            )
             yield f"- {row.subject}, hit rate by turn: {turns}"
         if own := ", ".join(f"{name} {value:g}" for name, value in row.own.items() if value):
             yield f"- {row.subject}: {own}"

@@ -81,7 +81,7 @@ def short(salt, seed):
 
 def restart(salt, seed):
     """Conversations that are open while a worker dies and comes back."""
-    return conversations(salt, seed, count=48, turns=7)
+    return conversations(f"{salt} restart", seed, count=48, turns=7)
 
 
 SCENARIOS = {"conversations": conversations, "hot": hot, "none": none, "short": short, "restart": restart}

@@ -101,10 +101,15 @@ def test_the_table_has_medians_and_what_is_gained_over_round_robin():
 
 def test_details_name_turns_counters_and_reasons():
     rows = [
-        row("a", turns=[(0.5, 0.75)], own={"ichat_prefix_spills_total": 2.0, "zero": 0.0}, reasons=["HTTP/1.1 502"])
+        row(
+            "a",
+            turns=[([Count(10, 5, 2), Count(10, 5, 3)], 0.75)],
+            own={"ichat_prefix_spills_total": 2.0, "zero": 0.0},
+            reasons=["HTTP/1.1 502"],
+        )
     ]
     assert [line for line in prefix_figures.details(rows) if line] == [
-        "- a, hit rate by turn: 0.500 of 0.750",
+        "- a, hit rate by turn: 0.500 of 0.750 (2 + 3)",
         "- a: ichat_prefix_spills_total 2",
         "- a failed: HTTP/1.1 502",
     ]
@@ -118,6 +123,12 @@ def test_subjects_get_prompts_of_their_own(name):
     assert one == again
     first = [{turns[0][0]["content"].split()[0] for turns in all_of_one} for all_of_one in (one, other)]
     assert first == [{"a"}, {"b"}]
+
+
+def test_no_scenario_begins_as_another():
+    """One scenario leaves nothing in the caches that the next one finds."""
+    systems = [{one.messages[0]["content"] for one in ask("a", 7)} for ask in prompts.SCENARIOS.values()]
+    assert not any(one & other for one, other in itertools.combinations(systems, 2))
 
 
 def test_conversations_grow_and_noise_is_a_fifth():
