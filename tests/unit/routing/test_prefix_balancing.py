@@ -188,8 +188,10 @@ def test_the_holder_of_many_is_found():
     world.hold(endpoints[321], "s", "x", "y")
     asked, match = [], world.balancer.prefixes.match
     world.balancer.prefixes.match = lambda chain: asked.append(chain) or match(chain)
+    words = ["s", "x", "y"]
     for number in range(10):
-        lease = world.balancer.lease(request("s", "x", "y", str(number)))
+        words.append(str(number))
+        lease = world.balancer.lease(request(*words))
         assert lease.endpoint is endpoints[321]
         lease.release()
     assert len(asked) == 10
