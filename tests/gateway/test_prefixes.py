@@ -476,3 +476,13 @@ async def test_a_worker_gets_the_chains_that_it_wants(fleet):
         [(head, _)] = [one for one in site.workers[worker_id][0].requests if one[0].method == b"POST"]
         sent = [value for name, value in head.headers if name == b"x-ichat-prefix"]
         assert [[one.hex() for one in parse_chain(value).digests] for value in sent] == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize("path", [b"/sleep", b"/reset_prefix_cache", b"/flush_cache", b"/release_memory_occupation"])
+async def test_no_cache_is_emptied_through_the_gateway(fleet, path):
+    """So what it believes does not change unseen by its own doing."""
+    site = await fleet("a", "b")
+    client = await site._connect(site.port)
+    status, _, answer = await client.ask(target=path)
+    assert (status, code_of(answer)) == (404, "not_found")
+    assert site.asked("a") + site.asked("b") == 0
