@@ -39,6 +39,8 @@ from support.real_engines import (
 )
 
 from ichat.protocol import response_tag
+from ichat.protocol.prefixes import PREFIX_HEADER, chain_header
+from ichat.routing.prefix_chain import chain_of
 from ichat.security.keys import hash_of
 
 BOOLEAN = {
@@ -74,7 +76,9 @@ def chat(request, tmp_path_factory):
         max_lora_rank=8,
         lora_modules=[f"pirate={MODELS / 'adapter'}"],
         on_gateway_exit="keep",
+        prefix_reports="true",
         env={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"},
+        **({"num_gpu_blocks_override": 128} if request.param == "vllm" else {}),  # 16384 tokens, as SGLang's cache has
     )
 
 
@@ -535,6 +539,26 @@ def test_an_engine_that_stands_still_is_wedged(chat):
     chat.config.write_text(text)
 
 
+def evictions(chat):
+    """Return how many prefixes the gateway believed to be cached until the worker reported that they are not."""
+    text = urllib.request.urlopen(f"{chat.url}/metrics", timeout=LOAD_S).read().decode()
+    name = "ichat_prefix_reported_evictions_total"
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+def ask_with_chain(chat, prompt):
+    """Ask the worker as a gateway with several workers does; return the digests of the chain."""
+    given = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
+    chain = chain_of(b"/v1/completions", json.dumps(given).encode(), list(given), "tiny")
+    header = {PREFIX_HEADER.decode(): chain_header(chain.length, chain.digests).decode()}
+    assert post(f"{chat.worker_url}/v1/completions", given, **header)[0] == 200
+    return set(chain.digests)
+
+
+def words(name, count):
+    return " ".join(f"{name}{number}" for number in range(count))
+
+
 def test_the_next_gateway_takes_the_worker_over(chat):
     """kill -9 of the gateway, `keep`: worker and scheduler stay what they are, and serve through the next gateway."""
     pid, scheduler = chat.worker()["pid"], chat.scheduler().pid
@@ -548,6 +572,28 @@ def test_the_next_gateway_takes_the_worker_over(chat):
     assert post(f"{chat.url}/v1/completions", GREEDY)[2]["choices"][0]["text"] == said
     assert (chat.worker()["pid"], chat.scheduler().pid) == (pid, scheduler)
     assert chat.worker()["managed"]
+
+
+def test_the_gateway_hears_what_the_cache_holds_and_what_it_loses(chat):
+    """A gateway that has restarted learns every digest that the engine holds, and hears of each that is evicted."""
+    digests = set()
+    for name in ("river", "stone"):
+        found = ask_with_chain(chat, words("shared", 120) + words(name, 60))
+        assert len(found) > 4
+        digests |= found
+    chat.program.until(lambda: chat.metric("ichat_worker_held_prefixes") == len(digests))
+    reports = chat.metric("ichat_worker_prefix_reports_total")
+    chat.program.process.kill()
+    chat.program.process.wait()
+    chat.start()
+    chat.program.wait_for_port()
+    chat.program.until(lambda: chat.worker()["state"] == "ready")
+    chat.program.until(lambda: chat.metric("ichat_worker_prefix_reports_total") > reports)
+    for other in range(60):  # the cache has 16384 tokens
+        post(f"{chat.worker_url}/v1/completions", {**GREEDY, "prompt": words(f"other{other}number", 150)})
+        if chat.metric("ichat_worker_held_prefixes") == 0:
+            break
+    chat.program.until(lambda: evictions(chat) == len(digests))
 
 
 def kill(process):

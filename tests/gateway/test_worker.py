@@ -46,6 +46,17 @@ async def test_the_application_sees_the_request_as_it_is(make_worker, connect):
     assert headers[b"date"]
 
 
+async def test_of_internal_headers_the_engine_gets_the_chain_alone(make_worker, connect):
+    """The first request of a connection is read by Trio, the next one by the engine's thread."""
+    _, port = await make_worker()
+    client = await connect(port)
+    for _ in range(2):
+        internal = b"X-Ichat-Caller: c\r\nX-Ichat-Prefix: 256;00\r\nX-Ichat-Hop: 1\r\n"
+        await client.send(b"POST /scope HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: 2\r\n\r\n{}" % internal)
+        headers = json.loads((await client.response())[2])["headers"]
+        assert [one for one in headers if one[0].startswith("x-ichat-")] == [["x-ichat-prefix", "256;00"]]
+
+
 async def test_streams_and_plain_answers_share_a_connection(make_worker, connect):
     """Whatever the form of the answer, the connection goes on afterwards."""
     _, port = await make_worker()
