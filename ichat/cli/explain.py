@@ -84,7 +84,7 @@ def sentence_of(view: Json) -> str:
     if rule == "prefix":
         why = f"its cache should have {matched} of the prompt's {length} bytes, and no other's has more"
     elif rule == "spill":
-        why = f"another's cache should have {deepest} of the prompt's {length} bytes, but that one has too much to do"
+        why = f"another's cache should have {deepest} of the prompt's {length} bytes, but that one has had more to do"
     elif rule == "least_loaded":
         why = "it has the fewest requests" + (", and no cache should have the prompt's beginning" if prefix else "")
     else:
