@@ -88,8 +88,10 @@ def is_overloaded(candidate: Candidate, mean: float) -> bool:
 class PrefixAware(LeastLoaded):
     """The endpoint that holds the beginning of the prompt, if it has not too much to do; else the least loaded."""
 
-    def __init__(self, index: PrefixIndex) -> None:
+    def __init__(self, index: PrefixIndex, *, is_rehearsal: bool = False) -> None:
+        """`is_rehearsal`: nothing is noted of the endpoints."""
         self._index = index
+        self._is_rehearsal = is_rehearsal
         self._found: tuple[PrefixChain, Match] | None = None
         """What is known of the request whose endpoint has just been chosen."""
 
@@ -111,14 +113,15 @@ class PrefixAware(LeastLoaded):
             return super().choose(candidates, request, now)
         match = self._match(prefix)
         self._found = prefix, match
-        for one in candidates:
-            one.holder.see_load(one.load(now), now)
+        if not self._is_rehearsal:
+            for one in candidates:
+                one.holder.see_load(one.load(now), now)
         place, self.rule = decide(describe(candidates, match, now), match.uses)
         return candidates[place]
 
     def rehearsing(self, request: RoutingRequest) -> Policy:
         """Return a policy with an index of its own, that knows the same of the request's prefix."""
-        return self if request.prefix is None else PrefixAware(self._index.part_of(request.prefix))
+        return self if request.prefix is None else PrefixAware(self._index.part_of(request.prefix), is_rehearsal=True)
 
     def is_home(self, endpoint: Endpoint, request: RoutingRequest) -> bool:
         """Return whether no endpoint holds more of the request's prefix."""
