@@ -158,7 +158,7 @@ class ServerSettings:
 class Routing:
     """`[routing]`: which worker gets a request."""
 
-    policy: str = checked(one_of(*POLICY_NAMES), "least_loaded")
+    policy: str = checked(one_of(*POLICY_NAMES), "prefix_aware")
     session_header: str = checked(_is_header_name, "x-session-id")
     max_in_flight: int = checked(_COUNT, 4096)
     queue_max: int = checked(Between(0, 1_000_000), 1024)
