@@ -15,7 +15,7 @@ from ichat.routing.prefix_chain import PrefixChain
 from ichat.routing.prefix_index import Match, PrefixIndex
 from ichat.routing.request import RoutingRequest
 
-REQUEST_BYTES = 128
+REQUEST_BYTES = 64
 """One request more in progress weighs as much as so many bytes of a prompt that are computed once more."""
 OVERLOAD = 1.5
 OVERLOAD_REQUESTS_MIN, OVERLOAD_REQUESTS_MAX = 4, 64
@@ -23,16 +23,17 @@ OVERLOAD_REQUESTS_MIN, OVERLOAD_REQUESTS_MAX = 4, 64
 
 How many: a sixteenth of what it may have, within these bounds.
 """
-WORK_REQUESTS, WORK_REQUESTS_MAX = 24, 2
+WORK_REQUESTS, WORK_REQUESTS_MAX = 48, 4
 """An endpoint that lately got twice the requests of an average one counts WORK_REQUESTS more, one that got a tenth more
 a tenth of that, and none more than WORK_REQUESTS_MAX: a slow endpoint may well have got fewer. So new conversations go
 where few were lately. Where nobody holds anything, this decides only among the least loaded.
 """
-PULL_BYTES = 512
-"""The same for one request more of late, on average, if it is more at present, too.
+PULL_BYTES, CALM = 1024, 2
+"""The same for one request more than CALM times what the calmest endpoint has had on average of late.
 
-A conversation that moves goes on elsewhere, so it may cost more where one endpoint has had more to do for long. An
-endpoint that comes back gets its part of the conversations, and one whose load is high for a moment keeps its own.
+It counts as far as the endpoint has more to do at present, too. A conversation that moves goes on elsewhere, so it may
+cost more where one endpoint has had far more to do for long: an endpoint that comes back gets its part of them. One
+whose load is high for a moment keeps its own.
 """
 RAMP_S = 30.0
 RAMP_REQUESTS = 2
@@ -67,7 +68,7 @@ def decide(candidates: Sequence[Candidate], uses: int) -> tuple[int, Rule]:
     for one in candidates:
         matched, load, _, work, average = one
         more = load - least + min(WORK_REQUESTS_MAX, (work - fewest) * weight)
-        pull = max(0.0, min(load - least, average - calmest)) * PULL_BYTES
+        pull = max(0.0, min(load - least, average - CALM * calmest)) * PULL_BYTES
         cost = deepest - matched + more * price + pull
         costs.append((load > mean * OVERLOAD and is_overloaded(one, mean), cost, load, work))
     best = min(costs)
