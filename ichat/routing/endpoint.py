@@ -51,7 +51,7 @@ class RequestTransform(Protocol):
 class CacheHolder:
     """One start of an endpoint, as far as its engine's cache may hold prefixes. What is noted of it ends with it."""
 
-    __slots__ = ("_seen_at", "_work", "_worked_at", "average_load", "endpoint", "wrong")
+    __slots__ = ("_average", "_seen_at", "_work", "_worked_at", "endpoint", "wrong")
 
     def __init__(self, endpoint: "Endpoint") -> None:
         self.endpoint = endpoint
@@ -59,8 +59,7 @@ class CacheHolder:
         """How many responses in a row showed that it held far less than was believed."""
         self._work = 0.0
         self._worked_at = 0.0
-        self.average_load = 0.0
-        """The requests in progress of late, on average."""
+        self._average = 0.0
         self._seen_at = 0.0
 
     def __repr__(self) -> str:
@@ -70,11 +69,15 @@ class CacheHolder:
         """Return how many requests with a prefix it got lately, the older the less; see WORK_S."""
         return self._work * math.exp((self._worked_at - now) / WORK_S)
 
+    def average(self, load: int, now: float) -> float:
+        """Return its average load of late, if so many requests are in progress there now; see AVERAGE_S."""
+        if not self._seen_at:
+            return 0.0
+        return load + (self._average - load) * math.exp((self._seen_at - now) / AVERAGE_S)
+
     def see_load(self, load: int, now: float) -> None:
-        """Note how many requests it works on; see AVERAGE_S."""
-        if self._seen_at:
-            self.average_load += (load - self.average_load) * (1 - math.exp((self._seen_at - now) / AVERAGE_S))
-        self._seen_at = now
+        """Note how many requests are in progress there."""
+        self._average, self._seen_at = self.average(load, now), now
 
     def add_work(self, now: float) -> None:
         """Count a request with a prefix."""

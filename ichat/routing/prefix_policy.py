@@ -114,10 +114,10 @@ class PrefixAware(LeastLoaded):
             return super().choose(candidates, request, now)
         match = self._match(prefix)
         self._found = prefix, match
+        place, self.rule = decide(describe(candidates, match, now), match.uses)
         if not self._is_rehearsal:
             for one in candidates:
                 one.holder.see_load(one.load(now), now)
-        place, self.rule = decide(describe(candidates, match, now), match.uses)
         return candidates[place]
 
     def rehearsing(self, request: RoutingRequest) -> Policy:
@@ -153,7 +153,7 @@ def describe(endpoints: Iterable[Endpoint], match: Match, now: float) -> Sequenc
             one.load(now) + (RAMP_REQUESTS if now - one.ready_since < RAMP_S else 0),
             one.in_flight_max,
             one.holder.work(now),
-            one.holder.average_load,
+            one.holder.average(one.load(now), now),
         )
         for one in endpoints
     ]

@@ -153,7 +153,10 @@ async def test_sessions_go_first(fleet):
 @pytest.mark.parametrize("case", ["one endpoint", "short", "another route", "another policy", "no header"])
 async def test_who_has_no_choice_to_make_pays_nothing(fleet, case):
     """No digests are made, none sent, none told."""
-    more = {"another policy": "", "no header": f"prefix_header = false\n{AWARE}"}.get(case, AWARE)
+    more = {
+        "another policy": AWARE.replace("prefix_aware", "least_loaded"),
+        "no header": f"prefix_header = false\n{AWARE}",
+    }.get(case, AWARE)
     site = await fleet(*("a" if case == "one endpoint" else "ab"), more=more)
     messages = [{"role": "user", "content": "Hello"}] if case == "short" else conversation("x")
     for _ in range(2):
