@@ -65,7 +65,7 @@ async def real(serve, gateway_to, connect):
 
     _, port = await serve(stream)
     gateway = await gateway_to({"route": port})
-    ours = metrics_of(types.SimpleNamespace(in_flight=1, load_s=2.0, aborts=3)).decode()
+    ours = metrics_of(types.SimpleNamespace(in_flight=1, load_s=2.0, aborts=3, info=None)).decode()
     processes = "".join(PROCESS.replace("open_fds", name) for name in PROCESSES)
     for engine in ENGINES:
         _, port = await serve(exposing(exposition_of(engine) + ours + processes))
