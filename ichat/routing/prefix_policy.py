@@ -70,7 +70,7 @@ def decide(candidates: Sequence[Candidate], uses: int) -> tuple[int, Rule]:
         more = load - least + min(WORK_REQUESTS_MAX, (work - fewest) * weight)
         pull = max(0.0, min(load - least, average - CALM * calmest)) * PULL_BYTES
         cost = deepest - matched + more * price + pull
-        costs.append((load > mean * OVERLOAD and is_overloaded(one, mean), cost, load, work))
+        costs.append((is_overloaded(one, mean), cost, load, work))
     best = min(costs)
     place = costs.index(best)
     if costs.count(best) > 1:
