@@ -88,7 +88,9 @@ class WorkerTable:
     def remove(self, worker: WorkerRecord) -> None:
         """Forget a worker."""
         del self._workers[worker.id]
-        self._endpoints.pop(worker.id, None)
+        endpoint = self._endpoints.pop(worker.id, None)
+        if endpoint is not None:
+            endpoint.forget_prefixes()  # or the index of prefixes would keep it for good
         self._index.remove(worker)
         self._changes.remove(worker)
         self._expiries.remove(worker)

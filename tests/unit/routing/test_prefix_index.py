@@ -4,10 +4,12 @@ import hashlib
 
 from ichat.config.schema import Routing
 from ichat.http.pool import Upstream
+from ichat.protocol import Heartbeat
 from ichat.protocol.prefixes import BOUNDARIES
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.prefix_chain import PrefixChain
 from ichat.routing.prefix_index import HOLDERS_MAX, PrefixIndex
+from ichat.routing.registry import Registry
 
 
 def endpoint(name):
@@ -126,3 +128,16 @@ def test_ended_endpoints_leave_nothing():
     world.now += 20
     world.held("s")
     assert gone.holder not in world.index._numbers
+
+
+def test_workers_that_come_and_go_leave_nothing():
+    """Each with an id of its own: the index keeps none of their endpoints."""
+    world = World(prefix_ttl_s=10)
+    registry = Registry({}, lambda: world.now, 10)
+    for number in range(20):
+        registry.record_heartbeat(Heartbeat(f"w{number}", "m", "127.0.0.1", 1))
+        world.send(chain("s"), registry.availability("m").endpoints[0])
+        registry.record_heartbeat(Heartbeat(f"w{number}", "m", "127.0.0.1", 1, state="gone"))
+        world.now += 20
+    world.held("s")
+    assert len(world.index._numbers) <= 1
