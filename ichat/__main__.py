@@ -112,8 +112,8 @@ def _gateway(argv: list[str]) -> int:
 
 def _key(argv: list[str]) -> int:
     """Make a key and print it; it is stored nowhere."""
+    from ichat.config.checks import KEY_NAME
     from ichat.config.command_line import CommandLineParser
-    from ichat.config.schema import KEY_NAME
     from ichat.security.keys import hash_of, new_key
 
     usage = CommandLineParser(prog="ichat.pyz key", description="Make a key, and print the configuration for it.")

@@ -3,35 +3,19 @@
 Names follow `ichat.toml.example`, which explains each of them. Units stand last: `_s` seconds, `_bytes_max` bytes.
 """
 
-import ipaddress
-import re
-import urllib.parse
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
 from attrs import field, frozen
 
-from ichat.config.openai_params import KNOWN, check_paths
+from ichat.config import checks
+from ichat.config.openai_params import check_paths
 from ichat.config.strict import Between, checked, one_of
 
 Scalar = str | int | float | bool
 EngineValue = Scalar | list[Scalar] | dict[str, Any]
 """What an engine argument may be in TOML."""
 
-_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?|")
-_PATH = re.compile(r"[!-~]*")
-_TARGET = re.compile(r"/[!-\"$-~]{0,1023}")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
-_USUAL_PORTS = {"http": ":80", "https": ":443"}
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-KEY_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
-"""The names that keys may have."""
-_KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
-_FRAMING_HEADERS = frozenset(("host", "content-length", "transfer-encoding", "connection", "expect", "x-request-id"))
-
-MODEL_NAME_CHARACTERS_MAX = 256
 LINE_BYTES_LIMIT = 64 * 1024
 """The upper limit of `logs.line_bytes_max`; every buffer of lines holds at least one such line."""
 DRAIN_S_MAX = 3600.0
@@ -47,96 +31,6 @@ _AMOUNT = Between(1, 10**12)
 _BYTES = Between(LINE_BYTES_LIMIT, 1024**4)
 
 
-def _not_empty(value: str) -> None:
-    if not value:
-        raise ValueError("must not be empty")
-
-
-def _is_target(value: str) -> None:
-    if not _TARGET.fullmatch(value):
-        raise ValueError("must be a path that begins with a slash, such as /health")
-
-
-def _is_path(value: str) -> None:
-    if not value or "\0" in value:
-        raise ValueError("must be a path")
-
-
-def _is_http(value: str) -> None:
-    try:
-        url = urllib.parse.urlsplit(value)
-        is_right = url.scheme in ("http", "https") and url.hostname and url.port != 0
-        is_right = is_right and all(0 < len(label) < 64 for label in str(url.hostname).removesuffix(".").split("."))
-    except ValueError:
-        is_right = False
-    else:
-        is_right = is_right and not (url.query or url.fragment or url.username) and _PATH.fullmatch(url.path)
-    if not is_right:
-        raise ValueError("must be like https://host/v1 or http://host:8000/v1, without a user, a query or a fragment")
-
-
-def _is_variable(value: str) -> None:
-    if not _VARIABLE.fullmatch(value):
-        raise ValueError("must be the name of an environment variable, which holds the key")
-
-
-def _is_key_name(value: str) -> None:
-    if not KEY_NAME.fullmatch(value):
-        raise ValueError("must be 1 to 128 letters, digits or any of . _ : @ -")
-
-
-def _is_key_hash(value: str) -> None:
-    if not _KEY_HASH.fullmatch(value):
-        raise ValueError("must be like sha256:… (64 hexadecimal digits): `./ichat.pyz key` makes a key and its hash")
-
-
-def _are_networks(values: list[str]) -> None:
-    for value in values:
-        try:
-            ipaddress.ip_network(value, strict=False)
-        except ValueError:
-            raise ValueError(f"{value!r} is no address or network, such as 10.0.0.7 or 10.0.0.0/8") from None
-
-
-def _are_params(values: list[str]) -> None:
-    unknown = sorted(set(values) - KNOWN)
-    if unknown:
-        raise ValueError(f"{', '.join(map(repr, unknown))} is no parameter of OpenAI's that could be dropped")
-
-
-def _are_headers(headers: Mapping[str, str]) -> None:
-    for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"{name!r} is not the name of a header, or has a value that cannot be sent")
-        if name.lower() in _FRAMING_HEADERS:
-            raise ValueError(f"{name!r} is made by the gateway")
-
-
-def _are_origins(values: list[str]) -> None:
-    for value in values:
-        usual_port = _USUAL_PORTS.get(value.partition(":")[0], "/")
-        if value != "*" and (not _ORIGIN.fullmatch(value) or value.endswith(usual_port)):
-            raise ValueError(
-                f'{value!r} is neither "*" nor an origin as browsers send it, such as "https://chat.example": scheme,'
-                " host and a port that is not the usual one, in lower case, without a path or a slash at the end"
-            )
-
-
-def _is_header_name(value: str) -> None:
-    if value and not _HEADER_NAME.fullmatch(value):
-        raise ValueError(f"must be the name of a header, not {value!r}")
-
-
-def _is_model_name(value: str) -> None:
-    if not value or len(value) > MODEL_NAME_CHARACTERS_MAX or not value.isprintable():
-        raise ValueError(f"must be 1 to {MODEL_NAME_CHARACTERS_MAX} printable characters")
-
-
-def _is_one_line(value: str) -> None:
-    if not value.isprintable():
-        raise ValueError("must be one line of printable characters")
-
-
 @frozen
 class ServerSettings:
     """`[server_settings]`."""
@@ -149,8 +43,8 @@ class ServerSettings:
     worker_header: bool = True
     overhead_header: bool = True
     prefix_header: bool = True
-    cors_origins: list[str] = checked(_are_origins, attrs.Factory(list[str]))
-    state_directory: str | None = checked(_is_path, None)
+    cors_origins: list[str] = checked(checks.are_origins, attrs.Factory(list[str]))
+    state_directory: str | None = checked(checks.is_path, None)
     watch_config: bool = True
 
 
@@ -159,7 +53,7 @@ class Routing:
     """`[routing]`: which worker gets a request."""
 
     policy: str = checked(one_of(*POLICY_NAMES), "prefix_aware")
-    session_header: str = checked(_is_header_name, "x-session-id")
+    session_header: str = checked(checks.is_header_name, "x-session-id")
     max_in_flight: int = checked(_COUNT, 4096)
     queue_max: int = checked(Between(0, 1_000_000), 1024)
     prefix_entries_max: int = checked(Between(1000, 100_000_000), 65_536)
@@ -177,7 +71,7 @@ class Logs:
     line_bytes_max: int = checked(Between(256, LINE_BYTES_LIMIT), 16 * 1024)
     echo: bool = True
     echo_bytes_max: int = checked(_BYTES, 4 * 1024 * 1024)
-    directory: str | None = checked(_is_path, None)
+    directory: str | None = checked(checks.is_path, None)
     file_bytes_max: int = checked(_BYTES, 16 * 1024 * 1024)
     keep_days: float = checked(Between(0.01, 36500), 30.0)
     files_max: int = checked(Between(1, 1000), 3)
@@ -206,9 +100,9 @@ class Limits:
 class Key:
     """`[[security.keys]]`: one client's key, given by its hash or by a variable, and what it may ask for."""
 
-    name: str = checked(_is_key_name)
-    key_hash: str | None = checked(_is_key_hash, None)
-    key_env: str | None = checked(_is_variable, None)
+    name: str = checked(checks.is_key_name)
+    key_hash: str | None = checked(checks.is_key_hash, None)
+    key_env: str | None = checked(checks.is_variable, None)
     models: list[str] | None = None
     metrics: bool = False
     engine_control: bool = False
@@ -221,11 +115,11 @@ class Key:
 class Security:
     """`[security]`: who may do what."""
 
-    admin_key_hash: str | None = checked(_is_key_hash, None)
-    admin_key_env: str | None = checked(_is_variable, None)
-    join_token_env: str | None = checked(_is_variable, None)
-    trusted_proxies: list[str] = checked(_are_networks, attrs.Factory(list[str]))
-    worker_networks: list[str] = checked(_are_networks, attrs.Factory(list[str]))
+    admin_key_hash: str | None = checked(checks.is_key_hash, None)
+    admin_key_env: str | None = checked(checks.is_variable, None)
+    join_token_env: str | None = checked(checks.is_variable, None)
+    trusted_proxies: list[str] = checked(checks.are_networks, attrs.Factory(list[str]))
+    worker_networks: list[str] = checked(checks.are_networks, attrs.Factory(list[str]))
     open_metrics: bool = False
     keys: list[Key] = field(factory=list[Key])
 
@@ -251,7 +145,7 @@ class Health:
     interval_s: float = checked(_SECONDS_OR_0, 10.0)
     timeout_s: float = checked(_SECONDS, 5.0)
     failures_max: int = checked(_COUNT, 3)
-    path: str = checked(_is_target, "/health")
+    path: str = checked(checks.is_target, "/health")
 
 
 @frozen
@@ -290,11 +184,13 @@ class Restart:
 class ManagedWorkerConfig:
     """`[[managed_workers]]`: a worker that the gateway starts; keys that are not iChat's are the engine's arguments."""
 
-    model_name: str = checked(_is_model_name, schema={"minLength": 1, "maxLength": MODEL_NAME_CHARACTERS_MAX})
+    model_name: str = checked(
+        checks.is_model_name, schema={"minLength": 1, "maxLength": checks.MODEL_NAME_CHARACTERS_MAX}
+    )
     """The name that requests use."""
-    model_path: str = checked(_not_empty, schema={"minLength": 1})
+    model_path: str = checked(checks.not_empty, schema={"minLength": 1})
     """A directory, or a name on the model hub."""
-    backend: str = checked(_not_empty, "vllm", {"minLength": 1})
+    backend: str = checked(checks.not_empty, "vllm", {"minLength": 1})
     """`vllm`, `sglang`, or the name of another engine that is installed."""
     gpu_ids: list[int] | None = None
     """GPU numbers as nvidia-smi shows them; None: all of them."""
@@ -330,18 +226,18 @@ class ManagedWorkerConfig:
 class ExternalRoute:
     """`[[external_routes]]`: a model that another server with OpenAI's API serves."""
 
-    model_name: str = checked(_is_model_name)
-    api_base: str = checked(_is_http)
-    upstream_model: str | None = checked(_is_one_line, None)
-    api_key_env: str | None = checked(_is_variable, None)
-    headers: dict[str, str] = checked(_are_headers, attrs.Factory(dict[str, str]))
+    model_name: str = checked(checks.is_model_name)
+    api_base: str = checked(checks.is_http)
+    upstream_model: str | None = checked(checks.is_one_line, None)
+    api_key_env: str | None = checked(checks.is_variable, None)
+    headers: dict[str, str] = checked(checks.are_headers, attrs.Factory(dict[str, str]))
     ca_certificates: str | None = None
-    health_path: str | None = checked(_is_target, None)
+    health_path: str | None = checked(checks.is_target, None)
     max_in_flight: int | None = checked(_COUNT, None)
     drop_params: bool | None = None
     additional_drop_params: list[str] = checked(check_paths, attrs.Factory(list[str]))
-    allowed_openai_params: list[str] = checked(_are_params, attrs.Factory(list[str]))
-    supported_openai_params: list[str] | None = checked(_are_params, None)
+    allowed_openai_params: list[str] = checked(checks.are_params, attrs.Factory(list[str]))
+    supported_openai_params: list[str] | None = checked(checks.are_params, None)
 
 
 @frozen
@@ -350,7 +246,7 @@ class LitellmSettings:
 
     drop_params: bool = False
     additional_drop_params: list[str] = checked(check_paths, attrs.Factory(list[str]))
-    allowed_openai_params: list[str] = checked(_are_params, attrs.Factory(list[str]))
+    allowed_openai_params: list[str] = checked(checks.are_params, attrs.Factory(list[str]))
 
 
 @frozen

@@ -16,7 +16,7 @@ import attrs
 from cattrs.errors import BaseValidationError
 
 from ichat import errors
-from ichat.config.schema import MODEL_NAME_CHARACTERS_MAX
+from ichat.config.checks import MODEL_NAME_CHARACTERS_MAX
 from ichat.config.strict import Between, Check, Schema, checked, problems_of, section_hook, strict_converter
 
 # Headers, in lower case. Clients may see the first four; the gateway and its workers use the others among themselves.

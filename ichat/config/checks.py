@@ -1,0 +1,126 @@
+"""Checks of single values of the configuration: each says in a few words what the value must be."""
+
+import ipaddress
+import re
+import urllib.parse
+from collections.abc import Mapping
+
+from ichat.config.openai_params import KNOWN
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?|")
+_PATH = re.compile(r"[!-~]*")
+_TARGET = re.compile(r"/[!-\"$-~]{0,1023}")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+KEY_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
+"""The names that keys may have."""
+_KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+_FRAMING_HEADERS = frozenset(("host", "content-length", "transfer-encoding", "connection", "expect", "x-request-id"))
+
+MODEL_NAME_CHARACTERS_MAX = 256
+
+
+def not_empty(value: str) -> None:
+    """Raise ValueError unless the text has a character."""
+    if not value:
+        raise ValueError("must not be empty")
+
+
+def is_target(value: str) -> None:
+    """Raise ValueError unless this is the target of a request, such as /health."""
+    if not _TARGET.fullmatch(value):
+        raise ValueError("must be a path that begins with a slash, such as /health")
+
+
+def is_path(value: str) -> None:
+    """Raise ValueError unless this can be the path of a file."""
+    if not value or "\0" in value:
+        raise ValueError("must be a path")
+
+
+def is_http(value: str) -> None:
+    """Raise ValueError unless this is the base URL of an HTTP server."""
+    try:
+        url = urllib.parse.urlsplit(value)
+        is_right = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        is_right = is_right and all(0 < len(label) < 64 for label in str(url.hostname).removesuffix(".").split("."))
+    except ValueError:
+        is_right = False
+    else:
+        is_right = is_right and not (url.query or url.fragment or url.username) and _PATH.fullmatch(url.path)
+    if not is_right:
+        raise ValueError("must be like https://host/v1 or http://host:8000/v1, without a user, a query or a fragment")
+
+
+def is_variable(value: str) -> None:
+    """Raise ValueError unless this is the name of an environment variable."""
+    if not _VARIABLE.fullmatch(value):
+        raise ValueError("must be the name of an environment variable, which holds the key")
+
+
+def is_key_name(value: str) -> None:
+    """Raise ValueError unless a key may have this name."""
+    if not KEY_NAME.fullmatch(value):
+        raise ValueError("must be 1 to 128 letters, digits or any of . _ : @ -")
+
+
+def is_key_hash(value: str) -> None:
+    """Raise ValueError unless this is the hash of a key."""
+    if not _KEY_HASH.fullmatch(value):
+        raise ValueError("must be like sha256:… (64 hexadecimal digits): `./ichat.pyz key` makes a key and its hash")
+
+
+def are_networks(values: list[str]) -> None:
+    """Raise ValueError unless these are addresses or networks."""
+    for value in values:
+        try:
+            ipaddress.ip_network(value, strict=False)
+        except ValueError:
+            raise ValueError(f"{value!r} is no address or network, such as 10.0.0.7 or 10.0.0.0/8") from None
+
+
+def are_params(values: list[str]) -> None:
+    """Raise ValueError unless these are parameters of OpenAI's that could be dropped."""
+    unknown = sorted(set(values) - KNOWN)
+    if unknown:
+        raise ValueError(f"{', '.join(map(repr, unknown))} is no parameter of OpenAI's that could be dropped")
+
+
+def are_headers(headers: Mapping[str, str]) -> None:
+    """Raise ValueError unless these are headers that may be added to a request."""
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            raise ValueError(f"{name!r} is not the name of a header, or has a value that cannot be sent")
+        if name.lower() in _FRAMING_HEADERS:
+            raise ValueError(f"{name!r} is made by the gateway")
+
+
+def are_origins(values: list[str]) -> None:
+    """Raise ValueError unless these are origins as browsers send them, or "*"."""
+    for value in values:
+        usual_port = _USUAL_PORTS.get(value.partition(":")[0], "/")
+        if value != "*" and (not _ORIGIN.fullmatch(value) or value.endswith(usual_port)):
+            raise ValueError(
+                f'{value!r} is neither "*" nor an origin as browsers send it, such as "https://chat.example": scheme,'
+                " host and a port that is not the usual one, in lower case, without a path or a slash at the end"
+            )
+
+
+def is_header_name(value: str) -> None:
+    """Raise ValueError unless this is the name of a header, or empty."""
+    if value and not _HEADER_NAME.fullmatch(value):
+        raise ValueError(f"must be the name of a header, not {value!r}")
+
+
+def is_model_name(value: str) -> None:
+    """Raise ValueError unless a model may have this name."""
+    if not value or len(value) > MODEL_NAME_CHARACTERS_MAX or not value.isprintable():
+        raise ValueError(f"must be 1 to {MODEL_NAME_CHARACTERS_MAX} printable characters")
+
+
+def is_one_line(value: str) -> None:
+    """Raise ValueError unless this is one line of printable characters."""
+    if not value.isprintable():
+        raise ValueError("must be one line of printable characters")
