@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ichat
-from ichat.admin.openapi_parts import FAILED, failure, header, json_body, json_of, operation_of, query
+from ichat.admin.openapi_models import FAILURES, components_of_models, model_keys, paths_of_models
+from ichat.admin.openapi_parts import failure, json_body, json_of, operation_of, query
 from ichat.admin.schemas import Schema, ref, schemas
 from ichat.http import sse
 from ichat.observability.logs.stream import KEEP_ALIVE_S
@@ -24,73 +25,10 @@ _TAGS = {
     "workers": "What workers tell the gateway, and what operators see and ask of them.",
     "cluster": "The gateway, its machine and its configuration.",
 }
-_STREAMED = "Where the request says `stream: true`: events, the last of them `data: [DONE]`."
 _LINES = f"""\
 Server-sent events. A plain event is a LogLine, whose number is its id; an event `gap` is a LogGap; a comment comes \
 when nothing else has for {KEEP_ALIVE_S:g} s. A stream that is followed goes on with the worker's next start, and ends \
 when the gateway forgets the worker or ends itself."""
-_BY_MODEL = {
-    "chat/completions": "Chat",
-    "completions": "Completion of a text",
-    "embeddings": "Embeddings",
-    "rerank": "Documents sorted by relevance, as Cohere and Jina do it",
-    "score": "Scores of pairs of texts",
-    "classify": "Classification",
-    "pooling": "What a pooling model makes of a text",
-    "responses": "OpenAI's Responses",
-    "messages": "Anthropic's Messages",
-    "tokenize": "Tokens of a text or a chat",
-    "detokenize": "Text of tokens",
-}
-_OF_RESPONSES = {
-    "/v1/responses/{response_id}": {"get": "Read a response again", "delete": "Forget a response"},
-    "/v1/responses/{response_id}/cancel": {"post": "Stop a response that is made in the background"},
-}
-_BY_MODEL_IN_A_FORM = {
-    "audio/transcriptions": "Transcription of speech",
-    "audio/translations": "Translation of speech",
-}
-_FAILURES_OF_MODELS = {
-    "400": "Not JSON, no `model`, or a parameter that an external route does not take.",
-    "401": "Keys are configured, and none or an unknown one was sent (`invalid_api_key`).",
-    "403": "The key is for something else, or not for this model (`forbidden`).",
-    "404": "There is no such model (`model_not_found`).",
-    "429": "A limit of the key or of the gateway is reached (`rate_limited`), or all that serve the model are full and"
-    " so is its queue (`overloaded`).",
-    "502": "Who serves it could not be reached, or broke off before the answer began.",
-    "503": "The model is known, and nothing is ready to serve it (`model_not_ready`), or no room came in time.",
-    "504": "Nothing came in time.",
-}
-_BODIES_OF_MODELS = {"Model": "application/json", "ModelForm": "multipart/form-data"}
-_HEADERS: dict[str, Schema] = {
-    "x-ichat-worker": {
-        "description": "Who served the request (`server_settings.worker_header`).",
-        "schema": {"type": "string"},
-    },
-    "x-ichat-overhead-ms": {
-        "description": "Milliseconds that the gateway took for itself (`server_settings.overhead_header`).",
-        "schema": {"type": "number"},
-    },
-    "x-ichat-prefix": {
-        "description": "The bytes of the prompt's beginning that the worker was expected to have in its cache, and all"
-        " of them: `6144/8190` (`server_settings.prefix_header`, where a model has several endpoints).",
-        "schema": {"type": "string"},
-    },
-    "x-ichat-dropped": {
-        "description": "What the worker did not get of the request, as it steers engines (`engine_control` of a key).",
-        "schema": {"type": "string"},
-    },
-    "x-ichat-error": {
-        "description": "Who made the error; not there where it is an external route's own.",
-        "schema": {"enum": ["gateway", "worker"]},
-    },
-    "retry-after": {
-        "description": "Seconds after which it is worth trying again, where that is known.",
-        "schema": {"type": "integer"},
-    },
-}
-_OF_ANSWERS = ("x-ichat-worker", "x-ichat-overhead-ms", "x-ichat-prefix", "x-ichat-dropped")
-"""Headers of models' answers."""
 _KEYS: Mapping[str, str] = {
     "client": "One of `[[security.keys]]`; anything, or nothing, where there are none.",
     "admin": "The key of `security.admin_key_env` or `admin_key_hash`. Without one: the gateway's own machine.",
@@ -114,11 +52,12 @@ def document() -> dict[str, Any]:
     rules: dict[tuple[str, str], Rule] = {
         (method.lower(), re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", path)): rule for (method, path), rule in ROUTES.items()
     }
-    paths = {**_of_models(), **_from_workers(), **_of_workers(), **_of_the_cluster()}
+    paths = {**paths_of_models(), **_from_workers(), **_of_workers(), **_of_the_cluster()}
     for path, item in paths.items():
         for method in item.keys() - {"parameters"}:
             keys = _KEYS_FOR[rules.get((method, path), "data")]
             item[method]["security"] = [{}, *({key: []} for key in keys)]
+    of_models = components_of_models()
     return {
         "openapi": "3.1.0",
         "info": {"title": "iChat", "version": ichat.__version__, "description": _ABOUT},
@@ -126,90 +65,15 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": schemas(),
-            "requestBodies": {name: _model_body(kind) for name, kind in _BODIES_OF_MODELS.items()},
+            **of_models,
             "responses": {
                 "Failed": failure("Anything that goes wrong, whose `code` says what."),
-                "Model200": _model_answer(),
-                **{f"Model{status}": failure(text) for status, text in _FAILURES_OF_MODELS.items()},
+                **of_models["responses"],
             },
-            "headers": _HEADERS,
             "securitySchemes": {
                 name: {"type": "http", "scheme": "bearer", "description": text} for name, text in _KEYS.items()
             },
         },
-    }
-
-
-def _of_models() -> dict[str, Schema]:
-    paths: dict[str, Schema] = {}
-    for name, summary in (_BY_MODEL | _BY_MODEL_IN_A_FORM).items():
-        is_form = name in _BY_MODEL_IN_A_FORM
-        for path in (f"/v1/{name}", f"/{name}", *(["/v2/rerank"] if name == "rerank" else [])):
-            paths[path] = {"post": _by_model(path, summary, is_form=is_form)}
-    name_of: Schema = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-    id_of: Schema = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
-    for path, methods in _OF_RESPONSES.items():
-        paths[path] = {"parameters": [id_of]}
-        for method, summary in methods.items():
-            paths[path][method] = _of_response(f"{method}{path}", summary)
-    paths["/v1/models"] = {
-        "get": operation_of("models", "get_models", "Models that can be asked for now", json_of("Models"))
-    }
-    paths["/v1/models/{name}"] = {
-        "get": operation_of(
-            "models",
-            "get_model",
-            "One of them",
-            json_of("ModelEntry"),
-            parameters=[{**name_of, "description": "Slashes in it stand as they are."}],
-            failures={"404": "There is no such model now."},
-        )
-    }
-    return paths
-
-
-def _of_response(operation: str, summary: str) -> Schema:
-    """Write one route of a response that was made before: the worker that keeps it answers."""
-    statuses = {status: {"$ref": f"#/components/responses/Model{status}"} for status in ("200", "401", "429", "503")}
-    gone = failure("No worker keeps this response, or its worker has ended (`response_not_found`).")
-    return {
-        "tags": ["models"],
-        "operationId": re.sub(r"\W+", "_", operation).rstrip("_"),
-        "summary": summary,
-        "responses": {**statuses, "404": gone} | FAILED,
-    }
-
-
-def _by_model(path: str, summary: str, *, is_form: bool) -> Schema:
-    """Write one route of models: all of them take and give the same as far as the gateway is concerned."""
-    statuses = ["200", *_FAILURES_OF_MODELS]
-    return {
-        "tags": ["models"],
-        "operationId": f"post{path}".replace("/", "_"),
-        "summary": summary,
-        "requestBody": {"$ref": f"#/components/requestBodies/{'ModelForm' if is_form else 'Model'}"},
-        "responses": {status: {"$ref": f"#/components/responses/Model{status}"} for status in statuses} | FAILED,
-    }
-
-
-def _model_keys() -> Schema:
-    keys: Schema = {"model": {"type": "string", "description": "One of `GET /v1/models`."}}
-    return {"type": "object", "properties": keys, "required": ["model"]}
-
-
-def _model_body(kind: str) -> Schema:
-    return {
-        "required": True,
-        "description": "As OpenAI's; of it the gateway reads `model`.",
-        "content": {kind: {"schema": _model_keys()}},
-    }
-
-
-def _model_answer() -> Schema:
-    return {
-        "description": "The answer of the model's worker or external route, unchanged.",
-        "content": {"application/json": {}, sse.CONTENT_TYPE: {"schema": {"type": "string", "description": _STREAMED}}},
-        "headers": {name: header(name) for name in _OF_ANSWERS},
     }
 
 
@@ -314,12 +178,12 @@ def _explain() -> Schema:
         "explain_route",
         "Where a request would go now, and why; it goes nowhere, and nothing changes",
         json_of("Route"),
-        body={"application/json": {"schema": _model_keys()}},
+        body={"application/json": {"schema": model_keys()}},
         parameters=[
             query("path", {"enum": [path.decode() for path in PROMPTS]}, "The request's route; left out: by its keys."),
             query("session", {"type": "string"}, "The session that the request names (`routing.session_header`)."),
         ],
-        failures={status: _FAILURES_OF_MODELS[status] for status in ("400", "404")},
+        failures={status: FAILURES[status] for status in ("400", "404")},
     )
 
 

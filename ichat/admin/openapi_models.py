@@ -1,0 +1,159 @@
+"""The routes of models in the OpenAPI document, in short: what they take and give is OpenAI's."""
+
+import re
+from typing import Any
+
+from ichat.admin.openapi_parts import FAILED, failure, header, json_of, operation_of
+from ichat.admin.schemas import Schema
+from ichat.http import sse
+
+_STREAMED = "Where the request says `stream: true`: events, the last of them `data: [DONE]`."
+_BY_MODEL = {
+    "chat/completions": "Chat",
+    "completions": "Completion of a text",
+    "embeddings": "Embeddings",
+    "rerank": "Documents sorted by relevance, as Cohere and Jina do it",
+    "score": "Scores of pairs of texts",
+    "classify": "Classification",
+    "pooling": "What a pooling model makes of a text",
+    "responses": "OpenAI's Responses",
+    "messages": "Anthropic's Messages",
+    "tokenize": "Tokens of a text or a chat",
+    "detokenize": "Text of tokens",
+}
+_OF_RESPONSES = {
+    "/v1/responses/{response_id}": {"get": "Read a response again", "delete": "Forget a response"},
+    "/v1/responses/{response_id}/cancel": {"post": "Stop a response that is made in the background"},
+}
+_BY_MODEL_IN_A_FORM = {
+    "audio/transcriptions": "Transcription of speech",
+    "audio/translations": "Translation of speech",
+}
+FAILURES = {
+    "400": "Not JSON, no `model`, or a parameter that an external route does not take.",
+    "401": "Keys are configured, and none or an unknown one was sent (`invalid_api_key`).",
+    "403": "The key is for something else, or not for this model (`forbidden`).",
+    "404": "There is no such model (`model_not_found`).",
+    "429": "A limit of the key or of the gateway is reached (`rate_limited`), or all that serve the model are full and"
+    " so is its queue (`overloaded`).",
+    "502": "Who serves it could not be reached, or broke off before the answer began.",
+    "503": "The model is known, and nothing is ready to serve it (`model_not_ready`), or no room came in time.",
+    "504": "Nothing came in time.",
+}
+_BODIES_OF_MODELS = {"Model": "application/json", "ModelForm": "multipart/form-data"}
+_HEADERS: dict[str, Schema] = {
+    "x-ichat-worker": {
+        "description": "Who served the request (`server_settings.worker_header`).",
+        "schema": {"type": "string"},
+    },
+    "x-ichat-overhead-ms": {
+        "description": "Milliseconds that the gateway took for itself (`server_settings.overhead_header`).",
+        "schema": {"type": "number"},
+    },
+    "x-ichat-prefix": {
+        "description": "The bytes of the prompt's beginning that the worker was expected to have in its cache, and all"
+        " of them: `6144/8190` (`server_settings.prefix_header`, where a model has several endpoints).",
+        "schema": {"type": "string"},
+    },
+    "x-ichat-dropped": {
+        "description": "What the worker did not get of the request, as it steers engines (`engine_control` of a key).",
+        "schema": {"type": "string"},
+    },
+    "x-ichat-error": {
+        "description": "Who made the error; not there where it is an external route's own.",
+        "schema": {"enum": ["gateway", "worker"]},
+    },
+    "retry-after": {
+        "description": "Seconds after which it is worth trying again, where that is known.",
+        "schema": {"type": "integer"},
+    },
+}
+_OF_ANSWERS = ("x-ichat-worker", "x-ichat-overhead-ms", "x-ichat-prefix", "x-ichat-dropped")
+"""Headers of models' answers."""
+
+
+def paths_of_models() -> dict[str, Schema]:
+    """Return the routes of models by their paths."""
+    paths: dict[str, Schema] = {}
+    for name, summary in (_BY_MODEL | _BY_MODEL_IN_A_FORM).items():
+        is_form = name in _BY_MODEL_IN_A_FORM
+        for path in (f"/v1/{name}", f"/{name}", *(["/v2/rerank"] if name == "rerank" else [])):
+            paths[path] = {"post": _by_model(path, summary, is_form=is_form)}
+    name_of: Schema = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    id_of: Schema = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    for path, methods in _OF_RESPONSES.items():
+        paths[path] = {"parameters": [id_of]}
+        for method, summary in methods.items():
+            paths[path][method] = _of_response(f"{method}{path}", summary)
+    paths["/v1/models"] = {
+        "get": operation_of("models", "get_models", "Models that can be asked for now", json_of("Models"))
+    }
+    paths["/v1/models/{name}"] = {
+        "get": operation_of(
+            "models",
+            "get_model",
+            "One of them",
+            json_of("ModelEntry"),
+            parameters=[{**name_of, "description": "Slashes in it stand as they are."}],
+            failures={"404": "There is no such model now."},
+        )
+    }
+    return paths
+
+
+def _of_response(operation: str, summary: str) -> Schema:
+    """Write one route of a response that was made before: the worker that keeps it answers."""
+    statuses = {status: {"$ref": f"#/components/responses/Model{status}"} for status in ("200", "401", "429", "503")}
+    gone = failure("No worker keeps this response, or its worker has ended (`response_not_found`).")
+    return {
+        "tags": ["models"],
+        "operationId": re.sub(r"\W+", "_", operation).rstrip("_"),
+        "summary": summary,
+        "responses": {**statuses, "404": gone} | FAILED,
+    }
+
+
+def _by_model(path: str, summary: str, *, is_form: bool) -> Schema:
+    """Write one route of models: all of them take and give the same as far as the gateway is concerned."""
+    statuses = ["200", *FAILURES]
+    return {
+        "tags": ["models"],
+        "operationId": f"post{path}".replace("/", "_"),
+        "summary": summary,
+        "requestBody": {"$ref": f"#/components/requestBodies/{'ModelForm' if is_form else 'Model'}"},
+        "responses": {status: {"$ref": f"#/components/responses/Model{status}"} for status in statuses} | FAILED,
+    }
+
+
+def model_keys() -> Schema:
+    """Return what the gateway reads of a request's body."""
+    keys: Schema = {"model": {"type": "string", "description": "One of `GET /v1/models`."}}
+    return {"type": "object", "properties": keys, "required": ["model"]}
+
+
+def _model_body(kind: str) -> Schema:
+    return {
+        "required": True,
+        "description": "As OpenAI's; of it the gateway reads `model`.",
+        "content": {kind: {"schema": model_keys()}},
+    }
+
+
+def _model_answer() -> Schema:
+    return {
+        "description": "The answer of the model's worker or external route, unchanged.",
+        "content": {"application/json": {}, sse.CONTENT_TYPE: {"schema": {"type": "string", "description": _STREAMED}}},
+        "headers": {name: header(name) for name in _OF_ANSWERS},
+    }
+
+
+def components_of_models() -> dict[str, Any]:
+    """Return the request bodies, answers and headers to which the routes of models refer, by kind and name."""
+    return {
+        "requestBodies": {name: _model_body(kind) for name, kind in _BODIES_OF_MODELS.items()},
+        "responses": {
+            "Model200": _model_answer(),
+            **{f"Model{status}": failure(text) for status, text in FAILURES.items()},
+        },
+        "headers": _HEADERS,
+    }
