@@ -6,17 +6,19 @@ on each scrape, so no series of a worker outlives it.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 import attrs
 import trio
 from prometheus_client import Metric, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily
 
 from ichat import __version__
 from ichat.hardware.machines import MachineReport
 from ichat.http.relay import ChunkGapHistogram, empty_gap_histogram
 from ichat.observability.exposition import Families
+from ichat.observability.model_loads import LoadCounts
+from ichat.observability.prefix_counts import PrefixCounts, prefix_families
 from ichat.observability.prometheus_families import (
     Histogram,
     MetricsSnapshot,
@@ -33,7 +35,6 @@ from ichat.observability.prometheus_families import (
 from ichat.observability.request_record import OTHER, RequestRecord
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.prefix_chain import PrefixChain
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import WorkerRecord
 
@@ -53,28 +54,7 @@ _FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30
 _DURATION_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
 _OVERHEAD_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 _QUEUE_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
-_HOLDERS = (0, 1, 2, 3, 4)
 _LOOP_DELAY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-
-
-@attrs.define(eq=False)
-class _PrefixCounts:
-    """What is counted of the requests of one model whose choice of an endpoint depended on their prefix."""
-
-    matched_bytes: int = 0
-    all_bytes: int = 0
-    spills: int = 0
-    wrong: int = 0
-    evicted: int = 0
-    holders: Histogram = attrs.field(factory=lambda: Histogram(_HOLDERS))
-
-    def add(self, prefix: PrefixChain) -> None:
-        """Count a request."""
-        self.matched_bytes += prefix.matched
-        self.all_bytes += prefix.length
-        self.spills += prefix.matched < prefix.deepest
-        self.wrong += prefix.was_wrong
-        self.holders.add(prefix.holders)
 
 
 @attrs.define(eq=False)
@@ -88,7 +68,7 @@ class _Counts:
     queue: Histogram = attrs.field(factory=lambda: Histogram(_QUEUE_S))
     gaps: ChunkGapHistogram = attrs.field(factory=empty_gap_histogram)
     tokens: int = 0
-    prefixes: _PrefixCounts | None = None
+    prefixes: PrefixCounts | None = None
     """None: there were none, as with one endpoint."""
     gone_at: float | None = None
     """When a scrape first found that no worker or route has this model."""
@@ -107,12 +87,17 @@ class Metrics:
     """What the gateway counts."""
 
     def __init__(
-        self, registry: Registry, balancer: Balancer, own_machine: Callable[[], MachineReport | None] = lambda: None
+        self,
+        registry: Registry,
+        balancer: Balancer,
+        own_machine: Callable[[], MachineReport | None] = lambda: None,
+        loads: Callable[[], LoadCounts] = LoadCounts,
     ) -> None:
-        """`own_machine` gives what is known of the gateway's machine."""
+        """`own_machine` gives what is known of the gateway's machine, `loads` what is counted of loading models."""
         self._registry = registry
         self._balancer = balancer
         self._own_machine = own_machine
+        self._loads = loads
         self._models: dict[str, _Counts] = {}
         self._without_model: dict[tuple[str, int], int] = {}
         """Requests by route and status that named no model, or an unknown one: only their number is counted."""
@@ -188,10 +173,10 @@ class Metrics:
         """Count prefixes that were believed to be in a cache until its worker reported that they are not."""
         self._prefixes_of(self._of(model)).evicted += count
 
-    def _prefixes_of(self, counts: _Counts) -> _PrefixCounts:
+    def _prefixes_of(self, counts: _Counts) -> PrefixCounts:
         found = counts.prefixes
         if found is None:
-            found = counts.prefixes = _PrefixCounts()
+            found = counts.prefixes = PrefixCounts()
         return found
 
     def gaps(self, model: str) -> ChunkGapHistogram:
@@ -239,8 +224,11 @@ class Metrics:
     def families(self) -> Iterator[Families]:
         """Return what is known now and what is counted, in parts that each take a millisecond or two to make."""
         self._forget(trio.current_time())
-        now = yield from self._look()
-        for metric in itertools.chain(state_families(now), self._families(), self._process.collect()):
+        now, loads = (yield from self._look()), self._loads()
+        loads.forget(self._registry.names())
+        for metric in itertools.chain(
+            state_families(now), self._families(), loads.families({}), self._process.collect()
+        ):
             yield from families_of(metric)
 
     def _look(self) -> Generator[Families, None, MetricsSnapshot]:
@@ -320,7 +308,7 @@ class Metrics:
             "ichat_queue_seconds", "Waiting for room at a worker; 0 for requests that did not have to.",
             [(model, counts.queue) for model, counts in models],
         )  # fmt: skip
-        yield from _prefix_families(
+        yield from prefix_families(
             [(model, counts.prefixes) for model, counts in models if counts.prefixes], len(self._balancer.prefixes)
         )
         yield gap_family([(model, counts.gaps) for model, counts in models])
@@ -352,36 +340,6 @@ class Metrics:
         yield CounterMetricFamily("ichat_relay_bytes", "Bytes of models' responses, heads included.", self._bytes)
         yield CounterMetricFamily("ichat_relay_chunks", "Pieces of bodies of models' responses.", self._chunks)
         yield gauge_family("ichat_build_info", "The gateway's version.", "version", {__version__: 1})
-
-
-def _prefix_families(found: Sequence[tuple[str, _PrefixCounts]], entries: int) -> Iterable[Metric]:
-    """Return the families of where requests with a common beginning went, of models with several endpoints."""
-    yield GaugeMetricFamily("ichat_prefix_entries", "Beginnings of prompts that are remembered.", entries)
-    matched = CounterMetricFamily(
-        "ichat_prefix_bytes",
-        "Bytes of prompts: `matched` were believed to be in the cache of the endpoint that was chosen.",
-        labels=("model", "kind"),
-    )
-    for model, counts in found:
-        matched.add_metric((model, "matched"), counts.matched_bytes)
-        matched.add_metric((model, "all"), counts.all_bytes)
-    yield matched
-    yield counter_family(
-        "ichat_prefix_spills", "Requests that went elsewhere than to an endpoint that held the most.", "model",
-        {model: counts.spills for model, counts in found},
-    )  # fmt: skip
-    yield counter_family(
-        "ichat_prefix_corrections", "Responses that showed that far less was cached than was believed.",
-        "model", {model: counts.wrong for model, counts in found},
-    )  # fmt: skip
-    yield counter_family(
-        "ichat_prefix_reported_evictions", "Beginnings of prompts that a worker reported as gone from its cache.",
-        "model", {model: counts.evicted for model, counts in found},
-    )  # fmt: skip
-    yield histogram_family_by_model(
-        "ichat_prefix_holders", "How many endpoints were believed to hold a part of a request's prompt.",
-        [(model, counts.holders) for model, counts in found],
-    )  # fmt: skip
 
 
 def _can_serve(endpoint: Endpoint, now: float) -> bool:

@@ -81,8 +81,8 @@ async def heartbeat(connect, port, worker_port, **more):
     assert status == 200, body
 
 
-def known(*names, clock=trio.current_time):
-    """Make a registry that has these models, and metrics of it."""
+def known(*names, clock=trio.current_time, **more):
+    """Make a registry that has these models, and metrics of it, with `more` of what they show."""
     registry = Registry(dict.fromkeys(names, ()), clock, 10)
     balancer = Balancer(registry.availability, clock, Routing(policy="least_loaded", queue_max=1))
-    return registry, Metrics(registry, balancer)
+    return registry, Metrics(registry, balancer, **more)

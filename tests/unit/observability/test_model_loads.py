@@ -1,0 +1,42 @@
+"""What is counted of loading models."""
+
+from support.exposition import Shown, known, own
+
+from ichat.observability.exposition import written
+from ichat.observability.model_loads import LoadCounts
+from ichat.observability.prometheus_families import families_of
+
+
+def shown(counts, is_loaded):
+    parts = (part for family in counts.families(is_loaded) for part in families_of(family))
+    return Shown("".join(written(parts)))
+
+
+def test_loads_are_counted_by_why_and_how_they_ended():
+    """Each result has its series, and only a load that made its model ready has a length."""
+    counts = LoadCounts()
+    counts.loaded("a", "request", "ready", 4.0)
+    counts.loaded("a", "request", "ready", 2000.0)
+    counts.loaded("a", "command", "failed")
+    counts.swaps += 3
+    now = shown(counts, {"a": True, "b": False})
+    assert now.get("ichat_model_loads_total", model="a", reason="request", result="ready") == 2
+    assert now.get("ichat_model_loads_total", model="a", reason="command", result="failed") == 1
+    bounds = ("2.5", "5.0", "1800.0", "+Inf")
+    assert [now.get("ichat_model_load_seconds_bucket", model="a", le=one) for one in bounds] == [0, 1, 1, 2]
+    assert now.get("ichat_model_load_seconds_sum", model="a") == 2004
+    assert now.get("ichat_swaps_total") == 3
+    assert (now.get("ichat_model_loaded", model="a"), now.get("ichat_model_loaded", model="b")) == (1, 0)
+
+
+async def test_a_scrape_shows_them_and_forgets_models_that_have_gone():
+    """The series of a model end with it, so that models of launched workers leave nothing."""
+    counts = LoadCounts()
+    registry, metrics = known("stays", "goes", loads=lambda: counts)
+    for model in ("stays", "goes"):
+        counts.loaded(model, "request", "ready", 1.0)
+    assert len(own(metrics).labels("ichat_model_loads_total")) == 2
+    registry.external = {"stays": ()}
+    now = own(metrics)
+    for name in ("ichat_model_loads_total", "ichat_model_load_seconds_count"):
+        assert [labels["model"] for labels in now.labels(name)] == ["stays"]
