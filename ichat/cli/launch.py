@@ -39,7 +39,7 @@ _READY, _ENDED = ("ready", "following"), ("failed", "broken", "stopped", "gone")
 def add_launch_flags(usage: argparse.ArgumentParser) -> None:
     """Add the flags of `launch`; those of the engine are taken apart by `split`."""
     usage.epilog = (
-        "Every other flag after MODEL_PATH is a key of [[managed_workers]] (--share-gpus, --max-in-flight 8) or one of"
+        "Every other flag after MODEL_PATH is a key of [[managed_workers]] (--share-gpus, --load on_demand) or one of"
         " the engine's (--max-model-len 8192); after -- all of them are."
     )
     usage.add_argument("model_path", metavar="MODEL_PATH", help="a directory, or a name on the model hub")

@@ -120,6 +120,17 @@ def is_model_name(value: str) -> None:
         raise ValueError(f"must be 1 to {MODEL_NAME_CHARACTERS_MAX} printable characters")
 
 
+def are_model_names(values: list[str]) -> None:
+    """Raise ValueError unless these are names of models, at least one, and each once."""
+    if not values:
+        raise ValueError("must name a model")
+    for value in values:
+        is_model_name(value)
+    twice = next((value for index, value in enumerate(values) if value in values[:index]), None)
+    if twice is not None:
+        raise ValueError(f"must name each model once, and has {twice!r} twice")
+
+
 def is_one_line(value: str) -> None:
     """Raise ValueError unless this is one line of printable characters."""
     if not value.isprintable():

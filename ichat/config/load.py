@@ -109,11 +109,17 @@ _NOT_THE_ENGINES = frozenset((
 ))  # fmt: skip
 
 
+_ON_DEMAND = ("idle_s", "when_idle", "min_loaded_s")
+"""The keys of a worker that say when it is unloaded."""
+_DEFAULTS = ManagedWorkerConfig(model_name="", model_path="")
+
+
 def _contradictions(config: Config) -> Iterable[str]:
     settings = config.server_settings
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         yield "server_settings: tls_certificate and tls_key go together"
     yield from _contradictions_of_keys(config.security)
+    yield from _contradictions_of_swap_sets(config)
     for index, worker in enumerate(config.managed_workers):
         for problem in _contradictions_of(worker, config):
             yield f"managed_workers[{index}].{problem}"
@@ -129,12 +135,25 @@ def _contradictions_of_keys(security: Security) -> Iterable[str]:
             yield f"security.keys[{index}].name: {key.name!r} is taken"
 
 
+def _contradictions_of_swap_sets(config: Config) -> Iterable[str]:
+    known = {worker.model_name for worker in config.managed_workers if worker.load == "on_demand"}
+    for index, one in enumerate(config.swap_sets):
+        for name in one.members:
+            if name not in known:
+                yield f'swap_sets[{index}].members: no managed worker of {name!r} has load = "on_demand"'
+        if any(set(one.members) == set(other.members) for other in config.swap_sets[:index]):
+            yield f"swap_sets[{index}].members: another set has the same members"
+
+
 def _contradictions_of(worker: ManagedWorkerConfig, config: Config) -> Iterable[str]:
     settings = config.server_settings
     for name in sorted(_NOT_THE_ENGINES.intersection(worker.backend_args)):
         yield f"backend_args.{name}: is iChat's, not the engine's"
     if any(route.model_name == worker.model_name for route in config.external_routes):
         yield f"model_name: {worker.model_name!r} is also an external route"
+    if worker.load != "on_demand":
+        given = (name for name in _ON_DEMAND if getattr(worker, name) != getattr(_DEFAULTS, name))
+        yield from (f'{name}: is for workers with load = "on_demand": set that too, or leave it out' for name in given)
     if worker.on_gateway_exit == "keep":
         if settings.port == 0 and settings.state_directory is None:
             yield 'on_gateway_exit: "keep" needs a server_settings.port that is not 0, or a state_directory there'

@@ -157,6 +157,8 @@ class Timeouts:
     keep_alive_s: float = checked(_SECONDS, 120.0)
     client_stall_s: float = checked(_SECONDS, 60.0)
     queue_s: float = checked(_SECONDS, 30.0)
+    load_wait_s: float = checked(_SECONDS, 600.0)
+    load_comment_s: float = checked(_SECONDS_OR_0, 10.0)
     connect_s: float = checked(_SECONDS, 5.0)
     upstream_idle_s: float = checked(_SECONDS, 30.0)
     first_byte_s: float = checked(_SECONDS, 600.0)
@@ -206,6 +208,14 @@ class ManagedWorkerConfig:
     """Whether the worker may use GPUs that another worker uses too; both must allow it."""
     on_gateway_exit: str = checked(one_of("stop", "keep"), "stop", {"enum": ["stop", "keep"]})
     """Whether the worker ends with the gateway, or keeps running until the next gateway takes it over."""
+    load: str = checked(one_of("start", "on_demand"), "start", {"enum": ["start", "on_demand"]})
+    """Whether the worker has a process from the start on, or only while its model is wanted."""
+    idle_s: float = checked(_SECONDS_OR_0, 0.0)
+    """Seconds without a request after which an on-demand worker is unloaded; 0: it stays until its room is needed."""
+    when_idle: str = checked(one_of("stop", "sleep"), "stop", {"enum": ["stop", "sleep"]})
+    """Whether an on-demand worker that is not needed ends, or sleeps where its engine can."""
+    min_loaded_s: float = checked(_SECONDS_OR_0, 30.0)
+    """Seconds for which an on-demand worker that is in use stays loaded while other models want its room."""
     log_streaming: bool = True
     """Whether the worker streams its own lines at /logs/stream."""
     responses_max: int = checked(Between(0, 1_000_000), 1000, {})
@@ -220,6 +230,14 @@ class ManagedWorkerConfig:
     """Variables to add to the worker's environment."""
     backend_args: dict[str, EngineValue] = field(factory=dict[str, EngineValue])
     """Arguments of the engine, also those whose names are keys of this table."""
+
+
+@frozen
+class SwapSetConfig:
+    """`[[swap_sets]]`: models of which only some may be loaded at once."""
+
+    members: list[str] = checked(checks.are_model_names)
+    loaded_max: int = checked(_COUNT, 1)
 
 
 @frozen
@@ -271,11 +289,12 @@ class Config:
     logs: Logs = Logs()
     litellm_settings: LitellmSettings = LitellmSettings()
     managed_workers: list[ManagedWorkerConfig] = field(factory=list[ManagedWorkerConfig])
+    swap_sets: list[SwapSetConfig] = field(factory=list[SwapSetConfig])
     external_routes: list[ExternalRoute] = field(factory=list[ExternalRoute])
     engines: dict[str, EngineSettings] = field(factory=dict[str, EngineSettings])
 
 
 SECTIONS: tuple[type[Any], ...] = (
     ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, Logs, LitellmSettings,
-    ManagedWorkerConfig, ExternalRoute, EngineSettings, Config,
+    ManagedWorkerConfig, SwapSetConfig, ExternalRoute, EngineSettings, Config,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from ichat.config.schema import Config, EngineSettings, ExternalRoute, Key, ManagedWorkerConfig
+from ichat.config.schema import Config, EngineSettings, ExternalRoute, Key, ManagedWorkerConfig, SwapSetConfig
 from ichat.security.redact import masked
 
 Action = Literal["start", "stop", "restart", "update", "keep", "later"]
@@ -108,6 +108,7 @@ def steps_of_settings(old: Config, new: Config) -> list[ReloadStep]:
             why = f"{_how_changed('python', before, after)}; for workers that start from now on"
             steps.append(ReloadStep("update", f"engines.{name}.python", why))
     steps += _steps_of_keys(old.security.keys, new.security.keys)
+    steps += _steps_of_swap_sets(old.swap_sets, new.swap_sets)
     return [*steps, *_steps_of_routes(old.external_routes, new.external_routes)]
 
 
@@ -197,7 +198,11 @@ def _is_free(spec: ManagedWorkerConfig, held: Sequence[ManagedWorkerConfig]) -> 
 
 def _needs_of(spec: ManagedWorkerConfig) -> str:
     """Return what its process was started with, as text: if this differs, it has to be restarted."""
-    return _text_of(attrs.evolve(spec, max_in_flight=None, share_gpus=False))
+    return _text_of(
+        attrs.evolve(
+            spec, max_in_flight=None, share_gpus=False, load="start", idle_s=0.0, when_idle="stop", min_loaded_s=0.0
+        )
+    )
 
 
 def _how_worker_changed(old: ManagedWorkerConfig, new: ManagedWorkerConfig) -> list[str]:
@@ -232,6 +237,19 @@ def _steps_of_keys(old: Sequence[Key], new: Sequence[Key]) -> Iterator[ReloadSte
             yield ReloadStep("stop", what, "the configuration has it no more")
         elif why := _differences(attrs.asdict(before[name]), attrs.asdict(after[name])):
             yield ReloadStep("update", what, "; ".join(why.values()))
+
+
+def _steps_of_swap_sets(old: Sequence[SwapSetConfig], new: Sequence[SwapSetConfig]) -> Iterator[ReloadStep]:
+    before, after = {frozenset(one.members): one for one in old}, {frozenset(one.members): one for one in new}
+    for members in {**before, **after}:
+        what = f"swap set of {', '.join(sorted(members))}"
+        if members not in before:
+            yield ReloadStep("start", what, "it is new in the configuration")
+        elif members not in after:
+            yield ReloadStep("stop", what, "the configuration has it no more")
+        elif before[members].loaded_max != after[members].loaded_max:
+            why = _how_changed("loaded_max", before[members].loaded_max, after[members].loaded_max)
+            yield ReloadStep("update", what, why)
 
 
 def _steps_of_routes(old: Sequence[ExternalRoute], new: Sequence[ExternalRoute]) -> Iterator[ReloadStep]:

@@ -159,7 +159,8 @@ def bounds_of(said, name):
 @pytest.mark.parametrize("name", ["Launch", "Beat"])
 def test_a_bound_is_where_the_gateway_has_it(said, name):
     """What is at a bound is taken, what is beyond it is not."""
-    read, whole = (read_worker, WORKER) if name == "Launch" else (parse_heartbeat, BEAT)
+    worker = {**WORKER, "load": "on_demand"}  # idle_s and the like are for such workers alone
+    read, whole = (read_worker, worker) if name == "Launch" else (parse_heartbeat, BEAT)
     rest = (Config(),) if name == "Launch" else ()
     bounds = list(bounds_of(said, name))
     assert len(bounds) >= 6
@@ -183,6 +184,7 @@ def test_a_bound_is_where_the_gateway_has_it(said, name):
         },
         {"backend_args": {"compilation_config": {"level": 3}, "seed": None}, "env": {"A": "b"}, "port": None},
         {"on_gateway_exit": "stop", "python": "/usr/bin/python3", "gpu_ids": [0, 1]},
+        {"load": "on_demand", "idle_s": 60, "when_idle": "sleep", "min_loaded_s": 0},
     ],
 )
 def test_what_may_be_launched_is_right(said, more):
@@ -204,6 +206,8 @@ def test_what_may_be_launched_is_right(said, more):
         {"env": {"A": None}},
         {"env": {"A": 1}},
         {"share_gpus": "yes"},
+        {"load": "never"},
+        {"load": "on_demand", "when_idle": "rest"},
         {"list": [None]},
         {"backend": ""},
     ],

@@ -288,11 +288,55 @@ def test_a_worker_of_the_api_contradicts_nothing():
     assert message.count("on_gateway_exit: ") == 2
 
 
+def test_when_to_unload_is_only_said_of_workers_on_demand():
+    """A key that would mean nothing is a problem in one sentence; one that says the default is none."""
+    worker = 'managed_workers = [{ model_name = "a", model_path = "/a", %s }]\n'
+    found = problems_of(worker % 'idle_s = 5, when_idle = "sleep", min_loaded_s = 0')[1:]
+    assert [line.strip().split(":")[0] for line in found] == [
+        "managed_workers[0].idle_s", "managed_workers[0].min_loaded_s", "managed_workers[0].when_idle",
+    ]  # fmt: skip
+    assert all('load = "on_demand"' in line for line in found)
+    keys = 'load = "on_demand", idle_s = 5, when_idle = "sleep", min_loaded_s = 0'
+    (found,) = configuration.parse(worker % keys, "x.toml").managed_workers
+    assert (found.load, found.idle_s, found.when_idle, found.min_loaded_s) == ("on_demand", 5.0, "sleep", 0.0)
+    assert configuration.parse(worker % "idle_s = 0, min_loaded_s = 30", "x.toml").managed_workers[0].load == "start"
+    found = problems_of(worker % 'load = "later", when_idle = "rest", idle_s = -1, min_loaded_s = true')[1:]
+    assert len(found) == 4
+    assert "idle_s: is for workers" in refusal({"model_name": "a", "model_path": "/a", "idle_s": 5})
+
+
+def test_a_swap_set_has_workers_on_demand():
+    """A member that is none, a name twice, or the same set twice would never do what its author meant."""
+    workers = """
+        managed_workers = [
+            { model_name = "a", model_path = "/a", load = "on_demand" },
+            { model_name = "b", model_path = "/b", load = "on_demand" },
+            { model_name = "c", model_path = "/c" },
+        ]
+    """
+    config = configuration.parse(workers + 'swap_sets = [{ members = ["a", "b"] }]', "x.toml")
+    assert config.swap_sets == [schema.SwapSetConfig(["a", "b"], 1)]
+    found = problems_of(workers + 'swap_sets = [{ members = ["a", "b"] }, { members = ["c", "d"] }]')[1:]
+    assert [line.strip() for line in found] == [
+        f"swap_sets[1].members: no managed worker of '{name}' has load = \"on_demand\"" for name in "cd"
+    ]
+    found = problems_of(workers + 'swap_sets = [{ members = ["a", "b"] }, { members = ["b", "a"], loaded_max = 2 }]')[
+        1:
+    ]
+    assert found == ["  swap_sets[1].members: another set has the same members"]
+    sets = '{ members = [] }, { members = ["a", "a"] }, { members = ["a"], loaded_max = 0 }, { members = ["a\\n"] }, {}'
+    found = problems_of(f"{workers}swap_sets = [{sets}]")[1:]
+    assert [line.strip().split(":")[0] for line in found] == [
+        "swap_sets[0].members", "swap_sets[1].members", "swap_sets[2].loaded_max", "swap_sets[3].members",
+        "swap_sets[4].members",
+    ]  # fmt: skip
+
+
 def test_the_example_is_accepted_and_complete():
     """The example loads, and every key that there is stands in it with an explanation; defaults are as it says."""
     text = EXAMPLE.read_text()
     config = configuration.load(EXAMPLE)
-    tables = {"managed_workers", "external_routes", "engines"}
+    tables = {"managed_workers", "swap_sets", "external_routes", "engines"}
     for name in {attribute.name for attribute in attrs.fields(schema.Config)} - tables:
         section = getattr(config, name)
         if name == "security":
@@ -306,6 +350,7 @@ def test_the_example_is_accepted_and_complete():
     for section in (
         schema.Key,
         schema.ManagedWorkerConfig,
+        schema.SwapSetConfig,
         schema.ExternalRoute,
         schema.EngineSettings,
     ):

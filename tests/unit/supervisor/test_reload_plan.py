@@ -90,6 +90,17 @@ def test_bounds_change_without_a_restart():
     assert (change.action, change.why) == ("restart", "heartbeat_interval: 3.0 -> 4.0; max_in_flight: not set -> 5")
 
 
+def test_when_a_worker_is_loaded_changes_without_a_restart():
+    """What runs goes on running when its worker becomes one on demand, and when it becomes a usual one again."""
+    keys = {"load": "on_demand", "idle_s": 5.0, "when_idle": "sleep", "min_loaded_s": 1.0}
+    change = the_change(spec(), spec(**keys))
+    assert (change.action, change.why) == (
+        "update",
+        'load: "start" -> "on_demand"; idle_s: 0.0 -> 5.0; when_idle: "stop" -> "sleep"; min_loaded_s: 30.0 -> 1.0',
+    )
+    assert the_change(spec(**keys), spec()).action == "update"
+
+
 def test_an_engines_argument_named_like_a_key_restarts():
     """`share_gpus` under backend_args is the engine's, not ours."""
     assert the_change(spec(), spec(backend_args={"share_gpus": True})).action == "restart"
@@ -308,6 +319,7 @@ def test_every_section_of_the_configuration_is_looked_at():
     assert {field.name for field in attrs.fields(Config)} == {
         *SECTIONS,
         "managed_workers",
+        "swap_sets",
         "external_routes",
         "engines",
     }
@@ -338,6 +350,22 @@ def test_an_interpreter_that_changed_has_a_step():
     assert step == ReloadStep(
         "update", "engines.vllm.python", 'python: not set -> "/p"; for workers that start from now on'
     )
+
+
+def test_swap_sets_are_known_by_their_members():
+    """The order of the sets and of their members means nothing."""
+    workers = "\n".join(
+        f'[[managed_workers]]\nmodel_name = "{name}"\nmodel_path = "/m"\nload = "on_demand"' for name in "abcd"
+    )
+    old = 'swap_sets = [{ members = ["a", "b"] }, { members = ["c", "d"] }, { members = ["a", "d"] }]\n' + workers
+    sets = '{ members = ["d", "c"] }, { members = ["b", "a"], loaded_max = 2 }, { members = ["b", "d"] }'
+    new = f"swap_sets = [{sets}]\n{workers}"
+    assert steps_of_settings(config(old), config(new)) == [
+        ReloadStep("update", "swap set of a, b", "loaded_max: 1 -> 2"),
+        ReloadStep("stop", "swap set of a, d", "the configuration has it no more"),
+        ReloadStep("start", "swap set of b, d", "it is new in the configuration"),
+    ]
+    assert steps(new, new) == []
 
 
 def test_external_routes_have_one_step_a_model():
