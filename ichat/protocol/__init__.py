@@ -41,8 +41,11 @@ HOP_HEADER = b"x-ichat-hop"
 INTERNAL = b"x-ichat-"
 """The prefix of all of them."""
 
-WorkerState = Literal["starting", "loading", "ready", "following", "draining", "gone"]
-"""The state that a worker reports; a `following` worker works for the leader of its group, a `gone` one has ended."""
+WorkerState = Literal["starting", "loading", "ready", "asleep", "waking", "following", "draining", "gone"]
+"""The state that a worker reports; a `following` worker works for the leader of its group, a `gone` one has ended.
+
+The engine of an `asleep` worker has given its memory back, and a `waking` one takes it again.
+"""
 
 NAMES_MAX = 256
 MODELS_MAX = 4096
@@ -293,6 +296,8 @@ class Heartbeat:
     """What the engine is doing, by its own account; other engines' workers may send other numbers too."""
     machine: Machine | None = None
     """The worker's machine, if the gateway has not been told yet or it has changed; otherwise None."""
+    can_sleep: bool = False
+    """Whether the engine can give its memory back, and take it again."""
     prefix_reports: bool = False
     """Whether the worker wants the chains of prefixes, and reports what its engine's cache has lost; see `prefixes`."""
     registration: str = checked(_is_name, "")
