@@ -17,11 +17,13 @@ from collections.abc import Callable
 from ichat import errors
 from ichat.engines import Application, Message, Scope
 from ichat.engines.adapter import BodyTransform, ProtocolAdapter
+from ichat.engines.context_length import CODE, SIGN
 from ichat.engines.error_translation import ERROR_BEGINNINGS, error_event
 from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
 from ichat.http.request import Request
 from ichat.http.server import Ending
 from ichat.http.sse import is_events
+from ichat.protocol import CODE_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -250,6 +252,8 @@ class Call:
         if status >= 400:
             headers = [header for header in headers if header[0] != b"content-type"]
             headers.append((b"content-type", b"application/json"))
+        if status == 400 and SIGN in new:
+            headers.append((CODE_HEADER, CODE.encode()))
         if self.request.method != b"HEAD":
             headers.append((b"content-length", b"%d" % len(new)))
         self._make_head(status, headers)

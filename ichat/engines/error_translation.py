@@ -1,7 +1,8 @@
 """An engine's errors in the form that a worker's clients know.
 
 Types and codes are those that the gateway gives for the same status; the words are the engine's. A 422 becomes a 400,
-with which both engines answer most wrong bodies.
+with which both engines answer most wrong bodies. A request that is too long gets one message and OpenAI's code
+(`context_length`), by which the gateway and clients tell it from other mistakes.
 """
 
 import ast
@@ -11,6 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import cast
 
+from ichat.engines.context_length import CODE, restated
 from ichat.errors import ApiError
 
 ERROR_BEGINNINGS = (b'data: {"error"', b"event: error\nd")
@@ -138,6 +140,9 @@ def _read_error(status: int, body: bytes) -> dict[str, str | None]:
     if isinstance(given_code := given.get("code"), str) and not given_code.isdigit():
         code = given_code or code
         kind = str(given.get("type") or kind)
+    too_long = restated(message) if status == 400 else None
+    if too_long is not None:
+        message, kind, code = too_long, _REQUEST, CODE
     return {"message": message[:MESSAGE_CHARS_MAX], "type": kind, "param": param or None, "code": code}
 
 

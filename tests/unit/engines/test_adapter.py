@@ -65,7 +65,11 @@ LIST, STRING = "Input should be a valid list", "Input should be a valid string"
 TOO_LONG = (
     "This model's maximum context length is 64 tokens. However, your prompt contains 90 input tokens, which exceeds"
 )
-TOO_MANY = "Requested token count exceeds the model's maximum context length of 64 tokens. You requested a total of 9999 tokens"
+TOO_MANY = (
+    "Requested token count exceeds the model's maximum context length of 64 tokens. You requested a total of 9999"
+    " tokens: 9 tokens from the input messages and 9990 tokens for the completion."
+)
+OF_64 = "This model's maximum context length is 64 tokens. However, "
 WRAPPED = "function-after[check_parts(), ChatCompletionMessageGenericParam]"
 
 # The mistake, who answers, with what, and then what the client reads: status, message, code, param.
@@ -175,14 +179,19 @@ ERRORS = [
         400,
         vllm(TOO_MANY + " (parameter=max_tokens, value=9999)", param="max_tokens"),
         sglang(TOO_MANY),
-        (400, TOO_MANY, "bad_request", "max_tokens"),
+        (
+            400,
+            f"{OF_64}you requested 9999 tokens (9 in the prompt, 9990 for the completion).",
+            "context_length_exceeded",
+            "max_tokens",
+        ),
     ),
     (
         "a prompt that is too long",
         400,
         vllm(TOO_LONG + " (parameter=input_tokens, value=90)", param="input_tokens"),
         sglang(TOO_LONG),
-        (400, TOO_LONG, "bad_request", None),
+        (400, f"{OF_64}your prompt has 90 tokens.", "context_length_exceeded", None),
     ),
     (
         "an unknown route",
@@ -827,6 +836,14 @@ def test_an_error_is_gathered_and_goes_out_with_its_new_length(version):
     assert seen.call.complete
     assert seen.call.keep_alive
     assert seen.call.status == 405
+
+
+def test_a_request_that_is_too_long_is_told_in_a_header_too():
+    """The gateway goes on to another model without reading the body; no other error has such a header."""
+    seen = answered(app_of(400, json.dumps(vllm(TOO_LONG)).encode()))
+    assert json.loads(seen.body)["error"]["code"] == "context_length_exceeded"
+    assert seen.headers[b"x-ichat-code"] == b"context_length_exceeded"
+    assert b"x-ichat-code" not in answered(app_of(400, json.dumps(vllm("Wrong.")).encode())).headers
 
 
 def test_an_error_without_a_length_needs_none():
