@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.hardware.gpus import Gpu, GpuProcess
+from ichat.supervisor.conflicts import do_shares_fit, have_one_port, memory_share, number_in_arguments, shares_of
 from ichat.supervisor.preflight_facts import ENGINES, PROBE_S, PYTHON_NEEDED, VISIBLE, Facts, arguments_of
 
 HOLDERS_MAX = 3
-MEMORY_SHARE = 0.9
-"""vLLM's default share of a GPU's memory: 0.9, in newer releases 0.92. The smaller one refuses nothing wrongly."""
 BALANCE = 0.9
 """SGLang refuses GPUs of which one has less free memory than this share of another's."""
 
@@ -41,7 +40,7 @@ def _problems_of_port(
     worker: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig], facts: Facts
 ) -> Iterator[str]:
     host, port = worker.host, worker.port
-    same = [name for name, other in others.items() if port and other.port == port and _overlap(host, other.host)]
+    same = [name for name, other in others.items() if have_one_port(worker, other)]
     if same:
         yield f"Port {port} is worker {same[0]}'s as well: give each a port of its own, or 0 for any free one."
     elif facts.port == "taken":
@@ -56,10 +55,6 @@ def _problems_of_port(
         yield f"The host {host!r} cannot be resolved: correct its name, or use an address."
     elif facts.port == "refused":
         yield f"{host}:{port} cannot be bound: choose another host or port."
-
-
-def _overlap(host: str, other: str) -> bool:
-    return host == other or not {"", "0.0.0.0", "::"}.isdisjoint((host, other))
 
 
 def _problems_of_python(worker: ManagedWorkerConfig, python: str, facts: Facts) -> Iterator[str]:
@@ -109,13 +104,12 @@ def _problems_of_sharing(worker: ManagedWorkerConfig, others: Mapping[str, Manag
                 f"GPU {number} is worker {apart[0]}'s: choose other gpu_ids, or set share_gpus = true for both and"
                 " see that their shares of its memory fit together."
             )
-        elif holders and worker.backend == "vllm":
-            shares = [_share(other) for other in [worker, *holders.values()] if other.backend == "vllm"]
-            if sum(shares) > 1 + 1e-9:
-                yield (
-                    f"The vLLM workers that share GPU {number} take {100 * sum(shares):.0f} % of its memory together"
-                    f" (this one and {', '.join(holders)}): lower their gpu_memory_utilization, to 100 % in all."
-                )
+        elif holders and worker.backend == "vllm" and not do_shares_fit(worker, *holders.values()):
+            yield (
+                f"The vLLM workers that share GPU {number} take {100 * shares_of(worker, *holders.values()):.0f} % of"
+                f" its memory together (this one and {', '.join(holders)}): lower their gpu_memory_utilization, to"
+                " 100 % in all."
+            )
 
 
 def _problems_of_gpus(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[str]:
@@ -153,7 +147,7 @@ def _problems_of_memory(worker: ManagedWorkerConfig, gpus: Sequence[Gpu]) -> Ite
     sizes = [(gpu, gpu.memory_total_bytes, gpu.memory_free_bytes) for gpu in gpus if not gpu.is_split]
     known = [(gpu, total, free) for gpu, total, free in sizes if total and free is not None]
     if worker.backend == "vllm":
-        share = _share(worker)
+        share = memory_share(worker)
         for gpu, total, free in known:
             if share * total > free:
                 fitting = math.floor(100 * free / total) / 100
@@ -209,16 +203,11 @@ def _ids(worker: ManagedWorkerConfig, facts: Facts) -> list[int] | None:
     return ids
 
 
-def _share(worker: ManagedWorkerConfig) -> float:
-    names = ("gpu_memory_utilization", "device_memory_utilization", "mem_fraction_static")
-    return _number(worker, *names, default=MEMORY_SHARE)
-
-
 def _ranks(worker: ManagedWorkerConfig) -> int:
     if worker.backend not in ENGINES:
         return 1
-    tensor = _number(worker, "tensor_parallel_size", "tp_size", "tp", default=1)
-    pipeline = _number(worker, "pipeline_parallel_size", "pp_size", "pp", default=1)
+    tensor = number_in_arguments(worker, "tensor_parallel_size", "tp_size", "tp", default=1)
+    pipeline = number_in_arguments(worker, "pipeline_parallel_size", "pp_size", "pp", default=1)
     return max(int(tensor), 1) * max(int(pipeline), 1)
 
 
@@ -226,15 +215,4 @@ def _is_spread(worker: ManagedWorkerConfig) -> bool:
     """Return whether the GPUs of other machines count as well."""
     arguments = arguments_of(worker)
     is_ray = arguments.get("distributed_executor_backend") == "ray" or arguments.get("use_ray") is True
-    return is_ray or _number(worker, "nnodes", default=1) > 1
-
-
-def _number(worker: ManagedWorkerConfig, *names: str, default: float) -> float:
-    """Return an engine argument by any of its names. The engine itself refuses a value that is no number."""
-    arguments = arguments_of(worker)
-    value = next((arguments[name] for name in names if name in arguments), default)
-    try:
-        number = default if isinstance(value, bool | list | dict) else float(value)
-    except ValueError:
-        return default
-    return number if math.isfinite(number) else default
+    return is_ray or number_in_arguments(worker, "nnodes", default=1) > 1
