@@ -280,15 +280,15 @@ def start_not_found(worker_id: str) -> ApiError:
     )
 
 
-def queue_timeout(model: str, waited_s: float, retry_after_s: int) -> ApiError:
-    """503: no endpoint of the model had room within `timeouts.queue_s`."""
+def queue_timeout(model: str, waited_s: float, retry_after_s: int, limit: str) -> ApiError:
+    """503: no endpoint of the model had room in time; `limit` is what in the configuration says how long that is."""
     return ApiError(
         503,
         "overloaded",
         f"The model `{model}` is overloaded: the request waited {waited_s:g} s in its queue.",
         kind="server_error",
         retry_after_s=retry_after_s,
-        limit="timeouts.queue_s",
+        limit=limit,
     )
 
 

@@ -33,7 +33,8 @@ from ichat.observability.logs.store import LogStore
 from ichat.observability.logs.stream import read_flag, read_query
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
-from ichat.protocol import ModelCard, entry_of
+from ichat.protocol import ModelCard
+from ichat.protocol.model_entry import entry_of
 from ichat.proxy.heartbeats import HeartbeatReceiver
 from ichat.proxy.prefix_reports import PrefixReportReceiver
 from ichat.proxy.refusals import response_missing
@@ -122,7 +123,8 @@ def _allowed_models() -> dict[str, tuple[ModelCard, str]]:
 
 
 def _entry(model: ModelCard, owner: str) -> dict[str, object]:
-    return entry_of(model, int(context().started_at), owner or "ichat")
+    loaded = context().registry.is_loaded(model.id)
+    return entry_of(model, int(context().started_at), owner or "ichat", loaded=loaded)
 
 
 @routes.get("/v1/models")

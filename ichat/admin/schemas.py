@@ -28,10 +28,10 @@ from ichat.protocol import (
     Machine,
     MachineGpu,
     ModelCard,
-    ModelEntry,
     PeerLoss,
     ShortHeartbeat,
 )
+from ichat.protocol.model_entry import ModelEntry
 from ichat.protocol.prefixes import PrefixReport
 from ichat.routing.circuit_breaker import CircuitView
 from ichat.routing.explain import RouteView
@@ -67,11 +67,12 @@ _SCALARS: Mapping[Any, str] = {
     type(None): "null",
 }
 _STATE = """\
-`starting`, `loading`: not ready yet. `ready`: gets requests. `following`: works for the leader of its group. \
-`draining`: is shutting down and gets no new requests. `gone`: has ended in good order. `unhealthy`: has missed three \
-heartbeats, or cannot be reached. `wedged`: has requests and makes no step. `stale`: known from before the gateway's \
-start, and has sent no heartbeat since. `restarting`: has ended, and is being started again. `failed`: has ended, and \
-stays down. `broken`: its group has lost another worker."""
+`starting`, `loading`: not ready yet. `ready`: gets requests. `cold`: has no process until its model is wanted. \
+`asleep`: its engine has given its memory back until its model is wanted. `waking`: takes it again. `following`: \
+works for the leader of its group. `draining`: is shutting down and gets no new requests. `gone`: has ended in good \
+order. `unhealthy`: has missed three heartbeats, or cannot be reached. `wedged`: has requests and makes no step. \
+`stale`: known from before the gateway's start, and has sent no heartbeat since. `restarting`: has ended, and is \
+being started again. `failed`: has ended, and stays down. `broken`: its group has lost another worker."""
 
 
 def schemas() -> dict[str, Schema]:
@@ -99,7 +100,7 @@ def schemas() -> dict[str, Schema]:
         "Error": object_of({"error": object_of(error)}, "The shape of OpenAI's errors."),
         "State": {"type": "string", "enum": states, "description": _STATE},
         "Model": view(ModelCard),
-        "ModelEntry": view(ModelEntry),
+        "ModelEntry": _model_entry(),
         "Models": list_of(ref("ModelEntry")),
         "Group": view(Group),
         "Lost": view(PeerLoss),
@@ -159,6 +160,14 @@ def _worker() -> Schema:
         " beginning. How it last ended (`cause` to `last_lines`) stays after it was started again.",
         required=["worker_id", "model_name", *ours],
     )
+
+
+def _model_entry() -> Schema:
+    """Return what `entry_of` gives, with `loaded` for some models only."""
+    schema = view(ModelEntry)
+    schema["properties"]["loaded"]["type"] = "boolean"
+    schema["required"].remove("loaded")
+    return schema
 
 
 def _worker_summary() -> Schema:

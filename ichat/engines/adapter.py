@@ -19,7 +19,8 @@ from ichat.http.heads import Headers
 from ichat.http.json_body import Body, Member, members_of, rewrite_json, value_of
 from ichat.http.request import Request
 from ichat.http.sse import is_events
-from ichat.protocol import ModelCard, entry_of
+from ichat.protocol import ModelCard
+from ichat.protocol.model_entry import entry_of
 
 BodyTransform = Callable[[int, bytes], tuple[int, bytes]]
 """Maps the status and the whole body of a response to others of the same type; an error's body is JSON."""

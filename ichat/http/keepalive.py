@@ -6,6 +6,7 @@ request fails later. Comments stop with the first byte of the response's body.
 """
 
 import re
+from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -18,7 +19,6 @@ from ichat.http.server import Client
 COMMENT = b": keep-alive\n\n"
 COMMENT_BYTES_MAX = 128
 """A longer piece is not taken for a comment."""
-_CHUNK = b"%x\r\n%b\r\n" % (len(COMMENT), COMMENT)
 _HEADERS = (
     *sse.HEADERS,
     (b"transfer-encoding", b"chunked"),
@@ -49,13 +49,16 @@ class Response(Protocol):
 class KeepAlive:
     """The comments of one stream: `start` when the wait begins, `stop` when the body does."""
 
-    __slots__ = ("_client", "_hub", "_interval_s", "_request_id", "deadline", "has_begun", "response")
+    __slots__ = ("_client", "_hub", "_request_id", "deadline", "has_begun", "interval_s", "response", "text")
 
     def __init__(self, hub: Hub, client: Client, request_id: bytes, interval_s: float) -> None:
         self._hub = hub
         self._client = client
-        self._interval_s = interval_s
         self._request_id = request_id
+        self.interval_s = interval_s
+        """How often a comment is sent; takes effect with `start`."""
+        self.text: Callable[[], bytes] | None = None
+        """Returns what the next comment says, in one line; None: that the stream is alive."""
         self.deadline = 0.0
         self.has_begun = False
         """Whether the client was sent that head."""
@@ -67,7 +70,7 @@ class KeepAlive:
 
     def start(self) -> None:
         """Send a comment after each interval from now on."""
-        self.deadline = trio.current_time() + self._interval_s
+        self.deadline = trio.current_time() + self.interval_s
         self._hub.time(self)
 
     def stop(self) -> None:
@@ -80,11 +83,13 @@ class KeepAlive:
         response = self.response
         if response is not None and not response.may_insert:
             return
+        comment = COMMENT if self.text is None else b": %b\n\n" % self.text()
+        chunk = b"%x\r\n%b\r\n" % (len(comment), comment)
         if self.has_begun or (response is not None and response.has_head):
-            self._send(_CHUNK)
+            self._send(chunk)
         else:
             self.has_begun = True
-            self._send(self._head() + _CHUNK)
+            self._send(self._head() + chunk)
 
     def _head(self) -> bytes:
         """Return the head of a response that begins with a comment."""

@@ -201,23 +201,6 @@ class ModelCard:
     """The most tokens of prompt and completion together; None: not known."""
 
 
-@attrs.frozen(kw_only=True)
-class ModelEntry(ModelCard):
-    """One entry of `/v1/models`."""
-
-    object: Literal["model"] = "model"
-    created: Count
-    """Seconds since 1970: when the server of the list started."""
-    owned_by: str
-    """The engine that serves the model, or `external`."""
-
-
-def entry_of(model: ModelCard, created: int, owner: str) -> dict[str, object]:
-    """Return a model as an entry of `/v1/models`, as JSON can hold it."""
-    known: dict[str, Any] = attrs.asdict(model) | {"root": model.root or model.id}
-    return attrs.asdict(ModelEntry(**known, created=created, owned_by=owner))
-
-
 @attrs.frozen
 class Group:
     """A model that several machines serve together: each runs a worker, and one of the workers answers requests."""

@@ -5,6 +5,7 @@ dead: no request goes to a second endpoint that a first one may have worked on.
 """
 
 import logging
+import math
 
 import attrs
 import trio
@@ -22,9 +23,9 @@ from ichat.proxy.engine_control import is_suspect
 from ichat.proxy.model_request import read_model_request
 from ichat.proxy.prefix_truth import take_back
 from ichat.proxy.records import client_address, shown_path
-from ichat.proxy.refusals import no_lease, over_limit, response_missing
+from ichat.proxy.refusals import WaitBound, no_lease, over_limit, response_missing
 from ichat.proxy.token_usage import TokenUsage
-from ichat.routing.availability import Full, Refusal
+from ichat.routing.availability import Full, Loadable, Refusal
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.prefix_chain import chain_of
 from ichat.routing.request import Lease, RoutingRequest
@@ -43,8 +44,8 @@ class Exchange:
     """One request, and what becomes known of it on its way. Times are Trio's clock."""
 
     __slots__ = (
-        "_attempt", "_bytes_in", "_client", "_context", "_is_waiting", "_model", "_only", "_request", "_tokens",
-        "bytes_out", "caller", "error", "forwarded", "status",
+        "_attempt", "_bytes_in", "_can_comment", "_client", "_context", "_is_loading", "_is_waiting", "_model", "_only",
+        "_request", "_tokens", "bytes_out", "caller", "error", "forwarded", "status",
     )  # fmt: skip
 
     def __init__(self, context: GatewayContext, request: Request, client: Client, caller: Caller) -> None:
@@ -61,6 +62,10 @@ class Exchange:
         """The newest one."""
         self._is_waiting = False
         """Whether it waits in a queue."""
+        self._is_loading = False
+        """Whether it waits, or has waited, for its model to be loaded."""
+        self._can_comment = False
+        """Whether comments can come before its response: it asks for a stream, and can get chunks."""
         self._tokens: int | None = None
         """How many it used, if they are counted."""
         self._bytes_in = len(request.body)
@@ -98,9 +103,9 @@ class Exchange:
         request, context, caller = self._request, self._context, self.caller
         asked = await read_model_request(request)
         self._model = asked.model
-        interval_s = context.timeouts.sse_keepalive_s
-        if interval_s and asked.is_stream and request.version == b"1.1":
-            self.forwarded.keepalive = KeepAlive(context.pool.hub, self._client, request.id, interval_s)
+        self._can_comment = asked.is_stream and request.version == b"1.1"
+        if self._can_comment and context.timeouts.sse_keepalive_s:
+            self.forwarded.keepalive = self._make_keepalive(context.timeouts.sse_keepalive_s)
         if asked.previous_response_id is not None and request.path.endswith(b"/responses"):
             holder = continued_by(context.registry, asked.previous_response_id, self._model)
             if isinstance(holder, ResponseMissing):
@@ -144,28 +149,28 @@ class Exchange:
         if reservation.counts_tokens:
             forwarded.usage = TokenUsage(has_total=not self._request.path.endswith(b"/messages"))
         try:
-            if forwarded.keepalive is None:
-                await self._forward_with_failover()
-            else:
-                await self._forward_with_comments(forwarded.keepalive)
+            if forwarded.keepalive is not None:
+                forwarded.keepalive.start()
+            await self._forward_with_failover()
+        except ApiError as error:
+            if forwarded.keepalive is None or not forwarded.keepalive.has_begun:
+                raise
+            self.error = error.code
+            await end_with_error(self._client, error.event(forwarded.path))
         finally:
+            if forwarded.keepalive is not None:
+                self._end_comments(forwarded.keepalive)
             self._tokens = self._attempt.tokens_used(self._bytes_in) if self._attempt is not None else None
             reservation.release(self._tokens or 0, trio.current_time())
 
-    async def _forward_with_comments(self, keepalive: KeepAlive) -> None:
-        """Send comments until the stream begins. What fails after the first of them ends the stream, as an event."""
-        keepalive.start()
-        try:
-            await self._forward_with_failover()
-        except ApiError as error:
-            if not keepalive.has_begun:
-                raise
-            self.error = error.code
-            await end_with_error(self._client, error.event(self.forwarded.path))
-        finally:
-            keepalive.stop()
-            if keepalive.has_begun:
-                self.status = 200
+    def _make_keepalive(self, interval_s: float) -> KeepAlive:
+        """Return what sends comments so often. What fails after the first of them ends the stream, as an event."""
+        return KeepAlive(self._context.pool.hub, self._client, self._request.id, interval_s)
+
+    def _end_comments(self, keepalive: KeepAlive) -> None:
+        keepalive.stop()
+        if keepalive.has_begun:
+            self.status = 200
 
     async def _forward_with_failover(self) -> None:
         session = self._request.by_name.get(self._context.session_header, b"")
@@ -212,27 +217,68 @@ class Exchange:
                 self.status, self.error = attempt.status, attempt.error
 
     def _refused(self, refusal: Refusal) -> ApiError:
-        registry, key = self._context.registry, self.caller.key
+        registry, key, timeouts = self._context.registry, self.caller.key, self._context.timeouts
         known = registry.models if key is None or key.models is None else (key.models - {self._model}).__iter__
-        return no_lease(refusal, self._model, known, self._context.timeouts.queue_s)
+        bound = WaitBound("queue_s", timeouts.queue_s)
+        if self._is_loading:
+            bound = WaitBound("load_wait_s", timeouts.load_wait_s)
+        return no_lease(refusal, self._model, known, bound, trio.current_time())
 
     async def _lease(self, routing: RoutingRequest) -> Lease:
         """Lease an endpoint, waiting for one if need be. Raises ApiError: 404, 429, 503."""
-        balancer = self._context.balancer
+        balancer, timeouts = self._context.balancer, self._context.timeouts
         lease = balancer.lease(routing)
         if isinstance(lease, Lease):
             return lease
-        if not isinstance(lease, Full):
+        if not isinstance(lease, Full | Loadable):
             raise self._refused(lease)
-        self._is_waiting, since = True, trio.current_time()
+        self._is_waiting, self._is_loading, since = True, False, trio.current_time()
         try:
-            lease = await wait_lease(balancer, routing, self._context.timeouts.queue_s)
+            lease = await wait_lease(balancer, routing, timeouts.queue_s, timeouts.load_wait_s, self._begin_load)
         finally:
             self.forwarded.queued_s += trio.current_time() - since
+            if self._is_loading:
+                self._end_load()
         self._is_waiting = False
         if not isinstance(lease, Lease):
             raise self._refused(lease)
         return lease
+
+    def _begin_load(self) -> None:
+        """Called when it begins to wait for its model to be loaded: a stream is told of that in comments."""
+        self._is_loading = True
+        timeouts, forwarded = self._context.timeouts, self.forwarded
+        interval_s = timeouts.load_comment_s
+        if not self._can_comment or not interval_s:
+            return
+        if forwarded.keepalive is None:
+            forwarded.keepalive = self._make_keepalive(interval_s)
+        keepalive = forwarded.keepalive
+        keepalive.interval_s = min(interval_s, keepalive.interval_s)
+        keepalive.text = self._load_comment
+        keepalive.start()
+
+    def _end_load(self) -> None:
+        """Go on with the comments of every stream, if there are any."""
+        keepalive, interval_s = self.forwarded.keepalive, self._context.timeouts.sse_keepalive_s
+        if keepalive is None:
+            return
+        keepalive.text, keepalive.interval_s = None, interval_s
+        if interval_s:
+            keepalive.start()
+            return
+        keepalive.stop()
+        if not keepalive.has_begun:
+            self.forwarded.keepalive = None
+
+    def _load_comment(self) -> bytes:
+        """Return what a comment says while the model is loaded."""
+        found = self._context.registry.availability(self._model)
+        words = f"loading {self._model}"
+        if isinstance(found, Loadable) and found.ready_at is not None:
+            rest_s = found.ready_at - trio.current_time()
+            words += f", about {math.ceil(rest_s)} s left" if rest_s > 0 else ", which takes longer than usual"
+        return words.encode()
 
     def record(self, phase: str) -> RequestRecord:
         """Return the facts of the request, which has ended now; `phase` is how far it had come if it was cut off."""

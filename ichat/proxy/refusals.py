@@ -2,25 +2,44 @@
 
 from collections.abc import Callable, Iterable
 
+import attrs
+
 from ichat import errors
 from ichat.errors import ApiError
-from ichat.routing.availability import Draining, Full, NotReady, QueueTimeout, Refusal
+from ichat.routing.availability import Draining, Full, Loadable, NotReady, QueueTimeout, Refusal
 from ichat.routing.balancer import RETRY_AFTER_S
 from ichat.routing.responses import ResponseMissing
 from ichat.security.rate_limits import QuotaRefusal
 
+LOAD_RETRY_S = 5
+"""The Retry-After of a request whose model is being loaded, where it is not known how long that takes."""
 
-def no_lease(refusal: Refusal, model: str, known: Callable[[], Iterable[str]], queue_s: float) -> ApiError:
+
+@attrs.frozen
+class WaitBound:
+    """How long a request may wait for a lease."""
+
+    name: str
+    """The key of `[timeouts]` that says so."""
+    seconds: float
+
+
+def no_lease(
+    refusal: Refusal, model: str, known: Callable[[], Iterable[str]], bound: WaitBound, now: float
+) -> ApiError:
     """Return the error of a request for a model that got no lease; `known` returns the models that there are."""
     match refusal:
         case Full(waiting):
             return errors.queue_full(model, waiting, RETRY_AFTER_S)
+        case Loadable(reasons):
+            why = f"{reasons}; the request has waited for {bound.seconds:g} s"
+            return errors.model_not_ready(model, why, refusal.rest_s(now) or LOAD_RETRY_S, f"timeouts.{bound.name}")
         case NotReady(reasons, retry_after_s, limit):
             return errors.model_not_ready(model, reasons, retry_after_s, limit)
         case Draining():
             return errors.draining()
         case QueueTimeout():
-            return errors.queue_timeout(model, queue_s, RETRY_AFTER_S)
+            return errors.queue_timeout(model, bound.seconds, RETRY_AFTER_S, f"timeouts.{bound.name}")
         case _:
             return errors.model_not_found(model, known())
 

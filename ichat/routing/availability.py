@@ -1,5 +1,6 @@
 """Whether requests for a model can be served now, as values. What a client is told follows at the edge."""
 
+import math
 from collections.abc import Sequence
 
 import attrs
@@ -35,6 +36,21 @@ class Full:
 
 
 @attrs.frozen
+class Loadable:
+    """Nothing serves the model now, and its requests wait while it is loaded."""
+
+    reasons: str
+    ready_at: float | None
+    """When it will probably be ready, by the registry's clock; None: not known."""
+    known: int = 1
+    """How many workers have the model."""
+
+    def rest_s(self, now: float) -> int | None:
+        """Return in how many seconds it will probably be ready, at least 1; None: not known."""
+        return None if self.ready_at is None else max(1, math.ceil(self.ready_at - now))
+
+
+@attrs.frozen
 class NotReady:
     """The model is known, and nothing can serve it at the moment."""
 
@@ -42,6 +58,8 @@ class NotReady:
     retry_after_s: int
     limit: str = ""
     """The section of the configuration that says so, if one does."""
+    is_final: bool = False
+    """Whether those who wait are refused as well: a load has failed."""
 
 
 @attrs.frozen
@@ -66,6 +84,14 @@ class TooManyWorkers:
     workers_max: int
 
 
-Availability = Ready | NotReady | Unknown
-Refusal = Full | NotReady | Unknown | Draining | QueueTimeout
+Availability = Ready | Loadable | NotReady | Unknown
+Refusal = Full | Loadable | NotReady | Unknown | Draining | QueueTimeout
 """Why a request has no lease."""
+
+
+def without_ill(routes: Sequence[Endpoint], retry_after_s: int) -> Ready | NotReady:
+    """Return the external routes of a model that do not fail their health checks."""
+    if well := [route for route in routes if not route.health_failure]:
+        return Ready(well, known=len(routes))
+    reasons = (f"{route.upstream.name} fails its health checks: {route.health_failure}" for route in routes)
+    return NotReady("; ".join(reasons), retry_after_s)

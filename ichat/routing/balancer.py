@@ -8,12 +8,22 @@ import math
 from collections.abc import Callable, Sequence
 
 from ichat.config.schema import Config, Routing
-from ichat.routing.availability import Availability, Draining, Full, NotReady, QueueTimeout, Ready, Refusal
+from ichat.routing.availability import (
+    Availability,
+    Draining,
+    Full,
+    Loadable,
+    NotReady,
+    QueueTimeout,
+    Ready,
+    Refusal,
+    Unknown,
+)
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.policies import COMPARED_MAX, POLICIES, Policy, Rule
 from ichat.routing.prefix_index import PrefixIndex
 from ichat.routing.prefix_policy import PrefixAware
-from ichat.routing.queue import FairQueue, Waiter
+from ichat.routing.queue import Demand, FairQueue, Waiter
 from ichat.routing.request import Lease, RoutingRequest
 from ichat.routing.sessions import HashRing, home_of
 
@@ -45,6 +55,8 @@ class Balancer:
         """When the next circuit can be tried that requests wait for."""
         self.on_retry_change: Callable[[], None] | None = None
         """Called when `retry_at` has changed."""
+        self.on_want: Callable[[str], None] | None = None
+        """Called with the name of a model that is to be loaded, when a request begins to wait for that."""
 
     def __repr__(self) -> str:
         return f"<Balancer {self.waiting} waiting>"
@@ -57,6 +69,15 @@ class Balancer:
     def waiting_for(self, model: str) -> int:
         """Return how many requests wait for a model."""
         return len(self._queues.get(model, ()))
+
+    def demand(self, *models: str) -> Demand:
+        """Return how much these models are wanted: all names of one worker, for example."""
+        queues = [queue for model in models if (queue := self._queues.get(model)) is not None]
+        return Demand(sum(map(len, queues)), min((queue.oldest_since() for queue in queues), default=math.inf))
+
+    def is_loadable(self, model: str) -> bool:
+        """Return whether nothing serves a model now, and its requests wait while it is loaded."""
+        return isinstance(self._find(model), Loadable)
 
     def reconfigure(self, config: Config) -> None:
         """Choose by the policy and bounds of another configuration from the next request on."""
@@ -77,10 +98,12 @@ class Balancer:
         if self._settings.policy != "prefix_aware":
             return False
         found = self._find(model)
-        return isinstance(found, Ready) and (found.known > 1 or len(found.endpoints) > 1)
+        if isinstance(found, Ready):
+            return found.known > 1 or len(found.endpoints) > 1
+        return isinstance(found, Loadable) and found.known > 1
 
     def lease(self, request: RoutingRequest) -> Lease | Refusal:
-        """Return a lease on an endpoint, or why there is none; if that is Full, the request can wait for one."""
+        """Return a lease on an endpoint, or why there is none; for one it can wait if that is Full or Loadable."""
         now = self._clock()
         decided = self._decide(request, self._policy, now)
         return self._begin(decided[0], request, now) if isinstance(decided, tuple) else decided
@@ -143,9 +166,11 @@ class Balancer:
             self._remove(evicted)
             evicted.is_evicted = True
             evicted.granted()
-        waiter = Waiter(request, granted)
+        waiter = Waiter(request, granted, self._clock(), waits_for_load=self.is_loadable(request.model))
         self._queues.setdefault(request.model, FairQueue()).add(waiter)
         self.dispatch_waiting()
+        if waiter.waits_for_load and self.on_want is not None:
+            self.on_want(request.model)
         return waiter
 
     def close(self) -> None:
@@ -174,6 +199,8 @@ class Balancer:
         request = waiter.request
         if self.is_closed:
             return Draining()
+        if waiter.refusal is not None:
+            return waiter.refusal
         if waiter.is_evicted:
             return Full(self.waiting_for(request.model))
         found = self._find(request.model)
@@ -195,17 +222,27 @@ class Balancer:
         retry_at = math.inf
         for model, queue in list(self._queues.items()):
             found = self._find(model)
-            if isinstance(found, Ready):  # otherwise its requests wait on
+            if isinstance(found, Ready):
                 while self._serve_one(queue, found, freed):
                     pass
                 if queue:
                     now = self._clock()
                     circuits = (one.circuit for one in found.endpoints if one.circuit.open_until is not None)
                     retry_at = min([retry_at, *(circuit.retry_at(now) for circuit in circuits)])
+            elif isinstance(found, NotReady | Unknown):
+                self._refuse_waiting(queue, found)
         if retry_at != self.retry_at:
             self.retry_at = retry_at
             if self.on_retry_change is not None:
                 self.on_retry_change()
+
+    def _refuse_waiting(self, queue: FairQueue, found: NotReady | Unknown) -> None:
+        """Refuse those for whom nothing will come any more: a load has failed, or its worker was removed."""
+        for waiter in queue:
+            if found.is_final if isinstance(found, NotReady) else waiter.waits_for_load:
+                self._remove(waiter)
+                waiter.refusal = found
+                waiter.granted()
 
     def _serve_one(self, queue: FairQueue, found: Ready, freed: Endpoint | None) -> bool:
         """Lease an endpoint to one waiter whose turn it is; return whether that could be done."""

@@ -11,7 +11,7 @@ import attrs
 
 from ichat.config.schema import Routing
 from ichat.protocol import Count
-from ichat.routing.availability import Full, NotReady, Ready, Refusal, Unknown
+from ichat.routing.availability import Loadable, NotReady, Ready, Refusal, Unknown
 from ichat.routing.balancer import Balancer
 from ichat.routing.circuit_breaker import CircuitView
 from ichat.routing.endpoint import Endpoint
@@ -117,7 +117,10 @@ def explain(
                 **_counts_of(endpoint, match, now),
             )
         )
-    outcome, reason = (decided[1], None) if isinstance(decided, tuple) else _without(decided, balancer, settings)
+    if isinstance(decided, tuple):
+        outcome, reason = decided[1], None
+    else:
+        outcome, reason = _without(decided, request.model, balancer, settings)
     matched = match.bytes_of.get(chosen, 0) if chosen is not None else 0
     return RouteView(
         model=request.model,
@@ -183,13 +186,15 @@ def _why_not(endpoint: Endpoint, request: RoutingRequest, now: float) -> str:
     return "could not be reached, and is asked only if no other is there"
 
 
-def _without(refusal: Refusal, balancer: Balancer, settings: Routing) -> tuple[Outcome, str]:
+def _without(refusal: Refusal, model: str, balancer: Balancer, settings: Routing) -> tuple[Outcome, str]:
     """Return what becomes of a request that no endpoint gets now, and why."""
     if isinstance(refusal, NotReady):
         return "not_ready", refusal.reasons
     if balancer.is_closed:
         return "draining", "the gateway is about to end"
-    waiting = refusal.waiting if isinstance(refusal, Full) else 0
+    waiting, why = balancer.waiting_for(model), "all are full"
+    if isinstance(refusal, Loadable):
+        why = f"{refusal.reasons}; the model is loaded when somebody asks for it"
     if waiting >= settings.queue_max:
-        return "queue_full", f"all are full, and so is the queue with {waiting} requests (routing.queue_max)"
-    return "queued", f"all are full, and {waiting} requests wait already"
+        return "queue_full", f"{why}, and the queue has {waiting} requests already (routing.queue_max)"
+    return "queued", f"{why}, and {waiting} requests wait already"

@@ -1,10 +1,12 @@
 """Queues that are fair: flows take turns, and each flow is served first come, first served."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import attrs
 
+from ichat.routing.availability import Refusal
 from ichat.routing.request import Lease, RoutingRequest
 
 
@@ -15,11 +17,27 @@ class Waiter:
     request: RoutingRequest
     granted: Callable[[], None]
     """Called once, when there is a lease, or there will be none."""
+    since: float = 0.0
+    """When it began to wait, by the balancer's clock."""
     lease: Lease | None = None
+    refusal: Refusal | None = None
+    """Why there will be no lease, if that was found while it waited."""
+    waits_for_load: bool = False
+    """Whether it began to wait since nothing served its model, but could be loaded."""
     passed_over: int = 0
     """How often another one of its flow was served first, since the endpoint suited that one better."""
     is_evicted: bool = False
     """Whether it had to leave a full queue, in which its flow had the most requests."""
+
+
+@attrs.frozen
+class Demand:
+    """How much a model is wanted."""
+
+    waiting: int
+    """Requests in its queue."""
+    since: float
+    """When the oldest of them began to wait; `inf` if there is none."""
 
 
 class FairQueue:
@@ -47,6 +65,10 @@ class FairQueue:
     def first_of(self, key: str, count: int) -> Iterator[Waiter]:
         """Return the oldest waiters of a flow, at most so many."""
         return itertools.islice(self._flows.get(key, ()), count)
+
+    def oldest_since(self) -> float:
+        """Return when its oldest waiter began to wait."""
+        return min((next(iter(flow)).since for flow in self._flows.values()), default=math.inf)
 
     def pass_over(self, head: Waiter, served: Waiter) -> None:
         """Count that a waiter of a flow is served before those from `head` on."""

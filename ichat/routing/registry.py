@@ -10,13 +10,12 @@ from typing import Any
 import attrs
 
 from ichat.config.schema import CircuitBreaker, Config, Limits
-from ichat.http.pool import Upstream
 from ichat.protocol import Heartbeat, Machine, ModelCard, PeerLoss, names_of
 from ichat.routing import groups
-from ichat.routing.availability import Availability, NotReady, Ready, TooManyWorkers
-from ichat.routing.circuit_breaker import Circuit
+from ichat.routing.availability import Availability, Ready, TooManyWorkers, without_ill
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.packed_args import ArgsPacker, PackedArgs
+from ichat.routing.probes import record_probe
 from ichat.routing.views import describe, models_of
 from ichat.routing.worker_record import AWAY, State, WorkerEnd, WorkerRecord
 from ichat.routing.worker_table import FORGET_S, RETRY_AFTER_S, WorkerTable
@@ -111,10 +110,20 @@ class Registry:
         return worker
 
     def configure(
-        self, worker: WorkerRecord, *, names: list[str], max_in_flight: int | None, settings: Mapping[str, Any]
+        self,
+        worker: WorkerRecord,
+        *,
+        names: list[str],
+        max_in_flight: int | None,
+        settings: Mapping[str, Any],
+        on_demand: bool = False,
     ) -> None:
-        """Set what a managed worker will serve, how many requests at once, and what operators see of its settings."""
+        """Set what a managed worker will serve, how many requests at once, and what operators see of its settings.
+
+        `on_demand` says that it has a process only while its model is wanted.
+        """
         worker.expected, worker.max_in_flight, worker.settings = names, max_in_flight, settings
+        worker.on_demand = on_demand
         self._set_concurrency(worker)
         self._record_change(worker)
 
@@ -124,9 +133,26 @@ class Registry:
         self._table.refresh(worker)
         self._notify()
 
+    def resume(self, worker: WorkerRecord) -> None:
+        """Send a managed worker requests again: it is not stopped after all."""
+        worker.is_draining = False
+        self._table.refresh(worker)
+        self._notify()
+
+    def cool(self, worker: WorkerRecord) -> None:
+        """Record that a worker that is loaded on demand has no process now, and is loaded once somebody asks for it."""
+        worker.remember_models()
+        self._begin(worker)
+        worker.is_cold, worker.ready_at = True, None
+        self._record_change(worker)
+
+    def expect_ready(self, worker: WorkerRecord, at: float | None) -> None:
+        """Record when a worker that is being loaded will probably be ready; None: not known."""
+        worker.ready_at = at
+
     def restart(self, worker: WorkerRecord) -> None:
-        """Count another start of a managed worker, and forget what was known of the one before."""
-        worker.restarts += 1
+        """Count another start of a managed worker, unless it was cold, and forget what was known of the one before."""
+        worker.restarts += not worker.is_cold
         self._begin(worker)
         self._record_change(worker)
 
@@ -182,7 +208,7 @@ class Registry:
         if heartbeat.state == "gone" and known is not None:
             if known.heartbeat and known.heartbeat.start_id != heartbeat.start_id:
                 return False  # of an earlier start
-            self._mark_group_broken(known, "has failed" if heartbeat.failure else "has ended")
+            self._table.break_group_of(known, "has failed" if heartbeat.failure else "has ended")
         if heartbeat.state == "gone" and not (known and known.managed):
             if known is not None:
                 self._record_goodbye(known, heartbeat)
@@ -192,7 +218,7 @@ class Registry:
         worker = known or self._add(heartbeat)
         before, changes = worker.heartbeat, (self.version, self._table.changes)
         if before is not None and (before.start_id, before.pid) != (heartbeat.start_id, heartbeat.pid):
-            self._mark_group_broken(worker, "was started again")
+            self._table.break_group_of(worker, "was started again")
             self._begin(worker)
         self._update(worker, heartbeat, is_new=known is None)
         if heartbeat.state not in ("draining", "gone"):
@@ -267,19 +293,7 @@ class Registry:
 
     def _place(self, worker: WorkerRecord, heartbeat: Heartbeat) -> None:
         """Make the worker's endpoint, or correct it by what the worker says of itself."""
-        host, port = heartbeat.host, heartbeat.port
-        if worker.unix_socket and heartbeat.unix_socket:
-            host, port = worker.unix_socket, 0
-        endpoint = self._table.endpoint_of(worker)
-        if endpoint is None:
-            upstream = Upstream(f"worker {worker.id}", host, port)
-            circuit = Circuit(self._circuit_breaker)
-            endpoint = Endpoint(upstream, worker.id.encode(), self.max_in_flight, circuit=circuit)
-            self._table.place(worker, endpoint)
-        elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
-            endpoint.upstream = Upstream(f"worker {worker.id}", host, port)
-            endpoint.forget_probes()
-            worker.answers = False
+        endpoint = self._table.place(worker, heartbeat, self._circuit_breaker)
         self._set_concurrency(worker)
         endpoint.reports_prefixes = heartbeat.prefix_reports
         counts = (heartbeat.progress.get("running"), heartbeat.progress.get("waiting"))
@@ -287,21 +301,14 @@ class Registry:
 
     def stopped(self, worker: WorkerRecord) -> None:
         """Record that a managed worker was ended on purpose."""
-        self._mark_group_broken(worker, "was stopped")
+        self._table.break_group_of(worker, "was stopped")
 
     def fail(self, worker: WorkerRecord, end: WorkerEnd, retry_at: float | None = None) -> None:
         """Record how a worker ended by itself, and when it will be started again."""
         if not worker.is_down:
-            self._mark_group_broken(worker, end.why)
-        worker.end, worker.is_down, worker.retry_at = end, True, retry_at
+            self._table.break_group_of(worker, end.why)
+        worker.end, worker.is_down, worker.retry_at, worker.ready_at = end, True, retry_at, None
         self._record_change(worker)
-
-    def _mark_group_broken(self, gone: WorkerRecord, why: str) -> None:
-        """Record for the other members of a group that one has ended: none of them is of any use now."""
-        for other in groups.broken_by(gone, self._table.group_of(gone)):
-            log.error("the group of worker %s is broken: worker %s %s", other.id, gone.id, why)
-            other.lost = groups.loss_of(gone, why, is_certain=True)
-            self._table.refresh(other)
 
     def lost(self, worker_id: str) -> list[PeerLoss]:
         """Return what the group of a worker has lost, or seems to have lost, since this worker is there."""
@@ -327,27 +334,15 @@ class Registry:
 
         A healthy worker can be reached, and need not send heartbeats.
         """
-        now = self._clock()
-        was_ill, name, changes = endpoint.health_failure, endpoint.upstream.name, (self.version, self._table.changes)
-        endpoint.record_probe(why, failures_max)
-        if endpoint.health_failure and not was_ill:
-            log.warning("%s fails its health checks: %s", name, why)
-        elif was_ill and not endpoint.health_failure:
-            log.info("%s passes its health checks again", name)
+        now, changes = self._clock(), (self.version, self._table.changes)
+        has_changed = record_probe(endpoint, worker, why, now, is_well=is_well, failures_max=failures_max)
         if worker is None:
             self._has_ill_routes = any(route.health_failure for route in self._routes())
-        elif is_well or endpoint.health_failure or not why:
-            worker.answers = is_well
-        if is_well:
-            endpoint.record_reachable()
-            if worker is not None:
-                worker.heard_at = now
-                worker.is_stale = worker.is_stale and not worker.can_return
-                if now - self._kept_at > KEEP_S:  # the time is kept, if roughly
-                    self._kept_at, self.version = now, self.version + 1
-        if worker is not None:
+        else:
+            if is_well and now - self._kept_at > KEEP_S:  # the time is kept, if roughly
+                self._kept_at, self.version = now, self.version + 1
             self._table.refresh(worker)
-        if was_ill != endpoint.health_failure or changes != (self.version, self._table.changes):
+        if has_changed or changes != (self.version, self._table.changes):
             self._notify()
 
     def forget_probes(self) -> None:
@@ -373,27 +368,26 @@ class Registry:
         """Return whether a model can be served now: by its external routes, else by its ready workers."""
         external = self.external.get(model)
         if external is not None:
-            return self._without_ill(external) if self._has_ill_routes else Ready(external)
+            return without_ill(external, RETRY_AFTER_S) if self._has_ill_routes else Ready(external)
         return self._table.availability(model)
-
-    def _without_ill(self, routes: Sequence[Endpoint]) -> Ready | NotReady:
-        """Return the routes of a model that do not fail their health checks."""
-        if well := [route for route in routes if not route.health_failure]:
-            return Ready(well, known=len(routes))
-        reasons = (f"{route.upstream.name} fails its health checks: {route.health_failure}" for route in routes)
-        return NotReady("; ".join(reasons), RETRY_AFTER_S)
 
     def has(self, model: str) -> bool:
         """Return whether a model has this name, whether it can be served now or not."""
-        return model in self.external or self._table.has(model)
+        return model in self.external or bool(self._table.of_model(model))
 
     def names(self) -> set[str]:
         """Return every name of a model, whether it can be served now or not."""
         return {*self.external, *self._table.models()}
 
     def models(self) -> dict[str, tuple[ModelCard, str]]:
-        """Return the models that can be served now, by their names, each with its owner."""
-        return models_of(self.external, self._table.ready())
+        """Return the models that can be served now, or once they are loaded, by their names, each with its owner."""
+        return models_of(self.external, self._table.listed())
+
+    def is_loaded(self, model: str) -> bool | None:
+        """Return whether a model that is loaded on demand can be served at once; None: it is no such model."""
+        if model in self.external or not any(worker.on_demand for worker in self._table.of_model(model)):
+            return None
+        return isinstance(self._table.availability(model), Ready)
 
     def describe(self, worker: WorkerRecord) -> Mapping[str, Any]:
         """Return everything known of a worker, as JSON can hold it."""

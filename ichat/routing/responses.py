@@ -26,7 +26,7 @@ def holder_of(registry: Registry, response_id: str) -> WorkerRecord | ResponseMi
     if match is None:
         return ResponseMissing(response_id[:128], "no worker gives such an id")
     worker = registry.keeper(match[1])
-    if worker is not None and not worker.is_down:
+    if worker is not None and not (worker.is_down or worker.is_cold):
         return worker
     why = "the worker that had it has ended or was started again, and its responses with it"
     return ResponseMissing(response_id, why)

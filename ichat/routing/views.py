@@ -22,7 +22,7 @@ class WorkerFacts:
     model_names: Sequence[str]
     """Every name that the worker serves or will serve."""
     status: Literal["healthy", "unhealthy"]
-    """`healthy`: the worker's `state` is `ready` or `following`. `unhealthy`: every other state."""
+    """`healthy`: the worker's `state` is `ready`, `following`, `cold` or `asleep`. `unhealthy`: every other state."""
     state: State
     managed: bool
     """Whether this gateway starts and stops the worker."""
@@ -141,24 +141,25 @@ def _facts(
 
 
 def models_of(
-    external: Mapping[str, Sequence[Endpoint]], ready: Iterable[WorkerRecord]
+    external: Mapping[str, Sequence[Endpoint]], workers: Iterable[WorkerRecord]
 ) -> dict[str, tuple[ModelCard, str]]:
-    """Return the models of external routes and of workers that are ready, by their names, each with its owner.
+    """Return the models of external routes and of these workers, by their names, each with its owner.
 
     The context length of a model is the shortest of its workers.
     """
     there = (name for name, routes in external.items() if not all(route.health_failure for route in routes))
     found: dict[str, tuple[ModelCard, str]] = {name: (ModelCard(name), "external") for name in there}
-    for worker in ready:
-        if worker.heartbeat is not None:
-            names = () if worker.heartbeat.models else (name for name in worker.names if name not in found)
-            cards = worker.heartbeat.models or [ModelCard(name, worker.heartbeat.model_path) for name in names]
-            for card in cards:
-                known, owner = found.get(card.id, (card, worker.heartbeat.backend))
-                lengths = [one.max_model_len for one in (known, card) if one.max_model_len is not None]
-                shortest = min(lengths, default=None)
-                same = known if known.max_model_len == shortest else attrs.evolve(known, max_model_len=shortest)
-                found[card.id] = (same, owner)
+    for worker in workers:
+        heartbeat = worker.heartbeat
+        path = heartbeat.model_path if heartbeat else worker.settings.get("model_path", "")
+        backend = heartbeat.backend if heartbeat else worker.settings.get("backend", "")
+        cards = (heartbeat.models if heartbeat else ()) or worker.cards
+        for card in cards or [ModelCard(name, path) for name in worker.names if name not in found]:
+            known, owner = found.get(card.id, (card, backend))
+            lengths = [one.max_model_len for one in (known, card) if one.max_model_len is not None]
+            shortest = min(lengths, default=None)
+            same = known if known.max_model_len == shortest else attrs.evolve(known, max_model_len=shortest)
+            found[card.id] = (same, owner)
     return found
 
 

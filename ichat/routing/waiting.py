@@ -1,5 +1,7 @@
 """Waiting for what the registry and the balancer know: no loop polls them."""
 
+from collections.abc import Callable
+
 import trio
 
 from ichat.routing.availability import Refusal
@@ -31,15 +33,25 @@ async def wait_idle(endpoint: Endpoint) -> None:
             endpoint.when_idle.discard(idle.set)
 
 
-async def wait_lease(balancer: Balancer, request: RoutingRequest, queue_s: float) -> Lease | Refusal:
-    """Wait for a lease in the queue of the request's model, or return why there is none after `queue_s`."""
+async def wait_lease(
+    balancer: Balancer, request: RoutingRequest, queue_s: float, load_wait_s: float, loading: Callable[[], None]
+) -> Lease | Refusal:
+    """Wait for a lease in the queue of the request's model, or return why there is none after `queue_s`.
+
+    While the model is being loaded, the request waits for `load_wait_s` in all; `loading` is called when that begins.
+    """
     granted = trio.Event()
     waiter = balancer.wait(request, granted.set)
     if not isinstance(waiter, Waiter):
         return waiter
     try:
-        with trio.move_on_after(queue_s):
-            await granted.wait()
+        if not balancer.is_loadable(request.model):
+            with trio.move_on_after(queue_s):
+                await granted.wait()
+        if not granted.is_set() and balancer.is_loadable(request.model):
+            loading()
+            with trio.move_on_at(waiter.since + load_wait_s):
+                await granted.wait()
     except trio.Cancelled:
         if waiter.lease is not None:
             waiter.lease.release()

@@ -6,20 +6,23 @@ from typing import Any, Literal
 
 import attrs
 
-from ichat.protocol import Heartbeat, Machine, PeerLoss, WorkerState, names_of, response_tag
+from ichat.protocol import Heartbeat, Machine, ModelCard, PeerLoss, WorkerState, names_of, response_tag
 from ichat.routing.packed_args import PackedArgs
 
 HEARTBEATS_MISSED_MAX = 3
 """A worker that has been silent for so many of its intervals is unhealthy."""
 
-State = WorkerState | Literal["unhealthy", "wedged", "stale", "restarting", "failed", "broken"]
+State = WorkerState | Literal["cold", "unhealthy", "wedged", "stale", "restarting", "failed", "broken"]
 """What a worker says of itself, or what the gateway knows better.
 
-`wedged` has requests and makes no step; `stale` is from before the gateway's start, with no heartbeat since then;
-`restarting` has ended and will be started again, `failed` has not; `broken` has lost another member of its group.
+`cold` is loaded on demand and has no process now; `wedged` has requests and makes no step; `stale` is from before the
+gateway's start, with no heartbeat since then; `restarting` has ended and will be started again, `failed` has not;
+`broken` has lost another member of its group.
 """
-HEALTHY: frozenset[State] = frozenset(("ready", "following"))
-"""The states in which a worker gets requests, or works for the one of its group that does."""
+HEALTHY: frozenset[State] = frozenset(("ready", "following", "cold", "asleep"))
+"""The states in which a worker gets requests, works for the one of its group that does, or waits to be wanted."""
+LOADABLE: frozenset[State] = frozenset(("cold", "asleep", "waking", "starting", "loading", "draining"))
+"""The states of workers loaded on demand that will be ready once somebody has asked for them and waited."""
 AWAY: frozenset[State] = frozenset(("unhealthy", "stale", "failed", "gone"))
 """The states of workers that have been silent for a while, or have ended."""
 
@@ -73,7 +76,15 @@ class WorkerRecord:
     is_down: bool = False
     """Whether `end` is how things are now."""
     retry_at: float | None = None
-    """When a worker that is down will be started again."""
+    """When a worker that is down will be started again; one that is loaded on demand, not before somebody asks."""
+    on_demand: bool = False
+    """Whether a managed worker has a process only while its model is wanted."""
+    is_cold: bool = False
+    """Whether it has none now, since nobody wants its model."""
+    ready_at: float | None = None
+    """When a worker that is being loaded will probably be ready."""
+    cards: Sequence[ModelCard] = ()
+    """Of a worker that is cold: its models, as its last process described them."""
     restarts: int = 0
     is_draining: bool = False
     """Whether it gets no more requests, since it is about to be stopped."""
@@ -105,6 +116,11 @@ class WorkerRecord:
         """Whether it is not iChat's own: those say of each start of theirs which one it is."""
         return not self.managed and self.heartbeat is not None and not self.heartbeat.start_id
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended, and will not be started again by itself."""
+        return self.is_down and self.retry_at is None
+
     def serves(self, model: str) -> bool:
         """Return whether it serves a model of this name, or will."""
         return model in (self._served if self.heartbeat and self.heartbeat.model_name else self.expected)
@@ -117,7 +133,9 @@ class WorkerRecord:
     def state(self, now: float, wedged_after_s: float = math.inf, trouble: str = "") -> State:
         """Return the state, by its newest heartbeat and how long ago that was; `trouble` is its endpoint's."""
         if self.is_down:
-            return "failed" if self.retry_at is None else "restarting"
+            return "failed" if self.has_failed else "restarting"
+        if self.is_cold:
+            return "cold"
         if self.is_draining:
             return "draining"
         if self.heartbeat is None:
@@ -167,9 +185,21 @@ class WorkerRecord:
         """Forget what was known of its earlier start: there is a new one."""
         self.heartbeat, self.args, self.heartbeat_at, self.lost, self.machine = None, None, -math.inf, None, None
         self.known_since, self.last_healthy_at = math.inf, -math.inf
-        self.is_down, self.retry_at, self.is_draining = False, None, False
+        self.is_down, self.retry_at, self.is_draining, self.is_cold = False, None, False, False
+        self.tag = ""
         self.busy_steps, self.stuck_since = None, math.inf
         self.answers = False
+
+    def remember_models(self) -> None:
+        """Keep its names and models for the time when it has no process, if they are known."""
+        if self.heartbeat is not None:
+            self.expected, self.cards = self.names, self.heartbeat.models
+
+    def is_loadable(self, now: float, state: State) -> bool:
+        """Return whether it will be ready once somebody has asked for it and waited, if this is its state now."""
+        if not self.on_demand:
+            return False
+        return state in LOADABLE or (state == "restarting" and self.retry_at is not None and now >= self.retry_at)
 
     def overlapped_with(self, other: "WorkerRecord") -> bool:
         """Return whether the other was healthy at some time during this run, with a tolerance of one heartbeat."""
@@ -180,7 +210,8 @@ class WorkerRecord:
         """Return in a few words why it gets no requests; `trouble` is its endpoint's."""
         state = self.state(now, wedged_after_s, trouble)
         if self.is_down:
-            again = "" if self.retry_at is None else f"; it is started again in {max(0, self.retry_at - now):.0f} s"
+            words = "it can be asked for again" if self.on_demand else "it is started again"
+            again = "" if self.retry_at is None else f"; {words} in {max(0, self.retry_at - now):.0f} s"
             return f"worker {self.id} {self.end}{again}"
         if state == "wedged":
             return f"worker {self.id} has had requests for {now - self.stuck_since:.0f} s and made no step"

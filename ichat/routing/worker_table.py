@@ -6,14 +6,22 @@ what time alone changes is found by its deadline.
 
 import functools
 import itertools
+import logging
 import math
 from collections.abc import Callable, Collection, Iterator
 
-from ichat.routing.availability import NotReady, Ready, Unknown
+from ichat.config.schema import CircuitBreaker
+from ichat.http.pool import Upstream
+from ichat.protocol import Heartbeat
+from ichat.routing import groups
+from ichat.routing.availability import Availability, Loadable, NotReady, Unknown
+from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.deadlines import Deadlines
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.worker_index import WorkerIndex
 from ichat.routing.worker_record import HEARTBEATS_MISSED_MAX, State, WorkerRecord
+
+log = logging.getLogger(__name__)
 
 FORGET_S = 3600.0
 FAILED_S = 600.0
@@ -80,10 +88,22 @@ class WorkerTable:
             self.remove(before)
         self._workers[worker.id] = worker
 
-    def place(self, worker: WorkerRecord, endpoint: Endpoint) -> None:
-        """Set where a worker's requests go."""
-        self._endpoints[worker.id] = endpoint
-        endpoint.when_troubled = functools.partial(self.refresh, worker)
+    def place(self, worker: WorkerRecord, heartbeat: Heartbeat, breaker: CircuitBreaker) -> Endpoint:
+        """Return where a worker's requests go: made, or corrected, by what the worker says of itself."""
+        host, port = heartbeat.host, heartbeat.port
+        if worker.unix_socket and heartbeat.unix_socket:
+            host, port = worker.unix_socket, 0
+        endpoint = self._endpoints.get(worker.id)
+        if endpoint is None:
+            upstream, circuit = Upstream(f"worker {worker.id}", host, port), Circuit(breaker)
+            endpoint = Endpoint(upstream, worker.id.encode(), heartbeat.max_in_flight, circuit=circuit)
+            endpoint.when_troubled = functools.partial(self.refresh, worker)
+            self._endpoints[worker.id] = endpoint
+        elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
+            endpoint.upstream = Upstream(f"worker {worker.id}", host, port)
+            endpoint.forget_probes()
+            worker.answers = False
+        return endpoint
 
     def remove(self, worker: WorkerRecord) -> None:
         """Forget a worker."""
@@ -127,7 +147,7 @@ class WorkerTable:
                     self._expiries.set(worker, at)
         return expired
 
-    def availability(self, model: str) -> Ready | NotReady | Unknown:
+    def availability(self, model: str) -> Availability:
         """Return whether workers can serve a model now."""
         now = self._clock()
         if now >= self._changes.next_at:
@@ -139,26 +159,42 @@ class WorkerTable:
         self._refresh_due(self._clock())
         return self._index.all_ready()
 
+    def listed(self) -> Iterator[WorkerRecord]:
+        """Return the workers whose models are listed: those that can serve now, or will once they are asked for."""
+        ready = self.ready()
+        yield from ready
+        for worker in self:
+            if worker.on_demand and not worker.has_failed and worker not in ready:
+                yield worker
+
     def _refresh_due(self, now: float) -> None:
         for worker in self._changes.pop(now):
             self.refresh(worker)
 
-    def _why_none(self, model: str) -> NotReady | Unknown:
-        having = self._index.of_model(model)
+    def _why_none(self, model: str) -> Loadable | NotReady | Unknown:
+        having, now = self._index.of_model(model), self._clock()
         if not having:
             return Unknown()
         reasons = [self.why_not_ready(worker) for worker in itertools.islice(having, REASONS_MAX)]
         if len(having) > REASONS_MAX:
             reasons.append(f"{len(having) - REASONS_MAX} more workers are not ready")
-        return NotReady("; ".join(reasons), RETRY_AFTER_S)
+        on_demand = [worker for worker in having if worker.on_demand]
+        loadable = [worker for worker in on_demand if worker.is_loadable(now, self.state(worker))]
+        if loadable:
+            ready_at = min((worker.ready_at for worker in loadable if worker.ready_at is not None), default=None)
+            return Loadable("; ".join(reasons), ready_at, len(having))
+        is_final = len(on_demand) == len(having) and all(worker.is_down for worker in on_demand)
+        retry_at = [worker.retry_at for worker in on_demand if worker.retry_at is not None] if is_final else ()
+        retry_after_s = max(1, math.ceil(min(retry_at) - now)) if retry_at else RETRY_AFTER_S
+        return NotReady("; ".join(reasons), retry_after_s, is_final=is_final)
 
     def why_not_ready(self, worker: WorkerRecord) -> str:
         """Return in a few words why a worker that is not ready gets no requests."""
         return worker.why_not_ready(self._clock(), self._wedged_after_s, self._trouble_of(worker))
 
-    def has(self, model: str) -> bool:
-        """Return whether a worker serves a model of this name, or will."""
-        return bool(self._index.of_model(model))
+    def of_model(self, model: str) -> Collection[WorkerRecord]:
+        """Return the workers that serve a model of this name, or will."""
+        return self._index.of_model(model)
 
     def models(self) -> Collection[str]:
         """Return every name that a worker serves, or will."""
@@ -167,6 +203,13 @@ class WorkerTable:
     def group_of(self, worker: WorkerRecord) -> Collection[WorkerRecord]:
         """Return the workers of a worker's group, if it is in one."""
         return self._index.of_group(worker)
+
+    def break_group_of(self, gone: WorkerRecord, why: str) -> None:
+        """Record for the other members of a group that one has ended: none of them is of any use now."""
+        for other in groups.broken_by(gone, self.group_of(gone)):
+            log.error("the group of worker %s is broken: worker %s %s", other.id, gone.id, why)
+            other.lost = groups.loss_of(gone, why, is_certain=True)
+            self.refresh(other)
 
     def keeper(self, tag: str) -> WorkerRecord | None:
         """Return the worker that keeps the responses with this tag in their ids."""

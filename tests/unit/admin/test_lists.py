@@ -88,7 +88,7 @@ async def test_a_summary_has_no_arguments(registry, mock_clock):
         ("limit=0", "limit must be a number of workers from 1 on, not '0'."),
         ("limit=-1", "limit must be a number of workers"),
         ("limit=1e3", "limit must be a number of workers"),
-        ("state=well", "state must be one of broken, draining, "),
+        ("state=well", "state must be one of asleep, broken, cold, draining, "),
         ("full=perhaps", "full must be true or false, not 'perhaps'."),
         ("page=2", "There is no parameter 'page' here; there are full, limit, after, model, state."),
         ("limit=1&limit=2", "limit is given twice."),

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ichat.proxy.refusals import no_lease, over_limit, response_missing
-from ichat.routing.availability import Draining, Full, NotReady, QueueTimeout, Unknown
+from ichat.proxy.refusals import WaitBound, no_lease, over_limit, response_missing
+from ichat.routing.availability import Draining, Full, Loadable, NotReady, QueueTimeout, Unknown
 from ichat.routing.responses import ResponseMissing
 from ichat.security.rate_limits import QuotaRefusal
 
@@ -14,6 +14,13 @@ from ichat.security.rate_limits import QuotaRefusal
         (Full(7), 429, "overloaded", "routing.queue_max", "7 of its requests wait already"),
         (NotReady("worker w is loading", 5), 503, "model_not_ready", "", "`m` is not ready: worker w is loading"),
         (NotReady("it failed", 5, "circuit_breaker"), 503, "model_not_ready", "circuit_breaker", "it failed"),
+        (
+            Loadable("worker w is loading", 123.4),
+            503,
+            "model_not_ready",
+            "timeouts.queue_s",
+            "loading; the request has wai",
+        ),
         (Draining(), 503, "draining", "", "shutting down"),
         (QueueTimeout(), 503, "overloaded", "timeouts.queue_s", "waited 30 s"),
         (Unknown(), 404, "model_not_found", "", "`m` does not exist. Models here: a, b"),
@@ -21,10 +28,18 @@ from ichat.security.rate_limits import QuotaRefusal
 )
 def test_every_refusal_of_the_balancer_is_an_error(refusal, status, code, limit, words):
     """Status, code and limit follow from the value; all but an unknown model say when to ask again."""
-    error = no_lease(refusal, "m", lambda: ["b", "a"], 30)
+    error = no_lease(refusal, "m", lambda: ["b", "a"], WaitBound("queue_s", 30), 100.0)
     assert (error.status, error.code, error.limit) == (status, code, limit)
     assert words in error.message
     assert (error.retry_after_s is None) == isinstance(refusal, Unknown)
+
+
+@pytest.mark.parametrize(("ready_at", "retry_after_s"), [(123.4, 24), (100.0, 1), (90.0, 1), (None, 5)])
+def test_who_waited_in_vain_for_a_load_is_told_when_it_will_be_done(ready_at, retry_after_s):
+    """Retry-After is the expected rest, at least a second, and the bound that was reached is named."""
+    error = no_lease(Loadable("worker w is loading", ready_at), "m", list, WaitBound("load_wait_s", 600), 100.0)
+    assert (error.retry_after_s, error.limit) == (retry_after_s, "timeouts.load_wait_s")
+    assert error.message == "The model `m` is not ready: worker w is loading; the request has waited for 600 s."
 
 
 def test_a_limit_is_named_with_its_owner():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ichat.protocol import Group, Heartbeat, ModelCard, response_tag
-from ichat.routing.availability import NotReady, Ready, Unknown
+from ichat.routing.availability import Loadable, NotReady, Ready, Unknown
 from ichat.routing.deadlines import Deadlines
 from ichat.routing.registry import Registry
 from ichat.routing.sessions import HashRing, home_of
@@ -48,7 +48,9 @@ _STEPS = st.one_of(
     st.sampled_from([0.0, 0.5, 3.0, 3.5, 25.0, 31.0, 601.0, 3601.0]),
     st.tuples(st.sampled_from(["expect", "configure"]), st.sampled_from(MODELS)),
     st.tuples(
-        st.sampled_from(["restart", "drain", "remove", "fail", "unreachable", "reachable", "ill", "well"]),
+        st.sampled_from(
+            ["restart", "drain", "resume", "cool", "remove", "fail", "unreachable", "reachable", "ill", "well"]
+        ),
         st.sampled_from(IDS),
     ),
     st.sampled_from(["reauthenticate", "forget probes"]),
@@ -81,11 +83,15 @@ def _change(registry, clock, worker, what, name):
     endpoint = registry.endpoint_of(worker)
     match what:
         case "configure" if worker.managed:
-            registry.configure(worker, names=[name, "n"], max_in_flight=None, settings={})
+            registry.configure(worker, names=[name, "n"], max_in_flight=None, settings={}, on_demand=name == "m")
         case "restart" if worker.managed:
             registry.restart(worker)
         case "drain" if worker.managed:
             registry.drain(worker)
+        case "resume" if worker.managed:
+            registry.resume(worker)
+        case "cool" if worker.managed:
+            registry.cool(worker)
         case "remove":
             registry.remove(worker)
         case "fail":
@@ -118,7 +124,8 @@ def assert_same_as_a_scan(registry, clock):
         }
         found = registry.availability(name)
         assert registry.has(name) == bool(having)
-        assert isinstance(found, Ready if ready else NotReady if having else Unknown)
+        loadable = any(worker.is_loadable(clock.now, registry.state(worker)) for worker in having)
+        assert isinstance(found, Ready if ready else Loadable if loadable else NotReady if having else Unknown)
         if isinstance(found, Ready):
             assert set(found.endpoints) == ready
             assert len(found.endpoints) == len(ready)

@@ -1,0 +1,287 @@
+"""Models that are loaded once somebody asks for them: who waits, for whom, and who is refused. No event loop."""
+
+import math
+
+import pytest
+
+from ichat.config.schema import Routing
+from ichat.protocol import Heartbeat, ModelCard, response_tag
+from ichat.routing.availability import Full, Loadable, NotReady, Ready, Unknown
+from ichat.routing.balancer import Balancer
+from ichat.routing.queue import Demand, Waiter
+from ichat.routing.registry import Registry
+from ichat.routing.request import Lease, RoutingRequest
+from ichat.routing.responses import ResponseMissing, holder_of
+from ichat.routing.worker_record import WorkerEnd
+
+M = RoutingRequest("m")
+FAILED = WorkerEnd("was ended by signal SIGKILL", 0.0, cause="The GPU has no memory left")
+
+
+class Site:
+    """A registry with a balancer, as a gateway has them."""
+
+    def __init__(self, policy="least_loaded", queue_max=100):
+        self.now = 1000.0
+        self.registry = Registry({}, lambda: self.now, max_in_flight=4)
+        self.balancer = Balancer(
+            self.registry.availability, lambda: self.now, Routing(policy=policy, queue_max=queue_max)
+        )
+        self.registry.add_listener(self.balancer.dispatch_waiting)
+        self.wanted = []
+        self.balancer.on_want = self.wanted.append
+
+    def add(self, worker_id="w", *, on_demand=True):
+        """Add a managed worker of the model m; one loaded on demand is cold."""
+        worker = self.registry.expect(worker_id, ["m"])
+        settings = {"model_path": "/models/m", "backend": "fake"}
+        self.registry.configure(worker, names=["m"], max_in_flight=None, settings=settings, on_demand=on_demand)
+        if on_demand:
+            self.registry.cool(worker)
+        return worker
+
+    def tell(self, state="ready", worker_id="w", **more):
+        """Have a worker send a heartbeat."""
+        self.registry.record_heartbeat(
+            Heartbeat(worker_id, "m", "127.0.0.1", 1, state=state, heartbeat_interval=1e3, **more)
+        )
+
+    def found(self, model="m"):
+        return self.registry.availability(model)
+
+    def wait(self, request=M):
+        """Have a request wait as an exchange does, and return its waiter."""
+        lease = self.balancer.lease(request)
+        assert isinstance(lease, Loadable | Full), lease
+        self.now += 1
+        waiter = self.balancer.wait(request, lambda: None)
+        assert isinstance(waiter, Waiter), waiter
+        return waiter
+
+
+@pytest.fixture
+def site():
+    return Site()
+
+
+def test_who_asks_for_a_cold_model_waits(site):
+    """It is no error, whoever loads models is told, and knows how many wait and since when."""
+    site.add()
+    assert site.found() == Loadable("worker w is cold", None)
+    assert site.balancer.demand("m") == Demand(0, math.inf)
+    waiters = [site.wait(RoutingRequest("m", fairness_key=str(number % 2))) for number in range(4)]
+    assert site.wanted == ["m"] * 4
+    assert site.balancer.demand("m") == site.balancer.demand("other", "m") == Demand(4, 1001.0)
+    site.balancer.withdraw(waiters[0])
+    assert site.balancer.demand("m") == Demand(3, 1002.0)
+
+
+def test_a_load_from_cold_to_ready(site):
+    """In every state on the way requests wait; the heartbeat that says ready serves all for whom there is room."""
+    worker = site.add()
+    waiters = [site.wait() for _ in range(5)]
+    site.registry.expect_ready(worker, 1030.0)
+    site.registry.restart(worker)
+    assert worker.restarts == 0, "the first start of a worker is no restart"
+    assert site.found() == Loadable("worker w is starting", 1030.0)
+    site.tell("loading", phase="loading weights")
+    assert site.found() == Loadable("worker w is loading (loading weights)", 1030.0)
+    assert not any(waiter.lease for waiter in waiters)
+    site.tell("ready")
+    assert isinstance(site.found(), Ready)
+    assert [waiter.lease is not None for waiter in waiters] == [True] * 4 + [False]
+    assert site.balancer.demand("m") == Demand(1, 1005.0)
+    waiters[0].lease.release()
+    assert waiters[4].lease is not None
+
+
+@pytest.mark.parametrize("state", ["asleep", "waking", "draining", "starting", "loading"])
+def test_a_worker_that_can_be_made_ready_is_waited_for(site, state):
+    """It sleeps or wakes, or is drained for another one; a worker that is not loaded on demand is as it ever was."""
+    site.add()
+    site.registry.restart(site.registry.get("w"))
+    site.tell(state)
+    assert site.found() == Loadable(f"worker w is {state}", None)
+    other = Site()
+    other.add(on_demand=False)
+    other.tell(state)
+    assert other.found() == NotReady(f"worker w is {state}", 5)
+
+
+def test_a_drain_can_be_taken_back(site):
+    """While a worker is drained, requests for it wait; when it need not go after all, they are served."""
+    worker = site.add()
+    site.registry.restart(worker)
+    site.tell()
+    site.registry.drain(worker)
+    waiter = site.wait()
+    assert site.wanted == ["m"]
+    site.registry.resume(worker)
+    assert waiter.lease is not None
+
+
+def test_a_load_that_fails_refuses_all_who_wait_for_it(site):
+    """Each with the cause, and the time of the next try; from then on the next one who asks waits again."""
+    worker = site.add()
+    waiters = [site.wait() for _ in range(20)]
+    site.registry.restart(worker)
+    site.registry.expect_ready(worker, site.now + 30)
+    site.registry.fail(worker, FAILED, site.now + 7.5)
+    assert not site.balancer.waiting
+    why = "worker w was ended by signal SIGKILL: The GPU has no memory left; it can be asked for again in 8 s"
+    refusal = NotReady(why, 8, is_final=True)
+    assert site.found() == refusal
+    assert [site.balancer.why_no_lease(waiter) for waiter in waiters] == [refusal] * 20
+    assert site.balancer.lease(M) == refusal
+    site.now += 7.5
+    assert isinstance(site.found(), Loadable)
+    assert site.found().ready_at is None
+    site.wanted.clear()
+    site.wait()
+    assert site.wanted == ["m"]
+
+
+def test_a_worker_that_failed_for_good_is_not_waited_for(site):
+    """Its requests are refused until somebody changes something."""
+    worker = site.add()
+    waiter = site.wait()
+    site.registry.restart(worker)
+    site.registry.fail(worker, FAILED)
+    refusal = NotReady("worker w was ended by signal SIGKILL: The GPU has no memory left", 5, is_final=True)
+    assert site.balancer.why_no_lease(waiter) == site.balancer.lease(M) == refusal
+    site.now += 1e6
+    assert site.found() == refusal
+
+
+def test_another_worker_of_the_model_is_waited_for(site):
+    """The failure of one is not that of the model: a second one may be loaded, or is about to come by itself."""
+    site.add("a")
+    b = site.add("b")
+    waiter = site.wait()
+    site.registry.restart(b)
+    site.registry.fail(b, FAILED)
+    assert isinstance(site.found(), Loadable)
+    assert site.balancer.demand("m").waiting == 1
+    site.registry.remove(site.registry.get("a"))
+    assert isinstance(site.balancer.why_no_lease(waiter), NotReady)
+    other = Site()
+    one = other.add("a")
+    other.add("b", on_demand=False)
+    waiter = other.wait()
+    other.registry.fail(one, FAILED)
+    assert isinstance(other.found(), NotReady)
+    assert not other.found().is_final
+    assert other.balancer.demand("m").waiting == 1
+    other.tell("ready", "b")
+    assert waiter.lease is not None
+
+
+def test_who_waits_for_a_worker_that_is_removed_is_refused(site):
+    """Nothing will come of it; who waits in the queue of another model may see its worker come again."""
+    worker = site.add()
+    waiter = site.wait()
+    site.registry.remove(worker)
+    assert site.found() == site.balancer.why_no_lease(waiter) == Unknown()
+    assert not site.balancer.waiting
+
+
+def test_the_reason_is_that_of_the_moment(site):
+    """What a waiter is told is why it was refused, whatever has become of the model until it looks."""
+    worker = site.add()
+    waiter = site.wait()
+    site.registry.fail(worker, FAILED, site.now + 5)
+    site.registry.cool(worker)
+    assert isinstance(site.balancer.why_no_lease(waiter), NotReady)
+
+
+def test_what_is_expected_ends_with_the_load(site):
+    """The time at which a worker will be ready is that of one load: the next one has another."""
+    worker = site.add()
+    site.registry.expect_ready(worker, 1010.0)
+    assert site.found().rest_s(1000.5) == 10
+    assert site.found().rest_s(1020.0) == 1
+    site.registry.cool(worker)
+    assert site.found().ready_at is None
+    assert site.found().rest_s(1000.0) is None
+
+
+def test_a_response_is_lost_with_the_process_that_kept_it(site):
+    """After its worker went cold nobody has it, also not the next process; a worker that sleeps still has it."""
+    worker = site.add()
+    site.registry.restart(worker)
+    site.tell(start_id="1")
+    kept = f"resp_{response_tag('w', '1')}_{'0' * 32}"
+    site.tell("asleep", start_id="1")
+    assert holder_of(site.registry, kept) is worker
+    site.registry.cool(worker)
+    assert isinstance(holder_of(site.registry, kept), ResponseMissing)
+    site.registry.restart(worker)
+    assert isinstance(holder_of(site.registry, kept), ResponseMissing)
+
+
+def test_a_cold_model_is_listed_as_it_was_seen_last(site):
+    """Before its first load by what is configured, then by what its process said; a failed one is not listed."""
+    worker = site.add()
+    assert site.registry.models() == {"m": (ModelCard("m", "/models/m"), "fake")}
+    assert site.registry.is_loaded("m") is False
+    site.registry.restart(worker)
+    cards = [ModelCard("m", "/m", max_model_len=64), ModelCard("adapter", "/a", "m")]
+    site.tell(models=cards, backend="fake")
+    listed = {card.id: (card, "fake") for card in cards}
+    assert site.registry.models() == listed
+    assert site.registry.is_loaded("adapter") is True
+    site.registry.cool(worker)
+    assert site.registry.models() == listed
+    assert site.registry.is_loaded("adapter") is False
+    assert isinstance(site.found("adapter"), Loadable)
+    site.registry.fail(worker, FAILED)
+    assert site.registry.models() == {}
+    assert site.registry.is_loaded("other") is None
+
+
+def test_a_model_without_workers_loaded_on_demand_is_neither_loaded_nor_not(site):
+    """Only models that may not be loaded are said to be."""
+    site.add(on_demand=False)
+    site.tell()
+    assert site.registry.is_loaded("m") is None
+
+
+def test_a_queue_of_a_cold_model_is_bounded(site):
+    """It is the model's queue, with the same bound."""
+    site = Site(queue_max=2)
+    site.add()
+    for _ in range(2):
+        site.wait()
+    assert isinstance(site.balancer.lease(M), Loadable)
+    assert site.balancer.wait(M, lambda: None) == Full(2)
+
+
+def test_the_first_prefix_is_noted_where_there_are_several_workers():
+    """What a worker gets first after its load, it has when the other one is there too."""
+    site = Site("prefix_aware")
+    site.add("a")
+    assert not site.balancer.wants_prefix("m")
+    site.add("b")
+    assert site.balancer.wants_prefix("m")
+
+
+def test_a_session_goes_to_the_worker_that_is_loaded(site):
+    """A session has its home among those that are ready, as ever."""
+    site.add("a")
+    b = site.add("b")
+    waiter = site.wait(RoutingRequest("m", b"session"))
+    site.registry.restart(b)
+    site.tell("ready", "b")
+    assert waiter.lease.endpoint.id == b"b"
+    assert isinstance(site.balancer.lease(RoutingRequest("m", b"session")), Lease)
+
+
+def test_an_attempt_that_failed_waits_for_no_load(site):
+    """Another attempt is for those that are ready: a model that has to be loaded first is no alternative."""
+    site.add("a")
+    site.registry.restart(site.add("b"))
+    site.tell("ready", "b")
+    lease = site.balancer.lease(M)
+    assert not site.balancer.has_alternative(RoutingRequest("m", excluded=(lease.endpoint,)))
+    site.registry.cool(site.registry.get("b"))
+    assert not site.balancer.has_alternative(RoutingRequest("m", excluded=(lease.endpoint,)))
