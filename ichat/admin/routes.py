@@ -230,7 +230,7 @@ async def _explain() -> Response:
 
 def _path_of(members: Container[str]) -> bytes:
     """Return the path of the route that takes a body with these members."""
-    found = (path for path, member in PROMPTS.items() if member.decode() in members)
+    found = (path for path, member in PROMPTS.items() if member in members)
     return next(found, b"/v1/chat/completions")
 
 

@@ -18,6 +18,8 @@ WORK_S = 30.0
 """After so many seconds a share of 1/e still counts of the requests that an endpoint got."""
 AVERAGE_S = 10.0
 """After so many seconds a share of 1/e still counts of what its average load was."""
+NOTED_S = 0.02
+"""What is weighted by its age is computed anew no sooner than after so long: its age hardly changes until then."""
 AVOID_S = 10.0
 """How long an endpoint that could not be reached is chosen only if there is no other."""
 
@@ -51,37 +53,40 @@ class RequestTransform(Protocol):
 class CacheHolder:
     """One start of an endpoint, as far as its engine's cache may hold prefixes. What is noted of it ends with it."""
 
-    __slots__ = ("_average", "_seen_at", "_work", "_worked_at", "endpoint", "wrong")
+    __slots__ = ("_average", "_noted_at", "_work", "endpoint", "wrong")
 
     def __init__(self, endpoint: "Endpoint") -> None:
         self.endpoint = endpoint
         self.wrong = 0
         """How many responses in a row showed that it held far less than was believed."""
         self._work = 0.0
-        self._worked_at = 0.0
         self._average = 0.0
-        self._seen_at = 0.0
+        self._noted_at = 0.0
+        """Of when the two are."""
 
     def __repr__(self) -> str:
         return f"<CacheHolder {self.endpoint.id.decode()}{'' if self.endpoint.holder is self else ', no more'}>"
 
-    def work(self, now: float) -> float:
-        """Return how many requests with a prefix it got lately, the older the less; see WORK_S."""
-        return self._work * math.exp((self._worked_at - now) / WORK_S)
+    def lately(self, load: int, now: float) -> tuple[float, float]:
+        """Return how many requests with a prefix it got lately, the older the less, and what its average load was.
 
-    def average(self, load: int, now: float) -> float:
-        """Return its average load of late, if so many requests are in progress there now; see AVERAGE_S."""
-        if not self._seen_at:
-            return 0.0
-        return load + (self._average - load) * math.exp((self._seen_at - now) / AVERAGE_S)
+        `load` is the number of requests in progress there now; see WORK_S, AVERAGE_S.
+        """
+        age_s = now - self._noted_at
+        if age_s < NOTED_S:
+            return self._work, self._average
+        average = load + (self._average - load) * math.exp(-age_s / AVERAGE_S) if self._noted_at else 0.0
+        return self._work * math.exp(-age_s / WORK_S), average
 
-    def see_load(self, load: int, now: float) -> None:
+    def note(self, now: float) -> None:
         """Note how many requests are in progress there."""
-        self._average, self._seen_at = self.average(load, now), now
+        if now - self._noted_at >= NOTED_S:
+            (self._work, self._average), self._noted_at = self.lately(self.endpoint.load(now), now), now
 
     def add_work(self, now: float) -> None:
         """Count a request with a prefix."""
-        self._work, self._worked_at = self.work(now) + 1, now
+        self.note(now)
+        self._work += 1
 
 
 @attrs.define(eq=False)

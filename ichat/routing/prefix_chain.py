@@ -5,26 +5,35 @@ two requests that share the beginning of their prompts share the beginning of th
 """
 
 import hashlib
+import itertools
+import operator
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from ichat.http.json_body import Body
 from ichat.protocol.prefixes import BOUNDARIES, DIGEST_BYTES
 
-PROMPTS: Mapping[bytes, bytes] = {
+PROMPTS: Mapping[bytes, str] = {
     prefix + route: member
     for route, member in (
-        (b"/chat/completions", b"messages"),
-        (b"/completions", b"prompt"),
-        (b"/responses", b"input"),
-        (b"/messages", b"messages"),
+        (b"/chat/completions", "messages"),
+        (b"/completions", "prompt"),
+        (b"/responses", "input"),
+        (b"/messages", "messages"),
     )
     for prefix in (b"/v1", b"")
 }
 """The member that the prompt is made of, by the request's path. Other routes generate nothing."""
-_BEFORE = ("tools", "functions", "system", "instructions", "documents", "chat_template", "chat_template_kwargs",
-           "cache_salt")  # fmt: skip
-"""Members that stand before that in an engine's prompt, or decide what is shared with whom."""
+_BEFORE = dict.fromkeys(
+    ("tools", "functions", "system", "instructions", "documents", "chat_template", "chat_template_kwargs", "cache_salt")
+)
+"""Members that stand before that in an engine's prompt, or decide what is shared with whom; a dictionary for `keys`."""
+_PIECES = [slice(start, end) for start, end in itertools.pairwise((0, *BOUNDARIES))]
+"""What lies between two boundaries."""
+_first_bytes = operator.itemgetter(slice(DIGEST_BYTES))
 _SPAN_BYTES_MAX = BOUNDARIES[-1]
+_TAIL_BYTES = 512
+"""What follows a prompt is mostly so short, and is looked for there first."""
 _SEARCHED_BYTES_MAX = 1024 * 1024
 """A member that begins later in the body is not looked for."""
 
@@ -60,24 +69,19 @@ def chain_of(path: bytes, body: Body, names: Sequence[str], model: str) -> Prefi
     member = PROMPTS.get(path)
     if member is None or len(body) <= BOUNDARIES[0]:
         return None
-    start, end = _span_of(body, names, member.decode())
+    start, end = _span_of(body, names, member)
     length = end - start
     if length < BOUNDARIES[0]:
         return None
     running = hashlib.sha1(model.encode(), usedforsecurity=False)
-    for name in _BEFORE:
-        if name in names:
-            running.update(_value_of(body, names, name))
-    digests: list[bytes] = []
-    with memoryview(body) as view:
-        at = start
-        for boundary in BOUNDARIES:
-            if boundary > length:
-                break
-            running.update(view[at : start + boundary])
-            at = start + boundary
-            digests.append(running.copy().digest()[:DIGEST_BYTES])
-    return PrefixChain(length, digests)
+    if not _BEFORE.keys().isdisjoint(names):
+        for name in _BEFORE:
+            if name in names:
+                running.update(_value_of(body, names, name))
+    # This is the longest loop on the way of a request, so it runs in C as far as it can. The views end with it.
+    pieces = map(memoryview(body)[start:end].__getitem__, _PIECES[: bisect_right(BOUNDARIES, length)])
+    digest = running.digest
+    return PrefixChain(length, list(map(_first_bytes, [digest() for _ in map(running.update, pieces)])))
 
 
 def _span_of(body: Body, names: Sequence[str], name: str) -> tuple[int, int]:
@@ -88,9 +92,12 @@ def _span_of(body: Body, names: Sequence[str], name: str) -> tuple[int, int]:
         return 0, 0
     start += len(key)
     place = names.index(name) + 1 if name in names else len(names)
-    end = -1
-    if place < len(names):
-        end = body.find(b'"%b":' % names[place].encode(), start, start + _SPAN_BYTES_MAX)
+    if place == len(names):
+        return start, len(body)
+    key = b'"%b":' % names[place].encode()
+    end = body.rfind(key, max(start, len(body) - _TAIL_BYTES))
+    if end < 0:
+        end = body.find(key, start, start + _SPAN_BYTES_MAX)
     return start, end if end >= 0 else len(body)
 
 

@@ -70,8 +70,9 @@ class PrefixIndex:
 
     def _turn(self) -> None:
         """Forget what has not been used for a while, or make room."""
-        for _ in range(min(_FREED_MAX, len(self._freed))):
-            self._freed.popitem()
+        if self._freed:
+            for _ in range(min(_FREED_MAX, len(self._freed))):
+                self._freed.popitem()
         now = self._clock()
         if now >= self._turn_at or len(self._young) >= self._young_max:
             self._freed = self._old
@@ -119,15 +120,15 @@ class PrefixIndex:
             known = list(map(self._known, chain.digests))
         found: dict[Endpoint, int] = {}
         deepest = uses = seen = 0
-        for place in range(len(known) - 1, -1, -1):
-            one = known[place]
+        ends = dict(zip(known, BOUNDARIES, strict=False))  # of many digests the same is known, so there are few
+        for boundary, one in sorted(zip(ends.values(), ends, strict=True), reverse=True):
             if one is None or one >> _USES_BITS == seen:
                 continue
             seen = one >> _USES_BITS
             for holder in self._holders_of(one):
-                found.setdefault(holder.endpoint, BOUNDARIES[place])
+                found.setdefault(holder.endpoint, boundary)
             if found and not deepest:
-                deepest, uses = BOUNDARIES[place], one & _USES_MAX
+                deepest, uses = boundary, one & _USES_MAX
         return Match(found, deepest, uses, known)
 
     def part_of(self, chain: PrefixChain) -> "PrefixIndex":
@@ -151,18 +152,12 @@ class PrefixIndex:
     def record(self, chain: PrefixChain, match: Match, endpoint: Endpoint) -> None:
         """Record that an endpoint will have a whole chain, of which this was known before."""
         number = self._number_of(endpoint.holder)
-        alone = number << _USES_BITS
-        before = after = 0
-        for digest, boundary, known in zip(chain.digests, BOUNDARIES, match.known, strict=False):
-            if known is None:
-                self._young[digest] = alone
-                continue
-            if known != before:
-                before, after = known, self._with(known, number)
-            if boundary == match.deepest and after & _USES_MAX < _USES_MAX:
-                self._young[digest] = after + 1
-            elif after != known:
-                self._young[digest] = after
+        after = {one: self._with(one or 0, number) for one in set(match.known)}
+        self._young.update(zip(chain.digests, map(after.__getitem__, match.known), strict=True))
+        if match.deepest:
+            digest = chain.digests[BOUNDARIES.index(match.deepest)]
+            if self._young[digest] & _USES_MAX < _USES_MAX:
+                self._young[digest] += 1
 
     def _with(self, known: int, number: int) -> int:
         """Return what is known of a prefix that one endpoint more has."""

@@ -60,24 +60,30 @@ def decide(candidates: Sequence[Candidate], uses: int) -> tuple[int, Rule]:
     `uses` says how many requests went other ways where the deepest match ends: as many will gain by another holder.
     """
     matches, loads, _, works, averages = zip(*candidates, strict=True)
-    deepest, least, fewest, count = max(matches), min(loads), min(works), len(candidates)
-    mean, calmest = sum(loads) / count, min(averages)
-    price = REQUEST_BYTES * (1 + uses)
-    weight = WORK_REQUESTS * count / (sum(works) + count) if deepest else 0.0
+    deepest, least, most = max(matches), min(loads), max(loads)
+    if not deepest:
+        return _best(list(zip(loads, works, strict=True))), "least_loaded"
+    fewest, calmest, count = min(works), min(averages), len(candidates)
+    mean, price = sum(loads) / count, REQUEST_BYTES * (1 + uses)
+    weight = WORK_REQUESTS * count / (sum(works) + count)
+    is_even = most <= mean * OVERLOAD or most <= mean + OVERLOAD_REQUESTS_MIN
     costs: list[tuple[bool, float, int, float]] = []
     for one in candidates:
         matched, load, _, work, average = one
-        more = load - least + min(WORK_REQUESTS_MAX, (work - fewest) * weight)
-        pull = max(0.0, min(load - least, average - CALM * calmest)) * PULL_BYTES
-        cost = deepest - matched + more * price + pull
-        costs.append((is_overloaded(one, mean), cost, load, work))
-    best = min(costs)
-    place = costs.index(best)
-    if costs.count(best) > 1:
-        place = random.choice([place for place, cost in enumerate(costs) if cost == best])
-    if not deepest:
-        return place, "least_loaded"
+        cost = deepest - matched + min(WORK_REQUESTS_MAX, (work - fewest) * weight) * price
+        if load > least:
+            cost += (load - least) * price + max(0.0, min(load - least, average - CALM * calmest)) * PULL_BYTES
+        costs.append((not is_even and is_overloaded(one, mean), cost, load, work))
+    place = _best(costs)
     return place, "prefix" if matches[place] == deepest else "spill"
+
+
+def _best(costs: list[tuple[float, ...]]) -> int:
+    """Return the place of the least of them, of equal ones any."""
+    least = min(costs)
+    if costs.count(least) == 1:
+        return costs.index(least)
+    return random.choice([place for place, cost in enumerate(costs) if cost == least])
 
 
 def is_overloaded(candidate: Candidate, mean: float) -> bool:
@@ -117,7 +123,7 @@ class PrefixAware(LeastLoaded):
         place, self.rule = decide(describe(candidates, match, now), match.uses)
         if not self._is_rehearsal:
             for one in candidates:
-                one.holder.see_load(one.load(now), now)
+                one.holder.note(now)
         return candidates[place]
 
     def rehearsing(self, request: RoutingRequest) -> Policy:
@@ -146,14 +152,11 @@ class PrefixAware(LeastLoaded):
 
 def describe(endpoints: Iterable[Endpoint], match: Match, now: float) -> Sequence[Candidate]:
     """Return what the decision depends on of each endpoint, for a request of which this is known."""
-    bytes_of = match.bytes_of
-    return [
-        Candidate(
-            bytes_of.get(one, 0),
-            one.load(now) + (RAMP_REQUESTS if now - one.ready_since < RAMP_S else 0),
-            one.in_flight_max,
-            one.holder.work(now),
-            one.holder.average(one.load(now), now),
-        )
-        for one in endpoints
-    ]
+    bytes_of, described = match.bytes_of, list[Candidate]()
+    for one in endpoints:
+        load = one.load(now)
+        work, average = one.holder.lately(load, now)
+        if now - one.ready_since < RAMP_S:
+            load += RAMP_REQUESTS
+        described.append(Candidate(bytes_of.get(one, 0), load, one.in_flight_max, work, average))
+    return described

@@ -49,7 +49,7 @@ class Site:
         """Return all that a lease changes, as far as one that is not given may not change it."""
         index = self.balancer.prefixes
         endpoints = [self.registry.endpoint_of(worker) for worker in self.registry]
-        seen = [(one.in_flight, one.circuit.probe, one.holder.work(self.now), one.holder._average) for one in endpoints]
+        seen = [(one.in_flight, one.circuit.probe, one.holder.lately(0, self.now)) for one in endpoints]
         return seen, dict(index._young), dict(index._old), len(self.balancer._queues)
 
 
