@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from quart import Blueprint, Response, current_app, g, request
 import ichat
 from ichat import errors
 from ichat.admin import views
+from ichat.admin.explain import explain_request, read_question
 from ichat.admin.lists import Pieces, read_worker_query, to_json, with_long_list, worker_parts
 from ichat.admin.openapi import document
 from ichat.admin.reload import Reloader
@@ -28,7 +29,6 @@ from ichat.hardware.gpus import find_gpus
 from ichat.hardware.host import CpuMeter, HostResources, read_resources
 from ichat.hardware.machines import MachineReport, machines_of, read_machine
 from ichat.http import sse
-from ichat.http.json_body import model_of, read_members
 from ichat.observability.logs.store import LogStore
 from ichat.observability.logs.stream import read_flag, read_query
 from ichat.observability.metrics import Metrics
@@ -37,14 +37,9 @@ from ichat.protocol import ModelCard
 from ichat.protocol.model_entry import entry_of
 from ichat.proxy.heartbeats import HeartbeatReceiver
 from ichat.proxy.prefix_reports import PrefixReportReceiver
-from ichat.proxy.refusals import response_missing
-from ichat.routing.availability import Unknown
+from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
-from ichat.routing.explain import explain
-from ichat.routing.prefix_chain import PROMPTS, chain_of
 from ichat.routing.registry import Registry
-from ichat.routing.request import RoutingRequest
-from ichat.routing.responses import ResponseMissing, continued_by
 from ichat.routing.views import load_of
 from ichat.routing.worker_record import State, WorkerRecord
 from ichat.security.auth import Auth
@@ -70,6 +65,8 @@ class AdminContext:
     scraper: Scraper
     heartbeats: HeartbeatReceiver
     prefix_reports: PrefixReportReceiver
+    aliases: Callable[[], Aliases]
+    """Returns the names that the configuration maps to models."""
     started_at: float
     """In seconds since 1970."""
     meter: CpuMeter = attrs.field(factory=CpuMeter)
@@ -117,20 +114,20 @@ async def _metrics() -> Response:
 
 
 def _allowed_models() -> dict[str, tuple[ModelCard, str]]:
-    """Return the models that the caller may ask for, by name, each with its owner."""
-    key, found = g.caller.key, context().registry.models()
+    """Return the models and other names that the caller may ask for, each with its model's owner."""
+    key, found = g.caller.key, context().aliases().listed(context().registry.models())
     return found if key is None or key.models is None else {name: found[name] for name in found.keys() & key.models}
 
 
-def _entry(model: ModelCard, owner: str) -> dict[str, object]:
-    loaded = context().registry.is_loaded(model.id)
-    return entry_of(model, int(context().started_at), owner or "ichat", loaded=loaded)
+def _entry(name: str, model: ModelCard, owner: str) -> dict[str, object]:
+    loaded, created = context().registry.is_loaded(model.id), int(context().started_at)
+    return entry_of(attrs.evolve(model, id=name), created, owner or "ichat", loaded=loaded)
 
 
 @routes.get("/v1/models")
 async def _models() -> Response:
     found = _allowed_models()
-    return json_response({"object": "list", "data": [_entry(*found[name]) for name in sorted(found)]})
+    return json_response({"object": "list", "data": [_entry(name, *found[name]) for name in sorted(found)]})
 
 
 @routes.get("/v1/models/<path:name>")
@@ -138,7 +135,7 @@ async def _one_model(name: str) -> Response:
     found = _allowed_models()
     if name not in found:
         raise errors.model_not_found(name, found)
-    return json_response(_entry(*found[name]))
+    return json_response(_entry(name, *found[name]))
 
 
 # Workers.
@@ -207,31 +204,10 @@ async def _stop(worker_id: str) -> Response:
 @routes.post("/v1/admin/route")
 async def _explain() -> Response:
     """Show where a request would go now: nothing is sent, and nothing changes."""
-    here, path, session = context(), request.args.get("path", "").encode(), request.args.get("session", "").encode()
-    body = cast("bytes", await request.get_data())
-    members = await read_members(body, ("model", "previous_response_id"))
-    path, model = path or _path_of(members), model_of(members)
-    if path not in PROMPTS:
-        known = ", ".join(sorted(one.decode() for one in PROMPTS))
-        raise errors.bad_request(f"path must be one of {known}.", param="path")
-    only, prefix, previous = None, None, members.get("previous_response_id")
-    if previous is not None and path.endswith(b"/responses"):
-        only = continued_by(here.registry, str(previous), model)
-        if isinstance(only, ResponseMissing):
-            raise response_missing(only, "previous_response_id")
-    if not session and only is None and here.balancer.wants_prefix(model):
-        prefix = chain_of(path, body, (*members,), model)
-    routing = RoutingRequest(model, session, only=only, prefix=prefix)
-    view = explain(here.registry, here.balancer, here.reloader.config.routing, routing, trio.current_time())
-    if isinstance(view, Unknown):
-        raise errors.model_not_found(model, here.registry.models())
+    here = context()
+    question = await read_question(cast("bytes", await request.get_data()), request.args)
+    view = await explain_request(here.registry, here.balancer, here.aliases(), here.reloader.config.routing, question)
     return _long_response(with_long_list(view, "candidates", view.candidates))
-
-
-def _path_of(members: Container[str]) -> bytes:
-    """Return the path of the route that takes a body with these members."""
-    found = (path for path, member in PROMPTS.items() if member in members)
-    return next(found, b"/v1/chat/completions")
 
 
 # The cluster, logs, and the configuration.

@@ -13,6 +13,7 @@ import cattrs
 from cattrs.errors import BaseValidationError
 
 from ichat import errors
+from ichat.config.aliases import contradictions_of_aliases
 from ichat.config.schema import SECTIONS, Config, EngineValue, ManagedWorkerConfig, Security
 from ichat.config.strict import problems_of, section_hook, shown, strict_converter
 from ichat.errors import EXIT_USAGE, Exit
@@ -120,6 +121,7 @@ def _contradictions(config: Config) -> Iterable[str]:
         yield "server_settings: tls_certificate and tls_key go together"
     yield from _contradictions_of_keys(config.security)
     yield from _contradictions_of_swap_sets(config)
+    yield from contradictions_of_aliases(config)
     for index, worker in enumerate(config.managed_workers):
         for problem in _contradictions_of(worker, config):
             yield f"managed_workers[{index}].{problem}"

@@ -3,12 +3,15 @@
 Names follow `ichat.toml.example`, which explains each of them. Units stand last: `_s` seconds, `_bytes_max` bytes.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import attrs
 from attrs import field, frozen
 
 from ichat.config import checks
+from ichat.config.litellm import WHOLE_FILE, GeneralSettings, LitellmSettings, RouterSettings
+from ichat.config.models import AliasConfig, ShadowConfig, TargetConfig
 from ichat.config.openai_params import check_paths
 from ichat.config.strict import Between, checked, one_of
 
@@ -259,15 +262,6 @@ class ExternalRoute:
 
 
 @frozen
-class LitellmSettings:
-    """`[litellm_settings]`: the defaults of all external routes."""
-
-    drop_params: bool = False
-    additional_drop_params: list[str] = checked(check_paths, attrs.Factory(list[str]))
-    allowed_openai_params: list[str] = checked(checks.are_params, attrs.Factory(list[str]))
-
-
-@frozen
 class EngineSettings:
     """`[engines.NAME]`."""
 
@@ -288,13 +282,19 @@ class Config:
     restart: Restart = Restart()
     logs: Logs = Logs()
     litellm_settings: LitellmSettings = LitellmSettings()
+    router_settings: RouterSettings = RouterSettings()
+    general_settings: GeneralSettings = GeneralSettings()
     managed_workers: list[ManagedWorkerConfig] = field(factory=list[ManagedWorkerConfig])
     swap_sets: list[SwapSetConfig] = field(factory=list[SwapSetConfig])
     external_routes: list[ExternalRoute] = field(factory=list[ExternalRoute])
+    models: list[AliasConfig] = field(factory=list[AliasConfig])
     engines: dict[str, EngineSettings] = field(factory=dict[str, EngineSettings])
+
+    ELSEWHERE: ClassVar[Mapping[str, str]] = WHOLE_FILE
 
 
 SECTIONS: tuple[type[Any], ...] = (
     ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, Logs, LitellmSettings,
-    ManagedWorkerConfig, SwapSetConfig, ExternalRoute, EngineSettings, Config,
+    RouterSettings, GeneralSettings, AliasConfig, TargetConfig, ShadowConfig, ManagedWorkerConfig, SwapSetConfig,
+    ExternalRoute, EngineSettings, Config,
 )  # fmt: skip

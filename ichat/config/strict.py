@@ -146,10 +146,13 @@ def problems_of(error: Exception, path: str = "") -> Iterable[str]:
             yield from problems_of(inner, path)
     elif isinstance(error, ForbiddenExtraKeysError):
         known = [attribute.name for attribute in attrs.fields(error.cl)]
+        elsewhere: Mapping[str, str] = getattr(error.cl, "ELSEWHERE", {})
         for key in sorted(error.extra_fields):
             close = difflib.get_close_matches(key, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}"
-            yield f"{path}.{key}: unknown key{hint}" if path else f"{key}: unknown key{hint}"
+            hint = f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known here: {', '.join(known)}"
+            if key in elsewhere:
+                hint = f"is not read here: {elsewhere[key]}"
+            yield f"{path}.{key}: {hint}" if path else f"{key}: {hint}"
     elif isinstance(error, KeyError):
         yield f"{path}: is missing"
     elif _HOLDS_SECRETS.search(path):

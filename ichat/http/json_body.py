@@ -140,14 +140,18 @@ def value_of(body: Body, member: Member) -> object:
         raise bad_request(f"The request body is not JSON: `{member.name}`: {error}.", param=member.name) from error
 
 
-def rewrite_json(body: Body, members: Sequence[Member], replace: Mapping[str, bytes], drop: Container[str]) -> bytes:
+def rewrite_json(
+    body: Body, members: Sequence[Member], replace: Mapping[str, bytes], drop: Container[str], *, before: bytes = b""
+) -> bytes:
     """Return the body with new values and without some members; all else stays byte for byte.
+
+    ``before`` comes before the first member, of which one must stay then.
 
     ``members`` are all of the body's. ``replace`` has values as JSON; it and ``drop`` apply to every member of a name,
     and ``drop`` wins. A member is dropped with the comma and the white space after it, or before it if it is the last.
     """
     last = max((index for index, member in enumerate(members) if member.name not in drop), default=-1)
-    spans: list[tuple[int, int, bytes]] = []
+    spans = [(members[0].start, members[0].start, before)] if before else []
     for index, member in enumerate(members[: last + 1]):
         if member.name in drop:
             spans.append((member.start, members[index + 1].start, b""))

@@ -4,7 +4,7 @@ Files are skipped, never copied. A form that two parsers could read differently 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -99,6 +99,16 @@ def as_members(fields: Iterable[Field]) -> list[Member]:
     One field at least must stay, and a new value must not contain a line break.
     """
     return [Member(field.name.decode("latin-1"), field.start, field.value_start, field.end) for field in fields]
+
+
+def written_fields(body: Body, fields: Sequence[Field], values: Mapping[str, bytes]) -> bytes:
+    """Return further fields as they are written before the first one, with its boundary behind each.
+
+    A value must not contain a line break: it could be taken for a boundary.
+    """
+    boundary = bytes(body[: fields[0].start]).lstrip(b"\r\n") if values else b""
+    head = b'Content-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+    return b"".join(head % (name.encode(), value) + boundary for name, value in values.items())
 
 
 def rewrite_form(body: Body, fields: Iterable[Field], replace: Mapping[bytes, bytes]) -> bytes:

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily
 from ichat import __version__
 from ichat.hardware.machines import MachineReport
 from ichat.http.relay import ChunkGapHistogram, empty_gap_histogram
+from ichat.observability.alias_counts import AliasCounts
 from ichat.observability.exposition import Families
 from ichat.observability.model_loads import LoadCounts
 from ichat.observability.prefix_counts import PrefixCounts, prefix_families
@@ -104,6 +105,7 @@ class Metrics:
         self._in_flight = 0
         self._refusals: dict[str, int] = {}
         self._keys: dict[str, _KeyCounts] = {}
+        self._aliases = AliasCounts()
         self._cancelled: dict[str, int] = dict.fromkeys(PHASES, 0)
         self._bytes = 0
         self._chunks = 0
@@ -122,6 +124,8 @@ class Metrics:
         """Count a request to a model that has ended, in whatever way."""
         self._in_flight -= 1
         error, model = record.error, record.model
+        if record.alias:
+            self._aliases.add(record)
         counts = self._models.get(model) if error != "model_not_found" else None
         if counts is None and self._is_known(record):
             counts = self._begin(model)
@@ -311,6 +315,7 @@ class Metrics:
         yield from prefix_families(
             [(model, counts.prefixes) for model, counts in models if counts.prefixes], len(self._balancer.prefixes)
         )
+        yield from self._aliases.families()
         yield gap_family([(model, counts.gaps) for model, counts in models])
         yield histogram_family(
             "ichat_overhead_seconds", "What the gateway took before it asked an upstream.", self._overhead

@@ -1,6 +1,6 @@
 """The facts of one request that has ended: metrics, the access log and the trace are made of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -67,6 +67,10 @@ class RequestRecord:
     """The gateway's own time before it asked the upstream, without the queue."""
     chunks: int = 0
     """Pieces of the response's body, as they were read."""
+    alias: str = ""
+    """The name that it asked for, if that stands for models; `model` is the one that answered, or was asked last."""
+    passed: Sequence[tuple[str, str]] = ()
+    """The models that could not answer it before, each with the reason."""
 
 
 def label_of(path: bytes) -> str:

@@ -125,7 +125,8 @@ class SpanTracing(Tracing):
             facts = {
                 "http.response.status_code": status,
                 "error.type": error or (str(status) if failed else ""),
-                "gen_ai.request.model": record.model[:SHOWN_CHARACTERS_MAX].encode(errors="replace").decode(),
+                "gen_ai.request.model": _shown_name(record.alias or record.model),
+                "gen_ai.response.model": _shown_name(record.model) if record.alias else "",
                 "ichat.worker": record.worker,
                 "ichat.queue_ms": round(record.queued_s * 1000, 2),
                 "ichat.phase": record.phase,
@@ -168,6 +169,10 @@ def open_tracing() -> Tracing:
         return Tracing()
     log.info("spans are sent to %s: %r", _shown(env[name]), tracing)
     return tracing
+
+
+def _shown_name(model: str) -> str:
+    return model[:SHOWN_CHARACTERS_MAX].encode(errors="replace").decode()
 
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

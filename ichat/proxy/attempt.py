@@ -30,6 +30,7 @@ from ichat.proxy.client_head import client_head
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import without_control
 from ichat.proxy.prefix_truth import correct
+from ichat.proxy.targets import TargetWalk
 from ichat.proxy.token_usage import TokenUsage, tokens_used
 from ichat.proxy.upstream_request import build_upstream_request
 from ichat.routing.circuit_breaker import FAILED_STATUSES
@@ -69,6 +70,8 @@ class ForwardedRequest:
     """Whether the response is likely to say how many tokens it used: it is no stream, or one with `stream_options`."""
     is_suspect: bool = False
     """Whether it may have members or headers that no worker gets from this caller."""
+    walk: TargetWalk | None = None
+    """Its way through the models of the name that it asked for; None for a name that is only a model's."""
 
 
 class Attempt:
@@ -86,6 +89,7 @@ class Attempt:
         "endpoint",
         "error",
         "is_stream",
+        "rejected",
         "status",
     )  # fmt: skip
 
@@ -100,6 +104,8 @@ class Attempt:
         """What the worker did not get."""
         self._relay: Relay | None = None
         self.endpoint = endpoint
+        self.rejected = 0
+        """The status of a response that the client does not get, since another model may answer."""
         self.status = 0
         """Of the response, once there is one."""
         self.error = ""
@@ -306,6 +312,12 @@ class Attempt:
                 raise Declined(f"{declined} ({why})" if why else declined)
         if status == 401 and route is not None and route.has_key:
             raise ResponseRejected("it does not accept the key that the gateway has for it")
+        walk = self._forwarded.walk
+        if walk is not None and route is not None and walk.refuses(status):
+            self.rejected = status
+            if status in FAILED_STATUSES:
+                self.record_failure(answers=True)
+            raise ResponseRejected(f"it answered {status}")
 
     def _record_response(self, status: int, names: Mapping[bytes, bytes]) -> None:
         """Record that a response begins. From here on the request is sent nowhere else, and its body is freed."""
@@ -336,6 +348,8 @@ class Attempt:
         prefix = self._forwarded.prefix
         if prefix is not None and settings.prefix_header:
             headers.append((PREFIX_HEADER, b"%d/%d" % (prefix.matched, prefix.length)))
+        if self._forwarded.walk is not None:
+            headers += self._forwarded.walk.headers(self._model)
         if endpoint.id and settings.overhead_header:
             headers.append((OVERHEAD_HEADER, b"%.2f" % ((self._overhead_s or 0) * 1000)))
         return headers

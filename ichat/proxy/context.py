@@ -6,6 +6,7 @@ from ichat.config.schema import Config
 from ichat.http.pool import Pool
 from ichat.http.relay import ChunkGapHistogram
 from ichat.proxy.engine_control import DropNotices
+from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
 from ichat.security.auth import Auth
@@ -40,6 +41,7 @@ class GatewayContext:
 
     def reconfigure(self, config: Config) -> None:
         """Go on with the timeouts and settings of another configuration."""
+        self.aliases = Aliases.from_config(config)
         self.timeouts = config.timeouts
         self.settings = config.server_settings
         self.session_header = config.routing.session_header.lower().encode()

@@ -6,6 +6,7 @@ dead: no request goes to a second endpoint that a first one may have worked on.
 
 import logging
 import math
+from collections.abc import Iterable
 
 import attrs
 import trio
@@ -24,12 +25,14 @@ from ichat.proxy.model_request import read_model_request
 from ichat.proxy.prefix_truth import take_back
 from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import WaitBound, no_lease, over_limit, response_missing
+from ichat.proxy.targets import TargetWalk, passed_over, reason_of
 from ichat.proxy.token_usage import TokenUsage
+from ichat.routing.aliases import Plan
 from ichat.routing.availability import Full, Loadable, Refusal
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.prefix_chain import chain_of
 from ichat.routing.request import Lease, RoutingRequest
-from ichat.routing.responses import ResponseMissing, continued_by, holder_of
+from ichat.routing.responses import ResponseMissing, continued_among, continued_by, holder_of
 from ichat.routing.waiting import wait_lease
 from ichat.security.auth import Caller
 from ichat.security.rate_limits import QuotaRefusal
@@ -106,17 +109,35 @@ class Exchange:
         self._can_comment = asked.is_stream and request.version == b"1.1"
         if self._can_comment and context.timeouts.sse_keepalive_s:
             self.forwarded.keepalive = self._make_keepalive(context.timeouts.sse_keepalive_s)
+        plan = None
+        if self._model in context.aliases.by_name:
+            plan = context.aliases.plan(self._model, request.by_name.get(context.session_header, b""))
         if asked.previous_response_id is not None and request.path.endswith(b"/responses"):
-            holder = continued_by(context.registry, asked.previous_response_id, self._model)
-            if isinstance(holder, ResponseMissing):
-                raise response_missing(holder, "previous_response_id")
-            self._only = holder
+            plan = self._continue(asked.previous_response_id, plan)
         self.forwarded.names = asked.names
         self.forwarded.says_usage = not asked.is_stream or "stream_options" in asked.names
         self.forwarded.is_suspect = not context.auth.lets_steer(caller) and is_suspect(asked.names, request.by_name)
         context.auth.check_model(caller, self._model)
+        if plan is not None:
+            self.forwarded.walk = TargetWalk(plan)
+            self._model = plan.targets[0]
         del asked
         await self._forward_within_limits()
+
+    def _continue(self, response_id: str, plan: Plan | None) -> Plan | None:
+        """Have only the worker asked that keeps a response; return the plan that is left. Raises ApiError 404."""
+        registry, left = self._context.registry, None
+        if plan is None:
+            found = continued_by(registry, response_id, self._model)
+        else:
+            models = tuple(dict.fromkeys(plan.targets + plan.alias.models))
+            found = continued_among(registry, response_id, models)
+            if not isinstance(found, ResponseMissing):
+                left, found = Plan(found[0], plan.alias), found[1]
+        if isinstance(found, ResponseMissing):
+            raise response_missing(found, "previous_response_id")
+        self._only = found
+        return left
 
     async def forward_to_holder(self) -> None:
         """Have the request answered by the worker that keeps the response it names. Raises ApiError.
@@ -128,8 +149,10 @@ class Exchange:
         worker = holder_of(self._context.registry, response_id)
         if isinstance(worker, ResponseMissing):
             raise response_missing(worker)
-        key = self.caller.key
-        names = [name for name in worker.names if key is None or key.models is None or name in key.models]
+        allowed = None if self.caller.key is None else self.caller.key.models
+        if allowed is not None:
+            allowed = allowed.union(self._context.aliases.models_of(allowed))
+        names = [name for name in worker.names if allowed is None or name in allowed]
         endpoint = self._context.registry.endpoint_of(worker)
         if not names or endpoint is None:
             raise errors.response_not_found(response_id, "it is of a model that this key is not for")
@@ -151,7 +174,7 @@ class Exchange:
         try:
             if forwarded.keepalive is not None:
                 forwarded.keepalive.start()
-            await self._forward_with_failover()
+            await (self._forward_with_failover() if forwarded.walk is None else self._forward_along(forwarded.walk))
         except ApiError as error:
             if forwarded.keepalive is None or not forwarded.keepalive.has_begun:
                 raise
@@ -172,6 +195,26 @@ class Exchange:
         if keepalive.has_begun:
             self.status = 200
 
+    async def _forward_along(self, walk: TargetWalk) -> None:
+        """Have one model of a plan after the other asked, until one answers."""
+        forwarded, request = self.forwarded, self._request
+        while True:
+            self._model, forwarded.prefix = walk.model, None
+            request.body, forwarded.names = await walk.fit(request.body, request.by_name, forwarded.names)
+            try:
+                await self._forward_with_failover()
+            except ApiError as error:
+                if not walk.advance(error, self._reason_of(error)):
+                    raise walk.error() from error
+            else:
+                return
+
+    def _reason_of(self, error: ApiError) -> str:
+        """Return the reason to go on that an error of the current model is; empty if it is none."""
+        attempt = self._attempt
+        is_external = attempt is not None and attempt.endpoint.route is not None and attempt.answered_at is None
+        return reason_of(error, is_external=is_external, rejected=0 if attempt is None else attempt.rejected)
+
     async def _forward_with_failover(self) -> None:
         session = self._request.by_name.get(self._context.session_header, b"")
         prefix = None
@@ -179,6 +222,8 @@ class Exchange:
             forwarded, request = self.forwarded, self._request
             prefix = forwarded.prefix = chain_of(request.path, request.body, forwarded.names, self._model)
         routing = RoutingRequest(self._model, session, self.caller.fairness_key, only=self._only, prefix=prefix)
+        if self.forwarded.walk is not None and self.forwarded.walk.skips_open:
+            routing = attrs.evolve(routing, skips_open=True)
         while True:
             lease = await self._lease(routing)
             try:
@@ -205,7 +250,11 @@ class Exchange:
             failed.fail(trio.current_time())
             self._attempt.record_failure()
         routing = attrs.evolve(routing, excluded=(*routing.excluded, failed))
-        return routing if routing.only is None and self._context.balancer.has_alternative(routing) else None
+        if routing.only is not None or not self._context.balancer.has_alternative(routing):
+            return None
+        if self.forwarded.walk is not None:
+            self.forwarded.walk.tries += 1
+        return routing
 
     async def _try(self, endpoint: Endpoint, model: str) -> None:
         """Have the request answered by this endpoint, which serves `model`. Raises ApiError if nothing was sent."""
@@ -217,8 +266,13 @@ class Exchange:
                 self.status, self.error = attempt.status, attempt.error
 
     def _refused(self, refusal: Refusal) -> ApiError:
-        registry, key, timeouts = self._context.registry, self.caller.key, self._context.timeouts
-        known = registry.models if key is None or key.models is None else (key.models - {self._model}).__iter__
+        context, key, timeouts = self._context, self.caller.key, self._context.timeouts
+
+        def known() -> Iterable[str]:
+            if key is None or key.models is None:
+                return context.aliases.listed(context.registry.models())
+            return key.models - {self._model}
+
         bound = WaitBound("queue_s", timeouts.queue_s)
         if self._is_loading:
             bound = WaitBound("load_wait_s", timeouts.load_wait_s)
@@ -232,9 +286,13 @@ class Exchange:
             return lease
         if not isinstance(lease, Full | Loadable):
             raise self._refused(lease)
+        walk, waited_s = self.forwarded.walk, self.forwarded.queued_s
+        if walk is not None and walk.passes_over(reason := "busy" if isinstance(lease, Full) else "loading"):
+            raise passed_over(routing.model, reason)
+        queue_s, load_wait_s = max(0.0, timeouts.queue_s - waited_s), max(0.0, timeouts.load_wait_s - waited_s)
         self._is_waiting, self._is_loading, since = True, False, trio.current_time()
         try:
-            lease = await wait_lease(balancer, routing, timeouts.queue_s, timeouts.load_wait_s, self._begin_load)
+            lease = await wait_lease(balancer, routing, queue_s, load_wait_s, self._begin_load)
         finally:
             self.forwarded.queued_s += trio.current_time() - since
             if self._is_loading:
@@ -305,4 +363,6 @@ class Exchange:
         )
         if attempt is not None:
             attempt.note_in(record)
+        if forwarded.walk is not None:
+            forwarded.walk.note_in(record)
         return record

@@ -117,7 +117,7 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     admin = AdminContext(
         registry, balancer, supervisor, log_store, reloader, lambda: context.auth,
         metrics=metrics, scraper=scraper,
-        heartbeats=heartbeats, prefix_reports=prefix_reports, started_at=time.time(),
+        heartbeats=heartbeats, prefix_reports=prefix_reports, aliases=lambda: context.aliases, started_at=time.time(),
     )  # fmt: skip
     return Components(
         access, hub, context, metrics, monitor, log_store, door, supervisor, reloader, checker,
@@ -153,7 +153,11 @@ def _with_kept_routes(
 
     def settings_of(config: Config, name: str) -> Sequence[object]:
         routes = [route for route in config.external_routes if route.model_name == name]
-        return [*routes, config.litellm_settings, config.routing.max_in_flight]
+        defaults = config.litellm_settings
+        return [
+            *routes, defaults.drop_params, defaults.additional_drop_params, defaults.allowed_openai_params,
+            config.routing.max_in_flight,
+        ]  # fmt: skip
 
     kept = {name for name in new if settings_of(before, name) == settings_of(config, name)}
     for name in kept:

@@ -137,12 +137,12 @@ class Balancer:
             return NotReady(why, RETRY_AFTER_S)
         excluded = request.excluded
         for one in endpoints:
-            if (one.circuit.state(now) != "open" or one.circuit.answers) and one not in excluded:
+            if one not in excluded and _is_worth_waiting_for(one, request, now):
                 return None
         left = [one for one in endpoints if one not in excluded]
         if not left:
             return None
-        waits = [(one.circuit.open_until or now) - now for one in left]
+        waits = [max(0.0, (one.circuit.open_until or now) - now) for one in left]
         reasons = "; ".join(
             f"{one.upstream.name} has failed with {one.circuit.failures} requests in a row, and is tried again in"
             f" {math.ceil(wait_s)} s"
@@ -333,10 +333,18 @@ class Balancer:
         if not allowed:
             if any(one.circuit.allows_request(now) for one in endpoints if one not in excluded):
                 return ()
-            allowed = [one for one in free if one.circuit.answers]
+            allowed = [one for one in free if one.circuit.answers and not request.skips_open]
         if len(allowed) > 1:
             return [one for one in allowed if one.avoid_until <= now] or allowed
         return allowed
+
+
+def _is_worth_waiting_for(endpoint: Endpoint, request: RoutingRequest, now: float) -> bool:
+    """Return whether an endpoint takes a request soon, as its circuit has it."""
+    circuit = endpoint.circuit
+    if request.skips_open:
+        return circuit.allows_request(now)
+    return circuit.answers or circuit.state(now) != "open"
 
 
 def _fit_for(request: RoutingRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import attrs
 
 from ichat.config.schema import Routing
-from ichat.protocol import Count
+from ichat.protocol import Count, Share
 from ichat.routing.availability import Loadable, NotReady, Ready, Refusal, Unknown
 from ichat.routing.balancer import Balancer
 from ichat.routing.circuit_breaker import CircuitView
@@ -65,6 +65,25 @@ class CandidateView:
 
 
 @attrs.frozen
+class TargetView:
+    """One of the models that a name stands for, and what it would do with the request now."""
+
+    model: str
+    share: Share | None
+    """Of the name's requests, by the weights; None: this is a fallback."""
+    place: Count | None
+    """The place among those that the request goes to, from 1 on; None: the request goes to another target."""
+    rule: Outcome
+    """As in the whole answer."""
+    worker: str | None
+    """The worker or external route that this model's part of the plan leads to; None: none takes it now."""
+    reason: str | None
+    """Why none takes it, in a few words; None: one does."""
+    goes_on: str | None
+    """The reason for which the request goes on to the next one (`fallback_on`); None: the request stays here."""
+
+
+@attrs.frozen
 class RouteView:
     """Where a request would go now, and why. The question itself changes nothing."""
 
@@ -84,6 +103,10 @@ class RouteView:
     """None: the choice does not depend on the prompt: it is short, there is a session or one worker, by the policy."""
     candidates: Sequence[CandidateView]
     """All that have the model, those that are not ready too, in the order of their ids."""
+    alias: str | None = None
+    """The name that was asked for, if it stands for models; `model` is then the one that gets the request."""
+    plan: Sequence[TargetView] = ()
+    """Those models, if it does: its targets, then its fallbacks. Without a session, the plan of the largest share."""
 
 
 def explain(

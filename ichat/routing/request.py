@@ -24,6 +24,8 @@ class RoutingRequest:
 
     prefix: PrefixChain | None = None
     """The beginning of its prompt, if its route may depend on that."""
+    skips_open: bool = False
+    """Whether an endpoint with an open circuit is not asked even if it answers: another model can be asked instead."""
 
     @property
     def is_restricted(self) -> bool:

@@ -1,6 +1,7 @@
 """Responses that a worker keeps: their ids say which worker that is."""
 
 import re
+from collections.abc import Sequence
 
 import attrs
 
@@ -30,6 +31,23 @@ def holder_of(registry: Registry, response_id: str) -> WorkerRecord | ResponseMi
         return worker
     why = "the worker that had it has ended or was started again, and its responses with it"
     return ResponseMissing(response_id, why)
+
+
+def continued_among(
+    registry: Registry, response_id: str, models: Sequence[str]
+) -> tuple[tuple[str, ...], Endpoint | None] | ResponseMissing:
+    """Return which of these models can continue a response, and the endpoint that keeps it.
+
+    That is None for external models: only their upstreams know.
+    """
+    worker = holder_of(registry, response_id)
+    if isinstance(worker, ResponseMissing):
+        external = tuple(model for model in models if model in registry.external)
+        return (external, None) if external else worker
+    served = tuple(model for model in models if worker.serves(model) and model not in registry.external)
+    if not served:
+        return ResponseMissing(response_id, f"it is of none of the models {', '.join(f'`{one}`' for one in models)}")
+    return served[:1], registry.endpoint_of(worker)
 
 
 def continued_by(registry: Registry, response_id: str, model: str) -> Endpoint | ResponseMissing | None:

@@ -22,8 +22,8 @@ _NAMES = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++(?:[ \t]*+,[ \t]*+[!#$%&'*+\
 _USUAL = b"authorization, content-type, x-api-key, x-request-id, x-session-id"
 """Headers that are allowed where a preflight's list of them is too long or not one."""
 _EXPOSED_NAMES = (
-    "retry-after x-ichat-dropped x-ichat-error x-ichat-overhead-ms x-ichat-prefix x-ichat-worker x-request-id"
-    " x-should-retry"
+    "retry-after x-ichat-attempts x-ichat-dropped x-ichat-error x-ichat-model x-ichat-overhead-ms x-ichat-prefix"
+    " x-ichat-worker x-request-id x-should-retry"
 )
 _EXPOSED = (b"access-control-expose-headers", _EXPOSED_NAMES.replace(" ", ", ").encode())
 _VARY = (b"vary", b"origin")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
-from ichat.config.schema import Config, EngineSettings, ExternalRoute, Key, ManagedWorkerConfig, SwapSetConfig
+from ichat.config.schema import Config, EngineSettings, ExternalRoute, ManagedWorkerConfig, SwapSetConfig
 from ichat.security.redact import masked
 
 Action = Literal["start", "stop", "restart", "update", "keep", "later"]
@@ -22,7 +22,7 @@ Engines = Mapping[str, EngineSettings]
 VALUE_CHARACTERS_MAX = 80
 _SETTINGS = (
     "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "health", "restart", "logs",
-    "litellm_settings",
+    "litellm_settings", "router_settings",
 )  # fmt: skip
 _LATER = frozenset((
     "server_settings.host", "server_settings.port", "server_settings.state_directory",
@@ -107,7 +107,8 @@ def steps_of_settings(old: Config, new: Config) -> list[ReloadStep]:
         if before != after:
             why = f"{_how_changed('python', before, after)}; for workers that start from now on"
             steps.append(ReloadStep("update", f"engines.{name}.python", why))
-    steps += _steps_of_keys(old.security.keys, new.security.keys)
+    steps += _steps_of_named("security.keys", old.security.keys, new.security.keys)
+    steps += _steps_of_named("models", old.models, new.models)
     steps += _steps_of_swap_sets(old.swap_sets, new.swap_sets)
     return [*steps, *_steps_of_routes(old.external_routes, new.external_routes)]
 
@@ -227,10 +228,11 @@ def _steps_of_section(section: str, old: Any, new: Any) -> Iterator[ReloadStep]:
             yield ReloadStep("update", path, how)
 
 
-def _steps_of_keys(old: Sequence[Key], new: Sequence[Key]) -> Iterator[ReloadStep]:
-    before, after = {key.name: key for key in old}, {key.name: key for key in new}
+def _steps_of_named(section: str, old: Sequence[Any], new: Sequence[Any]) -> Iterator[ReloadStep]:
+    """Yield the steps of an array of tables of which each has a name."""
+    before, after = {one.name: one for one in old}, {one.name: one for one in new}
     for name in {**before, **after}:
-        what = f"security.keys {name}"
+        what = f"{section} {name}"
         if name not in before:
             yield ReloadStep("start", what, "it is new in the configuration")
         elif name not in after:

@@ -23,7 +23,7 @@ ENGINES_OWN = (
     b"access-control-allow-methods: PUT\r\nVary: Accept\r\n"
 )
 EXPOSED = (
-    b"retry-after, x-ichat-dropped, x-ichat-error, x-ichat-overhead-ms, x-ichat-prefix, x-ichat-worker, x-request-id,"
+    b"retry-after, x-ichat-attempts, x-ichat-dropped, x-ichat-error, x-ichat-model, x-ichat-overhead-ms, x-ichat-prefix, x-ichat-worker, x-request-id,"
     b" x-should-retry"
 )
 

@@ -336,7 +336,7 @@ def test_the_example_is_accepted_and_complete():
     """The example loads, and every key that there is stands in it with an explanation; defaults are as it says."""
     text = EXAMPLE.read_text()
     config = configuration.load(EXAMPLE)
-    tables = {"managed_workers", "swap_sets", "external_routes", "engines"}
+    tables = {"managed_workers", "swap_sets", "external_routes", "engines", "models"}
     for name in {attribute.name for attribute in attrs.fields(schema.Config)} - tables:
         section = getattr(config, name)
         if name == "security":
@@ -353,6 +353,9 @@ def test_the_example_is_accepted_and_complete():
         schema.SwapSetConfig,
         schema.ExternalRoute,
         schema.EngineSettings,
+        schema.AliasConfig,
+        schema.TargetConfig,
+        schema.ShadowConfig,
     ):
         for attribute in attrs.fields(section):
             assert f"{attribute.name} = " in text or f".{attribute.name}]" in text, attribute.name

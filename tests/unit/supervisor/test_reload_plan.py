@@ -280,7 +280,7 @@ def test_the_same_settings_have_no_steps():
 
 SECTIONS = (
     "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "health", "restart", "logs",
-    "litellm_settings",
+    "litellm_settings", "router_settings",
 )  # fmt: skip
 LATER = {
     "server_settings.host", "server_settings.port", "server_settings.state_directory", "logs.access_log", "logs.access_lines_max", "logs.directory",
@@ -322,7 +322,27 @@ def test_every_section_of_the_configuration_is_looked_at():
         "swap_sets",
         "external_routes",
         "engines",
+        "models",
+        "general_settings",
     }
+
+
+def test_names_are_known_by_their_names():
+    """A name that comes, goes or changes has a step, whatever the order in the file."""
+
+    def config(*tables):
+        return configuration.parse("\n".join(f"[[models]]\n{table}" for table in tables), "x.toml")
+
+    same, gone = 'name = "same"\nfallbacks = ["a"]', 'name = "gone"'
+    steps = steps_of_settings(
+        config(same, 'name = "x"\ntargets = [{ model = "a", weight = 5 }]', gone),
+        config('name = "new"', 'name = "x"\ntargets = [{ model = "a", weight = 10 }]', same),
+    )
+    assert [(step.action, step.what) for step in steps] == [
+        ("update", "models x"), ("stop", "models gone"), ("start", "models new"),
+    ]  # fmt: skip
+    assert '"weight": 5.0' in steps[0].why
+    assert '"weight": 10.0' in steps[0].why
 
 
 def test_keys_are_known_by_their_names():

@@ -1,0 +1,153 @@
+"""Where a request would go now, by its body: what is read of it, and the plan of a name that stands for models."""
+
+from collections.abc import Container, Mapping, Sequence
+
+import attrs
+import trio
+
+from ichat import errors
+from ichat.config.schema import Routing
+from ichat.http.json_body import Body, model_of, read_members
+from ichat.proxy.refusals import response_missing
+from ichat.proxy.targets import TargetWalk, reason_of_refusal
+from ichat.routing.aliases import Alias, Aliases, Plan
+from ichat.routing.availability import Unknown
+from ichat.routing.balancer import Balancer
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.explain import RouteView, TargetView, explain
+from ichat.routing.prefix_chain import PROMPTS, chain_of
+from ichat.routing.registry import Registry
+from ichat.routing.request import RoutingRequest
+from ichat.routing.responses import ResponseMissing, continued_among, continued_by
+
+_ABSENT = "no worker and no external route has it"
+
+
+@attrs.frozen
+class Question:
+    """A request that is asked about."""
+
+    path: bytes
+    body: Body
+    names: Sequence[str]
+    """Of its members."""
+    model: str
+    session: bytes
+    previous: str | None
+    """The response that it continues."""
+
+
+async def read_question(body: Body, args: Mapping[str, str]) -> Question:
+    """Return the request that is asked about, by its body and the question's parameters. Raises ApiError 400."""
+    members = await read_members(body, ("model", "previous_response_id"))
+    path, model = args.get("path", "").encode() or _path_of(members), model_of(members)
+    if path not in PROMPTS:
+        known = ", ".join(sorted(one.decode() for one in PROMPTS))
+        raise errors.bad_request(f"path must be one of {known}.", param="path")
+    previous = members.get("previous_response_id") if path.endswith(b"/responses") else None
+    session = args.get("session", "").encode()
+    return Question(path, body, (*members,), model, session, None if previous is None else str(previous))
+
+
+def _path_of(members: Container[str]) -> bytes:
+    """Return the path of the route that takes a body with these members."""
+    found = (path for path, member in PROMPTS.items() if member in members)
+    return next(found, b"/v1/chat/completions")
+
+
+async def explain_request(
+    registry: Registry, balancer: Balancer, aliases: Aliases, settings: Routing, question: Question
+) -> RouteView:
+    """Return where a request would go now, and why. Raises ApiError 404 for a model or a response that is not there."""
+    inquiry = _Inquiry(registry, balancer, settings, question)
+    alias = aliases.by_name.get(question.model)
+    view: RouteView | Unknown
+    if alias is None:
+        view = inquiry.explain(question.model)
+    else:
+        view = await inquiry.explain_plan(alias)
+    if isinstance(view, Unknown):
+        raise errors.model_not_found(question.model, aliases.listed(registry.models()))
+    return view
+
+
+@attrs.define
+class _Inquiry:
+    """One question, and what answers it."""
+
+    registry: Registry
+    balancer: Balancer
+    settings: Routing
+    question: Question
+    only: Endpoint | None = None
+
+    def routing(self, model: str, *, skips_open: bool = False) -> RoutingRequest:
+        """Return what the balancer would know of the request."""
+        asked, prefix = self.question, None
+        if not asked.session and self.only is None and self.balancer.wants_prefix(model):
+            prefix = chain_of(asked.path, asked.body, asked.names, model)
+        return RoutingRequest(model, asked.session, only=self.only, prefix=prefix, skips_open=skips_open)
+
+    def explain(self, model: str) -> RouteView | Unknown:
+        """Return where a request for a model goes. Raises ApiError 404 for a response that is not there."""
+        if self.question.previous is not None:
+            only = continued_by(self.registry, self.question.previous, model)
+            if isinstance(only, ResponseMissing):
+                raise response_missing(only, "previous_response_id")
+            self.only = only
+        return self._view(self.routing(model))
+
+    def _view(self, routing: RoutingRequest) -> RouteView | Unknown:
+        return explain(self.registry, self.balancer, self.settings, routing, trio.current_time())
+
+    async def explain_plan(self, alias: Alias) -> RouteView | Unknown:
+        """Return where a request for a name goes that stands for models, with all of them."""
+        asked = self.question
+        heaviest = max(alias.targets, key=lambda one: one.weight).model
+        chosen = alias.choose(asked.session, lambda: 0.0) if asked.session else heaviest
+        models: Sequence[str] = tuple(dict.fromkeys((chosen, *alias.fallbacks)))
+        if asked.previous is not None:
+            found = continued_among(self.registry, asked.previous, tuple(dict.fromkeys((*models, *alias.models))))
+            if isinstance(found, ResponseMissing):
+                raise response_missing(found, "previous_response_id")
+            models, self.only = found
+        walk = TargetWalk(Plan(tuple(models), alias))
+        body, names = await walk.fit(asked.body, {}, asked.names)
+        self.question = attrs.evolve(asked, body=body, names=names)
+        views, routings = list[TargetView](), dict[str, RoutingRequest]()
+        for model in dict.fromkeys((*(one.model for one in alias.targets), *models)):
+            number = models.index(model) + 1 if model in models else None
+            skips_open = "circuit" in alias.goes_on and number is not None and number < len(models)
+            routing = routings[model] = self.routing(model, skips_open=skips_open)
+            view, reason = self._view(routing), self._reason_to_go_on(routing, alias)
+            views.append(_target_view(alias, model, number, view, reason))
+        order = sorted((one for one in views if one.place), key=lambda one: one.place or 0)
+        answering = next((one for one in order if one.goes_on is None), None) or _waited_for(order)
+        shown = self._view(routings[answering.model])
+        if isinstance(shown, Unknown):
+            waiting, has_session = 0, bool(asked.session)
+            shown = RouteView(
+                answering.model, self.settings.policy, "not_ready", None, _ABSENT, waiting, has_session, None, []
+            )
+        return attrs.evolve(shown, alias=alias.name, plan=views)
+
+    def _reason_to_go_on(self, routing: RoutingRequest, alias: Alias) -> str | None:
+        decided = self.balancer.rehearse(routing)
+        if isinstance(decided, tuple):
+            return None
+        reason = reason_of_refusal(decided, self.settings.queue_max)
+        return reason if reason in alias.goes_on else None
+
+
+def _waited_for(order: Sequence[TargetView]) -> TargetView:
+    """Return which model waits for a request that all others would pass on: the first that may, else the last."""
+    return next((one for one in order if one.goes_on in ("busy", "loading")), order[-1])
+
+
+def _target_view(
+    alias: Alias, model: str, place: int | None, view: RouteView | Unknown, goes_on: str | None
+) -> TargetView:
+    share = alias.share_of(model)
+    if isinstance(view, Unknown):
+        return TargetView(model, share, place, "not_ready", None, _ABSENT, goes_on)
+    return TargetView(model, share, place, view.rule, view.chosen, view.reason, goes_on)

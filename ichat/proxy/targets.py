@@ -1,0 +1,220 @@
+"""The way of a request through the models of its plan: which one is next, with what body, and why the last one was not.
+
+A request goes on to the next model only before the client has a byte of a response, and only for the reasons that its
+name allows. What a worker may have worked on goes nowhere else; of external routes a name may allow it.
+"""
+
+import json
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+
+from ichat.errors import ApiError
+from ichat.http.heads import Headers, form_type
+from ichat.http.json_body import Body, members_of, rewrite_json
+from ichat.http.multipart import as_members, fields_of, written_fields
+from ichat.observability.request_record import RequestRecord
+from ichat.proxy.client_head import ATTEMPTS_HEADER, MODEL_HEADER
+from ichat.routing.aliases import Plan
+from ichat.routing.availability import Full, Loadable, NotReady, Refusal, Unknown
+
+_AGAIN = frozenset(("5xx", "429", "timeout"))
+"""Reasons for which the same external route may be asked again."""
+_LATER = frozenset(("busy", "loading"))
+"""Reasons for which a model is passed over, and waited for if no other one can answer."""
+_QUEUES = frozenset(("routing.queue_max", "timeouts.queue_s", "timeouts.load_wait_s"))
+
+
+class TargetWalk:
+    """One request's way through the models of its plan. It begins at the first one."""
+
+    __slots__ = ("_again", "_ahead", "_failures", "_is_fit", "_later", "_waits", "alias", "model", "passed", "tries")
+
+    def __init__(self, plan: Plan) -> None:
+        self.alias = plan.alias
+        self.model = plan.targets[0]
+        """The current one."""
+        self._ahead = list(plan.targets[1:])
+        self._later: list[str] = []
+        """Those that were passed over."""
+        self._waits = False
+        """Whether it has come back to those, and waits for them."""
+        self._again = plan.alias.retries
+        self._failures: dict[str, ApiError] = {}
+        """Why each model could not answer, the last time that it was asked."""
+        self._is_fit = False
+        """Whether the body has been changed as the name says."""
+        self.passed: list[tuple[str, str]] = []
+        """The models that it went on from, each with the reason."""
+        self.tries = 1
+        """How many endpoints were asked, and models that had none to ask, the current one included."""
+
+    def __repr__(self) -> str:
+        return f"<TargetWalk {self.alias.name} at {self.model}>"
+
+    @property
+    def has_more(self) -> bool:
+        """Whether another model can be asked after the current one."""
+        return bool(self._ahead or self._later)
+
+    @property
+    def skips_open(self) -> bool:
+        """Whether an endpoint whose circuit is open is not asked, since another model can be."""
+        return "circuit" in self.alias.goes_on and self.has_more
+
+    def passes_over(self, reason: str) -> bool:
+        """Return whether not to wait for the current model, which is `busy` or `loading`."""
+        return reason in self.alias.goes_on and not self._waits and self.has_more
+
+    def refuses(self, status: int) -> bool:
+        """Return whether the client does not get an external route's response of this status: there is another way."""
+        reason = _reason_of_status(status)
+        return reason in self.alias.goes_on and (self.has_more or self._again > 0)
+
+    def advance(self, error: ApiError, reason: str) -> bool:
+        """Go on after the current model could not answer; return False if there is no reason to, or nowhere."""
+        self._failures.pop(self.model, None)
+        self._failures[self.model] = error
+        if reason not in self.alias.goes_on:
+            return False
+        if reason in _AGAIN and self._again:
+            self._again -= 1
+        else:
+            if reason in _LATER:
+                self._later.append(self.model)
+            if not self._ahead:
+                self._ahead, self._later, self._waits = self._later, [], True
+            if not self._ahead:
+                return False
+            self.passed.append((self.model, reason))
+            self.model, self._again = self._ahead.pop(0), self.alias.retries
+        self.tries += 1
+        return True
+
+    def error(self) -> ApiError:
+        """Return the error of a request that no model has answered: the last one's, with the words of all."""
+        last = next(reversed(self._failures.values()))
+        if len(self._failures) == 1 and last.code != "model_not_found":
+            return last
+        told = "; ".join(_told(model, error) for model, error in self._failures.items())
+        is_unknown = last.code == "model_not_found"
+        waits = [error.retry_after_s for error in self._failures.values() if error.retry_after_s is not None]
+        return ApiError(
+            503 if is_unknown else last.status,
+            "model_not_ready" if is_unknown else last.code,
+            f"No model answers for `{self.alias.name}`: {told}.",
+            kind="server_error" if is_unknown else last.kind,
+            param=None if is_unknown else last.param,
+            retry_after_s=min(waits, default=None),
+            retry=last.retry,
+            limit=last.limit,
+        )
+
+    def headers(self, model: str) -> Headers:
+        """Return the headers of a response by this model."""
+        return [(MODEL_HEADER, shown(model)), (ATTEMPTS_HEADER, b"%d" % self.tries)]
+
+    def note_in(self, record: RequestRecord) -> None:
+        """Add what is known of the walk to the record of its request."""
+        record.alias, record.passed = self.alias.name, self.passed
+
+    async def fit(self, body: Body, by_name: Mapping[bytes, bytes], names: Sequence[str]) -> tuple[Body, Sequence[str]]:
+        """Return the body for the current model, and the names of its members; `by_name` are the request's headers.
+
+        The first time it gets what the name sets, and loses what that drops. All else stays byte for byte.
+        """
+        alias, is_first = self.alias, not self._is_fit
+        self._is_fit = True
+        drop, given = (alias.drop, alias.set) if is_first else (frozenset[str](), dict[str, bytes]())
+        if is_first and self.model == alias.name and not drop and not given:
+            return body, names
+        form = form_type(by_name)
+        fields = await fields_of(body, form) if form else []
+        members = as_members(fields) if form else await members_of(body)
+        replace = {"model": self.model.encode() if form else json.dumps(self.model).encode()}
+        there = {member.name for member in members}
+        values = _as_fields(given) if form else given
+        replace |= {name: value for name, value in values.items() if name in there}
+        new = {name: value for name, value in values.items() if name not in there}
+        before = written_fields(body, fields, new) if form else _written_members(new)
+        body = rewrite_json(body, members, replace, drop, before=before)
+        return body, (*new, *(name for name in names if name not in drop))
+
+
+def reason_of(error: ApiError, *, is_external: bool, rejected: int) -> str:
+    """Return the reason to go on (`config.models.REASONS`) that an error is; empty if it is none.
+
+    `is_external` says that an external route was asked last and has begun no response, `rejected` is the status of a
+    response that the client did not get, or 0.
+    """
+    match error.code:
+        case "upstream_unreachable":
+            return "unreachable"
+        case "model_not_ready":
+            return "circuit" if error.limit == "circuit_breaker" else "not_ready"
+        case "model_not_found":
+            return "not_ready"
+        case "model_busy":
+            return "busy"
+        case "model_loading":
+            return "loading"
+        case "overloaded" if error.limit in _QUEUES:
+            return "queue_full"
+        case "upstream_timeout" if is_external:
+            return "timeout"
+        case "upstream_failed" if is_external:
+            return _reason_of_status(rejected) or "5xx"
+        case _:
+            return ""
+
+
+def reason_of_refusal(refusal: Refusal, queue_max: int) -> str:
+    """Return the reason to go on that a refusal is, before any wait; empty if it is none."""
+    match refusal:
+        case NotReady():
+            return "circuit" if refusal.limit == "circuit_breaker" else "not_ready"
+        case Unknown():
+            return "not_ready"
+        case Full(waiting):
+            return "queue_full" if waiting >= queue_max else "busy"
+        case Loadable():
+            return "loading"
+        case _:
+            return ""
+
+
+def _reason_of_status(status: int) -> str:
+    return "429" if status == 429 else "5xx" if status >= 500 else ""
+
+
+def passed_over(model: str, reason: str) -> ApiError:
+    """Return the error of a model that is not waited for, since it is `busy` or `loading`."""
+    words = "has all its places taken" if reason == "busy" else "is being loaded"
+    return ApiError(503, f"model_{reason}", f"The model `{model}` {words}.", kind="server_error", retry_after_s=1)
+
+
+def shown(model: str) -> bytes:
+    """Return a model's name as a header has it."""
+    return model.encode() if model.isascii() else urllib.parse.quote(model).encode()
+
+
+def _told(model: str, error: ApiError) -> str:
+    if error.code == "model_not_found":
+        return f"`{model}` is not here: no worker and no external route has it"
+    words = error.message.removesuffix(".")
+    rest = words.removeprefix(f"The model `{model}` ")
+    return f"`{model}` {rest}" if rest != words else f"`{model}`: {words}"
+
+
+def _written_members(values: Mapping[str, bytes]) -> bytes:
+    return b"".join(b"%b:%b," % (json.dumps(name).encode(), value) for name, value in values.items())
+
+
+def _as_fields(values: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return those values that a form can have: of one line, and no tables or arrays."""
+    parsed: Iterable[tuple[str, bytes, object]] = ((name, value, json.loads(value)) for name, value in values.items())
+    found = {name: one.encode() if isinstance(one, str) else value for name, value, one in parsed if _is_plain(one)}
+    return {name: value for name, value in found.items() if b"\n" not in value and b"\r" not in value}
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float)

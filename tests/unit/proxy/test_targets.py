@@ -1,0 +1,146 @@
+"""The way through the models of a plan: what leads on, what ends it, and what is said of it then."""
+
+import json
+
+import attrs
+import pytest
+
+from ichat import errors
+from ichat.config.models import NOTHING_SENT, REASONS, TargetConfig
+from ichat.proxy.targets import TargetWalk, passed_over, reason_of, shown
+from ichat.routing.aliases import Alias, Plan
+
+NOT_READY = errors.model_not_ready("a", "worker w is loading", 7)
+BODY = b'{ "model" : "n", "messages":[1],\t"top_p": 1, "user":"u" }'
+
+
+def walk_of(*models, goes_on=NOTHING_SENT, **more):
+    return TargetWalk(Plan(models, Alias("n", (TargetConfig(models[0]),), goes_on=frozenset(goes_on), **more)))
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_reason_leads_on_only_where_it_is_asked_for(reason):
+    """Each one alone, and none of the others then; the last model has no next one."""
+    walk = walk_of("a", "b", goes_on=[reason])
+    assert walk.advance(NOT_READY, reason)
+    assert (walk.model, walk.tries, walk.passed) == ("b", 2, [("a", reason)])
+    if reason not in ("busy", "loading"):
+        assert not walk.advance(NOT_READY, reason)
+    for other in {*REASONS, ""} - {reason}:
+        assert not walk_of("a", "b", goes_on=[reason]).advance(NOT_READY, other)
+
+
+def test_what_was_passed_over_is_waited_for_in_the_end():
+    """All are asked at once first; then the request waits for the first of those that were busy, then the second."""
+    walk = walk_of("a", "b", "c", goes_on=("busy", "not_ready", "queue_full"))
+    assert walk.passes_over("busy")
+    assert not walk.passes_over("loading")
+    assert walk.advance(passed_over("a", "busy"), "busy")
+    assert walk.advance(NOT_READY, "not_ready")
+    assert (walk.model, walk.passes_over("busy")) == ("c", True)
+    assert walk.advance(passed_over("c", "busy"), "busy")
+    assert (walk.model, walk.passes_over("busy")) == ("a", False)
+    assert walk.advance(errors.queue_full("a", 9, 2), "queue_full")
+    assert (walk.model, walk.passes_over("busy"), walk.has_more) == ("c", False, False)
+    assert not walk.advance(errors.queue_timeout("c", 30, 2, "timeouts.queue_s"), "queue_full")
+    assert [model for model, _ in walk.passed] == ["a", "b", "c", "a"]
+
+
+def test_one_model_alone_is_waited_for():
+    """Nothing is passed over where there is nowhere else to go."""
+    assert not walk_of("a", goes_on=("busy", "loading")).passes_over("busy")
+
+
+def test_the_same_route_is_asked_again_before_the_next_model():
+    """So often for each model, and only after failures that may pass; what is last is not refused but passed on."""
+    walk = walk_of("a", "b", goes_on=("5xx", "unreachable"), retries=1)
+    failed = errors.upstream_failed("the external route a", "it answered 503", retry=False)
+    assert walk.refuses(503)
+    assert walk.advance(failed, "5xx")
+    assert (walk.model, walk.passed) == ("a", [])
+    assert walk.advance(failed, "5xx")
+    assert (walk.model, walk.passed) == ("b", [("a", "5xx")])
+    assert walk.refuses(500)
+    assert walk.advance(failed, "5xx")
+    assert [walk.refuses(status) for status in (200, 404, 429, 500)] == [False] * 4
+    assert (walk.model, walk.tries) == ("b", 4)
+
+
+def test_errors_and_their_reasons():
+    """What a worker may have worked on is no reason; an external route's failure is one that can be asked for."""
+    failed, silent = errors.upstream_failed("x", "it closed"), errors.upstream_timeout("x", 3)
+
+    def reason(error, *, is_external=False, rejected=0):
+        return reason_of(error, is_external=is_external, rejected=rejected)
+
+    assert reason(errors.upstream_unreachable("x", "refused")) == "unreachable"
+    assert reason(NOT_READY) == "not_ready"
+    assert reason(errors.model_not_ready("a", "failed", 1, "circuit_breaker")) == "circuit"
+    assert reason(errors.model_not_found("a", ())) == "not_ready"
+    assert reason(errors.queue_full("a", 1, 1)) == "queue_full"
+    assert reason(errors.queue_timeout("a", 1, 1, "timeouts.queue_s")) == "queue_full"
+    assert reason(errors.too_many_connections()) == ""
+    assert [reason(passed_over("a", one)) for one in ("busy", "loading")] == ["busy", "loading"]
+    assert [reason(error) for error in (failed, silent, errors.draining(), errors.bad_request("x."))] == [""] * 4
+    assert [reason(error, is_external=True) for error in (failed, silent)] == ["5xx", "timeout"]
+    assert [reason(failed, is_external=True, rejected=status) for status in (429, 503)] == ["429", "5xx"]
+
+
+def test_the_error_in_the_end_tells_of_every_model():
+    """One message with each model's reason, the last one's status, and the shortest wait."""
+    walk = walk_of("a", "b", "c")
+    walk.advance(NOT_READY, "not_ready")
+    walk.advance(errors.model_not_found("b", ()), "not_ready")
+    assert not walk.advance(errors.upstream_unreachable("worker w", "connection refused"), "unreachable")
+    error = walk.error()
+    assert (error.status, error.code, error.retry_after_s) == (502, "upstream_unreachable", 7)
+    assert error.message == (
+        "No model answers for `n`: `a` is not ready: worker w is loading; `b` is not here: no worker and no external"
+        " route has it; `c`: worker w cannot be reached: connection refused."
+    )
+    alone = walk_of("a")
+    alone.advance(errors.model_not_found("a", ()), "not_ready")
+    assert (alone.error().status, alone.error().param) == (503, None)
+    alone.advance(NOT_READY, "not_ready")
+    assert alone.error() is NOT_READY
+
+
+async def test_the_body_names_the_model_and_has_what_is_set():
+    """The rest stays byte for byte; for the next model only the name changes."""
+    walk = walk_of("a", "b", set={"top_p": b"0.5", "temperature": b"0"}, drop=frozenset(("user",)))
+    body, names = await walk.fit(BODY, {}, ("model", "messages", "top_p", "user"))
+    assert body == b'{ "temperature":0,"model" : "a", "messages":[1],\t"top_p": 0.5 }'
+    assert json.loads(body) == {"temperature": 0, "model": "a", "messages": [1], "top_p": 0.5}
+    assert names == ("temperature", "model", "messages", "top_p")
+    walk.advance(NOT_READY, "not_ready")
+    assert (await walk.fit(body, {}, names))[0] == body.replace(b'"a"', b'"b"')
+
+
+async def test_a_name_that_is_its_own_model_changes_nothing():
+    """The body is the same object: it was not even scanned."""
+    alias = Alias("n", (TargetConfig("n"),))
+    names = ("model",)
+    body, left = await TargetWalk(Plan(("n",), alias)).fit(BODY, {}, names)
+    assert body is BODY
+    assert left is names
+    dropping = attrs.evolve(alias, drop=frozenset(("user",)))
+    assert b"user" not in (await TargetWalk(Plan(("n",), dropping)).fit(BODY, {}, names))[0]
+
+
+async def test_a_form_is_changed_as_well():
+    """Text of one line is set; a form cannot have a table, and a line break could be taken for a boundary."""
+    head = b'Content-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+    parts = [(b"model", b"n"), (b"language", b"de"), (b"prompt", b"x")]
+    form = b"\r\n--b\r\n" + b"--b\r\n".join(head % part for part in parts) + b"--b--\r\n"
+    values = {"language": b'"en"', "temperature": b"0.5", "table": b"{}", "lines": b'"a\\nb"'}
+    walk = walk_of("a", set=values, drop=frozenset(("prompt",)))
+    by_name = {b"content-type": b"multipart/form-data; boundary=b"}
+    body, names = await walk.fit(form, by_name, ["model", "language", "prompt"])
+    parts = [(b"temperature", b"0.5"), (b"model", b"a"), (b"language", b"en")]
+    assert body == b"\r\n--b\r\n" + b"--b\r\n".join(head % part for part in parts) + b"--b--\r\n"
+    assert names == ("temperature", "model", "language")
+
+
+def test_names_fit_in_headers():
+    """A name of other letters is quoted."""
+    assert [shown("org/m:1 x"), shown("größe")] == [b"org/m:1 x", b"gr%C3%B6%C3%9Fe"]
