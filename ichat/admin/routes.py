@@ -197,7 +197,7 @@ async def _stop(worker_id: str) -> Response:
             f"Worker {worker_id} was not started by this gateway: stop it where it was started"
             f" (process {pid} on {host}).",
         )
-    await supervisor.remove(managed, _seconds("drain_s", context().reloader.config.timeouts.drain_s))
+    await supervisor.remove(managed, seconds_of("drain_s", context().reloader.config.timeouts.drain_s))
     return json_response(views.Stopped(worker_id))
 
 
@@ -225,12 +225,7 @@ async def _status() -> Response:
 
     resources, own = await trio.to_thread.run_sync(read)
     uptime_s = round(time.time() - here.started_at, 3)
-    models = [
-        views.ModelLoad(
-            name, **load_of(registry.availability(name), trio.current_time()), queued=here.balancer.waiting_for(name)
-        )
-        for name in sorted(registry.names())
-    ]
+    models = [_load_of(name) for name in sorted(registry.names())]
     status = views.ClusterStatus(
         gateway=views.GatewayView(here.heartbeats.gateway_id, ichat.__version__, os.getpid(), uptime_s),
         resources=resources,
@@ -239,6 +234,17 @@ async def _status() -> Response:
         models=models,
     )
     return _long_response(with_long_list(status, "machines", machines_of(own, told)))
+
+
+def _load_of(model: str) -> views.ModelLoad:
+    registry, demand, now = context().registry, context().balancer.demand(model), trio.current_time()
+    return views.ModelLoad(
+        model,
+        **load_of(registry.availability(model), now),
+        queued=demand.waiting,
+        waiting_s=round(now - demand.since, 3) if demand.waiting else None,
+        loaded=registry.is_loaded(model),
+    )
 
 
 @routes.get("/v1/admin/cluster/version")
@@ -277,7 +283,8 @@ def _openapi_text() -> str:
     return to_json(document())
 
 
-def _seconds(name: str, default: float) -> float:
+def seconds_of(name: str, default: float) -> float:
+    """Return the seconds that the query has under this name. Raises ApiError 400."""
     text = request.args.get(name)
     if text is None:
         return default

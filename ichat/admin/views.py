@@ -36,6 +36,19 @@ class Stopped:
 
 
 @frozen
+class ModelChange:
+    """A model that was loaded, unloaded, put to sleep, or woken."""
+
+    model: str
+    worker_id: str
+    """The worker that this was about."""
+    state: State
+    """The worker's state since then."""
+    seconds: float
+    """How long the request took."""
+
+
+@frozen
 class GatewayView:
     """The gateway's process."""
 
@@ -59,7 +72,11 @@ class ModelLoad:
     circuits_open: Count
     """How many of these have a circuit that is not closed."""
     queued: Count
-    """Requests that wait in the gateway for a free worker."""
+    """Requests that wait in the gateway for a free worker, or for the model to be loaded."""
+    waiting_s: float | None
+    """Seconds for which the oldest of these has waited; None: there are none."""
+    loaded: bool | None
+    """Whether a model that is loaded on demand is loaded; None: it is no such model."""
 
 
 @frozen

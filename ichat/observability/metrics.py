@@ -231,7 +231,7 @@ class Metrics:
         now, loads = (yield from self._look()), self._loads()
         loads.forget(self._registry.names())
         for metric in itertools.chain(
-            state_families(now), self._families(), loads.families({}), self._process.collect()
+            state_families(now), self._families(), loads.families(now.loaded), self._process.collect()
         ):
             yield from families_of(metric)
 
@@ -241,6 +241,7 @@ class Metrics:
         routes = [endpoint for endpoints in registry.external.values() for endpoint in endpoints]
         ready = {name: sum(_can_serve(one, now) for one in ones) for name, ones in registry.external.items()}
         coming: dict[str, int] = {}
+        on_demand = set[str]()
         states = Counter[str]()
         workers = list(registry)
         for start in range(0, max(1, len(workers)), WORKERS_AT_ONCE):
@@ -249,6 +250,7 @@ class Metrics:
                 one, serves = self._look_at(worker, now)
                 known.append(one)
                 states[one.state] += 1
+                on_demand.update(worker.names if worker.on_demand else ())
                 for name in worker.names:
                     if name not in registry.external:
                         ready[name] = ready.get(name, 0) + serves
@@ -267,6 +269,7 @@ class Metrics:
             circuits={route.id.decode(): CIRCUITS[route.circuit.state(now)] for route in routes},
             ill={one.id.decode(): float(bool(one.health_failure)) for one in routes if one.probe_failures is not None},
             queued=queued,
+            loaded={name: ready.get(name, 0) > 0 for name in sorted(on_demand - registry.external.keys())},
             own=self._own_machine(),
             machines=registry.machines(),
         )

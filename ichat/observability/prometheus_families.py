@@ -71,6 +71,8 @@ class MetricsSnapshot:
     ill: Mapping[str, float]
     """1 for external routes that fail their health checks, 0 for the others that are asked."""
     queued: Mapping[str, int]
+    loaded: Mapping[str, bool]
+    """Whether a model of on-demand workers has one that is ready."""
     own: MachineReport | None
     """What the gateway tells of its machine."""
     machines: Sequence[tuple[str, Machine]]

@@ -15,6 +15,7 @@ from ichat.routing.availability import Loadable, NotReady, Ready, Refusal, Unkno
 from ichat.routing.balancer import Balancer
 from ichat.routing.circuit_breaker import CircuitView
 from ichat.routing.endpoint import Endpoint
+from ichat.routing.load_view import LoadView
 from ichat.routing.policies import Rule
 from ichat.routing.prefix_index import Match
 from ichat.routing.prefix_policy import describe, is_overloaded
@@ -22,7 +23,7 @@ from ichat.routing.registry import Registry
 from ichat.routing.request import RoutingRequest
 from ichat.routing.worker_record import State, WorkerRecord
 
-Outcome = Rule | Literal["queued", "queue_full", "not_ready", "draining"]
+Outcome = Rule | Literal["loading", "queued", "queue_full", "not_ready", "draining"]
 """The rule by which an endpoint gets a request, or what becomes of the request if none does."""
 NO_MATCH = Match({}, 0, 0, ())
 
@@ -107,12 +108,14 @@ class RouteView:
     """The name that was asked for, if it stands for models; `model` is then the one that gets the request."""
     plan: Sequence[TargetView] = ()
     """Those models, if it does: its targets, then its fallbacks. Without a session, the plan of the largest share."""
+    load: LoadView | None = None
+    """What it would take to load the model; None: it is loaded, or not loaded on demand."""
 
 
 def explain(
     registry: Registry, balancer: Balancer, settings: Routing, request: RoutingRequest, now: float
 ) -> RouteView | Unknown:
-    """Return where a request would go now, and why."""
+    """Return where a request would go now, and why; what a load would take is known to the supervisor."""
     decided = balancer.rehearse(request)
     if isinstance(decided, Unknown):
         return decided
@@ -215,9 +218,8 @@ def _without(refusal: Refusal, model: str, balancer: Balancer, settings: Routing
         return "not_ready", refusal.reasons
     if balancer.is_closed:
         return "draining", "the gateway is about to end"
-    waiting, why = balancer.waiting_for(model), "all are full"
-    if isinstance(refusal, Loadable):
-        why = f"{refusal.reasons}; the model is loaded when somebody asks for it"
+    waiting = balancer.waiting_for(model)
+    outcome, why = ("loading", refusal.reasons) if isinstance(refusal, Loadable) else ("queued", "all are full")
     if waiting >= settings.queue_max:
         return "queue_full", f"{why}, and the queue has {waiting} requests already (routing.queue_max)"
-    return "queued", f"{why}, and {waiting} requests wait already"
+    return outcome, f"{why}, and {waiting} requests wait already"

@@ -40,6 +40,10 @@ class WorkerFacts:
     """Why the worker last ended unexpectedly, in a sentence; None: not known, or never."""
     retry_in_s: Annotated[float, Between(0)] | None
     """Seconds until the worker is started again; None: the worker is not down, or stays down."""
+    on_demand: bool
+    """Whether the worker has a process only while its model is wanted."""
+    ready_in_s: Annotated[float, Between(0)] | None
+    """Seconds until the worker will probably be ready; None: not known, or it is not being loaded on demand."""
     lost: Sequence[PeerLoss]
     """Workers that the worker's group has lost."""
     beat_age_s: float | None
@@ -134,10 +138,16 @@ def _facts(
         "restarts": worker.restarts,
         "failure": end.why if end and worker.is_down else (endpoint.health_failure if endpoint else "") or None,
         "cause": end.cause or None if end else None,
-        "retry_in_s": max(0.0, round(worker.retry_at - now, 3)) if worker.retry_at is not None else None,
+        "retry_in_s": _rest_s(worker.retry_at, now),
+        "on_demand": worker.on_demand,
+        "ready_in_s": _rest_s(worker.ready_at, now) if state != "ready" else None,
         "lost": lost,
         "beat_age_s": round(now - worker.heartbeat_at, 3) if heartbeat else None,
     }
+
+
+def _rest_s(at: float | None, now: float) -> float | None:
+    return None if at is None else max(0.0, round(at - now, 3))
 
 
 def models_of(

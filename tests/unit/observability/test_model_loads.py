@@ -5,6 +5,7 @@ from support.exposition import Shown, known, own
 from ichat.observability.exposition import written
 from ichat.observability.model_loads import LoadCounts
 from ichat.observability.prometheus_families import families_of
+from ichat.protocol import parse_heartbeat
 
 
 def shown(counts, is_loaded):
@@ -27,6 +28,21 @@ def test_loads_are_counted_by_why_and_how_they_ended():
     assert now.get("ichat_model_load_seconds_sum", model="a") == 2004
     assert now.get("ichat_swaps_total") == 3
     assert (now.get("ichat_model_loaded", model="a"), now.get("ichat_model_loaded", model="b")) == (1, 0)
+
+
+async def test_whether_a_model_is_loaded_is_shown_of_on_demand_workers():
+    """0 for one that is cold, 1 once one of its workers is ready, and nothing for models that are always loaded."""
+    registry, metrics = known("route", clock=lambda: 0.0)
+    for worker_id, on_demand in (("a-0", True), ("b-0", True), ("c-0", False)):
+        worker, names = registry.expect(worker_id, [worker_id[0]]), [worker_id[0]]
+        registry.configure(worker, names=names, max_in_flight=None, settings={}, on_demand=on_demand)
+    registry.cool(registry.get("a-0"))
+    for worker_id in ("b-0", "c-0"):
+        beat = {"worker_id": worker_id, "model_name": worker_id[0], "host": "127.0.0.1", "port": 1}
+        registry.record_heartbeat(parse_heartbeat(beat))
+    now = own(metrics)
+    loaded = {labels["model"]: now.get("ichat_model_loaded", **labels) for labels in now.labels("ichat_model_loaded")}
+    assert loaded == {"a": 0, "b": 1}
 
 
 async def test_a_scrape_shows_them_and_forgets_models_that_have_gone():

@@ -183,6 +183,25 @@ def test_who_waits_is_told_of_the_queue():
     assert len(held) == 4
 
 
+def test_a_model_that_is_loaded_on_demand():
+    """A request for a model that is not loaded waits for the load, and each worker says that it is cold or asleep."""
+    site = Site(0, "least_loaded", queue_max=1)
+    for worker_id in ("m-0", "m-1"):
+        worker = site.registry.expect(worker_id, [MODEL])
+        site.registry.configure(worker, names=[MODEL], max_in_flight=None, settings={}, on_demand=True)
+        site.registry.cool(worker)
+    site.registry.restart(site.registry.get("m-1"))
+    site.beat("m-1", "asleep")
+    view = site.explain(RoutingRequest(MODEL))
+    assert (view.rule, view.chosen) == ("loading", None)
+    assert {one.worker_id: (one.state, one.why_not) for one in view.candidates} == {
+        "m-0": ("cold", "is cold"),
+        "m-1": ("asleep", "is asleep"),
+    }
+    site.balancer.wait(RoutingRequest(MODEL), lambda: None)
+    assert site.explain(RoutingRequest(MODEL)).rule == "queue_full"
+
+
 def test_models_that_nobody_has_and_that_are_not_ready():
     """An unknown model is no explanation; one whose workers are all away is."""
     site = Site(1, "least_loaded")
