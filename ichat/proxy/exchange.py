@@ -47,8 +47,8 @@ class Exchange:
     """One request, and what becomes known of it on its way. Times are Trio's clock."""
 
     __slots__ = (
-        "_attempt", "_bytes_in", "_can_comment", "_client", "_context", "_is_loading", "_is_waiting", "_model", "_only",
-        "_request", "_tokens", "bytes_out", "caller", "error", "forwarded", "status",
+        "_attempt", "_bytes_in", "_client", "_context", "_is_stream", "_is_waiting", "_model", "_only", "_request",
+        "_tokens", "_waits_for_load", "bytes_out", "caller", "error", "forwarded", "status",
     )  # fmt: skip
 
     def __init__(self, context: GatewayContext, request: Request, client: Client, caller: Caller) -> None:
@@ -65,10 +65,8 @@ class Exchange:
         """The newest one."""
         self._is_waiting = False
         """Whether it waits in a queue."""
-        self._is_loading = False
-        """Whether it waits, or has waited, for its model to be loaded."""
-        self._can_comment = False
-        """Whether comments can come before its response: it asks for a stream, and can get chunks."""
+        self._is_stream = False
+        """Whether it asks for a stream."""
         self._tokens: int | None = None
         """How many it used, if they are counted."""
         self._bytes_in = len(request.body)
@@ -106,8 +104,8 @@ class Exchange:
         request, context, caller = self._request, self._context, self.caller
         asked = await read_model_request(request)
         self._model = asked.model
-        self._can_comment = asked.is_stream and request.version == b"1.1"
-        if self._can_comment and context.timeouts.sse_keepalive_s:
+        self._is_stream = is_stream = asked.is_stream
+        if is_stream and context.timeouts.sse_keepalive_s:
             self.forwarded.keepalive = self._make_keepalive(context.timeouts.sse_keepalive_s)
         plan = None
         if self._model in context.aliases.by_name:
@@ -186,8 +184,13 @@ class Exchange:
             self._tokens = self._attempt.tokens_used(self._bytes_in) if self._attempt is not None else None
             reservation.release(self._tokens or 0, trio.current_time())
 
-    def _make_keepalive(self, interval_s: float) -> KeepAlive:
-        """Return what sends comments so often. What fails after the first of them ends the stream, as an event."""
+    def _make_keepalive(self, interval_s: float) -> KeepAlive | None:
+        """Return what sends comments so often; None for a client that can get no chunks.
+
+        What fails after the first of them ends the stream, as an event.
+        """
+        if self._request.version != b"1.1":
+            return None
         return KeepAlive(self._context.pool.hub, self._client, self._request.id, interval_s)
 
     def _end_comments(self, keepalive: KeepAlive) -> None:
@@ -265,7 +268,7 @@ class Exchange:
             if attempt.answered_at is not None:
                 self.status, self.error = attempt.status, attempt.error
 
-    def _refused(self, refusal: Refusal) -> ApiError:
+    def _refused(self, refusal: Refusal, *, waited_for_load: bool = False) -> ApiError:
         context, key, timeouts = self._context, self.caller.key, self._context.timeouts
 
         def known() -> Iterable[str]:
@@ -274,44 +277,45 @@ class Exchange:
             return key.models - {self._model}
 
         bound = WaitBound("queue_s", timeouts.queue_s)
-        if self._is_loading:
+        if waited_for_load:
             bound = WaitBound("load_wait_s", timeouts.load_wait_s)
         return no_lease(refusal, self._model, known, bound, trio.current_time())
 
     async def _lease(self, routing: RoutingRequest) -> Lease:
         """Lease an endpoint, waiting for one if need be. Raises ApiError: 404, 429, 503."""
-        balancer, timeouts = self._context.balancer, self._context.timeouts
+        balancer = self._context.balancer
         lease = balancer.lease(routing)
         if isinstance(lease, Lease):
             return lease
         if not isinstance(lease, Full | Loadable):
             raise self._refused(lease)
-        walk, waited_s = self.forwarded.walk, self.forwarded.queued_s
+        timeouts, walk, waited_s = self._context.timeouts, self.forwarded.walk, self.forwarded.queued_s
         if walk is not None and walk.passes_over(reason := "busy" if isinstance(lease, Full) else "loading"):
             raise passed_over(routing.model, reason)
         queue_s, load_wait_s = max(0.0, timeouts.queue_s - waited_s), max(0.0, timeouts.load_wait_s - waited_s)
-        self._is_waiting, self._is_loading, since = True, False, trio.current_time()
+        since = trio.current_time()
+        self._is_waiting, self._waits_for_load = True, False
         try:
             lease = await wait_lease(balancer, routing, queue_s, load_wait_s, self._begin_load)
         finally:
             self.forwarded.queued_s += trio.current_time() - since
-            if self._is_loading:
+            if self._waits_for_load:
                 self._end_load()
         self._is_waiting = False
         if not isinstance(lease, Lease):
-            raise self._refused(lease)
+            raise self._refused(lease, waited_for_load=self._waits_for_load)
         return lease
 
     def _begin_load(self) -> None:
         """Called when it begins to wait for its model to be loaded: a stream is told of that in comments."""
-        self._is_loading = True
+        self._waits_for_load = True
         timeouts, forwarded = self._context.timeouts, self.forwarded
         interval_s = timeouts.load_comment_s
-        if not self._can_comment or not interval_s:
+        if not self._is_stream or not interval_s:
             return
-        if forwarded.keepalive is None:
-            forwarded.keepalive = self._make_keepalive(interval_s)
-        keepalive = forwarded.keepalive
+        keepalive = forwarded.keepalive = forwarded.keepalive or self._make_keepalive(interval_s)
+        if keepalive is None:
+            return
         keepalive.interval_s = min(interval_s, keepalive.interval_s)
         keepalive.text = self._load_comment
         keepalive.start()

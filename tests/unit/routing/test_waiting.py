@@ -7,13 +7,13 @@ import trio.testing
 from ichat.config.schema import CircuitBreaker, Routing
 from ichat.http.pool import Upstream
 from ichat.protocol import Heartbeat
-from ichat.routing.availability import Ready
+from ichat.routing.availability import Full, Loadable, Ready
 from ichat.routing.balancer import Balancer
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
-from ichat.routing.request import RoutingRequest
-from ichat.routing.waiting import retry_forever, wait_changed, wait_idle
+from ichat.routing.request import Lease, RoutingRequest
+from ichat.routing.waiting import retry_forever, wait_changed, wait_idle, wait_lease
 
 
 def heartbeat(state="ready", interval_s=10):
@@ -121,3 +121,79 @@ async def test_a_circuit_is_tried_as_soon_as_it_can_be(autojump_clock):
         assert waiter.lease is not None
         assert trio.current_time() - began == pytest.approx(5, abs=0.5)
         nursery.cancel_scope.cancel()
+
+
+class Model:
+    """One model that can be loaded, with a balancer, and how often a request was told that it waits for a load."""
+
+    def __init__(self):
+        self.found = Loadable("worker w is cold", None)
+        self.balancer = Balancer(
+            lambda _model: self.found, trio.current_time, Routing(policy="least_loaded", queue_max=9)
+        )
+        self.endpoint = Endpoint(Upstream("a", "a", 1), b"a", 1)
+        self.loads = 0
+
+    def _count(self):
+        self.loads += 1
+
+    async def wait(self, queue_s=30, load_wait_s=600):
+        """Wait for a lease, and return it, or why there is none, with the seconds that took."""
+        began = trio.current_time()
+        lease = await wait_lease(self.balancer, RoutingRequest("m"), queue_s, load_wait_s, self._count)
+        return lease, trio.current_time() - began
+
+    async def become(self, found, after_s):
+        await trio.sleep(after_s)
+        self.found = found
+        self.balancer.dispatch_waiting()
+
+
+@pytest.mark.parametrize("queue_s", [1, 30, 1000])
+async def test_a_load_is_waited_for_longer_than_room(autojump_clock, queue_s):
+    """A request waits `load_wait_s` for a load, whatever `queue_s` is, and then knows that it was the load."""
+    model = Model()
+    refusal, waited_s = await model.wait(queue_s)
+    assert (refusal, model.loads, model.balancer.waiting) == (model.found, 1, 0)
+    assert waited_s == pytest.approx(600, abs=0.5)
+
+
+async def test_a_request_goes_on_once_its_model_is_loaded(autojump_clock):
+    """It gets its lease then, after longer than a wait for room may take."""
+    model = Model()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(model.become, Ready([model.endpoint]), 500)
+        lease, waited_s = await model.wait()
+        assert isinstance(lease, Lease)
+        assert waited_s == pytest.approx(500, abs=0.5)
+
+
+async def test_who_waits_for_room_waits_on_for_a_load(autojump_clock):
+    """A worker that has to go while requests wait for room there comes again for them: until `load_wait_s` in all."""
+    model = Model()
+    model.found = Ready([model.endpoint])
+    held = model.balancer.lease(RoutingRequest("m"))
+    assert isinstance(model.balancer.lease(RoutingRequest("m")), Full)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(model.become, Loadable("worker w is draining", None), 20)
+        refusal, waited_s = await model.wait()
+        assert (isinstance(refusal, Loadable), model.loads) == (True, 1)
+        assert waited_s == pytest.approx(600, abs=0.5)
+    model.found = Ready([model.endpoint])
+    refusal, waited_s = await model.wait()
+    assert waited_s == pytest.approx(30, abs=0.5), "who waits for room alone waits `queue_s`"
+    assert model.loads == 1
+    held.release()
+
+
+async def test_who_leaves_while_a_lease_comes_gives_it_back(autojump_clock):
+    """A request that is cancelled in the moment in which its model becomes ready holds no place there."""
+    model = Model()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(model.wait)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        model.found = Ready([model.endpoint])
+        model.balancer.dispatch_waiting()
+        assert model.endpoint.in_flight == 1
+    assert (model.endpoint.in_flight, model.balancer.waiting) == (0, 0)
