@@ -59,6 +59,14 @@ _HEADERS: dict[str, Schema] = {
         "description": "What the worker did not get of the request, as it steers engines (`engine_control` of a key).",
         "schema": {"type": "string"},
     },
+    "x-ichat-model": {
+        "description": "The model that answered a request for a name of `[[models]]`; percent-encoded if not ASCII.",
+        "schema": {"type": "string"},
+    },
+    "x-ichat-attempts": {
+        "description": "How many endpoints were asked for such a request, and models that had none to ask.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
     "x-ichat-error": {
         "description": "Who made the error; not there where it is an external route's own.",
         "schema": {"enum": ["gateway", "worker"]},
@@ -68,7 +76,9 @@ _HEADERS: dict[str, Schema] = {
         "schema": {"type": "integer"},
     },
 }
-_OF_ANSWERS = ("x-ichat-worker", "x-ichat-overhead-ms", "x-ichat-prefix", "x-ichat-dropped")
+_OF_ANSWERS = (
+    "x-ichat-worker", "x-ichat-overhead-ms", "x-ichat-prefix", "x-ichat-dropped", "x-ichat-model", "x-ichat-attempts",
+)  # fmt: skip
 """Headers of models' answers."""
 
 

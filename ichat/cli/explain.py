@@ -61,7 +61,12 @@ def _body_of(args: argparse.Namespace) -> bytes:
 
 
 def show_route(screen: Screen, view: Json) -> None:
-    """Show every candidate in a line, the chosen one marked, and in a sentence why it is that one."""
+    """Show every candidate in a line, the chosen one marked, and in a sentence why it is that one.
+
+    Of a name that stands for models, its plan comes first.
+    """
+    if view.get("alias"):
+        _show_plan(screen, view)
     rows: list[list[object]] = []
     for one in objects_of(view.get("candidates")):
         remark = one.get("why_not") or ("has too much to do" if one.get("overloaded") else None)
@@ -73,6 +78,18 @@ def show_route(screen: Screen, view: Json) -> None:
     columns = ("chosen", "worker", "state", "load", "in flight", "has bytes", "circuit", "remark")
     screen.table(columns, rows, ("circuit", "in flight"))
     screen.line(sentence_of(view))
+
+
+def _show_plan(screen: Screen, view: Json) -> None:
+    rows: list[list[object]] = []
+    for one in objects_of(view.get("plan")):
+        share, worker, goes_on = one.get("share"), one.get("worker"), one.get("goes_on")
+        rows.append([
+            one.get("place"), one.get("model"), None if share is None else f"{share:.4g}",
+            worker or one.get("rule"), f"goes on ({goes_on})" if goes_on else None, one.get("reason"),
+        ])  # fmt: skip
+    screen.table(("asked", "model", "share", "leads to", "then", "remark"), rows, ())
+    screen.line(one_line(f"{view.get('alias')} is {view.get('model')} for this request:"))
 
 
 def sentence_of(view: Json) -> str:

@@ -1,6 +1,7 @@
 """`[[models]]`: names that the configuration maps to models, and when a request goes on to another one."""
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ NAMED_MAX = 64
 """So many targets, and so many fallbacks, may one name have."""
 _FIXED = ("model", "stream", "messages", "prompt", "input", "previous_response_id", "file")
 """What a request is about: it is never set or dropped."""
+_MEMBER = re.compile(r"[A-Za-z0-9._$-]{1,128}")
 
 
 def _are_reasons(values: Sequence[str]) -> None:
@@ -39,8 +41,10 @@ def _are_few(values: Sequence[object]) -> None:
 
 def _are_not_fixed(names: Collection[str]) -> None:
     for name in names:
-        if not name or name in _FIXED:
+        if name in _FIXED:
             raise ValueError(f"{name!r} is what the request is about, and stays as the client sent it")
+        if not _MEMBER.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a member: letters, digits and any of . _ $ -")
 
 
 def _are_members(values: Mapping[str, Any]) -> None:

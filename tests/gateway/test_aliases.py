@@ -7,7 +7,10 @@ import pytest
 import trio
 from support.peers import SSE_END, SSE_HEAD, code_of, event, plain, reset, until
 
-from ichat.protocol import response_tag
+from ichat.config import load as configuration
+from ichat.protocol import Heartbeat, response_tag
+from ichat.roles import gateway
+from ichat.routing.worker_record import WorkerEnd
 from ichat.security.keys import hash_of
 
 N_TO_A_OR_B = '[[models]]\nname = "n"\ntargets = [{ model = "a" }]\nfallbacks = ["b"]\n'
@@ -446,3 +449,105 @@ async def test_the_plan_is_explained(served):
             % (session, len(body), body)
         )
         assert (await client.response())[2] == model.encode()
+
+
+@pytest.fixture
+def contexts(monkeypatch):
+    """Collect the contexts of the gateways that are started."""
+    built, build = [], gateway.build
+
+    def building(*args):
+        components = build(*args)
+        built.append(components.context)
+        return components
+
+    monkeypatch.setattr(gateway, "build", building)
+    return built
+
+
+def on_demand(registry, model):
+    """Add a cold worker that is loaded on demand."""
+    worker = registry.expect(f"w-{model}", [model])
+    registry.configure(worker, names=[model], max_in_flight=None, settings={}, on_demand=True)
+    registry.cool(worker)
+    return worker
+
+
+async def test_a_model_that_is_loaded_on_demand(serve, served, contexts, connect, nursery):
+    """A request waits for the load of the first one, or goes on where `loading` is asked for; a failed load leads on."""
+    more = N_TO_A_OR_B + N_TO_A_OR_B.replace('"n"', '"quick"') + 'fallback_on = ["loading"]\n'
+    client, _ = await served(more, b=answering("b"))
+    registry, balancer = contexts[0].registry, contexts[0].balancer
+    worker = on_demand(registry, "a")
+    status, headers, body = await client.ask("quick")
+    assert (status, body, said(headers)) == (200, b"b", (b"b", b"2"))
+    answers = []
+
+    async def ask():
+        answers.append(await (await connect(client.stream.socket.getpeername()[1])).ask("n"))
+
+    nursery.start_soon(ask)
+    await until(lambda: balancer.demand("a").waiting == 1)
+    listed = json.loads((await client.get(b"/v1/models"))[2])["data"]
+    assert {model["id"]: model.get("loaded") for model in listed} == {"a": False, "b": None, "n": False, "quick": False}
+    registry.restart(worker)
+    _, port = await serve(answering("a"))
+    registry.record_heartbeat(Heartbeat("w-a", "a", "127.0.0.1", port, start_id="1", heartbeat_interval=1e3))
+    await until(lambda: answers)
+    assert (answers[0][2], said(answers[0][1])) == (b"a", (b"a", b"1"))
+    registry.cool(worker)
+    nursery.start_soon(ask)
+    await until(lambda: balancer.demand("a").waiting == 1)
+    registry.restart(worker)
+    registry.fail(worker, WorkerEnd("has failed", 0.0, cause="no memory"), trio.current_time() + 60)
+    await until(lambda: len(answers) == 2)
+    assert (answers[1][2], said(answers[1][1])) == (b"b", (b"b", b"2"))
+
+
+async def test_another_configuration_is_in_force_at_once(routed, contexts):
+    """Names come, change and go with a reload; requests under way keep their plan."""
+    client, upstreams = await routed(a=answering("a"), b=answering("b"))
+    assert (await client.ask("n"))[2] == b"a"
+    changed = N_TO_A_OR_B.replace('"a"', '"b"') + '[[models]]\nname = "new"\ntargets = [{ model = "a" }]\n'
+    contexts[0].reconfigure(configuration.parse(changed, "test.toml"))
+    assert [(await client.ask(name))[2] for name in ("n", "new")] == [b"b", b"a"]
+    contexts[0].reconfigure(configuration.parse("", "test.toml"))
+    assert code_of((await client.ask("n"))[2]) == "model_not_found"
+    assert [len(asked(upstreams[name])) for name in ("a", "b")] == [2, 1]
+
+
+async def test_waits_are_bounded_in_all(served, contexts, connect, nursery):
+    """The second model's queue gets what is left of `timeouts.queue_s`, not as much again."""
+    go = trio.Event()
+
+    async def held(stream, head, body):
+        if head.method == b"POST":
+            await go.wait()
+        await stream.send_all(plain(b"held"))
+
+    more = "[routing]\nmax_in_flight = 1\n[timeouts]\nqueue_s = 0.3\n" + N_TO_A_OR_B
+    client, upstreams = await served(more, a=held, b=held)
+    for name in ("a", "b"):
+        other = await connect(client.stream.socket.getpeername()[1])
+        nursery.start_soon(other.ask, name)
+        await until(lambda name=name: asked(upstreams[name]))
+    since = trio.current_time()
+    status, headers, body = await client.ask("n")
+    assert (status, code_of(body), headers[b"retry-after"]) == (503, "overloaded", b"2")
+    assert 0.3 <= trio.current_time() - since < 0.6
+    message = json.loads(body)["error"]["message"]
+    assert message.count("is overloaded: the request waited") == 2
+    go.set()
+
+
+async def test_the_access_log_has_both_names(serve, gateway_to, connect, tmp_path):
+    """The name that was asked for, and the model that answered; a request for a model has no such member."""
+    path = tmp_path / "access"
+    client = await connect(
+        await gateway_to({"b": (await serve(answering("b")))[1]}, f'[logs]\naccess_log = "{path}"\n{N_TO_A_OR_B}')
+    )
+    await client.ask("n")
+    await client.ask("b")
+    await until(lambda: path.read_text().count("\n") == 2)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line.get("alias"), line["model"]) for line in lines] == [("n", "b"), (None, "b")]

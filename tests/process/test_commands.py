@@ -462,6 +462,26 @@ def test_why_it_would_go_there(fake, run, more, sentence):
     assert run("explain", "m")[1].splitlines()[-1] == sentence
 
 
+def test_the_plan_of_a_name_comes_first(fake, run):
+    """Each model with its place, its share and what it would do; then where the request goes, as for a model."""
+    plan = [
+        {"model": "a", "share": 0.95, "place": 1, "rule": "not_ready", "worker": None, "reason": "w9 is loading",
+         "goes_on": "not_ready"},
+        {"model": "c", "share": 0.05, "place": None, "rule": "single", "worker": "w8", "reason": None, "goes_on": None},
+        {"model": "m", "share": None, "place": 2, "rule": "prefix", "worker": "w1", "reason": None, "goes_on": None},
+    ]  # fmt: skip
+    fake.answers["POST", "/v1/admin/route"] = 200, {**ROUTE, "alias": "gpt", "plan": plan}
+    lines = [line.split() for line in run("explain", "gpt")[1].splitlines()]
+    assert lines[:5] == [
+        ["ASKED", "MODEL", "SHARE", "LEADS_TO", "THEN", "REMARK"],
+        ["1", "a", "0.95", "not_ready", "goes", "on", "(not_ready)", "w9", "is", "loading"],
+        ["-", "c", "0.05", "w8", "-", "-"],
+        ["2", "m", "-", "w1", "-", "-"],
+        ["gpt", "is", "m", "for", "this", "request:"],
+    ]
+    assert lines[5][0] == "CHOSEN"
+
+
 def test_every_rule_has_a_sentence(fake, run):
     """None that this gateway knows is shown by its name alone."""
     for rule in get_args(Rule):
