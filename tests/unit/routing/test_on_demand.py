@@ -95,6 +95,22 @@ def test_a_load_from_cold_to_ready(site):
     assert waiters[4].lease is not None
 
 
+def test_keys_take_turns_once_the_model_is_loaded(site):
+    """Who has sent many requests while it was cold is not served before who has sent one."""
+    worker, served = site.add(), []
+    site.registry.configure(worker, names=["m"], max_in_flight=1, settings={}, on_demand=True)
+    waiters = {}
+    for name in ("greedy-1", "greedy-2", "greedy-3", "modest-1", "modest-2"):
+        waiters[name] = site.wait(RoutingRequest("m", fairness_key=name[:6]))
+    site.registry.restart(worker)
+    site.tell()
+    while waiters:
+        [name] = [name for name, waiter in waiters.items() if waiter.lease is not None]
+        served.append(name)
+        waiters.pop(name).lease.release()
+    assert served == ["greedy-1", "modest-1", "greedy-2", "modest-2", "greedy-3"]
+
+
 @pytest.mark.parametrize("state", ["asleep", "waking", "draining", "starting", "loading"])
 def test_a_worker_that_can_be_made_ready_is_waited_for(site, state):
     """It sleeps or wakes, or is drained for another one; a worker that is not loaded on demand is as it ever was."""
