@@ -27,6 +27,10 @@ DECLINED_RETRY_S = 5
 """The Retry-After of a request that its worker declined and no other worker can take."""
 
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+"""The code of a request that is too long for its model: OpenAI's."""
+
+
 class Exit(Exception):
     """Ends the process: one sentence for standard error and an exit code."""
 
@@ -156,6 +160,11 @@ def engine_dead(model: str, why: str, retry_after_s: int) -> ApiError:
         kind="server_error",
         retry_after_s=retry_after_s,
     )
+
+
+def context_length_exceeded(model: str) -> ApiError:
+    """400: the request is too long for the model, as its engine says."""
+    return ApiError(400, CONTEXT_LENGTH_EXCEEDED, f"The request is too long for the model `{model}`.")
 
 
 def unsupported_by_model(message: str) -> ApiError:

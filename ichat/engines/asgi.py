@@ -17,7 +17,7 @@ from collections.abc import Callable
 from ichat import errors
 from ichat.engines import Application, Message, Scope
 from ichat.engines.adapter import BodyTransform, ProtocolAdapter
-from ichat.engines.context_length import CODE, SIGN
+from ichat.engines.context_length import SIGN
 from ichat.engines.error_translation import ERROR_BEGINNINGS, error_event
 from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
 from ichat.http.request import Request
@@ -253,7 +253,7 @@ class Call:
             headers = [header for header in headers if header[0] != b"content-type"]
             headers.append((b"content-type", b"application/json"))
         if status == 400 and SIGN in new:
-            headers.append((CODE_HEADER, CODE.encode()))
+            headers.append((CODE_HEADER, errors.CONTEXT_LENGTH_EXCEEDED.encode()))
         if self.request.method != b"HEAD":
             headers.append((b"content-length", b"%d" % len(new)))
         self._make_head(status, headers)

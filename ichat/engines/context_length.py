@@ -5,9 +5,9 @@ These are the words of vLLM and SGLang at every place where they refuse a prompt
 
 import re
 
-CODE = "context_length_exceeded"
-"""OpenAI's code for such a request."""
-SIGN = f'"code": "{CODE}"'.encode()
+from ichat.errors import CONTEXT_LENGTH_EXCEEDED
+
+SIGN = f'"code": "{CONTEXT_LENGTH_EXCEEDED}"'.encode()
 """Found in the body of such an error, and of no other: quotes in what a client sent are escaped there."""
 
 _TOO_LONG = tuple(

@@ -12,8 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import cast
 
-from ichat.engines.context_length import CODE, restated
-from ichat.errors import ApiError
+from ichat.engines.context_length import restated
+from ichat.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 
 ERROR_BEGINNINGS = (b'data: {"error"', b"event: error\nd")
 """The first 14 bytes of the engines' own error events."""
@@ -142,7 +142,7 @@ def _read_error(status: int, body: bytes) -> dict[str, str | None]:
         kind = str(given.get("type") or kind)
     too_long = restated(message) if status == 400 else None
     if too_long is not None:
-        message, kind, code = too_long, _REQUEST, CODE
+        message, kind, code = too_long, _REQUEST, CONTEXT_LENGTH_EXCEEDED
     return {"message": message[:MESSAGE_CHARS_MAX], "type": kind, "param": param or None, "code": code}
 
 

@@ -40,6 +40,7 @@ from ichat.security.auth import Caller
 
 log = logging.getLogger(__name__)
 
+_TOO_LONG = errors.CONTEXT_LENGTH_EXCEEDED.encode()
 KEPT_RACE_S = 1.0
 """How soon a kept connection breaks that its upstream was about to close."""
 
@@ -70,6 +71,8 @@ class ForwardedRequest:
     """Whether the response is likely to say how many tokens it used: it is no stream, or one with `stream_options`."""
     is_suspect: bool = False
     """Whether it may have members or headers that no worker gets from this caller."""
+    prompt_bytes: int = 0
+    """The bytes of its body, if models learn from them how long prompts are; else 0."""
     walk: TargetWalk | None = None
     """Its way through the models of the name that it asked for; None for a name that is only a model's."""
 
@@ -78,19 +81,8 @@ class Attempt:
     """One endpoint's answer to a request, and what becomes known of it."""
 
     __slots__ = (
-        "_body",
-        "_context",
-        "_dropped",
-        "_forwarded",
-        "_model",
-        "_relay",
-        "answered_at",
-        "asked_at",
-        "endpoint",
-        "error",
-        "is_stream",
-        "rejected",
-        "status",
+        "_body", "_context", "_dropped", "_forwarded", "_is_too_long", "_model", "_relay", "answered_at", "asked_at",
+        "endpoint", "error", "is_stream", "rejected", "status",
     )  # fmt: skip
 
     def __init__(self, forwarded: ForwardedRequest, endpoint: Endpoint, model: str) -> None:
@@ -104,6 +96,8 @@ class Attempt:
         """What the worker did not get."""
         self._relay: Relay | None = None
         self.endpoint = endpoint
+        self._is_too_long = False
+        """Whether its engine has refused it for that, and another model may take it."""
         self.rejected = 0
         """The status of a response that the client does not get, since another model may answer."""
         self.status = 0
@@ -206,7 +200,8 @@ class Attempt:
         """
         context, forwarded = self._context, self._forwarded
         usage, prefix = forwarded.usage, forwarded.prefix
-        if usage is None and prefix is not None and prefix.matched and forwarded.says_usage:
+        learns = forwarded.prompt_bytes and forwarded.says_usage
+        if usage is None and ((prefix is not None and prefix.matched and forwarded.says_usage) or learns):
             usage = TokenUsage()
         first_byte_s, stall_s = self._timeouts()
         relay = self._relay = Relay(
@@ -233,6 +228,8 @@ class Attempt:
                 self.endpoint.circuit.record_success()
             if usage is not None and prefix is not None and self.status < 400:
                 correct(context.balancer.prefixes, prefix, self.endpoint, usage)
+            if usage is not None and learns and self.status < 400:
+                context.prompt_lengths.learn(self._model, forwarded.prompt_bytes, usage.prompt_tokens())
             clean = relay.reusable
         finally:
             if clean:
@@ -266,6 +263,9 @@ class Attempt:
     async def _fail_response(self, lost: UpstreamError) -> None:
         """End a response that its upstream did not finish, so that no client can take it for a whole one."""
         forwarded, name = self._forwarded, self.endpoint.upstream.name
+        if self._is_too_long:
+            self.endpoint.circuit.record_success()
+            raise errors.context_length_exceeded(self._model)
         if lost.declined:
             self.endpoint.fail(trio.current_time(), str(lost))
             raise errors.model_not_ready(self._model, f"{name} {lost}", errors.DECLINED_RETRY_S)
@@ -313,6 +313,9 @@ class Attempt:
         if status == 401 and route is not None and route.has_key:
             raise ResponseRejected("it does not accept the key that the gateway has for it")
         walk = self._forwarded.walk
+        if walk is not None and status == 400 and walk.longer and names.get(CODE_HEADER) == _TOO_LONG:
+            self._is_too_long = True
+            raise Declined("refuses it as too long")
         if walk is not None and route is not None and walk.refuses(status):
             self.rejected = status
             if status in FAILED_STATUSES:

@@ -8,6 +8,7 @@ from ichat.http.relay import ChunkGapHistogram
 from ichat.proxy.engine_control import DropNotices
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
+from ichat.routing.prompt_lengths import PromptLengths
 from ichat.routing.registry import Registry
 from ichat.security.auth import Auth
 from ichat.security.rate_limits import Quotas
@@ -31,6 +32,7 @@ class GatewayContext:
         self.balancer = balancer
         self.pool = pool
         self.gaps = gaps
+        self.prompt_lengths = PromptLengths()
         self.quotas = Quotas(config.limits, config.security.keys)
         self.drop_notices = DropNotices()
         self.auth = auth
@@ -42,6 +44,8 @@ class GatewayContext:
     def reconfigure(self, config: Config) -> None:
         """Go on with the timeouts and settings of another configuration."""
         self.aliases = Aliases.from_config(config)
+        aliases = self.aliases.by_name.values()
+        self.prompt_lengths.keep_only({model for one in aliases if one.longer is not None for model in one.models})
         self.timeouts = config.timeouts
         self.settings = config.server_settings
         self.session_header = config.routing.session_header.lower().encode()

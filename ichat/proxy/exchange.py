@@ -25,12 +25,13 @@ from ichat.proxy.model_request import read_model_request
 from ichat.proxy.prefix_truth import take_back
 from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import WaitBound, no_lease, over_limit, response_missing
-from ichat.proxy.targets import TargetWalk, passed_over, reason_of
+from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, passed_over, reason_of
 from ichat.proxy.token_usage import TokenUsage
 from ichat.routing.aliases import Plan
-from ichat.routing.availability import Full, Loadable, Refusal
+from ichat.routing.availability import Full, Loadable, Ready, Refusal
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.prefix_chain import chain_of
+from ichat.routing.prompt_lengths import is_measurable
 from ichat.routing.request import Lease, RoutingRequest
 from ichat.routing.responses import ResponseMissing, continued_among, continued_by, holder_of
 from ichat.routing.waiting import wait_lease
@@ -131,7 +132,7 @@ class Exchange:
             models = tuple(dict.fromkeys(plan.targets + plan.alias.models))
             found = continued_among(registry, response_id, models)
             if not isinstance(found, ResponseMissing):
-                left, found = Plan(found[0], plan.alias), found[1]
+                left, found = Plan(found[0], attrs.evolve(plan.alias, longer=None)), found[1]
         if isinstance(found, ResponseMissing):
             raise response_missing(found, "previous_response_id")
         self._only = found
@@ -200,9 +201,14 @@ class Exchange:
 
     async def _forward_along(self, walk: TargetWalk) -> None:
         """Have one model of a plan after the other asked, until one answers."""
-        forwarded, request = self.forwarded, self._request
+        forwarded, request, alias = self.forwarded, self._request, walk.alias
+        if alias.longer is not None and is_measurable(request.path, forwarded.names, request.body):
+            forwarded.prompt_bytes = len(request.body)
         while True:
             self._model, forwarded.prefix = walk.model, None
+            if walk.longer is not None and self._seems_too_long():
+                walk.go_longer(walk.longer, SEEMS_TOO_LONG)
+                continue
             request.body, forwarded.names = await walk.fit(request.body, request.by_name, forwarded.names)
             try:
                 await self._forward_with_failover()
@@ -211,6 +217,13 @@ class Exchange:
                     raise walk.error() from error
             else:
                 return
+
+    def _seems_too_long(self) -> bool:
+        """Return whether the prompt is clearly too long for the current model, by what was learnt of such prompts."""
+        bytes_in, found = self.forwarded.prompt_bytes, self._context.registry.availability(self._model)
+        if not bytes_in or not isinstance(found, Ready):
+            return False
+        return self._context.prompt_lengths.is_too_long(self._model, bytes_in, found.endpoints)
 
     def _reason_of(self, error: ApiError) -> str:
         """Return the reason to go on that an error of the current model is; empty if it is none."""

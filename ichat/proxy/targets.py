@@ -8,6 +8,7 @@ import json
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 
+from ichat import errors
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, form_type
 from ichat.http.json_body import Body, members_of, rewrite_json
@@ -19,6 +20,8 @@ from ichat.routing.availability import Full, Loadable, NotReady, Refusal, Unknow
 
 _AGAIN = frozenset(("5xx", "429", "timeout"))
 """Reasons for which the same external route may be asked again."""
+TOO_LONG, SEEMS_TOO_LONG = "too_long", "seems_too_long"
+"""Reasons to go on to the model for longer prompts: the engine's refusal, and an estimate before it was asked."""
 _LATER = frozenset(("busy", "loading"))
 """Reasons for which a model is passed over, and waited for if no other one can answer."""
 _QUEUES = frozenset(("routing.queue_max", "timeouts.queue_s", "timeouts.load_wait_s"))
@@ -70,10 +73,24 @@ class TargetWalk:
         reason = _reason_of_status(status)
         return reason in self.alias.goes_on and (self.has_more or self._again > 0)
 
+    @property
+    def longer(self) -> str | None:
+        """The model for a prompt that is too long for the current one; None if there is none, or it is that."""
+        return self.alias.longer if self.alias.longer != self.model else None
+
+    def go_longer(self, longer: str, reason: str) -> None:
+        """Go on to the model for longer prompts, and to no other after it."""
+        self.passed.append((self.model, reason))
+        self.model, self._ahead, self._later, self._again = longer, [], [], self.alias.retries
+
     def advance(self, error: ApiError, reason: str) -> bool:
         """Go on after the current model could not answer; return False if there is no reason to, or nowhere."""
         self._failures.pop(self.model, None)
         self._failures[self.model] = error
+        if reason == TOO_LONG and self.longer is not None:
+            self.go_longer(self.longer, reason)
+            self.tries += 1
+            return True
         if reason not in self.alias.goes_on:
             return False
         if reason in _AGAIN and self._again:
@@ -159,6 +176,8 @@ def reason_of(error: ApiError, *, is_external: bool, rejected: int) -> str:
             return "loading"
         case "overloaded" if error.limit in _QUEUES:
             return "queue_full"
+        case errors.CONTEXT_LENGTH_EXCEEDED:
+            return TOO_LONG
         case "upstream_timeout" if is_external:
             return "timeout"
         case "upstream_failed" if is_external:

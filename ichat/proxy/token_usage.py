@@ -57,6 +57,11 @@ class TokenUsage:
         parts = [counts[name] for name in (b"prompt", b"input", b"completion", b"output") if name in counts]
         return sum(parts) if parts else None
 
+    def prompt_tokens(self) -> int:
+        """Return the tokens of the prompt, cached ones included; 0 where the response does not say it."""
+        counts = self._counts
+        return counts.get(b"prompt", counts.get(b"input", 0)) + counts.get(b"cache_read_input", 0)
+
     def prompt(self) -> tuple[int, int] | None:
         """Return the tokens of the prompt and how many of them were cached; None where the response does not say it."""
         counts = self._counts

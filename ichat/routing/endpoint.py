@@ -117,6 +117,8 @@ class Endpoint:
     circuit: Circuit = attrs.field(factory=Circuit)
     ready_since: float = -math.inf
     """When it was last found ready after it was not."""
+    context_tokens: int | None = None
+    """The most tokens of prompt and completion together, as its worker says; None: not known."""
     reports_prefixes: bool = False
     """Whether its worker wants the chains of requests, and reports what its engine's cache has lost."""
     holder: CacheHolder = attrs.field(default=attrs.Factory(CacheHolder, takes_self=True), init=False, repr=False)

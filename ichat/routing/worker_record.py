@@ -130,6 +130,12 @@ class WorkerRecord:
         """Every model name that it serves or will serve."""
         return names_of(self.heartbeat) if self.heartbeat and self.heartbeat.model_name else self.expected
 
+    @property
+    def context_tokens(self) -> int | None:
+        """The most tokens of prompt and completion together, by its newest heartbeat; None: not known."""
+        cards = self.heartbeat.models if self.heartbeat is not None else ()
+        return next((card.max_model_len for card in cards if card.max_model_len), None)
+
     def state(self, now: float, wedged_after_s: float = math.inf, trouble: str = "") -> State:
         """Return the state, by its newest heartbeat and how long ago that was; `trouble` is its endpoint's."""
         if self.is_down:

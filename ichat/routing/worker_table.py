@@ -125,7 +125,7 @@ class WorkerTable:
             self._expiries.set(worker, _expires_at(worker))
         endpoint = self._endpoints.get(worker.id) if is_ready else None
         if endpoint is not None and not self._index.is_ready(worker):
-            endpoint.ready_since = self._clock()
+            endpoint.ready_since, endpoint.context_tokens = self._clock(), worker.context_tokens
         self.changes += self._index.update(worker, endpoint)
 
     def refresh_all(self, wedged_after_s: float | None = None) -> None:

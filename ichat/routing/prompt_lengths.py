@@ -1,0 +1,70 @@
+"""How many tokens a prompt probably has, by its bytes, and whether that is clearly too long. Purely synchronous.
+
+How many bytes of a request's body make a token of its prompt is learnt by model, from the usage in its responses. Only
+a model learns it whose alias has a `longer` one.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from ichat.routing.endpoint import Endpoint
+
+CLEARLY = 1.25
+"""A prompt is clearly too long if it has so many times the tokens that the model takes, by the estimate."""
+LEARNT_TOKENS_MIN = 64
+"""A shorter prompt teaches nothing: what the chat template adds to it, and its parameters, are too much of it."""
+_KEPT = 0.9
+"""How much of what was learnt still counts after one more response."""
+_PATHS = frozenset((b"/chat/completions", b"/completions", b"/responses", b"/messages"))
+"""Routes below `/v1` whose prompt is one text: of many texts, each may be as long as the model allows."""
+_ELSEWHERE = frozenset((
+    "previous_response_id", "conversation", "prompt_embeds", "truncate_prompt_tokens", "truncation",
+))  # fmt: skip
+"""With one of these members a part of the prompt is not in the body, or a part of the body is not in the prompt."""
+_LIST = re.compile(rb'"prompt"\s*:\s*\[')
+"""Several prompts, or tokens."""
+MEASURED_BYTES_MAX = 8 * 1024 * 1024
+"""A larger body is not looked at, as that would take milliseconds."""
+_MEDIA = (b"base64", b"input_audio")
+"""Pictures and sounds have many bytes and few tokens."""
+
+
+def is_measurable(path: bytes, names: Collection[str], body: bytes | bytearray) -> bool:
+    """Return whether the bytes of a request, which has these members, tell how long its prompt is."""
+    path = path.removeprefix(b"/v1")
+    if path not in _PATHS or len(body) > MEASURED_BYTES_MAX or not _ELSEWHERE.isdisjoint(names):
+        return False
+    return not (any(sign in body for sign in _MEDIA) or (path == b"/completions" and _LIST.search(body)))
+
+
+class PromptLengths:
+    """What is learnt of the models' bytes per token."""
+
+    def __init__(self) -> None:
+        self._learnt: dict[str, tuple[float, float]] = {}
+        """Bytes and tokens of each model's last prompts, the older the less of them."""
+
+    def __repr__(self) -> str:
+        return f"<PromptLengths of {', '.join(self._learnt) or 'no model'}>"
+
+    def learn(self, model: str, body_bytes: int, prompt_tokens: int) -> None:
+        """Learn from a response: the request had so many bytes, and its prompt so many tokens."""
+        if prompt_tokens >= LEARNT_TOKENS_MIN:
+            size, tokens = self._learnt.get(model, (0.0, 0.0))
+            self._learnt[model] = (size * _KEPT + body_bytes, tokens * _KEPT + prompt_tokens)
+
+    def tokens(self, model: str, body_bytes: int) -> int | None:
+        """Return how many tokens a prompt in so many bytes probably has; None while nothing was learnt."""
+        learnt = self._learnt.get(model)
+        return None if learnt is None else round(body_bytes * learnt[1] / learnt[0])
+
+    def is_too_long(self, model: str, body_bytes: int, endpoints: Sequence[Endpoint]) -> bool:
+        """Return whether a prompt in so many bytes is clearly too long for all of a model's endpoints."""
+        tokens = self.tokens(model, body_bytes)
+        if tokens is None or not endpoints:
+            return False
+        return all(one.context_tokens is not None and tokens > CLEARLY * one.context_tokens for one in endpoints)
+
+    def keep_only(self, models: Iterable[str]) -> None:
+        """Forget all but these models."""
+        self._learnt = {model: self._learnt[model] for model in models if model in self._learnt}
