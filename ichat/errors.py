@@ -151,6 +151,13 @@ def model_not_ready(model: str, why: str, retry_after_s: int, limit: str = "") -
     )
 
 
+def engine_busy(who: str, count: int) -> ApiError:
+    """409: the engine must be idle for what it is asked to do; `who` works on so many requests."""
+    requests = "1 request" if count == 1 else f"{count} requests"
+    message = f"{who} works on {requests}, and sleeps only when it is idle: ask again when they have ended."
+    return ApiError(409, "conflict", message, retry=False)
+
+
 def engine_dead(model: str, why: str, retry_after_s: int) -> ApiError:
     """503: the engine had died before the request came, and has not worked on it."""
     return ApiError(

@@ -22,8 +22,8 @@ from ichat.protocol import Group, ModelCard
 __all__ = [
     "EXIT_SOFTWARE", "EXIT_UNAVAILABLE", "EXIT_USAGE", "ApiError", "Application", "BodyTransform", "Engine",
     "EngineInfo", "Exit", "FlagOutcome", "Group", "HeldPrefixes", "Member", "Message", "ModelCard", "Progress",
-    "ProtocolAdapter", "Receive", "Request", "Scope", "Send", "Serve", "find", "members_of", "model_not_found",
-    "spliced", "value_of",
+    "ProtocolAdapter", "Receive", "Request", "Scope", "Send", "Serve", "Sleeper", "find", "members_of",
+    "model_not_found", "spliced", "value_of",
 ]  # fmt: skip
 
 BUILT_IN = {"vllm": "ichat.engines.vllm:VLLM", "sglang": "ichat.engines.sglang:SGLang"}
@@ -76,6 +76,8 @@ class EngineInfo:
     group: Group | None = None
     held: HeldPrefixes | None = None
     """What is known of the prefixes in the engine's cache; None: nothing, and nothing is reported."""
+    why_no_sleep: str = "it has no way to give its memory back"
+    """Why the engine cannot sleep, as a clause; empty for an engine that can, which is a `Sleeper`."""
 
 
 class Engine(Protocol):
@@ -119,6 +121,22 @@ class Engine(Protocol):
 
     def models(self) -> Sequence[ModelCard]:
         """Return what requests can ask for now: the model itself, then its LoRA adapters."""
+        ...
+
+
+class Sleeper(Protocol):
+    """What an engine has besides if it can sleep. Both are called on the loop in which it serves."""
+
+    async def sleep(self) -> None:
+        """Release the memory of the GPUs, with all that is cached there, and keep the model's weights elsewhere.
+
+        Called while the worker has no requests for it, and gives it none. Raises ApiError if the engine cannot do so
+        now, and everything is as before; after any other exception the engine is given up.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory again: afterwards the engine is as it was. After an exception it is given up."""
         ...
 
 

@@ -13,13 +13,15 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import trio
 
 from ichat import errors
 from ichat.engines import Application, Engine, EngineInfo
 from ichat.engines.adapter import BodyTransform
+from ichat.engines.admission import RETRY_AFTER_S, Admission
 from ichat.engines.asgi import Call
 from ichat.engines.kept import KeptConnection
 from ichat.errors import EXIT_SOFTWARE, Exit
@@ -35,7 +37,6 @@ ABORT_S = 10.0
 """How long an abandoned request may take to end before its connection is closed anyway."""
 UNNOTICED_S = 10.0
 """How long an engine that died while it loaded may take to report it itself, with more detail."""
-RETRY_AFTER_S = 5
 FAIL_S = 2.0
 """How long requests may take to end by themselves after the engine has died."""
 
@@ -59,6 +60,7 @@ class EngineThread:
         self._context = contextvars.copy_context()
         """In which calls begin: nothing of Trio's, and nothing of other calls."""
         self._calls: set[Call] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.failure: Exit | None = None
         """Why the engine ended, if that was not requested."""
         self._failed_by: str | None = None
@@ -80,9 +82,7 @@ class EngineThread:
         self.connections: dict[KeptConnection, trio.Event] = {}
         """Those on the engine's loop; the event gives one back to Trio."""
         self._gives_back = False
-        self._under_way: set[Request] = set()
-        self._admission = threading.Lock()
-        """Guards `_under_way`: requests are admitted in Trio and on the engine's loop."""
+        self.admission = Admission(engine.adapter)
 
     def __repr__(self) -> str:
         return f"<EngineThread of {self._engine.name}: {self.phase}, {self.in_flight} in flight>"
@@ -90,7 +90,7 @@ class EngineThread:
     @property
     def in_flight(self) -> int:
         """How many requests the engine is answering."""
-        return len(self._under_way)
+        return len(self.admission)
 
     def start(self) -> None:
         """Start the engine's thread; it goes on until ``stop`` or until the engine fails."""
@@ -134,10 +134,10 @@ class EngineThread:
         engine's thread goes on with the connection's next requests, for as long as they are its own; see `kept.py`.
         """
         adapter = self._engine.adapter
-        self._check_ready()
+        self.check_ready()
         found = await adapter.request(request)
-        app = self._check_ready()
-        self._admit(request)  # no checkpoint until it is in `connections`
+        app = self.check_ready()
+        self.admission.admit(request, self.name)  # no checkpoint until it is in `connections`
         may_keep = vars(type(adapter)).get("request_never_waits") and not client.reader.has_received()
         begin = functools.partial(self._begin_next, next_request) if next_request is not None and may_keep else None
         done = trio.Event()
@@ -163,7 +163,7 @@ class EngineThread:
             if begin is not None:
                 client.resume_reading()
             call = kept.call
-            self._leave(call.request)
+            self.admission.discard(call.request)
             self.aborts += call.hung_up and not call.complete
             client.end_of_response(head_sent=call.head_sent, ending=call.ending)
         if call.hung_up:
@@ -178,7 +178,7 @@ class EngineThread:
         client = kept.client
 
         def ended() -> None:
-            self._leave(request)
+            self.admission.discard(request)
             kept.call_ended(may_wait=self._app is not None and not self._gives_back)
 
         return Call(
@@ -192,15 +192,26 @@ class EngineThread:
             rewrite=rewrite,
         )
 
-    def _admit(self, request: Request) -> None:
-        """Note that the engine works on this request. Raises ApiError if it must not."""
-        with self._admission:
-            self._engine.adapter.admit(request, self._under_way)
-            self._under_way.add(request)
+    def run_soon(
+        self, function: Callable[[], Coroutine[Any, Any, None]], within_s: float, ended: Callable[[object], None]
+    ) -> None:
+        """Run a function on the engine's loop; `ended` is called in Trio with the exception that ended it, or None.
 
-    def _leave(self, request: Request) -> None:
-        with self._admission:
-            self._under_way.discard(request)
+        `ended` is not called if the engine ends first.
+        """
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                self._run_in_trio(functools.partial(ended, task.exception()))
+
+        def start() -> None:
+            limited = asyncio.wait_for(function(), within_s)
+            task = asyncio.get_running_loop().create_task(limited, context=self._context.copy())
+            self._tasks.add(task)
+            task.add_done_callback(done)
+
+        self._in_engine(start)
 
     def _begin_next(self, next_request: Next, kept: KeptConnection, head: RequestHead, body: bytes) -> bool:
         """Begin a call on the engine's loop; return False if Trio must have the request, to refuse it for example."""
@@ -212,7 +223,7 @@ class EngineThread:
             if request is None:
                 return False
             rewrite = _at_once(self._engine.adapter.request(request))
-            self._admit(request)
+            self.admission.admit(request, self.name)
         except Exception:  # Trio reads the request again, and reports what is wrong
             return False
         client = kept.client
@@ -233,7 +244,8 @@ class EngineThread:
         for kept in tuple(self.connections):
             kept.give_back_idle()
 
-    def _check_ready(self) -> Application:
+    def check_ready(self) -> Application:
+        """Return the engine's application. Raises ApiError 503 if it is not there yet, or the engine has died."""
         if self._failed_by is not None or self.failure is not None:
             raise self._dead()
         if self._app is None or self.ended.is_set():

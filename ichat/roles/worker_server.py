@@ -36,6 +36,7 @@ from ichat.protocol import (
 )
 from ichat.protocol.prefixes import PREFIX_HEADER
 from ichat.roles.worker_options import Options
+from ichat.roles.worker_sleep import WorkerSleep
 from ichat.security.addresses import address_in, comes_from_this_host, is_loopback, targets_this_host
 from ichat.security.auth import CHANGES_MODELS, bearer_of
 from ichat.security.keys import digest_of, proof_of
@@ -43,12 +44,13 @@ from ichat.security.keys import digest_of, proof_of
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+SLEEP_PATHS = (b"/sleep", b"/wake")
 GROUP_HEARTBEAT_S = 3.0
 """Members of a group send heartbeats at least so often: each is of no use without the others."""
 _PROOF_HEADERS = frozenset((PROOF_HEADER, b"authorization"))
 _CHANGES = CHANGES_MODELS | {b"/resume_memory_occupation", b"/wake_up"}
 """Routes after which the worker sends a heartbeat at once: its models change, or it accepts requests again."""
-_NOT_FOR_ENGINE = _CHANGES | {b"/logs/stream", b"/beat"}
+_NOT_FOR_ENGINE = _CHANGES | {b"/logs/stream", b"/beat", *SLEEP_PATHS}
 """What the engine's thread leaves to Trio of the requests that change something."""
 _JSON = [(b"content-type", b"application/json")]
 
@@ -71,6 +73,7 @@ class WorkerServer:
         self._token_digests = [digest_of(text) for text in (token.encode(), proof_of(token.encode()))] if token else []
         self.thread = thread
         self._engine = engine
+        self._sleep = WorkerSleep(engine, thread, self._report_change)
         self.port = port
         self.id = options.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self.draining = False
@@ -105,10 +108,14 @@ class WorkerServer:
         if self.draining or self.thread.unready.is_set():
             return "draining"
         if self.thread.is_ready():
-            return "ready"
+            return self._sleep.state
         if self.thread.is_following():
             return "following"
         return "loading" if self.thread.parsed.is_set() else "starting"
+
+    def _report_change(self) -> None:
+        """Send the gateway, if there is one, a heartbeat now."""
+        self.changed()
 
     def authenticate(self, head: RequestHead, peer: str) -> None:
         """Admit this machine, clients with the token, and all requests for the health. Raises ApiError 401, 403."""
@@ -124,15 +131,24 @@ class WorkerServer:
                 "This worker answers its own machine only, at 127.0.0.1 or `localhost`, through no proxy and no page of"
                 " another origin: start it, and its gateway, with the same ICHAT_JOIN_TOKEN."
             )
-        given = (digest_of(bearer_of(value)) for name, value in head.headers if name in _PROOF_HEADERS)
-        if not any(hmac.compare_digest(digest, known) for digest in given for known in self._token_digests):
+        if not self._is_proven(head.headers):
             raise errors.invalid_api_key(
                 "This worker answers its own machine, its gateway, and clients with their token (ICHAT_JOIN_TOKEN) as"
                 " `Authorization: Bearer`."
             )
 
+    def _is_proven(self, headers: Headers) -> bool:
+        """Return whether a request has the token, or the proof of it."""
+        given = [digest_of(bearer_of(value)) for name, value in headers if name in _PROOF_HEADERS]
+        return any(hmac.compare_digest(digest, known) for digest in given for known in self._token_digests)
+
+    def _is_of_gateway(self, request: Request, client: Client) -> bool:
+        """Return whether only the gateway can have sent a request; an engine may have a route like the gateway's."""
+        return not address_in(client.peer) or self._is_proven(request.headers)
+
     async def answer(self, request: Request, client: Client, _caller: None) -> None:
         """Answer one request: the worker's own routes here, everything else by the engine."""
+        changes_sleep = request.path in SLEEP_PATHS and self._is_of_gateway(request, client)
         request.replace_headers(_external(request.headers))
         is_read = request.method in (b"GET", b"HEAD")
         if is_read and request.path == b"/health":
@@ -143,6 +159,8 @@ class WorkerServer:
             await self.log.answer(request, client)
         elif request.path == b"/beat":
             await self._request_heartbeat(request, client)
+        elif changes_sleep:
+            await self._change_sleep(request, client)
         elif not is_read and b"%" in request.path:
             raise errors.bad_request("The path must be written without percent signs.")  # it selects the route
         elif self.draining and not self.thread.is_ready() and self.thread.failure is None:
@@ -179,8 +197,9 @@ class WorkerServer:
 
     async def _send_health(self, request: Request, client: Client) -> None:
         """Send 200 while requests are answered, or while a follower follows; otherwise 503 with the phase."""
-        is_well = self.thread.is_ready() or self.thread.is_following()
-        status = {"status": "ok"} if is_well else {"status": "unavailable", "phase": self.thread.phase}
+        phase = self.thread.admission.closed
+        is_well = (self.thread.is_ready() and not phase) or self.thread.is_following()
+        status = {"status": "ok"} if is_well else {"status": "unavailable", "phase": phase or self.thread.phase}
         headers = [*_JSON, (WORKER_HEADER, self.id.encode())]
         await client.respond(request, 200 if is_well else 503, headers, json.dumps(status).encode())
 
@@ -194,6 +213,15 @@ class WorkerServer:
             )
         self.changed()
         await client.respond(request, 200, _JSON, b'{"status": "ok"}')
+
+    async def _change_sleep(self, request: Request, client: Client) -> None:
+        """Let the engine sleep, or wake up, and answer when it does."""
+        if request.method != b"POST":
+            raise errors.method_not_allowed(request.method.decode("latin-1"), request.path.decode(), "POST")
+        if self.draining:
+            raise errors.draining()
+        await (self._sleep.sleep() if request.path == b"/sleep" else self._sleep.wake())
+        await client.respond(request, 200, _JSON, json.dumps({"state": self.state()}).encode())
 
     async def _send_models(self, request: Request, client: Client) -> None:
         """Send the answer to `/v1/models` or `/v1/models/NAME`, the same for every engine."""
@@ -224,7 +252,7 @@ class WorkerServer:
             backend=self._engine.name,
             model_path=info.model_path if info else "",
             state=self.state(),
-            phase=self.thread.phase,
+            phase=self.thread.admission.closed or self.thread.phase,
             failure=sentence(str(self.thread.failure or "")),
             heartbeat_interval=min(interval, GROUP_HEARTBEAT_S) if group else interval,
             unix_socket=self.options.unix_socket is not None,
@@ -235,6 +263,7 @@ class WorkerServer:
             changed_args=_bounded(info.changed_args) if info else None,
             versions={"ichat": __version__, **(info.versions if info else {})},
             progress=attrs.asdict(self._engine.progress()),
+            can_sleep=info is not None and not info.why_no_sleep,
             prefix_reports=info is not None and info.held is not None,
             machine=self._machine_monitor.report.machine if self._machine_monitor.report else None,
         )

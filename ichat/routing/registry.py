@@ -296,6 +296,8 @@ class Registry:
         endpoint = self._table.place(worker, heartbeat, self._circuit_breaker)
         self._set_concurrency(worker)
         endpoint.reports_prefixes = heartbeat.prefix_reports
+        if heartbeat.state == "asleep":  # with an empty cache
+            endpoint.forget_prefixes()
         counts = (heartbeat.progress.get("running"), heartbeat.progress.get("waiting"))
         endpoint.report(int(sum(count for count in counts if count is not None)), self._clock())
 

@@ -27,7 +27,7 @@ class Rig:
 
     async def open(self, nursery):
         listeners = await open_listeners("127.0.0.1", 0)
-        self.worker = WorkerServer(self.options, self.engine, self.host, port_of(listeners))
+        self.worker = WorkerServer(self.options, self.engine, self.host, port_of(listeners), token="t")
         hub = Hub()
         self.door = FrontDoor(b"worker", self.worker.answer, lambda head, peer: None, hub, Limits(), self.timeouts)
         nursery.start_soon(hub.run_forever)

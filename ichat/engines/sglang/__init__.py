@@ -260,6 +260,18 @@ class SGLang:
             if name.startswith("sglang.") and getattr(module, "kill_process_tree", None) is kill:
                 module.kill_process_tree = spare  # type: ignore[attr-defined]
 
+    async def sleep(self) -> None:
+        """See `Sleeper.sleep`. SGLang releases its memory only when its scheduler is idle; see `Memory`."""
+        from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
+
+        await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput())
+
+    async def wake(self) -> None:
+        """See `Sleeper.wake`."""
+        from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
+
+        await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput())
+
     def why_dead(self) -> str | None:
         """See `Engine.why_dead`."""
         return self._dead or self._family.first_dead()

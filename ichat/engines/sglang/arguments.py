@@ -17,6 +17,7 @@ from ichat.engines import EngineInfo
 from ichat.engines.flags import FlagOutcome
 from ichat.engines.kv_events import KvEvents
 from ichat.engines.ray_check import check_ray
+from ichat.engines.sglang.memory import why_no_sleep
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.protocol import Group
 from ichat.security.redact import masked
@@ -162,4 +163,5 @@ def engine_info(
         flag_outcomes=outcomes,
         group=group,
         held=events.held if events is not None else None,
+        why_no_sleep=why_no_sleep(resolved_args(args)),
     )

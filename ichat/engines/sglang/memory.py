@@ -1,4 +1,4 @@
-"""SGLang's memory while it is released: `/release_memory_occupation` and `/resume_memory_occupation`.
+"""SGLang's memory while it is released: `/release_memory_occupation` and `/resume_memory_occupation`, and sleep.
 
 SGLang's scheduler dies of either request at a wrong time: it asserts that it is idle, and that what it resumes was
 released. So such requests are refused, and so is work while memory is released.
@@ -10,7 +10,7 @@ released. So such requests are refused, and so is work while memory is released.
 import asyncio
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ichat.engines.asgi import call_under_way
@@ -97,6 +97,19 @@ class Memory:
         manager.resume_memory_occupation = resume_released
 
 
+def why_no_sleep(args: Mapping[str, Any]) -> str:
+    """Return why SGLang cannot give its memory back for a while, as a clause; empty if it can."""
+    if args.get("device") == "cpu":
+        return "SGLang gives no memory back on the CPU"
+    if not args.get("enable_memory_saver"):
+        return "SGLang was started without --enable-memory-saver"
+    if not args.get("enable_weights_cpu_backup"):
+        return "SGLang was started without --enable-weights-cpu-backup, and would lose the model's weights"
+    if args.get("weight_cache_mode", "off") != "off":
+        return "SGLang shares the model's weights with others (--weight-cache-mode)"
+    return "several machines serve the model" if args.get("nnodes", 1) > 1 else ""
+
+
 def _is_work(request: Request) -> bool:
     if request.method in (b"GET", b"HEAD"):
         return request.path == b"/health_generate"
@@ -123,8 +136,12 @@ def _conflict(message: str) -> ApiError:
 
 
 def _refuse(message: str) -> None:
-    """Answer the call with 409, past SGLang, which answers all exceptions alike. Raises _Refused."""
+    """Answer the call with 409, past SGLang, which answers all exceptions alike.
+
+    Raises _Refused, or ApiError 409 if no call is under way.
+    """
     call = call_under_way()
-    if call is not None:
-        call.abandon(_conflict(message))
+    if call is None:
+        raise _conflict(message)
+    call.abandon(_conflict(message))
     raise _Refused(message)

@@ -37,9 +37,11 @@ from ichat.engines.translation import translate
 from ichat.engines.versions import check_version
 from ichat.engines.vllm.events import obstacle_to_events, tag_requests
 from ichat.engines.vllm.flags import TABLE
+from ichat.engines.vllm.groups import follows, group_of
 from ichat.engines.vllm.metrics import read_progress
+from ichat.engines.vllm.sleep import fall_asleep, wake_up, why_no_sleep
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
-from ichat.protocol import Group, ModelCard
+from ichat.protocol import ModelCard
 from ichat.security.redact import masked
 
 OLDEST = (0, 12)
@@ -76,10 +78,6 @@ _SERVER_FLAGS: Mapping[str, Sequence[object]] = {
     "api_server_count": (None, 1),
 }
 """Flags that concern vLLM's own HTTP server, which the worker replaces, with the only values that they may have."""
-
-
-_ALONE, _RPC_PORT = "127.0.0.1", 29550
-"""vLLM's defaults for the address at which the machines of a data-parallel model meet."""
 
 
 @attrs.define
@@ -136,7 +134,7 @@ class VLLM:
 
     def _listen(self, outcomes: list[FlagOutcome]) -> None:
         """Let vLLM publish events about its cache, if they are wanted and possible."""
-        obstacle = obstacle_to_events(self._args, is_alone=_group(self._args) is None)
+        obstacle = obstacle_to_events(self._args, is_alone=group_of(self._args) is None)
         self._events = wanted_events(self.adapter.settings, obstacle)
         if self._events is not None:
             flag = self._events.flag(enable_kv_cache_events=True)
@@ -147,7 +145,7 @@ class VLLM:
         """See `Engine.run`."""
         import uvloop
 
-        if _follows(self._args):
+        if follows(self._args):
             self._follow(serve)
         else:
             uvloop.run(self._lead(self._args, serve))
@@ -222,6 +220,14 @@ class VLLM:
             asyncio.run(serve(None))  # type: ignore[arg-type]
         finally:
             (getattr(processes, "shutdown", None) or processes.close)()
+
+    async def sleep(self) -> None:
+        """See `Sleeper.sleep`."""
+        await fall_asleep(self._client)
+
+    async def wake(self) -> None:
+        """See `Sleeper.wake`."""
+        await wake_up(self._client)
 
     def why_dead(self) -> str | None:
         """See `Engine.why_dead`."""
@@ -330,25 +336,6 @@ def _check(args: argparse.Namespace) -> None:
         check_ray(args.tensor_parallel_size * args.pipeline_parallel_size)
 
 
-def _group(args: argparse.Namespace) -> Group | None:
-    """Return the group of machines that these arguments describe, or None."""
-    nodes = getattr(args, "nnodes", None) or 1
-    if nodes > 1:
-        return Group(f"{args.master_addr}:{args.master_port} {args.model}", args.node_rank, nodes)
-    here = getattr(args, "data_parallel_size_local", None)
-    apart = getattr(args, "data_parallel_external_lb", False) or getattr(args, "data_parallel_hybrid_lb", False)
-    if not args.headless and (apart or here is None or here >= args.data_parallel_size):
-        return None
-    meeting = f"{args.data_parallel_address or _ALONE}:{args.data_parallel_rpc_port or _RPC_PORT} {args.model}"
-    rank = getattr(args, "data_parallel_start_rank", None)
-    return Group(meeting, (rank or 1) if args.headless else 0, args.data_parallel_size)
-
-
-def _follows(args: argparse.Namespace) -> bool:
-    """Return whether vLLM serves no requests on this machine."""
-    return args.headless or (bool(getattr(args, "node_rank", 0)) and args.data_parallel_size == 1)
-
-
 def _usage(message: str, parser: argparse.ArgumentParser | None = None) -> Exit:
     lines = [line.strip() for line in message.splitlines()]
     text = "; ".join(line for line in lines if line and not line.startswith("For further information"))
@@ -392,6 +379,7 @@ def _info(
         },
         changed_args=[name for name, value in vars(args).items() if value != defaults[name]],
         flag_outcomes=outcomes,
-        group=_group(args),
+        group=group_of(args),
         held=events.held if events is not None else None,
+        why_no_sleep=why_no_sleep(args, is_alone=group_of(args) is None),
     )

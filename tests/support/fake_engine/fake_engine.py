@@ -43,6 +43,14 @@ class Fake:
         self.kin = ProcessFamily()
         self.go_on = threading.Event()
         self.hanging = False
+        self.asleep = False
+        self.changes = []
+        """What was asked of it: `sleep` or `wake`."""
+        self.holds = False
+        """Whether it neither falls asleep nor wakes up."""
+        self.change_failure = None
+        """The exception that a change raises at its end."""
+        self.worked_asleep = 0
 
     def check(self):
         pass
@@ -60,13 +68,22 @@ class Fake:
         parser.add_argument("--needs-children", action="store_true", help="it dies with any of them")
         parser.add_argument("--leftovers", type=int, default=0, help="processes without a parent")
         parser.add_argument("--stands-still", action="store_true", help="its count of steps does")
+        parser.add_argument("--sleeps", action="store_true")
         parser.add_argument("--group")
         parser.add_argument("--rank", type=int, default=0)
         self.args = args = parser.parse_args(list(argv))
         group = Group(args.group, args.rank, 2) if args.group else None
         names = args.served_model_name or [args.model]
         changed = [name for name, value in vars(args).items() if value != parser.get_default(name)]
-        return EngineInfo(args.model, names, vars(args), {"fake": "1"}, changed, group=group)
+        return EngineInfo(
+            args.model,
+            names,
+            vars(args),
+            {"fake": "1"},
+            changed,
+            group=group,
+            why_no_sleep="" if args.sleeps else "it is a fake",
+        )
 
     def run(self, *, phase, serve):
         args = self.args
@@ -87,6 +104,22 @@ class Fake:
         for _ in range(args.leftovers):
             subprocess.run("sleep 3600 &", shell=True, check=True)
         asyncio.run(serve(None if args.rank else self.app))
+
+    async def sleep(self):
+        self.asleep = True
+        await self.change("sleep")
+
+    async def wake(self):
+        await self.change("wake")
+        self.asleep = False
+
+    async def change(self, name):
+        self.changes.append(name)
+        await asyncio.sleep(0)
+        while self.holds:
+            await asyncio.sleep(0.005)
+        if self.change_failure is not None:
+            raise self.change_failure
 
     def why_dead(self):
         return self.dead or self.kin.first_dead()
@@ -109,6 +142,7 @@ class Fake:
     async def app(self, scope, receive, send):
         message = await receive()
         body = json.loads(message["body"] or b"{}")
+        self.worked_asleep += self.asleep and scope["method"] == "POST"
         if scope["path"] == "/afterwards":
             await self.plain(send, {"context": MARK.get(None)})
             MARK.set("set by another request")

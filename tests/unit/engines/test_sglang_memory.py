@@ -88,7 +88,7 @@ def calls(manager, *asked):
     async def make(name, tags):
         try:
             await getattr(manager, name)(SimpleNamespace(tags=tags), None)
-        except sglang_memory._Refused as error:
+        except ApiError as error:
             return str(error)
 
     async def make_all():

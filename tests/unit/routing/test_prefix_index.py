@@ -141,3 +141,17 @@ def test_workers_that_come_and_go_leave_nothing():
         world.now += 20
     world.held("s")
     assert len(world.index._numbers) <= 1
+
+
+def test_a_worker_that_sleeps_has_an_empty_cache():
+    """From the heartbeat on that says so, nothing is believed of it; what others have stays."""
+    world = World()
+    registry = Registry({}, lambda: world.now, 10)
+    for name in ("a", "b"):
+        registry.record_heartbeat(Heartbeat(name, "m", "127.0.0.1", 1))
+    sleeper, other = registry.availability("m").endpoints
+    for one in (sleeper, other):
+        world.send(chain("s"), one)
+    assert world.held("s")
+    registry.record_heartbeat(Heartbeat("a", "m", "127.0.0.1", 1, state="asleep"))
+    assert set(world.held("s")) == {"b"}
