@@ -221,7 +221,10 @@ class Balancer:
             return
         retry_at = math.inf
         for model, queue in list(self._queues.items()):
+            if freed is not None and not queue.is_served:
+                continue
             found = self._find(model)
+            queue.is_served = isinstance(found, Ready)
             if isinstance(found, Ready):
                 while self._serve_one(queue, found, freed):
                     pass

@@ -46,6 +46,8 @@ class FairQueue:
     def __init__(self) -> None:
         self._flows: dict[str, dict[Waiter, None]] = {}
         self._count = 0
+        self.is_served = True
+        """Whether its model could be served at the last look: if not, no request that ends changes that."""
 
     def __repr__(self) -> str:
         return f"<FairQueue {self._count} of {len(self._flows)} flows>"

@@ -281,6 +281,21 @@ def test_the_first_prefix_is_noted_where_there_are_several_workers():
     assert site.balancer.wants_prefix("m")
 
 
+def test_requests_of_other_models_pay_nothing_for_those_that_wait(site):
+    """The end of a request at one worker is no reason to look at models that have to be loaded first."""
+    site.add()
+    site.registry.record_heartbeat(Heartbeat("x", "x", "127.0.0.1", 1, heartbeat_interval=1e3))
+    asked, find = [], site.balancer._find
+    site.balancer._find = lambda model: asked.append(model) or find(model)
+    waiter = site.wait()
+    asked.clear()
+    site.balancer.lease(RoutingRequest("x")).release()
+    assert asked == ["x"]
+    site.registry.restart(site.registry.get("w"))
+    site.tell()
+    assert waiter.lease is not None
+
+
 def test_a_session_goes_to_the_worker_that_is_loaded(site):
     """A session has its home among those that are ready, as ever."""
     site.add("a")
