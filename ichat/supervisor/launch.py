@@ -15,6 +15,13 @@ from ichat.supervisor.orphans import WORKER_TAG_VAR
 
 HEAD_BYTES_MORE = 8192
 """What the gateway may add to the head of a request."""
+SLEEP_FLAGS: Mapping[str, Sequence[str]] = {
+    "vllm": ("enable_sleep_mode",),
+    "sglang": ("enable_memory_saver", "enable_weights_cpu_backup"),
+}
+"""What each engine needs in order to sleep; without the last one, SGLang would lose the model's weights."""
+_SLEEP_SWITCHES = ("enable_sleep_mode", "enable_memory_saver")
+"""One name of it in each engine's vocabulary: both engines know both."""
 
 
 def id_for(model_name: str, taken: Collection[str]) -> str:
@@ -53,10 +60,31 @@ def python_of(config: Config, worker: ManagedWorkerConfig) -> str:
     return worker.python or (engine.python if engine else None) or sys.executable
 
 
+def sleep_flags(worker: ManagedWorkerConfig, *, has_gpus: bool) -> list[str]:
+    """Return the flags with which the engine of a worker can sleep, if the worker is to and the flags are not set.
+
+    `has_gpus` says whether the machine has any: without them no engine can, and vLLM refuses the flag.
+    """
+    given = {name.replace("-", "_"): value for name, value in worker.backend_args.items()}
+    is_on_the_cpu = not has_gpus or worker.gpu_ids == [] or given.get("device") == "cpu"
+    if worker.when_idle != "sleep" or is_on_the_cpu or any(given.get(name) is False for name in _SLEEP_SWITCHES):
+        return []
+    return engine_flags({name: True for name in SLEEP_FLAGS.get(worker.backend, ()) if name not in given})
+
+
 def command_of(
-    config: Config, worker: ManagedWorkerConfig, worker_id: str, unix_socket: str, control: str
+    config: Config,
+    worker: ManagedWorkerConfig,
+    worker_id: str,
+    unix_socket: str,
+    control: str,
+    *,
+    has_gpus: bool = False,
 ) -> list[str]:
-    """Return the command of a worker that also listens on `unix_socket` and sends its heartbeats to `control`."""
+    """Return the command of a worker that also listens on `unix_socket` and sends its heartbeats to `control`.
+
+    `has_gpus` says whether the machine has any.
+    """
     limits, timeouts = config.limits, config.timeouts
     keeps = worker.on_gateway_exit == "keep"
     return [
@@ -84,6 +112,7 @@ def command_of(
         f"--stop-s={timeouts.stop_s / 3:g}",
         f"--model={worker.model_path}",
         *engine_flags(worker.backend_args),
+        *sleep_flags(worker, has_gpus=has_gpus),
     ]
 
 

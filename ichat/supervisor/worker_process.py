@@ -15,7 +15,7 @@ import psutil
 import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
-from ichat.hardware.gpus import find_gpus
+from ichat.hardware.gpus import find_gpus, has_nvidia
 from ichat.security.keys import hand_over
 from ichat.security.redact import shown
 from ichat.supervisor import processes
@@ -91,7 +91,8 @@ class WorkerProcess:
         times: SweepTimes,
     ) -> "WorkerProcess":
         """Start a worker that writes to the descriptor `output`. Raises OSError or ValueError where that cannot be."""
-        command = command_of(config, spec, worker_id, state.socket_of(worker_id), state.control_socket)
+        socket, control = state.socket_of(worker_id), state.control_socket
+        command = command_of(config, spec, worker_id, socket, control, has_gpus=has_nvidia())
         log.info("starting worker %s: %s", worker_id, shown(command))
         watched = token_fd = None
         with contextlib.ExitStack() as held, contextlib.ExitStack() as given:
