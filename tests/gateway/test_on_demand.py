@@ -422,7 +422,7 @@ async def test_operators_see_the_state(open_site, connect):
         assert status["workers"] == {state: 1}
         assert [(one["id"], one["workers"], one["queued"]) for one in status["models"]] == [("m", 0, 1)]
     _, _, body = await client.ask(target=b"/v1/admin/route")
-    assert (json.loads(body)["rule"], json.loads(body)["waiting"]) == ("queued", 1)
+    assert (json.loads(body)["rule"], json.loads(body)["waiting"]) == ("loading", 1)
 
 
 async def test_a_response_is_gone_with_the_process_that_kept_it(open_site, connect):
