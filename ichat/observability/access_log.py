@@ -37,12 +37,11 @@ def _facts_of(record: RequestRecord) -> str:
     started_at, answered_at, overhead_s = record.started_at, record.answered_at, record.overhead_s
     first_byte = "null" if answered_at is None else f"{(answered_at - started_at) * 1000:.2f}"
     overhead = "null" if overhead_s is None else f"{overhead_s * 1000:.2f}"
-    alias = f', "alias": {_quoted(record.alias[:SHOWN_CHARACTERS_MAX])}' if record.alias else ""
     matched, length = ("null", "null") if record.prefix is None else (record.prefix.matched, record.prefix.length)
-    return (
+    facts = (
         f'"id": {_quoted(record.id)}, "client": {_quoted(record.client)}, "method": {_quoted(record.method)},'
         f' "path": {_quoted(record.path)}, "key": {_quoted(record.key_name)},'
-        f' "model": {_quoted(record.model[:SHOWN_CHARACTERS_MAX])}{alias}, "worker": {_quoted(record.worker)},'
+        f' "model": {_quoted(record.model[:SHOWN_CHARACTERS_MAX])}, "worker": {_quoted(record.worker)},'
         f' "status": {record.status}, "error": {_quoted(record.error)}, "bytes_in": {record.bytes_in},'
         f' "bytes_out": {record.bytes_out}, "duration_ms": {(record.ended_at - started_at) * 1000:.2f},'
         f' "first_byte_ms": {first_byte}, "queue_ms": {record.queued_s * 1000:.2f}, "overhead_ms": {overhead},'
@@ -50,6 +49,7 @@ def _facts_of(record: RequestRecord) -> str:
         f' "tokens": {"null" if record.tokens is None else record.tokens}, "phase": {_quoted(record.phase)},'
         f' "trace": {_quoted(record.trace_id)}'
     )
+    return facts if not record.alias else f'{facts}, "alias": {_quoted(record.alias[:SHOWN_CHARACTERS_MAX])}'
 
 
 class AccessLog:

@@ -136,9 +136,12 @@ class Balancer:
             why = f"{request.only.upstream.name}, which keeps the response, takes no requests at the moment"
             return NotReady(why, RETRY_AFTER_S)
         excluded = request.excluded
-        for one in endpoints:
-            if one not in excluded and _is_worth_waiting_for(one, request, now):
-                return None
+        if not request.skips_open:
+            for one in endpoints:
+                if (one.circuit.state(now) != "open" or one.circuit.answers) and one not in excluded:
+                    return None
+        elif any(one.circuit.allows_request(now) and one not in excluded for one in endpoints):
+            return None
         left = [one for one in endpoints if one not in excluded]
         if not left:
             return None
@@ -340,14 +343,6 @@ class Balancer:
         if len(allowed) > 1:
             return [one for one in allowed if one.avoid_until <= now] or allowed
         return allowed
-
-
-def _is_worth_waiting_for(endpoint: Endpoint, request: RoutingRequest, now: float) -> bool:
-    """Return whether an endpoint takes a request soon, as its circuit has it."""
-    circuit = endpoint.circuit
-    if request.skips_open:
-        return circuit.allows_request(now)
-    return circuit.answers or circuit.state(now) != "open"
 
 
 def _fit_for(request: RoutingRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
