@@ -68,12 +68,11 @@ class PrefixIndex:
         self._turn_s = settings.prefix_ttl_s / 2
         self._turn_at = min(self._turn_at, self._clock() + self._turn_s)
 
-    def _turn(self) -> None:
+    def _turn(self, now: float) -> None:
         """Forget what has not been used for a while, or make room."""
         if self._freed:
             for _ in range(min(_FREED_MAX, len(self._freed))):
                 self._freed.popitem()
-        now = self._clock()
         if now >= self._turn_at or len(self._young) >= self._young_max:
             self._freed = self._old
             self._old, self._young = self._young, {}
@@ -112,9 +111,9 @@ class PrefixIndex:
                 self._young[digest] = known
         return known
 
-    def match(self, chain: PrefixChain) -> Match:
-        """Return what is known of a chain."""
-        self._turn()
+    def match(self, chain: PrefixChain, now: float | None = None) -> Match:
+        """Return what is known of a chain; `now` saves a look at the clock."""
+        self._turn(self._clock() if now is None else now)
         known = list(map(self._young.get, chain.digests))
         if self._old and None in known:
             known = list(map(self._known, chain.digests))
@@ -171,7 +170,7 @@ class PrefixIndex:
 
     def add(self, digests: Iterable[bytes], endpoint: Endpoint) -> None:
         """Record that an endpoint has these prefixes, as its worker says."""
-        self._turn()
+        self._turn(self._clock())
         number = self._number_of(endpoint.holder)
         for digest in digests:
             self._young[digest] = self._with(self._known(digest) or 0, number)

@@ -118,7 +118,7 @@ class PrefixAware(LeastLoaded):
         if prefix is None:
             self.rule = "least_loaded"
             return super().choose(candidates, request, now)
-        match = self._match(prefix)
+        match = self._match(prefix, now)
         self._found = prefix, match
         place, self.rule = decide(describe(candidates, match, now), match.uses)
         if not self._is_rehearsal:
@@ -134,16 +134,16 @@ class PrefixAware(LeastLoaded):
         """Return whether no endpoint holds more of the request's prefix."""
         return request.prefix is not None and self._index.is_deepest(request.prefix, endpoint)
 
-    def _match(self, prefix: PrefixChain) -> Match:
+    def _match(self, prefix: PrefixChain, now: float) -> Match:
         """Return what is known of the chain of the request whose endpoint is chosen now; it is looked up once."""
         found, self._found = self._found, None
-        return found[1] if found is not None and found[0] is prefix else self._index.match(prefix)
+        return found[1] if found is not None and found[0] is prefix else self._index.match(prefix, now)
 
     def on_start(self, endpoint: Endpoint, request: RoutingRequest, now: float) -> None:
         """Note that the endpoint will have the request's prefix, so that the next one of the kind follows it."""
         prefix = request.prefix
         if prefix is not None:
-            match = self._match(prefix)
+            match = self._match(prefix, now)
             prefix.matched, prefix.deepest = match.bytes_of.get(endpoint, 0), match.deepest
             prefix.holders = len(match.bytes_of)
             self._index.record(prefix, match, endpoint)

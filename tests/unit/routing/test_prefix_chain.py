@@ -7,6 +7,7 @@ import pytest
 from ichat.protocol.prefixes import BOUNDARIES
 from ichat.routing.prefix_chain import chain_of
 
+DIGESTS = ["3fe4bd7b6c206e71", "f9c6e45344222c46", "3d70ca435ecbeabf"]
 CHAT = b"/v1/chat/completions"
 
 
@@ -55,6 +56,21 @@ def test_what_stands_before_the_messages_counts_wherever_it_is_written(more):
     assert shared(behind, chain({**said, **more, "n": 1})) == 1024
     changed = {name: str(value) + "!" for name, value in more.items()}
     assert shared(behind, chain({**said, **changed})) == 0
+
+
+def test_digests_are_the_same_everywhere():
+    """In every gateway, and after a restart: workers report them to all, and a new start learns from them."""
+    found = chain({"prompt": "a" * 1000}, b"/v1/completions").digests
+    assert [one.hex() for one in found] == DIGESTS
+
+
+def test_the_order_of_pieces_counts():
+    """Two prompts that are made of the same pieces in another order share nothing from there on."""
+    one, other, third = ((letter * 256) for letter in "abc")
+    bodies = (b'{"prompt":' + "".join(texts).encode() for texts in ((one, other, third), (one, third, other)))
+    first, second = (chain_of(b"/v1/completions", body, ("prompt",), "m") for body in bodies)
+    assert shared(first, second) == 256
+    assert not set(first.digests[1:]) & set(second.digests[1:])
 
 
 def test_each_model_has_its_own():
