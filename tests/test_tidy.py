@@ -49,6 +49,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/engines/thread.py",
     "ichat/__main__.py",
     "ichat/observability/logs/store.py",
+    "ichat/proxy/shadow.py",
     "ichat/supervisor/managed_worker.py",
     "ichat/supervisor/supervisor.py",
 }

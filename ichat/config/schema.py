@@ -60,6 +60,7 @@ class Routing:
     max_in_flight: int = checked(_COUNT, 4096)
     queue_max: int = checked(Between(0, 1_000_000), 1024)
     prefix_entries_max: int = checked(Between(1000, 100_000_000), 65_536)
+    shadows_max: int = checked(Between(0, 10_000), 16)
     prefix_ttl_s: float = checked(Between(1, 86400), 600.0)
 
 

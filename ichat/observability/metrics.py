@@ -34,6 +34,7 @@ from ichat.observability.prometheus_families import (
     worker_families,
 )
 from ichat.observability.request_record import OTHER, RequestRecord
+from ichat.observability.shadow_counts import ShadowCounts
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
@@ -106,6 +107,7 @@ class Metrics:
         self._refusals: dict[str, int] = {}
         self._keys: dict[str, _KeyCounts] = {}
         self._aliases = AliasCounts()
+        self.shadows = ShadowCounts()
         self._cancelled: dict[str, int] = dict.fromkeys(PHASES, 0)
         self._bytes = 0
         self._chunks = 0
@@ -319,6 +321,7 @@ class Metrics:
             [(model, counts.prefixes) for model, counts in models if counts.prefixes], len(self._balancer.prefixes)
         )
         yield from self._aliases.families()
+        yield from self.shadows.families()
         yield gap_family([(model, counts.gaps) for model, counts in models])
         yield histogram_family(
             "ichat_overhead_seconds", "What the gateway took before it asked an upstream.", self._overhead

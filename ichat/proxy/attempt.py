@@ -30,6 +30,7 @@ from ichat.proxy.client_head import client_head
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import without_control
 from ichat.proxy.prefix_truth import correct
+from ichat.proxy.shadow import copy_of
 from ichat.proxy.targets import TargetWalk
 from ichat.proxy.token_usage import TokenUsage, tokens_used
 from ichat.proxy.upstream_request import build_upstream_request
@@ -73,6 +74,8 @@ class ForwardedRequest:
     """Whether it may have members or headers that no worker gets from this caller."""
     prompt_bytes: int = 0
     """The bytes of its body, if models learn from them how long prompts are; else 0."""
+    is_copied: bool = False
+    """Whether it is of the share of which its name's shadow gets copies."""
     walk: TargetWalk | None = None
     """Its way through the models of the name that it asked for; None for a name that is only a model's."""
 
@@ -330,6 +333,8 @@ class Attempt:
         elif self.endpoint.circuit.record_response():
             self._context.balancer.dispatch_waiting()
         self.answered_at = self._context.pool.hub.now
+        if self._forwarded.is_copied and status < 400:
+            self._send_copy()
         self._forwarded.request.release_body()
         self._forwarded.names = ()
         if self._forwarded.trace is not None:
@@ -338,6 +343,15 @@ class Attempt:
         if self._forwarded.internal:  # the control plane
             self.error = names.get(CODE_HEADER, b"").decode()
         self.is_stream = is_events(names.get(b"content-type", b""))
+
+    def _send_copy(self) -> None:
+        """Have the shadow of the name that the request asked for get a copy, now that the original is answered."""
+        forwarded, context = self._forwarded, self._context
+        if forwarded.walk is not None:
+            context.shadows.start(copy_of(
+                forwarded.request, forwarded.names, forwarded.walk.alias, caller=forwarded.caller,
+                is_suspect=forwarded.is_suspect, auth=context.auth, timeouts=context.timeouts,
+            ))  # fmt: skip
 
     def _headers_of_gateway(self) -> Headers:
         """Return the headers of the response that this gateway makes."""

@@ -6,6 +6,7 @@ from ichat.config.schema import Config
 from ichat.http.pool import Pool
 from ichat.http.relay import ChunkGapHistogram
 from ichat.proxy.engine_control import DropNotices
+from ichat.proxy.shadow import Shadows
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
 from ichat.routing.prompt_lengths import PromptLengths
@@ -26,12 +27,14 @@ class GatewayContext:
         balancer: Balancer,
         pool: Pool,
         gaps: Callable[[str], ChunkGapHistogram],
+        shadows: Shadows,
     ) -> None:
         """`gaps` gives where the gaps in a model's streams are counted."""
         self.registry = registry
         self.balancer = balancer
         self.pool = pool
         self.gaps = gaps
+        self.shadows = shadows
         self.prompt_lengths = PromptLengths()
         self.quotas = Quotas(config.limits, config.security.keys)
         self.drop_notices = DropNotices()

@@ -25,6 +25,7 @@ from ichat.proxy.model_request import read_model_request
 from ichat.proxy.prefix_truth import take_back
 from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import WaitBound, no_lease, over_limit, response_missing
+from ichat.proxy.shadow import is_copied
 from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, passed_over, reason_of
 from ichat.proxy.token_usage import TokenUsage
 from ichat.routing.aliases import Plan
@@ -204,6 +205,8 @@ class Exchange:
         forwarded, request, alias = self.forwarded, self._request, walk.alias
         if alias.longer is not None and is_measurable(request.path, forwarded.names, request.body):
             forwarded.prompt_bytes = len(request.body)
+        session = request.by_name.get(self._context.session_header, b"")
+        forwarded.is_copied = alias.shadow is not None and is_copied(alias.name, alias.shadow, session)
         while True:
             self._model, forwarded.prefix = walk.model, None
             if walk.longer is not None and self._seems_too_long():

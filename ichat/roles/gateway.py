@@ -4,6 +4,7 @@ components                             plain objects: nothing runs yet
 └ access log                           written in the background
 └ hub                                  sockets' events; ends last
 └ pool                                 connections to upstreams
+└ shadows                              copies of requests; they end before the workers
 └ control plane                        hypercorn on a unix socket
 └ log store                            one follower for each registered worker
 └ reloader                             watches the file, and obeys SIGHUP
@@ -98,6 +99,7 @@ async def _start_background(nursery: trio.Nursery, components: Components) -> No
     nursery.start_soon(components.access.run_forever)
     nursery.start_soon(components.hub.run_forever)
     await nursery.start(context.pool.run_forever)
+    await nursery.start(context.shadows.run_forever)
     await nursery.start(components.serve_control)
     nursery.start_soon(components.log_store.follow_forever, LogSources(context))
     nursery.start_soon(_prune_forever, components.log_directory, reloader)
@@ -127,6 +129,7 @@ async def _serve_until_told(
                 components.context.balancer.close()
                 doors.start_soon(_hurry_when_told, signals, door, supervisor)
                 await door.drain()
+                components.context.shadows.stop()
                 supervisor.stop()
             components.log_store.close_streams()
             await door.wait_until_left(LOG_END_S)

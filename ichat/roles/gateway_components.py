@@ -29,6 +29,7 @@ from ichat.proxy.handler import Gateway
 from ichat.proxy.health_checks import HealthChecker
 from ichat.proxy.heartbeats import HeartbeatReceiver
 from ichat.proxy.prefix_reports import PrefixReportReceiver
+from ichat.proxy.shadow import Shadows
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
@@ -92,7 +93,10 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
     monitor = MachineMonitor(lambda: supervisor.pids)
     metrics = Metrics(registry, balancer, lambda: monitor.report)
-    context = GatewayContext(config, parts.auth, registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps)
+    shadows = Shadows(balancer, metrics.shadows, config.routing.shadows_max)
+    context = GatewayContext(
+        config, parts.auth, registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps, shadows=shadows
+    )
     log_store = LogStore(state.log_directory, config.logs)
     heartbeats = HeartbeatReceiver(
         registry, lambda: context.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed
@@ -111,7 +115,8 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     scraper = Scraper(registry, config.limits.scraped_workers_max, lambda: context.auth.proof)
     # Whatever holds a part of the configuration belongs in this list, or a reload forgets it.
     reconfigured: Sequence[Reconfigurable] = [
-        registry, balancer, context.quotas, pool, context, handler, heartbeats, door, log_store, checker, scraper,
+        registry, balancer, context.quotas, pool, context, shadows, handler, heartbeats, door, log_store, checker,
+        scraper,
     ]  # fmt: skip
     reloader = Reloader(config, file, supervisor, functools.partial(check, reconfigured, context, door))
     admin = AdminContext(

@@ -1,0 +1,209 @@
+"""Copies of requests for another model, whose responses nobody gets: whether it fails, and how long it takes.
+
+A copy starts when the response to its original begins, and takes a place at an endpoint that is free at that moment. It
+waits in no queue, loads no model, has no second attempt, and counts for no limit of a key.
+"""
+
+import hashlib
+import json
+import logging
+import random
+from collections.abc import Callable, Sequence
+
+import attrs
+import h11
+import trio
+
+from ichat.config.models import ShadowConfig
+from ichat.config.schema import Config, Timeouts
+from ichat.errors import ApiError
+from ichat.http.client import FAILURES, HttpResponse, connect
+from ichat.http.heads import form_type
+from ichat.http.json_body import Body, members_of, rewrite_json
+from ichat.http.request import Request
+from ichat.observability.request_record import ROUTES
+from ichat.observability.shadow_counts import ShadowCounts
+from ichat.proxy.engine_control import without_control
+from ichat.proxy.token_usage import TokenUsage
+from ichat.proxy.upstream_request import build_upstream_request
+from ichat.routing.aliases import Alias
+from ichat.routing.availability import Full
+from ichat.routing.balancer import Balancer
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.request import Lease, RoutingRequest
+from ichat.security.auth import CREDENTIALS, Auth, Caller
+
+log = logging.getLogger(__name__)
+
+COPIED_BYTES_MAX = 1024 * 1024
+"""A larger request has no copy."""
+ID_SUFFIX = b"-shadow"
+"""What the id of a copy ends with: engines tell requests apart by their ids."""
+_NUMBERS = 2.0**64
+
+
+@attrs.frozen(eq=False)
+class Copy:
+    """A request to send once more, to another model."""
+
+    alias: str
+    """The name that the original asked for."""
+    model: str
+    """The shadow, which gets the copy."""
+    request: Request
+    names: Sequence[str]
+    """The names of the body's members."""
+    caller: Caller
+    is_suspect: bool
+    """Whether it may have what no worker gets from this caller; see `ForwardedRequest`."""
+    auth: Auth
+    timeouts: Timeouts
+
+    async def body_for(self, endpoint: Endpoint) -> Body:
+        """Return the body as this endpoint wants it. Raises ApiError where it must not have it."""
+        body = self.request.body
+        replace = {"model": json.dumps(self.model).encode()}
+        body = self.request.body = rewrite_json(body, await members_of(body), replace, ())
+        if endpoint.route is not None:
+            return await endpoint.route.rewrite(self.request, self.names)
+        if self.is_suspect:
+            body, _ = await without_control(body, self.request.by_name)
+        return body
+
+
+def copy_of(
+    request: Request,
+    names: Sequence[str],
+    alias: Alias,
+    *,
+    caller: Caller,
+    is_suspect: bool,
+    auth: Auth,
+    timeouts: Timeouts,
+) -> Copy | None:
+    """Return the copy of a request for the shadow of a name, without the client's key; None if there can be none.
+
+    A form has none, and neither has what continues a response, which only one worker keeps.
+    """
+    if request.path not in ROUTES or form_type(request.by_name) or "previous_response_id" in names:
+        return None
+    if alias.shadow is None:
+        return None
+    again = Request(
+        method=request.method,
+        target=request.target,
+        path=request.path,
+        version=b"1.1",
+        headers=[header for header in request.headers if header[0] not in CREDENTIALS],
+        body=request.body,
+        id=request.id + ID_SUFFIX,
+        keep_alive=False,
+    )
+    return Copy(alias.name, alias.shadow.model, again, names, caller, is_suspect, auth, timeouts)
+
+
+def is_copied(alias: str, shadow: ShadowConfig, session: bytes, draw: Callable[[], float] = random.random) -> bool:
+    """Return whether a request is of the share that is copied: all of a session are, or none."""
+    if not session:
+        return draw() < shadow.share
+    digest = hashlib.blake2b(b"%b\0%b\0%b" % (alias.encode(), shadow.model.encode(), session), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / _NUMBERS < shadow.share
+
+
+class Shadows:
+    """The copies under way, in a nursery of their own."""
+
+    def __init__(self, balancer: Balancer, counts: ShadowCounts, copies_max: int) -> None:
+        self._balancer = balancer
+        self._counts = counts
+        self._copies_max = copies_max
+        self._under_way = 0
+        self._nursery: trio.Nursery | None = None
+
+    def __repr__(self) -> str:
+        return f"<Shadows {self._under_way} under way>"
+
+    def reconfigure(self, config: Config) -> None:
+        """Have as many copies at once, from now on, as another configuration says."""
+        self._copies_max = config.routing.shadows_max
+
+    async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Send copies until `stop`."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
+
+    def stop(self) -> None:
+        """End all copies, and begin no more: the gateway shuts down."""
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+
+    def start(self, copy: Copy | None) -> None:
+        """Begin to send a copy, if there is one, and a free place for it; this never waits."""
+        if copy is not None and (result := self._begin(copy)):
+            self._counts.add(copy.alias, copy.model, result)
+
+    def _begin(self, copy: Copy) -> str:
+        """Begin to send a copy, or return why not."""
+        if self._nursery is None or self._nursery.cancel_scope.cancel_called:
+            return "draining"
+        if len(copy.request.body) > COPIED_BYTES_MAX:
+            return "too_large"
+        if self._under_way >= self._copies_max:
+            return "busy"
+        lease = self._balancer.lease(RoutingRequest(copy.model, fairness_key=copy.caller.fairness_key))
+        if not isinstance(lease, Lease):
+            return "busy" if isinstance(lease, Full) else "not_ready"
+        self._under_way += 1
+        self._nursery.start_soon(self._send, copy, lease)
+        return ""
+
+    async def _send(self, copy: Copy, lease: Lease) -> None:
+        """Send a copy and drop the response. Nothing that goes wrong here concerns anybody else."""
+        usage = TokenUsage(has_total=not copy.request.path.endswith(b"/messages"))
+        began, result = trio.current_time(), "cancelled"
+        try:
+            result = str(await _exchange(copy, lease.endpoint, usage))
+            self._counts.add_response(copy.model, trio.current_time() - began, usage.said() or 0)
+        except trio.TooSlowError:
+            result = "timeout"
+        except ApiError as error:
+            result = error.code
+        except FAILURES as error:
+            log.info("a copy for %s failed at %s: %s", copy.alias, lease.endpoint.upstream.name, error)
+            result = "failed"
+        except Exception:
+            log.exception("a bug sending a copy for %s", copy.alias)
+            result = "failed"
+        finally:
+            self._under_way -= 1
+            lease.release()
+            self._counts.add(copy.alias, copy.model, result)
+
+
+async def _exchange(copy: Copy, endpoint: Endpoint, usage: TokenUsage) -> int:
+    """Send a copy to an endpoint, read the response to its end, and return its status. Raises one of FAILURES."""
+    timeouts = copy.timeouts
+    first_byte_s, stall_s = endpoint.timeouts or (timeouts.first_byte_s, timeouts.stream_stall_s)
+    body = await copy.body_for(endpoint)
+    pieces = build_upstream_request(
+        copy.request, body, endpoint, auth=copy.auth, caller=copy.caller,
+        added=[(b"connection", b"close")], reads_response=True,
+    )  # fmt: skip
+    parser = h11.Connection(h11.CLIENT)  # it has to know that a request was sent, though not which
+    parser.send(h11.Request(method=copy.request.method, target="/", headers=[(b"host", b"-")]))
+    parser.send(h11.EndOfMessage())
+    with trio.fail_after(timeouts.connect_s):
+        stream = await connect(endpoint.upstream)
+    async with HttpResponse(parser, stream) as response:
+        with trio.fail_after(first_byte_s):
+            for piece in pieces:
+                await stream.send_all(piece)
+            await response.receive_head()
+        while not response.is_complete:
+            data = bytearray(response.parse())
+            usage.see(data, len(data))
+            if not response.is_complete:
+                with trio.fail_after(stall_s):
+                    await response.receive()
+        return response.status

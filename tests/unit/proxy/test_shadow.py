@@ -1,0 +1,159 @@
+"""Copies for a shadow, without a gateway: which requests have one, and how copies end."""
+
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from ichat.config.models import ShadowConfig, TargetConfig
+from ichat.config.schema import Config, Routing, Timeouts
+from ichat.http.pool import Upstream
+from ichat.http.request import Request
+from ichat.observability.shadow_counts import SERIES_MAX, ShadowCounts
+from ichat.proxy.shadow import Shadows, copy_of, is_copied
+from ichat.routing.aliases import Alias
+from ichat.routing.availability import Ready
+from ichat.routing.balancer import Balancer
+from ichat.routing.endpoint import Endpoint
+
+SHADOW = ShadowConfig("s", 0.25)
+TIMEOUTS = Timeouts()
+CALLER = SimpleNamespace(kind="none", fairness_key="k")
+AUTH = SimpleNamespace(has_keys=False, proof=b"", lets_steer=lambda _: True)
+
+
+def request_of(path=b"/v1/chat/completions", headers=(), body=b'{"model": "a"}'):
+    headers = [(b"content-type", b"application/json"), *headers]
+    return Request(b"POST", path, path, b"1.1", headers, body, b"id", keep_alive=True)
+
+
+def copied(request, names=("model",), timeouts=TIMEOUTS):
+    alias = Alias("n", (TargetConfig("a"),), shadow=SHADOW)
+    return copy_of(request, names, alias, caller=CALLER, is_suspect=False, auth=AUTH, timeouts=timeouts)
+
+
+class Site:
+    """Shadows whose model has one endpoint."""
+
+    def __init__(self, port):
+        self.endpoint = Endpoint(Upstream("worker s", "127.0.0.1", port), b"s", 8)
+        self.counts = ShadowCounts()
+        balancer = Balancer(lambda _: Ready([self.endpoint]), trio.current_time, Routing())
+        self.shadows = Shadows(balancer, self.counts, 16)
+
+    @property
+    def results(self):
+        for family in self.counts.families():
+            if family.name == "ichat_shadow_requests":
+                return {one.labels["result"]: one.value for one in family.samples}
+        return {}
+
+    async def until(self, results):
+        with trio.fail_after(30):
+            while self.results != results:
+                await trio.sleep(0.005)
+
+
+@pytest.fixture
+async def silent_site(serve, nursery):
+    """Start a server that never answers, for copies to go to."""
+
+    async def silent(stream, head, body):
+        await trio.sleep_forever()
+
+    upstream, port = await serve(silent)
+    site = Site(port)
+    site.upstream = upstream
+    await nursery.start(site.shadows.run_forever)
+    return site
+
+
+def test_a_session_is_on_one_side_and_the_sides_are_as_large_as_asked():
+    """Without a session the draw decides."""
+    sides = [is_copied("n", SHADOW, b"session %d" % number) for number in range(2000)]
+    assert sides == [is_copied("n", SHADOW, b"session %d" % number) for number in range(2000)]
+    assert 400 < sum(sides) < 600
+    assert is_copied("n", SHADOW, b"", lambda: 0.24)
+    assert not is_copied("n", SHADOW, b"", lambda: 0.25)
+    assert not is_copied("n", ShadowConfig("s", 0.0), b"session")
+    assert is_copied("n", ShadowConfig("s", 1.0), b"session")
+
+
+@pytest.mark.parametrize(
+    ("request_", "names"),
+    [
+        (request_of(path=b"/v1/files"), ["model"]),
+        (request_of(path=b"/v1/responses"), ["model", "previous_response_id"]),
+    ],
+)
+def test_what_only_one_worker_can_answer_has_no_copy(request_, names):
+    """Nor has a route that no model has."""
+    assert copied(request_, names) is None
+
+
+def test_a_form_has_no_copy():
+    """Its model is a field, and its body is large as a rule."""
+    request = request_of(path=b"/v1/audio/transcriptions")
+    request.replace_headers([(b"content-type", b"multipart/form-data; boundary=x")])
+    assert copied(request) is None
+
+
+def test_a_copy_has_no_key_and_an_id_of_its_own():
+    """It outlives the original's body and headers, which are freed."""
+    request = request_of(headers=[(b"authorization", b"Bearer k"), (b"x-api-key", b"k"), (b"x-mine", b"1")])
+    copy = copied(request)
+    request.release_body()
+    assert (copy.request.id, copy.request.body) == (b"id-shadow", b'{"model": "a"}')
+    assert copy.request.headers == [(b"content-type", b"application/json"), (b"x-mine", b"1")]
+
+
+async def test_a_shutdown_ends_copies_at_once(silent_site):
+    """Their places are free, their connections closed, and no more are begun."""
+    site = silent_site
+    for _ in range(3):
+        site.shadows.start(copied(request_of()))
+    with trio.fail_after(30):
+        while len(site.upstream.requests) < 3:
+            await trio.sleep(0.005)
+    assert site.endpoint.in_flight == 3
+    site.shadows.stop()
+    await site.until({"cancelled": 3})
+    assert site.endpoint.in_flight == 0
+    site.shadows.start(copied(request_of()))
+    assert site.results == {"cancelled": 3, "draining": 1}
+    assert repr(site.shadows) == "<Shadows 0 under way>"
+
+
+async def test_a_silent_shadow_is_given_up(silent_site):
+    """After the time that any upstream has for its first byte."""
+    silent_site.shadows.start(copied(request_of(), timeouts=Timeouts(first_byte_s=0.05)))
+    await silent_site.until({"timeout": 1})
+    assert silent_site.endpoint.in_flight == 0
+
+
+async def test_a_reload_changes_how_many_there_may_be(silent_site):
+    """From the next one on."""
+    silent_site.shadows.reconfigure(Config(routing=Routing(shadows_max=1)))
+    for _ in range(3):
+        silent_site.shadows.start(copied(request_of()))
+    assert silent_site.results == {"busy": 2}
+
+
+async def test_a_body_that_cannot_be_read_concerns_nobody(silent_site):
+    """The original's endpoint may have accepted it all the same."""
+    silent_site.shadows.start(copied(request_of(body=b"no object")))
+    await silent_site.until({"bad_request": 1})
+    assert silent_site.endpoint.in_flight == 0
+
+
+def test_series_are_bounded():
+    """However often the configuration brings new names."""
+    counts = ShadowCounts()
+    for number in range(SERIES_MAX + 5):
+        counts.add(f"n{number}", "s", "200")
+        counts.add_response(f"s{number}", 1.0, 2)
+    [copies, seconds, tokens] = list(counts.families())
+    assert len(copies.samples) == SERIES_MAX + 1
+    assert sum(one.value for one in copies.samples) == SERIES_MAX + 5
+    assert sum(one.value for one in seconds.samples if one.name.endswith("_count")) == SERIES_MAX + 5
+    assert sum(one.value for one in tokens.samples) == 2 * (SERIES_MAX + 5)
