@@ -260,15 +260,10 @@ class _Turns:
         return (max(self._may_go_at(one, since), self.now), rank, -self._since(one.model), was_used, one.idle_since)
 
     def _effort(self, plan: LoadPlan) -> tuple[object, ...]:
-        since = self._since(plan.worker.model)
+        """Return what a way to load a model takes, to be compared: the soonest, then what evicts least, comes first."""
+        since, phase = self._since(plan.worker.model), plan.worker.phase
         costs = sorted((self._cost(one, since) for one in plan.evicts), reverse=True)
-        return (
-            max(plan.at, self.now),
-            bool(plan.evicts),
-            costs,
-            plan.worker.phase != "asleep",
-            plan.worker.phase == "down",
-        )
+        return (max(plan.at, self.now), costs, phase != "asleep", phase == "down")
 
     def _evict(self, one: SwapCandidate, *, is_end: bool) -> None:
         is_new = one.worker_id not in self.leaving

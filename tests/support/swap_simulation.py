@@ -3,6 +3,7 @@
 import heapq
 import itertools
 import math
+import operator
 
 import attrs
 
@@ -17,6 +18,9 @@ REQUEST_S = 0.2
 FIRST_S, LONGEST_S, ATTEMPTS_MAX = 1.0, 60.0, 5
 STEPS_MAX = 1_000_000
 """More than any simulation needs: a decision that never comes to rest fails instead of hanging."""
+
+
+_FACTS = operator.attrgetter(*(field.name for field in attrs.fields(SwapCandidate)))
 
 
 @attrs.define(eq=False)
@@ -41,8 +45,7 @@ class SimulatedWorker:
     has_gpus: bool = False
 
     def candidate(self):
-        names = (field.name for field in attrs.fields(SwapCandidate))
-        return SwapCandidate(**{name: getattr(self, name) for name in names})
+        return SwapCandidate(*_FACTS(self))
 
 
 @attrs.define(eq=False)

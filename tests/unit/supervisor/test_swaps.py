@@ -82,6 +82,8 @@ def test_of_two_workers_the_one_that_costs_least_is_loaded():
     assert decide(NOW, [busy, first, second, asleep], {"a": Demand(1, NOW)}, ()).actions == [
         SwapAction("wake", "a-2", "request")
     ]
+    failed = attrs.evolve(second, worker_id="a-3", phase="down")
+    assert decide(NOW, [failed, second], {"a": Demand(1, NOW)}, ()).actions == [SwapAction("start", "a-1", "request")]
     idle = attrs.evolve(one("c", "ready"), conflicts=frozenset({"a-1"}))
     assert decide(NOW, [busy, first, idle, second], {"a": Demand(1, NOW)}, ()).actions == [
         SwapAction("stop", "c-0", "room")
@@ -184,6 +186,12 @@ def test_a_drain_whose_reason_has_gone_is_taken_back():
     assert decided([draining, one("a", "starting", conflicts=frozenset({"b-0"}))], b=9) == [("resume", "b", "room")]
 
 
+def test_a_drain_is_taken_back_before_a_second_worker_starts():
+    """The model has a worker that only has to take requests again."""
+    second = attrs.evolve(one("a"), worker_id="a-1")
+    assert decided([one("a", "draining", requests=1), second], a=1) == [("resume", "a", "room")]
+
+
 def test_a_model_that_is_drained_takes_its_turn_after():
     """Its new requests wait; what is younger than they are does not overtake them."""
     workers = together(one("a"), one("b", "draining", requests=1), one("c"))
@@ -207,6 +215,7 @@ def test_an_idle_worker_is_unloaded(how):
     assert decided([attrs.evolve(idle, requests=1, idle_since=math.inf)]) == []
     assert decided([attrs.evolve(idle, idle_s=0)]) == []
     assert decided([attrs.evolve(idle, phase="asleep")]) == []
+    assert decided(together(one("b"), idle), b=0) == [(how, "a", "room")]
 
 
 def test_sleep_is_enough_where_only_the_gpus_are_needed():
@@ -259,6 +268,9 @@ def test_of_a_swap_set_the_one_that_is_missed_least_goes():
         workers = [worker for worker in workers if worker.model != name]
     swap_set = SwapSet(frozenset({"a", "busy"}))
     assert decided(workers, [swap_set], a=0) == [("drain", "busy", "room")]
+    workers = [one("a"), one("missed", "ready", requests=1), one("busy", "ready", requests=9)]
+    swap_set = SwapSet(frozenset({"a", "missed", "busy"}), 2)
+    assert decided(workers, [swap_set], a=5, missed=1) == [("drain", "busy", "room")]
 
 
 def test_of_a_swap_set_those_that_go_anyway_go_first():
