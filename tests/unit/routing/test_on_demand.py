@@ -1,8 +1,11 @@
 """Models that are loaded once somebody asks for them: who waits, for whom, and who is refused. No event loop."""
 
+import functools
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ichat.config.schema import Routing
 from ichat.protocol import Heartbeat, ModelCard, response_tag
@@ -316,3 +319,54 @@ def test_an_attempt_that_failed_waits_for_no_load(site):
     assert not site.balancer.has_alternative(RoutingRequest("m", excluded=(lease.endpoint,)))
     site.registry.cool(site.registry.get("b"))
     assert not site.balancer.has_alternative(RoutingRequest("m", excluded=(lease.endpoint,)))
+
+
+_STEPS = st.one_of(
+    st.sampled_from(["wait", "wait", "wait", "restart", "ready", "asleep", "drain", "resume", "cool", "fail", "later"]),
+    st.tuples(st.sampled_from(["leave", "release"]), st.integers(0, 9)),
+)
+
+
+@given(st.lists(_STEPS, max_size=60))
+def test_nobody_is_forgotten_and_nobody_is_told_twice(steps):
+    """Whatever becomes of the worker: who waits is told once, all are served while there is room, none after a failure."""
+    site = Site()
+    worker, waiting, leases = site.add(), [], []
+    for step in steps:
+        match step:
+            case "wait":
+                lease = site.balancer.lease(M)
+                if isinstance(lease, Lease):
+                    leases.append(lease)
+                elif isinstance(lease, Loadable | Full):
+                    calls = []
+                    waiting.append((site.balancer.wait(M, functools.partial(calls.append, 1)), calls))
+            case "restart" if not worker.is_down or site.now >= worker.retry_at:
+                site.registry.restart(worker)
+            case "ready" | "asleep" if not worker.is_down and not worker.is_cold:
+                site.tell(step)
+            case "drain":
+                site.registry.drain(worker)
+            case "resume":
+                site.registry.resume(worker)
+            case "cool":
+                site.registry.cool(worker)
+            case "fail":
+                site.registry.fail(worker, FAILED, site.now + 5)
+            case "later":
+                site.now += 5
+            case ("leave", number) if waiting:
+                waiter, _ = waiting.pop(number % len(waiting))
+                site.balancer.withdraw(waiter)
+            case ("release", number) if leases:
+                leases.pop(number % len(leases)).release()
+        for waiter, calls in list(waiting):
+            assert len(calls) == ((waiter.lease or waiter.refusal) is not None)
+            if calls:
+                waiting.remove((waiter, calls))
+                leases += [waiter.lease] if waiter.lease else []
+        assert site.balancer.demand("m").waiting == len(waiting)
+        found, endpoint = site.found(), site.registry.endpoint_of(worker)
+        assert not (waiting and isinstance(found, NotReady))
+        assert not (waiting and isinstance(found, Ready) and endpoint.in_flight < endpoint.in_flight_max)
+        assert (endpoint.in_flight if endpoint else 0) == len(leases)
