@@ -111,7 +111,7 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
         more_headers=handler.more_headers, is_proxy=lambda peer: address_in(peer) in context.auth.proxies,
     )  # fmt: skip
     checker = HealthChecker(registry, config.health, lambda: context.auth.proof)
-    supervisor = Supervisor(config, registry, log_store, state)
+    supervisor = Supervisor(config, registry, balancer, log_store, state)
     scraper = Scraper(registry, config.limits.scraped_workers_max, lambda: context.auth.proof)
     # Whatever holds a part of the configuration belongs in this list, or a reload forgets it.
     reconfigured: Sequence[Reconfigurable] = [

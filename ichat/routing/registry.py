@@ -139,11 +139,14 @@ class Registry:
         self._table.refresh(worker)
         self._notify()
 
-    def cool(self, worker: WorkerRecord) -> None:
-        """Record that a worker that is loaded on demand has no process now, and is loaded once somebody asks for it."""
+    def cool(self, worker: WorkerRecord, end: WorkerEnd | None = None) -> None:
+        """Record that a worker that is loaded on demand has no process now, and is loaded once somebody asks for it.
+
+        `end` says how its process ended, if that was not asked for.
+        """
         worker.remember_models()
         self._begin(worker)
-        worker.is_cold, worker.ready_at = True, None
+        worker.is_cold, worker.ready_at, worker.end = True, None, end or worker.end
         self._record_change(worker)
 
     def expect_ready(self, worker: WorkerRecord, at: float | None) -> None:

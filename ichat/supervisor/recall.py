@@ -30,14 +30,18 @@ async def request_heartbeats(registry: Registry, proof: bytes) -> None:
     await client.ask_each(silent, functools.partial(_ask, proof))
 
 
-async def _ask(proof: bytes, worker: WorkerRecord) -> None:
-    upstream = Upstream(worker.id, worker.unix_socket or "", 0)
+def upstream_of(worker: WorkerRecord) -> Upstream:
+    """Return where the gateway's own questions to a worker go: to its socket if it has one."""
     if worker.unix_socket is None and worker.heartbeat is not None:
-        upstream = Upstream(worker.id, worker.heartbeat.host, worker.heartbeat.port)
+        return Upstream(worker.id, worker.heartbeat.host, worker.heartbeat.port)
+    return Upstream(worker.id, worker.unix_socket or "", 0)
+
+
+async def _ask(proof: bytes, worker: WorkerRecord) -> None:
     headers = [(PROOF_HEADER, proof)] if proof else []
     try:
         with trio.fail_after(ASK_S):
-            async with await client.request(upstream, "/beat", headers, method="POST"):
+            async with await client.request(upstream_of(worker), "/beat", headers, method="POST"):
                 pass
     except client.FAILURES as error:
         log.debug("worker %s was not reached: %r", worker.id, error)

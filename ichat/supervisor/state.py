@@ -29,6 +29,9 @@ UNIX_PATH_BYTES_MAX = 107
 VERSION = 1
 _SOCKET_NAME = "12345678"
 
+SavedLoadTimes = dict[str, dict[str, list[float]]]
+"""By model and kind of load, `start` or `wake`: the seconds that the last ones took."""
+
 
 @attrs.frozen
 class SavedManagedWorker:
@@ -64,6 +67,8 @@ class SavedState:
     version: int = VERSION
     started: list[SavedManagedWorker] = attrs.field(factory=list[SavedManagedWorker])
     heard: list[SavedRemoteWorker] = attrs.field(factory=list[SavedRemoteWorker])
+    load_seconds: SavedLoadTimes = attrs.field(factory=SavedLoadTimes)
+    """Of models that are loaded on demand."""
 
 
 @attrs.frozen
@@ -110,7 +115,8 @@ class StateDirectory:
         written = path.with_suffix(".new")
         with open(written, "w", encoding="utf-8", opener=_private) as file:  # environments may hold keys
             started = json.dumps([attrs.asdict(one) for one in known.started])
-            file.write(f'{{"version": {known.version}, "started": {started}, "heard": [')
+            times = json.dumps(known.load_seconds)
+            file.write(f'{{"version": {known.version}, "load_seconds": {times}, "started": {started}, "heard": [')
             for number, one in enumerate(known.heard):  # thousands of workers are not one text
                 saved = {"heartbeat": one.heartbeat, "at": one.at, "token": one.token}
                 file.write((",\n" if number else "\n") + json.dumps(saved))

@@ -16,13 +16,16 @@ from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
 from ichat.observability.logs.store import LogStore
 from ichat.protocol import Heartbeat, parse_heartbeat
+from ichat.routing.balancer import Balancer
 from ichat.routing.packed_args import PackedArgs
 from ichat.routing.registry import Registry
 from ichat.routing.waiting import wait_changed
 from ichat.security.keys import digest_of, proof_of
 from ichat.supervisor import processes
+from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.launch import id_for, token_of
-from ichat.supervisor.managed_worker import ManagedWorker, SupervisorContext
+from ichat.supervisor.loader import Loader
+from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.orphans import AdoptedProcess, marked_by, process_identity
 from ichat.supervisor.recall import request_heartbeats
 from ichat.supervisor.reload_plan import Change, Running, changes_of_workers
@@ -45,6 +48,7 @@ class Supervisor:
         self,
         config: Config,
         registry: Registry,
+        balancer: Balancer,
         log_store: LogStore,
         state: StateDirectory,
         *,
@@ -62,7 +66,9 @@ class Supervisor:
         self._nursery: trio.Nursery | None = None
         self._remember_s = remember_s
         self._workers: dict[str, ManagedWorker] = {}
-        self._context = SupervisorContext(config, registry, log_store, state, self._workers, self._remember_soon)
+        self._context = SupervisorContext(config, registry, log_store, state, self._remember_soon)
+        self.loader = Loader(self._context, balancer, self._workers)
+        """Loads and unloads the models that are loaded on demand."""
 
     def __repr__(self) -> str:
         return f"<Supervisor {list(self._workers.values())}>"
@@ -88,6 +94,7 @@ class Supervisor:
         `started` once every worker is known.
         """
         known = await trio.to_thread.run_sync(self._state.load)
+        self.loader.times.restore(known.load_seconds)
         await self._end_unknown({one.worker_id for one in known.started if _lives(one)})
         for heard in known.heard:
             with contextlib.suppress(ApiError):
@@ -103,6 +110,7 @@ class Supervisor:
             self._registry.add_listener(self._on_registry_change)
             self._remember_soon()
             nursery.start_soon(self._remember_forever)
+            nursery.start_soon(self.loader.run_forever)
             token = token_of(self._context.config).encode()
             nursery.start_soon(request_heartbeats, self._registry, proof_of(token) if token else b"")
             task_status.started()
@@ -145,26 +153,32 @@ class Supervisor:
                 log.info("worker %s (process %d) has outlived its gateway: taken over", one.worker_id, one.pid)
             else:
                 log.warning("worker %s (process %d) is still there, its gateway is not", one.worker_id, one.pid)
-                worker.restart(spec)
+                worker.restart(spec)  # which makes it cold if it is loaded on demand
 
     def _start(
         self, worker_id: str, spec: ManagedWorkerConfig, *, is_launched: bool, adopted: AdoptedProcess | None = None
     ) -> ManagedWorker:
         worker = self._workers[worker_id] = ManagedWorker(
-            worker_id, spec, self._context, is_launched=is_launched, adopted=adopted
+            worker_id, spec, self._context, self._workers, is_launched=is_launched, adopted=adopted
         )
         self._remember_soon()
+        self.loader.review()
         assert self._nursery is not None
         self._nursery.start_soon(worker.run)
         return worker
 
     async def launch(self, spec: ManagedWorkerConfig) -> ManagedWorker:
-        """Start a worker that the configuration does not have.
+        """Start a worker that the configuration does not have; one that is loaded on demand is cold at first.
 
         Raises ApiError: 409 where it could not start now, 503 where the gateway is about to end.
         """
-        others = {one.id: one.holds for one in self._workers.values() if one.pid or not one.has_failed}
-        problems = await self._context.preflight(spec, others)
+        checked, others = spec, dict[str, ManagedWorkerConfig]()
+        if spec.load == "on_demand":  # its GPUs and its port may be taken now, and free once it is wanted
+            checked = attrs.evolve(spec, gpu_ids=[], port=0)
+        else:
+            holding = [one for one in self._workers.values() if one.pid or (one.is_wanted and not one.has_failed)]
+            others = {one.id: one.occupies for one in holding}
+        problems = await self._context.preflight(checked, others)
         if problems:
             raise ApiError(409, "cannot_start", " ".join(problems))
         if self._nursery is None or self._is_stopping:
@@ -189,6 +203,7 @@ class Supervisor:
             if self._workers.get(worker.id) is worker:
                 del self._workers[worker.id]
             self._remember_soon()
+            self.loader.review()
             done.set()
 
         assert self._nursery is not None
@@ -217,6 +232,7 @@ class Supervisor:
         if self._nursery is None or self._is_stopping:
             raise errors.draining()
         self._context.config = config
+        self.loader.review()
         for change in changes:
             worker = self._workers.get(change.worker_id)
             if change.action == "start" and change.spec is not None:
@@ -228,7 +244,7 @@ class Supervisor:
             elif change.spec is not None and change.action == "update":
                 worker.update(change.spec)
             elif change.spec is not None and change.action == "restart":
-                if change.new_first and not worker.record.is_down:
+                if change.new_first and change.spec.load == "start" and worker.is_wanted and not worker.record.is_down:
                     new = self._start(self._new_id(change.spec), change.spec, is_launched=False)
                     new.replaces = worker
                     self._nursery.start_soon(self._replace, new, worker)
@@ -236,9 +252,9 @@ class Supervisor:
                     worker.restart(change.spec)
 
     async def _replace(self, new: ManagedWorker, old: ManagedWorker) -> None:
-        """End the old worker once the new one is ready; until then the old one goes on serving."""
+        """End the old worker once the new one is ready, or is to be loaded on demand; until then it goes on serving."""
         log.info("worker %s will replace worker %s once it is ready", new.id, old.id)
-        while not (new.is_leaving or old.is_leaving or self._registry.state(new.record) == "ready"):
+        while new.is_wanted and not (new.is_leaving or old.is_leaving or self._registry.state(new.record) == "ready"):
             await wait_changed(self._registry)
         if not (new.is_leaving or old.is_leaving):
             await self._remove_soon(old, self._context.config.timeouts.drain_s).wait()
@@ -275,14 +291,15 @@ class Supervisor:
         """Save what the next gateway has to know."""
         self._changed, self._urgent, self._written_version = trio.Event(), trio.Event(), self._registry.version
         now, heartbeats, token = time.time(), self._registry.snapshot(), self._token()
-        started = [one.saved() for one in self._workers.values()]
+        started, load_seconds = [one.saved() for one in self._workers.values()], self.loader.saved_times()
 
         def save() -> None:
             heard = [
                 SavedRemoteWorker(saved_form(heartbeat, args), now - age_s, token)
                 for heartbeat, age_s, args in heartbeats
             ]
-            self._state.save(SavedState(started=[one for one in started if one.is_launched or one.pid], heard=heard))
+            kept = [one for one in started if one.is_launched or one.pid]
+            self._state.save(SavedState(started=kept, heard=heard, load_seconds=load_seconds))
 
         try:
             await trio.to_thread.run_sync(save)

@@ -5,7 +5,7 @@ import math
 import attrs
 
 from ichat.config.schema import Timeouts
-from ichat.supervisor.managed_worker import RunProgress
+from ichat.supervisor.run_progress import RunProgress
 
 TIMEOUTS = attrs.evolve(Timeouts(), load_s=60.0, stuck_s=30.0)
 

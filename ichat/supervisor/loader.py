@@ -1,0 +1,335 @@
+"""Loads the models of on-demand workers when they are wanted, and makes room for them.
+
+`swaps.decide` says what is to happen. The loader tells it what there is, and has it carried out: at every change of a
+worker, when a request begins to wait, and when a worker has become idle. Nothing here waits for one worker only.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+import trio
+
+from ichat import errors
+from ichat.errors import ApiError
+from ichat.hardware.gpus import has_nvidia
+from ichat.http import client
+from ichat.observability.model_loads import LoadCounts
+from ichat.routing.availability import Draining, Full, NotReady, Ready, Refusal, Unknown
+from ichat.routing.balancer import RETRY_AFTER_S, Balancer
+from ichat.routing.load_view import LoadView
+from ichat.routing.queue import Demand
+from ichat.routing.request import Lease, RoutingRequest
+from ichat.routing.waiting import wait_changed, wait_lease
+from ichat.supervisor.context import SupervisorContext
+from ichat.supervisor.load_times import LoadTimes, view_of
+from ichat.supervisor.managed_worker import ManagedWorker
+from ichat.supervisor.sleep_calls import put_to_sleep, wake
+from ichat.supervisor.state import SavedLoadTimes
+from ichat.supervisor.swaps import SwapAction, SwapCandidate, SwapSet, decide, evictions_for
+from ichat.supervisor.watched_worker import LoadUnderWay, WatchedWorker
+
+log = logging.getLogger(__name__)
+
+GAP_S = 0.01
+"""The shortest time between two decisions."""
+BUG_S = 1.0
+"""How long it waits after a bug in a decision, before the next one."""
+END_S = 30.0
+"""How long a command waits for an unloaded process, beside the times for its requests and its end."""
+
+
+class Loader:
+    """Decides again and again which on-demand workers have a process."""
+
+    def __init__(self, context: SupervisorContext, balancer: Balancer, workers: Mapping[str, ManagedWorker]) -> None:
+        """`workers` are all managed workers; those that are not loaded on demand are left alone."""
+        self.counts = LoadCounts()
+        self.times = LoadTimes()
+        self._context = context
+        self._registry = context.registry
+        self._balancer = balancer
+        self._workers = workers
+        self._watched: dict[str, WatchedWorker] = {}
+        self._commands: Counter[str] = Counter()
+        """How many commands wait for each model to be loaded."""
+        self._changed = trio.Event()
+        """Set when it has to decide again."""
+        self._look_at = math.inf
+        self._is_pressed = False
+        """Whether requests wait for a model, by the newest decision."""
+        self._nursery: trio.Nursery | None = None
+        self._has_gpus = has_nvidia()
+
+    def __repr__(self) -> str:
+        return f"<Loader {[watched.worker for watched in self._watched.values()]}>"
+
+    def review(self) -> None:
+        """Decide again soon: there may be other workers, or another configuration."""
+        self._changed.set()
+
+    def saved_times(self) -> SavedLoadTimes:
+        """Return what the next gateway has to know of how long the models take."""
+        return self.times.saved([worker.spec.model_name for worker in self._workers.values() if worker.is_on_demand])
+
+    async def run_forever(self) -> None:
+        """Decide, and have that carried out."""
+        self._registry.add_listener(self._on_registry_change)
+        self._balancer.on_want = self._on_want
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            while True:
+                self._changed = trio.Event()
+                pause_s = GAP_S
+                try:
+                    self._look_at = self._decide(trio.current_time())
+                except Exception:
+                    log.exception("a bug in deciding which models are loaded")
+                    self._look_at, pause_s = math.inf, BUG_S
+                await trio.sleep(pause_s)
+                with trio.move_on_at(self._look_at):
+                    await self._changed.wait()
+
+    def _on_registry_change(self) -> None:
+        if self._watched:
+            self._changed.set()
+
+    def _on_want(self, _: str) -> None:
+        self._changed.set()
+
+    def _on_idle(self, watched: WatchedWorker) -> None:
+        """Note that a worker has no request any more; decide again if that may change anything now."""
+        watched.busy_at = trio.current_time()
+        idle_s = watched.worker.spec.idle_s
+        if self._is_pressed or watched.worker.phase != "ready" or (idle_s and watched.busy_at + idle_s < self._look_at):
+            self._changed.set()
+
+    def _decide(self, now: float) -> float:
+        """Decide and begin to carry that out; return when to decide again if nothing changes until then."""
+        candidates = self._candidates(now)
+        demand = self._demand()
+        self._is_pressed = bool(demand)
+        if not candidates:
+            return math.inf
+        decision = decide(now, candidates, demand, self._sets())
+        for action in decision.actions:
+            self._carry_out(action, now)
+        for watched in self._watched.values():
+            if watched.worker.phase == "cold" and watched.model in demand:
+                self._expect(watched, "start", max(now, watched.worker.may_start_at))
+        reports = (one.report_until() for one in self._watched.values())
+        reports_until = math.nextafter(min((at for at in reports if at >= now), default=math.inf), math.inf)
+        return min(decision.look_at, reports_until)
+
+    def _sets(self) -> list[SwapSet]:
+        return [SwapSet(frozenset(one.members), one.loaded_max) for one in self._context.config.swap_sets]
+
+    def _demand(self) -> dict[str, Demand]:
+        """Return how much the models are wanted for which requests wait."""
+        found: dict[str, Demand] = {}
+        for watched in self._watched.values():
+            worker = watched.worker
+            demand = self._balancer.demand(*worker.record.names)
+            if demand.waiting and not worker.is_leaving:
+                found[worker.spec.model_name] = demand
+        return found
+
+    def _candidates(self, now: float) -> list[SwapCandidate]:
+        """Return the on-demand workers as they are now."""
+        found = [one for one in self._workers.values() if one.is_on_demand and (one.pid or not one.is_leaving)]
+        for worker_id in self._watched.keys() - {one.id for one in found}:
+            self._watched.pop(worker_id).follow(None)
+        watched = [self._watched.setdefault(one.id, WatchedWorker(one, self._on_idle)) for one in found]
+        for one in watched:
+            one.follow(self._registry.endpoint_of(one.worker.record))
+            self._note_load(one, now)
+        has_gpus = self._has_gpus
+        return [
+            one.candidate([other for other in found if other is not one.worker], now, has_gpus=has_gpus)
+            for one in watched
+        ]
+
+    def _note_load(self, watched: WatchedWorker, now: float) -> None:
+        """Note how a load has ended, once it has."""
+        load, phase, model = watched.load, watched.worker.phase, watched.model
+        if load is None:
+            return
+        if phase in ("ready", "draining"):
+            seconds = now - load.began_at
+            self.times.add(model, load.kind, seconds)
+            self._context.remember()
+            self._end_load(watched, "ready", seconds)
+        elif phase in ("cold", "down"):
+            self._end_load(watched, "failed" if phase == "down" else "stopped")
+
+    def _end_load(self, watched: WatchedWorker, result: str, seconds: float | None = None) -> None:
+        if watched.load is not None:
+            self.counts.loaded(watched.model, watched.load.reason, result, seconds)
+            watched.load = None
+
+    # What is done.
+
+    def _carry_out(self, action: SwapAction, now: float) -> None:
+        watched = self._watched[action.worker_id]
+        worker = watched.worker
+        log.info("worker %s: %s (%s)", worker.id, action.kind, action.why)
+        if action.why == "room" and action.kind in ("stop", "sleep"):
+            self.counts.swaps += 1
+        if action.kind in ("start", "wake"):
+            reason = "command" if self._commands[worker.spec.model_name] else "request"
+            watched.load = LoadUnderWay(action.kind, reason, now)
+            if action.kind == "start":
+                worker.load()
+            else:
+                self._start_soon(watched, "wake", 0.0)
+            self._expect(watched, action.kind, now)
+        elif action.kind == "drain":
+            self._registry.drain(worker.record)
+        elif action.kind == "resume":
+            self._registry.resume(worker.record)
+        elif action.kind == "stop":
+            worker.unload()
+        else:
+            self._start_soon(watched, "sleep", self._context.config.timeouts.drain_s)
+
+    def _expect(self, watched: WatchedWorker, kind: str, began_at: float) -> None:
+        expected_s = self.times.expected(watched.model, kind)
+        at = None if expected_s is None else began_at + expected_s
+        self._registry.expect_ready(watched.worker.record, at)
+
+    def _start_soon(self, watched: WatchedWorker, kind: str, drain_s: float) -> trio.Event:
+        """Begin to put an engine to sleep or to wake it; the event is set when that is done, or has failed."""
+        done, worker = trio.Event(), watched.worker
+        worker.transition = "waking" if kind == "wake" else "ending"
+
+        async def change() -> None:
+            try:
+                if kind == "wake":
+                    await wake(self._context, worker)
+                else:
+                    await put_to_sleep(self._context, worker, drain_s)
+            except client.FAILURES as error:
+                log.error("worker %s did not go to %s: %s", worker.id, "sleep" if kind == "sleep" else "work", error)
+                watched.cannot_sleep = True
+                if kind == "wake":  # its process ends, and a new one is started if it is still wanted
+                    self._end_load(watched, "failed")
+                    worker.unload(0.0)
+            finally:
+                self.review()
+                done.set()
+
+        assert self._nursery is not None
+        self._nursery.start_soon(change)
+        return done
+
+    # Commands.
+
+    async def load(self, model: str) -> str:
+        """Return the id of a worker of this model once it is ready, after having it loaded if need be.
+
+        Raises ApiError: 404 and 409 where no on-demand worker has the model, 503 where it is not loaded.
+        """
+        workers, timeouts = self._workers_of(model), self._context.config.timeouts
+        found = self._registry.availability(model)
+        if isinstance(found, Ready):
+            return found.endpoints[0].id.decode()
+        for worker in workers:
+            worker.forget_failures()
+        name, within_s = workers[0].spec.model_name, timeouts.load_s + timeouts.load_wait_s
+        self._commands[name] += 1
+        try:
+            lease = await wait_lease(self._balancer, RoutingRequest(model), within_s, within_s, _no_comment)
+        finally:
+            self._commands[name] -= 1
+        if not isinstance(lease, Lease):
+            raise _error_of(lease, model, within_s)
+        lease.release()
+        return lease.endpoint.id.decode()
+
+    async def unload(self, model: str, drain_s: float) -> str:
+        """Have the processes of this model drained for this time at most and ended; return the id of its worker.
+
+        It goes on if the caller is cancelled. Raises ApiError 404 and 409, and 503 where they do not end.
+        """
+        workers = self._workers_of(model)
+        for worker in workers:
+            worker.unload(drain_s)
+        with trio.move_on_after(drain_s + self._context.config.timeouts.stop_s + END_S):
+            while any(one.phase == "ending" and not one.is_leaving for one in workers):
+                await wait_changed(self._registry)
+            return workers[0].id
+        raise errors.model_not_ready(model, f"worker {workers[0].id} does not end", RETRY_AFTER_S)
+
+    async def sleep(self, model: str) -> str:
+        """Have an engine of this model give its memory back; return the id of its worker.
+
+        It goes on if the caller is cancelled. Raises ApiError 404, and 409 where it is not loaded or cannot sleep.
+        """
+        workers = self._workers_of(model)
+        if asleep := [one for one in workers if one.phase == "asleep"]:
+            return asleep[0].id
+        ready = [one for one in workers if one.phase in ("ready", "draining")]
+        if not ready:
+            raise _conflict("not_loaded", f"The model `{model}` is not loaded.")
+        worker, watched = ready[0], self._watched.setdefault(ready[0].id, WatchedWorker(ready[0], self._on_idle))
+        if worker.record.heartbeat is None or not worker.record.heartbeat.can_sleep:
+            raise _conflict("cannot_sleep", f"The engine of worker {worker.id} cannot give its memory back: unload it.")
+        watched.cannot_sleep = False
+        await self._start_soon(watched, "sleep", self._context.config.timeouts.drain_s).wait()
+        if watched.cannot_sleep:
+            raise _conflict("cannot_sleep", f"The engine of worker {worker.id} has not gone to sleep.")
+        return worker.id
+
+    async def wake(self, model: str) -> str:
+        """Have an engine of this model that is asleep take its memory again; return the id of its worker.
+
+        Raises ApiError as `load` does, and 409 where none is asleep.
+        """
+        if all(one.phase in ("cold", "down") for one in self._workers_of(model)):
+            raise _conflict("not_asleep", f"The model `{model}` is not asleep: load it.")
+        return await self.load(model)
+
+    def preview(self, model: str) -> LoadView | None:
+        """Return what loading this model would take now; None where there is nothing to load, or no way to do it."""
+        now, candidates = trio.current_time(), self._candidates(trio.current_time())
+        names = [one.model for one in candidates if model in self._workers[one.worker_id].record.names]
+        plan = evictions_for(names[0], now, candidates, self._demand(), self._sets()) if names else None
+        if plan is None:
+            return None
+        kind = "wake" if plan.worker.phase == "asleep" else "start"
+        return view_of(plan, candidates, now, self.times.expected(plan.worker.model, kind))
+
+    def _workers_of(self, model: str) -> list[ManagedWorker]:
+        """Return the on-demand workers of this model. Raises ApiError 404, and 409 where none is loaded on demand."""
+        found = [one for one in self._workers.values() if not one.is_leaving and model in one.record.names]
+        on_demand = [one for one in found if one.is_on_demand]
+        if not on_demand and not self._registry.has(model):
+            raise errors.model_not_found(model, self._registry.names())
+        if not on_demand:
+            raise _conflict("not_on_demand", f'The model `{model}` has no worker with load = "on_demand".')
+        return on_demand
+
+
+def _no_comment() -> None:
+    """Do nothing when a load begins."""
+
+
+def _conflict(code: str, message: str) -> ApiError:
+    """409: the model is not in the state that this needs."""
+    return ApiError(409, code, message, param="model")
+
+
+def _error_of(refusal: Refusal, model: str, waited_s: float) -> ApiError:
+    """Return why a model was not loaded."""
+    match refusal:
+        case Draining():
+            return errors.draining()
+        case Unknown():
+            return errors.model_not_found(model, ())
+        case Full(waiting):
+            return errors.queue_full(model, waiting, RETRY_AFTER_S)
+        case NotReady(reasons, retry_after_s):
+            return errors.model_not_ready(model, reasons, retry_after_s)
+        case _:
+            return errors.model_not_ready(model, f"it was not loaded within {waited_s:g} s", RETRY_AFTER_S)

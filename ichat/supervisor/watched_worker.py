@@ -1,0 +1,92 @@
+"""What the loader notes of one on-demand worker, and how the worker looks to a decision."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from ichat.routing.endpoint import REPORT_S, Endpoint
+from ichat.supervisor.conflicts import conflicts, have_one_port
+from ichat.supervisor.managed_worker import ManagedWorker
+from ichat.supervisor.swaps import SwapCandidate
+
+
+@attrs.define
+class LoadUnderWay:
+    """A load that has neither succeeded nor failed yet."""
+
+    kind: str
+    """`start` or `wake`."""
+    reason: str
+    began_at: float
+
+
+class WatchedWorker:
+    """An on-demand worker with the times of its last load and its last request."""
+
+    def __init__(self, worker: ManagedWorker, became_idle: Callable[["WatchedWorker"], None]) -> None:
+        """`became_idle` is called when its last request has ended."""
+        self.worker = worker
+        self.load: LoadUnderWay | None = None
+        self.cannot_sleep = False
+        """Whether its engine has not gone to sleep when it was to, at this start."""
+        self.busy_at = -math.inf
+        """When it was last seen to have requests, or its last one ended."""
+        self._ready_since = -math.inf
+        self._endpoint: Endpoint | None = None
+        self._became_idle = became_idle
+
+    def __repr__(self) -> str:
+        return f"<WatchedWorker {self.worker}>"
+
+    @property
+    def model(self) -> str:
+        """The name by which its model is decided about."""
+        return self.worker.spec.model_name
+
+    def follow(self, endpoint: Endpoint | None) -> None:
+        """Hear when the last request ends there, and no more where it was before."""
+        if self._endpoint is not endpoint:
+            if self._endpoint is not None:
+                self._endpoint.when_idle.discard(self._hear_of_idleness)
+            self._endpoint = endpoint
+            if endpoint is not None:
+                endpoint.when_idle.add(self._hear_of_idleness)
+
+    def _hear_of_idleness(self) -> None:
+        self._became_idle(self)
+
+    def report_until(self) -> float:
+        """Return until when the worker's report of its load counts, if it counts anything; else `inf`."""
+        endpoint = self._endpoint
+        return math.inf if endpoint is None or not endpoint.external_load else endpoint.reported_at + REPORT_S
+
+    def candidate(self, others: Sequence[ManagedWorker], now: float, *, has_gpus: bool) -> SwapCandidate:
+        """Return how it is now beside the other on-demand workers; `has_gpus` says whether this machine has any."""
+        worker, endpoint, phase = self.worker, self._endpoint, self.worker.phase
+        if phase == "ready" and self._ready_since == -math.inf:
+            self._ready_since = now
+        elif phase not in ("ready", "draining"):
+            self._ready_since = -math.inf
+        if phase in ("cold", "down"):
+            self.cannot_sleep = False
+        requests = endpoint.load(now) if endpoint is not None and phase in ("ready", "draining", "ending") else 0
+        if requests:
+            self.busy_at = now
+        in_the_way = [one for one in others if conflicts(worker.holds, one.holds, has_gpus=has_gpus)]
+        heartbeat = worker.record.heartbeat
+        can_sleep = heartbeat is not None and heartbeat.can_sleep and not self.cannot_sleep
+        return SwapCandidate(
+            worker_id=worker.id,
+            model=self.model,
+            phase=phase,
+            requests=requests,
+            ready_since=self._ready_since,
+            idle_since=math.inf if requests else max(self.busy_at, self._ready_since),
+            conflicts=frozenset(one.id for one in in_the_way),
+            port_conflicts=frozenset(one.id for one in in_the_way if have_one_port(worker.holds, one.holds)),
+            idle_s=worker.spec.idle_s,
+            min_loaded_s=worker.spec.min_loaded_s,
+            when_idle="sleep" if worker.spec.when_idle == "sleep" and can_sleep else "stop",
+            may_start_at=worker.may_start_at,
+        )
