@@ -26,15 +26,14 @@ from ichat.proxy.prefix_truth import take_back
 from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import WaitBound, no_lease, over_limit, response_missing
 from ichat.proxy.shadow import is_copied
-from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, passed_over, reason_of
+from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, continue_response, passed_over, reason_of
 from ichat.proxy.token_usage import TokenUsage
-from ichat.routing.aliases import Plan
 from ichat.routing.availability import Full, Loadable, Ready, Refusal
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.prefix_chain import chain_of
 from ichat.routing.prompt_lengths import is_measurable
 from ichat.routing.request import Lease, RoutingRequest
-from ichat.routing.responses import ResponseMissing, continued_among, continued_by, holder_of
+from ichat.routing.responses import ResponseMissing, holder_of
 from ichat.routing.waiting import wait_lease
 from ichat.security.auth import Caller
 from ichat.security.rate_limits import QuotaRefusal
@@ -113,7 +112,7 @@ class Exchange:
         if self._model in context.aliases.by_name:
             plan = context.aliases.plan(self._model, request.by_name.get(context.session_header, b""))
         if asked.previous_response_id is not None and request.path.endswith(b"/responses"):
-            plan = self._continue(asked.previous_response_id, plan)
+            plan, self._only = continue_response(context.registry, asked.previous_response_id, self._model, plan)
         self.forwarded.names = asked.names
         self.forwarded.says_usage = not asked.is_stream or "stream_options" in asked.names
         self.forwarded.is_suspect = not context.auth.lets_steer(caller) and is_suspect(asked.names, request.by_name)
@@ -123,21 +122,6 @@ class Exchange:
             self._model = plan.targets[0]
         del asked
         await self._forward_within_limits()
-
-    def _continue(self, response_id: str, plan: Plan | None) -> Plan | None:
-        """Have only the worker asked that keeps a response; return the plan that is left. Raises ApiError 404."""
-        registry, left = self._context.registry, None
-        if plan is None:
-            found = continued_by(registry, response_id, self._model)
-        else:
-            models = tuple(dict.fromkeys(plan.targets + plan.alias.models))
-            found = continued_among(registry, response_id, models)
-            if not isinstance(found, ResponseMissing):
-                left, found = Plan(found[0], attrs.evolve(plan.alias, longer=None)), found[1]
-        if isinstance(found, ResponseMissing):
-            raise response_missing(found, "previous_response_id")
-        self._only = found
-        return left
 
     async def forward_to_holder(self) -> None:
         """Have the request answered by the worker that keeps the response it names. Raises ApiError.
@@ -216,8 +200,12 @@ class Exchange:
             try:
                 await self._forward_with_failover()
             except ApiError as error:
-                if not walk.advance(error, self._reason_of(error)):
-                    raise walk.error() from error
+                failed = self._attempt.endpoint if self._attempt is not None else None
+                if walk.advance(error, self._reason_of(error), failed):
+                    continue
+                if walk.is_told:
+                    raise
+                raise walk.error() from error
             else:
                 return
 
@@ -241,8 +229,8 @@ class Exchange:
             forwarded, request = self.forwarded, self._request
             prefix = forwarded.prefix = chain_of(request.path, request.body, forwarded.names, self._model)
         routing = RoutingRequest(self._model, session, self.caller.fairness_key, only=self._only, prefix=prefix)
-        if self.forwarded.walk is not None and self.forwarded.walk.skips_open:
-            routing = attrs.evolve(routing, skips_open=True)
+        if self.forwarded.walk is not None:
+            routing = self._fit(routing, self.forwarded.walk)
         while True:
             lease = await self._lease(routing)
             try:
@@ -256,6 +244,15 @@ class Exchange:
                 return
             finally:
                 lease.release()
+
+    def _fit(self, routing: RoutingRequest, walk: TargetWalk) -> RoutingRequest:
+        """Return what to route for the current model of a plan: elsewhere than where it has failed, if possible."""
+        routing = attrs.evolve(routing, skips_open=walk.skips_open)
+        if walk.failed is not None:
+            elsewhere = attrs.evolve(routing, excluded=(walk.failed,))
+            if self._context.balancer.has_alternative(elsewhere):
+                return elsewhere
+        return routing
 
     def _next_attempt(self, routing: RoutingRequest, failed: Endpoint, error: ApiError) -> RoutingRequest | None:
         """Return what to route next after an attempt has failed; None if there is nothing left to try."""

@@ -8,6 +8,8 @@ import json
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 
+import attrs
+
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, form_type
@@ -15,8 +17,12 @@ from ichat.http.json_body import Body, members_of, rewrite_json
 from ichat.http.multipart import as_members, fields_of, written_fields
 from ichat.observability.request_record import RequestRecord
 from ichat.proxy.client_head import ATTEMPTS_HEADER, MODEL_HEADER
+from ichat.proxy.refusals import response_missing
 from ichat.routing.aliases import Plan
 from ichat.routing.availability import Full, Loadable, NotReady, Refusal, Unknown
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.registry import Registry
+from ichat.routing.responses import ResponseMissing, continued_among, continued_by
 
 _AGAIN = frozenset(("5xx", "429", "timeout"))
 """Reasons for which the same external route may be asked again."""
@@ -30,7 +36,9 @@ _QUEUES = frozenset(("routing.queue_max", "timeouts.queue_s", "timeouts.load_wai
 class TargetWalk:
     """One request's way through the models of its plan. It begins at the first one."""
 
-    __slots__ = ("_again", "_ahead", "_failures", "_is_fit", "_later", "_waits", "alias", "model", "passed", "tries")
+    __slots__ = (
+        "_again", "_ahead", "_failures", "_is_fit", "_later", "_waits", "alias", "failed", "model", "passed", "tries",
+    )  # fmt: skip
 
     def __init__(self, plan: Plan) -> None:
         self.alias = plan.alias
@@ -42,8 +50,10 @@ class TargetWalk:
         self._waits = False
         """Whether it has come back to those, and waits for them."""
         self._again = plan.alias.retries
+        self.failed: Endpoint | None = None
+        """The route of the current model that has failed, if the model is asked again."""
         self._failures: dict[str, ApiError] = {}
-        """Why each model could not answer, the last time that it was asked."""
+        """Why each model could not answer, the last time that it was asked; none has a traceback, which leads here."""
         self._is_fit = False
         """Whether the body has been changed as the name says."""
         self.passed: list[tuple[str, str]] = []
@@ -83,10 +93,14 @@ class TargetWalk:
         self.passed.append((self.model, reason))
         self.model, self._ahead, self._later, self._again = longer, [], [], self.alias.retries
 
-    def advance(self, error: ApiError, reason: str) -> bool:
-        """Go on after the current model could not answer; return False if there is no reason to, or nowhere."""
+    def advance(self, error: ApiError, reason: str, failed: Endpoint | None = None) -> bool:
+        """Go on after the current model could not answer; return False if there is no reason to, or nowhere.
+
+        `failed` is the endpoint that was asked last.
+        """
+        self.failed = None
         self._failures.pop(self.model, None)
-        self._failures[self.model] = error
+        self._failures[self.model] = _copy_of(error)
         if reason == TOO_LONG and self.longer is not None:
             self.go_longer(self.longer, reason)
             self.tries += 1
@@ -95,6 +109,7 @@ class TargetWalk:
             return False
         if reason in _AGAIN and self._again:
             self._again -= 1
+            self.failed = failed
         else:
             if reason in _LATER:
                 self._later.append(self.model)
@@ -107,11 +122,14 @@ class TargetWalk:
         self.tries += 1
         return True
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the last model's own error says all: it is the only one that was asked, and exists."""
+        return len(self._failures) == 1 and next(iter(self._failures.values())).code != "model_not_found"
+
     def error(self) -> ApiError:
         """Return the error of a request that no model has answered: the last one's, with the words of all."""
         last = next(reversed(self._failures.values()))
-        if len(self._failures) == 1 and last.code != "model_not_found":
-            return last
         told = "; ".join(_told(model, error) for model, error in self._failures.items())
         is_unknown = last.code == "model_not_found"
         waits = [error.retry_after_s for error in self._failures.values() if error.retry_after_s is not None]
@@ -155,6 +173,24 @@ class TargetWalk:
         before = written_fields(body, fields, new) if form else _written_members(new)
         body = rewrite_json(body, members, replace, drop, before=before)
         return body, (*new, *(name for name in names if name not in drop))
+
+
+def continue_response(
+    registry: Registry, response_id: str, model: str, plan: Plan | None
+) -> tuple[Plan | None, Endpoint | None]:
+    """Return the plan that is left for a request that continues a response, and the one endpoint that keeps it.
+
+    The plan is None for the name of a model, the endpoint is None where only an upstream knows. Raises ApiError 404.
+    """
+    if plan is None:
+        found = continued_by(registry, response_id, model)
+        if isinstance(found, ResponseMissing):
+            raise response_missing(found, "previous_response_id")
+        return None, found
+    left = continued_among(registry, response_id, tuple(dict.fromkeys(plan.targets + plan.alias.models)))
+    if isinstance(left, ResponseMissing):
+        raise response_missing(left, "previous_response_id")
+    return Plan(left[0], attrs.evolve(plan.alias, longer=None)), left[1]
 
 
 def reason_of(error: ApiError, *, is_external: bool, rejected: int) -> str:
@@ -214,6 +250,19 @@ def passed_over(model: str, reason: str) -> ApiError:
 def shown(model: str) -> bytes:
     """Return a model's name as a header has it."""
     return model.encode() if model.isascii() else urllib.parse.quote(model).encode()
+
+
+def _copy_of(error: ApiError) -> ApiError:
+    return ApiError(
+        error.status,
+        error.code,
+        error.message,
+        kind=error.kind,
+        param=error.param,
+        retry_after_s=error.retry_after_s,
+        retry=error.retry,
+        limit=error.limit,
+    )
 
 
 def _told(model: str, error: ApiError) -> str:

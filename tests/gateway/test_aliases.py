@@ -419,6 +419,19 @@ async def test_litellms_words_mean_the_same(routed):
     assert [model["id"] for model in listed] == ["a", "b", "n"]
 
 
+async def test_another_route_of_the_name_is_asked_first(serve, gateway_to, connect):
+    """Where a model has two routes, one retry is enough to get past the one that fails."""
+    upstreams = [await serve(failing(503)), await serve(answering("well"))]
+    routes = "".join(
+        f'[[external_routes]]\nmodel_name = "x"\napi_base = "http://127.0.0.1:{port}/v1"\n' for _, port in upstreams
+    )
+    client = await connect(await gateway_to({}, f"{routes}[litellm_settings]\nnum_retries = 1\n"))
+    answers = [await client.ask("x") for _ in range(20)]
+    assert {(status, body) for status, _, body in answers} == {(200, b"well")}
+    assert {headers[b"x-ichat-attempts"] for _, headers, _ in answers} <= {b"1", b"2"}
+    assert asked(upstreams[0][0])
+
+
 async def test_the_plan_is_explained(served):
     """Each model with its share, what it would do, and why the request goes on from it; nothing is sent."""
     more = '[[models]]\nname = "n"\ntargets = [{ model = "a", weight = 3 }, { model = "c" }]\nfallbacks = ["b"]\n'
