@@ -59,20 +59,29 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def worker_table(engine, model, name, *, env=None, **arguments):
+    """Return the lines of a managed worker with a model of this name; see `Deployment`."""
+    lines = [
+        "[[managed_workers]]", f'model_name = "{name}"', f'model_path = "{MODELS / model}"', f'backend = "{engine}"',
+        "heartbeat_interval = 8",  # machines that run tests stand still for seconds at times
+    ]  # fmt: skip
+    lines += [f"env = {_toml({**ENV[engine], **(env or {})})}"]
+    return lines + [f"{key} = {_toml(value)}" for key, value in {**arguments, **ON_THE_CPU[engine]}.items()]
+
+
 class Deployment:
     """A gateway with one managed worker called `tiny-0`, serving a model called `tiny`."""
 
-    def __init__(self, engine, model, directory, *, env=None, **arguments):
-        """`model` is a kind of `tiny_models.py`; `arguments` are the engine's, in the common vocabulary."""
+    def __init__(self, engine, model, directory, *, env=None, more=(), **arguments):
+        """`model` is a kind of `tiny_models.py`; `arguments` are the engine's, in the common vocabulary.
+
+        `more` are lines of the configuration, such as those of other workers.
+        """
         self.engine = engine
-        lines = [
-            "[server_settings]", f"port = {free_port()}", f'state_directory = "{directory}/state"',
-            f"[engines.{engine}]", f'python = "{python_of(engine)}"',
-            "[[managed_workers]]", 'model_name = "tiny"', f'model_path = "{MODELS / model}"', f'backend = "{engine}"',
-            "heartbeat_interval = 8",  # machines that run tests stand still for seconds at times
-        ]  # fmt: skip
-        lines += [f"env = {_toml({**ENV[engine], **(env or {})})}"]
-        lines += [f"{key} = {_toml(value)}" for key, value in {**arguments, **ON_THE_CPU[engine]}.items()]
+        lines = ["[server_settings]", f"port = {free_port()}", f'state_directory = "{directory}/state"']
+        for one in ENGINES:
+            lines += [f"[engines.{one}]", f'python = "{python_of(one)}"']
+        lines += [*worker_table(engine, model, "tiny", env=env, **arguments), *more]
         self.directory = directory
         self.config = directory / "ichat.toml"
         self.config.write_text("\n".join(lines))
