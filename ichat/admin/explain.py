@@ -9,13 +9,14 @@ from ichat import errors
 from ichat.config.schema import Routing
 from ichat.http.json_body import Body, model_of, read_members
 from ichat.proxy.refusals import response_missing
-from ichat.proxy.targets import TargetWalk, reason_of_refusal
+from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, reason_of_refusal
 from ichat.routing.aliases import Alias, Aliases, Plan
-from ichat.routing.availability import Unknown
+from ichat.routing.availability import Ready, Unknown
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.explain import RouteView, TargetView, explain
 from ichat.routing.prefix_chain import PROMPTS, chain_of
+from ichat.routing.prompt_lengths import PromptLengths, is_measurable
 from ichat.routing.registry import Registry
 from ichat.routing.request import RoutingRequest
 from ichat.routing.responses import ResponseMissing, continued_among, continued_by
@@ -56,10 +57,16 @@ def _path_of(members: Container[str]) -> bytes:
 
 
 async def explain_request(
-    registry: Registry, balancer: Balancer, aliases: Aliases, settings: Routing, question: Question
+    registry: Registry,
+    balancer: Balancer,
+    aliases: Aliases,
+    question: Question,
+    *,
+    settings: Routing,
+    lengths: PromptLengths,
 ) -> RouteView:
     """Return where a request would go now, and why. Raises ApiError 404 for a model or a response that is not there."""
-    inquiry = _Inquiry(registry, balancer, settings, question)
+    inquiry = _Inquiry(registry, balancer, settings, lengths, question)
     alias = aliases.by_name.get(question.model)
     view: RouteView | Unknown
     if alias is None:
@@ -78,6 +85,7 @@ class _Inquiry:
     registry: Registry
     balancer: Balancer
     settings: Routing
+    lengths: PromptLengths
     question: Question
     only: Endpoint | None = None
 
@@ -111,16 +119,24 @@ class _Inquiry:
             if isinstance(found, ResponseMissing):
                 raise response_missing(found, "previous_response_id")
             models, self.only = found
+        tokens = self._tokens_if_too_long(alias, chosen)
+        if tokens is not None and alias.longer is not None:
+            models = (chosen, alias.longer)
         walk = TargetWalk(Plan(tuple(models), alias))
         body, names = await walk.fit(asked.body, {}, asked.names)
         self.question = attrs.evolve(asked, body=body, names=names)
         views, routings = list[TargetView](), dict[str, RoutingRequest]()
-        for model in dict.fromkeys((*(one.model for one in alias.targets), *models)):
+        longer = () if alias.longer is None else (alias.longer,)
+        for model in dict.fromkeys((*(one.model for one in alias.targets), *models, *longer)):
             number = models.index(model) + 1 if model in models else None
             skips_open = "circuit" in alias.goes_on and number is not None and number < len(models)
             routing = routings[model] = self.routing(model, skips_open=skips_open)
             view, reason = self._view(routing), self._reason_to_go_on(routing, alias)
-            views.append(_target_view(alias, model, number, view, reason))
+            target = _target_view(alias, model, number, view, reason)
+            if tokens is not None and number == 1:
+                why = f"the prompt probably has {tokens} tokens, which is too long"
+                target = attrs.evolve(target, worker=None, reason=why, goes_on=SEEMS_TOO_LONG)
+            views.append(target)
         order = sorted((one for one in views if one.place), key=lambda one: one.place or 0)
         answering = next((one for one in order if one.goes_on is None), None) or _waited_for(order)
         shown = self._view(routings[answering.model])
@@ -130,6 +146,16 @@ class _Inquiry:
                 answering.model, self.settings.policy, "not_ready", None, _ABSENT, waiting, has_session, None, []
             )
         return attrs.evolve(shown, alias=alias.name, plan=views)
+
+    def _tokens_if_too_long(self, alias: Alias, model: str) -> int | None:
+        """Return how many tokens the prompt probably has, if it goes to the model for longer prompts for that."""
+        asked, found = self.question, self.registry.availability(model)
+        if alias.longer in (None, model) or asked.previous is not None or not isinstance(found, Ready):
+            return None
+        if not is_measurable(asked.path, asked.names, asked.body):
+            return None
+        is_long = self.lengths.is_too_long(model, len(asked.body), found.endpoints)
+        return self.lengths.tokens(model, len(asked.body)) if is_long else None
 
     def _reason_to_go_on(self, routing: RoutingRequest, alias: Alias) -> str | None:
         decided = self.balancer.rehearse(routing)

@@ -39,6 +39,7 @@ from ichat.proxy.heartbeats import HeartbeatReceiver
 from ichat.proxy.prefix_reports import PrefixReportReceiver
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
+from ichat.routing.prompt_lengths import PromptLengths
 from ichat.routing.registry import Registry
 from ichat.routing.views import load_of
 from ichat.routing.worker_record import State, WorkerRecord
@@ -67,6 +68,7 @@ class AdminContext:
     prefix_reports: PrefixReportReceiver
     aliases: Callable[[], Aliases]
     """Returns the names that the configuration maps to models."""
+    prompt_lengths: PromptLengths
     started_at: float
     """In seconds since 1970."""
     meter: CpuMeter = attrs.field(factory=CpuMeter)
@@ -206,7 +208,10 @@ async def _explain() -> Response:
     """Show where a request would go now: nothing is sent, and nothing changes."""
     here = context()
     question = await read_question(cast("bytes", await request.get_data()), request.args)
-    view = await explain_request(here.registry, here.balancer, here.aliases(), here.reloader.config.routing, question)
+    settings, lengths = here.reloader.config.routing, here.prompt_lengths
+    view = await explain_request(
+        here.registry, here.balancer, here.aliases(), question, settings=settings, lengths=lengths
+    )
     return _long_response(with_long_list(view, "candidates", view.candidates))
 
 

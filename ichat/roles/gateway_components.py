@@ -122,7 +122,8 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     admin = AdminContext(
         registry, balancer, supervisor, log_store, reloader, lambda: context.auth,
         metrics=metrics, scraper=scraper,
-        heartbeats=heartbeats, prefix_reports=prefix_reports, aliases=lambda: context.aliases, started_at=time.time(),
+        heartbeats=heartbeats, prefix_reports=prefix_reports, aliases=lambda: context.aliases,
+        prompt_lengths=context.prompt_lengths, started_at=time.time(),
     )  # fmt: skip
     return Components(
         access, hub, context, metrics, monitor, log_store, door, supervisor, reloader, checker,

@@ -71,7 +71,7 @@ class TargetView:
 
     model: str
     share: Share | None
-    """Of the name's requests, by the weights; None: this is a fallback."""
+    """Of the name's requests, by the weights; None: this is a fallback, or for prompts that are too long."""
     place: Count | None
     """The place among those that the request goes to, from 1 on; None: the request goes to another target."""
     rule: Outcome
@@ -81,7 +81,8 @@ class TargetView:
     reason: str | None
     """Why none takes it, in a few words; None: one does."""
     goes_on: str | None
-    """The reason for which the request goes on to the next one (`fallback_on`); None: the request stays here."""
+    """The reason for which the request goes on to the next one (`fallback_on`, or `seems_too_long`: to the model for
+    longer prompts); None: the request stays here."""
 
 
 @attrs.frozen

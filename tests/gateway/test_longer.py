@@ -155,6 +155,27 @@ async def test_what_was_learnt_sends_a_long_prompt_past_the_short_model(site, co
         assert seen.get("ichat_alias_fallbacks_total", alias="n", model="short", reason=reason) == 1
 
 
+async def test_explain_tells_a_prompt_that_is_too_long(site, connect):
+    """As a request for it would go; while nothing is learnt, and for a short one, the longer model gets nothing."""
+    client, _ = await site(short=(256, answering("short")), long=(4096, answering("long")))
+
+    async def plan(count):
+        client_of_admin = await connect(client.port)
+        status, _, body = await client_of_admin.ask("n", target=b"/v1/admin/route", **words(count))
+        view = json.loads(body)
+        assert status == 200, view
+        return view["model"], [
+            tuple(one[key] for key in ("model", "place", "worker", "goes_on")) for one in view["plan"]
+        ]
+
+    to_short = ("short", [("short", 1, "w-short", None), ("long", None, "w-long", None)])
+    assert await plan(300) == to_short
+    for _ in range(3):
+        await client.ask("n", **words(100))
+    assert await plan(100) == to_short
+    assert await plan(300) == ("long", [("short", 1, None, "seems_too_long"), ("long", 2, "w-long", None)])
+
+
 @pytest.mark.parametrize(
     "more",
     [
