@@ -43,6 +43,27 @@ _KEYS_FOR: Mapping[Rule, Sequence[str]] = {
     "write": ("admin",),
     "join": ("worker",),
 }
+_NOT_ON_DEMAND = "None of its workers is an on-demand worker."
+_CHANGES = {
+    "load": (
+        "Load the model of an on-demand worker, and evict others if they are in the way; answers once it is ready",
+        _NOT_ON_DEMAND,
+    ),
+    "unload": (
+        "End the process of a model's on-demand worker; answers when nothing of it is left",
+        _NOT_ON_DEMAND,
+    ),
+    "sleep": (
+        "Have the engine of a model's on-demand worker give its memory back, once it has no requests",
+        f"{_NOT_ON_DEMAND[:-1]}, or its engine cannot sleep.",
+    ),
+    "wake": (
+        "Wake the on-demand worker of a model; answers once it is ready",
+        f"{_NOT_ON_DEMAND[:-1]}, or none of them is asleep.",
+    ),
+}
+"""What can be done with models that are loaded on demand: in a sentence, and what a conflict means."""
+_NOT_CHANGED = "It failed (`model_not_ready`), or the gateway is about to end (`draining`); the message has the cause."
 _NO_WORKER = {"404": "There is no such worker."}
 _ENDING = {"503": "The gateway is about to end (`draining`)."}
 
@@ -157,6 +178,18 @@ def _of_workers() -> dict[str, Schema]:
             },
         )
     }
+    for verb, (summary, conflict) in _CHANGES.items():
+        paths[f"/v1/admin/models/{verb}"] = {
+            "post": operation_of(
+                "workers",
+                f"{verb}_model",
+                summary,
+                json_of("ModelChange"),
+                body={"application/json": {"schema": model_keys()}},
+                parameters=[drain_s] if verb == "unload" else [],
+                failures={"404": FAILURES["404"], "409": conflict, "503": _NOT_CHANGED},
+            )
+        }
     paths["/v1/admin/route"] = {"post": _explain()}
     paths["/v1/logs/stream/{worker_id}"] = {
         "parameters": [worker_id],

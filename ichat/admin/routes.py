@@ -212,6 +212,7 @@ async def _explain() -> Response:
     view = await explain_request(
         here.registry, here.balancer, here.aliases(), question, settings=settings, lengths=lengths
     )
+    view = attrs.evolve(view, load=here.supervisor.loader.preview(view.model))
     return _long_response(with_long_list(view, "candidates", view.candidates))
 
 

@@ -126,6 +126,7 @@ def schemas() -> dict[str, Schema]:
         "Launch": _launch(),
         "Launched": view(views.Launched),
         "Stopped": view(views.Stopped),
+        "ModelChange": view(views.ModelChange),
         "Gpu": view(GpuStatus),
         "Status": view(views.ClusterStatus),
         "Version": view(views.Version),

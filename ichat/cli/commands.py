@@ -10,6 +10,7 @@ from ichat.cli import chat as terminal_chat
 from ichat.cli import explain as terminal_explain
 from ichat.cli import launch as terminal_launch
 from ichat.cli import logs as terminal_logs
+from ichat.cli import models as terminal_models
 from ichat.cli import views as terminal_views
 from ichat.cli.client import EXIT_REFUSED, Api, Json, add_flags, find_gateway, objects_of, worker_path
 from ichat.cli.screen import Screen, give_up_stdout, prepare_streams
@@ -151,14 +152,7 @@ def _id_and_all(usage: argparse.ArgumentParser) -> None:
 
 def _stop_flags(usage: argparse.ArgumentParser) -> None:
     _id(usage)
-    usage.add_argument("--drain-s", type=_seconds, metavar="S", help="how long its requests may take; 0: none waits")
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds <= 1e9:
-        raise argparse.ArgumentTypeError("must be from 0 to 1e9")
-    return seconds
+    terminal_models.add_drain_flag(usage)
 
 
 def _reload_flags(usage: argparse.ArgumentParser) -> None:
@@ -171,6 +165,14 @@ COMMANDS = {
     "logs": Command("logs [-f] [--tail N] ID", "a worker's output", terminal_logs.add_log_flags, _logs),
     "launch": Command("launch MODEL_PATH [FLAGS]", "start a worker", terminal_launch.add_launch_flags, _launch),
     "stop": Command("stop ID [--drain-s S]", "end a worker of the gateway's", _stop_flags, terminal_launch.stop),
+    "load": Command(
+        "load MODEL", "load a model, and show what it evicts", terminal_models.add_model_flags, terminal_models.load
+    ),
+    "unload": Command(
+        "unload MODEL [--drain-s S]", "end its process", terminal_models.add_unload_flags, terminal_models.unload
+    ),
+    "sleep": Command("sleep MODEL", "free its GPU memory", terminal_models.add_model_flags, terminal_models.sleep),
+    "wake": Command("wake MODEL", "take it again", terminal_models.add_model_flags, terminal_models.wake),
     "status": Command("status", "the gateway, its machine, its models", _no_flags, _status),
     "models": Command("models", "what can be asked for now", _no_flags, _models),
     "explain": Command(

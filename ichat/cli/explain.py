@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from ichat.cli.client import Api, Json, JsonReply, object_of, objects_of, parse_object
-from ichat.cli.screen import Screen, one_line
+from ichat.cli.screen import Screen, duration, one_line
 from ichat.errors import EXIT_USAGE, Exit
 
 ROUTE = "/v1/admin/route"
@@ -19,7 +19,11 @@ _REASONS: Mapping[str, str] = {
     "random": "it was drawn at random, and the next one may go elsewhere",
 }
 """Why an endpoint gets the request, by the rules that need no numbers."""
-_ENDS: Mapping[str, str] = {"queued": "waits", "queue_full": "is refused (429)"}
+_ENDS: Mapping[str, str] = {
+    "queued": "waits",
+    "queue_full": "is refused (429)",
+    "loading": "waits while the model is loaded",
+}
 
 
 def add_explain_flags(usage: argparse.ArgumentParser) -> None:
@@ -78,6 +82,8 @@ def show_route(screen: Screen, view: Json) -> None:
     columns = ("chosen", "worker", "state", "load", "in flight", "has bytes", "circuit", "remark")
     screen.table(columns, rows, ("circuit", "in flight"))
     screen.line(sentence_of(view))
+    if load := object_of(view.get("load")):
+        screen.line(sentence_of_load(load))
 
 
 def _show_plan(screen: Screen, view: Json) -> None:
@@ -107,3 +113,25 @@ def sentence_of(view: Json) -> str:
     else:
         why = _REASONS.get(rule, f"the rule is {rule}")
     return one_line(f"It goes to {chosen}: {why}.")
+
+
+def sentence_of_load(load: Json) -> str:
+    """Return in a sentence or two what loading a model evicts and waits for, and how long it takes."""
+    evicts = ", and ".join(map(_eviction, objects_of(load.get("evicts"))))
+    waits = " and ".join(map(_obstacle, objects_of(load.get("waits_for"))))
+    parts = [f"would {evicts}" if evicts else "", f"would wait for {waits}" if waits else ""]
+    does = ", and ".join(filter(None, parts)) or "evicts no other worker"
+    expected_s = load.get("expected_s")
+    takes = f" That takes about {duration(expected_s)}." if expected_s is not None else ""
+    return one_line(f"Loading it {does}.{takes}")
+
+
+def _eviction(one: Json) -> str:
+    action = "put worker {} to sleep" if one.get("kind") == "sleep" else "stop worker {}"
+    idle_s = one.get("idle_s")
+    when = f", which has been idle for {duration(idle_s)}" if idle_s is not None else " once its requests have ended"
+    return action.format(one.get("worker_id")) + when
+
+
+def _obstacle(one: Json) -> str:
+    return f"worker {one.get('worker_id')}, which {one.get('why')}"

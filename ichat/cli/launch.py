@@ -6,7 +6,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ichat.cli.client import (
@@ -212,15 +212,7 @@ def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     params = {} if args.drain_s is None else {"drain_s": f"{args.drain_s:g}"}
     wait_s = (DRAIN_S if args.drain_s is None else args.drain_s) + STOP_MORE_S
     path = worker_path(args.worker_id)
-    outcome: queue.SimpleQueue[JsonReply | Exit] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            outcome.put(api.call("DELETE", path, params=params, answer_s=wait_s))
-        except Exit as error:
-            outcome.put(error)
-
-    threading.Thread(target=ask, name="stop", daemon=True).start()  # it is answered when the worker has ended
+    outcome = in_background(lambda: api.call("DELETE", path, params=params, answer_s=wait_s))
     with Spinner() as progress:
         try:
             answer = _wait_until_gone(api, path, outcome, progress, wait_s)
@@ -229,6 +221,20 @@ def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
             raise
     _show(screen, answer, is_json=args.json)
     return 0
+
+
+def in_background(ask: Callable[[], JsonReply]) -> "queue.SimpleQueue[JsonReply | Exit]":
+    """Ask the gateway in a thread for what it answers when it is done; return where its answer or refusal comes."""
+    outcome: queue.SimpleQueue[JsonReply | Exit] = queue.SimpleQueue()
+
+    def put() -> None:
+        try:
+            outcome.put(ask())
+        except Exit as error:
+            outcome.put(error)
+
+    threading.Thread(target=put, name="ask", daemon=True).start()
+    return outcome
 
 
 def _wait_until_gone(

@@ -54,6 +54,8 @@ def show_worker(screen: Screen, worker: Json, *, all_args: bool = False) -> None
         ("failure", worker.get("failure")),
         ("cause", worker.get("cause") if worker.get("failure") else None),
         ("starts in", duration(worker["retry_in_s"]) if worker.get("retry_in_s") is not None else None),
+        ("ready in", duration(worker["ready_in_s"]) if worker.get("ready_in_s") is not None else None),
+        ("load", "on demand" if worker.get("on_demand") else None),
         ("ended last", _last_end(worker)),
         ("lost", _lost(worker)),
         ("models", ", ".join(_names(worker))),
@@ -109,8 +111,9 @@ def show_models(screen: Screen, answer: Json) -> None:
     if not models and screen.is_terminal:
         screen.line("No model can be asked for yet.")
         return
-    rows = [[model.get(key) for key in ("id", "owned_by", "max_model_len", "parent", "root")] for model in models]
-    screen.table(("model", "served by", "length", "adapter of", "root"), rows)
+    keys = ("id", "owned_by", "max_model_len", "parent", "root")
+    rows = [[*(model.get(key) for key in keys), _yes_or_no(model.get("loaded"))] for model in models]
+    screen.table(("model", "served by", "length", "adapter of", "root", "loaded"), rows)
 
 
 def show_status(screen: Screen, status: Json) -> None:
@@ -143,8 +146,11 @@ def show_status(screen: Screen, status: Json) -> None:
     models = objects_of(status.get("models"))
     if models:
         screen.line("")
-        rows = ([model.get(key) for key in ("id", "workers", "in_flight", "queued")] for model in models)
-        screen.table(("model", "workers", "in flight", "queued"), rows)
+        keys = ("id", "workers", "in_flight", "queued")
+        rows = (
+            [*(model.get(key) for key in keys), _yes_or_no(model.get("loaded")), _waited(model)] for model in models
+        )
+        screen.table(("model", "workers", "in flight", "queued", "loaded", "waiting for"), rows)
 
 
 def show_plan(screen: Screen, answer: Json) -> None:
@@ -186,7 +192,19 @@ def _remark(worker: Json, *, chars_max: int | None) -> str:
         why = why if chars_max is None else textwrap.shorten(why, chars_max, placeholder=" …")
         return f"{why}; starts in {duration(worker['retry_in_s'])}" if worker.get("retry_in_s") is not None else why
     phase = worker.get("phase")
-    return str(phase) if phase and phase != worker.get("state") else ""
+    words = [str(phase)] if phase and phase != worker.get("state") else []
+    if worker.get("ready_in_s") is not None:
+        words.append(f"ready in about {duration(worker['ready_in_s'])}")
+    return ", ".join(words)
+
+
+def _yes_or_no(value: object) -> str | None:
+    return {True: "yes", False: "no"}.get(value) if isinstance(value, bool) else None
+
+
+def _waited(model: Json) -> str | None:
+    """Return for how long the oldest request in a model's queue has waited."""
+    return duration(model["waiting_s"]) if model.get("waiting_s") is not None else None
 
 
 def _lost(worker: Json) -> str | None:

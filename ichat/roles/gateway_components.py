@@ -92,7 +92,7 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     hub = Hub()
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
     monitor = MachineMonitor(lambda: supervisor.pids)
-    metrics = Metrics(registry, balancer, lambda: monitor.report)
+    metrics = Metrics(registry, balancer, lambda: monitor.report, lambda: supervisor.loader.counts)
     shadows = Shadows(balancer, metrics.shadows, config.routing.shadows_max)
     context = GatewayContext(
         config, parts.auth, registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps, shadows=shadows

@@ -40,6 +40,11 @@ GPU = {
     "index": 0, "uuid": "GPU-1", "name": "H100", "memory_total_bytes": 2, "memory_used_bytes": 2, "use": 0.5,
     "held_bytes": 1,
 }  # fmt: skip
+ON_DEMAND = """[[managed_workers]]
+model_name = "cold"
+model_path = "/cold"
+load = "on_demand"
+"""
 PROCESSES = ("open_fds", "max_fds", "resident_memory_bytes", "cpu_seconds_total")
 """What prometheus_client says of its process, a worker's as well as the gateway's."""
 
@@ -64,7 +69,7 @@ async def real(serve, gateway_to, connect):
         await socket_stream.send_all(SSE_HEAD + event(0) + SSE_END)
 
     _, port = await serve(stream)
-    gateway = await gateway_to({"route": port})
+    gateway = await gateway_to({"route": port}, ON_DEMAND)
     ours = metrics_of(types.SimpleNamespace(in_flight=1, load_s=2.0, aborts=3, info=None)).decode()
     processes = "".join(PROCESS.replace("open_fds", name) for name in PROCESSES)
     for engine in ENGINES:

@@ -27,6 +27,7 @@ from support.programs import LIMIT_S, ROOT, Program, ichat
 from ichat.cli import commands as terminal
 from ichat.cli import launch as terminal_launch
 from ichat.cli import logs as terminal_logs
+from ichat.cli import models as terminal_models
 from ichat.cli.client import read_events
 from ichat.cli.screen import clean, duration, log_line, size
 from ichat.errors import Exit
@@ -35,7 +36,7 @@ from ichat.supervisor.launch import engine_flags
 
 KEPT = ("command", "path", "query", "headers", "body")
 STATES = ("starting", "loading", "ready", "following", "draining", "gone", "unhealthy", "wedged", "failed", "broken", "stale",
-          "restarting", "a-new-one")  # fmt: skip
+          "restarting", "cold", "asleep", "waking", "a-new-one")  # fmt: skip
 READY = {
     "worker_id": "w1", "managed": True, "state": "ready", "phase": "ready", "model_name": "org/m", "model_names": ["org/m", "m"],
     "backend": "vllm", "model_path": "/m", "host": "10.0.0.1", "port": 8001, "pid": 7, "in_flight": 3, "beat_age_s": 1.26,
@@ -72,6 +73,15 @@ ROUTE = {
          "in_flight_max": 0, "matched": 0, "overloaded": False, "circuit": None},
     ],
 }  # fmt: skip
+LOAD = {
+    "worker_id": "m-0", "expected_s": 25.2,
+    "evicts": [{"worker_id": "x-0", "model": "x", "kind": "stop", "idle_s": 40.4},
+               {"worker_id": "y-0", "model": "y", "kind": "sleep", "idle_s": None}],
+    "waits_for": [{"worker_id": "z-0", "model": "z", "why": "is starting"}],
+}  # fmt: skip
+COLD = {"worker_id": "m-0", "state": "cold", "model_name": "m", "in_flight": 0}
+CHANGED = {"model": "m", "worker_id": "m-0", "state": "ready", "seconds": 23.4}
+VERBS = ("load", "unload", "sleep", "wake")
 PLAN = {
     "applied": True,
     "summary": "+1 start, ~0 restart, -0 stop, 1 untouched",
@@ -174,6 +184,7 @@ def fake(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ICHAT_GATEWAY", f"http://127.0.0.1:{gateway.port}")
     monkeypatch.setattr(terminal_launch, "POLL_S", 0.01)
+    monkeypatch.setattr(terminal_models, "POLL_S", 0.01)
     monkeypatch.setattr(terminal_logs, "PAUSES_S", (0.01,))
     gateway.answers = {
         ("GET", "/v1/admin/workers"): (200, {"object": "list", "data": [READY, FAILED, {"worker_id": "w3"}]}),
@@ -185,6 +196,7 @@ def fake(monkeypatch):
         ("POST", "/v1/admin/route"): (200, ROUTE),
         ("POST", "/v1/admin/workers/launch"): (202, {"worker_id": "w1", "state": "starting"}),
         ("DELETE", "/v1/admin/workers/w1"): (200, {"worker_id": "w1", "state": "stopped"}),
+        **{("POST", f"/v1/admin/models/{verb}"): (200, CHANGED) for verb in VERBS},
     }
     yield gateway
     gateway.close()
@@ -391,7 +403,7 @@ def test_status_and_models(fake, run):
     assert re.search(r"^memory +1.0GiB free of 64.0GiB$", out, re.MULTILINE)
     assert re.search(r"^workers +1 failed, 1 ready$", out, re.MULTILINE)
     assert re.search(r"^0 +H100 +90% +40.0GiB +80.0GiB +w1, process 8$", out, re.MULTILINE)
-    assert re.search(r"^org/m +1 +3 +0$", out, re.MULTILINE)
+    assert re.search(r"^org/m +1 +3 +0 +- +-$", out, re.MULTILINE)
     fake.answers["GET", "/v1/admin/cluster/status"] = 200, {"gateway": {}, "resources": {"gpus": None}}
     assert run("status")[0] == 0
     gpu = {"index": 3, "name": "H200", "memory_total_bytes": 2**37, "memory_used_bytes": 2**30, "use": 0.5,
@@ -406,7 +418,26 @@ def test_status_and_models(fake, run):
     assert re.search(r"^far +3 +H200 +50% +1.0GiB +128.0GiB +w2$", out, re.MULTILINE)
     fake.answers["GET", "/v1/admin/cluster/status"] = 200, {"resources": {"gpus": None}, "machines": [far]}
     assert re.search(r"^3 +H200 +50% +1.0GiB +128.0GiB +w2$", run("status")[1], re.MULTILINE)
-    assert run("models")[1].splitlines()[1].split() == ["org/m", "vllm", "8192", "-", "/m"]
+    assert run("models")[1].splitlines()[1].split() == ["org/m", "vllm", "8192", "-", "/m", "-"]
+
+
+def test_models_that_are_loaded_on_demand(fake, run):
+    """They are told apart by whether they are loaded, and a worker that is being loaded says when it will be ready."""
+    models = [{"id": "m", "workers": 0, "in_flight": 0, "queued": 2, "loaded": False, "waiting_s": 12.3}]
+    fake.answers["GET", "/v1/admin/cluster/status"] = 200, {**STATUS, "models": models, "workers": {"cold": 1}}
+    out = run("status")[1]
+    assert re.search(r"^m +0 +0 +2 +no +12s$", out, re.MULTILINE)
+    assert re.search(r"^workers +1 cold$", out, re.MULTILINE)
+    entries = [{"id": "m", "owned_by": "vllm", "loaded": False}, {"id": "n", "owned_by": "vllm", "loaded": True}]
+    fake.answers["GET", "/v1/models"] = 200, {"object": "list", "data": entries}
+    assert [row.split()[-1] for row in run("models")[1].splitlines()[1:]] == ["no", "yes"]
+    workers = [COLD, {**COLD, "worker_id": "m-1", "state": "loading", "phase": "weights", "ready_in_s": 7.25}]
+    fake.answers["GET", "/v1/admin/workers"] = 200, {"data": workers}
+    fake.answers["GET", "/v1/admin/workers/m-1"] = 200, workers[1]
+    out = run("workers")[1].splitlines()
+    assert out[1].split()[:3] == ["m-0", "cold", "m"]
+    assert out[2].endswith("weights, ready in about 7.2s")
+    assert re.search(r"^ready in +7.2s$", run("workers", "m-1")[1], re.MULTILINE)
 
 
 def test_where_a_request_would_go(fake, run, monkeypatch, tmp_path):
@@ -452,6 +483,13 @@ def test_where_a_request_would_go(fake, run, monkeypatch, tmp_path):
         ({"rule": "queued", "chosen": None, "reason": "all are full, and 2 requests wait already"},
          "It waits: all are full, and 2 requests wait already."),
         ({"rule": "queue_full", "chosen": None, "reason": "all are full"}, "It is refused (429): all are full."),
+        ({"rule": "loading", "chosen": None, "reason": "worker m-0 is cold", "load": None},
+         "It waits while the model is loaded: worker m-0 is cold."),
+        ({"rule": "loading", "chosen": None, "load": LOAD},
+         ("Loading it would stop worker x-0, which has been idle for 40s, and put worker y-0 to sleep once its"
+          " requests have ended, and would wait for worker z-0, which is starting. That takes about 25s.")),
+        ({"rule": "loading", "chosen": None, "load": {"worker_id": "m-0", "evicts": [], "waits_for": []}},
+         "Loading it evicts no other worker."),
         ({"rule": "not_ready", "chosen": None, "reason": "worker w1 is loading", "candidates": []},
          "It is refused (503): worker w1 is loading."),
     ],
@@ -540,6 +578,7 @@ def test_reload_shows_the_plan(fake, run):
         (["launch", "/m"], {"worker_id": "w1", "state": "starting"}),
         (["launch", "/m", "--wait"], READY),
         (["stop", "w1"], {"worker_id": "w1", "state": "stopped"}),
+        *((([verb, "m"]), CHANGED) for verb in VERBS),
     ],
 )
 def test_json_is_what_the_gateway_said(fake, run, words, value):
@@ -692,6 +731,51 @@ def test_stop_shows_what_is_under_way(fake, run):
     assert (code, out) == (0, "w1 stopped\n")
     assert "w1: draining, 3 requests under way\n" in err
     assert next(one for one in fake.asked if one.command == "DELETE").query == {"drain_s": "5"}
+
+
+def test_load_says_what_it_evicts_and_how_long_it_took(fake, run):
+    """First comes what is in the way, then each change of the model's workers, and at the end what has become of it."""
+    workers = iter([COLD, {**COLD, "state": "loading", "phase": "weights"}])
+    is_over = threading.Event()
+
+    def load(_):
+        assert is_over.wait(LIMIT_S)
+        return 200, CHANGED
+
+    def listed(_):
+        worker = next(workers, None)
+        if worker is None:
+            is_over.set()
+        return 200, {"data": [worker or {**COLD, "state": "loading", "phase": "weights"}]}
+
+    fake.answers["POST", "/v1/admin/route"] = 200, {**ROUTE, "load": LOAD}
+    fake.answers["POST", "/v1/admin/models/load"] = load
+    fake.answers["GET", "/v1/admin/workers"] = listed
+    code, out, err = run("load", "m")
+    assert (code, out) == (0, "m-0 ready after 23s\n")
+    first, *rest = err.splitlines()
+    assert first.startswith("Loading it would stop worker x-0, which has been idle for 40s")
+    assert rest == ["m-0: cold", "m-0: loading (weights)"]
+    assert "/v1/admin/workers?model=m" in [one.path for one in fake.asked]
+    assert fake.bodies() == [{"model": "m"}, {"model": "m"}]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_model_that_cannot_be_changed(fake, run, verb):
+    """The refusal is one sentence, whether the gateway can say what is in the way or not."""
+    refusal = error("not_on_demand", "The model `m` is not loaded on demand.")
+    fake.answers["POST", f"/v1/admin/models/{verb}"] = 409, refusal
+    fake.answers["POST", "/v1/admin/route"] = 404, error("model_not_found", "The model `m` does not exist.")
+    assert run(verb, "m") == (1, "", "The model `m` is not loaded on demand.\n")
+
+
+def test_unload_waits_for_requests_as_long_as_told(fake, run):
+    """`--drain-s` goes to the gateway; the other commands have no such flag."""
+    assert run("unload", "m", "--drain-s", "2.5")[:2] == (0, "m-0 ready after 23s\n")
+    assert fake.asked[-1].query == {"drain_s": "2.5"}
+    assert run("unload", "m")[0] == 0
+    assert fake.asked[-1].query == {}
+    assert run("load", "m", "--drain-s", "2.5")[0] == 64
 
 
 def test_a_refusal_is_the_gateways_sentence(fake, run):

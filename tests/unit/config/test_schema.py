@@ -373,3 +373,25 @@ def test_a_file_that_cannot_be_read(tmp_path):
     """It is a sentence with the path and the reason."""
     with pytest.raises(Exit, match=r"none\.toml cannot be read: No such file"):
         configuration.load(tmp_path / "none.toml")
+
+
+def test_the_recipes_of_the_manual_are_right():
+    """Each can be copied as it stands, and names nothing that it does not have."""
+    text = (EXAMPLE.parent / "docs/operating.md").read_text()
+    recipes = {}
+    for section in text.partition("\n## Recipes\n")[2].partition("\n## ")[0].split("\n### ")[1:]:
+        title, _, rest = section.partition("\n")
+        [block] = re.findall(r"```toml\n(.*?)```", rest, re.DOTALL)
+        recipes[title] = configuration.parse(block, title)
+    on_demand = recipes["Nine models, one GPU"].managed_workers
+    assert {worker.load for worker in on_demand} == {"on_demand"}
+    assert len({tuple(worker.gpu_ids) for worker in on_demand}) == 1
+    assert {worker.when_idle for worker in on_demand} == {"stop", "sleep"}
+    for title in ("Canary", "The cloud as the spare wheel"):
+        config = recipes[title]
+        served = {one.model_name for one in (*config.managed_workers, *config.external_routes)}
+        [alias] = config.models
+        assert alias.name == "assistant"
+        assert set(alias.models) == served
+    assert sum(target.weight for target in recipes["Canary"].models[0].targets) == 100
+    assert len(recipes) == 3

@@ -1,0 +1,115 @@
+"""Loading, unloading, sleep and wake of models that are loaded on demand, from the command line."""
+
+import argparse
+import queue
+from collections.abc import Sequence
+
+from ichat.cli.client import Api, Json, JsonReply, RequestRefused, Unreachable, object_of, objects_of
+from ichat.cli.explain import ROUTE, sentence_of_load
+from ichat.cli.launch import DRAIN_S, POLL_S, STOP_MORE_S, in_background
+from ichat.cli.screen import Screen, Spinner, duration, note, one_line
+from ichat.cli.views import progress_of
+from ichat.errors import Exit
+
+LOAD_S = 2 * 3600.0
+"""The longest time that a load is waited for: the gateway answers earlier, by its own timeouts."""
+_GOES_ON = {"load": "loading", "unload": "being unloaded", "sleep": "going to sleep", "wake": "waking"}
+
+
+def add_model_flags(usage: argparse.ArgumentParser) -> None:
+    """Add what `load`, `sleep` and `wake` take."""
+    usage.add_argument("model", metavar="MODEL", help="its name, as `models` has it")
+
+
+def add_unload_flags(usage: argparse.ArgumentParser) -> None:
+    """Add the flags of `unload`."""
+    add_model_flags(usage)
+    add_drain_flag(usage)
+
+
+def add_drain_flag(usage: argparse.ArgumentParser) -> None:
+    """Add how long requests may take before what they are with ends."""
+    usage.add_argument("--drain-s", type=_seconds, metavar="S", help="how long its requests may take; 0: none waits")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= 1e9:
+        raise argparse.ArgumentTypeError("must be from 0 to 1e9")
+    return seconds
+
+
+def load(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Load a model, and first show what that evicts."""
+    if (found := _load_view(api, args.model)) is not None:
+        note(sentence_of_load(found))
+    return _change(api, screen, args, "load", LOAD_S)
+
+
+def unload(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Unload a model."""
+    drain_s = DRAIN_S if args.drain_s is None else args.drain_s
+    return _change(api, screen, args, "unload", drain_s + STOP_MORE_S)
+
+
+def sleep(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Put the worker of a model to sleep."""
+    return _change(api, screen, args, "sleep", DRAIN_S + STOP_MORE_S)
+
+
+def wake(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Wake the worker of a model."""
+    return _change(api, screen, args, "wake", LOAD_S)
+
+
+def _load_view(api: Api, model: str) -> Json | None:
+    """Return what loading the model would take; None where it is loaded, or the gateway does not say."""
+    try:
+        return object_of(api.call("POST", ROUTE, body={"model": model}).value.get("load")) or None
+    except RequestRefused:
+        return None  # the request that follows says why
+
+
+def _change(api: Api, screen: Screen, args: argparse.Namespace, verb: str, answer_s: float) -> int:
+    """Have the gateway do this with a model, and show what its workers do until it is done."""
+    drain_s = getattr(args, "drain_s", None)
+    params = {} if drain_s is None else {"drain_s": f"{drain_s:g}"}
+    path, body = f"/v1/admin/models/{verb}", {"model": args.model}
+    outcome = in_background(lambda: api.call("POST", path, params=params, body=body, answer_s=answer_s))
+    with Spinner() as progress:
+        try:
+            answer = _wait(api, args.model, outcome, progress)
+        except KeyboardInterrupt:
+            note(f"Not waiting any longer; the model {one_line(args.model)} goes on {_GOES_ON[verb]}.")
+            raise
+    if args.json:
+        screen.line(answer.text.rstrip("\n"))
+    else:
+        shown = [answer.value.get(name) for name in ("worker_id", "state")]
+        screen.line(f"{' '.join(map(one_line, shown))} after {duration(answer.value.get('seconds'))}")
+    return 0
+
+
+def _wait(api: Api, model: str, outcome: "queue.SimpleQueue[JsonReply | Exit]", progress: Spinner) -> JsonReply:
+    """Return the answer once it is there. Raises Exit where the gateway refuses."""
+    while True:
+        try:
+            answer = outcome.get(timeout=POLL_S)
+        except queue.Empty:
+            try:
+                workers = objects_of(api.call("GET", "/v1/admin/workers", params={"model": model}).value.get("data"))
+            except (RequestRefused, Unreachable):
+                continue
+            progress.show(_progress_of(workers))
+        else:
+            if isinstance(answer, Exit):
+                raise answer
+            return answer
+
+
+def _progress_of(workers: Sequence[Json]) -> str:
+    """Return in one line what the workers of a model do."""
+    return "; ".join(
+        progress_of(one) + (f", {one['in_flight']} requests under way" if one.get("in_flight") else "")
+        for one in workers
+    )
