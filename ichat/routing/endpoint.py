@@ -67,25 +67,25 @@ class CacheHolder:
     def __repr__(self) -> str:
         return f"<CacheHolder {self.endpoint.id.decode()}{'' if self.endpoint.holder is self else ', no more'}>"
 
-    def lately(self, load: int, now: float) -> tuple[float, float]:
+    def lately(self, load: int, now: float, *, is_noted: bool = False) -> tuple[float, float]:
         """Return how many requests with a prefix it got lately, the older the less, and what its average load was.
 
-        `load` is the number of requests in progress there now; see WORK_S, AVERAGE_S.
+        `load` is the number of requests in progress there now, and `is_noted` says that this is to be remembered; see
+        WORK_S, AVERAGE_S.
         """
         age_s = now - self._noted_at
         if age_s < NOTED_S:
             return self._work, self._average
         average = load + (self._average - load) * math.exp(-age_s / AVERAGE_S) if self._noted_at else 0.0
-        return self._work * math.exp(-age_s / WORK_S), average
-
-    def note(self, now: float) -> None:
-        """Note how many requests are in progress there."""
-        if now - self._noted_at >= NOTED_S:
-            (self._work, self._average), self._noted_at = self.lately(self.endpoint.load(now), now), now
+        work = self._work * math.exp(-age_s / WORK_S)
+        if is_noted:
+            self._work, self._average, self._noted_at = work, average, now
+        return work, average
 
     def add_work(self, now: float) -> None:
         """Count a request with a prefix."""
-        self.note(now)
+        if now - self._noted_at >= NOTED_S:
+            self.lately(self.endpoint.load(now), now, is_noted=True)
         self._work += 1
 
 

@@ -70,9 +70,8 @@ class PrefixIndex:
 
     def _turn(self, now: float) -> None:
         """Forget what has not been used for a while, or make room."""
-        if self._freed:
-            for _ in range(min(_FREED_MAX, len(self._freed))):
-                self._freed.popitem()
+        for _ in range(min(_FREED_MAX, len(self._freed))):
+            self._freed.popitem()
         if now >= self._turn_at or len(self._young) >= self._young_max:
             self._freed = self._old
             self._old, self._young = self._young, {}
@@ -113,19 +112,26 @@ class PrefixIndex:
 
     def match(self, chain: PrefixChain, now: float | None = None) -> Match:
         """Return what is known of a chain; `now` saves a look at the clock."""
-        self._turn(self._clock() if now is None else now)
+        if now is None:
+            now = self._clock()
+        if now >= self._turn_at or len(self._young) >= self._young_max or self._freed:
+            self._turn(now)
         known = list(map(self._young.get, chain.digests))
         if self._old and None in known:
             known = list(map(self._known, chain.digests))
         found: dict[Endpoint, int] = {}
         deepest = uses = seen = 0
+        holder_of = self._holders.get
         ends = dict(zip(known, BOUNDARIES, strict=False))  # of many digests the same is known, so there are few
         for boundary, one in sorted(zip(ends.values(), ends, strict=True), reverse=True):
             if one is None or one >> _USES_BITS == seen:
                 continue
-            seen = one >> _USES_BITS
-            for holder in self._holders_of(one):
-                found.setdefault(holder.endpoint, boundary)
+            seen = holders = one >> _USES_BITS
+            while holders:  # as in `_holders_of`
+                holder = holder_of(holders & _HOLDER_MASK)
+                if holder is not None and holder.endpoint.holder is holder:
+                    found.setdefault(holder.endpoint, boundary)
+                holders >>= _HOLDER_BITS
             if found and not deepest:
                 deepest, uses = boundary, one & _USES_MAX
         return Match(found, deepest, uses, known)

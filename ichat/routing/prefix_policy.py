@@ -120,10 +120,8 @@ class PrefixAware(LeastLoaded):
             return super().choose(candidates, request, now)
         match = self._match(prefix, now)
         self._found = prefix, match
-        place, self.rule = decide(describe(candidates, match, now), match.uses)
-        if not self._is_rehearsal:
-            for one in candidates:
-                one.holder.note(now)
+        described = describe(candidates, match, now, is_noted=not self._is_rehearsal)
+        place, self.rule = decide(described, match.uses)
         return candidates[place]
 
     def rehearsing(self, request: RoutingRequest) -> Policy:
@@ -150,12 +148,15 @@ class PrefixAware(LeastLoaded):
             endpoint.holder.add_work(now)
 
 
-def describe(endpoints: Iterable[Endpoint], match: Match, now: float) -> Sequence[Candidate]:
-    """Return what the decision depends on of each endpoint, for a request of which this is known."""
+def describe(endpoints: Iterable[Endpoint], match: Match, now: float, *, is_noted: bool = False) -> Sequence[Candidate]:
+    """Return what the decision depends on of each endpoint, for a request of which this is known.
+
+    `is_noted` says that what is seen of the endpoints is to be remembered.
+    """
     bytes_of, described = match.bytes_of, list[Candidate]()
     for one in endpoints:
         load = one.load(now)
-        work, average = one.holder.lately(load, now)
+        work, average = one.holder.lately(load, now, is_noted=is_noted)
         if now - one.ready_since < RAMP_S:
             load += RAMP_REQUESTS
         described.append(Candidate(bytes_of.get(one, 0), load, one.in_flight_max, work, average))
