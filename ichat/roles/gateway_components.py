@@ -169,4 +169,7 @@ def _with_kept_routes(
     for name in kept:
         for endpoint, changed in zip(current[name], new[name], strict=True):
             endpoint.reconfigure(changed)
+    for name in current.keys() - kept:
+        for endpoint in current[name]:
+            endpoint.forget_prefixes()  # or the index of prefixes would keep it for good
     return {name: current[name] if name in kept else endpoints for name, endpoints in new.items()}

@@ -4,12 +4,15 @@ import ast
 import contextlib
 import pathlib
 
+import trio
+
 import ichat
 from ichat.config import load as configuration
 from ichat.observability.tracing import open_tracing
 from ichat.protocol import Heartbeat
 from ichat.roles.gateway import LogSources
-from ichat.roles.gateway_components import build
+from ichat.roles.gateway_components import build, check
+from ichat.routing.prefix_chain import PrefixChain
 from ichat.supervisor.state import open_state
 
 SOURCES = pathlib.Path(ichat.__file__).parent.rglob("*.py")
@@ -51,4 +54,28 @@ async def test_log_sources_are_the_same_while_workers_are(tmp_path):
         assert set(sources()) == {"w", "mine"}
         registry.set_piped(mine, is_piped=True)
         assert set(sources()) == {"w"}
+        components.log_store.close()
+
+
+async def test_a_reload_leaves_no_replaced_route_in_the_index_of_prefixes(tmp_path, autojump_clock):
+    """A route that is changed or removed is forgotten with what it was believed to have; one that stays is known on."""
+    server = f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}"\n[routing]\nprefix_ttl_s = 10\n'
+    route = '[[external_routes]]\nmodel_name = "{}"\napi_base = "http://{}/v1"\n'
+    before, after = (
+        configuration.parse(server + "".join(route.format(*one) for one in routes), "test.toml")
+        for routes in (
+            (("stays", "a"), ("changes", "b"), ("goes", "c")),
+            (("stays", "a"), ("changes", "d")),
+        )
+    )
+    with open_state(before.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
+        components = build(before, None, state, tracing)
+        context, index = components.context, components.context.balancer.prefixes
+        for endpoints in context.registry.external.values():
+            chain = PrefixChain(256, [endpoints[0].id.ljust(8)[:8]])
+            index.record(chain, index.match(chain), endpoints[0])
+        check(components.reconfigured, context, components.door, after)(before)
+        await trio.sleep(10)
+        index.match(chain)
+        assert list(index._numbers) == [context.registry.external["stays"][0].holder]
         components.log_store.close()
