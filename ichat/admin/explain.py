@@ -8,8 +8,7 @@ import trio
 from ichat import errors
 from ichat.config.schema import Routing
 from ichat.http.json_body import Body, model_of, read_members
-from ichat.proxy.refusals import response_missing
-from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, reason_of_refusal
+from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, continue_response, reason_of_refusal
 from ichat.routing.aliases import Alias, Aliases, Plan
 from ichat.routing.availability import Ready, Unknown
 from ichat.routing.balancer import Balancer
@@ -19,7 +18,6 @@ from ichat.routing.prefix_chain import PROMPTS, chain_of
 from ichat.routing.prompt_lengths import PromptLengths, is_measurable
 from ichat.routing.registry import Registry
 from ichat.routing.request import RoutingRequest
-from ichat.routing.responses import ResponseMissing, continued_among, continued_by
 
 _ABSENT = "no worker and no external route has it"
 
@@ -99,10 +97,7 @@ class _Inquiry:
     def explain(self, model: str) -> RouteView | Unknown:
         """Return where a request for a model goes. Raises ApiError 404 for a response that is not there."""
         if self.question.previous is not None:
-            only = continued_by(self.registry, self.question.previous, model)
-            if isinstance(only, ResponseMissing):
-                raise response_missing(only, "previous_response_id")
-            self.only = only
+            _, self.only = continue_response(self.registry, self.question.previous, model, None)
         return self._view(self.routing(model))
 
     def _view(self, routing: RoutingRequest) -> RouteView | Unknown:
@@ -113,17 +108,15 @@ class _Inquiry:
         asked = self.question
         heaviest = max(alias.targets, key=lambda one: one.weight).model
         chosen = alias.choose(asked.session, lambda: 0.0) if asked.session else heaviest
-        models: Sequence[str] = tuple(dict.fromkeys((chosen, *alias.fallbacks)))
+        plan: Plan | None = Plan(tuple(dict.fromkeys((chosen, *alias.fallbacks))), alias)
         if asked.previous is not None:
-            found = continued_among(self.registry, asked.previous, tuple(dict.fromkeys((*models, *alias.models))))
-            if isinstance(found, ResponseMissing):
-                raise response_missing(found, "previous_response_id")
-            models, self.only = found
+            plan, self.only = continue_response(self.registry, asked.previous, asked.model, plan)
+        assert plan is not None
         tokens = self._tokens_if_too_long(alias, chosen)
         if tokens is not None and alias.longer is not None:
-            models = (chosen, alias.longer)
-        walk = TargetWalk(Plan(tuple(models), alias))
-        body, names = await walk.fit(asked.body, {}, asked.names)
+            plan = Plan((chosen, alias.longer), alias)
+        models = plan.targets
+        body, names = await TargetWalk(plan).fit(asked.body, {}, asked.names)
         self.question = attrs.evolve(asked, body=body, names=names)
         views, routings = list[TargetView](), dict[str, RoutingRequest]()
         longer = () if alias.longer is None else (alias.longer,)

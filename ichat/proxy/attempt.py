@@ -189,6 +189,10 @@ class Attempt:
             self.record_failure()
             raise errors.upstream_failed(self.endpoint.upstream.name, str(lost)) from error
 
+    def release_body(self) -> None:
+        """Free the body after a failure: tracebacks may keep the attempt until the garbage collector runs."""
+        self._body = b""
+
     def record_failure(self, *, answers: bool = False) -> None:
         """Record that the endpoint has failed with this request; `answers` says that there was a response."""
         circuit = self.endpoint.circuit

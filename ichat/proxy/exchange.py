@@ -256,6 +256,8 @@ class Exchange:
 
     def _next_attempt(self, routing: RoutingRequest, failed: Endpoint, error: ApiError) -> RoutingRequest | None:
         """Return what to route next after an attempt has failed; None if there is nothing left to try."""
+        if self._attempt is not None:
+            self._attempt.release_body()
         if error.code not in _NOT_WORKED_ON:
             return None
         log.warning("%s", error.message)

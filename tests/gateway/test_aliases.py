@@ -1,14 +1,17 @@
 """Names that stand for models, end to end: who answers, when another one does, and what is said of it."""
 
 import collections
+import gc
 import json
 
 import pytest
 import trio
-from support.peers import SSE_END, SSE_HEAD, code_of, event, plain, reset, until
+from support.peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, reset, until
 
 from ichat.config import load as configuration
+from ichat.http.request import Request
 from ichat.protocol import Heartbeat, response_tag
+from ichat.proxy.attempt import Attempt
 from ichat.roles import gateway
 from ichat.routing.worker_record import WorkerEnd
 from ichat.security.keys import hash_of
@@ -254,6 +257,48 @@ async def test_a_stream_goes_on_before_its_first_byte_only(routed, connect):
     status, _, body = await client.ask("n", stream=True)
     assert (status, b'{"n": 0}' in body, b'{"n": 1}' in body) == (200, True, False)
     assert not asked(upstreams["b"])
+
+
+async def test_the_body_is_freed_once_there_is_a_response(routed, connect):
+    """A response may take an hour: neither the client's body nor a changed one is kept, whichever model answers."""
+    go = trio.Event()
+
+    async def slow(stream, head, body):
+        await stream.send_all(SSE_HEAD + event(1))
+        await go.wait()
+        await stream.send_all(SSE_END)
+
+    client, _ = await routed(N_TO_A_OR_B + ASKED_FOR, a=failing(503), b=slow)
+    body = json.dumps({"model": "n", "stream": True, "prompt": "x" * 100_000}).encode()
+    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    received = b""
+    with trio.fail_after(LIMIT_S):
+        while b'{"n": 1}' not in received:
+            received += await client.stream.receive_some()
+    assert b"x-ichat-model: b\r\n" in received
+    kept = [one for one in gc.get_objects() if isinstance(one, Request) and one.path == b"/v1/completions"]
+    assert [one.body for one in kept] == [b""]
+    assert not [one for one in gc.get_objects() if isinstance(one, Attempt) and one._body]
+    go.set()
+
+
+async def test_a_form_leads_to_its_model(routed):
+    """Audio is sent as a form; its files stay as they are."""
+    client, upstreams = await routed(
+        N_TO_A_OR_B + 'set = { language = "de" }\n' + ASKED_FOR, a=failing(503), b=answering("b")
+    )
+    file = b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\x00\xff\r\n'
+    form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nn\r\n--x\r\n' + file + b"--x--\r\n"
+    head = (
+        b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=x\r\n"
+        b"content-length: %d\r\n\r\n%b"
+    )
+    await client.send(head % (len(form), form))
+    assert (await client.response())[2] == b"b"
+    language = b'--x\r\nContent-Disposition: form-data; name="language"\r\n\r\nde\r\n'
+    for name, upstream in upstreams.items():
+        ((_, body),) = upstream.requests
+        assert body == language + form.replace(b"\r\n\r\nn\r\n", b"\r\n\r\n%b\r\n" % name.encode())
 
 
 async def test_a_client_that_leaves_ends_it_all(routed, connect):
