@@ -159,6 +159,8 @@ class ManagedWorker:
             self.load()
             if self.phase == "draining":
                 self._context.registry.resume(self.record)
+            elif self.phase == "asleep" or self.transition == "ending":
+                self._end_requested.set()
         self._context.remember()
 
     def restart(self, spec: ManagedWorkerConfig) -> None:

@@ -223,3 +223,20 @@ def test_a_launched_worker_on_demand_is_cold(gateway, tmp_path):
     program = gateway("", port)
     program.until(lambda: program.state("new-0") == "cold")
     assert not engines(tmp_path)
+
+
+def test_engines_sleep_where_that_makes_the_room(gateway, tmp_path):
+    """Of two on one GPU, one sleeps while the other serves; one that is killed in its sleep is started again."""
+    more = 'gpu_ids = [0]\nwhen_idle = "sleep"\nsleeps = true\n'
+    program = gateway("[restart]\nfirst_s = 0.05\n" + on_demand("a", more) + on_demand("b", more))
+    assert ask(program, "a")[0] == 200
+    pid = pid_of(program, "a-0")
+    assert ask(program, "b")[0] == 200
+    assert (program.state("a-0"), program.state("b-0")) == ("asleep", "ready")
+    assert ask(program, "a")[0] == 200
+    assert (pid_of(program, "a-0"), program.state("a-0"), program.state("b-0")) == (pid, "ready", "asleep")
+    os.kill(pid_of(program, "b-0"), signal.SIGKILL)
+    program.until(lambda: program.state("b-0") == "cold")
+    assert ask(program, "b")[0] == 200
+    assert program.text().count("starting worker") == 3
+    assert sorted(engines(tmp_path)) == ["a-0", "b-0"]
