@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import socket
+import types
 
 import pytest
 import trio
@@ -541,7 +542,7 @@ def test_a_worker_answers_its_own_machine_and_who_has_the_token():
     options, _ = read_command_line(["--port", "1"])
 
     def outcome(token, peer, *headers, path=b"/v1/completions", method=b"POST", host=(b"host", b"127.0.0.1:8000")):
-        worker = WorkerServer(options, None, None, 1, token=token)
+        worker = WorkerServer(options, None, types.SimpleNamespace(admission=None), 1, token=token)
         try:
             worker.authenticate(RequestHead(method, path, b"1.1", [host, *headers], 0), peer)
         except ApiError as refusal:
@@ -556,7 +557,7 @@ def test_a_worker_answers_its_own_machine_and_who_has_the_token():
     }  # fmt: skip
     assert table[""] == [200, 200, 200, 200, 200, 200, 200, 200, 403, 403, 403, 403]
     assert table[TOKEN] == [200, 200, 200, 200, 200, 200, 200, 200, 401, 401, 200, 200]
-    for path in (b"/logs/stream", b"/metrics", b"/flush_cache", b"/beat"):
+    for path in (b"/logs/stream", b"/metrics", b"/flush_cache", b"/beat", b"/sleep", b"/wake"):
         assert outcome(TOKEN, "10.0.0.1:9", path=path) == 401
     assert outcome(TOKEN, "10.0.0.1:9", path=b"/health") == 401
     assert outcome(TOKEN, "10.0.0.1:9", path=b"/health", method=b"GET") == 200
