@@ -83,6 +83,7 @@ class HeldPrefixes:
         self._cleared = False
         """Whether the next report begins anew."""
         self._round = 0
+        self._is_asleep = False
         self._is_clearing = False
         """Whether such a report is on its way: what the gateway notes meanwhile may be lost by it."""
 
@@ -119,7 +120,7 @@ class HeldPrefixes:
         """Note blocks that follow each other, stored for the request with this tag."""
         with self._lock:
             block = None if parent is None else self._blocks.get(parent)
-            if not hashes or (parent is not None and block is None):
+            if self._is_asleep or not hashes or (parent is not None and block is None):
                 return  # of what follows an unknown block, the depth is unknown
             for hash_ in hashes:
                 known = self._blocks.get(hash_)
@@ -156,6 +157,12 @@ class HeldPrefixes:
     def cleared(self) -> None:
         """Note that the cache is empty, or that nothing is known of it any more."""
         with self._lock:
+            self._forget()
+
+    def set_asleep(self, *, is_asleep: bool) -> None:
+        """Note that the cache is empty, and stays so while the engine sleeps: what comes late was before the sleep."""
+        with self._lock:
+            self._is_asleep = is_asleep
             self._forget()
 
     def report_all(self) -> None:

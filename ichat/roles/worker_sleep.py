@@ -117,7 +117,7 @@ class WorkerSleep:
             log.info("%s", change.after or "awake")
             self._admission.closed = change.after
         if self._thread.info is not None and self._thread.info.held is not None:
-            self._thread.info.held.cleared()
+            self._thread.info.held.set_asleep(is_asleep=self._admission.closed == _ASLEEP)
         self._under_way = None
         change.ended.set()
         self._changed()
