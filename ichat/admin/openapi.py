@@ -55,7 +55,7 @@ _CHANGES = {
     ),
     "sleep": (
         "Have the engine of a model's on-demand worker give its memory back, once it has no requests",
-        f"{_NOT_ON_DEMAND[:-1]}, or its engine cannot sleep.",
+        f"{_NOT_ON_DEMAND[:-1]}, or it is not loaded, or its engine cannot sleep.",
     ),
     "wake": (
         "Wake the on-demand worker of a model; answers once it is ready",

@@ -33,7 +33,8 @@ DRAIN_S = 600.0
 MISSED_MAX = 10
 """Polls that may fail in a row, before a gateway counts as gone."""
 _NUMBER = re.compile(r"-(\d|\.\d)")
-_READY, _ENDED = ("ready", "following"), ("failed", "broken", "stopped", "gone")
+_READY, _ENDED = ("ready", "following", "cold"), ("failed", "broken", "stopped", "gone")
+"""States in which a launch is over; one that is cold waits for the first request for its model."""
 
 
 def add_launch_flags(usage: argparse.ArgumentParser) -> None:

@@ -697,6 +697,13 @@ def test_launch_waits_until_ready(fake, run):
     ]
 
 
+def test_launch_waits_for_no_request(fake, run):
+    """A worker that is loaded on demand has been launched when it is cold."""
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, {**READY, "state": "cold", "phase": None}
+    assert run("launch", "/m", "--load", "on_demand", "--wait")[:2] == (0, "w1 cold\n")
+    assert fake.bodies()[0]["load"] == "on_demand"
+
+
 def test_launch_says_why_a_worker_has_failed(fake, run):
     """Its last lines and one sentence, with exit code 1."""
     fake.answers["GET", "/v1/admin/workers/w1"] = 200, FAILED
