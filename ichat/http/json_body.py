@@ -45,6 +45,7 @@ _SCALAR = re.compile(
 
 _decode = json.JSONDecoder().decode
 """`json.loads` without its options."""
+_MODEL = re.compile(rb'"model"[ \t\n\r]*+:[ \t\n\r]*+("(?:[^"\\]|\\.)*+")')
 _BRACKET = re.compile(rb"[{}\[\]]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _IS_OPENING = bytes(byte in b"{[" for byte in range(256))
@@ -161,6 +162,19 @@ def rewrite_json(
         start = members[last].end if last >= 0 else members[0].start
         spans.append((start, members[-1].end, b""))
     return spliced(body, spans)
+
+
+def find_model(body: Body) -> Member | None:
+    r"""Return the member `model` of a JSON object that has one with a string, if a quick search finds it for certain.
+
+    That is so where its name stands in the body only once, and cannot be written in another way: `\u006` begins the
+    escapes of all its letters.
+    """
+    start = body.find(b'"model"')
+    if start < 0 or body.find(b'"model"', start + 1) >= 0 or b"\\u006" in body:
+        return None
+    match = _MODEL.match(body, start)
+    return None if match is None else Member("model", start, match.start(1), match.end())
 
 
 class Cursor:

@@ -279,7 +279,8 @@ class Attempt:
         has_failed = self.answered_at is not None and self.status in FAILED_STATUSES  # and that was recorded
         if lost.retry is not False and not has_failed:
             self.record_failure()
-        log.warning("%s failed with request %s: %s", name, forwarded.request.id.decode(), lost)
+        if not self.rejected:
+            log.warning("%s failed with request %s: %s", name, forwarded.request.id.decode(), lost)
         error = errors.upstream_failed(name, str(lost), retry=lost.retry)
         if lost.timed_out:
             first_byte_s, stall_s = self._timeouts()

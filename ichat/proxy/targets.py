@@ -13,7 +13,7 @@ import attrs
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, form_type
-from ichat.http.json_body import Body, members_of, rewrite_json
+from ichat.http.json_body import PARSED_BYTES_MAX, Body, find_model, members_of, rewrite_json
 from ichat.http.multipart import as_members, fields_of, written_fields
 from ichat.observability.request_record import RequestRecord
 from ichat.proxy.client_head import ATTEMPTS_HEADER, MODEL_HEADER
@@ -162,10 +162,16 @@ class TargetWalk:
         drop, given = (alias.drop, alias.set) if is_first else (frozenset[str](), dict[str, bytes]())
         if is_first and self.model == alias.name and not drop and not given:
             return body, names
-        form = form_type(by_name)
+        form, model = form_type(by_name), json.dumps(self.model).encode()
+        if not form and len(body) <= PARSED_BYTES_MAX and drop.isdisjoint(names) and given.keys().isdisjoint(names):
+            found = find_model(body)
+            if found is not None:
+                place = names.index("model")
+                names = (*names[:place], *given, *names[place:])
+                return rewrite_json(body, (found,), {"model": model}, (), before=_written_members(given)), names
         fields = await fields_of(body, form) if form else []
         members = as_members(fields) if form else await members_of(body)
-        replace = {"model": self.model.encode() if form else json.dumps(self.model).encode()}
+        replace = {"model": self.model.encode() if form else model}
         there = {member.name for member in members}
         values = _as_fields(given) if form else given
         replace |= {name: value for name, value in values.items() if name in there}

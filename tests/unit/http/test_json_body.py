@@ -161,6 +161,58 @@ async def test_mutilated_objects_are_refused_unless_they_are_right(body, data):
         assert any(value is None and not null for value, null in zip(values, nulls, strict=True))
 
 
+PIECES = st.lists(
+    st.sampled_from(['"model"', '"mod\\u0065l"', '"\\u006Dodel"', "model", "a", '\\"', "\\\\", '"', ":", ",", " ", "{", "}", '"n"', '{"', '"}']),
+    max_size=12,
+).map("".join)  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(['"model"', '"mod\\u0065l"', '"a"', '"b\\u00e4"']), PIECES, st.booleans()), max_size=4
+    ),
+    PIECES,
+)
+async def test_the_model_that_is_found_quickly_is_the_one_that_a_scan_finds(members, model):
+    """Or none is found: whatever else looks like it, as a value, within one, or by escapes."""
+    written = [
+        f"{name}: {json.dumps(text) if is_string else '{' + json.dumps(text) + ':1}'}"
+        for name, text, is_string in members
+    ]
+    body = ("{" + ", ".join([*written, f'"model" :{json.dumps(model)}', *written[:1]]) + "}").encode()
+    found = bodies.find_model(body)
+    if found is not None:
+        assert [found] == [member for member in await members_of(body) if member.name == "model"]
+
+
+@pytest.mark.parametrize(
+    ("body", "is_found"),
+    [
+        (b'{"model": "a"}', True),
+        (b'{"x": {"y": "a \\" b"}, "model"\n:\t"a\\"b" }', True),
+        (b'{"x": "\\"model\\"", "model":"a"}', True),
+        (b'{"x": {"model": 1}, "model":"a"}', False),
+        (b'{"x": "model", "model":"a"}', False),
+        (b'{"mod\\u0065l": "a", "x": {"model": "b"}}', False),
+        (b'{"x": "\\u006f", "model": "a"}', False),
+    ],
+)
+def test_where_a_quick_search_is_enough(body, is_found):
+    """A name that stands in one place only, and nothing that could be another way to write it."""
+    assert (bodies.find_model(body) is not None) == is_found
+
+
+@given(st.dictionaries(st.text(max_size=5), st.none() | st.text() | st.integers(), min_size=1, max_size=5), st.data())
+async def test_members_are_added_before_the_others(values, data):
+    """Whichever is replaced or dropped, as long as one stays; the rest of the body is the same byte for byte."""
+    body = json.dumps(values).encode()
+    kept, *others = values
+    drop = data.draw(st.sets(st.sampled_from(others))) if others else set()
+    changed = rewrite_json(body, await members_of(body), {kept: b"[1]"}, drop, before=b'"new member":2,')
+    left = {name: value for name, value in values.items() if name not in drop}
+    assert json.loads(changed) == {"new member": 2, **left, kept: [1]}
+
+
 @given(st.binary(max_size=40) | st.text('{}[]":,\\ab1 ', max_size=40).map(str.encode))
 async def test_garbage_is_refused_or_an_object(body):
     """No bytes make anything happen but an answer or a 400."""

@@ -4,6 +4,8 @@ import json
 
 import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ichat import errors
 from ichat.config.models import NOTHING_SENT, REASONS, TargetConfig
@@ -66,6 +68,29 @@ def test_the_same_route_is_asked_again_before_the_next_model():
     assert (walk.model, walk.tries) == ("b", 4)
 
 
+@given(
+    st.integers(1, 5), st.sets(st.sampled_from(REASONS)), st.lists(st.sampled_from((*REASONS, "")), max_size=60),
+    st.integers(0, 3),
+)  # fmt: skip
+def test_every_way_ends(count, goes_on, reasons, retries):
+    """Whatever happens, each model is asked once, again as often as it may be, and once more if it was passed over."""
+    models = [f"m{number}" for number in range(count)]
+    walk, asked = walk_of(*models, goes_on=goes_on, retries=retries), []
+    for reason in [*reasons, *["5xx"] * 60]:
+        if reason in ("busy", "loading") and not walk.passes_over(reason):
+            reason = "queue_full"  # it was waited for, and in vain
+        asked.append(walk.model)
+        if not walk.advance(NOT_READY, reason):
+            break
+    else:
+        raise AssertionError("it never ends")
+    assert walk.tries == len(asked)
+    assert asked[0] == "m0"
+    assert list(dict.fromkeys(asked)) == models[: len(set(asked))]
+    assert max(asked.count(model) for model in models) <= 2 * (retries + 1)
+    assert len(walk.passed) <= 2 * count
+
+
 def test_errors_and_their_reasons():
     """What a worker may have worked on is no reason; an external route's failure is one that can be asked for."""
     failed, silent = errors.upstream_failed("x", "it closed"), errors.upstream_timeout("x", 3)
@@ -116,6 +141,19 @@ async def test_the_body_names_the_model_and_has_what_is_set():
     assert (await walk.fit(body, {}, names))[0] == body.replace(b'"a"', b'"b"')
 
 
+async def test_a_body_is_the_same_whether_it_is_searched_or_scanned():
+    """What is set comes before `model` or before all, and nothing else differs."""
+    given = {"top_k": b"3"}
+    searched = await walk_of("a", set=given).fit(BODY, {}, ("model", "messages", "top_p", "user"))
+    assert searched == (
+        BODY.replace(b'"model" : "n"', b'"top_k":3,"model" : "a"'),
+        ("top_k", "model", "messages", "top_p", "user"),
+    )
+    escaped = BODY.replace(b'"u"', b'"\\u006f"')
+    scanned, _ = await walk_of("a", set=given).fit(escaped, {}, ("model", "messages", "top_p", "user"))
+    assert json.loads(scanned) == {**json.loads(searched[0]), "user": "o"}
+
+
 async def test_a_name_that_is_its_own_model_changes_nothing():
     """The body is the same object: it was not even scanned."""
     alias = Alias("n", (TargetConfig("n"),))
@@ -124,7 +162,7 @@ async def test_a_name_that_is_its_own_model_changes_nothing():
     assert body is BODY
     assert left is names
     dropping = attrs.evolve(alias, drop=frozenset(("user",)))
-    assert b"user" not in (await TargetWalk(Plan(("n",), dropping)).fit(BODY, {}, names))[0]
+    assert b"user" not in (await TargetWalk(Plan(("n",), dropping)).fit(BODY, {}, ("model", "messages", "user")))[0]
 
 
 async def test_a_form_is_changed_as_well():
