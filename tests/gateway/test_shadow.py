@@ -7,7 +7,8 @@ import trio
 from support.exposition import shown
 from support.peers import SSE_END, SSE_HEAD, event, plain, until
 
-from ichat.proxy.shadow import COPIED_BYTES_MAX
+from ichat.config.models import ShadowConfig
+from ichat.proxy.shadow import COPIED_BYTES_MAX, is_copied
 
 N = '[[models]]\nname = "n"\ntargets = [{ model = "a" }]\nset = { seed = 5 }\nshadow = { model = "s", share = 1 }\n'
 USAGE = {"usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}
@@ -59,6 +60,13 @@ async def results(connect, client):
     return {one["result"]: seen.get(name, **one) for one in seen.labels(name) if one["alias"] == "n"}
 
 
+async def until_results(connect, client, expected):
+    """Wait until so many copies have ended in these ways."""
+    with trio.fail_after(30):
+        while await results(connect, client) != expected:
+            await trio.sleep(0.01)
+
+
 async def test_the_shadow_gets_what_the_target_got(site, connect):
     """The same body with another model, an id of its own, no key of the client; its answer is counted and dropped."""
     client, upstreams = await site(a=answering("a"), s=answering("s"))
@@ -69,7 +77,7 @@ async def test_the_shadow_gets_what_the_target_got(site, connect):
     )
     status, headers, answer = await client.response()
     assert (status, json.loads(answer)["by"], headers[b"x-ichat-model"]) == (200, "a", b"a")
-    await until(lambda: upstreams["s"].closed == 1)
+    await until_results(connect, client, {"200": 1})
     [(head, copied)] = upstreams["s"].requests
     [(original, _)] = upstreams["a"].requests
     given = dict(head.headers)
@@ -107,9 +115,8 @@ async def test_a_stream_is_copied_as_a_stream(site, connect):
 
     client, upstreams = await site(a=streaming, s=streaming)
     assert (await client.ask("n", stream=True))[0] == 200
-    await until(lambda: upstreams["s"].closed == 1)
+    await until_results(connect, client, {"200": 1})
     assert json.loads(upstreams["s"].requests[0][1])["stream"] is True
-    assert await results(connect, client) == {"200": 1}
 
 
 async def test_more_copies_than_there_may_be_are_not_sent(site, connect):
@@ -137,12 +144,9 @@ async def test_a_shadow_has_no_more_requests_than_it_may_have(serve, gateway_to,
         assert (await client.ask("n"))[0] == 200
     await until(lambda: held.begun == 1)
     held.gate.set()
-    with trio.fail_after(30):
-        while (await results(connect, client)).get("200") != 1:
-            await trio.sleep(0.01)
+    await until_results(connect, client, {"200": 1, "busy": 2})
     assert (await client.ask("n"))[0] == 200
-    await until(lambda: held.begun == 2)
-    assert (await results(connect, client))["busy"] == 2
+    await until_results(connect, client, {"200": 2, "busy": 2})
 
 
 @pytest.mark.parametrize(
@@ -162,9 +166,7 @@ async def test_a_shadow_that_fails_is_counted_and_nothing_else(site, connect, re
     client, _ = await site(a=answering("a"), s=None if reply is None else failing)
     for _ in range(2):
         assert (await client.ask("n"))[0] == 200
-    with trio.fail_after(30):
-        while await results(connect, client) != {result: 2}:
-            await trio.sleep(0.01)
+    await until_results(connect, client, {result: 2})
 
 
 async def test_a_shadow_that_is_not_there(site, connect):
@@ -205,12 +207,11 @@ async def test_only_a_share_is_copied_and_a_session_stays_on_its_side(site, conn
                 b"application/json\r\ncontent-length: %d\r\n\r\n%b" % (number, len(body), body)
             )
             assert (await client.response())[0] == 200
-    with trio.fail_after(30):
-        while sum((await results(connect, client)).values()) < len(upstreams["s"].requests):
-            await trio.sleep(0.01)
+    copied = {number for number in range(20) if is_copied("n", ShadowConfig("s", 0.5), b"%d" % number)}
+    await until_results(connect, client, {"200": 2 * len(copied)})
     by_session = {}
     for head, _ in upstreams["s"].requests:
-        session = dict(head.headers)[b"x-session-id"]
+        session = int(dict(head.headers)[b"x-session-id"])
         by_session[session] = by_session.get(session, 0) + 1
-    assert 2 <= len(by_session) <= 18
-    assert set(by_session.values()) == {2}
+    assert 2 <= len(copied) <= 18
+    assert by_session == dict.fromkeys(copied, 2)
