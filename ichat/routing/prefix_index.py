@@ -4,6 +4,9 @@ What the gateway has sent there is believed, until a worker reports or a respons
 tree: each digest stands for a whole prefix, so nothing has to be split or merged, and what is not used goes by itself.
 
 What is known of a prefix is one integer: no garbage collection looks at it, and the digests of a request share it.
+
+The two loops over a chain are plain: other work empties the caches of the processor between two requests, so that a few
+more functions of Python's own cost more than sixteen turns of a loop.
 """
 
 import copy
@@ -121,19 +124,21 @@ class PrefixIndex:
             known = list(map(self._known, chain.digests))
         found: dict[Endpoint, int] = {}
         deepest = uses = seen = 0
-        holder_of = self._holders.get
-        ends = dict(zip(known, BOUNDARIES, strict=False))  # of many digests the same is known, so there are few
-        for boundary, one in sorted(zip(ends.values(), ends, strict=True), reverse=True):
+        if not any(known):
+            return Match(found, deepest, uses, known)
+        holder_of, place = self._holders.get, len(known)
+        for one in reversed(known):
+            place -= 1
             if one is None or one >> _USES_BITS == seen:
                 continue
             seen = holders = one >> _USES_BITS
             while holders:  # as in `_holders_of`
                 holder = holder_of(holders & _HOLDER_MASK)
                 if holder is not None and holder.endpoint.holder is holder:
-                    found.setdefault(holder.endpoint, boundary)
+                    found.setdefault(holder.endpoint, BOUNDARIES[place])
                 holders >>= _HOLDER_BITS
             if found and not deepest:
-                deepest, uses = boundary, one & _USES_MAX
+                deepest, uses = BOUNDARIES[place], one & _USES_MAX
         return Match(found, deepest, uses, known)
 
     def part_of(self, chain: PrefixChain) -> "PrefixIndex":
@@ -157,12 +162,19 @@ class PrefixIndex:
     def record(self, chain: PrefixChain, match: Match, endpoint: Endpoint) -> None:
         """Record that an endpoint will have a whole chain, of which this was known before."""
         number = self._number_of(endpoint.holder)
-        after = {one: self._with(one or 0, number) for one in set(match.known)}
-        self._young.update(zip(chain.digests, map(after.__getitem__, match.known), strict=True))
-        if match.deepest:
-            digest = chain.digests[BOUNDARIES.index(match.deepest)]
-            if self._young[digest] & _USES_MAX < _USES_MAX:
-                self._young[digest] += 1
+        alone = number << _USES_BITS
+        before, after = -1, 0
+        young = self._young
+        for digest, boundary, known in zip(chain.digests, BOUNDARIES, match.known, strict=False):
+            if known is None:
+                young[digest] = alone
+                continue
+            if known != before:
+                before, after = known, self._with(known, number)
+            if boundary == match.deepest and after & _USES_MAX < _USES_MAX:
+                young[digest] = after + 1
+            elif after != known:
+                young[digest] = after
 
     def _with(self, known: int, number: int) -> int:
         """Return what is known of a prefix that one endpoint more has."""

@@ -92,6 +92,16 @@ def test_reports_correct_it():
     assert world.held("new") == {"a": 256}
 
 
+def test_what_was_lost_can_be_had_again():
+    """A prefix that nobody held any more, by a report, is known again where the next request with it goes."""
+    world, a, b = World(), endpoint("a"), endpoint("b")
+    world.send(chain("s", "x"), a)
+    assert world.index.discard(chain("s", "x").digests, a) == 2
+    assert world.held("s", "x") == {}
+    world.send(chain("s", "x"), b)
+    assert world.held("s", "x") == {"b": 512}
+
+
 def test_what_is_not_used_is_forgotten():
     """After the time that is configured; what is used in between stays."""
     world, a = World(prefix_ttl_s=100), endpoint("a")
