@@ -28,7 +28,7 @@ from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.sleep_calls import put_to_sleep, wake
 from ichat.supervisor.state import SavedLoadTimes
 from ichat.supervisor.swaps import SwapAction, SwapCandidate, SwapSet, decide, evictions_for
-from ichat.supervisor.watched_worker import LoadUnderWay, WatchedWorker
+from ichat.supervisor.watched_worker import ConflictTable, LoadUnderWay, WatchedWorker
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Loader:
         self._is_pressed = False
         """Whether requests wait for a model, by the newest decision."""
         self._nursery: trio.Nursery | None = None
-        self._has_gpus = has_nvidia()
+        self._conflicts = ConflictTable(has_gpus=has_nvidia())
 
     def __repr__(self) -> str:
         return f"<Loader {[watched.worker for watched in self._watched.values()]}>"
@@ -144,11 +144,8 @@ class Loader:
         for one in watched:
             one.follow(self._registry.endpoint_of(one.worker.record))
             self._note_load(one, now)
-        has_gpus = self._has_gpus
-        return [
-            one.candidate([other for other in found if other is not one.worker], now, has_gpus=has_gpus)
-            for one in watched
-        ]
+        self._conflicts.update(found)
+        return [one.candidate(self._conflicts, now) for one in watched]
 
     def _note_load(self, watched: WatchedWorker, now: float) -> None:
         """Note how a load has ended, once it has."""
@@ -236,6 +233,8 @@ class Loader:
             return found.endpoints[0].id.decode()
         for worker in workers:
             worker.forget_failures()
+        if isinstance(found := self._registry.availability(model), NotReady):
+            raise _error_of(found, model, 0.0)
         name, within_s = workers[0].spec.model_name, timeouts.load_s + timeouts.load_wait_s
         self._commands[name] += 1
         try:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from ichat.config.schema import ManagedWorkerConfig
 from ichat.routing.endpoint import REPORT_S, Endpoint
 from ichat.supervisor.conflicts import conflicts, have_one_port
 from ichat.supervisor.managed_worker import ManagedWorker
@@ -19,6 +20,38 @@ class LoadUnderWay:
     """`start` or `wake`."""
     reason: str
     began_at: float
+
+
+class ConflictTable:
+    """Which workers cannot stand side by side; found anew only when there are other workers or other tables."""
+
+    def __init__(self, *, has_gpus: bool) -> None:
+        """`has_gpus` says whether this machine has any."""
+        self._has_gpus = has_gpus
+        self._tables: list[tuple[str, ManagedWorkerConfig]] = []
+        self._found: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<ConflictTable of {len(self._tables)} workers>"
+
+    def update(self, workers: Sequence[ManagedWorker]) -> None:
+        """Find out for these workers."""
+        tables = [(one.id, one.holds) for one in workers]
+        if len(tables) == len(self._tables) and all(
+            name == known and table is before
+            for (name, table), (known, before) in zip(tables, self._tables, strict=True)
+        ):
+            return
+        self._tables, self._found = tables, {}
+        for name, table in tables:
+            others = [(other, it) for other, it in tables if other != name]
+            apart = [(other, it) for other, it in others if conflicts(table, it, has_gpus=self._has_gpus)]
+            ports = frozenset(other for other, it in apart if have_one_port(table, it))
+            self._found[name] = frozenset(other for other, _ in apart), ports
+
+    def of(self, worker: ManagedWorker) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the ids of the workers that a worker cannot stand beside, and of those that have its port."""
+        return self._found[worker.id]
 
 
 class WatchedWorker:
@@ -61,8 +94,8 @@ class WatchedWorker:
         endpoint = self._endpoint
         return math.inf if endpoint is None or not endpoint.external_load else endpoint.reported_at + REPORT_S
 
-    def candidate(self, others: Sequence[ManagedWorker], now: float, *, has_gpus: bool) -> SwapCandidate:
-        """Return how it is now beside the other on-demand workers; `has_gpus` says whether this machine has any."""
+    def candidate(self, table: ConflictTable, now: float) -> SwapCandidate:
+        """Return how it is now beside the other on-demand workers."""
         worker, endpoint, phase = self.worker, self._endpoint, self.worker.phase
         if phase == "ready" and self._ready_since == -math.inf:
             self._ready_since = now
@@ -73,7 +106,7 @@ class WatchedWorker:
         requests = endpoint.load(now) if endpoint is not None and phase in ("ready", "draining", "ending") else 0
         if requests:
             self.busy_at = now
-        in_the_way = [one for one in others if conflicts(worker.holds, one.holds, has_gpus=has_gpus)]
+        in_the_way, have_its_port = table.of(worker)
         heartbeat = worker.record.heartbeat
         can_sleep = heartbeat is not None and heartbeat.can_sleep and not self.cannot_sleep
         return SwapCandidate(
@@ -83,8 +116,8 @@ class WatchedWorker:
             requests=requests,
             ready_since=self._ready_since,
             idle_since=math.inf if requests else max(self.busy_at, self._ready_since),
-            conflicts=frozenset(one.id for one in in_the_way),
-            port_conflicts=frozenset(one.id for one in in_the_way if have_one_port(worker.holds, one.holds)),
+            conflicts=in_the_way,
+            port_conflicts=have_its_port,
             idle_s=worker.spec.idle_s,
             min_loaded_s=worker.spec.min_loaded_s,
             when_idle="sleep" if worker.spec.when_idle == "sleep" and can_sleep else "stop",

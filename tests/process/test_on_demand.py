@@ -63,6 +63,7 @@ def test_alternating_requests_never_have_two_processes(gateway, tmp_path):
             found = engines(tmp_path)
             if len(found) > 1:
                 both.append(found)
+            time.sleep(0.02)
 
     watching = threading.Thread(target=watch)
     watching.start()
@@ -226,17 +227,22 @@ def test_a_launched_worker_on_demand_is_cold(gateway, tmp_path):
 
 
 def test_engines_sleep_where_that_makes_the_room(gateway, tmp_path):
-    """Of two on one GPU, one sleeps while the other serves; one that is killed in its sleep is started again."""
-    more = 'gpu_ids = [0]\nwhen_idle = "sleep"\nsleeps = true\n'
-    program = gateway("[restart]\nfirst_s = 0.05\n" + on_demand("a", more) + on_demand("b", more))
+    """Of two on one GPU, one sleeps while the other serves; a sleep outlasts the gateway, but not kill -9."""
+    more = 'gpu_ids = [0]\nwhen_idle = "sleep"\nsleeps = true\non_gateway_exit = "keep"\n'
+    text, port = "[restart]\nfirst_s = 0.05\n" + on_demand("a", more) + on_demand("b", more), free_port()
+    program = gateway(text, port)
     assert ask(program, "a")[0] == 200
     pid = pid_of(program, "a-0")
     assert ask(program, "b")[0] == 200
     assert (program.state("a-0"), program.state("b-0")) == ("asleep", "ready")
     assert ask(program, "a")[0] == 200
     assert (pid_of(program, "a-0"), program.state("a-0"), program.state("b-0")) == (pid, "ready", "asleep")
+    assert program.text().count("starting worker") == 2
+    assert program.stop() == 0
+    program = gateway(text, port)
+    program.until(lambda: (program.state("a-0"), program.state("b-0")) == ("ready", "asleep"))
     os.kill(pid_of(program, "b-0"), signal.SIGKILL)
     program.until(lambda: program.state("b-0") == "cold")
     assert ask(program, "b")[0] == 200
-    assert program.text().count("starting worker") == 3
+    assert (program.text().count("starting worker"), pid_of(program, "a-0")) == (1, pid)
     assert sorted(engines(tmp_path)) == ["a-0", "b-0"]

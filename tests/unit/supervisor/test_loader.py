@@ -130,7 +130,6 @@ class Rig:
         self.context.rig = self
         self.workers = {}
         self.loader = Loader(self.context, self.balancer, self.workers)
-        self.loader._has_gpus = True
         nursery.start_soon(self.loader.run_forever)
 
     def add(self, name, **more):
@@ -392,6 +391,12 @@ async def test_commands(autojump_clock, rig, sleeps):
         with pytest.raises(ApiError):
             await command("a")
     assert site.loader.preview("a").worker_id == "a"
+    silent = site.add("silent")
+    await site.loader.load("silent")
+    site.registry.endpoint_of(silent.record).fail(trio.current_time())
+    with pytest.raises(ApiError, match="cannot be reached"):
+        await site.loader.load("silent")
+    assert await site.loader.unload("silent", 0) == "silent"
     assert (await site.loader.load("a"), worker.phase) == ("a", "ready")
     assert site.loader.preview("a") is None
     assert (await site.loader.sleep("a"), worker.phase) == ("a", "asleep")
