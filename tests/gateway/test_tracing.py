@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def record(status, **facts):
     """The record of a request of which a test says only what it is about."""
-    usual = {"status": status, "error": "", "model": "", "worker": "", "queued_s": 0.0, "phase": ""}
+    usual = {"status": status, "error": "", "model": "", "worker": "", "queued_s": 0.0, "phase": "", "alias": ""}
     return types.SimpleNamespace(**usual | facts)
 
 
@@ -251,6 +251,17 @@ def test_what_failed_is_marked(spans, status, error, is_error, kind):
     assert (span.status.status_code.name == "ERROR") == is_error
     assert span.attributes.get("error.type") == kind
     assert span.attributes["ichat.phase"] == "waiting"
+
+
+def test_a_name_and_the_model_that_answered(spans):
+    """The request has the name that was asked for, the response its model; for a model the two would be the same."""
+    tracer, finished = spans
+    for alias in ("gpt", ""):
+        tracer.end(tracer.begin([], b"/v1/completions", is_known=True), record(200, model="m", alias=alias))
+    found = [
+        (span.attributes["gen_ai.request.model"], span.attributes.get("gen_ai.response.model")) for span in finished()
+    ]
+    assert found == [("gpt", "m"), ("m", None)]
 
 
 def test_what_a_client_chose_is_cut(spans):
