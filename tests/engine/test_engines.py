@@ -5,6 +5,7 @@ What one of them cannot do on a CPU stands in `DIFFERENCES`, with the reason, an
 
 import base64
 import contextlib
+import http.client
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 import zlib
@@ -77,7 +79,7 @@ def chat(request, tmp_path_factory):
         lora_modules=[f"pirate={MODELS / 'adapter'}"],
         on_gateway_exit="keep",
         prefix_reports="true",
-        env={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"},
+        env={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "ICHAT_SLEEP_ON_THE_CPU": "1"},
         **({"num_gpu_blocks_override": 128} if request.param == "vllm" else {}),  # 16384 tokens, as SGLang's cache has
     )
 
@@ -557,6 +559,81 @@ def ask_with_chain(chat, prompt):
 
 def words(name, count):
     return " ".join(f"{name}{number}" for number in range(count))
+
+
+def change_sleep(chat, name):
+    """Ask the worker as its gateway does: by its unix socket; return status and parsed JSON."""
+    words = psutil.Process(chat.worker()["pid"]).cmdline()
+    path = next(word.partition("=")[2] for word in words if word.startswith("--unix-socket="))
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(LIMIT_S)
+        sock.connect(path)
+        sock.sendall(
+            b"POST /%b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 0\r\n\r\n" % name.encode()
+        )
+        answer = http.client.HTTPResponse(sock)
+        answer.begin()
+        return answer.status, json.load(answer)
+
+
+def test_an_engine_sleeps_and_is_the_same_afterwards(chat):
+    """50 times: no request is lost, work is declined meanwhile, the cache is empty afterwards, and the text is the same.
+
+    On the CPU, vLLM does all of it but the last step, which frees no memory there: what a GPU gives back is not shown
+    here. SGLang would fail, so its worker refuses.
+    """
+    if chat.engine == "sglang":
+        status, answer = change_sleep(chat, "sleep")
+        assert (status, answer["error"]["code"]) == (409, "cannot_sleep")
+        assert answer["error"]["message"] == "The engine cannot sleep: SGLang gives no memory back on the CPU."
+        assert post(f"{chat.worker_url}/v1/completions", GREEDY)[0] == 200
+        return
+    pid, url, hits = chat.worker()["pid"], f"{chat.worker_url}/v1/completions", "vllm:prefix_cache_hits_total"
+    prompt, said = words("slumber", 100), post(url, GREEDY)[2]["choices"][0]["text"]
+    answers, ends = [], threading.Event()
+
+    def ask():
+        while not ends.wait(0.01):
+            status, _, answer = post(f"{chat.url}/v1/completions", GREEDY)
+            answers.append((status, answer["choices"][0]["text"] if status == 200 else answer["error"]["code"]))
+
+    kept = http.client.HTTPConnection("127.0.0.1", chat.worker()["port"], timeout=LIMIT_S)
+    with ThreadPoolExecutor(2) as pool, contextlib.closing(kept):
+        others = [pool.submit(ask) for _ in range(2)]
+        try:
+            for cycle in range(50):
+                ask_with_chain(chat, prompt)
+                chat.program.until(lambda: change_sleep(chat, "sleep") == (200, {"state": "asleep"}))
+                kept.request("POST", "/v1/completions", json.dumps(GREEDY), {"content-type": "application/json"})
+                declined = kept.getresponse()
+                assert (declined.status, declined.headers["x-ichat-code"]) == (503, "model_not_ready")
+                assert json.load(declined)["error"]["message"].endswith("its engine is asleep.")
+                assert chat.metric("ichat_worker_held_prefixes") == 0
+                if cycle % 10 == 0:
+                    assert change_sleep(chat, "sleep") == (200, {"state": "asleep"})
+                    chat.program.until(lambda: chat.worker()["state"] == "asleep")
+                assert change_sleep(chat, "wake") == (200, {"state": "ready"})
+                kept.request("POST", "/v1/completions", json.dumps(GREEDY), {"content-type": "application/json"})
+                assert json.load(kept.getresponse())["choices"][0]["text"] == said
+        finally:
+            ends.set()
+        assert all(other.result() is None for other in others)
+    assert set(answers) == {(200, said), (503, "model_not_ready")}
+    chat.program.until(lambda: chat.worker()["state"] == "ready")
+    assert chat.worker()["pid"] == pid
+    digests = ask_with_chain(chat, prompt)
+    chat.program.until(lambda: chat.metric("ichat_worker_held_prefixes") == len(digests))
+    reports, before = chat.metric("ichat_worker_prefix_reports_total"), chat.metric(hits)
+    ask_with_chain(chat, prompt)
+    assert chat.metric(hits) > before
+    assert change_sleep(chat, "sleep")[0] == change_sleep(chat, "wake")[0] == 200
+    chat.program.until(lambda: chat.metric("ichat_worker_prefix_reports_total") > reports)
+    found = chat.metric(hits)
+    ask_with_chain(chat, prompt)
+    assert chat.metric(hits) == found, "vLLM has nothing of it in its cache"
+    ask_with_chain(chat, prompt)
+    assert chat.metric(hits) > found
+    chat.program.until(lambda: chat.metric("ichat_worker_held_prefixes") == len(digests))
 
 
 def test_the_next_gateway_takes_the_worker_over(chat):
