@@ -198,7 +198,8 @@ async def test_what_was_not_answered_well_has_no_copy(site, connect):
 
 async def test_only_a_share_is_copied_and_a_session_stays_on_its_side(site, connect):
     """All requests of a session have a copy, or none has."""
-    client, upstreams = await site(N.replace("share = 1", "share = 0.5"), a=answering("a"), s=answering("s"))
+    more = "[routing]\nshadows_max = 100\n" + N.replace("share = 1", "share = 0.5")
+    client, upstreams = await site(more, a=answering("a"), s=answering("s"))
     for number in range(20):
         for _ in range(2):
             body = b'{"model": "n"}'
