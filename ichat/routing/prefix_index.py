@@ -120,7 +120,7 @@ class PrefixIndex:
         if now >= self._turn_at or len(self._young) >= self._young_max or self._freed:
             self._turn(now)
         known = list(map(self._young.get, chain.digests))
-        if self._old and None in known:
+        if self._old and None in known and not self._old.keys().isdisjoint(chain.digests):
             known = list(map(self._known, chain.digests))
         found: dict[Endpoint, int] = {}
         deepest = uses = seen = 0
