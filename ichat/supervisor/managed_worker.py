@@ -111,7 +111,8 @@ class ManagedWorker:
     @property
     def occupies(self) -> ManagedWorkerConfig:
         """What other workers cannot have while it runs: an engine that is asleep has given its GPUs back."""
-        return attrs.evolve(self.holds, gpu_ids=[]) if self.phase == "asleep" else self.holds
+        is_asleep = self.record.heartbeat is not None and self.record.heartbeat.state == "asleep"
+        return attrs.evolve(self.holds, gpu_ids=[]) if is_asleep else self.holds
 
     @property
     def is_on_demand(self) -> bool:

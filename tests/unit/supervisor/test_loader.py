@@ -375,6 +375,21 @@ async def test_sleep_and_wake(autojump_clock, rig, sleeps):
     assert site.loader.counts.loads["b", "request", "failed"] == 1
 
 
+async def test_what_sleeps_holds_no_gpu_until_it_has_ended(autojump_clock, rig, sleeps):
+    """Another worker on its GPU is not kept from starting by it, not even while it is cleared away."""
+    site = rig()
+    worker = site.add("a", gpu_ids=[0])
+    await site.loader.load("a")
+    assert worker.occupies.gpu_ids == [0]
+    await site.loader.sleep("a")
+    assert worker.occupies.gpu_ids == []
+    site.process("a").kill()
+    await site.until(lambda: worker.phase == "ending")
+    assert worker.occupies.gpu_ids == []
+    await site.until(lambda: worker.phase == "cold")
+    assert worker.occupies.gpu_ids == [0]
+
+
 async def test_commands(autojump_clock, rig, sleeps):
     """They say what they cannot do, and return when it is done."""
     site = rig()
