@@ -21,8 +21,7 @@ import psutil
 import trio
 from chaos_wire import Connection, Link, written
 from support.programs import ROOT, Program
-from support.real_engines import ENV, LOAD_S, MODELS, ON_THE_CPU, python_of
-from support.real_engines import _toml as toml
+from support.real_engines import ENV, LOAD_S, MODELS, ON_THE_CPU, python_of, toml
 
 from ichat.supervisor.orphans import marked_by
 from ichat.supervisor.processes import is_alive, is_resource_tracker

@@ -59,14 +59,19 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def interpreters():
+    """Return the lines that say where each engine is."""
+    return [line for one in ENGINES for line in (f"[engines.{one}]", f'python = "{python_of(one)}"')]
+
+
 def worker_table(engine, model, name, *, env=None, **arguments):
     """Return the lines of a managed worker with a model of this name; see `Deployment`."""
     lines = [
         "[[managed_workers]]", f'model_name = "{name}"', f'model_path = "{MODELS / model}"', f'backend = "{engine}"',
         "heartbeat_interval = 8",  # machines that run tests stand still for seconds at times
     ]  # fmt: skip
-    lines += [f"env = {_toml({**ENV[engine], **(env or {})})}"]
-    return lines + [f"{key} = {_toml(value)}" for key, value in {**arguments, **ON_THE_CPU[engine]}.items()]
+    lines += [f"env = {toml({**ENV[engine], **(env or {})})}"]
+    return lines + [f"{key} = {toml(value)}" for key, value in {**arguments, **ON_THE_CPU[engine]}.items()]
 
 
 class Deployment:
@@ -79,9 +84,7 @@ class Deployment:
         """
         self.engine = engine
         lines = ["[server_settings]", f"port = {free_port()}", f'state_directory = "{directory}/state"']
-        for one in ENGINES:
-            lines += [f"[engines.{one}]", f'python = "{python_of(one)}"']
-        lines += [*worker_table(engine, model, "tiny", env=env, **arguments), *more]
+        lines += [*interpreters(), *worker_table(engine, model, "tiny", env=env, **arguments), *more]
         self.directory = directory
         self.config = directory / "ichat.toml"
         self.config.write_text("\n".join(lines))
@@ -165,9 +168,9 @@ def send(port, body, path="/v1/completions"):
     return sock
 
 
-def _toml(value):
+def toml(value):
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {toml(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps([str(inner) for inner in value] if isinstance(value, list) else value)
