@@ -223,4 +223,4 @@ def _without(refusal: Refusal, model: str, balancer: Balancer, settings: Routing
     outcome, why = ("loading", refusal.reasons) if isinstance(refusal, Loadable) else ("queued", "all are full")
     if waiting >= settings.queue_max:
         return "queue_full", f"{why}, and the queue has {waiting} requests already (routing.queue_max)"
-    return outcome, f"{why}, and {waiting} requests wait already"
+    return outcome, f"{why}, and {waiting} requests wait already" if waiting else why
