@@ -331,7 +331,7 @@ class Exchange:
         keepalive = forwarded.keepalive = forwarded.keepalive or self._make_keepalive(interval_s)
         if keepalive is None:
             return
-        keepalive.interval_s = min(interval_s, keepalive.interval_s)
+        keepalive.interval_s = min(interval_s, keepalive.interval_s or interval_s)
         keepalive.text = self._load_comment
         keepalive.start()
 

@@ -120,10 +120,11 @@ class Registry:
     ) -> None:
         """Set what a managed worker will serve, how many requests at once, and what operators see of its settings.
 
-        `on_demand` says that it has a process only while its model is wanted.
+        `on_demand` says that it has a process only while its model is wanted. Such a worker keeps its adapters' names.
         """
-        worker.expected, worker.max_in_flight, worker.settings = names, max_in_flight, settings
-        worker.on_demand = on_demand
+        if not on_demand or worker.expected[:1] != names[:1]:
+            worker.expected = names
+        worker.max_in_flight, worker.settings, worker.on_demand = max_in_flight, settings, on_demand
         self._set_concurrency(worker)
         self._record_change(worker)
 
@@ -144,7 +145,6 @@ class Registry:
 
         `end` says how its process ended, if that was not asked for.
         """
-        worker.remember_models()
         self._begin(worker)
         worker.is_cold, worker.ready_at, worker.end = True, None, end or worker.end
         self._record_change(worker)

@@ -127,8 +127,14 @@ class WorkerRecord:
 
     @property
     def names(self) -> list[str]:
-        """Every model name that it serves or will serve."""
-        return names_of(self.heartbeat) if self.heartbeat and self.heartbeat.model_name else self.expected
+        """Every model name that it serves or will serve.
+
+        While a worker that is loaded on demand loads or ends, its engine names no adapters: they are those of before.
+        """
+        if not (self.heartbeat and self.heartbeat.model_name):
+            return self.expected
+        named = names_of(self.heartbeat)
+        return named if self.heartbeat.models or not self.on_demand else list(dict.fromkeys([*named, *self.expected]))
 
     @property
     def context_tokens(self) -> int | None:
@@ -175,7 +181,9 @@ class WorkerRecord:
         self.heartbeat = attrs.evolve(heartbeat, machine=None) if heartbeat.machine else heartbeat
         self.heartbeat_at, self.heard_at, self.is_stale = now, now, False
         self.tag = response_tag(heartbeat.worker_id, heartbeat.start_id)
-        self._served = frozenset(names_of(heartbeat))
+        self._served = frozenset(self.names)
+        if self.on_demand and heartbeat.models:
+            self.expected, self.cards = self.names, heartbeat.models
 
     def note_steps(self, heartbeat: Heartbeat, now: float) -> None:
         """Record the engine's progress: an engine that is busy while its count of steps stands still is stuck."""
@@ -195,11 +203,6 @@ class WorkerRecord:
         self.tag = ""
         self.busy_steps, self.stuck_since = None, math.inf
         self.answers = False
-
-    def remember_models(self) -> None:
-        """Keep its names and models for the time when it has no process, if they are known."""
-        if self.heartbeat is not None:
-            self.expected, self.cards = self.names, self.heartbeat.models
 
     def is_loadable(self, now: float, state: State) -> bool:
         """Return whether it will be ready once somebody has asked for it and waited, if this is its state now."""

@@ -258,6 +258,25 @@ def test_a_cold_model_is_listed_as_it_was_seen_last(site):
     assert site.registry.is_loaded("other") is None
 
 
+def test_adapters_are_known_while_their_model_is_loaded_again_and_ends(site):
+    """The engine names them only while it is ready; who asks for one waits for the load, and is not told 404."""
+    worker = site.add()
+    cards = [ModelCard("m", "/m"), ModelCard("adapter", "/a", "m")]
+    site.registry.restart(worker)
+    site.tell(models=cards)
+    site.tell("draining")
+    site.registry.cool(worker)
+    assert isinstance(site.found("adapter"), Loadable)
+    site.registry.configure(worker, names=["m"], max_in_flight=None, settings={}, on_demand=True)
+    site.wait(RoutingRequest("adapter"))
+    site.registry.restart(worker)
+    site.tell("loading")
+    assert isinstance(site.found("adapter"), Loadable)
+    assert site.balancer.demand("adapter").waiting == 1
+    site.tell(models=cards[:1])
+    assert isinstance(site.found("adapter"), Unknown)
+
+
 def test_a_model_without_workers_loaded_on_demand_is_neither_loaded_nor_not(site):
     """Only models that may not be loaded are said to be."""
     site.add(on_demand=False)
