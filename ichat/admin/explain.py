@@ -143,7 +143,9 @@ class _Inquiry:
     def _tokens_if_too_long(self, alias: Alias, model: str) -> int | None:
         """Return how many tokens the prompt probably has, if it goes to the model for longer prompts for that."""
         asked, found = self.question, self.registry.availability(model)
-        if alias.longer in (None, model) or asked.previous is not None or not isinstance(found, Ready):
+        if alias.longer is None or alias.longer == model or asked.previous is not None or not isinstance(found, Ready):
+            return None
+        if not isinstance(self.registry.availability(alias.longer), Ready):
             return None
         if not is_measurable(asked.path, asked.names, asked.body):
             return None

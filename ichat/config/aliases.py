@@ -64,6 +64,8 @@ def contradictions_of_aliases(config: Config) -> Iterator[str]:
 
 def _contradictions_of(alias: AliasConfig, where: str, others: set[str]) -> Iterator[str]:
     models = [target.model for target in alias.targets]
+    if both := sorted(alias.set.keys() & set(alias.drop)):
+        yield f"{where}: {', '.join(both)} is in set and in drop: a member that is set replaces the client's"
     if alias.targets and not any(target.weight for target in alias.targets):
         yield f"{where}.targets: one weight at least must be more than 0"
     if len(set(models)) < len(models):

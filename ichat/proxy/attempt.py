@@ -326,7 +326,7 @@ class Attempt:
             raise Declined("refuses it as too long")
         if walk is not None and route is not None and walk.refuses(status):
             self.rejected = status
-            if status in FAILED_STATUSES:
+            if status in FAILED_STATUSES and walk.failed is not self.endpoint:  # of one request, a route fails once
                 self.record_failure(answers=True)
             raise ResponseRejected(f"it answered {status}")
 

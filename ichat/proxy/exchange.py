@@ -40,6 +40,8 @@ from ichat.security.rate_limits import QuotaRefusal
 
 log = logging.getLogger(__name__)
 
+_SHOWN_NAME_BYTES_MAX = 80
+"""So much of a model's name is in a comment, which has at most `keepalive.COMMENT_BYTES_MAX`."""
 _NOT_WORKED_ON = frozenset(("upstream_unreachable", "model_not_ready"))
 """Failures of an endpoint after which another one may be asked."""
 
@@ -105,6 +107,7 @@ class Exchange:
         request, context, caller = self._request, self._context, self.caller
         asked = await read_model_request(request)
         self._model = asked.model
+        context.auth.check_model(caller, self._model)
         self._is_stream = is_stream = asked.is_stream
         if is_stream and context.timeouts.sse_keepalive_s:
             self.forwarded.keepalive = self._make_keepalive(context.timeouts.sse_keepalive_s)
@@ -116,7 +119,6 @@ class Exchange:
         self.forwarded.names = asked.names
         self.forwarded.says_usage = not asked.is_stream or "stream_options" in asked.names
         self.forwarded.is_suspect = not context.auth.lets_steer(caller) and is_suspect(asked.names, request.by_name)
-        context.auth.check_model(caller, self._model)
         if plan is not None:
             self.forwarded.walk = TargetWalk(plan)
             self._model = plan.targets[0]
@@ -193,7 +195,7 @@ class Exchange:
         forwarded.is_copied = alias.shadow is not None and is_copied(alias.name, alias.shadow, session)
         while True:
             self._model, forwarded.prefix = walk.model, None
-            if walk.longer is not None and self._seems_too_long():
+            if walk.longer is not None and self._seems_too_long(walk.longer):
                 walk.go_longer(walk.longer, SEEMS_TOO_LONG)
                 continue
             request.body, forwarded.names = await walk.fit(request.body, request.by_name, forwarded.names)
@@ -209,10 +211,15 @@ class Exchange:
             else:
                 return
 
-    def _seems_too_long(self) -> bool:
-        """Return whether the prompt is clearly too long for the current model, by what was learnt of such prompts."""
+    def _seems_too_long(self, longer: str) -> bool:
+        """Return whether the prompt is clearly too long for the current model, by what was learnt of such prompts.
+
+        That is only an estimate: it counts where the model for longer prompts is ready.
+        """
         bytes_in, found = self.forwarded.prompt_bytes, self._context.registry.availability(self._model)
         if not bytes_in or not isinstance(found, Ready):
+            return False
+        if not isinstance(self._context.registry.availability(longer), Ready):
             return False
         return self._context.prompt_lengths.is_too_long(self._model, bytes_in, found.endpoints)
 
@@ -259,6 +266,8 @@ class Exchange:
         if self._attempt is not None:
             self._attempt.release_body()
         if error.code not in _NOT_WORKED_ON:
+            if error.code == errors.CONTEXT_LENGTH_EXCEEDED and self.forwarded.prefix is not None:
+                take_back(self._context.balancer.prefixes, self.forwarded.prefix, failed)
             return None
         log.warning("%s", error.message)
         prefix = self.forwarded.prefix
@@ -351,7 +360,7 @@ class Exchange:
     def _load_comment(self) -> bytes:
         """Return what a comment says while the model is loaded."""
         found = self._context.registry.availability(self._model)
-        words = f"loading {self._model}"
+        words = f"loading {self._model.encode()[:_SHOWN_NAME_BYTES_MAX].decode(errors='ignore')}"
         if isinstance(found, Loadable) and found.ready_at is not None:
             rest_s = found.ready_at - trio.current_time()
             words += f", about {math.ceil(rest_s)} s left" if rest_s > 0 else ", which takes longer than usual"

@@ -154,6 +154,9 @@ class Shadows:
         lease = self._balancer.lease(RoutingRequest(copy.model, fairness_key=copy.caller.fairness_key))
         if not isinstance(lease, Lease):
             return "busy" if isinstance(lease, Full) else "not_ready"
+        if lease.is_probe:  # a copy gives no verdict
+            lease.release()
+            return "not_ready"
         self._under_way += 1
         self._nursery.start_soon(self._send, copy, lease)
         return ""

@@ -54,6 +54,11 @@ class Lease:
     def __repr__(self) -> str:
         return f"<Lease on {self.endpoint.id.decode()}{'' if self._on_end else ', released'}>"
 
+    @property
+    def is_probe(self) -> bool:
+        """Whether its request shows whether the endpoint's circuit can close."""
+        return self._probe != 0
+
     def release(self) -> None:
         """End the lease, since the request has ended; harmless the second time."""
         on_end, self._on_end = self._on_end, None

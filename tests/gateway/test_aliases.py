@@ -410,6 +410,8 @@ async def test_limits_count_once_and_keys_are_for_names(served, connect):
         return await client.response(target.split(b" ")[0])
 
     assert code_of((await ask(b"bad"))[2]) == "forbidden"
+    kept = b'{"model": "n", "previous_response_id": "resp_no"}'
+    assert code_of((await ask(b"bad", b"POST /v1/responses", kept))[2]) == "forbidden"
     for _ in range(2):
         status, _, body = await ask(b"good")
         assert (status, "No model answers for `n`" in json.loads(body)["error"]["message"]) == (503, True)

@@ -155,6 +155,15 @@ async def test_what_was_learnt_sends_a_long_prompt_past_the_short_model(site, co
         assert seen.get("ichat_alias_fallbacks_total", alias="n", model="short", reason=reason) == 1
 
 
+async def test_an_estimate_leads_to_no_model_that_is_not_ready(site):
+    """The short one is asked, as it may take the prompt after all."""
+    client, workers = await site(short=(256, answering("short")))
+    for _ in range(3):
+        await client.ask("n", **words(100))
+    assert json.loads((await client.ask("n", **words(300)))[2])["by"] == "short"
+    assert asked_of(workers["short"]) == 4
+
+
 async def test_explain_tells_a_prompt_that_is_too_long(site, connect):
     """As a request for it would go; while nothing is learnt, and for a short one, the longer model gets nothing."""
     client, _ = await site(short=(256, answering("short")), long=(4096, answering("long")))

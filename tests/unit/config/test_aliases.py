@@ -32,6 +32,8 @@ def named(text):
         ('fallbacks = [""]', "models[0].fallbacks: must be 1 to 256 printable characters"),
         ('set = { model = "b" }', "models[0].set: 'model' is what the request is about, and stays as the client sent it"),
         ("set = { stream = true }", "models[0].set: 'stream' is what the request is about, and stays as the client sent it"),
+        ('set = { seed = 1 }\ndrop = ["seed"]',
+         "models[0]: seed is in set and in drop: a member that is set replaces the client's"),
         ('drop = ["messages"]', "models[0].drop: 'messages' is what the request is about, and stays as the client sent it"),
         ('drop = ["a\\"b"]', "models[0].drop: 'a\"b' is no name of a member: letters, digits and any of . _ $ -"),
         ("set = { a = 2000-01-01 }", "models[0].set: must hold no dates or times: JSON has none, write them as strings"),
