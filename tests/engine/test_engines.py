@@ -221,7 +221,7 @@ WRONG = {  # path, body -> status, type, code, param
         (400, "bad_request", "max_tokens"),
     ),
     "no prompt": ("completions", {}, (400, "bad_request", ...)),
-    "a long prompt": ("completions", {"prompt": "word " * 4000, "max_tokens": 5}, (400, "bad_request", ...)),
+    "a long prompt": ("completions", {"prompt": "word " * 4000, "max_tokens": 5}, (400, "context_length_exceeded", ...)),
     "unknown route": ("nothing/here", {}, (404, "not_found", None)),
 }
 
@@ -634,6 +634,8 @@ def test_an_engine_sleeps_and_is_the_same_afterwards(chat):
     ask_with_chain(chat, prompt)
     assert chat.metric(hits) > found
     chat.program.until(lambda: chat.metric("ichat_worker_held_prefixes") == len(digests))
+    assert change_sleep(chat, "sleep")[0] == change_sleep(chat, "wake")[0] == 200  # and nothing is left in its cache
+    chat.program.until(lambda: chat.worker()["state"] == "ready")
 
 
 def test_the_next_gateway_takes_the_worker_over(chat):
