@@ -80,9 +80,9 @@ class Registry:
         """Return where a worker's requests go, known from its first heartbeat on."""
         return self._table.endpoint_of(worker)
 
-    def state(self, worker: WorkerRecord) -> State:
-        """Return the state of a worker now."""
-        return self._table.state(worker)
+    def state(self, worker: WorkerRecord, *, sees_drain: bool = True) -> State:
+        """Return the state of a worker now; see `WorkerRecord.state`."""
+        return self._table.state(worker, sees_drain=sees_drain)
 
     def why_not_ready(self, worker: WorkerRecord) -> str:
         """Return in a few words why a worker that is not ready gets no requests."""

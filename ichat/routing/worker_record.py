@@ -142,13 +142,18 @@ class WorkerRecord:
         cards = self.heartbeat.models if self.heartbeat is not None else ()
         return next((card.max_model_len for card in cards if card.max_model_len), None)
 
-    def state(self, now: float, wedged_after_s: float = math.inf, trouble: str = "") -> State:
-        """Return the state, by its newest heartbeat and how long ago that was; `trouble` is its endpoint's."""
+    def state(
+        self, now: float, wedged_after_s: float = math.inf, trouble: str = "", *, sees_drain: bool = True
+    ) -> State:
+        """Return the state, by its newest heartbeat and how long ago that was; `trouble` is its endpoint's.
+
+        Without `sees_drain` it is that of a worker that is drained as if it were not: it may be stuck as well.
+        """
         if self.is_down:
             return "failed" if self.has_failed else "restarting"
         if self.is_cold:
             return "cold"
-        if self.is_draining:
+        if self.is_draining and sees_drain:
             return "draining"
         if self.heartbeat is None:
             return "starting"

@@ -69,9 +69,9 @@ class WorkerTable:
         """Return the endpoints of all workers."""
         return self._endpoints.values()
 
-    def state(self, worker: WorkerRecord) -> State:
-        """Return the state of a worker now."""
-        return worker.state(self._clock(), self._wedged_after_s, self._trouble_of(worker))
+    def state(self, worker: WorkerRecord, *, sees_drain: bool = True) -> State:
+        """Return the state of a worker now; see `WorkerRecord.state`."""
+        return worker.state(self._clock(), self._wedged_after_s, self._trouble_of(worker), sees_drain=sees_drain)
 
     def state_until(self, worker: WorkerRecord) -> float:
         """Return the time at which the state of a worker changes if nothing is heard of it until then."""

@@ -60,7 +60,7 @@ class SupervisorContext:
         while True:
             now, timeouts = trio.current_time(), self.config.timeouts
             is_unheard = process.is_adopted and worker.heartbeat is None
-            progress.record(self.registry.state(worker), now, is_unheard=is_unheard)
+            progress.record(self.registry.state(worker, sees_drain=False), now, is_unheard=is_unheard)
             if why := progress.failure(timeouts, now):
                 return why
             with trio.move_on_at(min(*progress.deadlines(timeouts), self.registry.state_until(worker))):

@@ -126,12 +126,18 @@ class Loader:
         return [SwapSet(frozenset(one.members), one.loaded_max) for one in self._context.config.swap_sets]
 
     def _demand(self) -> dict[str, Demand]:
-        """Return how much the models are wanted for which requests wait."""
+        """Return how much the models are wanted for which requests wait.
+
+        A model that others serve, and whose queue only waits for a place there, wants no worker to be loaded.
+        """
         found: dict[str, Demand] = {}
         for watched in self._watched.values():
             worker = watched.worker
             demand = self._balancer.demand(*worker.record.names)
-            if demand.waiting and not worker.is_leaving:
+            if not demand.waiting or worker.is_leaving:
+                continue
+            is_served = all(isinstance(self._registry.availability(name), Ready) for name in worker.record.names)
+            if not (is_served and worker.phase in ("cold", "down", "asleep")):
                 found[worker.spec.model_name] = demand
         return found
 

@@ -136,7 +136,7 @@ class ManagedWorker:
         if self.transition:
             return self.transition
         if state in ("asleep", "waking", "draining"):
-            return state
+            return state if state != "draining" or record.is_draining else "ending"  # that one ends by itself
         return "ready" if state in ("ready", "following") else "starting"
 
     @property
@@ -250,7 +250,7 @@ class ManagedWorker:
             if not self.record.is_cold:
                 self._context.registry.cool(self.record)
             await self._wanted.wait()
-            self._end_requested = trio.Event()
+            self._end_requested, self._drain_s = trio.Event(), None
 
     async def _recover(self, end: WorkerEnd, *, was_up: bool) -> None:
         """Wait until it may be started again after an end by itself."""

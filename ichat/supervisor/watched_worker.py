@@ -99,7 +99,7 @@ class WatchedWorker:
         worker, endpoint, phase = self.worker, self._endpoint, self.worker.phase
         if phase == "ready" and self._ready_since == -math.inf:
             self._ready_since = now
-        elif phase not in ("ready", "draining"):
+        elif phase in ("cold", "down", "asleep", "waking", "ending"):
             self._ready_since = -math.inf
         if phase in ("cold", "down"):
             self.cannot_sleep = False

@@ -221,7 +221,11 @@ WRONG = {  # path, body -> status, type, code, param
         (400, "bad_request", "max_tokens"),
     ),
     "no prompt": ("completions", {}, (400, "bad_request", ...)),
-    "a long prompt": ("completions", {"prompt": "word " * 4000, "max_tokens": 5}, (400, "context_length_exceeded", ...)),
+    "a long prompt": (
+        "completions",
+        {"prompt": "word " * 4000, "max_tokens": 5},
+        (400, "context_length_exceeded", ...),
+    ),
     "unknown route": ("nothing/here", {}, (404, "not_found", None)),
 }
 

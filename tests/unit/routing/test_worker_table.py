@@ -185,9 +185,9 @@ def states(monkeypatch):
     """Count how often the state of a worker is found out."""
     counted, state = itertools.count(), WorkerRecord.state
 
-    def counting(*args):
+    def counting(*args, **options):
         next(counted)
-        return state(*args)
+        return state(*args, **options)
 
     monkeypatch.setattr(WorkerRecord, "state", counting)
     return counted

@@ -66,9 +66,9 @@ class Process:
     def has_ended(self):
         return self.ended.is_set()
 
-    def heartbeat(self, state):
+    def heartbeat(self, state, **more):
         beat = Heartbeat(self.record.id, self.spec.model_name, "127.0.0.1", 9, state=state, start_id=str(self.pid),
-                         pid=self.pid, heartbeat_interval=3600.0, can_sleep=True)  # fmt: skip
+                         pid=self.pid, heartbeat_interval=3600.0, can_sleep=True, **more)  # fmt: skip
         self.rig.registry.record_heartbeat(beat)
 
     async def _load(self):
@@ -276,6 +276,57 @@ async def test_who_is_in_use_stays_for_its_time(autojump_clock, rig):
             await site.answered("b")
             scope.cancel()
     assert 30 < trio.current_time() - ready_at < 30 + 1.5 + END_S + LOAD_S + 3
+
+
+async def test_an_engine_that_hangs_while_it_is_drained_is_ended(autojump_clock, rig):
+    """Its worker goes on reporting a request of somebody else's, which the engine does not end."""
+    site = rig()
+    site.registry.reconfigure(site.context.config)
+    worker = site.add("a", gpu_ids=[0])
+    site.add("b", gpu_ids=[0])
+    lease = await site.lease("a")
+
+    async def report_forever(process):
+        while not process.has_ended:
+            process.heartbeat("ready", progress={"running": 2, "steps": 3})
+            await trio.sleep(5)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(report_forever, site.process("a"))
+        nursery.start_soon(site.answered, "b")
+        await site.until(lambda: worker.phase == "draining")
+        lease.release()
+    assert worker.phase != "draining"
+
+
+async def test_a_worker_that_ends_by_itself_is_left_alone(autojump_clock, rig, caplog):
+    """Somebody has told its process to end: nothing is decided about it meanwhile."""
+    site = rig()
+    worker = site.add("a")
+    await site.answered("a")
+    site.process("a").heartbeat("draining")
+    caplog.set_level("INFO")
+    await trio.sleep(5)
+    assert worker.phase == "ending"
+    assert "resume" not in caplog.text
+
+
+async def test_a_queue_where_others_serve_the_model_loads_nothing(autojump_clock, rig):
+    """Who waits for a place at a worker that is always there is no reason to start another one."""
+    site = rig()
+    spec = ManagedWorkerConfig("m", "/m", gpu_ids=[], max_in_flight=1)
+    always = ManagedWorker("always", spec, site.context, site.workers, is_launched=False)
+    site.nursery.start_soon(always.run)
+    await site.until(lambda: site.registry.state(always.record) == "ready")
+    spare = site.add("m")
+    lease = await site.lease("m")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(site.answered, "m")
+        await trio.sleep(1)
+        site.loader.review()
+        await trio.sleep(5)
+        assert (spare.phase, site.balancer.waiting_for("m")) == ("cold", 1)
+        lease.release()
 
 
 async def test_what_is_idle_ends(autojump_clock, rig):
