@@ -123,6 +123,8 @@ class WorkerRecord:
 
     def serves(self, model: str) -> bool:
         """Return whether it serves a model of this name, or will."""
+        if self.on_demand:
+            return model in self.names
         return model in (self._served if self.heartbeat and self.heartbeat.model_name else self.expected)
 
     @property
@@ -186,7 +188,7 @@ class WorkerRecord:
         self.heartbeat = attrs.evolve(heartbeat, machine=None) if heartbeat.machine else heartbeat
         self.heartbeat_at, self.heard_at, self.is_stale = now, now, False
         self.tag = response_tag(heartbeat.worker_id, heartbeat.start_id)
-        self._served = frozenset(self.names)
+        self._served = frozenset(names_of(heartbeat))
         if self.on_demand and heartbeat.models:
             self.expected, self.cards = self.names, heartbeat.models
 
