@@ -234,7 +234,8 @@ class ManagedWorker:
                 await self._wait_wanted()
             result = await self._run_guarded()
             self._is_ending = False
-            self._failures = 0 if result.end is None else 1 if result.was_well else self._failures + 1
+            most = self._context.config.restart.attempts_max
+            self._failures = result.count_failure(self._failures, most, is_on_demand=self.is_on_demand)
             if result.end is None:
                 registry.stopped(self.record)
             else:
@@ -315,7 +316,7 @@ class ManagedWorker:
 
     def _not_started(self, cause: str) -> RunResult:
         lines = self._context.log_store.last_lines(self.id, self._context.config.logs.last_lines_max)
-        return RunResult(WorkerEnd("cannot be started", time.time(), cause=cause, last_lines=lines))
+        return RunResult(WorkerEnd("cannot be started", time.time(), cause=cause, last_lines=lines), was_started=False)
 
     async def _wait_for_room(self) -> None:
         """Wait until the workers that are being ended have freed what this one needs."""

@@ -67,6 +67,21 @@ class RunResult:
     """Whether it was ready before."""
     was_well: bool = False
     """Whether it was ready for so long that earlier failures do not count any more."""
+    was_started: bool = True
+    """Whether there was a process."""
+
+    def count_failure(self, failures: int, attempts_max: int, *, is_on_demand: bool) -> int:
+        """Return the failures in a row after this start, where there were `failures` before it.
+
+        What keeps an on-demand worker from being started may be gone when its model is wanted again: a full GPU, for
+        example. So that alone never makes `attempts_max`.
+        """
+        if self.end is None:
+            return 0
+        if self.was_well:
+            return 1
+        most = attempts_max - 1 if is_on_demand and not self.was_started else math.inf
+        return failures if failures >= most else failures + 1
 
 
 def end_of(

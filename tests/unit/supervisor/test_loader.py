@@ -374,6 +374,20 @@ async def test_a_load_that_fails_is_told_and_tried_again_when_asked(autojump_clo
     assert site.loader.counts.loads["a", "request", "failed"] == 3
 
 
+async def test_what_cannot_be_started_now_is_tried_whenever_it_is_wanted(autojump_clock, rig):
+    """A GPU that others fill is free again some time: such refusals alone never make it `failed`."""
+    site = rig()
+    worker = site.add("a")
+    site.problems = ["GPU 0 is full."]
+    for _ in range(7):
+        assert (await site.lease("a")).is_final
+        assert not worker.has_failed
+        await site.until(lambda: worker.phase == "cold" or trio.current_time() >= worker.may_start_at)
+    site.problems = []
+    await site.answered("a")
+    assert len(site.starts) == 1
+
+
 async def test_a_load_goes_on_without_its_waiters(autojump_clock, rig):
     """The client has left; the model is there for the next one."""
     site = rig()
