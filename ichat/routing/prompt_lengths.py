@@ -1,9 +1,11 @@
-"""How many tokens a prompt probably has, by its bytes, and whether that is clearly too long. Purely synchronous.
+"""How many tokens a prompt has at least, by its bytes, and whether that is clearly too long. Purely synchronous.
 
 How many bytes of a request's body make a token of its prompt is learnt by model, from the usage in its responses. Only
-a model learns it whose alias has a `longer` one.
+a model learns it whose alias has a `longer` one. The prompt with the fewest tokens for its bytes counts: what one client
+sends must not make another client's prompts seem too long.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 
@@ -13,8 +15,8 @@ CLEARLY = 1.25
 """A prompt is clearly too long if it has so many times the tokens that the model takes, by the estimate."""
 LEARNT_TOKENS_MIN = 64
 """A shorter prompt teaches nothing: what the chat template adds to it, and its parameters, are too much of it."""
-_KEPT = 0.9
-"""How much of what was learnt still counts after one more response."""
+_RISE = 1.02
+"""With each response, a prompt may have so many times the tokens that were learnt, so that a rare prompt is forgotten."""
 _PATHS = frozenset((b"/chat/completions", b"/completions", b"/responses", b"/messages"))
 """Routes below `/v1` whose prompt is one text: of many texts, each may be as long as the model allows."""
 _ELSEWHERE = frozenset((
@@ -41,8 +43,8 @@ class PromptLengths:
     """What is learnt of the models' bytes per token."""
 
     def __init__(self) -> None:
-        self._learnt: dict[str, tuple[float, float]] = {}
-        """Bytes and tokens of each model's last prompts, the older the less of them."""
+        self._learnt: dict[str, float] = {}
+        """The fewest tokens for a byte that each model's last prompts had."""
 
     def __repr__(self) -> str:
         return f"<PromptLengths of {', '.join(self._learnt) or 'no model'}>"
@@ -50,13 +52,12 @@ class PromptLengths:
     def learn(self, model: str, body_bytes: int, prompt_tokens: int) -> None:
         """Learn from a response: the request had so many bytes, and its prompt so many tokens."""
         if prompt_tokens >= LEARNT_TOKENS_MIN:
-            size, tokens = self._learnt.get(model, (0.0, 0.0))
-            self._learnt[model] = (size * _KEPT + body_bytes, tokens * _KEPT + prompt_tokens)
+            self._learnt[model] = min(prompt_tokens / body_bytes, self._learnt.get(model, math.inf) * _RISE)
 
     def tokens(self, model: str, body_bytes: int) -> int | None:
-        """Return how many tokens a prompt in so many bytes probably has; None while nothing was learnt."""
+        """Return how many tokens a prompt in so many bytes has at least; None while nothing was learnt."""
         learnt = self._learnt.get(model)
-        return None if learnt is None else round(body_bytes * learnt[1] / learnt[0])
+        return None if learnt is None else round(body_bytes * learnt)
 
     def is_too_long(self, model: str, body_bytes: int, endpoints: Sequence[Endpoint]) -> bool:
         """Return whether a prompt in so many bytes is clearly too long for all of a model's endpoints."""

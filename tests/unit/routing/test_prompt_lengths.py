@@ -27,6 +27,16 @@ def test_an_estimate_follows_the_newest_prompts():
     assert 1980 < lengths.tokens("m", 4000) <= 2000
 
 
+def test_what_one_client_sends_does_not_make_anothers_prompts_seem_too_long():
+    """Digits are a token each, say: prose is not believed to be so, however many come between."""
+    lengths = PromptLengths()
+    for _ in range(20):
+        lengths.learn("m", 4000, 1000)
+        for _ in range(8):
+            lengths.learn("m", 4000, 4000)
+    assert lengths.tokens("m", 4000) < 1250
+
+
 def test_a_long_prompt_weighs_more_than_a_short_one():
     """What a template adds is nothing to a long prompt, and much to a short one."""
     lengths = PromptLengths()
