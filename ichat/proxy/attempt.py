@@ -159,7 +159,8 @@ class Attempt:
         if endpoint.route is not None:
             self._body = await endpoint.route.rewrite(forwarded.request, forwarded.names)
         elif forwarded.is_suspect:
-            self._body, self._dropped = await without_control(self._body, forwarded.request.by_name)
+            kept = forwarded.walk.alias.set if forwarded.walk is not None else ()
+            self._body, self._dropped = await without_control(self._body, forwarded.request.by_name, kept)
             self._context.drop_notices.log_dropped(forwarded.caller.key_name, self._dropped)
         pool = self._context.pool
         connection = pool.acquire(endpoint.upstream)

@@ -8,7 +8,7 @@ all of it: what these names mean there is not ours to know.
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import cast
 
 from ichat.errors import bad_request
@@ -76,10 +76,12 @@ def is_suspect(names: Iterable[str], of_head: Iterable[bytes]) -> bool:
     return not (WATCHED.isdisjoint(names) and HEADER_NAMES.isdisjoint(of_head))
 
 
-async def without_control(body: Body, by_name: Mapping[bytes, bytes]) -> tuple[Body, Sequence[str]]:
+async def without_control(
+    body: Body, by_name: Mapping[bytes, bytes], kept: Container[str] = ()
+) -> tuple[Body, Sequence[str]]:
     """Return a body without what steers an engine, and the names of what that was, in the headers as well.
 
-    `by_name` are the request's headers.
+    `by_name` are the request's headers, `kept` are members whose values are the operator's by now.
 
     The rest of the body is the same byte for byte. Raises ApiError 400 for one that cannot be read, and for a CARRIER
     of more than PARSED_BYTES_MAX.
@@ -87,8 +89,9 @@ async def without_control(body: Body, by_name: Mapping[bytes, bytes]) -> tuple[B
     form = form_type(by_name)
     members = as_members(await fields_of(body, form)) if form else await members_of(body)
     there = {member.name for member in members}
-    off = [name for name in MEMBERS if name in there]
-    replace, inner = _uncarried(body, [member for member in members if member.name == CARRIER])
+    off = [name for name in MEMBERS if name in there and name not in kept]
+    carriers = [] if CARRIER in kept else [member for member in members if member.name == CARRIER]
+    replace, inner = _uncarried(body, carriers)
     if off or inner:
         body = rewrite_json(body, members, replace, off)
     of_head = sorted(name.decode() for name in by_name if name in HEADER_NAMES)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import attrs
 import h11
@@ -58,6 +58,8 @@ class Copy:
     """Whether it may have what no worker gets from this caller; see `ForwardedRequest`."""
     auth: Auth
     timeouts: Timeouts
+    kept: Collection[str] = ()
+    """Members whose values are the operator's."""
 
     async def body_for(self, endpoint: Endpoint) -> Body:
         """Return the body as this endpoint wants it. Raises ApiError where it must not have it."""
@@ -67,7 +69,7 @@ class Copy:
         if endpoint.route is not None:
             return await endpoint.route.rewrite(self.request, self.names)
         if self.is_suspect:
-            body, _ = await without_control(body, self.request.by_name)
+            body, _ = await without_control(body, self.request.by_name, self.kept)
         return body
 
 
@@ -99,7 +101,7 @@ def copy_of(
         id=request.id + ID_SUFFIX,
         keep_alive=False,
     )
-    return Copy(alias.name, alias.shadow.model, again, names, caller, is_suspect, auth, timeouts)
+    return Copy(alias.name, alias.shadow.model, again, names, caller, is_suspect, auth, timeouts, alias.set)
 
 
 def is_copied(alias: str, shadow: ShadowConfig, session: bytes, draw: Callable[[], float] = random.random) -> bool:

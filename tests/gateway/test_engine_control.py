@@ -236,6 +236,19 @@ async def test_who_may_steer_engines(worker_behind, ask, who):
         assert headers[b"x-ichat-dropped"] == b"priority, x-data-parallel-rank, x-smg-routing-key, x-vllm-priority"
 
 
+async def test_what_the_operator_sets_for_a_name_reaches_the_worker(worker_behind, ask):
+    """Also where the client sends the same member: its own value is gone by then, and all else of its kind is off."""
+    more = '[[models]]\nname = "fast"\ntargets = [{ model = "m" }]\nset = { priority = -1 }\n'
+    upstream, port = await worker_behind(more)
+    for sent in (b'"priority": 3, "rid": "x", ', b""):
+        _, headers, _ = await ask(
+            port, b'{"model": "fast", %b"messages": []}' % sent, x_forwarded_for="203.0.113.9"
+        )
+        _, body = requests_to(upstream)[-1]
+        assert json.loads(body) == {"model": "m", "priority": -1, "messages": []}
+        assert headers.get(b"x-ichat-dropped") == (b"rid" if sent else None)
+
+
 async def test_nothing_is_said_where_nothing_is_there(worker_behind, ask, caplog):
     """A request without such names goes on as it came, byte for byte, and no line is written."""
     upstream, port = await worker_behind()
