@@ -62,6 +62,8 @@ class ForwardedRequest:
     prefix: PrefixChain | None = None
     """The beginning of its prompt, if its route may depend on that."""
     queued_s: float = 0.0
+    load_waited_s: float = 0.0
+    """How much of that its model was being loaded."""
     internal: Sequence[tuple[bytes, bytes]] = ()
     """Headers for the upstream that no client can send; only the control plane gets any."""
     trace: Trace | None = None

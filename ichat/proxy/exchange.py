@@ -203,7 +203,8 @@ class Exchange:
                 await self._forward_with_failover()
             except ApiError as error:
                 failed = self._attempt.endpoint if self._attempt is not None else None
-                if walk.advance(error, self._reason_of(error), failed):
+                may_repeat = trio.current_time() < forwarded.started_at + self._context.timeouts.first_byte_s
+                if walk.advance(error, self._reason_of(error), failed, may_repeat=may_repeat):
                     continue
                 if walk.is_told:
                     raise
@@ -237,7 +238,7 @@ class Exchange:
             prefix = forwarded.prefix = chain_of(request.path, request.body, forwarded.names, self._model)
         routing = RoutingRequest(self._model, session, self.caller.fairness_key, only=self._only, prefix=prefix)
         if self.forwarded.walk is not None:
-            routing = self._fit(routing, self.forwarded.walk)
+            routing = await self._fit(routing, self.forwarded.walk)
         while True:
             lease = await self._lease(routing)
             try:
@@ -252,13 +253,14 @@ class Exchange:
             finally:
                 lease.release()
 
-    def _fit(self, routing: RoutingRequest, walk: TargetWalk) -> RoutingRequest:
-        """Return what to route for the current model of a plan: elsewhere than where it has failed, if possible."""
+    async def _fit(self, routing: RoutingRequest, walk: TargetWalk) -> RoutingRequest:
+        """Return what to route for the current model of a plan: elsewhere than where it has failed, or after a pause."""
         routing = attrs.evolve(routing, skips_open=walk.skips_open)
         if walk.failed is not None:
             elsewhere = attrs.evolve(routing, excluded=(walk.failed,))
             if self._context.balancer.has_alternative(elsewhere):
                 return elsewhere
+            await trio.sleep(walk.pause_s)
         return routing
 
     def _next_attempt(self, routing: RoutingRequest, failed: Endpoint, error: ApiError) -> RoutingRequest | None:
@@ -316,7 +318,8 @@ class Exchange:
         timeouts, walk, waited_s = self._context.timeouts, self.forwarded.walk, self.forwarded.queued_s
         if walk is not None and walk.passes_over(reason := "busy" if isinstance(lease, Full) else "loading"):
             raise passed_over(routing.model, reason)
-        queue_s, load_wait_s = max(0.0, timeouts.queue_s - waited_s), max(0.0, timeouts.load_wait_s - waited_s)
+        queue_s = max(0.0, timeouts.queue_s - (waited_s - self.forwarded.load_waited_s))
+        load_wait_s = max(0.0, timeouts.load_wait_s - waited_s)
         since = trio.current_time()
         self._is_waiting, self._waits_for_load = True, False
         try:
@@ -324,6 +327,7 @@ class Exchange:
         finally:
             self.forwarded.queued_s += trio.current_time() - since
             if self._waits_for_load:
+                self.forwarded.load_waited_s += trio.current_time() - since
                 self._end_load()
         self._is_waiting = False
         if not isinstance(lease, Lease):

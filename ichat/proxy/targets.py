@@ -30,6 +30,9 @@ TOO_LONG, SEEMS_TOO_LONG = "too_long", "seems_too_long"
 """Reasons to go on to the model for longer prompts: the engine's refusal, and an estimate before it was asked."""
 _LATER = frozenset(("busy", "loading"))
 """Reasons for which a model is passed over, and waited for if no other one can answer."""
+AGAIN_FIRST_S = 0.25
+"""The pause before the only endpoint of a model is asked again; twice as long each further time."""
+AGAIN_LONGEST_S = 4.0
 _QUEUES = frozenset(("routing.queue_max", "timeouts.queue_s", "timeouts.load_wait_s"))
 
 
@@ -74,6 +77,13 @@ class TargetWalk:
         """Whether an endpoint whose circuit is open is not asked, since another model can be."""
         return "circuit" in self.alias.goes_on and self.has_more
 
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the current model is asked again, if only what has failed can answer."""
+        if self.failed is None:
+            return 0.0
+        return min(AGAIN_LONGEST_S, AGAIN_FIRST_S * 2.0 ** (self.alias.retries - self._again - 1))
+
     def passes_over(self, reason: str) -> bool:
         """Return whether not to wait for the current model, which is `busy` or `loading`."""
         return reason in self.alias.goes_on and not self._waits and self.has_more
@@ -93,10 +103,12 @@ class TargetWalk:
         self.passed.append((self.model, reason))
         self.model, self._ahead, self._later, self._again = longer, [], [], self.alias.retries
 
-    def advance(self, error: ApiError, reason: str, failed: Endpoint | None = None) -> bool:
+    def advance(
+        self, error: ApiError, reason: str, failed: Endpoint | None = None, *, may_repeat: bool = True
+    ) -> bool:
         """Go on after the current model could not answer; return False if there is no reason to, or nowhere.
 
-        `failed` is the endpoint that was asked last.
+        `failed` is the endpoint that was asked last, `may_repeat` says that there is time to ask a model again.
         """
         self.failed = None
         self._failures.pop(self.model, None)
@@ -107,7 +119,7 @@ class TargetWalk:
             return True
         if reason not in self.alias.goes_on:
             return False
-        if reason in _AGAIN and self._again:
+        if reason in _AGAIN and self._again and may_repeat:
             self._again -= 1
             self.failed = failed
         else:

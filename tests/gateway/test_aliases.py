@@ -564,6 +564,37 @@ async def test_a_model_that_is_loaded_on_demand(serve, served, contexts, connect
     assert (answers[1][2], said(answers[1][1])) == (b"b", (b"b", b"2"))
 
 
+async def test_waiting_for_a_load_takes_no_time_from_the_next_models_queue(served, contexts, connect, nursery):
+    """The first model's load fails after longer than `queue_s`; the second one's only place is free soon after."""
+    go = trio.Event()
+
+    async def held(stream, head, body):
+        if head.method == b"POST":
+            await go.wait()
+        await stream.send_all(plain(b"held"))
+
+    more = "[routing]\nmax_in_flight = 1\n[timeouts]\nqueue_s = 0.5\n" + N_TO_A_OR_B
+    client, upstreams = await served(more, b=held)
+    registry, balancer = contexts[0].registry, contexts[0].balancer
+    worker, answers = on_demand(registry, "a"), []
+    other = await connect(client.stream.socket.getpeername()[1])
+    nursery.start_soon(other.ask, "b")
+    await until(lambda: asked(upstreams["b"]))
+
+    async def ask():
+        answers.append(await client.ask("n"))
+
+    nursery.start_soon(ask)
+    await until(lambda: balancer.demand("a").waiting == 1)
+    await trio.sleep(0.6)
+    registry.restart(worker)
+    registry.fail(worker, WorkerEnd("has failed", 0.0, cause="no memory"), trio.current_time() + 60)
+    await until(lambda: balancer.demand("b").waiting == 1)
+    go.set()
+    await until(lambda: answers)
+    assert (answers[0][0], answers[0][2]) == (200, b"held")
+
+
 async def test_another_configuration_is_in_force_at_once(routed, contexts):
     """Names come, change and go with a reload; requests under way keep their plan."""
     client, upstreams = await routed(a=answering("a"), b=answering("b"))

@@ -9,11 +9,16 @@ from hypothesis import strategies as st
 
 from ichat import errors
 from ichat.config.models import NOTHING_SENT, REASONS, TargetConfig
+from ichat.http.pool import Upstream
 from ichat.proxy.targets import TargetWalk, passed_over, reason_of, shown
 from ichat.routing.aliases import Alias, Plan
+from ichat.routing.endpoint import Endpoint
 
 NOT_READY = errors.model_not_ready("a", "worker w is loading", 7)
 BODY = b'{ "model" : "n", "messages":[1],\t"top_p": 1, "user":"u" }'
+
+
+ROUTE = Endpoint(Upstream("the external route a", "h", 1), b"a", 1)
 
 
 def walk_of(*models, goes_on=NOTHING_SENT, **more):
@@ -66,6 +71,19 @@ def test_the_same_route_is_asked_again_before_the_next_model():
     assert walk.advance(failed, "5xx")
     assert [walk.refuses(status) for status in (200, 404, 429, 500)] == [False] * 4
     assert (walk.model, walk.tries) == ("b", 4)
+
+
+def test_asking_again_takes_longer_each_time_and_ends_with_the_time_for_it():
+    """A route that is down for a moment is not asked a hundred times in it."""
+    failed = errors.upstream_failed("the external route a", "it answered 503", retry=False)
+    walk = walk_of("a", "b", goes_on=("5xx",), retries=8)
+    pauses = []
+    for _ in range(6):
+        assert walk.advance(failed, "5xx", ROUTE)
+        pauses.append(walk.pause_s)
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 4.0]
+    assert walk.advance(failed, "5xx", ROUTE, may_repeat=False)
+    assert (walk.model, walk.pause_s) == ("b", 0.0)
 
 
 @given(
