@@ -254,7 +254,7 @@ class Exchange:
                 lease.release()
 
     async def _fit(self, routing: RoutingRequest, walk: TargetWalk) -> RoutingRequest:
-        """Return what to route for the current model of a plan: elsewhere than where it has failed, or after a pause."""
+        """Return what to route for the current model of a plan: not where it has failed, or after a pause."""
         routing = attrs.evolve(routing, skips_open=walk.skips_open)
         if walk.failed is not None:
             elsewhere = attrs.evolve(routing, excluded=(walk.failed,))

@@ -103,9 +103,7 @@ class TargetWalk:
         self.passed.append((self.model, reason))
         self.model, self._ahead, self._later, self._again = longer, [], [], self.alias.retries
 
-    def advance(
-        self, error: ApiError, reason: str, failed: Endpoint | None = None, *, may_repeat: bool = True
-    ) -> bool:
+    def advance(self, error: ApiError, reason: str, failed: Endpoint | None = None, *, may_repeat: bool = True) -> bool:
         """Go on after the current model could not answer; return False if there is no reason to, or nowhere.
 
         `failed` is the endpoint that was asked last, `may_repeat` says that there is time to ask a model again.

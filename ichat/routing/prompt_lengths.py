@@ -1,8 +1,8 @@
 """How many tokens a prompt has at least, by its bytes, and whether that is clearly too long. Purely synchronous.
 
 How many bytes of a request's body make a token of its prompt is learnt by model, from the usage in its responses. Only
-a model learns it whose alias has a `longer` one. The prompt with the fewest tokens for its bytes counts: what one client
-sends must not make another client's prompts seem too long.
+a model learns it whose alias has a `longer` one. The prompt with the fewest tokens for its bytes counts: what one
+client sends must not make another client's prompts seem too long.
 """
 
 import math
@@ -16,7 +16,7 @@ CLEARLY = 1.25
 LEARNT_TOKENS_MIN = 64
 """A shorter prompt teaches nothing: what the chat template adds to it, and its parameters, are too much of it."""
 _RISE = 1.02
-"""With each response, a prompt may have so many times the tokens that were learnt, so that a rare prompt is forgotten."""
+"""With each response, what was learnt may grow by so much, so that a rare prompt is forgotten."""
 _PATHS = frozenset((b"/chat/completions", b"/completions", b"/responses", b"/messages"))
 """Routes below `/v1` whose prompt is one text: of many texts, each may be as long as the model allows."""
 _ELSEWHERE = frozenset((

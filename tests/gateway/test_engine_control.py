@@ -241,9 +241,7 @@ async def test_what_the_operator_sets_for_a_name_reaches_the_worker(worker_behin
     more = '[[models]]\nname = "fast"\ntargets = [{ model = "m" }]\nset = { priority = -1 }\n'
     upstream, port = await worker_behind(more)
     for sent in (b'"priority": 3, "rid": "x", ', b""):
-        _, headers, _ = await ask(
-            port, b'{"model": "fast", %b"messages": []}' % sent, x_forwarded_for="203.0.113.9"
-        )
+        _, headers, _ = await ask(port, b'{"model": "fast", %b"messages": []}' % sent, x_forwarded_for="203.0.113.9")
         _, body = requests_to(upstream)[-1]
         assert json.loads(body) == {"model": "m", "priority": -1, "messages": []}
         assert headers.get(b"x-ichat-dropped") == (b"rid" if sent else None)
