@@ -2,7 +2,7 @@
 
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ichat.routing.load_view import EvictionView, LoadView, ObstacleView
 from ichat.supervisor.state import SavedLoadTimes
@@ -36,6 +36,10 @@ class LoadTimes:
             model: {kind: list(self._times[model, kind]) for kind in ("start", "wake") if (model, kind) in self._times}
             for model in models
         }
+
+    def keep_only(self, models: Collection[str]) -> None:
+        """Forget all but these models."""
+        self._times = {key: times for key, times in self._times.items() if key[0] in models}
 
     def restore(self, saved: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
         """Go on with what an earlier gateway has learnt."""

@@ -161,6 +161,7 @@ class Loader:
         if phase in ("ready", "draining"):
             seconds = now - load.began_at
             self.times.add(model, load.kind, seconds)
+            self.times.keep_only({one.model for one in self._watched.values()})
             self._context.remember()
             self._end_load(watched, "ready", seconds)
         elif phase in ("cold", "down"):
@@ -246,7 +247,7 @@ class Loader:
         try:
             lease = await wait_lease(self._balancer, RoutingRequest(model), within_s, within_s, _no_comment)
         finally:
-            self._commands[name] -= 1
+            self._commands -= Counter([name])  # without what is 0 then
         if not isinstance(lease, Lease):
             raise _error_of(lease, model, within_s)
         lease.release()

@@ -571,6 +571,21 @@ async def test_every_cut_in_every_phase(autojump_clock, rig, sleeps, phase, even
         assert not site.alive
 
 
+async def test_models_that_come_and_go_leave_nothing(autojump_clock, rig):
+    """With a launched worker for each of many models, what is learnt of them does not grow."""
+    site = rig()
+    for name in "abc":
+        worker = site.add(name)
+        assert await site.loader.load(name) == name
+        await trio.sleep(1)
+        assert list(site.loader.times._times) == [(name, "start")]
+        await worker.remove(0)
+        del site.workers[name]
+        site.loader.review()
+        await trio.sleep(1)
+    assert not site.loader._commands
+
+
 def test_times_are_known_to_the_next_gateway():
     """The median of the last eight, apart for starts and wakes."""
     times = loader_module.LoadTimes()
