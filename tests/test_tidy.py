@@ -30,7 +30,7 @@ LAYERS = [
     ["config"],
     ["protocol"],
     ["http"],
-    ["security", "routing", "hardware", "cli"],
+    ["security", "routing", "hardware", "cli", "console"],
     ["observability", "engines"],
     ["proxy", "supervisor"],
     ["admin"],

@@ -246,6 +246,23 @@ def _log_parameters() -> list[Schema]:
     ]
 
 
+def _of_the_console() -> dict[str, Schema]:
+    off = {"404": "There is no such file, or `server_settings.console` is false."}
+    moved: Schema = {"description": "It is at `/console/`.", "headers": {"location": {"schema": {"type": "string"}}}}
+    page: Schema = {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}}
+    file: Schema = {"description": "The file.", "content": {"*/*": {"schema": {"type": "string"}}}}
+    moves = operation_of("cluster", "get_console", "Leads to the console", moved, status="308", failures=off)
+    name: Schema = {"name": "file", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "/console": {"get": moves},
+        "/console/": {"get": operation_of("cluster", "get_console_page", "The console, a page", page, failures=off)},
+        "/console/{file}": {
+            "parameters": [name],
+            "get": operation_of("cluster", "get_console_file", "A file of the console", file, failures=off),
+        },
+    }
+
+
 def _of_the_cluster() -> dict[str, Schema]:
     workers = query(
         "workers",
@@ -275,6 +292,12 @@ def _of_the_cluster() -> dict[str, Schema]:
                 },
             )
         },
+        "/": {
+            "get": operation_of(
+                "cluster", "get_root", "What answers here; a browser is led to the console instead", json_of("Welcome")
+            )
+        },
+        **_of_the_console(),
         "/health": {"get": operation_of("cluster", "get_health", "Whether the gateway answers", json_of("Health"))},
         "/metrics": {
             "get": operation_of(

@@ -138,6 +138,7 @@ def schemas() -> dict[str, Schema]:
             "The data of an event `gap`: the number of lines that are not kept any more.",
         ),
         "Health": view(views.GatewayHealth),
+        "Welcome": view(views.Welcome),
     }
 
 

@@ -20,6 +20,18 @@ class GatewayHealth:
 
 
 @frozen
+class Welcome:
+    """What answers here, for a program that asks for `/`."""
+
+    version: str
+    console: str | None
+    """The path of the console; None: it is switched off."""
+    name: Literal["ichat"] = "ichat"
+    openapi: str = "/openapi.json"
+    api_base: str = "/v1"
+
+
+@frozen
 class Launched:
     """A worker that was launched."""
 

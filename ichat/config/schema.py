@@ -49,6 +49,7 @@ class ServerSettings:
     cors_origins: list[str] = checked(checks.are_origins, attrs.Factory(list[str]))
     state_directory: str | None = checked(checks.is_path, None)
     watch_config: bool = True
+    console: bool = True
 
 
 @frozen

@@ -45,8 +45,8 @@ CLIENT_LEFT = 499
 """What stands for a status where the client left."""
 _NO_HEAD = RequestHead(b"", b"", b"1.1", [], 0)
 _NEVER_OPEN = Circuit(CircuitBreaker(failures_max=0))
-_CONTROL_EXACT = frozenset((b"/health", b"/metrics", b"/v1/models", b"/register", b"/openapi.json"))
-_CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/")
+_CONTROL_EXACT = frozenset((b"/", b"/console", b"/health", b"/metrics", b"/v1/models", b"/register", b"/openapi.json"))
+_CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/", b"/console/")
 
 
 def is_control(path: bytes) -> bool:

@@ -40,6 +40,10 @@ Kind = Literal["anonymous", "invalid", "data", "admin", "worker"]
 ROUTES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/health"): "open",
     ("GET", "/openapi.json"): "open",
+    ("GET", "/"): "open",
+    ("GET", "/console"): "open",
+    ("GET", "/console/"): "open",
+    ("GET", "/console/<path:file>"): "open",
     ("GET", "/metrics"): "metrics",
     ("GET", "/v1/models"): "models",
     ("GET", "/v1/models/<path:name>"): "models",

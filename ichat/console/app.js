@@ -1,0 +1,164 @@
+// The console's shell: navigation, theme, keyboard, the operator's key, and what is said when the gateway is not there.
+
+import { PAGES } from "./pages/index.js";
+import { go, hrefOf, useRoute } from "./router.js";
+import { hasKey, login, reconnect, useStore } from "./store.js";
+import {
+  Button, Dialog, Empty, Field, Icon, Notice, Overlays, duration, html, render, useEffect, useRef, useState,
+} from "./ui.js";
+
+const SHORTCUT_MS = 1500;
+
+function isTyping(event) {
+  return event.target.closest?.("input, textarea, select, [contenteditable], dialog") !== null;
+}
+
+/** Letters: `g` and a page's letter go to it, `/` finds, `t` changes the theme, `?` shows this. */
+function useShortcuts({ showHelp, turnTheme }) {
+  useEffect(() => {
+    let went = 0;
+    const press = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event)) return;
+      const page = Date.now() - went < SHORTCUT_MS && PAGES.find((one) => one.key === event.key);
+      went = event.key === "g" ? Date.now() : 0;
+      if (page) go(page.name);
+      else if (event.key === "?") showHelp();
+      else if (event.key === "t") turnTheme();
+      else if (event.key === "/") {
+        const field = document.querySelector("main [type=search]");
+        field?.focus();
+        if (field) event.preventDefault();
+      }
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, []);
+}
+
+function turnTheme() {
+  const root = document.documentElement;
+  const isDark = root.dataset.theme
+    ? root.dataset.theme === "dark"
+    : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = isDark ? "light" : "dark";
+  localStorage.setItem("ichat.theme", root.dataset.theme);
+  dispatchEvent(new Event("ichat-theme"));
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("ichat-theme")));
+
+function Navigation({ current, isOpen, close }) {
+  const groups = [...new Set(PAGES.map((page) => page.group))];
+  return html`<nav id="navigation" class=${isOpen ? "open" : ""} aria-label="Pages" onClick=${close}>
+    ${groups.map((group) => html`<div key=${group} class="nav-group"><h2>${group}</h2>
+      ${PAGES.filter((page) => page.group === group).map((page) => html`<a key=${page.name} href=${hrefOf(page.name)}
+        aria-current=${page.name === current ? "page" : undefined} title=${`g ${page.key}`}>
+        <${Icon} name=${page.icon ?? page.name} />${page.title}</a>`)}</div>`)}
+  </nav>`;
+}
+
+const CONNECTIONS = {
+  live: ["ok", "Live"], connecting: ["busy", "Connecting"], lost: ["bad", "Not connected"], denied: ["warn", "Locked"],
+};
+
+function Connection() {
+  const connection = useStore((all) => all.connection);
+  const gateway = useStore((all) => all.gateway);
+  const [tone, text] = CONNECTIONS[connection];
+  const uptime = gateway && gateway.uptime_s + (Date.now() - gateway.seen_at) / 1000;
+  return html`<div class="connection" data-connection=${connection}>
+    <span><i class=${`dot ${tone}`}></i>${text}</span>
+    ${gateway && html`<span class="muted">iChat ${gateway.version} · up ${duration(uptime)}</span>`}
+  </div>`;
+}
+
+/** Asks for the operator's key, or says why none would help. */
+function Locked({ error }) {
+  const [key, setKey] = useState("");
+  const field = useRef(null);
+  useEffect(() => field.current?.focus(), []);
+  const submit = (event) => {
+    event.preventDefault();
+    login(key.trim());
+  };
+  if (error.status === 403) {
+    return html`<${Empty} icon="lock" title="This page is for operators"><p>${error.message}</p><//>`;
+  }
+  return html`<form class="login card" onSubmit=${submit}>
+    <${Icon} name="lock" size=${28} />
+    <h1>Operator's key</h1>
+    <p class="hint">The key of <code>security.admin_key_env</code> or <code>admin_key_hash</code>. It stays in this tab
+      and is forgotten when the tab closes.</p>
+    <${Field} label="Key" error=${hasKey() ? "The gateway does not know this key." : ""}>
+      <input ref=${field} type="password" autocomplete="off" spellcheck="false" value=${key}
+        onInput=${(event) => setKey(event.target.value)} required /><//>
+    <button class="button primary" type="submit">Open</button>
+  </form>`;
+}
+
+function Lost({ error }) {
+  return html`<${Notice} tone="bad" title="No connection to the gateway."
+    actions=${html`<${Button} small onClick=${() => reconnect()}>Try now<//>`}>
+    ${error?.message} What you see is from before; this page connects again by itself.<//>`;
+}
+
+function Help({ onClose }) {
+  return html`<${Dialog} title="Keyboard" onClose=${onClose} actions=${html`<button type="button" class="button"
+    onClick=${onClose}>Close</button>`}><dl class="facts keys-help">
+    ${PAGES.map((page) => html`<div key=${page.name}><dt><kbd>g</kbd> <kbd>${page.key}</kbd></dt>
+      <dd>${page.title}</dd></div>`)}
+    <div><dt><kbd>/</kbd></dt><dd>Find on this page</dd></div>
+    <div><dt><kbd>↑</kbd> <kbd>↓</kbd> <kbd>Enter</kbd></dt><dd>Walk through a table, open a row</dd></div>
+    <div><dt><kbd>t</kbd></dt><dd>Dark or light</dd></div>
+    <div><dt><kbd>?</kbd></dt><dd>This list</dd></div></dl><//>`;
+}
+
+function Shell() {
+  const route = useRoute();
+  const connection = useStore((all) => all.connection);
+  const error = useStore((all) => all.error);
+  const hasState = useStore((all) => all.gateway !== null);
+  const [isOpen, setOpen] = useState(false);
+  const [hasHelp, setHelp] = useState(false);
+  useShortcuts({ showHelp: () => setHelp(true), turnTheme });
+  useEffect(() => {
+    document.querySelector("main")?.scrollTo(0, 0);
+    document.querySelector("main h1")?.focus({ preventScroll: true });
+  }, [route.name, route.rest.join("/")]);
+  const found = PAGES.find((page) => page.name === (route.name || "overview"));
+  const content = () => {
+    if (connection === "denied") return html`<${Locked} key=${error?.message} error=${error} />`;
+    if (!found) return html`<${Empty} title="There is no such page"><p><a href="#/overview">Overview</a></p><//>`;
+    if (!hasState) return connection === "lost" ? null : html`<div class="loading" role="status">Connecting…</div>`;
+    return html`<${found.page} key=${[route.name, ...route.rest].join("/")} params=${route} />`;
+  };
+  return html`<a class="skip" href="#main" onClick=${(event) => {
+    event.preventDefault();
+    document.querySelector("main").focus();
+  }}>To the content</a>
+  <header class="bar">
+    <button type="button" class="icon-button only-narrow" aria-label="Pages" aria-expanded=${isOpen}
+      aria-controls="navigation" onClick=${() => setOpen(!isOpen)}>
+      <${Icon} name=${isOpen ? "close" : "menu"} /></button>
+    <a class="brand" href="#/overview"><img src="icon.svg" alt="" width="22" height="22" />iChat</a>
+    <span class="spring"></span>
+    <${Connection} />
+    <button type="button" class="icon-button" title="Dark or light (t)" aria-label="Dark or light" onClick=${turnTheme}>
+      <${Icon} name="theme" /></button>
+    <button type="button" class="icon-button" title="Keyboard (?)" aria-label="Keyboard" onClick=${() => setHelp(true)}>
+      <kbd>?</kbd></button>
+    ${hasKey() && html`<${Button} small tone="quiet" icon="lock" onClick=${() => login("")}>Lock<//>`}
+  </header>
+  <div class="frame">
+    <${Navigation} current=${found?.name} isOpen=${isOpen} close=${() => setOpen(false)} />
+    <main id="main" tabindex="-1">
+      ${connection === "lost" && html`<${Lost} error=${error} />`}
+      ${content()}
+    </main>
+  </div>
+  ${hasHelp && html`<${Help} onClose=${() => setHelp(false)} />`}
+  <${Overlays} />`;
+}
+
+reconnect();
+render(html`<${Shell} />`, document.getElementById("app"));

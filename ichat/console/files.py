@@ -1,0 +1,86 @@
+"""The console's files, and the headers that they are served with."""
+
+import base64
+import hashlib
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+
+import attrs
+
+HERE = pathlib.Path(__file__).parent
+VENDOR = "vendor"
+"""The folder of what others have written, which `./build` puts into the pyz."""
+_FETCHED = HERE.parents[1] / ".build/console"
+"""Where the vendor folder is in a checkout."""
+_TYPES: Mapping[str, str] = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+"""The content types of the files that are served; a file of any other kind is not."""
+_PATH = re.compile(r"(?:[A-Za-z0-9_-]+/)*[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)+")
+"""No part of a path begins with a dot, so that none leads out of the folder."""
+_IMPORT_MAP = re.compile(rb'<script type="importmap">(.*?)</script>', re.DOTALL)
+
+
+@attrs.frozen
+class ConsoleFile:
+    """A file as it is served."""
+
+    content: bytes
+    content_type: str
+    etag: str
+
+
+def read_file(path: str) -> ConsoleFile | None:
+    """Return the console's file of this path, the page itself for an empty one; None if there is none."""
+    name = path or "index.html"
+    content_type = _TYPES.get(os.path.splitext(name)[1])
+    if content_type is None or not _PATH.fullmatch(name):
+        return None
+    for folder in (HERE, _FETCHED) if name.startswith(f"{VENDOR}/") else (HERE,):
+        try:
+            content = (folder / name).read_bytes()
+        except OSError:
+            continue
+        return ConsoleFile(content, content_type, hashlib.sha256(content).hexdigest()[:32])
+    return None
+
+
+def security_headers() -> dict[str, str]:
+    """Return what each of the console's responses says to browsers: scripts and requests stay with this gateway.
+
+    Scripts are files of the console; the one that is part of the page, its import map, is named by its hash. Markup
+    comes only from the console's own policies of trusted types. Styles are files, too.
+    """
+    page = read_file("")
+    assert page is not None, "the console has lost its page"
+    found = _IMPORT_MAP.search(page.content)
+    assert found is not None, "the page has lost its import map"
+    import_map = base64.b64encode(hashlib.sha256(found[1]).digest()).decode()
+    policy = (
+        "default-src 'none'",
+        f"script-src 'self' 'sha256-{import_map}'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "connect-src 'self'",
+        "font-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types ichat dompurify",
+    )
+    return {
+        "content-security-policy": "; ".join(policy),
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+        "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    }

@@ -1,0 +1,40 @@
+// Addresses: `#/PAGE/more/parts?name=value`.
+
+import { useEffect, useState } from "preact/hooks";
+
+/** Return the page's name, what follows it, and the query, of the address that is shown. */
+export function readRoute(hash = location.hash) {
+  const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
+  const [name, ...rest] = path.split("/").filter(Boolean).map(decode);
+  return { name: name ?? "", rest, query: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+function decode(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+/** Return the address of a page. */
+export function hrefOf(name, rest = [], query = {}) {
+  const text = new URLSearchParams(query).toString();
+  return `#/${[name, ...rest].map(encodeURIComponent).join("/")}${text && `?${text}`}`;
+}
+
+/** Go to a page. */
+export function go(name, rest, query) {
+  location.hash = hrefOf(name, rest, query);
+}
+
+/** The route that is shown; the component is drawn again when it changes. */
+export function useRoute() {
+  const [route, set] = useState(readRoute());
+  useEffect(() => {
+    const change = () => set(readRoute());
+    addEventListener("hashchange", change);
+    return () => removeEventListener("hashchange", change);
+  }, []);
+  return route;
+}

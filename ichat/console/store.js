@@ -1,0 +1,182 @@
+// What the gateway says of itself, as the event stream tells it; pages read it with `useStore`.
+
+import { useEffect, useReducer, useRef } from "preact/hooks";
+import { ApiError, adminKey, api, setAdminKey, stream } from "./api.js";
+
+const FIRST_MS = 500;
+const LONGEST_MS = 10_000;
+const SILENT_MS = 45_000;
+const POLL_MS = 2_000;
+const SAMPLES_MAX = 720;
+
+let state = {
+  /** connecting | live | lost | denied */
+  connection: "connecting",
+  /** Why there is no stream: an ApiError. */
+  error: null,
+  gateway: null,
+  workers: [],
+  models: [],
+  machines: [],
+  aliases: [],
+  /** Samples, oldest first. */
+  history: [],
+  usageStorage: "ok",
+  /** Counts changes of keys, so that who shows them asks again. */
+  keysVersion: 0,
+  /** {at, summary} of the last reload. */
+  reloaded: null,
+  /** Requests in flight, while a page shows them: {requests, total}. */
+  inFlight: null,
+};
+const listeners = new Set();
+let wantsRequests = 0;
+let current = null;
+
+/** Return the state as it is now. */
+export const getState = () => state;
+
+/** Change the state and tell those who show it. */
+export function setState(change) {
+  state = { ...state, ...change };
+  for (const listener of listeners) listener();
+}
+
+/** Return what `select` makes of the state; the component is drawn again when that changes. */
+export function useStore(select = (all) => all) {
+  const [, draw] = useReducer((value) => value + 1, 0);
+  const value = select(state);
+  const latest = useRef();
+  latest.current = { select, value };
+  useEffect(() => {
+    const look = () => {
+      if (latest.current.select(state) !== latest.current.value) draw();
+    };
+    listeners.add(look);
+    look();
+    return () => listeners.delete(look);
+  }, []);
+  return value;
+}
+
+/** Have the stream tell of requests in flight while a component is shown. */
+export function useRequests() {
+  useEffect(() => {
+    wantsRequests += 1;
+    if (wantsRequests === 1) reconnect();
+    return () => {
+      wantsRequests -= 1;
+      if (wantsRequests === 0) {
+        setState({ inFlight: null });
+        reconnect();
+      }
+    };
+  }, []);
+  return useStore((all) => all.inFlight);
+}
+
+/** Take another operator's key, or none, and connect anew. */
+export function login(key) {
+  setAdminKey(key);
+  reconnect();
+}
+
+/** End the stream, if there is one, and begin another one. */
+export function reconnect() {
+  current?.abort();
+  const control = new AbortController();
+  current = control;
+  follow(control.signal);
+}
+
+async function follow(signal) {
+  let wait = FIRST_MS;
+  while (!signal.aborted) {
+    try {
+      await connect(signal, () => (wait = FIRST_MS));
+      if (!signal.aborted) setState({ connection: "lost", error: new ApiError(0, "ended", "The gateway has ended.") });
+    } catch (error) {
+      if (signal.aborted) return;
+      const isDenied = error.status === 401 || error.status === 403;
+      setState({ connection: isDenied ? "denied" : "lost", error });
+      if (isDenied) return;
+    }
+    await new Promise((resolve) => setTimeout(resolve, wait * (0.75 + Math.random() / 2)));
+    wait = Math.min(LONGEST_MS, wait * 2);
+  }
+}
+
+async function connect(signal, onOpen) {
+  const silence = new AbortController();
+  let timer = 0;
+  const heard = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => silence.abort(), SILENT_MS);
+  };
+  const either = AbortSignal.any([signal, silence.signal]);
+  heard();
+  try {
+    await stream(`/v1/admin/events${wantsRequests ? "?requests=1" : ""}`, { signal: either }, (event) => {
+      heard();
+      onOpen();
+      take(event.name, JSON.parse(event.data));
+    });
+  } catch (error) {
+    if (error.status === 404) return await poll(signal, onOpen);
+    if (silence.signal.aborted && !signal.aborted) throw new ApiError(0, "silent", "The gateway has gone silent.");
+    throw error;
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** Change the state as an event of the stream says. */
+export function take(name, data) {
+  const merge = {
+    state: () => ({
+      connection: "live", error: null, gateway: { ...data.gateway, seen_at: Date.now() }, workers: data.workers,
+      models: data.models, machines: data.machines, aliases: data.aliases ?? [], history: samplesOf(data.history),
+      usageStorage: data.usage_storage ?? "ok",
+    }),
+    workers: () => ({ workers: mergeById(state.workers, data.changed, data.gone, "worker_id") }),
+    models: () => ({ models: data.models }),
+    machines: () => ({ machines: data.machines }),
+    sample: () => ({ history: [...state.history, data].slice(-SAMPLES_MAX) }),
+    requests: () => ({ inFlight: data }),
+    reloaded: () => ({ reloaded: data }),
+    keys: () => ({ keysVersion: state.keysVersion + 1 }),
+  }[name];
+  if (merge) setState(merge());
+}
+
+function mergeById(known, changed = [], gone = [], key) {
+  const found = new Map(known.map((one) => [one[key], one]));
+  for (const one of changed) found.set(one[key], one);
+  for (const id of gone) found.delete(id);
+  return [...found.values()];
+}
+
+/** Return samples as a list of objects, whether they come so or as columns. */
+export function samplesOf(history) {
+  if (!history) return [];
+  if (Array.isArray(history)) return history;
+  if (Array.isArray(history.samples)) return history.samples;
+  const columns = Object.entries(history.columns ?? history).filter(([, values]) => Array.isArray(values));
+  const length = Math.max(0, ...columns.map(([, values]) => values.length));
+  return Array.from({ length }, (_, at) => Object.fromEntries(columns.map(([name, values]) => [name, values[at]])));
+}
+
+/** Ask for the state now and then, where the gateway has no event stream. */
+async function poll(signal, onOpen) {
+  while (!signal.aborted) {
+    const [status, workers] = await Promise.all([
+      api.get("/v1/admin/cluster/status", { signal }), api.get("/v1/admin/workers", { signal }),
+    ]);
+    onOpen();
+    take("state", { ...status, workers: workers.data, history: state.history });
+    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+  }
+}
+
+/** Whether an operator's key was given in this tab. */
+export const hasKey = () => Boolean(adminKey());

@@ -1,0 +1,166 @@
+// Pages, cards, buttons, fields and badges.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { html } from "./html.js";
+import { Icon } from "./icons.js";
+import { toast } from "./overlays.js";
+
+/** A page: its title, a sentence on what it shows, what can be done, and the content. */
+export function Page({ title, lead, actions, back, children }) {
+  useEffect(() => {
+    document.title = `${title} · iChat`;
+  }, [title]);
+  return html`<div class="page">
+    <header class="page-head">
+      <div>
+        ${back && html`<a class="back" href=${back.href}>← ${back.title}</a>`}
+        <h1 tabindex="-1">${title}</h1>
+        ${lead && html`<p class="lead">${lead}</p>`}
+      </div>
+      ${actions && html`<div class="actions">${actions}</div>`}
+    </header>
+    ${children}
+  </div>`;
+}
+
+/** A part of a page with a heading. */
+export function Card({ title, lead, actions, children, tone = "", flush = false }) {
+  return html`<section class=${`card ${tone} ${flush ? "flush" : ""}`}>
+    ${(title || actions) && html`<header class="card-head">
+      <div>${title && html`<h2>${title}</h2>`}${lead && html`<p class="hint">${lead}</p>`}</div>
+      ${actions && html`<div class="actions">${actions}</div>`}
+    </header>`}
+    ${children}
+  </section>`;
+}
+
+/**
+ * A button; while what `onClick` returns is under way it cannot be pressed, and a failure is shown.
+ *
+ * tone: "" | "primary" | "danger" | "quiet".
+ */
+export function Button({ onClick, tone = "", icon, children, disabled, small, ...rest }) {
+  const [isBusy, setBusy] = useState(false);
+  const isThere = useRef(true);
+  useEffect(() => () => void (isThere.current = false), []);
+  const press = async (event) => {
+    const result = onClick?.(event);
+    if (!(result instanceof Promise)) return;
+    setBusy(true);
+    try {
+      await result;
+    } catch (error) {
+      if (error.name !== "AbortError") toast(error.message, "bad");
+    } finally {
+      if (isThere.current) setBusy(false);
+    }
+  };
+  return html`<button type="button" class=${`button ${tone} ${small ? "small" : ""}`} onClick=${press}
+    disabled=${disabled || isBusy} aria-busy=${isBusy} ...${rest}>
+    ${icon && html`<${Icon} name=${icon} size=${16} />`}${children}</button>`;
+}
+
+/** A small label. tone: "ok" | "busy" | "warn" | "bad" | "idle". */
+export function Badge({ tone = "idle", children, title }) {
+  return html`<span class=${`badge ${tone}`} title=${title}>${children}</span>`;
+}
+
+const STATES = {
+  ready: "ok", following: "ok", cold: "idle", asleep: "idle", stale: "warn", draining: "busy", ending: "busy",
+  loading: "busy", starting: "busy", restarting: "warn", unhealthy: "bad", wedged: "bad", broken: "bad", failed: "bad",
+};
+
+/** The state of a worker. */
+export function StateBadge({ state }) {
+  return html`<${Badge} tone=${STATES[state] ?? "busy"}>${state}<//>`;
+}
+
+/** A form's control with its label; `hint` explains, `error` says what is wrong. */
+export function Field({ label, hint, error, children, wide }) {
+  return html`<label class=${`field ${wide ? "wide" : ""} ${error ? "wrong" : ""}`}>
+    <span class="field-label">${label}</span>
+    ${children}
+    ${error && html`<span class="field-error" role="alert">${error}</span>`}
+    ${hint && !error && html`<span class="hint">${hint}</span>`}
+  </label>`;
+}
+
+/** Tabs: `tabs` are {name, title, count?}; arrow keys go from one to the next. */
+export function Tabs({ tabs, current, onSelect, label }) {
+  const move = (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const at = tabs.findIndex((tab) => tab.name === current);
+    const next = tabs[(at + step + tabs.length) % tabs.length];
+    onSelect(next.name);
+    event.currentTarget.children[tabs.indexOf(next)].focus();
+    event.preventDefault();
+  };
+  return html`<div class="tabs" role="tablist" aria-label=${label} onKeyDown=${move}>
+    ${tabs.map((tab) => html`<button type="button" role="tab" key=${tab.name} aria-selected=${tab.name === current}
+      tabindex=${tab.name === current ? 0 : -1} onClick=${() => onSelect(tab.name)}>
+      ${tab.title}${tab.count !== undefined && html` <span class="tab-count">${tab.count}</span>`}</button>`)}
+  </div>`;
+}
+
+/** What stands where there is nothing to show: why, and what to do. */
+export function Empty({ title, icon, children }) {
+  return html`<div class="empty">${icon && html`<${Icon} name=${icon} size=${28} />`}
+    <h3>${title}</h3>${children}</div>`;
+}
+
+/** A sentence that matters. tone: "warn" | "bad" | "busy". */
+export function Notice({ tone = "warn", title, children, actions }) {
+  return html`<div class=${`notice ${tone}`} role=${tone === "bad" ? "alert" : "status"}>
+    <${Icon} name="alert" /><div>${title && html`<strong>${title}</strong>`}<div>${children}</div></div>
+    ${actions && html`<div class="actions">${actions}</div>`}
+  </div>`;
+}
+
+/** A share of 0 to 1 as a bar, with its words beside it. */
+export function Meter({ value, text, label }) {
+  if (value === null || value === undefined) return html`<span class="muted">–</span>`;
+  const tone = value >= 0.95 ? "bad" : value >= 0.8 ? "warn" : "";
+  const percent = Math.round(Math.min(1, Math.max(0, value)) * 100);
+  return html`<span class="meter-line"><span class=${`meter ${tone}`} role="meter" aria-label=${label} aria-valuemin="0"
+    aria-valuemax="100" aria-valuenow=${percent}><i style=${{ width: `${percent}%` }}></i></span>
+    <span class="num">${text ?? `${percent} %`}</span></span>`;
+}
+
+/** Facts as a list: `facts` are [name, value] pairs; those whose value is null or undefined are left out. */
+export function Facts({ facts }) {
+  const known = facts.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return html`<dl class="facts">${known.map(([name, value]) => html`<div key=${name}><dt>${name}</dt>
+    <dd>${value}</dd></div>`)}</dl>`;
+}
+
+/** A button that copies a text. */
+export function Copy({ text, label = "Copy" }) {
+  const [isDone, setDone] = useState(false);
+  const copy = async () => {
+    await copyText(text);
+    setDone(true);
+    setTimeout(() => setDone(false), 1500);
+  };
+  return html`<${Button} small tone="quiet" icon=${isDone ? "check" : "copy"} onClick=${copy}>
+    ${isDone ? "Copied" : label}<//>`;
+}
+
+/** Put a text on the clipboard; also where the page came over plain http from another machine. */
+export async function copyText(text) {
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(text);
+    return;
+  }
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+/** A text in a box, with a button that copies it. */
+export function Code({ text, label }) {
+  return html`<div class="code"><pre tabindex="0">${text}</pre><${Copy} text=${text} label=${label} /></div>`;
+}

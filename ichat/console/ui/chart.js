@@ -1,0 +1,97 @@
+// Charts over time, drawn by uPlot in the colours of the theme.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { html } from "./html.js";
+import { number } from "./format.js";
+
+const HEIGHT = 132;
+
+/** Return the colour that a variable of the style sheet has in the theme that is on. */
+export function colorOf(name) {
+  const probe = document.createElement("span");
+  probe.className = "probe";
+  probe.style.color = `var(--${name})`;
+  document.body.append(probe);
+  const color = getComputedStyle(probe).color;
+  probe.remove();
+  return color;
+}
+
+const clock = (seconds) =>
+  new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
+
+const short = (value) => number(value, { short: true });
+
+function optionsOf({ series, show, max, format, sync, width }) {
+  const muted = colorOf("muted");
+  const grid = { stroke: colorOf("line"), width: 1 };
+  const axis = { stroke: muted, grid, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+  return {
+    width,
+    height: HEIGHT,
+    legend: { show: false },
+    cursor: { y: false, points: { size: 6 }, sync: sync ? { key: sync } : undefined },
+    scales: { x: { time: true }, y: { range: (_plot, _low, high) => [0, max ?? Math.max(1, high * 1.15)] } },
+    axes: [
+      { ...axis, grid: { show: false }, values: (_plot, ticks) => ticks.map(clock), space: 70 },
+      { ...axis, size: 46, space: 34, values: (_plot, ticks) => ticks.map((tick) => format(tick)) },
+    ],
+    series: [
+      {},
+      ...series.map(({ title, color = "chart-1", fill }) => {
+        const stroke = colorOf(color);
+        const area = stroke.replace("rgb(", "rgba(").replace(")", ", 0.14)");
+        const points = { show: false };
+        return { label: title, stroke, width: 1.75, fill: fill ? area : undefined, points, spanGaps: true };
+      }),
+    ],
+    hooks: { setCursor: [(plot) => show(plot.cursor.idx ?? null)] },
+  };
+}
+
+/**
+ * A chart over time with its newest values, or those under the pointer, in words.
+ *
+ * `times`: seconds since 1970. `series`: {title, values, color?, fill?}. `unit` stands behind values. `max`: the upper
+ * end of the axis. `sync`: charts of the same name share the pointer.
+ */
+export function Chart({ title, times, series, unit = "", max, sync, format = short }) {
+  const place = useRef(null);
+  const plot = useRef(null);
+  const [at, setAt] = useState(null);
+  const [theme, setTheme] = useState(0);
+  useEffect(() => {
+    const change = () => setTheme((value) => value + 1);
+    addEventListener("ichat-theme", change);
+    return () => removeEventListener("ichat-theme", change);
+  }, []);
+  useEffect(() => {
+    const width = place.current.clientWidth || 300;
+    const options = optionsOf({ series, show: setAt, max, format, sync, width });
+    plot.current = new window.uPlot(options, [times, ...series.map((one) => one.values)], place.current);
+    const observer = new ResizeObserver(([entry]) => {
+      plot.current?.setSize({ width: Math.max(120, Math.floor(entry.contentRect.width)), height: HEIGHT });
+    });
+    observer.observe(place.current);
+    return () => {
+      observer.disconnect();
+      plot.current.destroy();
+      plot.current = null;
+    };
+  }, [theme, max, sync, series.map((one) => one.title).join("\n")]);
+  useEffect(() => {
+    plot.current?.setData([times, ...series.map((one) => one.values)]);
+  }, [times, series]);
+  const index = at ?? times.length - 1;
+  const text = (value) => (value === null || value === undefined ? "–" : `${format(value)}${unit && ` ${unit}`}`);
+  return html`<figure class="chart" aria-label=${title}>
+    <figcaption><span class="chart-title">${title}</span><span class="chart-values">
+      ${series.map((one) => html`<span key=${one.title} class="chart-value">
+        <i class=${`dot ${one.color ?? "chart-1"}`}></i>
+        ${series.length > 1 && html`<span class="muted">${one.title}</span>`} <b>${text(one.values[index])}</b></span>`)}
+      ${at !== null && html`<time class="muted">${clock(times[at])}</time>`}
+    </span></figcaption>
+    <div ref=${place} class="chart-plot"></div>
+    ${times.length < 2 && html`<p class="chart-empty">Gathering samples…</p>`}
+  </figure>`;
+}

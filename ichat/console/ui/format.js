@@ -1,0 +1,60 @@
+// Numbers, sizes and times as people read them.
+
+const plain = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+/** What stands for a value that is not known. */
+export const NONE = "–";
+
+/** Return a number: 1,234 or 12.5; with `short`, 1.2 M. */
+export function number(value, { short = false } = {}) {
+  if (value === null || value === undefined || Number.isNaN(value)) return NONE;
+  const size = Math.abs(value);
+  if (short && size >= 1e9) return `${plain.format(value / 1e9)} G`;
+  if (short && size >= 1e6) return `${plain.format(value / 1e6)} M`;
+  if (short && size >= 1e4) return `${plain.format(value / 1e3)} k`;
+  return size >= 100 ? whole.format(value) : plain.format(value);
+}
+
+/** Return a share of 0 to 1 as 42 %. */
+export const percent = (value) => (value === null || value === undefined ? NONE : `${whole.format(value * 100)} %`);
+
+/** Return a size: 1.5 GiB. */
+export function bytes(value) {
+  if (value === null || value === undefined) return NONE;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let size = value;
+  let unit = 0;
+  while (size >= 1024 && unit < units.length - 1) {
+    size /= 1024;
+    unit += 1;
+  }
+  return `${size >= 100 || unit === 0 ? whole.format(size) : plain.format(size)} ${units[unit]}`;
+}
+
+/** Return a duration in seconds: 340 ms, 12 s, 4 min, 3 h 20 min, 2 d. */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return NONE;
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 10) return `${plain.format(seconds)} s`;
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  const hours = Math.floor(seconds / 3600);
+  if (hours < 24) return `${hours} h ${Math.round((seconds % 3600) / 60)} min`;
+  return hours < 72 ? `${Math.floor(hours / 24)} d ${hours % 24} h` : `${Math.floor(hours / 24)} d`;
+}
+
+/** Return how long ago a time is, given in seconds since 1970. */
+export const age = (at) => (at ? `${duration(Math.max(0, Date.now() / 1000 - at))} ago` : NONE);
+
+/** Return a time of day, given in seconds since 1970; with the date unless it is today's. */
+export function when(at) {
+  if (!at) return NONE;
+  const date = new Date(at * 1000);
+  const time = date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+  const isToday = date.toDateString() === new Date().toDateString();
+  return isToday ? time : `${date.toLocaleDateString("en-CA")} ${time}`;
+}
+
+/** Return `1 worker`, `2 workers`. */
+export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;

@@ -1,0 +1,60 @@
+// Tables that are sorted by a click, and walked through by keys.
+
+import { useState } from "preact/hooks";
+import { html } from "./html.js";
+
+const compare = (left, right) => {
+  if (left === right) return 0;
+  if (left === null || left === undefined) return 1;
+  if (right === null || right === undefined) return -1;
+  return typeof left === "number" && typeof right === "number"
+    ? left - right
+    : String(left).localeCompare(String(right), "en", { numeric: true });
+};
+
+/**
+ * A table.
+ *
+ * `columns`: {name, title, cell(row), value(row)?, align?, extra?}. `value` makes a column sortable; `extra` columns
+ * are left out on narrow screens. `keyOf(row)`: a row's id. `onOpen(row)`: what Enter and a click on a row do.
+ * `sort`: the first order, as "name" or "-name". `empty`: what stands where there are no rows.
+ */
+export function Table({ columns, rows, keyOf, onOpen, sort = "", empty = "Nothing here.", label, hrefOf }) {
+  const [order, setOrder] = useState(sort);
+  const descends = order.startsWith("-");
+  const by = columns.find((column) => column.name === order.replace("-", "") && column.value);
+  const sorted = by ? [...rows].sort((a, b) => compare(by.value(a), by.value(b)) * (descends ? -1 : 1)) : rows;
+  const turn = (name) => setOrder(order === name ? `-${name}` : name);
+  const move = (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1 }[event.key];
+    const row = event.target.closest("tbody tr");
+    if (!row || event.target !== row) return;
+    if (step) {
+      const next = step > 0 ? row.nextElementSibling : row.previousElementSibling;
+      next?.focus();
+      event.preventDefault();
+    } else if (event.key === "Enter" && onOpen) {
+      onOpen(sorted[row.sectionRowIndex]);
+      event.preventDefault();
+    }
+  };
+  const open = (event, row) => {
+    if (!onOpen || event.target.closest("a, button, input, label, select") || String(getSelection())) return;
+    onOpen(row);
+  };
+  const name = (column) => `${column.align === "right" ? "right" : ""} ${column.extra ? "extra" : ""}`;
+  const cell = (column, row, index) =>
+    index === 0 && hrefOf ? html`<a class="row-link" href=${hrefOf(row)}>${column.cell(row)}</a>` : column.cell(row);
+  return html`<div class="table-box"><table class=${onOpen ? "opens" : ""} aria-label=${label} onKeyDown=${move}>
+    <thead><tr>${columns.map((column) => html`<th key=${column.name} scope="col" class=${name(column)}
+      aria-sort=${by === column ? (descends ? "descending" : "ascending") : undefined}>
+      ${column.value
+        ? html`<button type="button" onClick=${() => turn(column.name)}>${column.title}<i aria-hidden="true">
+            ${by === column ? (descends ? "↓" : "↑") : ""}</i></button>`
+        : column.title}</th>`)}</tr></thead>
+    <tbody>${sorted.map((row) => html`<tr key=${keyOf(row)} data-key=${keyOf(row)} tabindex=${onOpen ? 0 : undefined}
+      onClick=${(event) => open(event, row)}>${columns.map((column, index) => html`<td key=${column.name}
+      class=${name(column)} data-title=${column.title}>${cell(column, row, index)}</td>`)}</tr>`)}
+    </tbody></table>
+    ${!sorted.length && html`<div class="table-empty">${empty}</div>`}</div>`;
+}

@@ -1,0 +1,130 @@
+"""A browser, a page that must stay clean, and gateways to look at. The tests are plain functions: Playwright is sync."""
+
+import os
+import shutil
+
+import pytest
+from support.programs import LIMIT_S, Program, ichat
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+WORKER = """
+[[managed_workers]]
+model_name = "{name}"
+model_path = "/m"
+backend = "fake"
+heartbeat_interval = 1
+{more}
+"""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "console" in item.path.parts:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium, without a window."""
+    program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+    if program is None:
+        pytest.skip(f"there is no Chromium on this machine ({', '.join(PROGRAMS)}): on Debian, apt install chromium")
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=LIMIT_S * 1000)
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        chromium = playwright.chromium.launch(executable_path=program, args=flags)
+        yield chromium
+        chromium.close()
+
+
+class Watched:
+    """What a page has done that it must not: errors, refusals by its policy, requests to elsewhere."""
+
+    def __init__(self, context):
+        self.wrong = []
+        self.allowed = ["/v1/admin/events"]
+        """Parts of messages that a test expects."""
+        context.on("weberror", lambda error: self.wrong.append(f"exception: {error.error}"))
+        context.on("console", self._console)
+        context.on("request", self._request)
+        self.origin = None
+
+    def _console(self, message):
+        if message.type in ("error", "warning"):
+            self.wrong.append(f"console: {message.text} {message.location}")
+
+    def _request(self, request):
+        if request.url.startswith(("data:", "blob:", "about:")):
+            return
+        origin = "/".join(request.url.split("/")[:3])
+        self.origin = self.origin or origin
+        if origin != self.origin:
+            self.wrong.append(f"request to elsewhere: {request.url}")
+
+    def check(self):
+        left = [text for text in self.wrong if not any(part in text for part in self.allowed)]
+        assert not left, "\n".join(left)
+
+
+@pytest.fixture
+def context(browser):
+    """A fresh profile; the test fails if a page of it did what it must not (`context.watched.allowed`)."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+    context.set_default_timeout(LIMIT_S * 1000)
+    context.watched = Watched(context)
+    yield context
+    context.close()
+    context.watched.check()
+
+
+@pytest.fixture
+def page(context):
+    return context.new_page()
+
+
+class Site:
+    """A gateway, and the address of its console."""
+
+    def __init__(self, program):
+        self.program = program
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.program.port}/console/"
+
+    def open(self, page, path="overview"):
+        """Open a page of the console and wait until it shows what the gateway says."""
+        page.goto(f"{self.url}#/{path}")
+        page.wait_for_selector("[data-connection=live]")
+        return page
+
+
+@pytest.fixture
+def make_site(tmp_path):
+    """Start a gateway with this configuration: `make_site(toml, settings="")`; paths of workers name no real model."""
+    programs = []
+
+    def make(text="", settings="", **env):
+        path = tmp_path / "ichat.toml"
+        path.write_text(
+            f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}/state"\n{settings}'
+            f"[timeouts]\nstop_s = 6\ndrain_s = 6\n{text}"
+        )
+        program = Program(ichat("gateway", "-c", str(path)), tmp_path / f"{len(programs)}.log", env)
+        programs.append(program)
+        return Site(program.wait_for_port())
+
+    yield make
+    for program in programs:
+        program.end()
+
+
+@pytest.fixture
+def site(make_site):
+    """A gateway with two workers of the fake engine, `alpha-0` and `beta-0`, both ready."""
+    made = make_site(WORKER.format(name="alpha", more="") + WORKER.format(name="beta", more=""))
+    for name in ("alpha-0", "beta-0"):
+        made.program.wait_until_ready(name)
+    return made

@@ -1,0 +1,106 @@
+"""The console's files: what is served, with which headers, and what is not."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from ichat.console.files import HERE, read_file
+
+ROOT = pathlib.Path(__file__).parents[2]
+OWN = sorted(path for path in HERE.rglob("*") if path.suffix in (".js", ".html", ".css"))
+
+
+async def get(client, path, headers=b""):
+    await client.send(b"GET %b HTTP/1.1\r\nhost: localhost\r\n%b\r\n" % (path, headers))
+    return await client.response()
+
+
+async def test_a_browser_is_led_to_the_console_and_a_program_is_told_what_this_is(gateway_to, connect):
+    """`/` is a redirect where HTML is accepted, and JSON otherwise."""
+    client = await connect(await gateway_to({}))
+    status, headers, _ = await get(client, b"/", b"accept: text/html,*/*\r\n")
+    assert (status, headers[b"location"], headers[b"vary"]) == (303, b"/console/", b"accept")
+    status, headers, body = await get(client, b"/", b"accept: */*\r\n")
+    assert status == 200
+    assert json.loads(body) == {
+        "name": "ichat", "version": "0.1.0", "console": "/console/", "openapi": "/openapi.json", "api_base": "/v1",
+    }  # fmt: skip
+    status, headers, _ = await get(client, b"/console")
+    assert (status, headers[b"location"]) == (308, b"/console/")
+
+
+async def test_the_page_has_a_strict_policy(gateway_to, connect):
+    """Scripts and requests stay with the gateway, no page may frame it, and its import map is the one that is let in."""
+    client = await connect(await gateway_to({}))
+    status, headers, body = await get(client, b"/console/")
+    assert status == 200
+    policy = dict(part.strip().partition(" ")[::2] for part in headers[b"content-security-policy"].decode().split(";"))
+    assert policy["default-src"] == "'none'"
+    assert re.fullmatch(r"'self' 'sha256-[A-Za-z0-9+/]{43}='", policy["script-src"])
+    assert policy["connect-src"] == policy["style-src"] == "'self'"
+    assert policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert headers[b"x-content-type-options"] == b"nosniff"
+    assert headers[b"referrer-policy"] == b"no-referrer"
+    assert headers[b"cross-origin-opener-policy"] == headers[b"cross-origin-resource-policy"] == b"same-origin"
+    assert body.count(b"<script") == body.count(b"<script src=") + 1, "only the import map is inline"
+
+
+async def test_a_file_that_has_not_changed_is_not_sent_again(gateway_to, connect):
+    """A browser asks each time, with the tag of what it has."""
+    client = await connect(await gateway_to({}))
+    status, headers, body = await get(client, b"/console/app.js")
+    assert (status, headers[b"cache-control"]) == (200, b"no-cache")
+    assert headers[b"content-type"].startswith(b"text/javascript")
+    assert body == (HERE / "app.js").read_bytes()
+    again = await get(client, b"/console/app.js", b"if-none-match: %b\r\n" % headers[b"etag"])
+    assert again[0] == 304
+    assert again[2] == b""
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["files.py", "../files.py", "%2e%2e/files.py", "..%2f..%2fpyproject.toml", "vendor/.stamp", "pages", "pages/", "no.js",
+     "pages/%00.js", "vendor/../files.py", "__init__.py"],
+)  # fmt: skip
+async def test_nothing_else_is_served(gateway_to, connect, path):
+    """No other file of the gateway's, and none outside the folder."""
+    client = await connect(await gateway_to({}))
+    status, _, body = await get(client, b"/console/" + path.encode())
+    assert status == 404
+    assert b"import " not in body
+
+
+async def test_it_can_be_switched_off(gateway_to, connect):
+    """Without the console there is no page, and no browser is led to one."""
+    client = await connect(await gateway_to({}, "console = false\n"))
+    for path in (b"/console", b"/console/", b"/console/app.js"):
+        assert (await get(client, path))[0] == 404
+    status, _, body = await get(client, b"/", b"accept: text/html\r\n")
+    assert (status, json.loads(body)["console"]) == (200, None)
+
+
+def test_what_the_files_name_is_there():
+    """Every file that the page and its modules import, or that the page links, is served."""
+    for path in OWN:
+        text = path.read_text()
+        named = re.findall(r"""(?:from|import) "(\.[^"]+)";?$""", text, re.MULTILINE)
+        if path.suffix == ".html":
+            named = re.findall(r"""(?:src|href)="([^"#]+)\"""", text) + re.findall(r'"(\./[^"]+)"', text)
+        for name in named:
+            found = (path.parent / name).resolve().relative_to(HERE)
+            assert read_file(str(found)) is not None, f"{path.name} names {name}"
+
+
+def test_the_console_keeps_the_house_rules():
+    """Short lines and files, no markup from text but that of `markdown.js`, no address of elsewhere."""
+    for path in OWN:
+        text = path.read_text()
+        lines = text.splitlines()
+        assert len(lines) <= 400, path.name
+        assert not [line for line in lines if len(line) > 120 and "importmap" not in line], path.name
+        assert not re.search(r"TODO|FIXME|XXX|eval\(|new Function|document\.write|style=\"", text), path.name
+        if path.name != "markdown.js":
+            assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|dangerouslySetInnerHTML", text), path.name
