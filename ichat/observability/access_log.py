@@ -38,6 +38,12 @@ def _facts_of(record: RequestRecord) -> str:
     first_byte = "null" if answered_at is None else f"{(answered_at - started_at) * 1000:.2f}"
     overhead = "null" if overhead_s is None else f"{overhead_s * 1000:.2f}"
     matched, length = ("null", "null") if record.prefix is None else (record.prefix.matched, record.prefix.length)
+    tokens = '"tokens": null, "tokens_in": null, "tokens_out": null, "tokens_cached": null'
+    if (usage := record.usage) is not None:
+        tokens = (
+            f'"tokens": {usage.input + usage.output}, "tokens_in": {usage.input}, "tokens_out": {usage.output},'
+            f' "tokens_cached": {usage.cached}'
+        )
     facts = (
         f'"id": {_quoted(record.id)}, "client": {_quoted(record.client)}, "method": {_quoted(record.method)},'
         f' "path": {_quoted(record.path)}, "key": {_quoted(record.key_name)},'
@@ -46,8 +52,7 @@ def _facts_of(record: RequestRecord) -> str:
         f' "bytes_out": {record.bytes_out}, "duration_ms": {(record.ended_at - started_at) * 1000:.2f},'
         f' "first_byte_ms": {first_byte}, "queue_ms": {record.queued_s * 1000:.2f}, "overhead_ms": {overhead},'
         f' "prefix_matched": {matched}, "prefix_length": {length},'
-        f' "tokens": {"null" if record.tokens is None else record.tokens}, "phase": {_quoted(record.phase)},'
-        f' "trace": {_quoted(record.trace_id)}'
+        f' {tokens}, "phase": {_quoted(record.phase)}, "trace": {_quoted(record.trace_id)}'
     )
     return facts if not record.alias else f'{facts}, "alias": {_quoted(record.alias[:SHOWN_CHARACTERS_MAX])}'
 

@@ -23,6 +23,7 @@ from ichat.observability.prefix_counts import PrefixCounts, prefix_families
 from ichat.observability.prometheus_families import (
     Histogram,
     MetricsSnapshot,
+    TokenCounts,
     WorkerSnapshot,
     counter_family,
     families_of,
@@ -31,6 +32,7 @@ from ichat.observability.prometheus_families import (
     histogram_family,
     histogram_family_by_model,
     state_families,
+    token_family,
     worker_families,
 )
 from ichat.observability.request_record import OTHER, RequestRecord
@@ -69,7 +71,7 @@ class _Counts:
     duration: Histogram = attrs.field(factory=lambda: Histogram(_DURATION_S))
     queue: Histogram = attrs.field(factory=lambda: Histogram(_QUEUE_S))
     gaps: ChunkGapHistogram = attrs.field(factory=empty_gap_histogram)
-    tokens: int = 0
+    tokens: TokenCounts = attrs.field(factory=TokenCounts)
     prefixes: PrefixCounts | None = None
     """None: there were none, as with one endpoint."""
     gone_at: float | None = None
@@ -81,7 +83,7 @@ class _KeyCounts:
     """What is counted of one client's key, which the configuration names."""
 
     requests: int = 0
-    tokens: int = 0
+    tokens: TokenCounts = attrs.field(factory=TokenCounts)
     refusals: int = 0
 
 
@@ -141,14 +143,16 @@ class Metrics:
         overhead_s = record.overhead_s
         if overhead_s is not None:
             self._overhead.add(overhead_s)
-        tokens = record.tokens or 0
+        usage = record.usage
         if record.key_name:
             of_key = self._of_key(record.key_name)
             of_key.requests += 1
-            of_key.tokens += tokens
+            if usage is not None:
+                of_key.tokens.add(usage)
         if counts is None:
             return
-        counts.tokens += tokens
+        if usage is not None:
+            counts.tokens.add(usage)
         if record.worker or record.queued_s:
             counts.queue.add(record.queued_s)
         if record.prefix is not None and record.worker:
@@ -301,9 +305,9 @@ class Metrics:
             for (route, status), count in list(by_route.items()):
                 requests.add_metric((model, route, str(status)), count)
         yield requests
-        yield counter_family(
-            "ichat_tokens", "Tokens that requests used, of those with a key or under a limit.", "model",
-            {model: counts.tokens for model, counts in models},
+        yield token_family(
+            "ichat_tokens", "Tokens that requests used; the cached ones are some of the input.", "model",
+            [(model, counts.tokens) for model, counts in models],
         )  # fmt: skip
         yield histogram_family_by_model(
             "ichat_time_to_first_byte_seconds", "From a request's arrival to the first byte of its response's body.",
@@ -340,9 +344,9 @@ class Metrics:
             "ichat_key_refusals", "Errors that the gateway itself made, by the client's key.", "key",
             {name: counts.refusals for name, counts in keys},
         )  # fmt: skip
-        yield counter_family(
-            "ichat_key_tokens", "Tokens that requests used, by the client's key.", "key",
-            {name: counts.tokens for name, counts in keys},
+        yield token_family(
+            "ichat_key_tokens", "Tokens that requests used, by the client's key; cached ones are input, too.", "key",
+            [(name, counts.tokens) for name, counts in keys],
         )  # fmt: skip
         yield counter_family(
             "ichat_requests_cancelled", "Requests to models whose client left, by how far they were.",

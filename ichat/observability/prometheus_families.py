@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from ichat.hardware.machines import MachineReport, MachineView, machines_of
 from ichat.http.relay import ChunkGapHistogram
 from ichat.observability.exposition import LINES_AT_ONCE, Families, MetricFamily, escaped
+from ichat.observability.request_record import UsedTokens
 from ichat.protocol import Machine
 from ichat.routing.worker_record import State
 
@@ -38,6 +39,21 @@ class Histogram:
         """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
+
+
+@attrs.define(eq=False)
+class TokenCounts:
+    """How many tokens requests used; the cached ones are some of the `input`."""
+
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+
+    def add(self, usage: UsedTokens) -> None:
+        """Count the tokens of one request."""
+        self.input += usage.input
+        self.output += usage.output
+        self.cached += usage.cached
 
 
 @attrs.frozen
@@ -165,6 +181,15 @@ def counter_family(name: str, text: str, label: str, values: Mapping[str, int]) 
     family = CounterMetricFamily(name, text, labels=[label])
     for value, number in list(values.items()):
         family.add_metric((value,), number)
+    return family
+
+
+def token_family(name: str, text: str, label: str, values: Iterable[tuple[str, TokenCounts]]) -> Metric:
+    """Return a counter of tokens with one label besides their direction."""
+    family = CounterMetricFamily(name, text, labels=[label, "direction"])
+    for value, counts in values:
+        for direction, number in (("input", counts.input), ("output", counts.output), ("cached", counts.cached)):
+            family.add_metric((value, direction), number)
     return family
 
 

@@ -1,6 +1,7 @@
 """The facts of one request that has ended: metrics, the access log and the trace are made of them."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import attrs
 
@@ -21,6 +22,23 @@ ROUTES: Mapping[bytes, str] = {
 }
 """The label of each path whose requests name a model."""
 _LABELS = {**ROUTES, RESPONSE_PATH: RESPONSE_PATH.decode()}
+
+
+class UsedTokens(NamedTuple):
+    """The tokens that one request used."""
+
+    input: int
+    """Of its prompt, cached ones included."""
+    output: int
+    cached: int = 0
+    """How many of the prompt's the engine had in its cache."""
+    is_estimate: bool = False
+    """Whether nobody counted them, or not all of them."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.input + self.output
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -52,8 +70,8 @@ class RequestRecord:
     queued_s: float
     bytes_in: int
     bytes_out: int
-    tokens: int | None
-    """Tokens used, where they count."""
+    usage: UsedTokens | None
+    """The tokens that it used; None where nothing is known of them, or there was no answer."""
     trace_id: str
     prefix: PrefixChain | None = None
     """The beginning of its prompt, and who was believed to hold it, if its route depended on that."""

@@ -7,7 +7,6 @@ connection broke at once, without a byte of response.
 import logging
 from collections.abc import Mapping, Sequence
 
-import attrs
 import trio
 
 from ichat import errors
@@ -16,28 +15,22 @@ from ichat.http.failures import Declined, ResponseRejected, UpstreamError
 from ichat.http.framing import Chunked, Reframed, UntilClose
 from ichat.http.heads import Headers, ResponseHead
 from ichat.http.json_body import Body
-from ichat.http.keepalive import KeepAlive
 from ichat.http.pool import Connection
 from ichat.http.relay import Relay
-from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.http.sse import is_events
-from ichat.observability.request_record import RequestRecord
-from ichat.observability.tracing import Trace
+from ichat.observability.request_record import RequestRecord, UsedTokens
 from ichat.protocol import CODE_HEADER, DROPPED_HEADER, OVERHEAD_HEADER, WHY_HEADER, WORKER_HEADER
 from ichat.protocol.prefixes import PREFIX_HEADER, chain_header
 from ichat.proxy.client_head import client_head
-from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import without_control
+from ichat.proxy.forwarded_request import ForwardedRequest
 from ichat.proxy.prefix_truth import correct
 from ichat.proxy.shadow import copy_of
-from ichat.proxy.targets import TargetWalk
-from ichat.proxy.token_usage import TokenUsage, tokens_used
+from ichat.proxy.token_usage import TokenUsage, is_counted, tokens_used
 from ichat.proxy.upstream_request import build_upstream_request
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.prefix_chain import PrefixChain
-from ichat.security.auth import Caller
 
 log = logging.getLogger(__name__)
 
@@ -46,48 +39,12 @@ KEPT_RACE_S = 1.0
 """How soon a kept connection breaks that its upstream was about to close."""
 
 
-@attrs.define(eq=False)
-class ForwardedRequest:
-    """What every attempt at a request needs to know of it. Times are Trio's clock."""
-
-    context: GatewayContext
-    request: Request
-    client: Client
-    caller: Caller
-    path: bytes
-    """Its path, as it is counted."""
-    started_at: float
-    names: Sequence[str] = ()
-    """The names of its body's members, or of its form's fields."""
-    prefix: PrefixChain | None = None
-    """The beginning of its prompt, if its route may depend on that."""
-    queued_s: float = 0.0
-    load_waited_s: float = 0.0
-    """How much of that its model was being loaded."""
-    internal: Sequence[tuple[bytes, bytes]] = ()
-    """Headers for the upstream that no client can send; only the control plane gets any."""
-    trace: Trace | None = None
-    keepalive: KeepAlive | None = None
-    usage: TokenUsage | None = None
-    """Counts the tokens of the response, if they are limited."""
-    says_usage: bool = False
-    """Whether the response is likely to say how many tokens it used: it is no stream, or one with `stream_options`."""
-    is_suspect: bool = False
-    """Whether it may have members or headers that no worker gets from this caller."""
-    prompt_bytes: int = 0
-    """The bytes of its body, if models learn from them how long prompts are; else 0."""
-    is_copied: bool = False
-    """Whether it is of the share of which its name's shadow gets copies."""
-    walk: TargetWalk | None = None
-    """Its way through the models of the name that it asked for; None for a name that is only a model's."""
-
-
 class Attempt:
     """One endpoint's answer to a request, and what becomes known of it."""
 
     __slots__ = (
-        "_body", "_context", "_dropped", "_forwarded", "_is_too_long", "_model", "_relay", "answered_at", "asked_at",
-        "endpoint", "error", "is_stream", "rejected", "status",
+        "_body", "_context", "_dropped", "_forwarded", "_is_too_long", "_model", "_relay", "_usage", "answered_at",
+        "asked_at", "endpoint", "error", "is_stream", "rejected", "status",
     )  # fmt: skip
 
     def __init__(self, forwarded: ForwardedRequest, endpoint: Endpoint, model: str) -> None:
@@ -100,6 +57,8 @@ class Attempt:
         self._dropped: Sequence[str] = ()
         """What the worker did not get."""
         self._relay: Relay | None = None
+        self._usage: TokenUsage | None = None
+        """Counts the tokens of the response, once the request is sent."""
         self.endpoint = endpoint
         self._is_too_long = False
         """Whether its engine has refused it for that, and another model may take it."""
@@ -141,14 +100,12 @@ class Attempt:
             return "plain"
         return "streaming" if self._relay is not None and self._relay.chunks else "first_token"
 
-    def tokens_used(self, bytes_in: int) -> int | None:
-        """Return how many tokens a request of this many bytes used, if they are counted and known or estimated."""
-        usage = self._forwarded.usage
-        if usage is None or self.asked_at is None:
+    def tokens_used(self, bytes_in: int) -> UsedTokens | None:
+        """Return the tokens that a request of this many bytes used, if they are known or can be estimated."""
+        usage, has_left = self._usage, self._forwarded.client.has_left
+        if usage is None or not (has_left or (self.answered_at is not None and self.status < 400)):
             return None
-        is_good = self.answered_at is not None and self.status < 400
-        has_left = self._forwarded.client.has_left
-        return tokens_used(usage, bytes_in, has_left=has_left, is_good=is_good, is_stream=self.is_stream)
+        return tokens_used(usage, bytes_in, has_left=has_left, is_stream=self.is_stream)
 
     async def run(self) -> None:
         """Have the request answered by the endpoint. Raises ApiError if nothing has been sent.
@@ -209,10 +166,10 @@ class Attempt:
         Raises UpstreamError.
         """
         context, forwarded = self._context, self._forwarded
-        usage, prefix = forwarded.usage, forwarded.prefix
-        learns = forwarded.prompt_bytes and forwarded.says_usage
-        if usage is None and ((prefix is not None and prefix.matched and forwarded.says_usage) or learns):
-            usage = TokenUsage()
+        usage = None
+        if not forwarded.internal and is_counted(forwarded.path):
+            usage = TokenUsage(has_total=not forwarded.path.endswith(b"/messages"))
+        self._usage = usage
         first_byte_s, stall_s = self._timeouts()
         relay = self._relay = Relay(
             context.pool.hub,
@@ -236,16 +193,22 @@ class Attempt:
             await relay.run(pieces)
             if self.status not in FAILED_STATUSES:
                 self.endpoint.circuit.record_success()
-            if usage is not None and prefix is not None and self.status < 400:
-                correct(context.balancer.prefixes, prefix, self.endpoint, usage)
-            if usage is not None and learns and self.status < 400:
-                context.prompt_lengths.learn(self._model, forwarded.prompt_bytes, usage.prompt_tokens())
+            if usage is not None and self.status < 400:
+                self._learn_from(usage)
             clean = relay.reusable
         finally:
             if clean:
                 context.pool.release(connection)
             else:
                 context.pool.discard(connection)
+
+    def _learn_from(self, usage: TokenUsage) -> None:
+        """Learn from what a response has said of its tokens, if it has said anything."""
+        context, forwarded = self._context, self._forwarded
+        if forwarded.prefix is not None:
+            correct(context.balancer.prefixes, forwarded.prefix, self.endpoint, usage)
+        if forwarded.prompt_bytes and (said := usage.said()) is not None:
+            context.prompt_lengths.learn(self._model, forwarded.prompt_bytes, said.input)
 
     def _upstream_request(self) -> list[Body]:
         forwarded, endpoint = self._forwarded, self.endpoint
@@ -255,7 +218,7 @@ class Attempt:
         if forwarded.prefix is not None and endpoint.reports_prefixes:
             chain = chain_header(forwarded.prefix.length, forwarded.prefix.digests)
             added = [*added, (PREFIX_HEADER, chain)]
-        reads_response = forwarded.keepalive is not None or (forwarded.usage is not None and endpoint.route is not None)
+        reads_response = forwarded.keepalive is not None or endpoint.route is not None
         return build_upstream_request(
             forwarded.request,
             self._body,

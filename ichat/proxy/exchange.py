@@ -17,17 +17,17 @@ from ichat.http.heads import Headers
 from ichat.http.keepalive import KeepAlive
 from ichat.http.request import Request
 from ichat.http.server import Client
-from ichat.observability.request_record import RESPONSE_PATH, RequestRecord, label_of
-from ichat.proxy.attempt import Attempt, ForwardedRequest, end_with_error
+from ichat.observability.request_record import RESPONSE_PATH, RequestRecord, UsedTokens, label_of
+from ichat.proxy.attempt import Attempt, end_with_error
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import is_suspect
+from ichat.proxy.forwarded_request import ForwardedRequest
 from ichat.proxy.model_request import read_model_request
 from ichat.proxy.prefix_truth import take_back
 from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import WaitBound, no_lease, over_limit, response_missing
 from ichat.proxy.shadow import is_copied
 from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, continue_response, passed_over, reason_of
-from ichat.proxy.token_usage import TokenUsage
 from ichat.routing.availability import Full, Loadable, Ready, Refusal
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.prefix_chain import chain_of
@@ -51,7 +51,7 @@ class Exchange:
 
     __slots__ = (
         "_attempt", "_bytes_in", "_client", "_context", "_is_stream", "_is_waiting", "_model", "_only", "_request",
-        "_tokens", "_waits_for_load", "bytes_out", "caller", "error", "forwarded", "status",
+        "_usage", "_waits_for_load", "bytes_out", "caller", "error", "forwarded", "status",
     )  # fmt: skip
 
     def __init__(self, context: GatewayContext, request: Request, client: Client, caller: Caller) -> None:
@@ -70,8 +70,8 @@ class Exchange:
         """Whether it waits in a queue."""
         self._is_stream = False
         """Whether it asks for a stream."""
-        self._tokens: int | None = None
-        """How many it used, if they are counted."""
+        self._usage: UsedTokens | None = None
+        """The tokens that it used."""
         self._bytes_in = len(request.body)
         self.bytes_out = 0
         """Of a response of the gateway's own."""
@@ -117,7 +117,6 @@ class Exchange:
         if asked.previous_response_id is not None and request.path.endswith(b"/responses"):
             plan, self._only = continue_response(context.registry, asked.previous_response_id, self._model, plan)
         self.forwarded.names = asked.names
-        self.forwarded.says_usage = not asked.is_stream or "stream_options" in asked.names
         self.forwarded.is_suspect = not context.auth.lets_steer(caller) and is_suspect(asked.names, request.by_name)
         if plan is not None:
             self.forwarded.walk = TargetWalk(plan)
@@ -155,8 +154,6 @@ class Exchange:
         reservation = quotas.acquire(self.caller.key_name, forwarded.started_at)
         if isinstance(reservation, QuotaRefusal):
             raise over_limit(reservation)
-        if reservation.counts_tokens:
-            forwarded.usage = TokenUsage(has_total=not self._request.path.endswith(b"/messages"))
         try:
             if forwarded.keepalive is not None:
                 forwarded.keepalive.start()
@@ -169,8 +166,8 @@ class Exchange:
         finally:
             if forwarded.keepalive is not None:
                 self._end_comments(forwarded.keepalive)
-            self._tokens = self._attempt.tokens_used(self._bytes_in) if self._attempt is not None else None
-            reservation.release(self._tokens or 0, trio.current_time())
+            usage = self._usage = self._attempt.tokens_used(self._bytes_in) if self._attempt is not None else None
+            reservation.release(0 if usage is None else usage.total, trio.current_time())
 
     def _make_keepalive(self, interval_s: float) -> KeepAlive | None:
         """Return what sends comments so often; None for a client that can get no chunks.
@@ -389,7 +386,7 @@ class Exchange:
             queued_s=forwarded.queued_s,
             bytes_in=self._bytes_in,
             bytes_out=self.bytes_out,
-            tokens=self._tokens,
+            usage=self._usage,
             trace_id=forwarded.trace.id if forwarded.trace is not None else "",
             prefix=forwarded.prefix,
         )

@@ -169,7 +169,8 @@ class Shadows:
         began, result = trio.current_time(), "cancelled"
         try:
             result = str(await _exchange(copy, lease.endpoint, usage))
-            self._counts.add_response(copy.model, trio.current_time() - began, usage.said() or 0)
+            said = usage.said()
+            self._counts.add_response(copy.model, trio.current_time() - began, 0 if said is None else said.total)
         except trio.TooSlowError:
             result = "timeout"
         except ApiError as error:

@@ -7,10 +7,14 @@ How many of a prompt's tokens were cached stands in `cached_tokens`, or in Anthr
 
 import re
 
+from ichat.observability.request_record import RESPONSE_PATH, UsedTokens
+
 _SIGN = b'_tokens"'
 """Found in a `usage` object, and not in the text of an answer, where the quote would be escaped."""
-_COUNT = re.compile(rb'"(prompt|completion|total|input|output|cached|cache_read_input)_tokens"\s*:\s*(\d{1,12})')
-_NAME_BYTES_MAX = len(b'"cache_read_input')
+_COUNT = re.compile(
+    rb'"(prompt|completion|total|input|output|cached|cache_(?:read|creation)_input)_tokens"\s*:\s*(\d{1,12})'
+)
+_NAME_BYTES_MAX = len(b'"cache_creation_input')
 """What stands before the sign, at most."""
 _SPLIT_BYTES = 64
 """A count and its name are shorter than this."""
@@ -49,42 +53,50 @@ class TokenUsage:
                 self._counts[name] = int(count)
             self._tail = buffer[max(0, end - _SPLIT_BYTES) : end]
 
-    def said(self) -> int | None:
-        """Return the tokens by the newest count in the response; None if there was none."""
+    def said(self) -> UsedTokens | None:
+        """Return the tokens by the newest counts in the response; None if there were none."""
         counts = self._counts
-        if self._has_total and b"total" in counts:
-            return counts[b"total"]
-        parts = [counts[name] for name in (b"prompt", b"input", b"completion", b"output") if name in counts]
-        return sum(parts) if parts else None
-
-    def prompt_tokens(self) -> int:
-        """Return the tokens of the prompt, cached ones included; 0 where the response does not say it."""
-        counts = self._counts
-        return counts.get(b"prompt", counts.get(b"input", 0)) + counts.get(b"cache_read_input", 0)
+        if not counts:
+            return None
+        given, output = counts.get(b"prompt", counts.get(b"input")), counts.get(b"completion", counts.get(b"output"))
+        cached, read = counts.get(b"cached", 0), counts.get(b"cache_read_input")
+        if read is not None:  # `input_tokens` are the others
+            given, cached = (given or 0) + read + counts.get(b"cache_creation_input", 0), read
+        elif self._has_total and b"total" in counts:
+            if given is None:
+                given = max(0, counts[b"total"] - (output or 0))
+            elif output is None:
+                output = max(0, counts[b"total"] - given)
+        return UsedTokens(given or 0, output or 0, cached)
 
     def prompt(self) -> tuple[int, int] | None:
         """Return the tokens of the prompt and how many of them were cached; None where the response does not say it."""
-        counts = self._counts
-        read = counts.get(b"cache_read_input")
-        if read is not None:  # `input_tokens` are the others
-            return counts.get(b"input", 0) + read, read
-        prompt = counts.get(b"prompt", counts.get(b"input"))
-        return (prompt, counts[b"cached"]) if prompt and b"cached" in counts else None
+        said = self.said()
+        if said is None or not said.input or self._counts.keys().isdisjoint((b"cached", b"cache_read_input")):
+            return None
+        return said.input, said.cached
 
 
-def tokens_used(usage: TokenUsage, bytes_in: int, *, has_left: bool, is_good: bool, is_stream: bool) -> int | None:
+def is_counted(path: bytes) -> bool:
+    """Return whether the response to a request for this path may tell of tokens that the request used.
+
+    What an earlier request used is told again with its response, and counting tokens uses none.
+    """
+    return path != RESPONSE_PATH and not path.endswith(b"/count_tokens")
+
+
+def tokens_used(usage: TokenUsage, bytes_in: int, *, has_left: bool, is_stream: bool) -> UsedTokens | None:
     """Return the tokens that a request used: as its response says, else an estimate if it was a stream.
 
-    `has_left` says that the client left, `is_good` that there was a response without an error.
+    `has_left` says that the client left: the response may have told the length of the request by then, and no more.
     """
-    if has_left:  # the response may have told the length of the request already, and nothing more
-        return max(usage.said() or 0, estimate(bytes_in, usage.events))
-    if not is_good:
-        return None
     said = usage.said()
+    if has_left:
+        guess = estimate(bytes_in, usage.events)
+        return guess if said is None or said.total < guess.total else said._replace(is_estimate=True)
     return estimate(bytes_in, usage.events) if said is None and is_stream else said
 
 
-def estimate(bytes_in: int, events: int) -> int:
+def estimate(bytes_in: int, events: int) -> UsedTokens:
     """Return a guess for a stream without a count: one token an event, and the request's by its length."""
-    return min(bytes_in // BYTES_PER_TOKEN, REQUEST_TOKENS_MAX) + events
+    return UsedTokens(min(bytes_in // BYTES_PER_TOKEN, REQUEST_TOKENS_MAX), events, is_estimate=True)

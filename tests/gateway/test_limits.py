@@ -10,6 +10,7 @@ from support.programs import LIMIT_S
 
 from ichat.config.schema import CircuitBreaker, Config, Key, Limits, Routing, Security
 from ichat.http.pool import Upstream
+from ichat.observability.request_record import UsedTokens
 from ichat.proxy.refusals import over_limit
 from ichat.proxy.token_usage import TokenUsage
 from ichat.routing.availability import Full, NotReady, Ready
@@ -130,7 +131,8 @@ def test_usage_is_read_in_passing(pieces, tokens):
     for piece in pieces:
         buffer = bytearray(piece + b"left from before" * 9)
         usage.see(buffer, len(piece))
-    assert usage.said() == tokens
+    said = usage.said()
+    assert (None if said is None else said.total) == tokens
 
 
 def test_what_a_model_says_in_a_message_is_no_sum():
@@ -138,7 +140,7 @@ def test_what_a_model_says_in_a_message_is_no_sum():
     usage = TokenUsage(has_total=False)
     text = b'{"content":[{"input":{"total_tokens":0,"input_tokens":1}}],"usage":{"input_tokens":50,"output_tokens":9}}'
     usage.see(bytearray(text), len(text))
-    assert usage.said() == 59
+    assert usage.said() == UsedTokens(50, 9)
 
 
 async def test_tokens_of_a_key_are_counted_from_its_responses(serve, gateway_to, connect):
@@ -158,8 +160,10 @@ async def test_tokens_of_a_key_are_counted_from_its_responses(serve, gateway_to,
     await ask(client, "b")
     assert (await client.response())[0] == 200
     assert await metric(connect, gateway, 'ichat_refusals_total{reason="security.keys.tokens_per_minute"}') == 1
-    assert await metric(connect, gateway, 'ichat_tokens_total{model="m"}') == 300
-    assert await metric(connect, gateway, 'ichat_key_tokens_total{key="a"}') == 200
+    assert await metric(connect, gateway, 'ichat_tokens_total{direction="input",model="m"}') == 90
+    assert await metric(connect, gateway, 'ichat_tokens_total{direction="output",model="m"}') == 210
+    assert await metric(connect, gateway, 'ichat_key_tokens_total{direction="input",key="a"}') == 60
+    assert await metric(connect, gateway, 'ichat_key_tokens_total{direction="output",key="a"}') == 140
     assert await metric(connect, gateway, 'ichat_key_requests_total{key="a"}') == 3
     assert await metric(connect, gateway, 'ichat_key_refusals_total{key="a"}') == 1
 

@@ -311,7 +311,7 @@ async def test_what_nobody_has_is_counted_once(serve, gateway_to, connect, monke
 async def test_a_model_that_has_gone_is_forgotten(mock_clock):
     """Its series stay for an hour after its end has been seen, whenever somebody asks; it may come again."""
     registry, metrics = known("m")
-    metrics._of("m").tokens += 1
+    metrics._of("m").tokens.input += 1
 
     def models():
         return {labels["model"] for labels in own(metrics).labels("ichat_tokens_total")}
@@ -324,7 +324,7 @@ async def test_a_model_that_has_gone_is_forgotten(mock_clock):
         mock_clock.jump(after_s)
         assert models() == there
     registry.external = {"m": ()}
-    metrics._of("m").tokens += 1
+    metrics._of("m").tokens.input += 1
     registry.external = {}
     assert models() == {"m"}
 
@@ -333,21 +333,25 @@ async def test_models_that_come_and_go_leave_little(monkeypatch):
     """There is a bound to what is kept; who is still there is not forgotten, and nobody is counted twice."""
     monkeypatch.setattr(counted, "MODELS_MAX", 5)
     registry, metrics = known("stays")
-    metrics._of("stays").tokens += 10
+    metrics._of("stays").tokens.input += 10
     for number in range(50):
         registry.external = {"stays": (), f"m{number}": ()}
-        metrics._of(f"m{number}").tokens += 1
-        metrics._of(f"unknown-{number}").tokens += 1
+        metrics._of(f"m{number}").tokens.input += 1
+        metrics._of(f"unknown-{number}").tokens.input += 1
     assert len(metrics._models) <= 6
     now = own(metrics)
-    assert now.get("ichat_tokens_total", model="stays") == 10
-    assert now.get("ichat_tokens_total", model="m49") == 1
-    assert now.get("ichat_tokens_total", model=counted.OTHER) == 50
+    assert now.get("ichat_tokens_total", model="stays", direction="input") == 10
+    assert now.get("ichat_tokens_total", model="m49", direction="input") == 1
+    assert now.get("ichat_tokens_total", model=counted.OTHER, direction="input") == 50
     registry.external = {f"many{number}": () for number in range(20)}
     for number in range(20):
-        metrics._of(f"many{number}").tokens += 1
+        metrics._of(f"many{number}").tokens.input += 1
     now = own(metrics)
-    tokens = {labels["model"]: now.get("ichat_tokens_total", **labels) for labels in now.labels("ichat_tokens_total")}
+    tokens = {
+        labels["model"]: now.get("ichat_tokens_total", **labels)
+        for labels in now.labels("ichat_tokens_total")
+        if labels["direction"] == "input"
+    }
     assert len(tokens) <= 7
     assert tokens[counted.OTHER] - 50 + sum(tokens.get(f"many{number}", 0) for number in range(20)) == 20
 

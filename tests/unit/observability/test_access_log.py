@@ -9,7 +9,7 @@ from support.programs import LIMIT_S
 
 from ichat.errors import Exit
 from ichat.observability.access_log import AccessLog
-from ichat.observability.request_record import RequestRecord
+from ichat.observability.request_record import RequestRecord, UsedTokens
 
 
 async def test_a_file_is_appended_to(tmp_path, nursery):
@@ -38,10 +38,11 @@ async def test_the_line_of_a_request(tmp_path):
     record = RequestRecord(
         id=odd, client="1.2.3.4:5", method="POST", path="/v1/completions", route="r", key_name=odd, model=odd * 100,
         status=200, error="", phase="", started_at=10.0, ended_at=10.1234567, queued_s=0.0, bytes_in=7, bytes_out=8,
-        tokens=None, trace_id="ab",
+        usage=None, trace_id="ab",
     )  # fmt: skip
     access.add_record(record)
-    record.worker, record.answered_at, record.overhead_s, record.tokens = "w", 10.02, 0.000456, 9
+    record.worker, record.answered_at, record.overhead_s = "w", 10.02, 0.000456
+    record.usage = UsedTokens(7, 2, 3)
     access.add_record(record)
     access.add_record(record)
     with trio.move_on_after(0):
@@ -53,10 +54,11 @@ async def test_the_line_of_a_request(tmp_path):
         "id": odd, "client": "1.2.3.4:5", "method": "POST", "path": "/v1/completions", "key": odd,
         "model": (odd * 100)[:256], "worker": "", "status": 200, "error": "", "bytes_in": 7, "bytes_out": 8,
         "duration_ms": 123.46, "first_byte_ms": None, "queue_ms": 0, "overhead_ms": None, "prefix_matched": None,
-        "prefix_length": None, "tokens": None, "phase": "",
+        "prefix_length": None, "tokens": None, "tokens_in": None, "tokens_out": None, "tokens_cached": None, "phase": "",
         "trace": "ab",
     }  # fmt: skip
-    assert second == first | {"worker": "w", "first_byte_ms": 20, "overhead_ms": 0.46, "tokens": 9}
+    used = {"tokens": 9, "tokens_in": 7, "tokens_out": 2, "tokens_cached": 3}
+    assert second == first | {"worker": "w", "first_byte_ms": 20, "overhead_ms": 0.46, **used}
     assert dropped["lines_dropped"] == 1
 
 

@@ -1,0 +1,46 @@
+"""What every attempt at a request needs to know of it."""
+
+from collections.abc import Sequence
+
+import attrs
+
+from ichat.http.keepalive import KeepAlive
+from ichat.http.request import Request
+from ichat.http.server import Client
+from ichat.observability.tracing import Trace
+from ichat.proxy.context import GatewayContext
+from ichat.proxy.targets import TargetWalk
+from ichat.routing.prefix_chain import PrefixChain
+from ichat.security.auth import Caller
+
+
+@attrs.define(eq=False)
+class ForwardedRequest:
+    """One request, as all attempts at it see it. Times are Trio's clock."""
+
+    context: GatewayContext
+    request: Request
+    client: Client
+    caller: Caller
+    path: bytes
+    """Its path, as it is counted."""
+    started_at: float
+    names: Sequence[str] = ()
+    """The names of its body's members, or of its form's fields."""
+    prefix: PrefixChain | None = None
+    """The beginning of its prompt, if its route may depend on that."""
+    queued_s: float = 0.0
+    load_waited_s: float = 0.0
+    """How much of that its model was being loaded."""
+    internal: Sequence[tuple[bytes, bytes]] = ()
+    """Headers for the upstream that no client can send; only the control plane gets any."""
+    trace: Trace | None = None
+    keepalive: KeepAlive | None = None
+    is_suspect: bool = False
+    """Whether it may have members or headers that no worker gets from this caller."""
+    prompt_bytes: int = 0
+    """The bytes of its body, if models learn from them how long prompts are; else 0."""
+    is_copied: bool = False
+    """Whether it is of the share of which its name's shadow gets copies."""
+    walk: TargetWalk | None = None
+    """Its way through the models of the name that it asked for; None for a name that is only a model's."""
