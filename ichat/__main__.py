@@ -151,7 +151,7 @@ def _worker(argv: list[str]) -> int:
     if pipe is not None:
         end_without_launcher(pipe, LAUNCHER_GRACE_S, KILL_S, EXIT_SOFTWARE)
     capture = None
-    if options.log_streaming and not options.explain_args:
+    if options.log_streaming and not (options.explain_args or options.list_flags):
         from ichat.observability.logs.capture import Capture
         from ichat.observability.logs.lines import LineBuffer
 
@@ -161,6 +161,8 @@ def _worker(argv: list[str]) -> int:
     try:
         if options.explain_args:
             print(worker.explain_args(options, engine_argv))
+        elif options.list_flags:
+            print(worker.list_flags(options))
         else:
             trio.run(worker.run, options, engine_argv, capture, token)
         code = 0

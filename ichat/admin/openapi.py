@@ -10,6 +10,7 @@ from typing import Any
 import ichat
 from ichat.admin.openapi_models import FAILURES, components_of_models, model_keys, paths_of_models
 from ichat.admin.openapi_parts import failure, json_body, json_of, operation_of, query
+from ichat.admin.openapi_settings import paths_of_settings
 from ichat.admin.schemas import Schema, ref, schemas
 from ichat.http import sse
 from ichat.observability.logs.stream import KEEP_ALIVE_S
@@ -171,6 +172,9 @@ def _of_workers() -> dict[str, Schema]:
             json_of("Launched"),
             status="202",
             body=json_body("Launch"),
+            parameters=[
+                query("dry_run", {"type": "boolean", "default": False}, "Only say what would keep it from starting.")
+            ],
             failures={
                 "400": "It cannot be launched so; the message has every reason.",
                 "409": "It could not start now: port, GPU, interpreter or model; the message says what to do.",
@@ -178,6 +182,7 @@ def _of_workers() -> dict[str, Schema]:
             },
         )
     }
+    paths["/v1/admin/workers/launch"]["post"]["responses"]["200"] = json_of("LaunchCheck")
     for verb, (summary, conflict) in _CHANGES.items():
         paths[f"/v1/admin/models/{verb}"] = {
             "post": operation_of(
@@ -278,6 +283,7 @@ def _of_the_cluster() -> dict[str, Schema]:
         "/v1/admin/cluster/version": {
             "get": operation_of("cluster", "get_version", "What the gateway consists of", json_of("Version"))
         },
+        **paths_of_settings(),
         "/v1/admin/config/reload": {
             "post": operation_of(
                 "cluster",

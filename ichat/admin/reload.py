@@ -54,6 +54,11 @@ def fingerprint(path: pathlib.Path) -> Fingerprint | None:
     return (status.st_ino, status.st_mtime_ns, status.st_size) if status.st_size else None
 
 
+def _read(path: pathlib.Path) -> tuple[Fingerprint | None, Config]:
+    """Return the configuration in a file, and what the file's fingerprint was before. Raises Exit 64."""
+    return fingerprint(path), configuration.load(path)
+
+
 ApplyConfig = Callable[[Config], None]
 """Puts a configuration in force, in place of this one."""
 
@@ -90,6 +95,15 @@ class Reloader:
     def __repr__(self) -> str:
         return f"<Reloader {self._path}>"
 
+    @property
+    def path(self) -> pathlib.Path | None:
+        """The file that the configuration is from; None: it is from no file."""
+        return self._path
+
+    async def has_file_changed(self) -> bool:
+        """Return whether the file is another one than that which was read last, or is gone."""
+        return self._path is not None and self._seen != await trio.to_thread.run_sync(fingerprint, self._path)
+
     async def reload(self, *, dry_run: bool, why: str) -> ReloadResult:
         """Read the file and apply what has changed; return what that was.
 
@@ -100,7 +114,7 @@ class Reloader:
             raise ApiError(409, "no_file", "This gateway was not started from a file: there is nothing to read again.")
         async with self._lock:
             try:
-                new = await trio.to_thread.run_sync(configuration.load, self._path)
+                seen, new = await trio.to_thread.run_sync(_read, self._path)
                 apply = await trio.to_thread.run_sync(self._check, new)
             except Exit as exit_:
                 raise ApiError(400, "bad_configuration", f"{exit_} Nothing was changed.") from exit_
@@ -113,7 +127,7 @@ class Reloader:
                         log.info("  %s %s: %s", step.action, step.what, step.why)
                 self._supervisor.apply(new, changes)
                 apply(self.config)
-                self.config = new
+                self.config, self._seen = new, seen
             return ReloadResult(applied=not dry_run, summary=summary(steps), plan=steps)
 
     async def watch_forever(self) -> Never:

@@ -18,6 +18,7 @@ from quart import Blueprint, Response, current_app, g, request
 import ichat
 from ichat import errors
 from ichat.admin import views
+from ichat.admin.config_view import shown_section
 from ichat.admin.explain import explain_request, read_question
 from ichat.admin.lists import Pieces, read_worker_query, to_json, with_long_list, worker_parts
 from ichat.admin.openapi import document
@@ -44,6 +45,7 @@ from ichat.routing.registry import Registry
 from ichat.routing.views import load_of
 from ichat.routing.worker_record import State, WorkerRecord
 from ichat.security.auth import Auth
+from ichat.supervisor.engine_flags import EngineFlags
 from ichat.supervisor.supervisor import Supervisor
 
 PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
@@ -71,6 +73,7 @@ class AdminContext:
     prompt_lengths: PromptLengths
     started_at: float
     """In seconds since 1970."""
+    engine_flags: EngineFlags = attrs.field(factory=EngineFlags)
     meter: CpuMeter = attrs.field(factory=CpuMeter)
 
 
@@ -183,7 +186,12 @@ async def _one_worker(worker_id: str) -> Response:
 
 @routes.post("/v1/admin/workers/launch")
 async def _launch() -> Response:
-    worker = await context().supervisor.launch(read_worker(await _read_json(), context().reloader.config))
+    here = context()
+    spec = read_worker(await _read_json(), here.reloader.config)
+    if read_flag(request.args, "dry_run", default=False):
+        objections = await here.supervisor.objections_to(spec)
+        return json_response(views.LaunchCheck(objections, here.supervisor.command_of(spec), shown_section(spec)))
+    worker = await here.supervisor.launch(spec)
     return json_response(views.Launched(worker.id, context().registry.state(worker.record)), 202)
 
 

@@ -18,7 +18,7 @@ import attrs
 
 from ichat.admin import views
 from ichat.config.schema import ManagedWorkerConfig
-from ichat.engines import Progress
+from ichat.engines import EngineFlag, Progress
 from ichat.hardware.host import GpuStatus
 from ichat.hardware.machines import MachineView
 from ichat.protocol import (
@@ -55,6 +55,7 @@ COMPONENTS: Mapping[Any, str] = {
     WorkerView: "Worker",
     WorkerSummary: "WorkerSummary",
     ReloadStep: "Step",
+    EngineFlag: "EngineFlag",
 }
 """The components to which other schemas refer; any other class stands where it is used."""
 _TAKEN = "Taken"
@@ -125,6 +126,11 @@ def schemas() -> dict[str, Schema]:
         "Route": view(RouteView),
         "Launch": _launch(),
         "Launched": view(views.Launched),
+        "LaunchCheck": view(views.LaunchCheck),
+        "Engines": view(views.EngineList),
+        "EngineFlag": view(EngineFlag),
+        "EngineFlags": view(views.EngineFlagList),
+        "Config": view(views.ConfigView),
         "Stopped": view(views.Stopped),
         "ModelChange": view(views.ModelChange),
         "Gpu": view(GpuStatus),

@@ -1,10 +1,11 @@
 """The responses of the control plane; `schemas.py` describes them from these classes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import frozen
 
+from ichat.engines import EngineFlag
 from ichat.hardware.host import HostResources
 from ichat.hardware.machines import MachineView
 from ichat.protocol import Count
@@ -37,6 +38,63 @@ class Launched:
 
     worker_id: str
     state: State
+
+
+@frozen
+class LaunchCheck:
+    """What would become of a worker that was not launched."""
+
+    objections: Sequence[str]
+    """What would keep it from starting now, each in a sentence that says what to do; empty: it would be started."""
+    command: str
+    """What would be run, as a shell would read it, without secrets."""
+    settings: Mapping[str, Any]
+    """Every key of `[[managed_workers]]` with the value that it would have; secrets are masked."""
+
+
+@frozen
+class EngineView:
+    """An engine that workers here may have."""
+
+    name: str
+    """As `backend` of a managed worker names it."""
+    python: str
+    """The interpreter that runs it, unless a worker has its own."""
+    version: str | None
+    """The version that is installed for this interpreter; None: not known, or none is."""
+
+
+@frozen
+class EngineList:
+    """The engines that are built in or configured."""
+
+    engines: Sequence[EngineView]
+
+
+@frozen
+class EngineFlagList:
+    """The flags of an engine, without those that are the worker's own."""
+
+    engine: str
+    python: str
+    """The interpreter that was asked."""
+    flags: Sequence[EngineFlag]
+
+
+@frozen
+class ConfigView:
+    """The configuration that is in force."""
+
+    path: str | None
+    """The file that it is from; None: it is from none."""
+    file_changed: bool
+    """Whether the file has changed since it was read, or is gone."""
+    watched: bool
+    """Whether the gateway takes a changed file by itself (`server_settings.watch_config`)."""
+    settings: Mapping[str, Any]
+    """Every section with the values in force; secrets are masked, and hashes of keys are cut short."""
+    changed: Sequence[str]
+    """The keys whose values are not the defaults, for example `server_settings.port`."""
 
 
 @frozen

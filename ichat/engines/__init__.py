@@ -7,11 +7,12 @@ An engine is one class. It is either built in or, without any change to iChat, a
 import importlib
 import importlib.metadata
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import attrs
 
 from ichat.engines.adapter import BodyTransform, ProtocolAdapter
+from ichat.engines.flag_list import EngineFlag
 from ichat.engines.flags import FlagOutcome
 from ichat.engines.held_prefixes import HeldPrefixes
 from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, ApiError, Exit, model_not_found
@@ -20,10 +21,10 @@ from ichat.http.request import Request
 from ichat.protocol import Group, ModelCard
 
 __all__ = [
-    "EXIT_SOFTWARE", "EXIT_UNAVAILABLE", "EXIT_USAGE", "ApiError", "Application", "BodyTransform", "Engine",
-    "EngineInfo", "Exit", "FlagOutcome", "Group", "HeldPrefixes", "Member", "Message", "ModelCard", "Progress",
-    "ProtocolAdapter", "Receive", "Request", "Scope", "Send", "Serve", "Sleeper", "find", "members_of",
-    "model_not_found", "spliced", "value_of",
+    "EXIT_SOFTWARE", "EXIT_UNAVAILABLE", "EXIT_USAGE", "ApiError", "Application", "BodyTransform", "Describer",
+    "Engine", "EngineFlag", "EngineInfo", "Exit", "FlagOutcome", "Group", "HeldPrefixes", "Member",
+    "Message", "ModelCard", "Progress", "ProtocolAdapter", "Receive", "Request", "Scope", "Send", "Serve", "Sleeper",
+    "find", "members_of", "model_not_found", "spliced", "value_of",
 ]  # fmt: skip
 
 BUILT_IN = {"vllm": "ichat.engines.vllm:VLLM", "sglang": "ichat.engines.sglang:SGLang"}
@@ -137,6 +138,15 @@ class Sleeper(Protocol):
 
     async def wake(self) -> None:
         """Take the memory again: afterwards the engine is as it was. After an exception it is given up."""
+        ...
+
+
+@runtime_checkable
+class Describer(Protocol):
+    """What an engine has besides if it can tell which flags it has."""
+
+    def flags(self) -> Sequence[EngineFlag]:
+        """Import the engine and return its flags, which need no model. Called instead of `Engine.parse`."""
         ...
 
 

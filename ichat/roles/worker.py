@@ -7,20 +7,24 @@ hub                                    sockets' events; ends last
 """
 
 import contextlib
+import json
 import logging
 import math
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 
+import attrs
 import trio
 
 from ichat.config.schema import Limits, Timeouts
-from ichat.engines import find
+from ichat.engines import Describer, find
 from ichat.engines.thread import EngineThread
 from ichat.engines.translation import explain
+from ichat.errors import EXIT_UNAVAILABLE, Exit
 from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, open_unix_listener, port_of
@@ -28,12 +32,12 @@ from ichat.observability.logs.capture import Capture
 from ichat.protocol import sentence
 from ichat.roles.heartbeat_sender import HeartbeatSender
 from ichat.roles.prefix_reporter import PrefixReporter
-from ichat.roles.worker_options import Options, read_command_line
+from ichat.roles.worker_options import Options, parser, read_command_line
 from ichat.roles.worker_server import WorkerServer
 from ichat.security.addresses import is_loopback
 from ichat.supervisor.processes import launcher_pipe
 
-__all__ = ["explain_args", "read_command_line", "run"]
+__all__ = ["explain_args", "list_flags", "read_command_line", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +54,22 @@ def explain_args(options: Options, engine_argv: Sequence[str]) -> str:
     engine = find(options.backend)
     engine.check()
     return explain(engine.parse([*engine_argv, "--host", options.host, "--port", str(options.port)]).flag_outcomes)
+
+
+def list_flags(options: Options) -> str:
+    """Return the engine's flags as a line of JSON, without those that are the worker's own. Raises Exit."""
+    engine = find(options.backend)
+    engine.check()
+    if not isinstance(engine, Describer):
+        raise Exit(EXIT_UNAVAILABLE, f"The engine {options.backend} has no list of its flags.")
+    try:
+        found = engine.flags()
+    except ImportError as error:
+        raise Exit(
+            EXIT_UNAVAILABLE, f"{options.backend} under {sys.executable} cannot be imported: {error}."
+        ) from error
+    ours = {"--model", "--model-path", *(option for action in parser()._actions for option in action.option_strings)}
+    return json.dumps({"flags": [attrs.asdict(flag) for flag in found if ours.isdisjoint((flag.name, *flag.aliases))]})
 
 
 class ShutdownDeadlines:

@@ -48,6 +48,7 @@ class Options:
     reasoning_field: str
     prefix_reports: str
     explain_args: bool
+    list_flags: bool
 
 
 def parser() -> CommandLineParser:
@@ -123,6 +124,7 @@ def parser() -> CommandLineParser:
     add("--drain-s", type=float, default=30.0, metavar="S", help="how long exchanges may take to end at shutdown (30)")
     add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
     add("--explain-args", action="store_true", help="print what the engine would get, and why, then exit")
+    add("--list-flags", action="store_true", help="print the engine's flags as JSON, then exit")
     return usage
 
 

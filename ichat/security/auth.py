@@ -62,6 +62,9 @@ ROUTES: Mapping[tuple[str, str], Rule] = {
     ("POST", "/v1/admin/models/wake"): "write",
     ("GET", "/v1/admin/cluster/status"): "read",
     ("GET", "/v1/admin/cluster/version"): "read",
+    ("GET", "/v1/admin/engines"): "read",
+    ("GET", "/v1/admin/engines/<backend>/flags"): "write",
+    ("GET", "/v1/admin/config"): "read",
     ("POST", "/v1/admin/config/reload"): "write",
 }
 """The control plane's routes; all others are refused."""

@@ -88,7 +88,7 @@ def command_of(
     limits, timeouts = config.limits, config.timeouts
     keeps = worker.on_gateway_exit == "keep"
     return [
-        *_program(python_of(config, worker)),
+        *program_of(python_of(config, worker)),
         "worker",
         f"--backend={worker.backend}",
         f"--worker-id={worker_id}",
@@ -146,7 +146,7 @@ def environment_of(
     return {**environment, **worker.env}
 
 
-def _program(python: str) -> Sequence[str]:
+def program_of(python: str) -> Sequence[str]:
     """Return the command that runs iChat as this process was started: the same pyz, or the same source."""
     if zipfile.is_zipfile(sys.argv[0]):
         return [python, os.path.abspath(sys.argv[0])]

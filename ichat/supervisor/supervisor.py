@@ -14,6 +14,7 @@ from ichat import errors
 from ichat.config.load import read_worker
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
+from ichat.hardware.gpus import has_nvidia
 from ichat.observability.logs.store import LogStore
 from ichat.protocol import Heartbeat, parse_heartbeat
 from ichat.routing.balancer import Balancer
@@ -21,9 +22,10 @@ from ichat.routing.packed_args import PackedArgs
 from ichat.routing.registry import Registry
 from ichat.routing.waiting import wait_changed
 from ichat.security.keys import digest_of, proof_of
+from ichat.security.redact import shown
 from ichat.supervisor import processes
 from ichat.supervisor.context import SupervisorContext
-from ichat.supervisor.launch import id_for, token_of
+from ichat.supervisor.launch import command_of, id_for, token_of
 from ichat.supervisor.loader import Loader
 from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.orphans import AdoptedProcess, marked_by, process_identity
@@ -172,18 +174,28 @@ class Supervisor:
 
         Raises ApiError: 409 where it could not start now, 503 where the gateway is about to end.
         """
+        problems = await self.objections_to(spec)
+        if problems:
+            raise ApiError(409, "cannot_start", " ".join(problems))
+        if self._nursery is None or self._is_stopping:
+            raise errors.draining()
+        return self._start(self._new_id(spec), spec, is_launched=True)
+
+    async def objections_to(self, spec: ManagedWorkerConfig) -> Sequence[str]:
+        """Return what would keep such a worker from being launched now, each in a sentence."""
         checked, others = spec, dict[str, ManagedWorkerConfig]()
         if spec.load == "on_demand":  # its GPUs and its port may be taken now, and free once it is wanted
             checked = attrs.evolve(spec, gpu_ids=[], port=0)
         else:
             holding = [one for one in self._workers.values() if one.pid or (one.is_wanted and not one.has_failed)]
             others = {one.id: one.occupies for one in holding}
-        problems = await self._context.preflight(checked, others)
-        if problems:
-            raise ApiError(409, "cannot_start", " ".join(problems))
-        if self._nursery is None or self._is_stopping:
-            raise errors.draining()
-        return self._start(self._new_id(spec), spec, is_launched=True)
+        return await self._context.preflight(checked, others)
+
+    def command_of(self, spec: ManagedWorkerConfig) -> str:
+        """Return the command with which such a worker would be launched, as a shell would read it, without secrets."""
+        worker_id, state, config = self._new_id(spec), self._state, self._context.config
+        socket, control = state.socket_of(worker_id), state.control_socket
+        return shown(command_of(config, spec, worker_id, socket, control, has_gpus=has_nvidia()))
 
     async def remove(self, worker: ManagedWorker, drain_s: float) -> None:
         """Drain a worker, end it and forget it. It goes on if the caller is cancelled.

@@ -394,7 +394,13 @@ def test_workers_are_as_it_says(said, program):
     assert worker["state"] == "broken"
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/admin/cluster/status", "/v1/admin/cluster/version"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/health", "/v1/models", "/v1/admin/cluster/status", "/v1/admin/cluster/version", "/v1/admin/config",
+        "/v1/admin/engines",
+    ],
+)  # fmt: skip
 def test_answers_are_as_it_says(said, program, path):
     """What operators and clients may ask at any time."""
     status, value = answered(said, program, "GET", path)
@@ -434,6 +440,8 @@ def test_a_launch_and_a_stop_are_as_it_says(said, program):
     """A worker that is launched by what the schema takes, and stopped again."""
     table = {**WORKER, "model_name": "more", "backend": "fake", "python": sys.executable, "load_s": 60.0}
     is_right(said, "Launch", table)
+    status, tried = answered(said, program, "POST", "/v1/admin/workers/launch?dry_run=1", table)
+    assert (status, tried["objections"]) == (200, [])
     status, launched = answered(said, program, "POST", "/v1/admin/workers/launch", table)
     assert status == 202
     one = "/v1/admin/workers/{worker_id}"

@@ -27,6 +27,7 @@ from typing import Any
 from ichat.engines import Application, EngineInfo, Progress, Serve
 from ichat.engines.asgi import call_under_way
 from ichat.engines.children import ProcessFamily, adopt_children, children, wait_for_end
+from ichat.engines.flag_list import EngineFlag
 from ichat.engines.flags import FlagOutcome
 from ichat.engines.kv_events import WHY, KvEvents, wanted_events
 from ichat.engines.responses import bound_responses
@@ -36,6 +37,7 @@ from ichat.engines.sglang.arguments import (
     changed_args,
     check_args,
     engine_info,
+    list_flags,
     make_server_args,
     read_args,
     resolved_args,
@@ -154,6 +156,10 @@ class SGLang:
         is_known = any(flag in action.option_strings for action in parser._actions)
         if self.adapter.settings.responses_max and is_known and not words & {flag, "--disaggregation-mode", "--config"}:
             outcomes.append(FlagOutcome([], [flag], "responses can be retrieved and continued (--responses-max)"))
+
+    def flags(self) -> Sequence[EngineFlag]:
+        """See `Describer.flags`."""
+        return list_flags()
 
     def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
         """See `Engine.run`."""

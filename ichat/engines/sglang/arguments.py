@@ -14,6 +14,7 @@ from typing import Any
 
 import ichat
 from ichat.engines import EngineInfo
+from ichat.engines.flag_list import EngineFlag, flags_of
 from ichat.engines.flags import FlagOutcome
 from ichat.engines.kv_events import KvEvents
 from ichat.engines.ray_check import check_ray
@@ -44,6 +45,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         """Raise Exit 64."""
         raise usage_error(message)
+
+
+def list_flags() -> list[EngineFlag]:
+    """Return SGLang's flags, without those of its own HTTP server."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = Parser()
+    ServerArgs.add_cli_args(parser)
+    return flags_of(parser, without=[*_SERVER_FLAGS])
 
 
 def read_args(words: list[str], parser: argparse.ArgumentParser) -> argparse.Namespace:

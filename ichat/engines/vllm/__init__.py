@@ -29,6 +29,7 @@ import ichat
 from ichat.engines import EngineInfo, Progress, Serve
 from ichat.engines.adapter import GENERATES, HEARS, POOLS, VLLM_PATHS, ProtocolAdapter
 from ichat.engines.children import ProcessFamily, adopt_children, children
+from ichat.engines.flag_list import EngineFlag, flags_of
 from ichat.engines.flags import FlagOutcome
 from ichat.engines.kv_events import WHY, KvEvents, wanted_events
 from ichat.engines.ray_check import check_ray
@@ -140,6 +141,13 @@ class VLLM:
             flag = self._events.flag(enable_kv_cache_events=True)
             outcomes.append(FlagOutcome([], flag, WHY))
             self._args.kv_events_config = _symbol("KVEventsConfig")(**json.loads(flag[1]))
+
+    def flags(self) -> Sequence[EngineFlag]:
+        """See `Describer.flags`. vLLM reads its help texts only if the command line of its import asks for help."""
+        sys.argv.append("--help")
+        _symbol("cli_env_setup")()
+        parser = _symbol("make_arg_parser")(_symbol("FlexibleArgumentParser")())
+        return flags_of(parser, without=[*_SERVER_FLAGS])
 
     def run(self, *, phase: Callable[[str], None], serve: Serve) -> None:
         """See `Engine.run`."""

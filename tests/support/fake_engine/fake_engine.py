@@ -18,6 +18,7 @@ import time
 from ichat.engines import EngineInfo, Progress
 from ichat.engines.adapter import ProtocolAdapter
 from ichat.engines.children import ProcessFamily, adopt_children, children
+from ichat.engines.flag_list import flags_of
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.protocol import Group, ModelCard
 
@@ -55,7 +56,10 @@ class Fake:
     def check(self):
         pass
 
-    def parse(self, argv):
+    def flags(self):
+        return flags_of(self.parser(), without=["fail"])
+
+    def parser(self):
         parser = Parser(prog="fake")
         parser.add_argument("--model", required=True)
         parser.add_argument("--served-model-name", nargs="+")
@@ -71,6 +75,10 @@ class Fake:
         parser.add_argument("--sleeps", action="store_true")
         parser.add_argument("--group")
         parser.add_argument("--rank", type=int, default=0)
+        return parser
+
+    def parse(self, argv):
+        parser = self.parser()
         self.args = args = parser.parse_args(list(argv))
         group = Group(args.group, args.rank, 2) if args.group else None
         names = args.served_model_name or [args.model]

@@ -1,0 +1,93 @@
+"""What an engine's parser says of its flags, in the forms that vLLM's and SGLang's parsers have."""
+
+import argparse
+import enum
+import json
+
+import attrs
+import pytest
+
+from ichat.engines.flag_list import TEXT_CHARACTERS_MAX, flags_of
+
+
+class Level(enum.Enum):
+    LOW = 1
+
+
+def optional(read):
+    """Wrap what reads a value as vLLM does for one that may be None."""
+
+    def _optional_type(text):
+        return None if text in ("", "None") else read(text)
+
+    return _optional_type
+
+
+def human_readable_int(text):
+    return int(text)
+
+
+@pytest.fixture
+def flags():
+    """Return the one flag that a parser with these parameters has, as a dictionary."""
+
+    def make(*names, **parameters):
+        parser = argparse.ArgumentParser()
+        parser.add_argument_group("Cache").add_argument(*names, **parameters)
+        return [attrs.asdict(flag) for flag in flags_of(parser)]
+
+    return make
+
+
+def test_a_flag_is_described_whole(flags):
+    """Its name, its key in a configuration, its other names, its default, and its help with the placeholders filled."""
+    assert flags("--max_len", "--context-length", "-l", type=int, default=7, help="At most %(default)s,\n  or 5%%.") == [{
+        "name": "--max-len", "key": "max_len", "aliases": ["--context-length", "-l"], "kind": "integer",
+        "is_list": False, "choices": [], "default": 7, "help": "At most 7, or 5%.", "group": "Cache",
+    }]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parameters", "kind"),
+    [
+        ({"action": "store_true"}, "switch"),
+        ({"action": argparse.BooleanOptionalAction}, "switch"),
+        ({"type": optional(int)}, "integer"),
+        ({"type": human_readable_int}, "integer"),
+        ({"type": optional(optional(float))}, "number"),
+        ({"type": optional(json.loads)}, "json"),
+        ({"type": optional(str)}, "text"),
+        ({"type": lambda text: print(text)}, "text"),
+        ({}, "text"),
+    ],
+)
+def test_the_kind_of_a_value(flags, parameters, kind):
+    """What reads the value says it, also from inside the wrappers of an engine."""
+    [flag] = flags("--x", **parameters)
+    assert flag["kind"] == kind
+    assert flag["aliases"] == []
+
+
+def test_choices_and_lists(flags):
+    """None is no choice that can be written, and a value of an enumeration is written as its value."""
+    [flag] = flags("--x", choices=["a", None, Level.LOW], nargs="+", default=Level.LOW)
+    assert (flag["choices"], flag["is_list"], flag["default"]) == (["a", "1"], True, 1)
+
+
+def test_defaults_that_json_cannot_hold(flags):
+    """A short one is shown as text, a long one and one that stands for none are left out."""
+    for default, shown in ((range(3), "range(0, 3)"), ("y" * 999, None), (argparse.SUPPRESS, None), (None, None)):
+        [flag] = flags("--x", default=default)
+        assert flag["default"] == shown
+
+
+def test_what_is_left_out(flags):
+    """What help does not show, what has no name, and the help flag itself; a long text is cut off, a bad one shown."""
+    assert flags("--x", help=argparse.SUPPRESS) == []
+    assert flags("model", nargs="?") == []
+    assert len(flags("--x", help="y" * 99_999)[0]["help"]) == TEXT_CHARACTERS_MAX
+    assert flags("--x", help="99 % of it")[0]["help"] == "99 % of it"
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kept")
+    parser.add_argument("--ssl-keyfile")
+    assert [flag.name for flag in flags_of(parser, without=["ssl_keyfile"])] == ["--kept"]
