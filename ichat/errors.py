@@ -191,6 +191,19 @@ def rate_limited(message: str, limit: str, retry_after_s: int) -> ApiError:
     )
 
 
+def insufficient_quota(message: str, limit: str, retry_after_s: int) -> ApiError:
+    """429: a limit for a day or a month is used up; `limit` is its name in the configuration."""
+    return ApiError(
+        429,
+        "insufficient_quota",
+        f"{message[:-1]} ({limit}).",
+        kind="insufficient_quota",
+        retry_after_s=retry_after_s,
+        retry=False,
+        limit=limit,
+    )
+
+
 def client_left() -> ApiError:
     """The client left before its whole request had come: only the log shows this failure."""
     return ApiError(499, "client_left", "The client left in the middle of its request.")

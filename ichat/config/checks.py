@@ -120,6 +120,12 @@ def is_model_name(value: str) -> None:
         raise ValueError(f"must be 1 to {MODEL_NAME_CHARACTERS_MAX} printable characters")
 
 
+def are_named_models(tables: Mapping[str, object]) -> None:
+    """Raise ValueError unless the keys of these tables are names of models."""
+    for name in tables:
+        is_model_name(name)
+
+
 def are_model_names(values: list[str]) -> None:
     """Raise ValueError unless these are names of models, at least one, and each once."""
     if not values:

@@ -74,7 +74,7 @@ _SHARED = {
     "default_max_parallel_requests max_parallel_requests": "use max_in_flight of the worker or route, or in [routing]",
     "default_litellm_params": "use set in [[models]]",
     "default_priority polling_interval": "use nothing: in a queue keys take turns",
-    "provider_budget_config": "use limits of [[security.keys]]: there are no prices here",
+    "provider_budget_config": "use budget_per_month of [limits] or of [[security.keys]], with [prices]",
 }  # fmt: skip
 
 
@@ -107,7 +107,8 @@ class LitellmSettings(_Reliability):
         "ssl_verify ssl_certificate": "use ca_certificates of the external route",
         "request_headers default_headers": "use headers of the external route",
         "key_generation_settings": "use `./ichat.pyz key` and [[security.keys]]",
-        "max_budget budget_duration max_internal_user_budget": "use tokens_per_minute of [[security.keys]]",
+        "max_budget budget_duration max_internal_user_budget":
+            "use budget_per_month of [limits] or of [[security.keys]], with [prices]",
         "enable_json_schema_validation": "use nothing: the engines check it",
     })  # fmt: skip
 
@@ -138,7 +139,7 @@ class GeneralSettings:
             "use this file: there is no database, and a change of it is applied without a restart",
         "disable_spend_logs disable_spend_updates store_prompts_in_spend_logs proxy_batch_write_at"
         " maximum_spend_logs_retention_period maximum_spend_logs_retention_interval spend_report_frequency":
-            "use ichat_key_tokens_total of /metrics: there are no prices here",
+            "use [usage] and [prices]; `./ichat.pyz usage` and GET /v1/admin/usage show it",
         "max_parallel_requests": "use max_in_flight of [[security.keys]], of a route, or in [routing]",
         "global_max_parallel_requests": "use limits.max_in_flight",
         "background_health_checks health_check_interval health_check_details": "use health_path and health.interval_s",

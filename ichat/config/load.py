@@ -16,6 +16,7 @@ from ichat import errors
 from ichat.config.aliases import contradictions_of_aliases
 from ichat.config.schema import SECTIONS, Config, EngineValue, ManagedWorkerConfig, Security
 from ichat.config.strict import problems_of, section_hook, shown, strict_converter
+from ichat.config.usage import contradictions_of_limits
 from ichat.errors import EXIT_USAGE, Exit
 
 
@@ -120,6 +121,11 @@ def _contradictions(config: Config) -> Iterable[str]:
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         yield "server_settings: tls_certificate and tls_key go together"
     yield from _contradictions_of_keys(config.security)
+    for where, limits in (
+        ("limits", config.limits),
+        *((f"security.keys[{index}]", key) for index, key in enumerate(config.security.keys)),
+    ):
+        yield from contradictions_of_limits(where, limits, config.usage, config.prices)
     yield from _contradictions_of_swap_sets(config)
     yield from contradictions_of_aliases(config)
     for index, worker in enumerate(config.managed_workers):

@@ -14,6 +14,7 @@ from ichat.config.litellm import WHOLE_FILE, GeneralSettings, LitellmSettings, R
 from ichat.config.models import AliasConfig, ShadowConfig, TargetConfig
 from ichat.config.openai_params import check_paths
 from ichat.config.strict import Between, checked, one_of
+from ichat.config.usage import PRICE, Price, UsageSettings
 
 Scalar = str | int | float | bool
 EngineValue = Scalar | list[Scalar] | dict[str, Any]
@@ -31,6 +32,7 @@ _SECONDS = Between(0.001, 1e9)
 _SECONDS_OR_0 = Between(0, 1e9)
 _COUNT = Between(1, 1_000_000)
 _AMOUNT = Between(1, 10**12)
+_PERIOD_AMOUNT = Between(1, 10**15)
 _BYTES = Between(LINE_BYTES_LIMIT, 1024**4)
 
 
@@ -99,6 +101,9 @@ class Limits:
     max_in_flight: int | None = checked(_COUNT, None)
     requests_per_minute: int | None = checked(_AMOUNT, None)
     tokens_per_minute: int | None = checked(_AMOUNT, None)
+    tokens_per_day: int | None = checked(_PERIOD_AMOUNT, None)
+    tokens_per_month: int | None = checked(_PERIOD_AMOUNT, None)
+    budget_per_month: float | None = checked(PRICE, None)
 
 
 @frozen
@@ -114,6 +119,9 @@ class Key:
     max_in_flight: int | None = checked(_COUNT, None)
     requests_per_minute: int | None = checked(_AMOUNT, None)
     tokens_per_minute: int | None = checked(_AMOUNT, None)
+    tokens_per_day: int | None = checked(_PERIOD_AMOUNT, None)
+    tokens_per_month: int | None = checked(_PERIOD_AMOUNT, None)
+    budget_per_month: float | None = checked(PRICE, None)
 
 
 @frozen
@@ -284,6 +292,8 @@ class Config:
     health: Health = Health()
     restart: Restart = Restart()
     logs: Logs = Logs()
+    usage: UsageSettings = UsageSettings()
+    prices: dict[str, Price] = checked(checks.are_named_models, attrs.Factory(dict[str, Price]))
     litellm_settings: LitellmSettings = LitellmSettings()
     router_settings: RouterSettings = RouterSettings()
     general_settings: GeneralSettings = GeneralSettings()
@@ -297,7 +307,7 @@ class Config:
 
 
 SECTIONS: tuple[type[Any], ...] = (
-    ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, Logs, LitellmSettings,
-    RouterSettings, GeneralSettings, AliasConfig, TargetConfig, ShadowConfig, ManagedWorkerConfig, SwapSetConfig,
-    ExternalRoute, EngineSettings, Config,
+    ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, Logs, UsageSettings,
+    Price, LitellmSettings, RouterSettings, GeneralSettings, AliasConfig, TargetConfig, ShadowConfig,
+    ManagedWorkerConfig, SwapSetConfig, ExternalRoute, EngineSettings, Config,
 )  # fmt: skip

@@ -36,7 +36,7 @@ class GatewayContext:
         self.gaps = gaps
         self.shadows = shadows
         self.prompt_lengths = PromptLengths()
-        self.quotas = Quotas(config.limits, config.security.keys)
+        self.quotas = Quotas(config.limits, config.security.keys, config.prices)
         self.drop_notices = DropNotices()
         self.auth = auth
         self.reconfigure(config)

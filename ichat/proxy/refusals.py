@@ -1,5 +1,6 @@
 """What a client is told when its request is refused: the values of the domain become errors with a status here."""
 
+import time
 from collections.abc import Callable, Iterable
 
 import attrs
@@ -9,6 +10,7 @@ from ichat.errors import ApiError
 from ichat.routing.availability import Draining, Full, Loadable, NotReady, QueueTimeout, Refusal
 from ichat.routing.balancer import RETRY_AFTER_S
 from ichat.routing.responses import ResponseMissing
+from ichat.security.period_limits import PeriodStanding
 from ichat.security.rate_limits import QuotaRefusal
 
 LOAD_RETRY_S = 5
@@ -52,9 +54,23 @@ def response_missing(missing: ResponseMissing, param: str | None = None) -> ApiE
 def over_limit(refusal: QuotaRefusal) -> ApiError:
     """Return the error of a request that is over a limit."""
     limit, name = refusal.limit, refusal.key_name
+    if refusal.period is not None:
+        return _over_period(refusal.period, name, refusal.wait_s)
     words = f"{refusal.allowed} {limit.partition('_')[0]} a minute"
     if limit == "max_in_flight":
         words = f"{refusal.allowed} requests at once"
     if name:
         return errors.rate_limited(f"The key `{name}` may have {words}.", f"security.keys.{limit}", refusal.wait_s)
     return errors.rate_limited(f"This gateway takes {words} in all.", f"limits.{limit}", refusal.wait_s)
+
+
+def _over_period(period: PeriodStanding, name: str, wait_s: int) -> ApiError:
+    """Return the error of a request beyond a limit for a day or a month."""
+    unit, _, span = period.limit.partition("_per_")
+    shown = "{:,.0f} tokens" if unit == "tokens" else "a budget of {:,.2f}"
+    used = f"{period.used:,.0f}" if unit == "tokens" else f"{period.used:,.2f}"
+    ends = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(period.ends_at))
+    who = f"The key `{name}` has" if name else "This gateway has in all"
+    message = f"{who} {shown.format(period.allowed)} a {span}, and has used {used}: it begins anew at {ends}."
+    where = f"security.keys.{period.limit}" if name else f"limits.{period.limit}"
+    return errors.insufficient_quota(message, where, wait_s)

@@ -1,13 +1,19 @@
-"""How much each key, and all together, may ask for: at once, and in any minute. Purely synchronous."""
+"""How much each key, and all together, may ask for: at once, in any minute, in a day and a month.
+
+Purely synchronous.
+"""
 
 import math
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import attrs
 
 from ichat.config.schema import Config, Key, Limits
+from ichat.config.usage import Prices
+from ichat.security.period_limits import ModelTokens, PeriodStanding, Spending, by_key, has_period_limit
 
 WINDOW_S = 60
 BUSY_RETRY_S = 1
@@ -63,6 +69,8 @@ class QuotaRefusal:
     allowed: int
     wait_s: int
     """When it is worth asking again."""
+    period: PeriodStanding | None = None
+    """What was used, if the limit is for a day or a month."""
 
 
 @attrs.define(eq=False)
@@ -75,6 +83,8 @@ class Quota:
     in_flight: int = 0
     requests: Window = attrs.field(factory=Window)
     tokens: Window = attrs.field(factory=Window)
+    spending: Spending | None = None
+    """What was used in the day and the month, if they have limits."""
 
     def refusal(self, now: float) -> QuotaRefusal | None:
         """Return why another request would be too many, if it would."""
@@ -88,17 +98,32 @@ class Quota:
         allowed = limits.tokens_per_minute
         if allowed is not None and self.tokens.sum(now) >= allowed:
             return QuotaRefusal(self.name, "tokens_per_minute", allowed, self.tokens.wait_s(allowed, now))
-        return None
+        return None if self.spending is None else self._period_refusal(self.spending)
+
+    def _period_refusal(self, spending: Spending) -> QuotaRefusal | None:
+        over = spending.exceeded(self.limits)
+        if over is None:
+            return None
+        wait_s = max(1, math.ceil(over.ends_at - spending.wall()))
+        return QuotaRefusal(self.name, over.limit, int(over.allowed), wait_s, over)
 
 
 class Quotas:
     """Every key's quota, and that of all."""
 
-    def __init__(self, limits: Limits, keys: Sequence[Key]) -> None:
+    def __init__(
+        self, limits: Limits, keys: Sequence[Key], prices: Prices | None = None, wall: Callable[[], float] = time.time
+    ) -> None:
+        """`wall` tells the time of day, which days and months go by."""
+        self._prices = prices or {}
+        self._wall = wall
         self._all = Quota("", limits)
         self._keyless: Sequence[Quota] = (self._all,)
         self._by_key: Mapping[str, Sequence[Quota]] = {key.name: (Quota(key.name, key), self._all) for key in keys}
         """The quotas that a request of each key counts for: the key's, and that of all."""
+        self.has_periods = False
+        """Whether there is a limit for a day or a month."""
+        self._follow_periods()
 
     def __repr__(self) -> str:
         return f"<Quotas of {len(self._by_key)} keys>"
@@ -110,6 +135,45 @@ class Quotas:
         self._by_key = {key.name: known.get(key.name) or (Quota(key.name, key), self._all) for key in keys}
         for key in keys:
             self._by_key[key.name][0].limits = key
+        self._prices = config.prices
+        self._follow_periods()
+
+    def _follow_periods(self) -> None:
+        """Begin to count where a limit for a day or a month is new, and stop where there is none any more."""
+        for one in self._each():
+            if not has_period_limit(one.limits):
+                one.spending = None
+            elif one.spending is None:
+                one.spending = Spending(self._prices, self._wall)
+            elif one.spending.prices != self._prices:
+                one.spending.reprice(self._prices)
+        self.has_periods = any(one.spending is not None for one in self._each())
+
+    def _each(self) -> Iterable[Quota]:
+        return (self._all, *(quotas[0] for quotas in self._by_key.values()))
+
+    @property
+    def needs_sums(self) -> bool:
+        """Whether a limit for a day or a month does not know yet what was used before."""
+        return self.has_periods and any(one.spending is not None and not one.spending.is_known for one in self._each())
+
+    def set_sums(self, used: Sequence[ModelTokens]) -> None:
+        """Take what was used in this month until now, today included."""
+        of_keys = by_key(used)
+        for one in self._each():
+            if one.spending is not None:
+                one.spending.set(of_keys.get(one.name, ()) if one.name else used)
+
+    def spend(self, key: str, model: str, input: int, output: int, cached: int) -> None:  # noqa: A002
+        """Count tokens that a request of this key ("" for none) has used, for limits of a day or a month."""
+        for one in self._by_key.get(key, self._keyless):
+            if one.spending is not None:
+                one.spending.add(model, input, output, cached)
+
+    def standings(self, key: str) -> list[PeriodStanding]:
+        """Return how much of each limit of this key for a day or a month is used."""
+        quota = self._by_key.get(key, self._keyless)[0]
+        return quota.spending.standings(quota.limits) if quota.spending is not None else []
 
     def refusal(self, key: str, now: float) -> QuotaRefusal | None:
         """Return why a request of this key ("" for none) would be refused now, if it would."""

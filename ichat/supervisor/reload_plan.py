@@ -12,6 +12,7 @@ import attrs
 from attrs import frozen
 
 from ichat.config.schema import Config, EngineSettings, ExternalRoute, ManagedWorkerConfig, SwapSetConfig
+from ichat.config.usage import Prices
 from ichat.security.redact import masked
 
 Action = Literal["start", "stop", "restart", "update", "keep", "later"]
@@ -22,11 +23,11 @@ Engines = Mapping[str, EngineSettings]
 VALUE_CHARACTERS_MAX = 80
 _SETTINGS = (
     "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "health", "restart", "logs",
-    "litellm_settings", "router_settings",
+    "usage", "litellm_settings", "router_settings",
 )  # fmt: skip
 _LATER = frozenset((
     "server_settings.host", "server_settings.port", "server_settings.state_directory",
-    "logs.access_log", "logs.access_lines_max", "logs.directory",
+    "logs.access_log", "logs.access_lines_max", "logs.directory", "usage.enabled",
 ))  # fmt: skip
 _WORKERS_TOO = frozenset((
     "limits.head_bytes_max", "limits.body_bytes_max", "limits.connections_max",
@@ -109,6 +110,7 @@ def steps_of_settings(old: Config, new: Config) -> list[ReloadStep]:
             steps.append(ReloadStep("update", f"engines.{name}.python", why))
     steps += _steps_of_named("security.keys", old.security.keys, new.security.keys)
     steps += _steps_of_named("models", old.models, new.models)
+    steps += _steps_of_prices(old.prices, new.prices)
     steps += _steps_of_swap_sets(old.swap_sets, new.swap_sets)
     return [*steps, *_steps_of_routes(old.external_routes, new.external_routes)]
 
@@ -238,6 +240,17 @@ def _steps_of_named(section: str, old: Sequence[Any], new: Sequence[Any]) -> Ite
         elif name not in after:
             yield ReloadStep("stop", what, "the configuration has it no more")
         elif why := _differences(attrs.asdict(before[name]), attrs.asdict(after[name])):
+            yield ReloadStep("update", what, "; ".join(why.values()))
+
+
+def _steps_of_prices(old: Prices, new: Prices) -> Iterator[ReloadStep]:
+    for name in {**old, **new}:
+        what, before, after = f"price of {name}", old.get(name), new.get(name)
+        if before is None:
+            yield ReloadStep("start", what, "it is new in the configuration")
+        elif after is None:
+            yield ReloadStep("stop", what, "the configuration has it no more")
+        elif why := _differences(attrs.asdict(before), attrs.asdict(after)):
             yield ReloadStep("update", what, "; ".join(why.values()))
 
 

@@ -332,11 +332,25 @@ def test_a_swap_set_has_workers_on_demand():
     ]  # fmt: skip
 
 
+def test_limits_for_a_day_or_a_month_need_the_ledger_and_prices():
+    """Without a ledger they would begin anew with each start, and a budget without a price would never end."""
+    assert configuration.parse('[limits]\ntokens_per_day = 5\nbudget_per_month = 0.5\n[prices."m"]\noutput = 1', "x")
+    key = '[[security.keys]]\nname = "a"\nkey_hash = "sha256:' + 64 * "0" + '"\n'
+    found = problems_of(f"usage.enabled = false\nlimits.tokens_per_day = 5\n{key}tokens_per_month = 7")[1:]
+    assert [line.strip().split(": needs ")[0] for line in found] == [
+        "limits.tokens_per_day", "security.keys[0].tokens_per_month",
+    ]  # fmt: skip
+    assert "needs a price" in problems_of("limits.budget_per_month = 5")[1]
+    assert "needs a price" in problems_of('limits.budget_per_month = 5\n[prices."m"]\ncached = 1')[1]
+    assert "prices: must be 1 to 256" in problems_of('[prices."a\\n"]')[1]
+    assert "prices.m.input: must be from 0" in problems_of('[prices."m"]\ninput = -1')[1]
+
+
 def test_the_example_is_accepted_and_complete():
     """The example loads, and every key that there is stands in it with an explanation; defaults are as it says."""
     text = EXAMPLE.read_text()
     config = configuration.load(EXAMPLE)
-    tables = {"managed_workers", "swap_sets", "external_routes", "engines", "models"}
+    tables = {"managed_workers", "swap_sets", "external_routes", "engines", "models", "prices"}
     for name in {attribute.name for attribute in attrs.fields(schema.Config)} - tables:
         section = getattr(config, name)
         if name == "security":
@@ -353,6 +367,7 @@ def test_the_example_is_accepted_and_complete():
         schema.SwapSetConfig,
         schema.ExternalRoute,
         schema.EngineSettings,
+        schema.Price,
         schema.AliasConfig,
         schema.TargetConfig,
         schema.ShadowConfig,

@@ -323,6 +323,7 @@ def test_every_section_of_the_configuration_is_looked_at():
         "external_routes",
         "engines",
         "models",
+        "prices",
         "general_settings",
     }
 
@@ -437,3 +438,13 @@ def test_what_operators_read():
         "+0 start, ~0 restart, -0 stop, 1 update, 1 only with a restart of the gateway, 0 untouched"
     )
     assert summary([]) == "+0 start, ~0 restart, -0 stop, 0 untouched"
+
+
+def test_prices_are_named_in_the_plan():
+    """Each price that is new, gone or different is a step, and so is what [usage] says."""
+    old = '[usage]\nenabled = true\n[prices."a"]\ninput = 1\n[prices."b"]\ninput = 1\n'
+    new = '[usage]\nenabled = false\nkeep_days = 3\n[prices."b"]\ninput = 2\n[prices."c"]\n'
+    assert steps(old, new) == [
+        ("later", "usage.enabled"), ("update", "usage.keep_days"),
+        ("stop", "price of a"), ("update", "price of b"), ("start", "price of c"),
+    ]  # fmt: skip
