@@ -11,6 +11,7 @@ import ichat
 from ichat.admin.openapi_models import FAILURES, components_of_models, model_keys, paths_of_models
 from ichat.admin.openapi_parts import failure, json_body, json_of, operation_of, query
 from ichat.admin.openapi_settings import paths_of_settings
+from ichat.admin.openapi_usage import paths_of_usage, schemas_of_usage
 from ichat.admin.schemas import Schema, ref, schemas
 from ichat.http import sse
 from ichat.observability.logs.stream import KEEP_ALIVE_S
@@ -74,7 +75,7 @@ def document() -> dict[str, Any]:
     rules: dict[tuple[str, str], Rule] = {
         (method.lower(), re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", path)): rule for (method, path), rule in ROUTES.items()
     }
-    paths = {**paths_of_models(), **_from_workers(), **_of_workers(), **_of_the_cluster()}
+    paths = {**paths_of_models(), **_from_workers(), **_of_workers(), **_of_the_cluster(), **paths_of_usage()}
     for path, item in paths.items():
         for method in item.keys() - {"parameters"}:
             keys = _KEYS_FOR[rules.get((method, path), "data")]
@@ -86,7 +87,7 @@ def document() -> dict[str, Any]:
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
         "paths": paths,
         "components": {
-            "schemas": schemas(),
+            "schemas": {**schemas(), **schemas_of_usage()},
             **of_models,
             "responses": {
                 "Failed": failure("Anything that goes wrong, whose `code` says what."),

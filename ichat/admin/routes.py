@@ -34,6 +34,7 @@ from ichat.observability.logs.store import LogStore
 from ichat.observability.logs.stream import read_flag, read_query
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
+from ichat.observability.usage.ledger import Ledger
 from ichat.protocol import ModelCard
 from ichat.protocol.model_entry import entry_of
 from ichat.proxy.heartbeats import HeartbeatReceiver
@@ -45,6 +46,7 @@ from ichat.routing.registry import Registry
 from ichat.routing.views import load_of
 from ichat.routing.worker_record import State, WorkerRecord
 from ichat.security.auth import Auth
+from ichat.security.rate_limits import Quotas
 from ichat.supervisor.engine_flags import EngineFlags
 from ichat.supervisor.supervisor import Supervisor
 
@@ -71,6 +73,8 @@ class AdminContext:
     aliases: Callable[[], Aliases]
     """Returns the names that the configuration maps to models."""
     prompt_lengths: PromptLengths
+    ledger: Ledger
+    quotas: Quotas
     started_at: float
     """In seconds since 1970."""
     engine_flags: EngineFlags = attrs.field(factory=EngineFlags)

@@ -82,7 +82,7 @@ def schemas() -> dict[str, Schema]:
     scalars = ["string", "number", "boolean", "array", "object"]
     error: dict[str, Schema] = {
         "message": {"type": "string", "description": "For people."},
-        "type": {"enum": ["invalid_request_error", "rate_limit_error", "server_error"]},
+        "type": {"enum": ["invalid_request_error", "rate_limit_error", "insufficient_quota", "server_error"]},
         "param": {"type": ["string", "null"], "description": "The key of the request that is wrong, or null."},
         "code": {"type": "string", "description": "For programs, for example `model_not_found`."},
     }

@@ -116,6 +116,8 @@ class Metrics:
         self._overhead = Histogram(_OVERHEAD_S)
         self._loop_delay = Histogram(_LOOP_DELAY_S)
         self._process = ProcessCollector(registry=None)
+        self.others: list[Callable[[], Iterable[Metric]]] = []
+        """Return the families of what counts for itself."""
 
     def __repr__(self) -> str:
         return f"<Metrics of {len(self._models)} models, {self._in_flight} requests in flight>"
@@ -237,8 +239,9 @@ class Metrics:
         now, loads = (yield from self._look()), self._loads()
         loads.forget(self._registry.names())
         for metric in itertools.chain(
-            state_families(now), self._families(), loads.families(now.loaded), self._process.collect()
-        ):
+            state_families(now), self._families(), loads.families(now.loaded), self._process.collect(),
+            *(families() for families in self.others),
+        ):  # fmt: skip
             yield from families_of(metric)
 
     def _look(self) -> Generator[Families, None, MetricsSnapshot]:

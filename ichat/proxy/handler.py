@@ -14,8 +14,9 @@ from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client
 from ichat.observability.access_log import AccessLog
 from ichat.observability.metrics import Metrics
-from ichat.observability.request_record import ROUTES
+from ichat.observability.request_record import ROUTES, RequestRecord
 from ichat.observability.tracing import Tracing
+from ichat.observability.usage.ledger import Ledger
 from ichat.protocol import CALLER_HEADER
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.exchange import Exchange
@@ -45,7 +46,9 @@ CLIENT_LEFT = 499
 """What stands for a status where the client left."""
 _NO_HEAD = RequestHead(b"", b"", b"1.1", [], 0)
 _NEVER_OPEN = Circuit(CircuitBreaker(failures_max=0))
-_CONTROL_EXACT = frozenset((b"/", b"/console", b"/health", b"/metrics", b"/v1/models", b"/register", b"/openapi.json"))
+_CONTROL_EXACT = frozenset((
+    b"/", b"/console", b"/health", b"/metrics", b"/v1/models", b"/v1/usage", b"/register", b"/openapi.json",
+))  # fmt: skip
 _CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/", b"/console/")
 
 
@@ -65,6 +68,7 @@ class Gateway:
         tracing: Tracing,
         heartbeats: HeartbeatReceiver,
         *,
+        ledger: Ledger,
         prefix_reports: PrefixReportReceiver,
         control_socket: str,
         followers_max: int,
@@ -75,6 +79,7 @@ class Gateway:
         self._metrics = metrics
         self._access = access
         self._tracing = tracing
+        self._ledger = ledger
         self._heartbeats = heartbeats
         self._prefix_reports = prefix_reports
         upstream = Upstream("the control plane", control_socket, 0)
@@ -164,12 +169,21 @@ class Gateway:
             record = exchange.record(phase)
             if is_counted:
                 self._metrics.request_ended(record)
+                self._account(record)
             elif exchange.error == "internal_error" and not exchange.is_answered:
                 self._metrics.refused(exchange.error)
             if exchange.forwarded.trace is not None:
                 self._tracing.end(exchange.forwarded.trace, record)
             if self._access.enabled:
                 self._access.add_record(record)
+
+    def _account(self, record: RequestRecord) -> None:
+        """Note who used what, and count it towards limits for a day or a month."""
+        if self._ledger.enabled:
+            self._ledger.add(record)
+        quotas, usage = self.context.quotas, record.usage
+        if quotas.has_periods and usage is not None:
+            quotas.spend(record.key_name, record.model, usage.input, usage.output, usage.cached)
 
     def _begin(self, exchange: Exchange, request: Request, *, is_known: bool) -> None:
         """Count and trace a request to a model from now on; `is_known` says that its path is one of few."""

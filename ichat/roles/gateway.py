@@ -101,6 +101,7 @@ async def _start_background(nursery: trio.Nursery, components: Components) -> No
     await nursery.start(context.pool.run_forever)
     await nursery.start(context.shadows.run_forever)
     await nursery.start(components.serve_control)
+    await nursery.start(components.ledger.run)
     nursery.start_soon(components.log_store.follow_forever, LogSources(context))
     nursery.start_soon(_prune_forever, components.log_directory, reloader)
     nursery.start_soon(reap_forever, lambda: supervisor.pids)

@@ -23,6 +23,7 @@ from ichat.observability.logs.store import LogStore
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
 from ichat.observability.tracing import Tracing
+from ichat.observability.usage.ledger import Ledger
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
@@ -70,6 +71,7 @@ class Components:
     door: FrontDoor[Caller]
     supervisor: Supervisor
     reloader: Reloader
+    ledger: Ledger
     checker: HealthChecker
     serve_control: Callable[..., Awaitable[Any]]
     """Serves the control plane; to be started."""
@@ -97,13 +99,15 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     context = GatewayContext(
         config, parts.auth, registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps, shadows=shadows
     )
+    ledger = Ledger(config.usage, state.path, registry.has, context.quotas)
+    metrics.others.append(ledger.families)
     log_store = LogStore(state.log_directory, config.logs)
     heartbeats = HeartbeatReceiver(
         registry, lambda: context.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed
     )
     prefix_reports = PrefixReportReceiver(heartbeats, registry, balancer.prefixes, evicted=metrics.prefixes_evicted)
     handler = Gateway(
-        context, metrics, access, tracing, heartbeats, prefix_reports=prefix_reports,
+        context, metrics, access, tracing, heartbeats, ledger=ledger, prefix_reports=prefix_reports,
         control_socket=state.control_socket, followers_max=config.logs.followers_max,
     )  # fmt: skip
     door = FrontDoor(
@@ -116,17 +120,17 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     # Whatever holds a part of the configuration belongs in this list, or a reload forgets it.
     reconfigured: Sequence[Reconfigurable] = [
         registry, balancer, context.quotas, pool, context, shadows, handler, heartbeats, door, log_store, checker,
-        scraper,
+        scraper, ledger,
     ]  # fmt: skip
     reloader = Reloader(config, file, supervisor, functools.partial(check, reconfigured, context, door))
     admin = AdminContext(
         registry, balancer, supervisor, log_store, reloader, lambda: context.auth,
         metrics=metrics, scraper=scraper,
         heartbeats=heartbeats, prefix_reports=prefix_reports, aliases=lambda: context.aliases,
-        prompt_lengths=context.prompt_lengths, started_at=time.time(),
+        prompt_lengths=context.prompt_lengths, ledger=ledger, quotas=context.quotas, started_at=time.time(),
     )  # fmt: skip
     return Components(
-        access, hub, context, metrics, monitor, log_store, door, supervisor, reloader, checker,
+        access, hub, context, metrics, monitor, log_store, door, supervisor, reloader, ledger, checker,
         functools.partial(control.serve, control.make_app(admin), state.control_socket), state.log_directory,
         reconfigured,
     )  # fmt: skip

@@ -66,6 +66,8 @@ ROUTES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/v1/admin/engines/<backend>/flags"): "write",
     ("GET", "/v1/admin/config"): "read",
     ("POST", "/v1/admin/config/reload"): "write",
+    ("GET", "/v1/admin/usage"): "read",
+    ("GET", "/v1/usage"): "data",
 }
 """The control plane's routes; all others are refused."""
 

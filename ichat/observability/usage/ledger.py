@@ -1,0 +1,292 @@
+"""Who used what: counted in memory by every request, written by a thread soon after, and read with both.
+
+No request waits for the disk. What cannot be written stays in memory, up to `usage.pending_rows_max` rows; beyond,
+it is lost and counted.
+"""
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar, TypeVarTuple
+
+import trio
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from ichat.config.schema import Config
+from ichat.config.usage import UsageSettings
+from ichat.observability.request_record import RequestRecord
+from ichat.observability.usage.queries import UsageQuestion
+from ichat.observability.usage.rows import (
+    CACHED,
+    INPUT,
+    OUTPUT,
+    Groups,
+    MinuteRows,
+    Series,
+    Sums,
+    add_to,
+    group_rows,
+    minute_of,
+    no_sums,
+)
+from ichat.observability.usage.store import Batch, UsageStore
+from ichat.security.period_limits import ModelTokens, day_start, month_start
+from ichat.security.rate_limits import Quotas
+
+log = logging.getLogger(__name__)
+
+OPEN_S = 10.0
+"""How long the gateway's start waits for what was used before."""
+READ_S = 25.0
+"""How long an answer waits for the disk; beyond, it has only what is in memory."""
+WRITE_S = 30.0
+"""How long a write is waited for; a later one waits for it to end."""
+RETRY_S = 5.0
+"""How long after a failure the disk is tried again."""
+CLOSE_S = 3.0
+"""How long the last write may take at the gateway's end."""
+TIDY_S = 3600.0
+"""How often old rows are added up, and the oldest removed."""
+OK = "ok"
+LEFT = 499
+"""The status of a request whose client left: no error."""
+
+_Args = TypeVarTuple("_Args")
+_Answer = TypeVar("_Answer")
+
+
+class Ledger:
+    """The requests of this gateway and of those before it, by minute, key, model and endpoint."""
+
+    def __init__(
+        self,
+        settings: UsageSettings,
+        directory: str,
+        is_known: Callable[[str], bool],
+        quotas: Quotas,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`is_known` tells models that there are from what clients make up; `quotas` get what was used before."""
+        self.enabled = settings.enabled
+        self.rows_lost = 0
+        self.storage = OK
+        """`ok`, or in a sentence why the disk does not have everything."""
+        self._settings = settings
+        self._is_known = is_known
+        self._quotas = quotas
+        self._wall = wall
+        self._store = UsageStore(directory)
+        self._limiter = trio.CapacityLimiter(1)
+        self._lock = trio.Lock()
+        """Held while rows go from the memory to the disk, and while both are read."""
+        self._wakes = trio.Event()
+        """Set where there is something to write."""
+        self._rows: dict[Series, Sums] = {}
+        """Counted since the last write."""
+        self._waiting: MinuteRows = {}
+        self._batch: Batch | None = None
+        """The rows that are being written, or could not be."""
+        self._retry_at = 0.0
+        self._tidied_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Ledger {self._store.path}, {self.rows_pending} rows wait>"
+
+    @property
+    def rows_pending(self) -> int:
+        """How many rows are in memory only."""
+        return len(self._rows) + len(self._waiting) + (len(self._batch.rows) if self._batch is not None else 0)
+
+    def add(self, record: RequestRecord) -> None:
+        """Count a request to a model that has ended."""
+        sums = self._rows.get((record.key_name, record.model, record.worker))
+        if sums is None:
+            sums = self._begin(record)
+        sums[0] += 1
+        status = record.status
+        if status >= 400 and status != LEFT:
+            sums[1] += 1
+        usage = record.usage
+        if usage is not None:
+            input_, output, cached, is_estimate = usage
+            sums[2] += input_
+            sums[3] += output
+            sums[4] += cached
+            if is_estimate:
+                sums[5] += input_ + output
+        sums[6] += record.ended_at - record.started_at - record.queued_s
+
+    def _begin(self, record: RequestRecord) -> Sums:
+        """Return the sums to which a request is added."""
+        model = record.model if record.worker or self._is_known(record.model) else ""
+        series = (record.key_name, model, record.worker)
+        sums = self._rows.get(series)
+        if sums is not None:
+            return sums
+        if self.rows_pending >= self._settings.pending_rows_max:
+            self.rows_lost += 1
+            return no_sums()
+        self._wakes.set()
+        sums = self._rows[series] = no_sums()
+        return sums
+
+    def reconfigure(self, config: Config) -> None:
+        """Use the settings of another configuration; whether there is a ledger stays as it is."""
+        self._settings = config.usage
+        self._wakes.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Tell the limits what was used before, then write what is counted, until cancelled and once more."""
+        if not self.enabled:
+            task_status.started()
+            return
+        with trio.move_on_after(OPEN_S) as opening:
+            await self._tell_limits()
+        if opening.cancelled_caught:
+            log.error("%s is slow: limits for a day and a month do not know yet what was used", self._store.path)
+        task_status.started()
+        try:
+            while True:
+                if self.storage == OK and not self.rows_pending:
+                    await self._wakes.wait()
+                await trio.sleep(self._settings.flush_s)
+                self._wakes = trio.Event()
+                async with self._lock:
+                    await self._flush()
+                if self._quotas.needs_sums and self.storage == OK:
+                    await self._tell_limits()
+                await self._tidy()
+        finally:
+            await self._close()
+
+    async def read(self, question: UsageQuestion) -> tuple[Groups, str]:
+        """Return what was used until now, on disk and in memory, and `storage`. Raises TooManyGroups.
+
+        No other task runs between the last look at the memory and the return.
+        """
+        groups: Groups = {}
+        storage = f"{self._store.path} did not answer within {READ_S:g} s"
+        with trio.move_on_after(READ_S):
+            async with self._lock:
+                try:
+                    groups, storage = await self._in_thread(self._store.read, question), self.storage
+                except (sqlite3.Error, OSError) as error:
+                    storage = f"{self._store.path} cannot be read: {_why(error)}"
+        self._add_memory(question, groups)
+        return groups, storage
+
+    def _add_memory(self, question: UsageQuestion, groups: Groups) -> None:
+        """Add what is not on disk."""
+        rows: MinuteRows = {(minute_of(self._wall()), series): sums for series, sums in self._rows.items()}
+        unwritten = () if self._batch is None or self._batch.is_written else self._batch.rows.items()
+        for part in (rows.items(), self._waiting.items(), unwritten):
+            wanted = {at: sums for at, sums in part if question.wants(at[0], at[1][0], at[1][1])}
+            group_rows(wanted, question.span, question.names, groups)
+
+    async def _tell_limits(self) -> None:
+        """Set what was used in this month where there are limits for a day or a month."""
+        if not self._quotas.needs_sums:
+            return
+        now = self._wall()
+        today = day_start(now)
+        question = UsageQuestion(month_start(now), now + 60, ("key", "model", "day"))
+        groups, storage = await self.read(question)
+        if storage != OK:
+            log.error("%s: limits for a day and a month begin without what was used before", storage)
+            self._fail(storage)
+            return
+        self._quotas.set_sums([
+            ModelTokens(
+                one.key, one.model, one.minute * 60 >= today, int(sums[INPUT]), int(sums[OUTPUT]), int(sums[CACHED])
+            )
+            for one, sums in groups.items()
+        ])  # fmt: skip
+
+    async def _flush(self, *, is_last: bool = False) -> None:
+        """Write what was counted; what cannot be written waits."""
+        minute = minute_of(self._wall())
+        rows, self._rows = self._rows, {}
+        for series, sums in rows.items():
+            add_to(self._waiting.setdefault((minute, series), no_sums()), sums)
+        if trio.current_time() < self._retry_at and not is_last:
+            return
+        while self._batch is not None or self._waiting or self.storage != OK:
+            if not await self._write():
+                return
+
+    async def _write(self) -> bool:
+        """Write the rows that could not be written before, or else what waits; return whether that was done."""
+        if self._batch is None:
+            self._batch, self._waiting = Batch(self._waiting), {}
+        why = f"nothing came of it within {WRITE_S:g} s"
+        with trio.move_on_after(WRITE_S):
+            try:
+                await self._in_thread(self._store.write, self._batch)
+                why = ""
+            except (sqlite3.Error, OSError) as error:
+                why = _why(error)
+        if why:
+            self._fail(f"{self._store.path} cannot be written: {why}")
+            return False
+        self._batch = None
+        if self.storage != OK:
+            log.info("%s is written again; %d requests are in no row", self._store.path, self.rows_lost)
+            self.storage = OK
+        return True
+
+    def _fail(self, why: str) -> None:
+        self._retry_at = trio.current_time() + RETRY_S
+        if self.storage == OK:
+            most = self._settings.pending_rows_max
+            log.error("%s; up to %d rows of usage wait in memory, and requests go on", why, most)
+        self.storage = why
+
+    async def _tidy(self) -> None:
+        """Add up old rows, and remove the oldest, now and then."""
+        now = self._wall()
+        if self.storage != OK or abs(now - self._tidied_at) < TIDY_S:
+            return
+        self._tidied_at = now
+        settings = self._settings
+        try:
+            is_more = True
+            while is_more:
+                async with self._lock:
+                    is_more = await self._in_thread(
+                        self._store.tidy, minute_of(now), settings.minute_days, settings.keep_days
+                    )
+                    await self._flush()
+        except (sqlite3.Error, OSError) as error:
+            self._fail(f"{self._store.path} cannot be written: {_why(error)}")
+
+    async def _close(self) -> None:
+        with trio.move_on_after(CLOSE_S, shield=True):
+            async with self._lock:
+                await self._flush(is_last=True)
+                await self._in_thread(self._store.close)
+        if self.rows_pending:
+            log.error("%d rows of usage could not be written before the end, and are lost", self.rows_pending)
+
+    async def _in_thread(self, call: Callable[[*_Args], _Answer], *args: *_Args) -> _Answer:
+        """Have the store called in its thread; a call that is not waited for any more still ends before the next."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return await trio.to_thread.run_sync(call, *args, abandon_on_cancel=True, limiter=self._limiter)
+
+    def families(self) -> Iterator[Metric]:
+        """Return what Prometheus is shown of the ledger."""
+        if not self.enabled:
+            return
+        yield GaugeMetricFamily(
+            "ichat_usage_store_ok", "Whether the ledger of usage could be written the last time.", self.storage == OK
+        )
+        yield GaugeMetricFamily("ichat_usage_rows_pending", "Rows of usage that are in memory only.", self.rows_pending)
+        yield CounterMetricFamily(
+            "ichat_usage_rows_lost", "Requests in no row of usage, since too many rows waited for the disk.",
+            self.rows_lost,
+        )  # fmt: skip
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,206 @@
+"""The ledger's file: SQLite, in the state directory. All of it blocks: one thread calls, one call at a time.
+
+A row is a minute of a series, which is a key, a model and an endpoint. Rows older than `usage.minute_days` are added
+up to those of their hours, which begin at the hour's first minute. The writes of a process that is killed are kept
+(WAL, `synchronous = NORMAL`); a power cut may cost the last seconds, and never the file.
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+import sqlite3
+import time
+from collections.abc import Generator, Mapping
+
+import attrs
+
+from ichat.observability.usage import queries
+from ichat.observability.usage.rows import (
+    MINUTES_A_DAY,
+    MINUTES_A_HOUR,
+    Groups,
+    Series,
+    Sums,
+    UsageGroup,
+)
+
+log = logging.getLogger(__name__)
+
+FILE = "usage.sqlite3"
+VERSION = 1
+"""Of the tables: `PRAGMA user_version`."""
+BUSY_S = 1.0
+"""How long another program that has the file locked is waited for."""
+QUERY_S = 20.0
+"""How long a question may take."""
+WAL_BYTES_MAX = 16 * 1024 * 1024
+"""The size to which the log of writes is cut when it has been applied."""
+GROUPS_MAX = 200_000
+"""How many groups the answer to a question may have."""
+DAMAGED_KEPT = 3
+"""How many damaged files are kept aside."""
+_STEPS = 100_000
+"""Instructions of SQLite's machine between two looks at the time."""
+_BEYOND_USE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class TooManyGroups(Exception):
+    """The answer would have more than `GROUPS_MAX` groups, or take longer than `QUERY_S`."""
+
+
+@attrs.define(eq=False)
+class Batch:
+    """Rows on their way to the disk."""
+
+    rows: Mapping[tuple[int, Series], Sums]
+    is_written: bool = False
+    """Set by the thread, so that rows whose writer was not waited for are not written again."""
+
+
+class UsageStore:
+    """The file. Every method may raise `sqlite3.Error` or `OSError`."""
+
+    def __init__(self, directory: str) -> None:
+        self.path = os.path.join(directory, FILE)
+        self._connection: sqlite3.Connection | None = None
+        self._ids: dict[Series, int] = {}
+        """The numbers of series, as far as they are known here."""
+
+    def __repr__(self) -> str:
+        return f"<UsageStore {self.path}>"
+
+    def write(self, batch: Batch) -> None:
+        """Add the rows to what is there, all or none of them."""
+        if batch.is_written:
+            return
+        with self._mended() as connection, connection:
+            connection.execute("BEGIN IMMEDIATE")
+            new: dict[Series, int] = {}
+            for (minute, series), sums in batch.rows.items():
+                number = self._ids.get(series) or new.get(series)
+                if number is None:
+                    number = new[series] = _number_of(connection, series)
+                values = (*(int(one) for one in sums[:-1]), round(sums[-1] * 1000))
+                connection.execute(queries.UPSERT, (minute, number, *values))
+        self._ids |= new
+        batch.is_written = True
+
+    def read(self, question: queries.UsageQuestion) -> Groups:
+        """Return the sums of each group. Raises TooManyGroups."""
+        sql, values = queries.select(question, GROUPS_MAX + 1)
+        with self._mended() as connection, _bounded(connection, QUERY_S):
+            found = {
+                UsageGroup(minute, key, model, endpoint): [*sums[:-1], sums[-1] / 1000]
+                for minute, key, model, endpoint, *sums in connection.execute(sql, values)
+            }
+        if len(found) > GROUPS_MAX:
+            raise TooManyGroups
+        return found
+
+    def tidy(self, now_minute: int, minute_days: float, keep_days: float) -> bool:
+        """Add up one hour that is old enough, or else remove a day that is too old; return whether there was one."""
+        with self._mended() as connection, connection:
+            connection.execute("BEGIN IMMEDIATE")
+            return self._add_up(connection, now_minute - int(minute_days * MINUTES_A_DAY)) or self._forget(
+                connection, now_minute - int(keep_days * MINUTES_A_DAY)
+            )
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _add_up(self, connection: sqlite3.Connection, before: int) -> bool:
+        (done,) = connection.execute(queries.ADDED_UP).fetchone()
+        found = connection.execute(queries.FIRST_BETWEEN, (done, before - before % MINUTES_A_HOUR)).fetchone()
+        if found[0] is None:
+            return False
+        hour = found[0] - found[0] % MINUTES_A_HOUR
+        span = (hour, hour + MINUTES_A_HOUR)
+        rows = connection.execute(queries.SUMS_OF_HOUR, span).fetchall()
+        connection.execute(queries.DELETE_BETWEEN, span)
+        connection.executemany(queries.INSERT, ((hour, *row) for row in rows))
+        connection.execute(queries.SET_ADDED_UP, (span[1],))
+        return True
+
+    def _forget(self, connection: sqlite3.Connection, before: int) -> bool:
+        before -= before % MINUTES_A_DAY
+        if not connection.execute(queries.DELETE_BETWEEN, (0, before)).rowcount:
+            return False
+        connection.execute(queries.DELETE_UNUSED_SERIES)
+        self._ids.clear()
+        return True
+
+    @contextlib.contextmanager
+    def _mended(self) -> Generator[sqlite3.Connection]:
+        """Return the open file; one that turns out to be damaged is put aside for the next call."""
+        try:
+            yield self._opened()
+        except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            self.close()  # so that the next call begins with what is there then
+            if code in _BEYOND_USE:
+                self._put_aside(str(error))
+            raise
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is not None:
+            if os.path.exists(self.path):
+                return self._connection
+            self.close()  # somebody has removed it: what would be written now would go nowhere
+        self._ids.clear()
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        self._connection = connection
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > VERSION:
+            self.close()
+            self._put_aside(f"it is of version {version}, from a newer iChat")
+            return self._opened()
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_MAX}")
+        if version < VERSION:
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                for statement in queries.TABLES:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {VERSION}")
+        return connection
+
+    def _put_aside(self, why: str) -> None:
+        """Rename the file, so that a new one can be begun, and keep the newest `DAMAGED_KEPT` such files."""
+        path = pathlib.Path(self.path)
+        aside = path.with_name(f"{FILE}.damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
+        path.rename(aside)
+        for end in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                pathlib.Path(self.path + end).rename(f"{aside}{end}")
+        log.error("%s could not be used (%s): it is %s now, and usage begins anew", path, why, aside.name)
+        olds = sorted(one for one in path.parent.glob(f"{FILE}.damaged-*") if not one.name.endswith(("-wal", "-shm")))
+        for old in olds[:-DAMAGED_KEPT]:
+            for end in ("", "-wal", "-shm"):
+                pathlib.Path(f"{old}{end}").unlink(missing_ok=True)
+
+
+def _number_of(connection: sqlite3.Connection, series: Series) -> int:
+    connection.execute(queries.INSERT_SERIES, series)
+    (number,) = connection.execute(queries.ID_OF_SERIES, series).fetchone()
+    return number
+
+
+@contextlib.contextmanager
+def _bounded(connection: sqlite3.Connection, seconds: float) -> Generator[None]:
+    """Interrupt what takes longer. Raises TooManyGroups then."""
+    until = time.monotonic() + seconds
+    connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+            raise TooManyGroups from error
+        raise
+    finally:
+        connection.set_progress_handler(None, 0)
