@@ -35,8 +35,13 @@ export async function send(path, { method = "GET", body, key = adminKey(), heade
   let response;
   try {
     response = await fetch(BASE + path, {
-      method, headers: sent, signal, body: body === undefined ? undefined : JSON.stringify(body),
-      cache: "no-store", credentials: "same-origin", redirect: "error",
+      method,
+      headers: sent,
+      signal,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      cache: "no-store",
+      credentials: "same-origin",
+      redirect: "error",
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
@@ -55,11 +60,13 @@ async function errorOf(response) {
   }
 }
 
-const asked = (method) => async (path, body, options = {}) => {
-  const response = await send(path, { ...options, method, body });
-  const text = await response.text();
-  return text ? JSON.parse(text) : null;
-};
+const asked =
+  (method) =>
+  async (path, body, options = {}) => {
+    const response = await send(path, { ...options, method, body });
+    const text = await response.text();
+    return text ? JSON.parse(text) : null;
+  };
 
 /** `api.get(path)`, `api.post(path, body)`, …: return the parsed JSON of the answer; throw ApiError. */
 export const api = {

@@ -4,7 +4,19 @@ import { PAGES } from "./pages/index.js";
 import { go, hrefOf, useRoute } from "./router.js";
 import { hasKey, login, reconnect, useStore } from "./store.js";
 import {
-  Button, Dialog, Empty, Field, Icon, Notice, Overlays, duration, html, render, useEffect, useRef, useState,
+  Button,
+  Dialog,
+  Empty,
+  Field,
+  Icon,
+  Notice,
+  Overlays,
+  duration,
+  html,
+  render,
+  useEffect,
+  useRef,
+  useState,
 } from "./ui.js";
 
 const SHORTCUT_MS = 1500;
@@ -50,15 +62,22 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => disp
 function Navigation({ current, isOpen, close }) {
   const groups = [...new Set(PAGES.map((page) => page.group))];
   return html`<nav id="navigation" class=${isOpen ? "open" : ""} aria-label="Pages" onClick=${close}>
-    ${groups.map((group) => html`<div key=${group} class="nav-group"><h2>${group}</h2>
-      ${PAGES.filter((page) => page.group === group).map((page) => html`<a key=${page.name} href=${hrefOf(page.name)}
+    ${groups.map(
+      (group) => html`<div key=${group} class="nav-group"><h2>${group}</h2>
+      ${PAGES.filter((page) => page.group === group).map(
+        (page) => html`<a key=${page.name} href=${hrefOf(page.name)}
         aria-current=${page.name === current ? "page" : undefined} title=${`g ${page.key}`}>
-        <${Icon} name=${page.icon ?? page.name} />${page.title}</a>`)}</div>`)}
+        <${Icon} name=${page.icon ?? page.name} />${page.title}</a>`,
+      )}</div>`,
+    )}
   </nav>`;
 }
 
 const CONNECTIONS = {
-  live: ["ok", "Live"], connecting: ["busy", "Connecting"], lost: ["bad", "Not connected"], denied: ["warn", "Locked"],
+  live: ["ok", "Live"],
+  connecting: ["busy", "Connecting"],
+  lost: ["bad", "Not connected"],
+  denied: ["warn", "Locked"],
 };
 
 function Connection() {
@@ -105,8 +124,10 @@ function Lost({ error }) {
 function Help({ onClose }) {
   return html`<${Dialog} title="Keyboard" onClose=${onClose} actions=${html`<button type="button" class="button"
     onClick=${onClose}>Close</button>`}><dl class="facts keys-help">
-    ${PAGES.map((page) => html`<div key=${page.name}><dt><kbd>g</kbd> <kbd>${page.key}</kbd></dt>
-      <dd>${page.title}</dd></div>`)}
+    ${PAGES.map(
+      (page) => html`<div key=${page.name}><dt><kbd>g</kbd> <kbd>${page.key}</kbd></dt>
+      <dd>${page.title}</dd></div>`,
+    )}
     <div><dt><kbd>/</kbd></dt><dd>Find on this page</dd></div>
     <div><dt><kbd>↑</kbd> <kbd>↓</kbd> <kbd>Enter</kbd></dt><dd>Walk through a table, open a row</dd></div>
     <div><dt><kbd>t</kbd></dt><dd>Dark or light</dd></div>

@@ -7,7 +7,8 @@ const FIRST_MS = 500;
 const LONGEST_MS = 10_000;
 const SILENT_MS = 45_000;
 const POLL_MS = 2_000;
-const SAMPLES_MAX = 720;
+const HISTORY_S = 3600;
+const EMPTY_HISTORY = { sample_s: 5, columns: { at: [] }, models: {}, workers: {} };
 
 let state = {
   /** connecting | live | lost | denied */
@@ -19,8 +20,8 @@ let state = {
   models: [],
   machines: [],
   aliases: [],
-  /** Samples, oldest first. */
-  history: [],
+  /** The last hour, oldest sample first: {sample_s, columns, models: {name: columns}, workers: {id: columns}}. */
+  history: EMPTY_HISTORY,
   usageStorage: "ok",
   /** Counts changes of keys, so that who shows them asks again. */
   keysVersion: 0,
@@ -134,14 +135,20 @@ async function connect(signal, onOpen) {
 export function take(name, data) {
   const merge = {
     state: () => ({
-      connection: "live", error: null, gateway: { ...data.gateway, seen_at: Date.now() }, workers: data.workers,
-      models: data.models, machines: data.machines, aliases: data.aliases ?? [], history: samplesOf(data.history),
+      connection: "live",
+      error: null,
+      gateway: { ...data.gateway, seen_at: Date.now() },
+      workers: data.workers,
+      models: data.models,
+      machines: data.machines,
+      aliases: data.aliases ?? [],
+      history: data.history ?? EMPTY_HISTORY,
       usageStorage: data.usage_storage ?? "ok",
     }),
     workers: () => ({ workers: mergeById(state.workers, data.changed, data.gone, "worker_id") }),
     models: () => ({ models: data.models }),
     machines: () => ({ machines: data.machines }),
-    sample: () => ({ history: [...state.history, data].slice(-SAMPLES_MAX) }),
+    sample: () => ({ history: withSample(state.history, data) }),
     requests: () => ({ inFlight: data }),
     reloaded: () => ({ reloaded: data }),
     keys: () => ({ keysVersion: state.keysVersion + 1 }),
@@ -156,21 +163,38 @@ function mergeById(known, changed = [], gone = [], key) {
   return [...found.values()];
 }
 
-/** Return samples as a list of objects, whether they come so or as columns. */
-export function samplesOf(history) {
-  if (!history) return [];
-  if (Array.isArray(history)) return history;
-  if (Array.isArray(history.samples)) return history.samples;
-  const columns = Object.entries(history.columns ?? history).filter(([, values]) => Array.isArray(values));
-  const length = Math.max(0, ...columns.map(([, values]) => values.length));
-  return Array.from({ length }, (_, at) => Object.fromEntries(columns.map(([name, values]) => [name, values[at]])));
+/** Return a history with one more sample; it stays as long as `seconds`. */
+export function withSample(history, sample) {
+  const length = Math.max(2, Math.round(HISTORY_S / history.sample_s));
+  const count = history.columns.at.length;
+  const grown = (columns, values) =>
+    Object.fromEntries(
+      Object.keys({ ...columns, ...values }).map((name) => {
+        const known = columns[name] ?? Array(count).fill(null);
+        return [name, [...known, values[name] ?? null].slice(-length)];
+      }),
+    );
+  const each = (known, values = {}) =>
+    Object.fromEntries(
+      Object.keys({ ...known, ...values }).map((name) => {
+        return [name, grown(known[name] ?? {}, values[name] ?? {})];
+      }),
+    );
+  const { models, workers, ...total } = sample;
+  return {
+    ...history,
+    columns: grown(history.columns, total),
+    models: each(history.models, models),
+    workers: each(history.workers, workers),
+  };
 }
 
 /** Ask for the state now and then, where the gateway has no event stream. */
 async function poll(signal, onOpen) {
   while (!signal.aborted) {
     const [status, workers] = await Promise.all([
-      api.get("/v1/admin/cluster/status", { signal }), api.get("/v1/admin/workers", { signal }),
+      api.get("/v1/admin/cluster/status", { signal }),
+      api.get("/v1/admin/workers", { signal }),
     ]);
     onOpen();
     take("state", { ...status, workers: workers.data, history: state.history });

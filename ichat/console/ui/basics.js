@@ -26,10 +26,13 @@ export function Page({ title, lead, actions, back, children }) {
 /** A part of a page with a heading. */
 export function Card({ title, lead, actions, children, tone = "", flush = false }) {
   return html`<section class=${`card ${tone} ${flush ? "flush" : ""}`}>
-    ${(title || actions) && html`<header class="card-head">
+    ${
+      (title || actions) &&
+      html`<header class="card-head">
       <div>${title && html`<h2>${title}</h2>`}${lead && html`<p class="hint">${lead}</p>`}</div>
       ${actions && html`<div class="actions">${actions}</div>`}
-    </header>`}
+    </header>`
+    }
     ${children}
   </section>`;
 }
@@ -66,8 +69,20 @@ export function Badge({ tone = "idle", children, title }) {
 }
 
 const STATES = {
-  ready: "ok", following: "ok", cold: "idle", asleep: "idle", stale: "warn", draining: "busy", ending: "busy",
-  loading: "busy", starting: "busy", restarting: "warn", unhealthy: "bad", wedged: "bad", broken: "bad", failed: "bad",
+  ready: "ok",
+  following: "ok",
+  cold: "idle",
+  asleep: "idle",
+  stale: "warn",
+  draining: "busy",
+  ending: "busy",
+  loading: "busy",
+  starting: "busy",
+  restarting: "warn",
+  unhealthy: "bad",
+  wedged: "bad",
+  broken: "bad",
+  failed: "bad",
 };
 
 /** The state of a worker. */
@@ -97,9 +112,11 @@ export function Tabs({ tabs, current, onSelect, label }) {
     event.preventDefault();
   };
   return html`<div class="tabs" role="tablist" aria-label=${label} onKeyDown=${move}>
-    ${tabs.map((tab) => html`<button type="button" role="tab" key=${tab.name} aria-selected=${tab.name === current}
+    ${tabs.map(
+      (tab) => html`<button type="button" role="tab" key=${tab.name} aria-selected=${tab.name === current}
       tabindex=${tab.name === current ? 0 : -1} onClick=${() => onSelect(tab.name)}>
-      ${tab.title}${tab.count !== undefined && html` <span class="tab-count">${tab.count}</span>`}</button>`)}
+      ${tab.title}${tab.count !== undefined && html` <span class="tab-count">${tab.count}</span>`}</button>`,
+    )}
   </div>`;
 }
 
@@ -130,8 +147,10 @@ export function Meter({ value, text, label }) {
 /** Facts as a list: `facts` are [name, value] pairs; those whose value is null or undefined are left out. */
 export function Facts({ facts }) {
   const known = facts.filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return html`<dl class="facts">${known.map(([name, value]) => html`<div key=${name}><dt>${name}</dt>
-    <dd>${value}</dd></div>`)}</dl>`;
+  return html`<dl class="facts">${known.map(
+    ([name, value]) => html`<div key=${name}><dt>${name}</dt>
+    <dd>${value}</dd></div>`,
+  )}</dl>`;
 }
 
 /** A button that copies a text. */

@@ -29,11 +29,12 @@ function optionsOf({ series, show, max, format, sync, width }) {
   return {
     width,
     height: HEIGHT,
+    padding: [10, 10, 0, 0],
     legend: { show: false },
     cursor: { y: false, points: { size: 6 }, sync: sync ? { key: sync } : undefined },
     scales: { x: { time: true }, y: { range: (_plot, _low, high) => [0, max ?? Math.max(1, high * 1.15)] } },
     axes: [
-      { ...axis, grid: { show: false }, values: (_plot, ticks) => ticks.map(clock), space: 70 },
+      { ...axis, grid: { show: false }, values: (_plot, ticks) => ticks.map(clock), space: 70, size: 26 },
       { ...axis, size: 46, space: 34, values: (_plot, ticks) => ticks.map((tick) => format(tick)) },
     ],
     series: [
@@ -86,9 +87,11 @@ export function Chart({ title, times, series, unit = "", max, sync, format = sho
   const text = (value) => (value === null || value === undefined ? "–" : `${format(value)}${unit && ` ${unit}`}`);
   return html`<figure class="chart" aria-label=${title}>
     <figcaption><span class="chart-title">${title}</span><span class="chart-values">
-      ${series.map((one) => html`<span key=${one.title} class="chart-value">
+      ${series.map(
+        (one) => html`<span key=${one.title} class="chart-value">
         <i class=${`dot ${one.color ?? "chart-1"}`}></i>
-        ${series.length > 1 && html`<span class="muted">${one.title}</span>`} <b>${text(one.values[index])}</b></span>`)}
+        ${series.length > 1 && html`<span class="muted">${one.title}</span>`} <b>${text(one.values[index])}</b></span>`,
+      )}
       ${at !== null && html`<time class="muted">${clock(times[at])}</time>`}
     </span></figcaption>
     <div ref=${place} class="chart-plot"></div>

@@ -43,10 +43,13 @@ export function Overlays() {
     <div class="toasts" role="status" aria-live="polite">
       ${toasts.map((one) => html`<div key=${one.id} class=${`toast ${one.tone}`}>${one.message}</div>`)}
     </div>
-    ${question && html`<${Dialog} title=${question.title} onClose=${() => answer(false)} actions=${html`
+    ${
+      question &&
+      html`<${Dialog} title=${question.title} onClose=${() => answer(false)} actions=${html`
       <button type="button" class="button" onClick=${() => answer(false)}>Cancel</button>
       <button type="button" class=${`button ${question.danger ? "danger" : "primary"}`}
-        onClick=${() => answer(true)}>${question.action}</button>`}><p>${question.text}</p><//>`}
+        onClick=${() => answer(true)}>${question.action}</button>`}><p>${question.text}</p><//>`
+    }
   </div>`;
 }
 

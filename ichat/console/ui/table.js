@@ -46,15 +46,24 @@ export function Table({ columns, rows, keyOf, onOpen, sort = "", empty = "Nothin
   const cell = (column, row, index) =>
     index === 0 && hrefOf ? html`<a class="row-link" href=${hrefOf(row)}>${column.cell(row)}</a>` : column.cell(row);
   return html`<div class="table-box"><table class=${onOpen ? "opens" : ""} aria-label=${label} onKeyDown=${move}>
-    <thead><tr>${columns.map((column) => html`<th key=${column.name} scope="col" class=${name(column)}
+    <thead><tr>${columns.map(
+      (column) => html`<th key=${column.name} scope="col" class=${name(column)}
       aria-sort=${by === column ? (descends ? "descending" : "ascending") : undefined}>
-      ${column.value
-        ? html`<button type="button" onClick=${() => turn(column.name)}>${column.title}<i aria-hidden="true">
+      ${
+        column.value
+          ? html`<button type="button" onClick=${() => turn(column.name)}>${column.title}<i aria-hidden="true">
             ${by === column ? (descends ? "↓" : "↑") : ""}</i></button>`
-        : column.title}</th>`)}</tr></thead>
-    <tbody>${sorted.map((row) => html`<tr key=${keyOf(row)} data-key=${keyOf(row)} tabindex=${onOpen ? 0 : undefined}
-      onClick=${(event) => open(event, row)}>${columns.map((column, index) => html`<td key=${column.name}
-      class=${name(column)} data-title=${column.title}>${cell(column, row, index)}</td>`)}</tr>`)}
+          : column.title
+      }</th>`,
+    )}</tr></thead>
+    <tbody>${sorted.map(
+      (row) => html`<tr key=${keyOf(row)} data-key=${keyOf(row)} tabindex=${onOpen ? 0 : undefined}
+      onClick=${(event) => open(event, row)}>${columns.map(
+        (column, index) => html`<td key=${column.name}
+      class=${name(column)} data-title=${column.title}><div class="cell">
+      ${cell(column, row, index)}</div></td>`,
+      )}</tr>`,
+    )}
     </tbody></table>
     ${!sorted.length && html`<div class="table-empty">${empty}</div>`}</div>`;
 }

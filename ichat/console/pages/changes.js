@@ -1,0 +1,44 @@
+// What an operator can do with workers and models, as buttons that ask first where something ends.
+
+import { api } from "../api.js";
+import { Button, confirm, duration, html, toast } from "../ui.js";
+
+const VERBS = {
+  load: { title: "Load", done: "is ready", on: ["cold", "asleep"] },
+  unload: { title: "Unload", done: "is unloaded", on: ["ready", "asleep", "loading", "unhealthy"] },
+  sleep: { title: "Sleep", done: "is asleep", on: ["ready"] },
+  wake: { title: "Wake", done: "is awake", on: ["asleep"] },
+};
+
+/** Load, unload, put to sleep or wake the model of an on-demand worker; say how long that took. */
+export async function change(verb, model) {
+  if (verb === "unload") {
+    const text = "Its process ends once the requests that it has are answered. It is loaded again when it is wanted.";
+    if (!(await confirm({ title: `Unload ${model}?`, text, action: "Unload", danger: true }))) return;
+  }
+  const { seconds } = await api.post(`/v1/admin/models/${verb}`, { model });
+  toast(`${model} ${VERBS[verb].done} after ${duration(seconds)}.`);
+}
+
+/** The buttons that make sense for a model in this state. */
+export function ModelButtons({ model, state, canSleep, small }) {
+  const verbs = Object.keys(VERBS).filter((verb) => VERBS[verb].on.includes(state));
+  const possible = verbs
+    .filter((verb) => verb !== "sleep" || canSleep)
+    .filter((verb) => verb !== "load" || state === "cold");
+  return html`${possible.map(
+    (verb) => html`<${Button} key=${verb} small=${small} tone=${verb === "unload" ? "danger" : ""}
+    aria-label=${`${VERBS[verb].title} ${model}`} onClick=${() => change(verb, model)}>${VERBS[verb].title}<//>`,
+  )}`;
+}
+
+/** Stop a worker for good, once the operator has agreed; return whether it was stopped. */
+export async function stop(worker) {
+  const text = `The requests that it has may end first. The gateway forgets it${
+    worker.origin === "configuration" ? " until the configuration is read again" : ""
+  }.`;
+  if (!(await confirm({ title: `Stop ${worker.worker_id}?`, text, action: "Stop", danger: true }))) return false;
+  await api.del(`/v1/admin/workers/${encodeURIComponent(worker.worker_id)}`);
+  toast(`${worker.worker_id} is stopped, and nothing of it is left.`);
+  return true;
+}

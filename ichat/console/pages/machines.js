@@ -1,0 +1,87 @@
+// Machines & GPUs: what each has, and who holds it.
+
+import { useStore } from "../store.js";
+import { hrefOf } from "../router.js";
+import { Badge, Card, Empty, Meter, Page, bytes, count, html } from "../ui.js";
+
+/** The page. */
+export default function Machines() {
+  const machines = useStore((all) => all.machines);
+  const gpus = machines.flatMap((one) => one.gpus ?? []);
+  const lead = `${count(machines.length, "machine")}, ${count(gpus.length, "GPU")}. A machine is here while a worker
+    on it sends heartbeats, or the gateway runs on it.`;
+  return html`<${Page} title="Machines & GPUs" lead=${lead}>
+    ${machines.map((one) => html`<${Machine} key=${one.id} machine=${one} />`)}
+    ${!machines.length && html`<${Empty} icon="machines" title="No machine has reported yet" />`}<//>`;
+}
+
+function Machine({ machine }) {
+  const workers = useStore((all) => all.workers);
+  const total = machine.memory_total_bytes;
+  const used = total ? total - machine.memory_available_bytes : null;
+  const here = machine.workers.map((id) => workers.find((one) => one.worker_id === id) ?? { worker_id: id });
+  return html`<${Card} title=${html`${machine.name} ${machine.has_gateway && html`<${Badge}>gateway<//>`}`}
+      actions=${html`<span class="muted">${machine.cpus ? count(machine.cpus, "CPU") : ""}</span>`}>
+    <div class="machine">
+      <div class="machine-use"><span>CPU</span><${Meter} value=${machine.cpu_use} label="CPU in use" /></div>
+      <div class="machine-use"><span>Memory</span><${Meter} value=${used === null ? null : used / total}
+        label="Memory in use" text=${`${bytes(used)} of ${bytes(total)}`} /></div>
+      <div class="machine-use"><span>Workers</span><span class="badges">${here.map(
+        (one) => html`<a
+        key=${one.worker_id} href=${hrefOf("workers", [one.worker_id])}>${one.worker_id}</a>`,
+      )}
+        ${!here.length && html`<span class="muted">none</span>`}</span></div>
+    </div>
+    ${
+      machine.gpus === null &&
+      html`<p class="hint">Nothing is known of GPUs here: there is no NVIDIA driver, or it does not
+      answer.</p>`
+    }
+    ${
+      machine.gpus?.length > 0 &&
+      html`<div class="grid gpus">${machine.gpus.map(
+        (gpu) => html`<${Gpu}
+      key=${gpu.uuid || gpu.index} gpu=${gpu} />`,
+      )}</div>`
+    }<//>`;
+}
+
+function Gpu({ gpu }) {
+  const total = gpu.memory_total_bytes;
+  const holders = [...gpu.held_by].sort((one, other) => other.memory_bytes - one.memory_bytes);
+  const held = holders.reduce((sum, one) => sum + (one.memory_bytes ?? 0), 0);
+  const others = Math.max(0, (gpu.memory_used_bytes ?? 0) - held);
+  const width = (size) => ({ width: `${total ? Math.min(100, (size / total) * 100) : 0}%` });
+  const name = gpu.name.replace(/^NVIDIA /, "");
+  return html`<div class=${`gpu ${gpu.failure ? "failed" : ""}`}>
+    <header><b>GPU ${gpu.index}</b><span class="muted">${name}</span><span class="spring"></span>
+      ${
+        gpu.failure
+          ? html`<${Badge} tone="bad">does not answer<//>`
+          : html`<span class="num">${gpu.use === null ? "–" : `${Math.round(gpu.use * 100)} %`}</span>`
+      }</header>
+    ${
+      gpu.failure
+        ? html`<p class="field-error">${gpu.failure}</p>`
+        : html`
+    <div class="stack" role="img" aria-label=${`${bytes(gpu.memory_used_bytes)} of ${bytes(total)} in use`}>
+      ${holders.map(
+        (one, at) => html`<i key=${one.worker_id} class=${`chart-${(at % 4) + 1}`}
+        style=${width(one.memory_bytes)} title=${`${one.worker_id}: ${bytes(one.memory_bytes)}`}></i>`,
+      )}
+      <i class="chart-5" style=${width(others)} title=${`others: ${bytes(others)}`}></i>
+    </div>
+    <p class="hint num">${bytes(gpu.memory_used_bytes)} of ${bytes(total)}</p>
+    <ul class="holders">${holders.map(
+      (one, at) => html`<li key=${one.worker_id}>
+      <i class=${`dot chart-${(at % 4) + 1}`}></i><a href=${hrefOf("workers", [one.worker_id])}>${one.worker_id}</a>
+      <span class="spring"></span><span class="num">${bytes(one.memory_bytes)}</span></li>`,
+    )}
+      ${
+        others > total / 100 &&
+        html`<li><i class="dot chart-5"></i>others<span class="spring"></span>
+        <span class="num">${bytes(others)}</span></li>`
+      }</ul>`
+    }
+  </div>`;
+}

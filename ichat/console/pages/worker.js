@@ -1,0 +1,186 @@
+// One worker: state, load, how it last ended, its arguments and its log.
+
+import { api } from "../api.js";
+import { useStore } from "../store.js";
+import { go, hrefOf } from "../router.js";
+import {
+  Badge,
+  Button,
+  Card,
+  Chart,
+  Empty,
+  Facts,
+  Meter,
+  Notice,
+  Page,
+  StateBadge,
+  Table,
+  Tabs,
+  duration,
+  html,
+  number,
+  percent,
+  useEffect,
+  useMemo,
+  useState,
+  when,
+} from "../ui.js";
+import { ModelButtons, stop } from "./changes.js";
+import { Log } from "./log.js";
+import { stateWords } from "./workers.js";
+
+const TABS = [
+  { name: "now", title: "Now" },
+  { name: "log", title: "Log" },
+  { name: "arguments", title: "Arguments" },
+];
+
+/** The page of one worker. */
+export default function Worker({ id }) {
+  const summary = useStore((all) => all.workers.find((one) => one.worker_id === id));
+  const [details, setDetails] = useState(null);
+  const [tab, setTab] = useState("now");
+  const changed = summary && [summary.state, summary.restarts, summary.pid, summary.cause].join(" ");
+  useEffect(() => {
+    const control = new AbortController();
+    const options = { signal: control.signal };
+    api.get(`/v1/admin/workers/${encodeURIComponent(id)}`, options).then(setDetails, () => {});
+    return () => control.abort();
+  }, [id, changed]);
+  const back = { href: hrefOf("workers"), title: "Workers" };
+  if (!summary) {
+    return html`<${Page} title=${id} back=${back}><${Empty} title="There is no such worker">
+      <p>It was stopped, or never was. Its log may still be there.</p><//>
+      <${Card} title="Log"><${Log} id=${id} /><//><//>`;
+  }
+  const worker = { ...details, ...summary };
+  return html`<${Page} title=${id} back=${back} lead=${worker.model_names.join(", ")}
+      actions=${html`<${Actions} worker=${worker} />`}>
+    <${State} worker=${worker} />
+    <${Tabs} label="What of it" tabs=${TABS} current=${tab} onSelect=${setTab} />
+    ${tab === "now" && html`<${Now} worker=${worker} />`}
+    ${tab === "log" && html`<${Card}><${Log} id=${id} /><//>`}
+    ${tab === "arguments" && html`<${Arguments} worker=${worker} />`}
+  <//>`;
+}
+
+function Actions({ worker }) {
+  const leave = async () => {
+    if (await stop(worker)) go("workers");
+  };
+  return html`${
+    worker.on_demand &&
+    html`<${ModelButtons} model=${worker.model_name} state=${worker.state}
+      canSleep=${worker.can_sleep} />`
+  }
+    ${worker.managed && html`<${Button} tone="danger" onClick=${leave}>Stop<//>`}`;
+}
+
+function State({ worker }) {
+  const words = stateWords(worker);
+  const line = html`<div class="state-line"><${StateBadge} state=${worker.state} />
+    ${words && html`<span>${words}</span>`}
+    <span class="muted">${worker.managed ? "started by this gateway" : "started elsewhere"}</span>
+    ${worker.on_demand && html`<${Badge}>on demand<//>`}
+    ${
+      worker.circuit &&
+      worker.circuit.state !== "closed" &&
+      html`<${Badge} tone="bad">circuit ${worker.circuit.state}<//>`
+    }
+  </div>`;
+  const isDown = ["failed", "restarting", "unhealthy", "wedged", "broken"].includes(worker.state);
+  return html`${line}${
+    isDown &&
+    html`<${Notice} tone="bad" title=${worker.cause ?? worker.failure ?? "It is silent."}>
+    ${worker.cause && worker.failure ? `It ${worker.failure}.` : ""}
+    ${worker.state === "failed" ? " It is not started again until its configuration changes." : ""}<//>`
+  }`;
+}
+
+function Now({ worker }) {
+  const history = useStore((all) => all.history);
+  const progress = worker.progress ?? {};
+  const series = useMemo(() => {
+    const own = history.workers[worker.worker_id] ?? {};
+    return {
+      load: [{ title: "in flight", values: own.in_flight ?? [], fill: true }],
+      cache: [{ title: "KV cache", values: own.kv_use ?? [], color: "chart-4", fill: true }],
+    };
+  }, [history, worker.worker_id]);
+  const shared = { times: history.columns.at, sync: "worker" };
+  const load = [
+    ["Requests in flight", number(worker.in_flight)],
+    ["The engine works on", number(worker.running ?? progress.running)],
+    ["Wait in the engine", number(worker.waiting ?? progress.waiting)],
+    ["KV cache in use", html`<${Meter} value=${worker.kv_use ?? progress.kv_use} label="KV cache in use" />`],
+    ["Prefix cache hits", percent(worker.prefix_hit_rate)],
+    ["Tokens since its start", number(progress.tokens_out, { short: true })],
+  ];
+  const facts = [
+    ["Engine", worker.backend && `${worker.backend} ${worker.versions?.[worker.backend] ?? ""}`],
+    ["Machine", worker.machine],
+    ["GPUs", worker.gpu_ids?.join(", ")],
+    ["Address", worker.host && `${worker.host}:${worker.port}`],
+    ["Process", worker.pid],
+    ["Model", worker.model_path && html`<code>${worker.model_path}</code>`],
+    ["Context", worker.models?.[0]?.max_model_len && `${number(worker.models[0].max_model_len)} tokens`],
+    ["Last heartbeat", worker.beat_age_s === null ? "none yet" : `${duration(worker.beat_age_s)} ago`],
+    ["Restarts", worker.restarts],
+    [
+      "Group",
+      worker.group && `${worker.group.name ?? worker.group.id ?? ""} (${worker.group.rank} of ${worker.group.size})`,
+    ],
+    ["Log file", worker.log_file && html`<code>${worker.log_file}</code>`],
+  ];
+  return html`<div class="grid two">
+      <${Chart} ...${shared} title="Requests in flight" series=${series.load} />
+      <${Chart} ...${shared} title="KV cache in use" max=${1} series=${series.cache}
+        format=${(value) => `${Math.round(value * 100)} %`} />
+    </div>
+    <div class="grid two"><${Card} title="Load"><${Facts} facts=${load} /><//>
+      <${Card} title="What it is"><${Facts} facts=${facts} /><//></div>
+    <${LastEnd} worker=${worker} />`;
+}
+
+function LastEnd({ worker }) {
+  const end = worker.last_end ?? { cause: worker.cause, at: worker.ended_at, last_lines: worker.last_lines };
+  if (!end?.at) return null;
+  const facts = [
+    ["When", when(end.at)],
+    ["Exit code", worker.exit_code],
+    ["Signal", worker.signal],
+    ["Out of memory", worker.oom_killed ? "the kernel ended it" : null],
+  ];
+  return html`<${Card} title="How it last ended" tone="ended">
+    ${end.cause && html`<p class="cause">${end.cause}</p>`}
+    <${Facts} facts=${facts} />
+    ${
+      end.last_lines?.length > 0 &&
+      html`<h3>Its last lines</h3>
+      <pre class="lines" tabindex="0">${end.last_lines.join("\n")}</pre>`
+    }<//>`;
+}
+
+function Arguments({ worker }) {
+  const [text, setText] = useState("");
+  const [all, setAll] = useState(false);
+  if (!worker.args) return html`<${Empty} title="Not known yet"><p>Its first heartbeat brings them.</p><//>`;
+  const changed = new Set(worker.changed_args);
+  const rows = Object.entries(worker.args).map(([name, value]) => ({ name, value, isSet: changed.has(name) }));
+  const found = rows.filter((row) => (all || row.isSet) && row.name.includes(text.trim().replaceAll("-", "_")));
+  const columns = [
+    {
+      name: "name",
+      title: "Argument",
+      value: (row) => row.name,
+      cell: (row) => html`<code>${row.name}</code> ${row.isSet && all ? html`<${Badge} tone="busy">set<//>` : ""}`,
+    },
+    { name: "value", title: "Value", cell: (row) => html`<span class="mono wrap">${JSON.stringify(row.value)}</span>` },
+  ];
+  return html`<${Card} flush title="Arguments of the engine" actions=${html`
+    <input type="search" aria-label="Find arguments" placeholder="Find ( / )" value=${text}
+      onInput=${(event) => setText(event.target.value)} />
+    <label class="check"><input type="checkbox" checked=${all} onChange=${(event) => setAll(event.target.checked)} />
+      defaults as well</label>`}>
+    <${Table} label="Arguments" columns=${columns} rows=${found} keyOf=${(row) => row.name} sort="name" /><//>`;
+}
