@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ichat
+from ichat.admin.openapi_keys import paths_of_keys, schemas_of_keys
 from ichat.admin.openapi_models import FAILURES, components_of_models, model_keys, paths_of_models
 from ichat.admin.openapi_parts import failure, json_body, json_of, operation_of, query
 from ichat.admin.openapi_settings import paths_of_settings
@@ -25,6 +26,7 @@ Times are in seconds, sizes in bytes, unless a name says otherwise."""
 _TAGS = {
     "models": "OpenAI's routes, relayed byte for byte to a worker or an external route that has the model.",
     "workers": "What workers tell the gateway, and what operators see and ask of them.",
+    "keys": "Clients' keys: those of the configuration, and those that are made over the API.",
     "cluster": "The gateway, its machine and its configuration.",
 }
 _LINES = f"""\
@@ -75,7 +77,14 @@ def document() -> dict[str, Any]:
     rules: dict[tuple[str, str], Rule] = {
         (method.lower(), re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", path)): rule for (method, path), rule in ROUTES.items()
     }
-    paths = {**paths_of_models(), **_from_workers(), **_of_workers(), **_of_the_cluster(), **paths_of_usage()}
+    paths = {
+        **paths_of_models(),
+        **_from_workers(),
+        **_of_workers(),
+        **paths_of_keys(),
+        **_of_the_cluster(),
+        **paths_of_usage(),
+    }
     for path, item in paths.items():
         for method in item.keys() - {"parameters"}:
             keys = _KEYS_FOR[rules.get((method, path), "data")]
@@ -87,7 +96,7 @@ def document() -> dict[str, Any]:
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
         "paths": paths,
         "components": {
-            "schemas": {**schemas(), **schemas_of_usage()},
+            "schemas": schemas() | schemas_of_keys() | schemas_of_usage(),
             **of_models,
             "responses": {
                 "Failed": failure("Anything that goes wrong, whose `code` says what."),

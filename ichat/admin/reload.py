@@ -90,7 +90,8 @@ class Reloader:
         self._check = check
         self._watch_s = watch_s
         self._retry_s = retry_s
-        self._lock = trio.Lock()
+        self.lock = trio.Lock()
+        """Held while what is in force changes: the configuration, or the keys that were made over the API."""
 
     def __repr__(self) -> str:
         return f"<Reloader {self._path}>"
@@ -112,7 +113,7 @@ class Reloader:
         """
         if self._path is None:
             raise ApiError(409, "no_file", "This gateway was not started from a file: there is nothing to read again.")
-        async with self._lock:
+        async with self.lock:
             try:
                 seen, new = await trio.to_thread.run_sync(_read, self._path)
                 apply = await trio.to_thread.run_sync(self._check, new)

@@ -20,6 +20,7 @@ from ichat import errors
 from ichat.admin import views
 from ichat.admin.config_view import shown_section
 from ichat.admin.explain import explain_request, read_question
+from ichat.admin.key_store import KeyStore
 from ichat.admin.lists import Pieces, read_worker_query, to_json, with_long_list, worker_parts
 from ichat.admin.openapi import document
 from ichat.admin.reload import Reloader
@@ -66,6 +67,8 @@ class AdminContext:
     reloader: Reloader
     auth: Callable[[], Auth]
     """Returns the rules of access that are in force."""
+    quotas: Quotas
+    key_store: KeyStore
     metrics: Metrics
     scraper: Scraper
     heartbeats: HeartbeatReceiver
@@ -74,7 +77,6 @@ class AdminContext:
     """Returns the names that the configuration maps to models."""
     prompt_lengths: PromptLengths
     ledger: Ledger
-    quotas: Quotas
     started_at: float
     """In seconds since 1970."""
     engine_flags: EngineFlags = attrs.field(factory=EngineFlags)
@@ -99,7 +101,7 @@ def _long_response(parts: Iterator[str], content_type: str = "application/json")
     return Response(b"" if request.method == "HEAD" else Pieces(parts), content_type=content_type)
 
 
-async def _read_json() -> Any:
+async def read_json() -> Any:
     """Return the parsed body of the request. Raises ApiError 400 for a body that is not JSON."""
     try:
         return json.loads(await request.get_data())
@@ -191,7 +193,7 @@ async def _one_worker(worker_id: str) -> Response:
 @routes.post("/v1/admin/workers/launch")
 async def _launch() -> Response:
     here = context()
-    spec = read_worker(await _read_json(), here.reloader.config)
+    spec = read_worker(await read_json(), here.reloader.config)
     if read_flag(request.args, "dry_run", default=False):
         objections = await here.supervisor.objections_to(spec)
         return json_response(views.LaunchCheck(objections, here.supervisor.command_of(spec), shown_section(spec)))

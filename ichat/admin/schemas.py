@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import attrs
 
 from ichat.admin import views
+from ichat.admin.key_views import KeyLimits, KeyUsage, KeyView
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines import EngineFlag, Progress
 from ichat.hardware.host import GpuStatus
@@ -56,6 +57,9 @@ COMPONENTS: Mapping[Any, str] = {
     WorkerSummary: "WorkerSummary",
     ReloadStep: "Step",
     EngineFlag: "EngineFlag",
+    KeyLimits: "KeyLimits",
+    KeyUsage: "KeyUsage",
+    KeyView: "Key",
 }
 """The components to which other schemas refer; any other class stands where it is used."""
 _TAKEN = "Taken"

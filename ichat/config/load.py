@@ -14,7 +14,7 @@ from cattrs.errors import BaseValidationError
 
 from ichat import errors
 from ichat.config.aliases import contradictions_of_aliases
-from ichat.config.schema import SECTIONS, Config, EngineValue, ManagedWorkerConfig, Security
+from ichat.config.schema import SECTIONS, Config, EngineValue, Key, ManagedWorkerConfig, Security
 from ichat.config.strict import problems_of, section_hook, shown, strict_converter
 from ichat.config.usage import contradictions_of_limits
 from ichat.errors import EXIT_USAGE, Exit
@@ -67,6 +67,22 @@ def read_worker(table: object, config: Config) -> ManagedWorkerConfig:
         if not problems:
             return worker
     raise errors.bad_request(f"This is not a worker that can be launched: {'; '.join(problems)}.")
+
+
+def read_key(table: Mapping[str, Any], config: Config | None = None) -> Key:
+    """Return the key in parsed JSON with the keys of `[[security.keys]]`; a null means that a key is left out.
+
+    The key must not contradict `config`. Raises ApiError 400 with every problem.
+    """
+    try:
+        key = _converter().structure(_without_nulls(table), Key)
+    except BaseValidationError as error:
+        problems = sorted(problems_of(error))
+    else:
+        problems = [] if config is None else sorted(contradictions_of_limits("key", key, config.usage, config.prices))
+        if not problems:
+            return key
+    raise errors.bad_request(f"This is not a key that can be made: {'; '.join(problems)}.")
 
 
 def _without_nulls(table: Mapping[str, Any]) -> dict[str, Any]:

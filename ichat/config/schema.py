@@ -98,6 +98,7 @@ class Limits:
     workers_max: int = checked(_COUNT, 16384)
     scraped_workers_max: int = checked(Between(0, 1_000_000), 100)
     heartbeats_per_second_max: int = checked(_COUNT, 500)
+    made_keys_max: int = checked(_COUNT, 10_000)
     max_in_flight: int | None = checked(_COUNT, None)
     requests_per_minute: int | None = checked(_AMOUNT, None)
     tokens_per_minute: int | None = checked(_AMOUNT, None)
@@ -110,18 +111,30 @@ class Limits:
 class Key:
     """`[[security.keys]]`: one client's key, given by its hash or by a variable, and what it may ask for."""
 
-    name: str = checked(checks.is_key_name)
+    name: str = checked(checks.is_key_name, schema={"pattern": f"^{checks.KEY_NAME.pattern}$"})
+    """The key's name in the access log, in limits and in messages."""
     key_hash: str | None = checked(checks.is_key_hash, None)
+    """The key's SHA-256, as `./ichat.pyz key` prints it."""
     key_env: str | None = checked(checks.is_variable, None)
+    """A variable of the gateway's environment that has the key."""
     models: list[str] | None = None
+    """The models that it may use; None: all."""
     metrics: bool = False
+    """Whether it may read /metrics."""
     engine_control: bool = False
+    """Whether it may send workers what steers their engines."""
     max_in_flight: int | None = checked(_COUNT, None)
+    """The most requests under way at the same time; None: no limit."""
     requests_per_minute: int | None = checked(_AMOUNT, None)
+    """The most requests in a minute; None: no limit."""
     tokens_per_minute: int | None = checked(_AMOUNT, None)
+    """The most tokens in a minute; None: no limit."""
     tokens_per_day: int | None = checked(_PERIOD_AMOUNT, None)
+    """The most tokens in a day (UTC); None: no limit."""
     tokens_per_month: int | None = checked(_PERIOD_AMOUNT, None)
+    """The most tokens in a calendar month (UTC); None: no limit."""
     budget_per_month: float | None = checked(PRICE, None)
+    """The most that its requests may cost in a calendar month, by `[prices]`; None: no limit."""
 
 
 @frozen

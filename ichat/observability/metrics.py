@@ -6,7 +6,7 @@ on each scrape, so no series of a worker outlives it.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
 import attrs
 import trio
@@ -174,6 +174,11 @@ class Metrics:
         self._refusals[reason] = self._refusals.get(reason, 0) + 1
         if key:
             self._of_key(key).refusals += 1
+
+    def keep_keys(self, names: Collection[str]) -> None:
+        """Forget the keys that are not among these."""
+        for name in self._keys.keys() - set(names):
+            del self._keys[name]
 
     def _of_key(self, name: str) -> _KeyCounts:
         found = self._keys.get(name)

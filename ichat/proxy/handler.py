@@ -34,7 +34,7 @@ CONTROL_REQUESTS_MAX = 1000
 CONTROL_BYTES_MAX = 4 * 1024 * 1024
 """The largest body of a request to the control plane."""
 _READS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
-_METHODS = _READS | {b"POST", b"DELETE"}
+_METHODS = _READS | {b"POST", b"PATCH", b"DELETE"}
 CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
 """Seconds until the control plane's first byte, and between two bytes: stopping a worker takes as long as its drain."""
 _JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}

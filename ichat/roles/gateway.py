@@ -8,6 +8,7 @@ components                             plain objects: nothing runs yet
 └ control plane                        hypercorn on a unix socket
 └ log store                            one follower for each registered worker
 └ reloader                             watches the file, and obeys SIGHUP
+└ key store                            refuses keys that expire
 └ supervisor                           one task for each managed worker
 └ front door └ connection └ exchange
 """
@@ -111,6 +112,7 @@ async def _start_background(nursery: trio.Nursery, components: Components) -> No
     nursery.start_soon(retry_forever, context.balancer)
     nursery.start_soon(reloader.watch_forever)
     nursery.start_soon(reloader.obey_signals_forever)
+    nursery.start_soon(components.key_store.expire_forever)
 
 
 async def _serve_until_told(

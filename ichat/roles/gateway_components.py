@@ -11,8 +11,10 @@ from typing import Any
 import attrs
 import trio
 
+from ichat.admin.key_store import KeyStore
 from ichat.admin.reload import ApplyConfig, ConfigFile, Reconfigurable, Reloader
 from ichat.config.schema import Config
+from ichat.errors import EXIT_USAGE, Exit
 from ichat.hardware.machines import MachineMonitor
 from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub
@@ -36,6 +38,8 @@ from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
 from ichat.security.addresses import address_in
 from ichat.security.auth import Auth, Caller
+from ichat.security.key_file import load_keys
+from ichat.security.made_keys import NO_KEYS, MadeKeys
 from ichat.supervisor.state import StateDirectory
 from ichat.supervisor.supervisor import Supervisor
 
@@ -49,13 +53,23 @@ class SecureParts:
     auth: Auth
 
 
-def secure_parts(config: Config) -> SecureParts:
-    """Make what needs certificates and keys. Raises Exit 64 where one of them is missing or not usable."""
+def secure_parts(config: Config, made: MadeKeys = NO_KEYS) -> SecureParts:
+    """Make what needs certificates and keys, beside those that were made over the API.
+
+    Raises Exit 64 where one of them is missing or not usable.
+    """
+    if problems := sorted(made.contradictions(config)):
+        raise Exit(EXIT_USAGE, f"The configuration contradicts made keys: {'; '.join(problems)}.")
     settings = config.server_settings
     tls = None
     if settings.tls_certificate is not None and settings.tls_key is not None:
         tls = server_context(settings.tls_certificate, settings.tls_key)
-    return SecureParts(tls, external_endpoints(config), Auth(config.security))
+    return SecureParts(tls, external_endpoints(config), auth_of(config, made, time.time()))
+
+
+def auth_of(config: Config, made: MadeKeys, now: float) -> Auth:
+    """Return the rules of access of a configuration beside made keys. Raises Exit 64."""
+    return Auth(config.security, made.active(now), needs_keys=made.is_used)
 
 
 @attrs.frozen
@@ -72,6 +86,7 @@ class Components:
     supervisor: Supervisor
     reloader: Reloader
     ledger: Ledger
+    key_store: KeyStore
     checker: HealthChecker
     serve_control: Callable[..., Awaitable[Any]]
     """Serves the control plane; to be started."""
@@ -85,7 +100,8 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     from ichat.admin import app as control  # its frameworks are not needed to report a wrong configuration
     from ichat.admin.routes import AdminContext
 
-    parts, timeouts = secure_parts(config), config.timeouts
+    made = load_keys(state.keys_file)
+    parts, timeouts = secure_parts(config, made), config.timeouts
     access = AccessLog(config.logs.access_log, config.logs.access_lines_max)
     registry = Registry(parts.external, trio.current_time, config.routing.max_in_flight, timeouts.wedged_after_s)
     registry.reconfigure(config)
@@ -97,8 +113,9 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     metrics = Metrics(registry, balancer, lambda: monitor.report, lambda: supervisor.loader.counts)
     shadows = Shadows(balancer, metrics.shadows, config.routing.shadows_max)
     context = GatewayContext(
-        config, parts.auth, registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps, shadows=shadows
-    )
+        made.merged_with(config), parts.auth,
+        registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps, shadows=shadows,
+    )  # fmt: skip
     ledger = Ledger(config.usage, state.path, registry.has, context.quotas)
     metrics.others.append(ledger.families)
     log_store = LogStore(state.log_directory, config.logs)
@@ -122,25 +139,32 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
         registry, balancer, context.quotas, pool, context, shadows, handler, heartbeats, door, log_store, checker,
         scraper, ledger,
     ]  # fmt: skip
-    reloader = Reloader(config, file, supervisor, functools.partial(check, reconfigured, context, door))
+    check_config = functools.partial(check, reconfigured, context, door, lambda: key_store.made)
+    reloader = Reloader(config, file, supervisor, check_config)
+    put_in_force = functools.partial(put_keys_in_force, context, metrics, lambda: reloader.config)
+    key_store = KeyStore(made, state.keys_file, reloader, put_in_force)
     admin = AdminContext(
         registry, balancer, supervisor, log_store, reloader, lambda: context.auth,
-        metrics=metrics, scraper=scraper,
+        quotas=context.quotas, key_store=key_store, metrics=metrics, scraper=scraper,
         heartbeats=heartbeats, prefix_reports=prefix_reports, aliases=lambda: context.aliases,
-        prompt_lengths=context.prompt_lengths, ledger=ledger, quotas=context.quotas, started_at=time.time(),
+        prompt_lengths=context.prompt_lengths, ledger=ledger, started_at=time.time(),
     )  # fmt: skip
     return Components(
-        access, hub, context, metrics, monitor, log_store, door, supervisor, reloader, ledger, checker,
+        access, hub, context, metrics, monitor, log_store, door, supervisor, reloader, ledger, key_store, checker,
         functools.partial(control.serve, control.make_app(admin), state.control_socket), state.log_directory,
         reconfigured,
     )  # fmt: skip
 
 
 def check(
-    reconfigured: Sequence[Reconfigurable], context: GatewayContext, door: FrontDoor[Caller], config: Config
+    reconfigured: Sequence[Reconfigurable],
+    context: GatewayContext,
+    door: FrontDoor[Caller],
+    made: Callable[[], MadeKeys],
+    config: Config,
 ) -> ApplyConfig:
     """Make what another configuration needs, and return what puts it in force. Raises Exit 64."""
-    parts = secure_parts(config)
+    parts = secure_parts(config, made())
 
     def apply(old: Config) -> None:
         registry = context.registry
@@ -148,12 +172,23 @@ def check(
         if parts.auth.token != context.auth.token:
             registry.require_reauthentication()
         context.auth, door.tls = parts.auth, parts.tls
+        with_made = made().merged_with(config)
         for component in reconfigured:
-            component.reconfigure(config)
+            component.reconfigure(with_made)
         logging.getLogger("ichat").setLevel(config.server_settings.log_level.upper())
         context.balancer.dispatch_waiting()
 
     return apply
+
+
+def put_keys_in_force(
+    context: GatewayContext, metrics: Metrics, config: Callable[[], Config], made: MadeKeys, now: float
+) -> None:
+    """Go on with other keys that were made over the API: those of them that are active at this time."""
+    with_made = made.merged_with(config())
+    context.auth = auth_of(config(), made, now)
+    context.quotas.reconfigure(with_made)
+    metrics.keep_keys([key.name for key in with_made.security.keys])
 
 
 def _with_kept_routes(

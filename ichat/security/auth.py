@@ -68,6 +68,10 @@ ROUTES: Mapping[tuple[str, str], Rule] = {
     ("POST", "/v1/admin/config/reload"): "write",
     ("GET", "/v1/admin/usage"): "read",
     ("GET", "/v1/usage"): "data",
+    ("GET", "/v1/admin/keys"): "read",
+    ("POST", "/v1/admin/keys"): "write",
+    ("PATCH", "/v1/admin/keys/<name>"): "write",
+    ("DELETE", "/v1/admin/keys/<name>"): "write",
 }
 """The control plane's routes; all others are refused."""
 
@@ -141,8 +145,14 @@ def encode_caller(caller: Caller) -> bytes:
 class Auth:
     """The keys, networks and rules of the configuration."""
 
-    def __init__(self, security: Security) -> None:
-        """Read keys from the environment. Raises Exit 64 if one is missing."""
+    def __init__(
+        self, security: Security, made: Mapping[bytes, ClientKey] | None = None, *, needs_keys: bool = False
+    ) -> None:
+        """Read keys from the environment. Raises Exit 64 if one is missing.
+
+        `made` are clients' keys that are not in the configuration, by their digests. With `needs_keys` clients need a
+        key also where none of them is left.
+        """
         self.proxies = Networks(security.trusted_proxies)
         self.worker_networks = Networks(security.worker_networks)
         self._open_metrics = security.open_metrics
@@ -159,6 +169,14 @@ class Auth:
             assert digest is not None, "the configuration was not checked"
             models = None if key.models is None else frozenset(key.models)
             self._keys[digest] = ClientKey(key.name, models, key.metrics, key.engine_control)
+        known = [digest for digest in (*self._keys, *(made or ()), self._admin, self._token) if digest is not None]
+        given = len(security.keys) + len(made or ()) + (self._admin is not None) + (self._token is not None)
+        if len(set(known)) < given:
+            raise Exit(EXIT_USAGE, "security: the same key is given for two things; each has its own.")
+        self._keys |= made or {}
+        self._by_name = {key.name: key for key in self._keys.values()}
+        self.has_keys = needs_keys or bool(self._keys)
+        """Whether clients need a key."""
         self._callers: dict[tuple[bytes, str], Caller] = {}
         """Those that sent nothing but a client's key: by their `Authorization`, and their address.
 
@@ -173,17 +191,9 @@ class Auth:
             "write": self._check_write,
             "join": self._check_join,
         }
-        known = [digest for digest in (*self._keys, self._admin, self._token) if digest is not None]
-        if len(set(known)) < len(security.keys) + (self._admin is not None) + (self._token is not None):
-            raise Exit(EXIT_USAGE, "security: the same key is given for two things; each has its own.")
 
     def __repr__(self) -> str:
         return f"<Auth {len(self._keys)} keys>"
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether clients need a key."""
-        return bool(self._keys)
 
     @property
     def has_admin_key(self) -> bool:
@@ -193,7 +203,7 @@ class Auth:
     @property
     def is_bare(self) -> bool:
         """Whether no key of any kind is configured."""
-        return not self._keys and self._admin is None and self._token is None
+        return not self.has_keys and self._admin is None and self._token is None
 
     def caller(self, head: RequestHead, peer: str) -> Caller:
         """Return the sender of a request with this head over a connection from `peer`."""
@@ -221,7 +231,7 @@ class Auth:
                 is_forwarded = True
                 if name == b"x-forwarded-for":
                     forwarded.append(value)
-        is_here = is_loopback(address) and not (is_forwarded or self._keys) and address not in self.proxies
+        is_here = is_loopback(address) and not (is_forwarded or self.has_keys) and address not in self.proxies
         if is_here:
             is_here = head.version == b"1.1" and targets_this_host(head.headers) and comes_from_this_host(head.headers)
         elif is_forwarded and address in self.proxies:
@@ -280,7 +290,7 @@ class Auth:
         if text is None:
             return Caller("worker", "", is_local=False, is_managed_worker=True)
         kind, where, name, address = text.split(" ", 3)
-        key = next((key for key in self._keys.values() if key.name == name), None) if name else None
+        key = self._by_name.get(name)
         return Caller(_KINDS[kind], address, where == "here", key, where == "relayed")
 
     def check(self, rule: Rule, caller: Caller) -> None:
@@ -288,7 +298,7 @@ class Auth:
         self._rules[rule](caller)
 
     def _check_data(self, caller: Caller) -> None:
-        if self._keys and caller.kind != "data":
+        if self.has_keys and caller.kind != "data":
             raise _refusal(caller, "a client's key (security.keys)")
 
     def _check_models(self, caller: Caller) -> None:
@@ -325,7 +335,7 @@ class Auth:
             )
 
     def _only_here(self, caller: Caller, what: str) -> str:
-        if self._keys:
+        if self.has_keys:
             return f"{what} only with a key, as clients have keys"
         return (
             f"{what} only from the gateway's own machine, at 127.0.0.1 or `localhost` and through no proxy (this"

@@ -81,6 +81,8 @@ class Quota:
     """The key's; empty: of all requests together."""
     limits: Key | Limits
     in_flight: int = 0
+    used_at: float | None = None
+    """When its newest request was let in; None: it had none."""
     requests: Window = attrs.field(factory=Window)
     tokens: Window = attrs.field(factory=Window)
     spending: Spending | None = None
@@ -175,6 +177,11 @@ class Quotas:
         quota = self._by_key.get(key, self._keyless)[0]
         return quota.spending.standings(quota.limits) if quota.spending is not None else []
 
+    def of_key(self, name: str) -> Quota | None:
+        """Return the quota of the key of this name; None where no key has it."""
+        found = self._by_key.get(name)
+        return None if found is None else found[0]
+
     def refusal(self, key: str, now: float) -> QuotaRefusal | None:
         """Return why a request of this key ("" for none) would be refused now, if it would."""
         for one in self._by_key.get(key, self._keyless):
@@ -194,6 +201,7 @@ class Quotas:
         for one in used:
             limits = one.limits
             one.in_flight += 1
+            one.used_at = now
             if limits.requests_per_minute is not None:
                 one.requests.add(1, now)
             if one.name or limits.tokens_per_minute is not None:

@@ -1,7 +1,8 @@
 """What the gateway keeps from one start to the next, in one directory that no other gateway uses.
 
 `lock` is held while it runs, `control` is the socket of its control plane, `sockets/` has those of its workers,
-`logs/` their lines, and `workers.json` whom it knows. A file is replaced as a whole, or not at all.
+`logs/` their lines, `workers.json` whom it knows, and `keys.json` the keys that were made over the API
+(`security/key_file.py`). A file is replaced as a whole, or not at all.
 """
 
 import contextlib
@@ -82,6 +83,11 @@ class StateDirectory:
     def control_socket(self) -> str:
         """Where the control plane listens."""
         return os.path.join(self.path, "control")
+
+    @property
+    def keys_file(self) -> str:
+        """Where the keys are that were made over the API."""
+        return os.path.join(self.path, "keys.json")
 
     def socket_of(self, worker_id: str) -> str:
         """Return where a managed worker listens: the same at every start, and short whatever its id is."""

@@ -13,6 +13,7 @@ from ichat.protocol import Heartbeat
 from ichat.roles.gateway import LogSources
 from ichat.roles.gateway_components import build, check
 from ichat.routing.prefix_chain import PrefixChain
+from ichat.security.made_keys import NO_KEYS
 from ichat.supervisor.state import open_state
 
 SOURCES = pathlib.Path(ichat.__file__).parent.rglob("*.py")
@@ -74,7 +75,7 @@ async def test_a_reload_leaves_no_replaced_route_in_the_index_of_prefixes(tmp_pa
         for endpoints in context.registry.external.values():
             chain = PrefixChain(256, [endpoints[0].id.ljust(8)[:8]])
             index.record(chain, index.match(chain), endpoints[0])
-        check(components.reconfigured, context, components.door, after)(before)
+        check(components.reconfigured, context, components.door, lambda: NO_KEYS, after)(before)
         await trio.sleep(10)
         index.match(chain)
         assert list(index._numbers) == [context.registry.external["stays"][0].holder]

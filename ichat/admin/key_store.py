@@ -1,0 +1,178 @@
+"""The keys that were made over the API, while the gateway runs: made, changed, withdrawn, and refused once they expire.
+
+Each change is on the disk before it is in force. Then the gateway goes on with another `Auth`, as at a reload:
+connections stay, requests under way go on, and the next request with a key that is gone gets 401.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Never
+
+import attrs
+import trio
+
+from ichat.admin.reload import Reloader
+from ichat.config.load import read_key
+from ichat.config.schema import Config, Key
+from ichat.errors import ApiError, bad_request
+from ichat.security.key_file import save_keys
+from ichat.security.keys import hash_of, new_key
+from ichat.security.made_keys import MadeKey, MadeKeys, changeable_key, check_new_name
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 60.0
+"""How often the time of day is read while a key will expire: somebody may set the clock."""
+EXPIRES_IN_S_MAX = 100 * 366 * 24 * 3600.0
+"""The longest time for which a key may be made; one without an end has none."""
+_NEVER_ASKED = ("key_hash", "key_env")
+_EXPIRY = ("expires_at", "expires_in_s")
+
+
+class KeyStore:
+    """Holds the made keys that are known now."""
+
+    def __init__(
+        self,
+        made: MadeKeys,
+        path: str,
+        reloader: Reloader,
+        put_in_force: Callable[[MadeKeys, float], None],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`path` is where they are kept; `put_in_force` has the gateway go on with those that are active at a time."""
+        self.made = made
+        self._path = path
+        self._reloader = reloader
+        self._put_in_force = put_in_force
+        self._wall_clock = wall_clock
+        self._in_force_at = wall_clock()
+        """Keys that expired until then are refused already."""
+        self._changed = trio.Event()
+        self._listeners: dict[Callable[[], None], None] = {}
+
+    def __repr__(self) -> str:
+        return f"<KeyStore {self.made!r}>"
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Have a function called after every change of a key, and when one expires."""
+        self._listeners[listener] = None
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        """Have it called no longer."""
+        del self._listeners[listener]
+
+    @property
+    def configured(self) -> list[Key]:
+        """The keys of the configuration that is in force."""
+        return self._reloader.config.security.keys
+
+    async def make(self, table: Mapping[str, Any], *, has_admin_key: bool) -> tuple[MadeKey, str]:
+        """Make the key that a request asks for; return it, and the key itself, which nobody will see again.
+
+        Raises ApiError: 400 for what is no key, 409 where it cannot be made, 503 where it cannot be kept.
+        """
+        if not has_admin_key:
+            raise ApiError(
+                409,
+                "admin_key_needed",
+                "Give the operators a key first (security.admin_key_hash or admin_key_env, then reload): once clients"
+                " have keys, requests without one are nobody's, and this API would be closed to you too.",
+            )
+        now, secret = self._wall_clock(), new_key()
+        key = _key_from(table, {}, hash_of(secret), self._reloader.config)
+        expires_at = _expiry(table, None, now)
+        async with self._reloader.lock:
+            check_new_name(key.name, self.configured, self.made)
+            kept, most = self.made.without_forgotten(now), self._reloader.config.limits.made_keys_max
+            if len(kept.by_name) >= most:
+                raise ApiError(
+                    409,
+                    "too_many_keys",
+                    f"There are {len(kept.by_name)} made keys already: withdraw some, or raise limits.made_keys_max.",
+                )
+            made = MadeKey(key, round(now, 3), expires_at)
+            await self._change(kept.with_key(made), f"the key {key.name} was made over the API")
+        return made, secret
+
+    async def alter(self, name: str, table: Mapping[str, Any]) -> MadeKey:
+        """Change what a made key may ask for, or when it expires. Raises ApiError 400, 404, 409 or 503."""
+        async with self._reloader.lock:
+            before = changeable_key(name, self.configured, self.made)
+            if table.get("name", name) != name:
+                raise bad_request("The name of a key stays as it is: make another key.", param="name")
+            key = _key_from(table, attrs.asdict(before.key), before.key.key_hash or "", self._reloader.config)
+            expires_at = _expiry(table, before.expires_at, self._wall_clock())
+            made = attrs.evolve(before, key=key, expires_at=expires_at)
+            await self._change(self.made.with_key(made), f"the key {name} was changed over the API")
+        return made
+
+    async def withdraw(self, name: str) -> None:
+        """Forget a made key. Raises ApiError 404, 409 or 503."""
+        async with self._reloader.lock:
+            changeable_key(name, self.configured, self.made)
+            await self._change(self.made.without_key(name), f"the key {name} was withdrawn over the API")
+
+    async def expire_forever(self) -> Never:
+        """Put the keys in force anew whenever one of them expires."""
+        while True:
+            changed, at = self._changed, self.made.next_expiry(self._in_force_at)
+            wait_s = min(max(at - self._wall_clock(), 0.0), LOOK_S) if at < math.inf else math.inf
+            with trio.move_on_after(wait_s):
+                await changed.wait()
+            if not changed.is_set() and self._wall_clock() >= at:
+                async with self._reloader.lock:
+                    log.info("a key that was made over the API has expired")
+                    self._go_on_with(self.made)
+
+    async def _change(self, made: MadeKeys, what: str) -> None:
+        """Keep other keys, and put them in force. Raises ApiError 503, and nothing has changed then."""
+        try:
+            await trio.to_thread.run_sync(save_keys, self._path, made)
+        except OSError as error:
+            raise ApiError(
+                503,
+                "not_kept",
+                f"Nothing was changed: {self._path} cannot be written ({error.strerror or error}).",
+                kind="server_error",
+            ) from error
+        log.info("%s", what)
+        self._go_on_with(made)
+
+    def _go_on_with(self, made: MadeKeys) -> None:
+        self.made = made
+        self._in_force_at = self._wall_clock()
+        self._put_in_force(made, self._in_force_at)
+        self._changed.set()
+        self._changed = trio.Event()
+        for listener in list(self._listeners):
+            listener()
+
+
+def _key_from(table: Mapping[str, Any], before: Mapping[str, Any], key_hash: str, config: Config) -> Key:
+    """Return the key that a request describes, where it says nothing as it was before. Raises ApiError 400."""
+    for name in _NEVER_ASKED:
+        if name in table:
+            raise bad_request(f"{name} is for [[security.keys]]: the gateway makes this key itself.", param=name)
+    asked = {name: value for name, value in table.items() if name not in _EXPIRY}
+    described = {**before, **asked, "key_hash": None, "key_env": None}
+    return attrs.evolve(read_key(described, config), key_hash=key_hash)
+
+
+def _expiry(table: Mapping[str, Any], before: float | None, now: float) -> float | None:
+    """Return when a key is to expire: as a request says, else as before. Raises ApiError 400."""
+    given = [name for name in _EXPIRY if name in table]
+    if not given:
+        return before
+    if len(given) > 1:
+        raise bad_request("expires_at and expires_in_s are two ways to say the same: give one.", param=given[1])
+    name, value = given[0], table[given[0]]
+    if value is None:
+        return None
+    at = (now if name == "expires_in_s" else 0.0) + value if type(value) in (int, float) else now
+    if not now < at <= now + EXPIRES_IN_S_MAX:
+        meaning = "seconds from now" if name == "expires_in_s" else "seconds since 1970, later than now"
+        raise bad_request(f"{name} must be a number of {meaning}, of 100 years at most, or null for never.", param=name)
+    return round(at, 3)

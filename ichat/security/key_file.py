@@ -1,0 +1,78 @@
+"""The file with the keys that were made over the API: one line each, with the key's hash and never the key itself.
+
+It is replaced as a whole, or not at all, and is on the disk before a key is given to anybody.
+"""
+
+import json
+import os
+import pathlib
+from typing import Any, cast
+
+import attrs
+
+from ichat.config.load import read_key
+from ichat.config.schema import Key
+from ichat.errors import EXIT_UNAVAILABLE, ApiError, Exit
+from ichat.security.made_keys import MadeKey, MadeKeys
+
+VERSION = 1
+_DEFAULTS = {field.name: field.default for field in attrs.fields(Key)}
+
+
+def load_keys(path: str) -> MadeKeys:
+    """Return the keys in a file; none where there is no file.
+
+    Raises Exit 69 for one that cannot be read: a gateway that knew none of its keys would be closed to their owners,
+    or open to all.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        if found["version"] != VERSION:
+            raise ValueError(f"it is of version {found['version']}, not {VERSION}")
+        made = [_read(table) for table in found["keys"]]
+    except FileNotFoundError:
+        return MadeKeys()
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError, ApiError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+        raise Exit(
+            EXIT_UNAVAILABLE,
+            f"The keys that were made over the API cannot be read from {path} ({why}). Put a copy of the file in its"
+            " place, or remove it: then those keys are not known any more.",
+        ) from error
+    return MadeKeys({one.key.name: one for one in made}, is_used=True)
+
+
+def _read(table: dict[str, Any]) -> MadeKey:
+    made_at, expires_at = table.pop("made_at"), table.pop("expires_at", None)
+    if type(made_at) not in (int, float) or type(expires_at) not in (int, float, type(None)):
+        raise ValueError("the time of a key is no number")
+    key = read_key(table)
+    if key.key_hash is None:
+        raise ValueError(f"the key {key.name} has no hash")
+    return MadeKey(key, cast("float", made_at), cast("float | None", expires_at))
+
+
+def save_keys(path: str, made: MadeKeys) -> None:
+    """Write all of them; it blocks until the disk has them. Raises OSError."""
+    written = f"{path}.new"
+    with open(written, "w", encoding="utf-8", opener=_private) as file:
+        file.write(f'{{"version": {VERSION}, "keys": [')
+        for number, one in enumerate(made.by_name.values()):  # thousands of keys are not one text
+            fields = attrs.asdict(one.key).items()
+            table = {name: value for name, value in fields if value != _DEFAULTS[name]}
+            table |= {"made_at": one.made_at, "expires_at": one.expires_at}
+            file.write((",\n" if number else "\n") + json.dumps(table))
+        file.write("]}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(written, path)
+    directory = os.open(pathlib.Path(path).parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,129 @@
+"""Clients' keys that were made over the API: which of them are in force, and until when. Purely synchronous.
+
+The configuration's own keys come first: a made key with the name or the hash of one of them contradicts it.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+import attrs
+
+from ichat.config.schema import Config, Key
+from ichat.config.usage import contradictions_of_limits
+from ichat.errors import ApiError
+from ichat.security.auth import ClientKey
+
+EXPIRED_KEPT_S = 30 * 24 * 3600.0
+"""How long a key that has expired is still listed, and its name taken."""
+
+
+def _digest_of(one: "MadeKey") -> bytes:
+    return bytes.fromhex((one.key.key_hash or "").partition(":")[2])
+
+
+def _client_of(one: "MadeKey") -> ClientKey:
+    models = None if one.key.models is None else frozenset(one.key.models)
+    return ClientKey(one.key.name, models, one.key.metrics, one.key.engine_control)
+
+
+@attrs.frozen
+class MadeKey:
+    """A key that was made over the API. Times are in seconds since 1970."""
+
+    key: Key
+    """Its name, its hash, and what it may ask for, as `[[security.keys]]` would have them."""
+    made_at: float
+    expires_at: float | None = None
+    """From when on it is refused; None: never."""
+    digest: bytes = attrs.field(init=False, eq=False, repr=False, default=attrs.Factory(_digest_of, takes_self=True))
+    client: ClientKey = attrs.field(
+        init=False, eq=False, repr=False, default=attrs.Factory(_client_of, takes_self=True)
+    )
+    """What a caller that sends it is known as."""
+
+    def is_active(self, now: float) -> bool:
+        """Return whether it has not expired."""
+        return self.expires_at is None or now < self.expires_at
+
+
+@attrs.frozen
+class MadeKeys:
+    """All of them."""
+
+    by_name: Mapping[str, MadeKey] = attrs.Factory(dict[str, MadeKey])
+    is_used: bool = False
+    """Whether there ever was one. Clients need a key from then on: the end of the last one opens nothing to anybody."""
+
+    def __repr__(self) -> str:
+        return f"<MadeKeys {len(self.by_name)}>"
+
+    def active(self, now: float) -> dict[bytes, ClientKey]:
+        """Return those that are in force, by their digests."""
+        return {one.digest: one.client for one in self.by_name.values() if one.is_active(now)}
+
+    def next_expiry(self, now: float) -> float:
+        """Return when the next of them expires; infinity: none will."""
+        ends = (one.expires_at for one in self.by_name.values() if one.expires_at is not None)
+        return min((at for at in ends if at > now), default=math.inf)
+
+    def with_key(self, one: MadeKey) -> "MadeKeys":
+        """Return these and another one, or one in place of that with its name."""
+        return MadeKeys({**self.by_name, one.key.name: one}, is_used=True)
+
+    def without_key(self, name: str) -> "MadeKeys":
+        """Return these but one."""
+        return MadeKeys({key: one for key, one in self.by_name.items() if key != name}, self.is_used)
+
+    def without_forgotten(self, now: float) -> "MadeKeys":
+        """Return these but those that expired more than `EXPIRED_KEPT_S` ago."""
+        kept = {name: one for name, one in self.by_name.items() if one.is_active(now - EXPIRED_KEPT_S)}
+        return MadeKeys(kept, self.is_used)
+
+    def merged_with(self, config: Config) -> Config:
+        """Return the configuration with these beside its own keys, also those that have expired.
+
+        What a key has used is counted by its name, and stays counted when it is given more time.
+        """
+        keys = [*config.security.keys, *(one.key for one in self.by_name.values())]
+        return attrs.evolve(config, security=attrs.evolve(config.security, keys=keys))
+
+    def contradictions(self, config: Config) -> Iterator[str]:
+        """Yield what keeps a configuration from being in force beside these keys."""
+        hashes = {one.key.key_hash: name for name, one in self.by_name.items()}
+        for index, key in enumerate(config.security.keys):
+            where = f"security.keys[{index}]"
+            if key.name in self.by_name:
+                yield (
+                    f"{where}.name: a key of the name {key.name!r} was made over the API: take another name, or"
+                    f" withdraw that key first (`./ichat.pyz keys withdraw {key.name}`)"
+                )
+            elif key.key_hash in hashes:
+                yield f"{where}.key_hash: is that of {hashes[key.key_hash]!r}, which was made over the API"
+        for name, one in self.by_name.items():
+            yield from contradictions_of_limits(f"the made key {name}", one.key, config.usage, config.prices)
+
+
+NO_KEYS = MadeKeys()
+"""None was ever made."""
+
+
+def check_new_name(name: str, configured: Iterable[Key], made: MadeKeys) -> None:
+    """Raise ApiError 409 where no key of this name can be made, as there is one."""
+    if name in made.by_name:
+        raise ApiError(409, "key_exists", f"There is a key {name} already: withdraw it first, or take another name.")
+    if any(key.name == name for key in configured):
+        raise ApiError(409, "key_exists", f"The configuration has a key {name} already: take another name.")
+
+
+def changeable_key(name: str, configured: Iterable[Key], made: MadeKeys) -> MadeKey:
+    """Return the made key of this name. Raises ApiError: 409 for one of the configuration, 404 for one of neither."""
+    found = made.by_name.get(name)
+    if found is not None:
+        return found
+    if any(key.name == name for key in configured):
+        raise ApiError(
+            409,
+            "configured_key",
+            f"The key {name} is in the gateway's configuration ([[security.keys]]): change it there, and reload.",
+        )
+    raise ApiError(404, "not_found", f"There is no key {name}.")

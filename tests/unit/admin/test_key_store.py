@@ -1,0 +1,108 @@
+"""Keys that expire, in virtual time and with a clock of the test's."""
+
+import types
+
+import pytest
+import trio
+
+from ichat.admin.key_store import LOOK_S, KeyStore
+from ichat.config.schema import Config
+from ichat.security.key_file import load_keys, save_keys
+from ichat.security.made_keys import EXPIRED_KEPT_S, NO_KEYS
+
+DAY_S = 24 * 3600.0
+
+
+BEGAN_AT = 1_700_000_000.0
+
+
+class Site:
+    """A key store whose wall clock goes with virtual time, and can be set."""
+
+    def __init__(self, path, nursery):
+        self.path, self.offset_s, self.in_force = path, BEGAN_AT - trio.current_time(), []
+        reloader = types.SimpleNamespace(config=Config(), lock=trio.Lock())
+        self.store = KeyStore(NO_KEYS, str(path), reloader, self._put_in_force, self.time)
+        nursery.start_soon(self.store.expire_forever)
+
+    def time(self):
+        return trio.current_time() + self.offset_s
+
+    def _put_in_force(self, made, now):
+        names = sorted(one.name for one in made.active(now).values())
+        self.in_force.append((round(now - BEGAN_AT), names))
+
+    async def make(self, name, **more):
+        return await self.store.make({"name": name, **more}, has_admin_key=True)
+
+
+@pytest.fixture
+def site_in(tmp_path, monkeypatch):
+    """Return what makes the site within the test; files are written at once, as virtual time waits for no thread."""
+
+    async def run_sync(call, *args):
+        await trio.lowlevel.checkpoint()
+        return call(*args)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+    return lambda nursery: Site(tmp_path / "keys.json", nursery)
+
+
+async def test_each_key_is_refused_when_its_time_is_over(site_in, nursery, autojump_clock):
+    """At its second, and not before; a change of another key in between does not hold that up."""
+    site = site_in(nursery)
+    heard = []
+    await site.make("a", expires_in_s=100)
+    await site.make("b", expires_in_s=1000)
+    await site.make("c")
+    site.in_force.clear()
+    site.store.add_listener(lambda: heard.append(round(site.time() - BEGAN_AT)))
+    await trio.sleep(99)
+    assert site.in_force == []
+    await trio.sleep(10_000)
+    assert site.in_force == [(100, ["b", "c"]), (1000, ["c"])]
+    assert heard == [100, 1000]
+
+
+async def test_a_clock_that_is_set_is_noticed(site_in, nursery, autojump_clock):
+    """A key whose time is over by a clock that was set forward is refused within `LOOK_S`."""
+    site = site_in(nursery)
+    await site.make("a", expires_in_s=DAY_S)
+    site.in_force.clear()
+    await trio.sleep(1)
+    site.offset_s += DAY_S
+    await trio.sleep(LOOK_S + 1)
+    assert [names for _, names in site.in_force] == [[]]
+
+
+async def test_a_key_with_more_time_lives_on(site_in, nursery, autojump_clock):
+    """Its old end is forgotten."""
+    site = site_in(nursery)
+    await site.make("a", expires_in_s=100)
+    await site.store.alter("a", {"expires_in_s": 500})
+    site.in_force.clear()
+    await trio.sleep(400)
+    assert site.in_force == []
+    await trio.sleep(200)
+    assert site.in_force == [(500, [])]
+
+
+async def test_what_expired_long_ago_is_forgotten_with_the_next_change(site_in, nursery, autojump_clock):
+    """So keys for an hour do not fill the table; until then the name is taken, and the list has it."""
+    site = site_in(nursery)
+    await site.make("a", expires_in_s=1)
+    await trio.sleep(EXPIRED_KEPT_S)
+    await site.make("b")
+    assert list(site.store.made.by_name) == ["a", "b"]
+    await trio.sleep(2)
+    await site.make("c")
+    assert list(site.store.made.by_name) == ["b", "c"]
+    assert load_keys(str(site.path)) == site.store.made
+
+
+def test_what_is_written_is_what_is_read(tmp_path):
+    """Also where no key is left: that there was one is remembered."""
+    path = str(tmp_path / "keys.json")
+    assert load_keys(path) == NO_KEYS
+    save_keys(path, NO_KEYS)
+    assert load_keys(path).is_used
