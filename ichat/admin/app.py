@@ -15,7 +15,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ichat import errors
-from ichat.admin import console_routes, key_routes, model_routes, setting_routes, usage_routes
+from ichat.admin import console_routes, event_routes, key_routes, model_routes, setting_routes, usage_routes
 from ichat.admin.routes import AdminContext, context, routes
 from ichat.errors import ApiError
 from ichat.protocol import CALLER_HEADER, CODE_HEADER, ERROR_HEADER
@@ -41,6 +41,7 @@ def make_app(context: AdminContext) -> QuartTrio:
     app.register_blueprint(setting_routes.routes)
     app.register_blueprint(usage_routes.routes)
     app.register_blueprint(key_routes.routes)
+    app.register_blueprint(event_routes.routes)
     app.register_error_handler(ApiError, _api_error)
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(Exception, _bug)

@@ -115,7 +115,9 @@ def worker_parts(registry: Registry, query: WorkerQuery) -> Iterator[str]:
         if shown == query.limit:
             has_more = True
             break
-        yield (", " if shown else "") + to_json(registry.describe(worker) if query.full else _summary(registry, worker))
+        yield (", " if shown else "") + to_json(
+            registry.describe(worker) if query.full else summary_of(registry, worker)
+        )
         shown, last_id = shown + 1, worker.id
     yield f'], "has_more": {to_json(has_more)}, "last_id": {to_json(last_id)}}}'
 
@@ -126,6 +128,7 @@ def _is_wanted(registry: Registry, worker: WorkerRecord, query: WorkerQuery) -> 
     return query.state is None or registry.state(worker) == query.state
 
 
-def _summary(registry: Registry, worker: WorkerRecord) -> WorkerSummary:
+def summary_of(registry: Registry, worker: WorkerRecord) -> WorkerSummary:
+    """Return a worker as lists show it."""
     endpoint, lost = registry.endpoint_of(worker), registry.lost(worker.id)
     return summarize(worker, endpoint, registry.state(worker), lost, trio.current_time())

@@ -9,6 +9,7 @@ from typing import Any
 
 import ichat
 from ichat.admin.openapi_keys import paths_of_keys, schemas_of_keys
+from ichat.admin.openapi_live import paths_of_live, schemas_of_live
 from ichat.admin.openapi_models import FAILURES, components_of_models, model_keys, paths_of_models
 from ichat.admin.openapi_parts import failure, json_body, json_of, operation_of, query
 from ichat.admin.openapi_settings import paths_of_settings
@@ -84,6 +85,7 @@ def document() -> dict[str, Any]:
         **paths_of_keys(),
         **_of_the_cluster(),
         **paths_of_usage(),
+        **paths_of_live(),
     }
     for path, item in paths.items():
         for method in item.keys() - {"parameters"}:
@@ -96,7 +98,7 @@ def document() -> dict[str, Any]:
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
         "paths": paths,
         "components": {
-            "schemas": schemas() | schemas_of_keys() | schemas_of_usage(),
+            "schemas": schemas() | schemas_of_keys() | schemas_of_usage() | schemas_of_live(),
             **of_models,
             "responses": {
                 "Failed": failure("Anything that goes wrong, whose `code` says what."),

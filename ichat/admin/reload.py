@@ -92,6 +92,8 @@ class Reloader:
         self._retry_s = retry_s
         self.lock = trio.Lock()
         """Held while what is in force changes: the configuration, or the keys that were made over the API."""
+        self.when_applied: Callable[[str], None] | None = None
+        """Called with the summary of each reload that has changed the configuration in force."""
 
     def __repr__(self) -> str:
         return f"<Reloader {self._path}>"
@@ -129,6 +131,8 @@ class Reloader:
                 self._supervisor.apply(new, changes)
                 apply(self.config)
                 self.config, self._seen = new, seen
+                if self.when_applied is not None:
+                    self.when_applied(summary(steps))
             return ReloadResult(applied=not dry_run, summary=summary(steps), plan=steps)
 
     async def watch_forever(self) -> Never:

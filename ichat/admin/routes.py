@@ -2,9 +2,7 @@
 
 import functools
 import json
-import os
 import platform
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -19,10 +17,12 @@ import ichat
 from ichat import errors
 from ichat.admin import views
 from ichat.admin.config_view import shown_section
+from ichat.admin.events import EventStreams
 from ichat.admin.explain import explain_request, read_question
 from ichat.admin.key_store import KeyStore
 from ichat.admin.lists import Pieces, read_worker_query, to_json, with_long_list, worker_parts
 from ichat.admin.openapi import document
+from ichat.admin.overview import Overview
 from ichat.admin.reload import Reloader
 from ichat.config.load import read_worker
 from ichat.config.schema import DRAIN_S_MAX
@@ -44,7 +44,6 @@ from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
 from ichat.routing.prompt_lengths import PromptLengths
 from ichat.routing.registry import Registry
-from ichat.routing.views import load_of
 from ichat.routing.worker_record import State, WorkerRecord
 from ichat.security.auth import Auth
 from ichat.security.rate_limits import Quotas
@@ -77,6 +76,8 @@ class AdminContext:
     """Returns the names that the configuration maps to models."""
     prompt_lengths: PromptLengths
     ledger: Ledger
+    overview: Overview
+    events: EventStreams
     started_at: float
     """In seconds since 1970."""
     engine_flags: EngineFlags = attrs.field(factory=EngineFlags)
@@ -96,7 +97,7 @@ def json_response(value: object, status: int = 200) -> Response:
     return Response(to_json(value), status=status, content_type="application/json")
 
 
-def _long_response(parts: Iterator[str], content_type: str = "application/json") -> Response:
+def long_response(parts: Iterator[str], content_type: str = "application/json") -> Response:
     """Return the response whose body these parts are."""
     return Response(b"" if request.method == "HEAD" else Pieces(parts), content_type=content_type)
 
@@ -118,7 +119,7 @@ async def _health() -> Response:
 async def _metrics() -> Response:
     with_workers = read_flag(request.args, "workers", default=True)
     parts = await context().scraper.expose(context().metrics.families(), with_workers=with_workers)
-    return _long_response(parts, CONTENT_TYPE_LATEST)
+    return long_response(parts, CONTENT_TYPE_LATEST)
 
 
 # Models.
@@ -182,7 +183,7 @@ def _known(worker_id: str) -> WorkerRecord:
 @routes.get("/v1/admin/workers")
 async def _workers() -> Response:
     query = read_worker_query(request.query_string.decode("latin-1"))
-    return _long_response(worker_parts(context().registry, query))
+    return long_response(worker_parts(context().registry, query))
 
 
 @routes.get("/v1/admin/workers/<worker_id>")
@@ -227,7 +228,7 @@ async def _explain() -> Response:
         here.registry, here.balancer, here.aliases(), question, settings=settings, lengths=lengths
     )
     view = attrs.evolve(view, load=here.supervisor.loader.preview(view.model))
-    return _long_response(with_long_list(view, "candidates", view.candidates))
+    return long_response(with_long_list(view, "candidates", view.candidates))
 
 
 # The cluster, logs, and the configuration.
@@ -244,27 +245,15 @@ async def _status() -> Response:
         return read_resources(here.meter, gpus, pids), own
 
     resources, own = await trio.to_thread.run_sync(read)
-    uptime_s = round(time.time() - here.started_at, 3)
-    models = [_load_of(name) for name in sorted(registry.names())]
+    models = [here.overview.model(name) for name in sorted(registry.names())]
     status = views.ClusterStatus(
-        gateway=views.GatewayView(here.heartbeats.gateway_id, ichat.__version__, os.getpid(), uptime_s),
+        gateway=here.overview.gateway(),
         resources=resources,
         machines=[],
         workers=Counter[State](map(registry.state, registry)),
         models=models,
     )
-    return _long_response(with_long_list(status, "machines", machines_of(own, told)))
-
-
-def _load_of(model: str) -> views.ModelLoad:
-    registry, demand, now = context().registry, context().balancer.demand(model), trio.current_time()
-    return views.ModelLoad(
-        model,
-        **load_of(registry.availability(model), now),
-        queued=demand.waiting,
-        waiting_s=round(now - demand.since, 3) if demand.waiting else None,
-        loaded=registry.is_loaded(model),
-    )
+    return long_response(with_long_list(status, "machines", machines_of(own, told)))
 
 
 @routes.get("/v1/admin/cluster/version")
@@ -273,7 +262,7 @@ async def _version() -> Response:
     heartbeats = [worker.heartbeat for worker in context().registry if worker.heartbeat is not None]
     workers = (views.WorkerVersions(one.worker_id, one.backend, one.versions) for one in heartbeats)
     version = views.Version(ichat.__version__, platform.python_version(), packages, [])
-    return _long_response(with_long_list(version, "workers", workers))
+    return long_response(with_long_list(version, "workers", workers))
 
 
 @routes.get("/v1/logs/stream/<worker_id>")

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from ichat.config.models import ShadowConfig, TargetConfig
 from ichat.engines import EngineFlag
 from ichat.hardware.host import HostResources
 from ichat.hardware.machines import MachineView
@@ -147,6 +148,21 @@ class ModelLoad:
     """Seconds for which the oldest of these has waited; None: there are none."""
     loaded: bool | None
     """Whether a model that is loaded on demand is loaded; None: it is no such model."""
+
+
+@frozen
+class AliasView:
+    """A name that the configuration maps to models."""
+
+    name: str
+    targets: Sequence[TargetConfig]
+    """The models that share its requests."""
+    fallbacks: Sequence[str]
+    """The models that are asked where the chosen target cannot answer, in this order."""
+    longer: str | None
+    """The model for prompts that are too long for the chosen one."""
+    shadow: ShadowConfig | None
+    """The model that gets copies of a share of the requests."""
 
 
 @frozen

@@ -14,7 +14,7 @@ from cattrs.errors import BaseValidationError
 
 from ichat import errors
 from ichat.config.aliases import contradictions_of_aliases
-from ichat.config.schema import SECTIONS, Config, EngineValue, Key, ManagedWorkerConfig, Security
+from ichat.config.schema import SAMPLES_MAX, SECTIONS, Config, EngineValue, Key, ManagedWorkerConfig, Security
 from ichat.config.strict import problems_of, section_hook, shown, strict_converter
 from ichat.config.usage import contradictions_of_limits
 from ichat.errors import EXIT_USAGE, Exit
@@ -136,6 +136,8 @@ def _contradictions(config: Config) -> Iterable[str]:
     settings = config.server_settings
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         yield "server_settings: tls_certificate and tls_key go together"
+    if config.history.seconds > SAMPLES_MAX * config.history.sample_s:
+        yield f"history: seconds must be at most {SAMPLES_MAX} times sample_s"
     yield from _contradictions_of_keys(config.security)
     for where, limits in (
         ("limits", config.limits),

@@ -24,6 +24,8 @@ LINE_BYTES_LIMIT = 64 * 1024
 """The upper limit of `logs.line_bytes_max`; every buffer of lines holds at least one such line."""
 DRAIN_S_MAX = 3600.0
 """The longest time that a request to stop a worker may allow for its unfinished requests."""
+SAMPLES_MAX = 3600
+"""The most samples that the history may hold: about ten megabytes."""
 POLICY_NAMES = ("prefix_aware", "least_loaded", "power_of_two", "round_robin", "random")
 """The policies of `routing/policies.py`, and that of `routing/prefix_policy.py`."""
 
@@ -105,6 +107,15 @@ class Limits:
     tokens_per_day: int | None = checked(_PERIOD_AMOUNT, None)
     tokens_per_month: int | None = checked(_PERIOD_AMOUNT, None)
     budget_per_month: float | None = checked(PRICE, None)
+    event_streams_max: int = checked(_COUNT, 64)
+
+
+@frozen
+class HistorySettings:
+    """`[history]`: the samples of the last hour that the console and `ichat.pyz top` draw."""
+
+    sample_s: float = checked(Between(1, 3600), 5.0)
+    seconds: float = checked(Between(1, 86400), 3600.0)
 
 
 @frozen
@@ -304,6 +315,7 @@ class Config:
     circuit_breaker: CircuitBreaker = CircuitBreaker()
     health: Health = Health()
     restart: Restart = Restart()
+    history: HistorySettings = HistorySettings()
     logs: Logs = Logs()
     usage: UsageSettings = UsageSettings()
     prices: dict[str, Price] = checked(checks.are_named_models, attrs.Factory(dict[str, Price]))
@@ -320,7 +332,7 @@ class Config:
 
 
 SECTIONS: tuple[type[Any], ...] = (
-    ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, Logs, UsageSettings,
-    Price, LitellmSettings, RouterSettings, GeneralSettings, AliasConfig, TargetConfig, ShadowConfig,
+    ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, HistorySettings, Logs,
+    UsageSettings, Price, LitellmSettings, RouterSettings, GeneralSettings, AliasConfig, TargetConfig, ShadowConfig,
     ManagedWorkerConfig, SwapSetConfig, ExternalRoute, EngineSettings, Config,
 )  # fmt: skip

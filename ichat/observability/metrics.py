@@ -18,6 +18,7 @@ from ichat.hardware.machines import MachineReport
 from ichat.http.relay import ChunkGapHistogram, empty_gap_histogram
 from ichat.observability.alias_counts import AliasCounts
 from ichat.observability.exposition import Families
+from ichat.observability.history import ModelTraffic, errors_in
 from ichat.observability.model_loads import LoadCounts
 from ichat.observability.prefix_counts import PrefixCounts, prefix_families
 from ichat.observability.prometheus_families import (
@@ -230,6 +231,22 @@ class Metrics:
                 counts.gone_at = now
             elif now - counts.gone_at >= FORGET_S:
                 del self._models[name]
+
+    @property
+    def in_flight(self) -> int:
+        """Requests to models under way."""
+        return self._in_flight
+
+    def traffic(self) -> Iterator[ModelTraffic]:
+        """Return what is counted of each model, for the history."""
+        none = self._without_model
+        yield ModelTraffic("", sum(none.values()), sum(errors_in(none)), 0, 0, None)
+        for model, counts in self._models.items():
+            requests, tokens = counts.requests, counts.tokens
+            errors = sum(errors_in(requests))
+            yield ModelTraffic(
+                model, sum(requests.values()), errors, tokens.input, tokens.output, first_byte=counts.first_byte
+            )
 
     async def watch_loop_forever(self) -> None:
         """Measure how late the event loop is: how long after its time a task goes on that has slept."""

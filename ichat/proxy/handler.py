@@ -40,6 +40,7 @@ CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
 _JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
 """Routes of workers, which are answered here."""
 _LOGS = b"/v1/logs/"
+_EVENTS = b"/v1/admin/events"
 _JSON = [(b"content-type", b"application/json")]
 _RESPONSES = b"/v1/responses/"
 CLIENT_LEFT = 499
@@ -71,7 +72,7 @@ class Gateway:
         ledger: Ledger,
         prefix_reports: PrefixReportReceiver,
         control_socket: str,
-        followers_max: int,
+        config: Config,
     ) -> None:
         self.context = context
         self.cors = cors_of(context.settings.cors_origins, is_control)
@@ -84,13 +85,17 @@ class Gateway:
         self._prefix_reports = prefix_reports
         upstream = Upstream("the control plane", control_socket, 0)
         self._control = Endpoint(upstream, b"", CONTROL_REQUESTS_MAX, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
-        self.log_streams = Endpoint(upstream, b"", followers_max, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
+        self.log_streams = Endpoint(upstream, b"", 0, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
         """The control plane too; apart, since they last."""
+        self.event_streams = Endpoint(upstream, b"", 0, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
+        """As these."""
+        self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
-        """Use the origins and the bound on log streams of another configuration."""
+        """Use the origins, and the bounds on streams of logs and events, of another configuration."""
         self.cors = cors_of(config.server_settings.cors_origins, is_control)
         self.log_streams.in_flight_max = config.logs.followers_max
+        self.event_streams.in_flight_max = config.limits.event_streams_max
 
     def authenticate(self, head: RequestHead, peer: str) -> Caller:
         """Return the sender of a request. Raises ApiError before the body is read if the key is not right.
@@ -200,8 +205,8 @@ class Gateway:
 
     async def _answer_control(self, exchange: Exchange, path: bytes, client: Client) -> None:
         control = self._control
-        if path.startswith(_LOGS):
-            control = self.log_streams
+        if path == _EVENTS or path.startswith(_LOGS):
+            control = self.event_streams if path == _EVENTS else self.log_streams
             client.exempt_from_drain()
         with _counted(control):
             await exchange.forward_to_control_plane(control, [(CALLER_HEADER, encode_caller(exchange.caller))])

@@ -109,6 +109,8 @@ async def _start_background(nursery: trio.Nursery, components: Components) -> No
     nursery.start_soon(components.metrics.watch_loop_forever)
     nursery.start_soon(components.checker.probe_forever)
     nursery.start_soon(components.monitor.watch_forever, LOOK_S)
+    nursery.start_soon(components.history.sample_forever)
+    nursery.start_soon(components.events.run_forever)
     nursery.start_soon(retry_forever, context.balancer)
     nursery.start_soon(reloader.watch_forever)
     nursery.start_soon(reloader.obey_signals_forever)
@@ -135,6 +137,7 @@ async def _serve_until_told(
                 components.context.shadows.stop()
                 supervisor.stop()
             components.log_store.close_streams()
+            components.events.close()
             await door.wait_until_left(LOG_END_S)
             doors.cancel_scope.cancel()
 

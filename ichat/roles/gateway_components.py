@@ -11,7 +11,9 @@ from typing import Any
 import attrs
 import trio
 
+from ichat.admin.events import EventStreams
 from ichat.admin.key_store import KeyStore
+from ichat.admin.overview import Overview
 from ichat.admin.reload import ApplyConfig, ConfigFile, Reconfigurable, Reloader
 from ichat.config.schema import Config
 from ichat.errors import EXIT_USAGE, Exit
@@ -21,6 +23,7 @@ from ichat.http.hub import Hub
 from ichat.http.pool import Pool
 from ichat.http.tls import server_context
 from ichat.observability.access_log import AccessLog
+from ichat.observability.history import History
 from ichat.observability.logs.store import LogStore
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
@@ -91,6 +94,8 @@ class Components:
     serve_control: Callable[..., Awaitable[Any]]
     """Serves the control plane; to be started."""
     log_directory: str
+    history: History
+    events: EventStreams
     reconfigured: Sequence[Reconfigurable]
     """What goes on with another configuration at a reload."""
 
@@ -111,6 +116,7 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
     monitor = MachineMonitor(lambda: supervisor.pids)
     metrics = Metrics(registry, balancer, lambda: monitor.report, lambda: supervisor.loader.counts)
+    history = History(config.history, registry, balancer, metrics.traffic, lambda: metrics.in_flight)
     shadows = Shadows(balancer, metrics.shadows, config.routing.shadows_max)
     context = GatewayContext(
         made.merged_with(config), parts.auth,
@@ -125,7 +131,7 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     prefix_reports = PrefixReportReceiver(heartbeats, registry, balancer.prefixes, evicted=metrics.prefixes_evicted)
     handler = Gateway(
         context, metrics, access, tracing, heartbeats, ledger=ledger, prefix_reports=prefix_reports,
-        control_socket=state.control_socket, followers_max=config.logs.followers_max,
+        control_socket=state.control_socket, config=config,
     )  # fmt: skip
     door = FrontDoor(
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, parts.tls, handler.refused,
@@ -137,22 +143,29 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     # Whatever holds a part of the configuration belongs in this list, or a reload forgets it.
     reconfigured: Sequence[Reconfigurable] = [
         registry, balancer, context.quotas, pool, context, shadows, handler, heartbeats, door, log_store, checker,
-        scraper, ledger,
+        scraper, ledger, history,
     ]  # fmt: skip
     check_config = functools.partial(check, reconfigured, context, door, lambda: key_store.made)
     reloader = Reloader(config, file, supervisor, check_config)
     put_in_force = functools.partial(put_keys_in_force, context, metrics, lambda: reloader.config)
     key_store = KeyStore(made, state.keys_file, reloader, put_in_force)
+    overview = Overview(
+        registry, balancer, lambda: context.aliases, lambda: monitor.report, history, heartbeats.gateway_id, time.time()
+    )
+    events = EventStreams(overview)
+    events.usage_storage = lambda: ledger.storage
+    reloader.when_applied = events.tell_reload
     admin = AdminContext(
         registry, balancer, supervisor, log_store, reloader, lambda: context.auth,
         quotas=context.quotas, key_store=key_store, metrics=metrics, scraper=scraper,
         heartbeats=heartbeats, prefix_reports=prefix_reports, aliases=lambda: context.aliases,
-        prompt_lengths=context.prompt_lengths, ledger=ledger, started_at=time.time(),
+        prompt_lengths=context.prompt_lengths, ledger=ledger, overview=overview, events=events,
+        started_at=overview.started_at,
     )  # fmt: skip
     return Components(
         access, hub, context, metrics, monitor, log_store, door, supervisor, reloader, ledger, key_store, checker,
         functools.partial(control.serve, control.make_app(admin), state.control_socket), state.log_directory,
-        reconfigured,
+        history, events, reconfigured,
     )  # fmt: skip
 
 

@@ -80,6 +80,14 @@ class WorkerSummary(WorkerFacts):
     """What the worker is doing, in a few words."""
     progress: Mapping[str, float | None] | None
     """What the engine is doing, by its own account."""
+    running: float | None
+    """Requests that the engine works on, by its own account."""
+    waiting: float | None
+    """Requests in the engine's queue, by its own account."""
+    kv_use: float | None
+    """Share of the engine's KV cache in use, 0 to 1."""
+    prefix_hit_rate: float | None
+    """Share of the last minutes' prompt tokens that the engine had in its prefix cache, 0 to 1."""
 
 
 def describe(
@@ -109,6 +117,8 @@ def summarize(
 ) -> WorkerSummary:
     """Return what an overview of all workers shows of one in this state."""
     heartbeat = worker.heartbeat
+    progress = heartbeat.progress if heartbeat else None
+    told = progress or {}
     return WorkerSummary(
         **_facts(worker, endpoint, state, lost, now),
         backend=heartbeat.backend if heartbeat else worker.settings.get("backend"),
@@ -116,7 +126,11 @@ def summarize(
         port=heartbeat.port if heartbeat else None,
         pid=heartbeat.pid if heartbeat else None,
         phase=heartbeat.phase if heartbeat else None,
-        progress=heartbeat.progress if heartbeat else None,
+        progress=progress,
+        running=told.get("running"),
+        waiting=told.get("waiting"),
+        kv_use=told.get("kv_use"),
+        prefix_hit_rate=worker.prefix_hits.rate(),
     )
 
 

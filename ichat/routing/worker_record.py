@@ -8,6 +8,7 @@ import attrs
 
 from ichat.protocol import Heartbeat, Machine, ModelCard, PeerLoss, WorkerState, names_of, response_tag
 from ichat.routing.packed_args import PackedArgs
+from ichat.routing.prefix_hits import PrefixHits
 
 HEARTBEATS_MISSED_MAX = 3
 """A worker that has been silent for so many of its intervals is unhealthy."""
@@ -110,6 +111,8 @@ class WorkerRecord:
     """What operators see of how a managed worker is run."""
     machine: Machine | None = None
     """Its machine, by the newest heartbeat that told of one."""
+    prefix_hits: PrefixHits = attrs.field(factory=PrefixHits)
+    """How much of its prompts its engine had in its cache lately."""
 
     @property
     def is_foreign(self) -> bool:
@@ -195,6 +198,7 @@ class WorkerRecord:
     def note_steps(self, heartbeat: Heartbeat, now: float) -> None:
         """Record the engine's progress: an engine that is busy while its count of steps stands still is stuck."""
         progress = heartbeat.progress
+        self.prefix_hits.record(progress.get("prompt_tokens"), progress.get("cached_tokens"), now)
         steps = progress.get("steps")
         steps = progress.get("tokens_out") if steps is None else steps
         busy = any((progress.get(name) or 0) > 0 for name in ("running", "waiting"))
@@ -210,6 +214,7 @@ class WorkerRecord:
         self.tag = ""
         self.busy_steps, self.stuck_since = None, math.inf
         self.answers = False
+        self.prefix_hits = PrefixHits()
 
     def is_loadable(self, now: float, state: State) -> bool:
         """Return whether it will be ready once somebody has asked for it and waited, if this is its state now."""

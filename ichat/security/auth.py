@@ -65,6 +65,8 @@ ROUTES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/v1/admin/engines"): "read",
     ("GET", "/v1/admin/engines/<backend>/flags"): "write",
     ("GET", "/v1/admin/config"): "read",
+    ("GET", "/v1/admin/events"): "read",
+    ("GET", "/v1/admin/history"): "read",
     ("POST", "/v1/admin/config/reload"): "write",
     ("GET", "/v1/admin/usage"): "read",
     ("GET", "/v1/usage"): "data",

@@ -22,8 +22,8 @@ Engines = Mapping[str, EngineSettings]
 
 VALUE_CHARACTERS_MAX = 80
 _SETTINGS = (
-    "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "health", "restart", "logs",
-    "usage", "litellm_settings", "router_settings",
+    "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "health", "restart", "history",
+    "logs", "usage", "litellm_settings", "router_settings",
 )  # fmt: skip
 _LATER = frozenset((
     "server_settings.host", "server_settings.port", "server_settings.state_directory",

@@ -279,8 +279,8 @@ def test_the_same_settings_have_no_steps():
 
 
 SECTIONS = (
-    "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "health", "restart", "logs",
-    "usage", "litellm_settings", "router_settings",
+    "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "health", "restart", "history",
+    "logs", "usage", "litellm_settings", "router_settings",
 )  # fmt: skip
 LATER = {
     "server_settings.host", "server_settings.port", "server_settings.state_directory", "logs.access_log", "logs.access_lines_max", "logs.directory",

@@ -1,0 +1,299 @@
+"""The event stream: what the gateway shows, first as a whole and then as it changes, for everybody who follows it.
+
+One task makes the bytes, once for all followers. It runs only while there are any, and looks at what there is: nothing
+that happens in the gateway, a request least of all, waits for it or pays for it.
+"""
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Never, Self, TypeVar
+
+import trio
+
+from ichat.admin.changes import ToldMarks, marks_of
+from ichat.admin.lists import Pieces, to_json
+from ichat.admin.overview import Overview
+from ichat.admin.views import ModelLoad
+from ichat.http import sse
+from ichat.observability.history import Sample
+
+GATHER_S = 0.25
+"""The least time between two looks."""
+LOOK_S = 1.0
+"""How often figures are looked at, and whatever changes without a word."""
+REST_RATIO = 20
+"""After a look it rests for so many times as long as that took."""
+MACHINES_S = 5.0
+"""How often machines are looked at, whose own reports are at least twice as far apart."""
+AT_ONCE = 64
+"""How many things are looked at before other tasks get their turn."""
+BEHIND_BYTES_MAX = 4 * 1024 * 1024
+"""Changes that wait for a follower, at most; one that has more is told the whole state anew in their place."""
+BLOCK_BYTES = 64 * 1024
+"""A follower gets pieces of about this size."""
+KEEP_ALIVE_S = 15.0
+"""After so long without an event a follower gets a comment."""
+
+
+class Follower:
+    """What one client gets: the state, then changes, until the gateway ends."""
+
+    def __init__(self, streams: "EventStreams", *, wants_requests: bool) -> None:
+        self._streams = streams
+        self.wants_requests = wants_requests
+        """Whether it is told of the requests in flight."""
+        self.wants_state = True
+        """Whether it waits for the state as a whole."""
+        self._state: deque[bytes] = deque()
+        """The rest of that."""
+        self._changes: deque[bytes] = deque()
+        self._changes_bytes = 0
+        self._is_behind = False
+        """Whether changes were dropped, so that it has to be told the state again."""
+        self._arrived = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Follower, {len(self._state)} pieces and {self._changes_bytes} bytes behind>"
+
+    def begin(self, state: Iterable[bytes]) -> None:
+        """Have it told the state in these pieces, and from now on changes."""
+        self._state.extend(state)
+        self.wants_state = self._is_behind = False
+        self._arrived.set()
+
+    def put(self, event: bytes) -> None:
+        """Have it told of a change, unless it has to be told everything."""
+        if self.wants_state or self._is_behind:
+            return
+        self._changes.append(event)
+        self._changes_bytes += len(event)
+        if self._changes_bytes > BEHIND_BYTES_MAX:
+            self._changes.clear()
+            self._changes_bytes, self._is_behind = 0, True
+        self._arrived.set()
+
+    def wake(self) -> None:
+        """Have it look whether the streams end."""
+        self._arrived.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        goes_on = False
+        try:
+            block = await self._wait_block()
+            goes_on = True
+            return block
+        finally:
+            if not goes_on:
+                self._streams.forget(self)
+
+    async def _wait_block(self) -> bytes:
+        """Return what comes next, or a comment after a while without. Raises StopAsyncIteration."""
+        while True:
+            await trio.lowlevel.checkpoint()
+            if block := self._next():
+                return block
+            if self._streams.is_ending:
+                raise StopAsyncIteration
+            if self._is_behind and not self.wants_state:
+                self.wants_state = True
+                self._streams.ask()
+            self._arrived = trio.Event()
+            with trio.move_on_after(KEEP_ALIVE_S) as waiting:
+                await self._arrived.wait()
+            if waiting.cancelled_caught:
+                return sse.COMMENT
+
+    def _next(self) -> bytes:
+        """Return what comes next, whole events or a piece of the state; nothing where there is nothing."""
+        found, size = list[bytes](), 0
+        while (self._state or self._changes) and size < BLOCK_BYTES:
+            if self._state:
+                piece = self._state.popleft()
+            else:
+                piece = self._changes.popleft()
+                self._changes_bytes -= len(piece)
+            found.append(piece)
+            size += len(piece)
+        return b"".join(found)
+
+
+class EventStreams:
+    """All followers, and the task that tells them."""
+
+    def __init__(self, overview: Overview) -> None:
+        self._overview = overview
+        self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+        """Weak, since one whose client leaves between two pieces is told nothing of it."""
+        self._woken, self._asked = trio.Event(), trio.Event()
+        """Something has changed; a follower wants the state."""
+        self.is_ending = False
+        """Whether the streams end after what they have now."""
+        self._workers, self._models, self._machines = ToldMarks(), ToldMarks(), ToldMarks()
+        self._figures_at = self._machines_at = 0.0
+        """When figures, and machines, are looked at again."""
+        self.usage_storage: Callable[[], str] = lambda: "ok"
+        """Returns whether usage can be kept: `ok`, or a sentence."""
+        overview.history.when_sampled = self._tell_sample
+
+    def __repr__(self) -> str:
+        return f"<EventStreams of {len(self._followers)} followers>"
+
+    def follow(self, *, wants_requests: bool) -> Follower:
+        """Return a new follower."""
+        follower = Follower(self, wants_requests=wants_requests)
+        self._followers.add(follower)
+        self.ask()
+        return follower
+
+    def forget(self, follower: Follower) -> None:
+        """Forget a follower whose client has left."""
+        self._followers.discard(follower)
+
+    def close(self) -> None:
+        """Let all streams end: the gateway stops."""
+        self.is_ending = True
+        for follower in list(self._followers):
+            follower.wake()
+
+    def wake(self) -> None:
+        """Look at everything soon."""
+        self._woken.set()
+
+    def ask(self) -> None:
+        """Look at once, since a follower wants the state."""
+        self._woken.set()
+        self._asked.set()
+
+    def send_to_all(self, name: str, data: object) -> None:
+        """Send all followers an event at once."""
+        followers = list(self._followers)
+        if followers:
+            event = sse.encode(to_json(data), name=name)
+            for follower in followers:
+                follower.put(event)
+
+    def _tell_sample(self, sample: Sample) -> None:
+        if self._followers:
+            self.send_to_all("sample", sample.describe())
+
+    def tell_reload(self, summary: str) -> None:
+        """Tell all followers that another configuration is in force."""
+        self.send_to_all("reloaded", {"summary": summary, "at": round(time.time(), 3)})
+
+    async def run_forever(self) -> Never:
+        """Tell followers what changes while there are any."""
+        while True:
+            self._woken = trio.Event()
+            if not self._followers:
+                await self._woken.wait()
+            registry = self._overview.registry
+            registry.add_listener(self.wake)
+            try:
+                while self._followers:
+                    await self._look_and_rest()
+            finally:
+                registry.remove_listener(self.wake)
+                for known in (self._workers, self._models, self._machines):
+                    known.clear()
+
+    async def _look_and_rest(self) -> None:
+        """Look once, and wait until it is time for the next look, or something calls for it."""
+        self._woken, self._asked, began_at = trio.Event(), trio.Event(), trio.current_time()
+        await self._look()
+        rest_s = max(GATHER_S, REST_RATIO * (trio.current_time() - began_at))
+        with trio.move_on_after(LOOK_S):
+            await self._woken.wait()
+        with trio.move_on_after(rest_s):
+            await self._asked.wait()
+
+    async def _look(self) -> None:
+        """Tell followers what has changed, and new ones everything."""
+        now = trio.current_time()
+        with_figures, with_machines = now >= self._figures_at, now >= self._machines_at
+        if with_figures:
+            self._figures_at = now + LOOK_S
+        if with_machines:
+            self._machines_at = now + MACHINES_S
+        changes = await self._find_changes(with_figures=with_figures, with_machines=with_machines)
+        if any(not one.wants_state for one in self._followers):
+            for event in [await _event(name, first, second) for name, first, second in changes]:
+                for follower in list(self._followers):
+                    follower.put(event)
+        if any(one.wants_state for one in self._followers):
+            pieces = [piece async for piece in Pieces(self._state())]
+            for follower in [one for one in self._followers if one.wants_state]:
+                follower.begin([b"event: state\ndata: ", *pieces, b"\n\n"])
+
+    async def _find_changes(self, *, with_figures: bool, with_machines: bool) -> list["_Change"]:
+        """Return what to tell, one change of each kind at most."""
+        overview = self._overview
+        registry = overview.registry
+        workers = dict(await _in_turns((worker.id, marks_of(registry, worker)) for worker in registry))
+        changed, gone = self._workers.find(workers, with_figures=with_figures)
+        changes: list[_Change] = []
+        if changed or gone:
+            there = (one for key in changed if (one := registry.get(key)) is not None)
+            changes.append(("workers", ("changed", map(overview.worker, there)), gone))
+        models = {one.id: one for one in await _in_turns(map(overview.model, sorted(registry.names())))}
+        marks = {key: _marks_of_model(one) for key, one in models.items()}
+        changed, gone = self._models.find(marks, with_figures=with_figures)
+        if changed or gone:
+            changes.append(("models", ("models", iter([models[key] for key in changed])), gone))
+        if with_machines:
+            machines = {one.machine.id: one for one in await _in_turns(overview.machines())}
+            changed, gone = self._machines.find({key: (one, None) for key, one in machines.items()}, with_figures=False)
+            if changed or gone:
+                changes.append(("machines", ("machines", iter([machines[key] for key in changed])), gone))
+        return changes
+
+    def _state(self) -> Iterator[str]:
+        """Return the whole state as JSON in parts."""
+        overview = self._overview
+        registry, storage = overview.registry, self.usage_storage()
+        short = {"gateway": overview.gateway(), "aliases": overview.names(), "usage_storage": storage}
+        yield f'{to_json(short)[:-1]}, "history": '
+        yield from overview.history.parts(workers=())
+        lists: Sequence[tuple[str, Iterable[object]]] = (
+            ("workers", map(overview.worker, registry)),
+            ("models", map(overview.model, sorted(registry.names()))),
+            ("machines", overview.machines()),
+        )
+        for name, items in lists:
+            yield f', "{name}": ['
+            for number, item in enumerate(items):
+                yield (", " if number else "") + to_json(item)
+            yield "]"
+        yield "}"
+
+
+_Item = TypeVar("_Item")
+_Change = tuple[str, tuple[str, Iterable[object]], Sequence[str]]
+"""An event's name, the views of what has changed under their key, and the ids of what is gone."""
+
+
+async def _in_turns(items: Iterable[_Item]) -> list[_Item]:
+    """Return the items, which are made with turns for other tasks between them."""
+    found = list[_Item]()
+    for number, item in enumerate(items, start=1):
+        found.append(item)
+        if number % AT_ONCE == 0:
+            await trio.lowlevel.checkpoint()
+    return found
+
+
+def _marks_of_model(one: ModelLoad) -> tuple[object, object]:
+    """Return the facts and the figures of a model; see `ToldMarks`."""
+    facts = (one.workers, one.circuits_open, one.loaded, one.queued > 0)
+    return facts, (one.in_flight, one.queued, one.waiting_s)
+
+
+async def _event(name: str, changed: tuple[str, Iterable[object]], gone: Sequence[str]) -> bytes:
+    """Return the event that tells of changes of one kind."""
+    key, views = changed
+    texts = await _in_turns(map(to_json, views))
+    return sse.encode(f'{{"{key}": [{", ".join(texts)}], "gone": {to_json(gone)}}}', name=name)

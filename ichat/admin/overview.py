@@ -1,0 +1,66 @@
+"""What operators see of the whole: the gateway, its workers, models, machines and names, as they are now."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import attrs
+import trio
+
+import ichat
+from ichat.admin import views
+from ichat.admin.lists import summary_of
+from ichat.hardware.machines import MachineReport, MachineView, machines_of
+from ichat.observability.history import History
+from ichat.routing.aliases import Aliases
+from ichat.routing.balancer import Balancer
+from ichat.routing.registry import Registry
+from ichat.routing.views import WorkerSummary, load_of
+from ichat.routing.worker_record import WorkerRecord
+
+
+@attrs.frozen
+class Overview:
+    """Looks at the gateway's parts."""
+
+    registry: Registry
+    balancer: Balancer
+    aliases: Callable[[], Aliases]
+    """Returns the names that the configuration maps to models."""
+    own_machine: Callable[[], MachineReport | None]
+    """Returns the newest report of the gateway's machine."""
+    history: History
+    gateway_id: str
+    started_at: float
+    """In seconds since 1970."""
+
+    def gateway(self) -> views.GatewayView:
+        """Return what is known of the gateway's process."""
+        uptime_s = round(time.time() - self.started_at, 3)
+        return views.GatewayView(self.gateway_id, ichat.__version__, os.getpid(), uptime_s)
+
+    def worker(self, worker: WorkerRecord) -> WorkerSummary:
+        """Return a worker as lists show it."""
+        return summary_of(self.registry, worker)
+
+    def model(self, name: str) -> views.ModelLoad:
+        """Return the load of a model."""
+        registry, demand, now = self.registry, self.balancer.demand(name), trio.current_time()
+        return views.ModelLoad(
+            name,
+            **load_of(registry.availability(name), now),
+            queued=demand.waiting,
+            waiting_s=round(now - demand.since, 3) if demand.waiting else None,
+            loaded=registry.is_loaded(name),
+        )
+
+    def machines(self) -> Iterator[MachineView]:
+        """Return the gateway's machine and those of the workers, one at a time."""
+        return machines_of(self.own_machine(), self.registry.machines())
+
+    def names(self) -> list[views.AliasView]:
+        """Return the names that the configuration maps to models."""
+        return [
+            views.AliasView(one.name, one.targets, one.fallbacks, one.longer, one.shadow)
+            for one in self.aliases().by_name.values()
+        ]

@@ -1,0 +1,272 @@
+"""The event stream and the history: what followers get, in which order, and what it takes."""
+
+import json
+
+import pytest
+import trio
+from support.peers import code_of, plain
+from support.programs import LIMIT_S
+
+from ichat.admin import events as streams
+from ichat.admin.changes import FIGURES_AT_ONCE, ToldMarks
+from ichat.admin.events import EventStreams
+from ichat.admin.overview import Overview
+from ichat.config.schema import HistorySettings, Routing
+from ichat.http import sse
+from ichat.observability.history import History
+from ichat.protocol import Heartbeat
+from ichat.routing.aliases import Aliases
+from ichat.routing.balancer import Balancer
+from ichat.routing.registry import Registry
+
+ADMIN = '[security]\nadmin_key_env = "T_ADMIN"\n'
+
+
+class Reader:
+    """A client of the event stream, which keeps the state as the stream tells it."""
+
+    def __init__(self, client):
+        self._client = client
+        self._decoder = sse.EventDecoder(2**24)
+        self.events = []
+        self.names = []
+
+    async def next(self, *names):
+        """Return the data of the next event of one of these names."""
+        with trio.fail_after(LIMIT_S):
+            while True:
+                while self.events:
+                    event = self.events.pop(0)
+                    self.names.append(event.name)
+                    if not names or event.name in names:
+                        return json.loads(event.data)
+                data = await self._client.stream.receive_some()
+                assert data, "the stream has ended"
+                self.events += self._decoder.feed(b"\n".join(data.split(b"\r\n")))
+
+
+async def follow(connect, port, query=b""):
+    client = await connect(port)
+    await client.send(b"GET /v1/admin/events%b HTTP/1.1\r\nhost: localhost\r\n\r\n" % query)
+    return Reader(client)
+
+
+async def hello(stream, head, body):
+    await stream.send_all(plain(b'{"usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}'))
+
+
+async def send_heartbeat(client, worker_id="w", **more):
+    body = json.dumps({"worker_id": worker_id, "model_name": "n", "host": "127.0.0.1", "port": 1, **more}).encode()
+    head = b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+    await client.send(head + body)
+    assert (await client.response())[0] == 200
+
+
+async def test_a_follower_gets_everything_and_then_what_changes(serve, gateway_to, connect):
+    """First the whole state, then a worker that comes, its figures as they change, and its end."""
+    _, upstream = await serve(hello)
+    port = await gateway_to({"m": upstream}, '[[models]]\nname = "best"\ntargets = [{ model = "m" }]\n')
+    reader = await follow(connect, port)
+    state = await reader.next("state")
+    assert state.keys() == {
+        "gateway", "aliases", "usage_storage", "history", "workers", "models", "machines",
+    }  # fmt: skip
+    assert (state["workers"], [one["id"] for one in state["models"]]) == ([], ["m"])
+    [alias] = state["aliases"]
+    assert (alias["name"], alias["targets"], alias["shadow"]) == ("best", [{"model": "m", "weight": 1.0}], None)
+    client = await connect(port)
+    progress = {"running": 1, "waiting": 2, "kv_use": 0.25, "prompt_tokens": 100, "cached_tokens": 10}
+    await send_heartbeat(client, progress=progress)
+    [worker] = (await reader.next("workers"))["changed"]
+    assert (worker["worker_id"], worker["state"], worker["prefix_hit_rate"]) == ("w", "ready", None)
+    assert (worker["running"], worker["waiting"], worker["kv_use"]) == (1, 2, 0.25)
+    await send_heartbeat(client, progress=progress | {"kv_use": 0.5, "prompt_tokens": 200, "cached_tokens": 60})
+    [worker] = (await reader.next("workers"))["changed"]
+    assert (worker["kv_use"], worker["prefix_hit_rate"]) == (0.5, 0.5)
+    await send_heartbeat(client, state="gone")
+    assert await reader.next("workers") == {"changed": [], "gone": ["w"]}
+    assert "state" not in reader.names[1:]
+
+
+async def test_a_model_in_use_is_told_of(serve, gateway_to, connect):
+    """What is in flight is looked at once in a while: no request waits for that."""
+    release = trio.Event()
+
+    async def slow(stream, head, body):
+        await release.wait()
+        await hello(stream, head, body)
+
+    _, upstream = await serve(slow)
+    port = await gateway_to({"m": upstream})
+    reader, client = await follow(connect, port), await connect(port)
+    assert [one["in_flight"] for one in (await reader.next("state"))["models"]] == [0]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.ask)
+        assert [one["in_flight"] for one in (await reader.next("models"))["models"]] == [1]
+        release.set()
+    assert [one["in_flight"] for one in (await reader.next("models"))["models"]] == [0]
+
+
+async def test_samples_are_told_and_kept(serve, gateway_to, connect):
+    """A sample has what was counted since the one before; the history has the same, as columns."""
+    _, upstream = await serve(hello)
+    port = await gateway_to({"m": upstream}, "[history]\nsample_s = 1\n")
+    reader, client = await follow(connect, port), await connect(port)
+    await reader.next("state")
+    assert (await client.ask())[0] == 200
+    assert (await client.ask("nothing"))[0] == 404
+    seen = []
+    while sum(one["requests"] for one in seen) < 2:
+        seen.append(await reader.next("sample"))
+    assert sum(one["errors"] for one in seen) == 1
+    assert sum(one["output_tokens"] for one in seen) == 2
+    assert sum(one["models"].get("m", {}).get("requests", 0) for one in seen) == 1
+    _, _, body = await client.get(b"/v1/admin/history")
+    history = json.loads(body)
+    columns = history["columns"]
+    assert columns["at"][: len(seen)] == [one["at"] for one in seen]
+    assert columns["requests"][: len(seen)] == [one["requests"] for one in seen]
+    assert {len(column) for column in (*columns.values(), *history["models"]["m"].values())} == {len(columns["at"])}
+    assert max(value for value in history["models"]["m"]["ttft_p50_ms"] if value is not None) > 0
+
+
+async def test_there_is_a_bound_to_streams(gateway_to, connect):
+    """More than `limits.event_streams_max` are refused, and one that ends makes room."""
+    port = await gateway_to({}, "[limits]\nevent_streams_max = 1\n")
+    reader = await follow(connect, port)
+    await reader.next("state")
+    client = await connect(port)
+    status, _, body = await client.get(b"/v1/admin/events")
+    assert (status, code_of(body)) == (503, "overloaded")
+    await reader._client.stream.aclose()
+    with trio.fail_after(LIMIT_S):
+        while (await client.get(b"/v1/admin/events?nonsense=1"))[0] == 503:
+            await trio.sleep(0.01)
+    status, _, body = await client.get(b"/v1/admin/events?nonsense=1")
+    assert status == 400
+
+
+# Followers, in virtual time.
+
+
+@pytest.fixture
+def registry():
+    return Registry({}, trio.current_time, max_in_flight=5)
+
+
+@pytest.fixture
+async def overview(registry):
+    balancer = Balancer(registry.availability, trio.current_time, Routing())
+    history = History(HistorySettings(), registry, balancer, lambda: (), lambda: 0)
+    return Overview(registry, balancer, lambda: Aliases({}), lambda: None, history, "g", 0.0)
+
+
+def beat(registry, worker_id, **more):
+    registry.record_heartbeat(Heartbeat(worker_id=worker_id, model_name="m", host="h", port=1, backend="vllm", **more))
+
+
+async def read(follower, count=1):
+    """Return the names and data of the next events."""
+    decoder, found = sse.EventDecoder(2**24), []
+    while len(found) < count:
+        found += decoder.feed(await anext(follower))
+    return [(event.name, json.loads(event.data)) for event in found]
+
+
+async def test_nothing_runs_without_followers(overview, registry, nursery, autojump_clock):
+    """The first one to come wakes the task, and the last one to go lets it sleep again."""
+    events = EventStreams(overview)
+    nursery.start_soon(events.run_forever)
+    await trio.sleep(100)
+    assert not registry._listeners
+    follower = events.follow(wants_requests=False)
+    assert (await read(follower))[0][0] == "state"
+    assert registry._listeners
+    events.forget(follower)
+    await trio.sleep(10)
+    assert not registry._listeners
+    follower = events.follow(wants_requests=False)
+    await read(follower)
+    del follower
+    await trio.sleep(10)
+    assert not registry._listeners, "a follower whose client has left without a word is gone as well"
+
+
+async def test_one_worker_of_many_is_one_workers_json(overview, registry, nursery, autojump_clock):
+    """However many workers there are, a change of one of them tells of it alone."""
+    for number in range(1000):
+        beat(registry, f"w{number}")
+    events = EventStreams(overview)
+    nursery.start_soon(events.run_forever)
+    follower = events.follow(wants_requests=False)
+    [(_, state)] = await read(follower)
+    assert len(state["workers"]) == 1000
+    beat(registry, "w500", state="draining")
+    [(name, data), *_] = await read(follower)
+    assert name in ("workers", "models")
+    while name != "workers":
+        [(name, data), *_] = await read(follower)
+    assert [one["worker_id"] for one in data["changed"]] == ["w500"]
+    assert len(json.dumps(data)) < 1500
+
+
+async def test_figures_take_turns():
+    """Of figures only so many are told at a time, the longest unheard ones first; facts are told at once."""
+    changes = ToldMarks()
+    things = {f"t{number}": ("fact", 0) for number in range(3 * FIGURES_AT_ONCE)}
+    assert changes.find(things, with_figures=True) == (list(things), [])
+    seen = []
+    for turn in range(1, 4):
+        things = dict.fromkeys(things, ("fact", turn))
+        found, gone = changes.find(things, with_figures=True)
+        assert (len(found), gone) == (FIGURES_AT_ONCE, [])
+        seen += found
+    assert sorted(seen) == sorted(things)
+    assert changes.find(things, with_figures=False) == ([], [])
+    things["t1"] = ("other", 0)
+    del things["t2"]
+    assert changes.find(things, with_figures=False) == (["t1"], ["t2"])
+
+
+async def test_a_follower_that_takes_nothing_is_told_everything_anew(
+    overview, registry, nursery, autojump_clock, monkeypatch
+):
+    """What waits for it is bounded; what it gets after that is the state, and whole events only."""
+    monkeypatch.setattr(streams, "BEHIND_BYTES_MAX", 10_000)
+    events = EventStreams(overview)
+    nursery.start_soon(events.run_forever)
+    lazy, quick = events.follow(wants_requests=False), events.follow(wants_requests=False)
+    await read(lazy)
+    await read(quick)
+    for number in range(100):
+        beat(registry, f"w{number}")
+        await read(quick)
+    assert lazy._changes_bytes <= 10_000
+    [(name, state)] = await read(lazy)
+    assert name == "state"
+    assert len(state["workers"]) == 100
+    beat(registry, "w7", state="draining")
+    events_after = await read(lazy)
+    assert events_after[0][0] in ("workers", "models")
+
+
+async def test_streams_end_with_the_gateway(overview, nursery, autojump_clock):
+    """What is there is still told."""
+    events = EventStreams(overview)
+    nursery.start_soon(events.run_forever)
+    follower = events.follow(wants_requests=False)
+    await read(follower)
+    events.send_to_all("keys", {})
+    events.close()
+    assert [piece async for piece in follower] == [b"event: keys\ndata: {}\n\n"]
+
+
+async def test_a_silent_stream_has_comments(overview, nursery, autojump_clock):
+    """So that no proxy between closes the connection."""
+    events = EventStreams(overview)
+    nursery.start_soon(events.run_forever)
+    follower = events.follow(wants_requests=False)
+    await read(follower)
+    began = trio.current_time()
+    assert await anext(follower) == sse.COMMENT
+    assert trio.current_time() - began == pytest.approx(streams.KEEP_ALIVE_S, abs=1)
