@@ -2,7 +2,8 @@
 
 A row is a minute of a series, which is a key, a model and an endpoint. Rows older than `usage.minute_days` are added
 up to those of their hours, which begin at the hour's first minute. The writes of a process that is killed are kept
-(WAL, `synchronous = NORMAL`); a power cut may cost the last seconds, and never the file.
+(WAL, `synchronous = NORMAL`); a power cut may cost the last seconds, and never the file. No other program can read it
+while it is open.
 """
 
 import contextlib
@@ -154,6 +155,8 @@ class UsageStore:
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         self._connection = connection
+        # Alone, SQLite needs no file of shared memory, which it could not make on a full disk: not even to read.
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             self.close()
@@ -175,14 +178,13 @@ class UsageStore:
         path = pathlib.Path(self.path)
         aside = path.with_name(f"{FILE}.damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
         path.rename(aside)
-        for end in ("-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                pathlib.Path(self.path + end).rename(f"{aside}{end}")
+        with contextlib.suppress(FileNotFoundError):
+            pathlib.Path(f"{self.path}-wal").rename(f"{aside}-wal")
         log.error("%s could not be used (%s): it is %s now, and usage begins anew", path, why, aside.name)
-        olds = sorted(one for one in path.parent.glob(f"{FILE}.damaged-*") if not one.name.endswith(("-wal", "-shm")))
+        olds = sorted(one for one in path.parent.glob(f"{FILE}.damaged-*") if not one.name.endswith("-wal"))
         for old in olds[:-DAMAGED_KEPT]:
-            for end in ("", "-wal", "-shm"):
-                pathlib.Path(f"{old}{end}").unlink(missing_ok=True)
+            old.unlink(missing_ok=True)
+            pathlib.Path(f"{old}-wal").unlink(missing_ok=True)
 
 
 def _number_of(connection: sqlite3.Connection, series: Series) -> int:
