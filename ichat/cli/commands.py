@@ -11,6 +11,7 @@ from ichat.cli import explain as terminal_explain
 from ichat.cli import launch as terminal_launch
 from ichat.cli import logs as terminal_logs
 from ichat.cli import models as terminal_models
+from ichat.cli import usage as terminal_usage
 from ichat.cli import views as terminal_views
 from ichat.cli.client import EXIT_REFUSED, Api, Json, add_flags, find_gateway, objects_of, worker_path
 from ichat.cli.screen import Screen, give_up_stdout, prepare_streams
@@ -57,7 +58,9 @@ def run(argv: Sequence[str]) -> int:
     args.engine = engine
     place = find_gateway(args)
     prepare_streams()
-    variables = ["ICHAT_API_KEY"] if name == "chat" else ["ICHAT_ADMIN_KEY", "ICHAT_API_KEY"]
+    variables = (
+        ["ICHAT_API_KEY"] if name == "chat" or getattr(args, "own", False) else ["ICHAT_ADMIN_KEY", "ICHAT_API_KEY"]
+    )
     keys = [args.api_key, *map(os.environ.get, variables)]
     api = Api(place, next(filter(None, keys), None))
     try:
@@ -112,6 +115,12 @@ def _models(api: Api, screen: Screen, args: argparse.Namespace) -> int:
 
 def _explain(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     _show(screen, args, terminal_explain.ask(api, args), terminal_explain.show_route)
+    return 0
+
+
+def _usage(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    show = functools.partial(terminal_usage.show, as_csv=args.csv)
+    _show(screen, args, terminal_usage.ask(api, args), show)
     return 0
 
 
@@ -175,6 +184,9 @@ COMMANDS = {
     "wake": Command("wake MODEL", "take it again", terminal_models.add_model_flags, terminal_models.wake),
     "status": Command("status", "the gateway, its machine, its models", _no_flags, _status),
     "models": Command("models", "what can be asked for now", _no_flags, _models),
+    "usage": Command(
+        "usage [--by key,model,day]", "who used what, and what it cost", terminal_usage.add_usage_flags, _usage
+    ),
     "explain": Command(
         "explain MODEL [PROMPT]", "where a request would go", terminal_explain.add_explain_flags, _explain
     ),

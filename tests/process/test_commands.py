@@ -82,6 +82,14 @@ LOAD = {
 COLD = {"worker_id": "m-0", "state": "cold", "model_name": "m", "in_flight": 0}
 CHANGED = {"model": "m", "worker_id": "m-0", "state": "ready", "seconds": 23.4}
 VERBS = ("load", "unload", "sleep", "wake")
+USAGE_ROW = {"requests": 3, "errors": 1, "input_tokens": 900, "output_tokens": 80, "cached_tokens": 64,
+             "estimated_tokens": 0, "busy_s": 12.5, "cost": 0.25}  # fmt: skip
+USED = {
+    "from": "2026-11-01T00:00:00Z", "to": "2026-11-23T04:00:00Z", "by": ["key", "model"], "storage": "ok",
+    "rows": [{"key": "a", "model": "m", **USAGE_ROW}, {"key": "", "model": "n", **USAGE_ROW, "cost": None}],
+    "totals": {**USAGE_ROW, "requests": 6},
+}  # fmt: skip
+LIMIT = {"limit": "tokens_per_day", "allowed": 1000, "used": 980, "left": 20.0, "begins_anew": "2026-11-24T00:00:00Z"}
 PLAN = {
     "applied": True,
     "summary": "+1 start, ~0 restart, -0 stop, 1 untouched",
@@ -192,6 +200,8 @@ def fake(monkeypatch):
         ("GET", "/v1/admin/workers/w2"): (200, FAILED),
         ("GET", "/v1/admin/cluster/status"): (200, STATUS),
         ("GET", "/v1/models"): (200, MODELS),
+        ("GET", "/v1/admin/usage"): (200, USED),
+        ("GET", "/v1/usage"): (200, {**USED, "by": ["model"], "limits": [LIMIT]}),
         ("POST", "/v1/admin/config/reload"): (200, PLAN),
         ("POST", "/v1/admin/route"): (200, ROUTE),
         ("POST", "/v1/admin/workers/launch"): (202, {"worker_id": "w1", "state": "starting"}),
@@ -324,6 +334,47 @@ def test_every_state_is_shown(fake, run, console):
     for worker in workers:
         fake.answers["GET", "/v1/admin/workers/w1"] = 200, worker
         assert run("workers", "w1")[0] == 0
+
+
+def test_usage_is_a_table_or_csv(fake, run, console, monkeypatch):
+    """A line for each row, with as many words as columns; the flags are the question; --own asks with one's own key."""
+    code, out, err = run(
+        "usage", "--by", "key,model", "--from", "2026-11-01", "--to", "2026-11-23T04:00", "--model", "m"
+    )
+    assert fake.asked[-1].query == {"by": "key,model", "from": "2026-11-01", "to": "2026-11-23T04:00", "model": "m"}
+    head, *rows = [line.split() for line in out.splitlines()]
+    assert (code, err, len(rows)) == (0, "", 2)
+    first = dict(zip(head, rows[0], strict=True))
+    assert [first[name] for name in ("KEY", "MODEL", "REQUESTS", "TOKENS_IN", "BUSY", "COST")] == [
+        "a",
+        "m",
+        "3",
+        "900",
+        "12s",
+        "0.25",
+    ]
+    assert rows[1][:2] == ["-", "n"]
+    assert rows[1][-1] == "-"
+    _, out, _ = run("usage", "--csv")
+    assert (
+        out.splitlines()[0]
+        == "key,model,requests,errors,input_tokens,output_tokens,cached_tokens,estimated_tokens,busy_s,cost"
+    )
+    assert out.splitlines()[2] == ",n,3,1,900,80,64,0,12.5,"
+    assert json.loads(run("usage", "--json")[1]) == USED
+    monkeypatch.setenv("ICHAT_API_KEY", "sk-own")
+    monkeypatch.setenv("ICHAT_ADMIN_KEY", "sk-admin")
+    _, out, _ = run("usage", "--own")
+    assert fake.asked[-1].headers["authorization"] == "Bearer sk-own"
+    assert "tokens_per_day" in out
+    with console("usage") as screen:
+        assert screen.end() == 0
+        assert re.search(r" all .* 6 ", screen.text)
+    fake.answers["GET", "/v1/admin/usage"] = 200, {**USED, "rows": [], "storage": "the disk is full"}
+    _, out, err = run("usage")
+    assert err == "This may not be all: the disk is full.\n"
+    with console("usage") as screen:
+        screen.until("Nothing was used from 2026-11-01")
 
 
 def test_a_worker_is_shown_whole_and_does_nothing_to_the_terminal(fake, run):
