@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ichat.cli import chat as terminal_chat
 from ichat.cli import explain as terminal_explain
+from ichat.cli import keys as terminal_keys
 from ichat.cli import launch as terminal_launch
 from ichat.cli import logs as terminal_logs
 from ichat.cli import models as terminal_models
@@ -191,6 +192,12 @@ COMMANDS = {
         "explain MODEL [PROMPT]", "where a request would go", terminal_explain.add_explain_flags, _explain
     ),
     "chat": Command("chat MODEL [PROMPT]", "talk to a model", terminal_chat.add_chat_flags, _chat),
+    "keys": Command(
+        "keys [make|withdraw NAME]",
+        "clients' keys; make or withdraw one",
+        terminal_keys.add_key_flags,
+        terminal_keys.run_keys,
+    ),
     "reload": Command("reload [--dry-run]", "read the configuration again", _reload_flags, _reload),
 }
 """By their names, in the order in which help lists them."""

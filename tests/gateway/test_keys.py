@@ -1,6 +1,7 @@
 """Keys that are made over the API: in force at once, refused once withdrawn, and kept for the next gateway."""
 
 import json
+import re
 import stat
 import time
 
@@ -11,8 +12,9 @@ from support.peers import code_of, plain
 from support.programs import LIMIT_S
 
 from ichat.admin.openapi import document
+from ichat.cli import commands as terminal
 from ichat.config import load as configuration
-from ichat.errors import EXIT_UNAVAILABLE, Exit
+from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.roles import gateway
 from ichat.security.keys import digest_of, hash_of
 
@@ -318,3 +320,56 @@ async def test_a_reload_keeps_them_and_takes_no_name_of_theirs(serve, connect, n
     assert (await site.ask("POST", CHAT, BODY, key=made["key"]))[0] == 429, "it is known, and what it used is, too"
     assert (await site.ask("POST", CHAT, BODY, key=DATA))[0] == 200
     assert list(await site.listed()) == ["b", "team-a"]
+
+
+@pytest.fixture
+def command(site, capsys):
+    """Run a command against the gateway: `code, out, err = await command("keys", "make", "a")`."""
+
+    async def run(*words):
+        argv = [*words, "--gateway", f"http://127.0.0.1:{site.port}", "--api-key", ADMIN]
+        code = await trio.to_thread.run_sync(terminal.run, argv)
+        # The gateway's access log is on standard output, too.
+        found = capsys.readouterr()
+        return code, [line for line in found.out.splitlines() if not line.startswith('{"time"')], found.err
+
+    return run
+
+
+async def test_keys_from_the_command_line(site, command, connect):
+    """What is made goes to standard output alone, so that a shell can keep it; the list, a change and an end follow."""
+    code, [secret], said = await command("keys", "make", "team-a", "--models", "m,other", "--expires-in", "30d")
+    assert code == 0
+    assert "stored nowhere" in said
+    assert (await site.ask("POST", CHAT, BODY, key=secret))[0] == 200
+    made = (await site.listed())["team-a"]
+    assert made["models"] == ["m", "other"]
+    assert made["expires_at"] - made["made_at"] == pytest.approx(30 * 24 * 3600, abs=1)
+    _, [head, row], _ = await command("keys")
+    assert head.split()[:4] == ["KEY", "FROM", "STATE", "MODELS"]
+    assert row.split()[:4] == ["team-a", "api", "active", "m,other"]
+    await command("keys", "change", "team-a", "--expires-in", "never", "--tokens-per-day", "5", "--models", "m")
+    changed = (await site.listed())["team-a"]
+    assert (changed["expires_at"], changed["limits"]["tokens_per_day"], changed["models"]) == (None, 5, ["m"])
+    _, lines, said = await command("keys", "withdraw", "team-a")
+    assert (lines, "No key is left" in said) == (["team-a withdrawn"], True)
+    assert (await site.ask("POST", CHAT, BODY, key=secret, client=await connect(site.port)))[0] == 401
+    _, [shown], _ = await command("keys", "--json")
+    assert json.loads(shown) == {"keys_needed": True, "keys": []}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["make"], "keys make: NAME is needed"),
+        (["list", "a"], "keys list: NAME is for the other actions"),
+        (["withdraw", "a", "--models", "m"], "the flags of a key are for make and change"),
+        (["make", "a", "--expires-in", "soon"], "must be like 30d, 12h, 90m or 45s"),
+        (["give", "a"], "invalid choice: 'give'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(words, sentence):
+    """Exit 64, before any gateway is asked."""
+    with pytest.raises(Exit, match=re.escape(sentence)) as refusal:
+        terminal.run(["keys", *words, "--gateway", "http://127.0.0.1:9"])
+    assert refusal.value.code == EXIT_USAGE
