@@ -59,6 +59,8 @@ class AdapterSettings:
 class ProtocolAdapter:
     """How an engine's requests and responses differ from a worker's. This class is right for vLLM."""
 
+    reports_usage = False
+    """Whether the engine notes at a call how many tokens it used (`Call.usage`); set once it serves."""
     request_never_waits = True
     """Whether `request` waits for nothing while a body has at most 64 KiB, and may be called in any thread.
 

@@ -24,6 +24,7 @@ from ichat.http.request import Request
 from ichat.http.server import Ending
 from ichat.http.sse import is_events
 from ichat.protocol import CODE_HEADER
+from ichat.protocol.usage import USAGE_HEADER, Usage, value_of_usage
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ class Call:
         self.hung_up = False
         self.parts: dict[str, Callable[[], None]] = {}
         """How each of the engine's own requests for this call is aborted, by their ids, if the engine noted them."""
+        self.usage: list[Callable[[], Usage]] | None = [] if USAGE_HEADER in request.by_name else None
+        """What the engine's own requests for this call used, known when they have ended; None if nobody asks."""
         self.task: asyncio.Task[None]
         """Known when the call has started."""
         self.is_tagged = False
@@ -164,7 +167,7 @@ class Call:
             return
         event = self.failure.event(self.request.path)
         with contextlib.suppress(OSError):
-            self._sock.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+            self._sock.send(b"%x\r\n%b\r\n%b" % (len(event), event, self._last_chunk()))
 
     def _scope(self) -> Scope:
         request = self.request
@@ -284,6 +287,8 @@ class Call:
             else:
                 self.ends_with_connection = True
                 self.keep_alive = False
+        if self.usage and not self._chunked:
+            out.append((USAGE_HEADER, value_of_usage(self.usage)))
         if not self.keep_alive:
             out.append((b"connection", b"close"))
         self._head = response_head(status, out)
@@ -294,7 +299,7 @@ class Call:
             return b""
         if self._chunked:
             data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            return data if more else data + b"0\r\n\r\n"
+            return data if more else data + self._last_chunk()
         if self._left is not None:
             body = body[: self._left]
             self._left -= len(body)
@@ -302,6 +307,10 @@ class Call:
                 self.keep_alive = False
         head, self._head = self._head, b""
         return head + body
+
+    def _last_chunk(self) -> bytes:
+        """Return the end of a body in chunks, with the tokens that the call used as a trailer."""
+        return b"0\r\n%b: %b\r\n\r\n" % (USAGE_HEADER, value_of_usage(self.usage)) if self.usage else b"0\r\n\r\n"
 
     async def _write(self, data: bytes) -> None:
         """Write without blocking; wait while the socket is full, which also pauses the application."""

@@ -33,6 +33,11 @@ class Framing(Protocol):
         ...
 
     @property
+    def cut(self) -> int:
+        """How many bytes fewer are to be sent on than were followed, of the piece with the body's end."""
+        ...
+
+    @property
     def may_insert(self) -> bool:
         """Whether a chunk of our own could be inserted at this point."""
         ...
@@ -50,6 +55,7 @@ class Length:
     """A body of a known number of bytes; 0 for a message without a body."""
 
     __slots__ = ("done", "left")
+    cut = 0
     may_insert = False
 
     def __init__(self, length: int) -> None:
@@ -71,6 +77,7 @@ class UntilClose:
 
     __slots__ = ()
     done = False
+    cut = 0
     may_insert = False
 
     def feed(self, data: bytearray, start: int, end: int) -> int:
@@ -83,13 +90,16 @@ class UntilClose:
 class Chunked:
     """The chunked transfer coding, with extensions and trailers."""
 
-    __slots__ = ("_left", "_line", "_step", "_trailer_bytes", "done")
+    __slots__ = ("_left", "_line", "_step", "_trailer_bytes", "cut", "done", "trailers")
 
     def __init__(self) -> None:
         self._step = _SIZE
         self._left = 0
         self._line = b""
         self._trailer_bytes = 0
+        self.trailers: bytearray | None = None
+        """If this is set, the trailers are gathered here, and the body is sent on without them."""
+        self.cut = 0
         self.done = False
 
     @property
@@ -118,6 +128,8 @@ class Chunked:
                 start += 1
                 self._step = _LF if step == _CR else _SIZE
             elif step == _TRAILER:
+                if self.trailers is not None:
+                    return self._gather_trailers(data, start, end)
                 start = self._feed_trailer(data, start, end)
             else:
                 break
@@ -159,7 +171,20 @@ class Chunked:
             self.done = True
         elif line is not None and not _TRAILER_LINE.fullmatch(line):
             raise FramingError("a trailer is not valid")
+        elif line is not None and self.trailers is not None:
+            self.trailers += line
         return start
+
+    def _gather_trailers(self, data: bytearray, start: int, end: int) -> int:
+        """Follow the trailers as if they were not there; the line that ends them is written where they began."""
+        at = start
+        while at < end and not self.done:
+            at = self._feed_trailer(data, at, end)
+        if not self.done:
+            return start
+        data[start : start + 2] = b"\r\n"
+        self.cut = at - start - 2
+        return start + 2
 
     def _take_line(self, data: bytearray, start: int, end: int, bytes_max: int) -> tuple[bytes | None, int]:
         """Return the line under way, or None while its end is missing, and the index to go on at."""

@@ -206,7 +206,7 @@ class Relay:
                 if sent != end:
                     self._keep(_VIEW[sent:end])
                 if framing.done:
-                    self._finish(surplus=end < received)
+                    self._finish(surplus=end + framing.cut < received)
         except Exception as error:
             self._fail(error)
             return
@@ -254,7 +254,8 @@ class Relay:
             self._gaps = self._stream_gaps
         if self._version != b"1.1" and self._transform is None and isinstance(framing, Chunked):
             self._transform = Unchunk()
-        end = framing.feed(behind, 0, len(behind)) if behind else 0
+        received = len(behind)
+        end = framing.feed(behind, 0, received) if behind else 0
         if end and not (self._is_events and is_comment(behind, 0, end)):
             self._begin_body()
             self.chunks = 1
@@ -268,7 +269,7 @@ class Relay:
         self.bytes_out = len(ours)
         self._send_ours(ours)
         if framing.done:
-            self._finish(surplus=end < len(behind))
+            self._finish(surplus=end + framing.cut < received)
 
     def _begin_body(self) -> None:
         """Called for the first piece of the body that is no comment."""

@@ -283,6 +283,8 @@ class Heartbeat:
     """Whether the engine can give its memory back, and take it again."""
     prefix_reports: bool = False
     """Whether the worker wants the chains of prefixes, and reports what its engine's cache has lost; see `prefixes`."""
+    usage_reports: bool = False
+    """Whether the worker tells how many tokens a request used, if it is asked to; see `usage`."""
     registration: str = checked(_is_name, "")
     """A digest of everything here but `state`, `phase`, `failure`, `progress` and `machine`, for short heartbeats."""
 

@@ -22,12 +22,13 @@ from ichat.http.sse import is_events
 from ichat.observability.request_record import RequestRecord, UsedTokens
 from ichat.protocol import CODE_HEADER, DROPPED_HEADER, OVERHEAD_HEADER, WHY_HEADER, WORKER_HEADER
 from ichat.protocol.prefixes import PREFIX_HEADER, chain_header
+from ichat.protocol.usage import USAGE_WANTED
 from ichat.proxy.client_head import client_head
 from ichat.proxy.engine_control import without_control
 from ichat.proxy.forwarded_request import ForwardedRequest
 from ichat.proxy.prefix_truth import correct
 from ichat.proxy.shadow import copy_of
-from ichat.proxy.token_usage import TokenUsage, is_counted, tokens_used
+from ichat.proxy.token_usage import ReportedUsage, TokenUsage, is_counted, tokens_used
 from ichat.proxy.upstream_request import build_upstream_request
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.routing.endpoint import Endpoint
@@ -57,8 +58,8 @@ class Attempt:
         self._dropped: Sequence[str] = ()
         """What the worker did not get."""
         self._relay: Relay | None = None
-        self._usage: TokenUsage | None = None
-        """Counts the tokens of the response, once the request is sent."""
+        self._usage: TokenUsage | ReportedUsage | None = None
+        """What is told of the request's tokens, once it is sent."""
         self.endpoint = endpoint
         self._is_too_long = False
         """Whether its engine has refused it for that, and another model may take it."""
@@ -102,10 +103,11 @@ class Attempt:
 
     def tokens_used(self, bytes_in: int) -> UsedTokens | None:
         """Return the tokens that a request of this many bytes used, if they are known or can be estimated."""
-        usage, has_left = self._usage, self._forwarded.client.has_left
-        if usage is None or not (has_left or (self.answered_at is not None and self.status < 400)):
+        usage, relay, has_left = self._usage, self._relay, self._forwarded.client.has_left
+        if usage is None or relay is None:
             return None
-        return tokens_used(usage, bytes_in, has_left=has_left, is_stream=self.is_stream)
+        is_good = self.answered_at is not None and self.status < 400
+        return tokens_used(usage, bytes_in, relay.chunks, has_left=has_left, is_good=is_good, is_stream=self.is_stream)
 
     async def run(self) -> None:
         """Have the request answered by the endpoint. Raises ApiError if nothing has been sent.
@@ -166,10 +168,12 @@ class Attempt:
         Raises UpstreamError.
         """
         context, forwarded = self._context, self._forwarded
-        usage = None
+        reader = None
         if not forwarded.internal and is_counted(forwarded.path):
-            usage = TokenUsage(has_total=not forwarded.path.endswith(b"/messages"))
-        self._usage = usage
+            if self.endpoint.reports_usage:
+                self._usage = ReportedUsage()
+            else:
+                self._usage = reader = TokenUsage(has_total=not forwarded.path.endswith(b"/messages"))
         first_byte_s, stall_s = self._timeouts()
         relay = self._relay = Relay(
             context.pool.hub,
@@ -180,7 +184,7 @@ class Attempt:
             on_head=self._on_response_head,
             first_byte_s=first_byte_s,
             stall_s=stall_s,
-            usage=usage,
+            usage=reader,
             gaps=context.gaps(self._model) if self._model else None,
             keepalive=forwarded.keepalive,
         )
@@ -193,8 +197,8 @@ class Attempt:
             await relay.run(pieces)
             if self.status not in FAILED_STATUSES:
                 self.endpoint.circuit.record_success()
-            if usage is not None and self.status < 400:
-                self._learn_from(usage)
+            if self._usage is not None and self.status < 400:
+                self._learn_from(self._usage)
             clean = relay.reusable
         finally:
             if clean:
@@ -202,11 +206,11 @@ class Attempt:
             else:
                 context.pool.discard(connection)
 
-    def _learn_from(self, usage: TokenUsage) -> None:
+    def _learn_from(self, usage: TokenUsage | ReportedUsage) -> None:
         """Learn from what a response has said of its tokens, if it has said anything."""
         context, forwarded = self._context, self._forwarded
-        if forwarded.prefix is not None:
-            correct(context.balancer.prefixes, forwarded.prefix, self.endpoint, usage)
+        if forwarded.prefix is not None and (told := usage.prompt()) is not None:
+            correct(context.balancer.prefixes, forwarded.prefix, self.endpoint, *told)
         if forwarded.prompt_bytes and (said := usage.said()) is not None:
             context.prompt_lengths.learn(self._model, forwarded.prompt_bytes, said.input)
 
@@ -218,6 +222,8 @@ class Attempt:
         if forwarded.prefix is not None and endpoint.reports_prefixes:
             chain = chain_header(forwarded.prefix.length, forwarded.prefix.digests)
             added = [*added, (PREFIX_HEADER, chain)]
+        if isinstance(self._usage, ReportedUsage):
+            added = [*added, USAGE_WANTED]
         reads_response = forwarded.keepalive is not None or endpoint.route is not None
         return build_upstream_request(
             forwarded.request,
@@ -267,6 +273,8 @@ class Attempt:
         forwarded, client, names = self._forwarded, self._forwarded.client, head.by_name
         self._check_response(head.status, names)
         self._record_response(head.status, names)
+        if isinstance(self._usage, ReportedUsage):
+            self._usage.begin(head)
         if forwarded.keepalive is not None and forwarded.keepalive.has_begun:
             self._continue_after_comments(head)
             return b""

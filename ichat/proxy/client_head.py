@@ -3,6 +3,7 @@
 from ichat.http.heads import HOP_BY_HOP, Headers, ResponseHead, date_header, hop_by_hop_of, response_head
 from ichat.protocol import CODE_HEADER, OVERHEAD_HEADER, WHY_HEADER, WORKER_HEADER
 from ichat.protocol.prefixes import PREFIX_HEADER
+from ichat.protocol.usage import USAGE_HEADER
 
 MODEL_HEADER = b"x-ichat-model"
 """The model that answered a request for a name that stands for models."""
@@ -10,7 +11,7 @@ ATTEMPTS_HEADER = b"x-ichat-attempts"
 """How many endpoints were asked for it, and models that had none to ask."""
 _LEFT_OUT = HOP_BY_HOP.union((
     b"x-request-id", WORKER_HEADER, OVERHEAD_HEADER, PREFIX_HEADER, CODE_HEADER, WHY_HEADER,
-    MODEL_HEADER, ATTEMPTS_HEADER,
+    MODEL_HEADER, ATTEMPTS_HEADER, USAGE_HEADER,
     b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-allow-methods",
     b"access-control-allow-headers", b"access-control-expose-headers", b"access-control-max-age",
     b"access-control-allow-private-network",

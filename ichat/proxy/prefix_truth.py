@@ -7,7 +7,6 @@ next request of the kind elsewhere. An engine that keeps nothing shows it by bei
 from bisect import bisect_right
 
 from ichat.protocol.prefixes import BOUNDARIES
-from ichat.proxy.token_usage import TokenUsage
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.prefix_chain import PrefixChain
 from ichat.routing.prefix_index import PrefixIndex
@@ -27,12 +26,11 @@ def held(matched: int, length: int, prompt_tokens: int, cached_tokens: int) -> i
     return count if told < matched / 2 and count < bisect_right(BOUNDARIES, matched) else None
 
 
-def correct(index: PrefixIndex, chain: PrefixChain, endpoint: Endpoint, usage: TokenUsage) -> None:
-    """Compare what was expected with what a response says, if it says anything."""
-    told = usage.prompt()
-    if told is None or not chain.matched:
+def correct(index: PrefixIndex, chain: PrefixChain, endpoint: Endpoint, prompt_tokens: int, cached_tokens: int) -> None:
+    """Compare what was expected with what is told of a prompt's tokens."""
+    if not chain.matched:
         return
-    count = held(chain.matched, chain.length, *told)
+    count = held(chain.matched, chain.length, prompt_tokens, cached_tokens)
     if count is None:
         endpoint.holder.wrong = 0
         return

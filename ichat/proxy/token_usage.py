@@ -1,4 +1,7 @@
-"""How many tokens a response says that it used, read in passing: no byte of it is changed or held up.
+"""How many tokens a response says that it used.
+
+A worker of our own tells it beside the body (`ReportedUsage`). What others send is read in passing (`TokenUsage`): no
+byte of it is changed or held up.
 
 OpenAI's routes say it in a `usage` object: `prompt_tokens`, `completion_tokens`, `total_tokens`; the Responses API and
 Anthropic's messages in `input_tokens` and `output_tokens`. A stream does so near its end, and only if it was asked to.
@@ -7,7 +10,10 @@ How many of a prompt's tokens were cached stands in `cached_tokens`, or in Anthr
 
 import re
 
+from ichat.http.framing import Chunked
+from ichat.http.heads import ResponseHead
 from ichat.observability.request_record import RESPONSE_PATH, UsedTokens
+from ichat.protocol.usage import USAGE_HEADER, parse_usage, usage_in_trailers
 
 _SIGN = b'_tokens"'
 """Found in a `usage` object, and not in the text of an answer, where the quote would be escaped."""
@@ -85,16 +91,56 @@ def is_counted(path: bytes) -> bool:
     return path != RESPONSE_PATH and not path.endswith(b"/count_tokens")
 
 
-def tokens_used(usage: TokenUsage, bytes_in: int, *, has_left: bool, is_stream: bool) -> UsedTokens | None:
+class ReportedUsage:
+    """What the worker itself tells of the tokens, beside the response's body, which is not read for it."""
+
+    __slots__ = ("_header", "_trailers")
+
+    def __init__(self) -> None:
+        self._header = b""
+        self._trailers = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<ReportedUsage {self.said()}>"
+
+    def begin(self, head: ResponseHead) -> None:
+        """Called with the head of the response: tokens are told there, or in a trailer."""
+        self._header = head.by_name.get(USAGE_HEADER, b"")
+        if isinstance(head.framing, Chunked):
+            head.framing.trailers = self._trailers
+
+    def said(self) -> UsedTokens | None:
+        """Return the tokens; None if the response has not told them, or not yet."""
+        told = parse_usage(self._header) if self._header else usage_in_trailers(self._trailers)
+        return None if told is None else UsedTokens(*told)
+
+    def prompt(self) -> tuple[int, int] | None:
+        """Return the tokens of the prompt and how many of them were cached; None if the response has not told them."""
+        said = self.said()
+        return (said.input, said.cached) if said is not None and said.input else None
+
+
+def tokens_used(
+    usage: TokenUsage | ReportedUsage, bytes_in: int, chunks: int, *, has_left: bool, is_good: bool, is_stream: bool
+) -> UsedTokens | None:
     """Return the tokens that a request used: as its response says, else an estimate if it was a stream.
 
-    `has_left` says that the client left: the response may have told the length of the request by then, and no more.
+    `chunks` is how many pieces the body had, `has_left` says that the client left: the response may have said the
+    length of the prompt by then, and no more. `is_good` says that there was a response without an error.
     """
     said = usage.said()
+    if isinstance(usage, ReportedUsage):
+        if said is not None:
+            return said
+        events = chunks
+    else:
+        events = usage.events
     if has_left:
-        guess = estimate(bytes_in, usage.events)
+        guess = estimate(bytes_in, events)
         return guess if said is None or said.total < guess.total else said._replace(is_estimate=True)
-    return estimate(bytes_in, usage.events) if said is None and is_stream else said
+    if not is_good:
+        return None
+    return estimate(bytes_in, events) if said is None and is_stream else said
 
 
 def estimate(bytes_in: int, events: int) -> UsedTokens:

@@ -35,6 +35,7 @@ from ichat.protocol import (
     sentence,
 )
 from ichat.protocol.prefixes import PREFIX_HEADER
+from ichat.protocol.usage import USAGE_HEADER
 from ichat.roles.worker_options import Options
 from ichat.roles.worker_sleep import WorkerSleep
 from ichat.security.addresses import address_in, comes_from_this_host, is_loopback, targets_this_host
@@ -52,6 +53,8 @@ _CHANGES = CHANGES_MODELS | {b"/resume_memory_occupation", b"/wake_up"}
 """Routes after which the worker sends a heartbeat at once: its models change, or it accepts requests again."""
 _NOT_FOR_ENGINE = _CHANGES | {b"/logs/stream", b"/beat", *SLEEP_PATHS}
 """What the engine's thread leaves to Trio of the requests that change something."""
+_WANTED = frozenset((PREFIX_HEADER, USAGE_HEADER))
+"""The gateway's headers that the engine's thread reads: the chain, and the wish to be told the tokens."""
 _JSON = [(b"content-type", b"application/json")]
 
 
@@ -265,6 +268,7 @@ class WorkerServer:
             progress=attrs.asdict(self._engine.progress()),
             can_sleep=info is not None and not info.why_no_sleep,
             prefix_reports=info is not None and info.held is not None,
+            usage_reports=self._engine.adapter.reports_usage,
             machine=self._machine_monitor.report.machine if self._machine_monitor.report else None,
         )
 
@@ -279,8 +283,8 @@ class WorkerServer:
 
 
 def _external(headers: Headers) -> Headers:
-    """Return the headers without those that only our own processes may send each other, but for the chain."""
-    return [header for header in headers if not header[0].startswith(INTERNAL) or header[0] == PREFIX_HEADER]
+    """Return the headers without those that only our own processes may send each other, but for `_WANTED`."""
+    return [header for header in headers if not header[0].startswith(INTERNAL) or header[0] in _WANTED]
 
 
 def _bounded(names: Sequence[str] | None) -> list[str] | None:

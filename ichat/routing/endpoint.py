@@ -121,6 +121,8 @@ class Endpoint:
     """The most tokens of prompt and completion together, as its worker says; None: not known."""
     reports_prefixes: bool = False
     """Whether its worker wants the chains of requests, and reports what its engine's cache has lost."""
+    reports_usage: bool = False
+    """Whether its worker tells how many tokens each request used."""
     holder: CacheHolder = attrs.field(default=attrs.Factory(CacheHolder, takes_self=True), init=False, repr=False)
     """What is believed to be in its cache is noted of this one."""
     when_troubled: Callable[[], object] | None = attrs.field(default=None, init=False, repr=False)

@@ -298,7 +298,7 @@ class Registry:
         """Make the worker's endpoint, or correct it by what the worker says of itself."""
         endpoint = self._table.place(worker, heartbeat, self._circuit_breaker)
         self._set_concurrency(worker)
-        endpoint.reports_prefixes = heartbeat.prefix_reports
+        endpoint.reports_prefixes, endpoint.reports_usage = heartbeat.prefix_reports, heartbeat.usage_reports
         if heartbeat.state == "asleep":  # with an empty cache
             endpoint.forget_prefixes()
         counts = (heartbeat.progress.get("running"), heartbeat.progress.get("waiting"))

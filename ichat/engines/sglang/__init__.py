@@ -48,6 +48,7 @@ from ichat.engines.sglang.encoders import inspect_encoder
 from ichat.engines.sglang.events import obstacle_to_events, tag_requests, why_too_dear
 from ichat.engines.sglang.flags import TABLE
 from ichat.engines.sglang.loopback_requests import LoopbackRequests
+from ichat.engines.sglang.usage import note_usage
 from ichat.engines.translation import translate
 from ichat.engines.versions import check_version
 from ichat.errors import EXIT_UNAVAILABLE, Exit
@@ -203,6 +204,7 @@ class SGLang:
         async with app.router.lifespan_context(app):
             manager = http_server._global_state.tokenizer_manager
             _abort_at_once(manager)
+            self.adapter.reports_usage = note_usage(manager)
             self.adapter.memory.watch(manager)
             bound_responses(app, self.adapter)
             manager.auto_create_handle_loop()

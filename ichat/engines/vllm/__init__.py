@@ -41,6 +41,7 @@ from ichat.engines.vllm.flags import TABLE
 from ichat.engines.vllm.groups import follows, group_of
 from ichat.engines.vllm.metrics import read_progress
 from ichat.engines.vllm.sleep import fall_asleep, wake_up, why_no_sleep
+from ichat.engines.vllm.usage import note_usage
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.protocol import ModelCard
 from ichat.security.redact import masked
@@ -180,6 +181,7 @@ class VLLM:
             self._family = _family_of(client.vllm_config)
             self._set_routes(app)
             self._client = client
+            self.adapter.reports_usage = note_usage(client)
             if self._events is not None:
                 tag_requests(client, self._events)
                 self._events.open()

@@ -24,7 +24,7 @@ def follow(framing, pieces):
         buffer = bytearray(b"??" + piece + b"!!")
         end = framing.feed(buffer, 2, 2 + len(piece))
         total += end - 2
-        if end < 2 + len(piece):
+        if framing.done:
             break
     return total
 
@@ -54,6 +54,27 @@ def test_chunked_ends_where_h11_says(body, cuts, behind):
         pass
 
 
+@given(chunked_bodies(), st.lists(st.integers(0, 400)), st.booleans())
+def test_trailers_are_gathered_and_left_out(body, cuts, behind):
+    """However the body is split: its bytes without trailers go on, and what is behind it is seen to be there."""
+    framing = Chunked()
+    framing.trailers = bytearray()
+    sent, surplus = b"", None
+    for piece in split(body + (BEHIND if behind else b""), cuts):
+        buffer = bytearray(piece)
+        end = framing.feed(buffer, 0, len(piece))
+        sent += buffer[:end]
+        if framing.done:
+            surplus = end + framing.cut < len(piece)
+            break
+    trailers = next(lines for lines in (b"x-a: b\r\nx-c: \r\n", b"x-a: b\r\n", b"") if body.endswith(lines + b"\r\n"))
+    assert framing.done
+    assert bytes(framing.trailers) == trailers
+    assert sent == body.removesuffix(trailers + b"\r\n") + b"\r\n"
+    if surplus or not cuts:
+        assert surplus == behind
+
+
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60)))
 def test_garbage_is_an_error_or_not_the_end(body, cuts):
     """What h11 refuses is never taken for a complete body."""
@@ -80,9 +101,11 @@ def test_garbage_is_an_error_or_not_the_end(body, cuts):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("step", [1, 3, 10_000])
-def test_invalid_chunks_are_refused(body, step):
+@pytest.mark.parametrize("gathers", [False, True])
+def test_invalid_chunks_are_refused(body, step, gathers):
     """A body that two readers could read in two ways is refused, however it arrives."""
     framing = Chunked()
+    framing.trailers = bytearray() if gathers else None
     with pytest.raises(FramingError):
         follow(framing, [body[at : at + step] for at in range(0, len(body), step)])
 
