@@ -1,6 +1,16 @@
 """The shell of the console in a browser: navigation, theme, keyboard, the operator's key, a gateway that goes away."""
 
+import hashlib
+import re
+
+import pytest
 from playwright.sync_api import expect
+from support.console_state import busy_cluster, busy_requests, told
+from support.deployments import free_port
+
+KEY = "an-operators-key"
+PAGES = ("overview", "workers", "workers/llama-70b-0", "models", "machines", "requests")
+WIDTHS = (360, 768, 1280, 1920)
 
 
 def test_the_page_opens_and_is_live(site, page):
@@ -9,3 +19,168 @@ def test_the_page_opens_and_is_live(site, page):
     expect(page).to_have_url(site.url)
     expect(page.locator("[data-connection=live]")).to_be_visible()
     expect(page.locator("main")).to_contain_text("alpha-0")
+
+
+def test_every_page_is_in_the_navigation_and_has_its_title(site, page):
+    """Each link of the navigation leads to a page that shows its own heading, and is marked as where one is."""
+    site.open(page)
+    for link in page.locator("nav a").all():
+        link.click()
+        expect(page.locator("main h1")).to_have_count(1)
+        expect(link).to_have_attribute("aria-current", "page")
+        expect(page).to_have_title(re.compile(" · iChat$"))
+
+
+def test_an_unknown_page_is_said(site, page):
+    """An address that leads nowhere says so and leads back."""
+    site.open(page, "nothing/of/the/kind")
+    expect(page.locator("main")).to_contain_text("There is no such page")
+    page.click("main a")
+    expect(page.locator("main h1")).to_have_text("Overview")
+
+
+def test_the_theme_is_the_systems_until_one_is_chosen(site, page):
+    """Dark and light differ, the choice stays with the browser, and the key `t` chooses as well."""
+    ground = "getComputedStyle(document.body).backgroundColor"
+    site.open(page)
+    light = page.evaluate(ground)
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(ground)
+    assert light != dark
+    page.get_by_label("Dark or light").click()
+    assert page.evaluate(ground) == light
+    page.reload()
+    page.wait_for_selector("[data-connection=live]")
+    assert page.evaluate(ground) == light
+    page.keyboard.press("t")
+    assert page.evaluate(ground) == dark
+
+
+def test_the_keyboard_is_enough(site, page):
+    """Letters lead to pages, `/` finds, arrows and Enter walk through a table, `?` lists them, Escape closes."""
+    site.open(page)
+    page.keyboard.press("?")
+    expect(page.locator("dialog")).to_contain_text("Find on this page")
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog")).to_have_count(0)
+    page.keyboard.press("g")
+    page.keyboard.press("w")
+    expect(page.locator("main h1")).to_have_text("Workers")
+    page.keyboard.press("/")
+    page.keyboard.type("gt")
+    expect(page.locator("main [type=search]")).to_have_value("gt")
+    expect(page.locator("main h1")).to_have_text("Workers")
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.press("Delete")
+    row = page.locator("tbody tr").first
+    row.focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("tbody tr").nth(1)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main h1")).to_have_text("beta-0")
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    tab = page.get_by_role("tab", name="Now")
+    tab.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Log")).to_have_attribute("aria-selected", "true")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_is_wider_than_the_window(site, page, scheme):
+    """From a telephone to a large screen nothing sticks out, and everything that can be pressed has a name."""
+    page.emulate_media(color_scheme=scheme)
+    told(page, ["state", busy_cluster()], ["requests", busy_requests()])
+    page.route("**/v1/admin/workers/*", lambda route: route.fulfill(json={}))
+    for path in PAGES:
+        site.open(page, path)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (path, width)
+        for control in page.locator("button:visible, a:visible, input:visible, select:visible").all():
+            name = control.evaluate(
+                "one => one.ariaLabel || one.innerText || one.title || [...(one.labels ?? [])].map(l => l.innerText).join()"
+            )
+            assert name.strip(), (path, control.evaluate("one => one.outerHTML"))
+
+
+def test_a_narrow_screen_has_the_navigation_behind_a_button(site, page):
+    """The button shows the pages, and a choice hides them again."""
+    page.set_viewport_size({"width": 360, "height": 740})
+    site.open(page)
+    expect(page.locator("nav")).to_be_hidden()
+    page.get_by_role("button", name="Pages").click()
+    page.locator("nav").get_by_role("link", name="Machines").click()
+    expect(page.locator("main h1")).to_have_text("Machines & GPUs")
+    expect(page.locator("nav")).to_be_hidden()
+
+
+def keyed(make_site):
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    return make_site(f'[security]\nadmin_key_hash = "sha256:{digest}"\n')
+
+
+def test_the_operators_key_is_asked_for_and_stays_in_the_tab(make_site, page, context):
+    """A wrong key is told so, the right one opens; another tab asks again, and `Lock` forgets it."""
+    context.watched.allowed.append("401")
+    site = keyed(make_site)
+    page.goto(site.url)
+    page.get_by_label("Key", exact=True).fill("wrong")
+    page.get_by_role("button", name="Open").click()
+    expect(page.get_by_role("alert")).to_contain_text("does not know this key")
+    page.get_by_label("Key", exact=True).fill(KEY)
+    page.get_by_role("button", name="Open").click()
+    expect(page.locator("[data-connection=live]")).to_be_visible()
+    assert KEY not in page.evaluate("JSON.stringify(localStorage) + document.cookie + location.href")
+    page.reload()
+    expect(page.locator("[data-connection=live]")).to_be_visible()
+    other = context.new_page()
+    other.goto(site.url)
+    expect(other.get_by_label("Key", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Lock").click()
+    expect(page.get_by_label("Key", exact=True)).to_be_visible()
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_where_no_key_would_help_the_page_says_what_would(make_site, browser):
+    """Without an admin key the console is for this machine: through a proxy, the gateway's own sentence is shown."""
+    digest = hashlib.sha256(b"x").hexdigest()
+    site = make_site(f'[[security.keys]]\nname = "a"\nkey_hash = "sha256:{digest}"\n')
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(site.url)
+    expect(page.locator("main")).to_contain_text("unless security.admin_key_env or admin_key_hash gives an admin key")
+    context.close()
+
+
+def test_a_gateway_that_goes_away_is_said_and_found_again(make_site, page, context):
+    """What was shown stays, with a sentence; the page connects by itself once the gateway is back."""
+    context.watched.allowed += ["ERR_", "net::"]
+    settings = f"port = {free_port()}\n"
+    site = make_site("", settings)
+    site.open(page)
+    site.program.stop()
+    expect(page.get_by_role("alert")).to_contain_text("No connection to the gateway")
+    expect(page.locator("main h1")).to_be_visible()
+    make_site("", settings)
+    expect(page.locator("[data-connection=live]")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_the_policy_lets_no_other_script_in(site, page, context):
+    """An inline script, markup from text, and a request to elsewhere are stopped by the browser itself."""
+    context.watched.allowed += ["Content Security Policy", "TrustedHTML", "TrustedScript", "This document requires"]
+    site.open(page)
+    refused = page.evaluate("""async () => {
+      const found = [];
+      addEventListener("securitypolicyviolation", (event) => found.push(event.effectiveDirective));
+      const script = document.createElement("script");
+      try { script.textContent = "window.ran = 1"; document.head.append(script); } catch { found.push("script text"); }
+      try { document.body.insertAdjacentHTML("beforeend", "<img src=x onerror='window.ran = 1'>"); } catch { found.push("html"); }
+      try { await fetch("http://127.0.0.1:9/"); } catch { found.push("fetch"); }
+      await new Promise((resolve) => setTimeout(resolve, 50));
+      return [found, window.ran ?? null];
+    }""")
+    assert refused[1] is None
+    assert "html" in refused[0]
+    assert "connect-src" in refused[0]
