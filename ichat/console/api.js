@@ -79,7 +79,8 @@ export const api = {
 /**
  * Read a stream of server-sent events to its end: `onEvent({name, data, id})`, `data` as text.
  *
- * `options` are those of `send`, and `onOpen(response)`. Throws ApiError; an AbortError once `signal` is aborted.
+ * `options` are those of `send`, `onOpen(response)`, and `onData()` for whatever comes. Throws
+ * ApiError; an AbortError once `signal` is aborted.
  */
 export async function stream(path, options, onEvent) {
   const response = await send(path, options);
@@ -90,6 +91,7 @@ export async function stream(path, options, onEvent) {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
+      options.onData?.();
       feed(value);
     }
   } catch (error) {

@@ -6,7 +6,6 @@ import { ApiError, adminKey, api, setAdminKey, stream } from "./api.js";
 const FIRST_MS = 500;
 const LONGEST_MS = 10_000;
 const SILENT_MS = 45_000;
-const POLL_MS = 2_000;
 const HISTORY_S = 3600;
 const EMPTY_HISTORY = { sample_s: 5, columns: { at: [] }, models: {}, workers: {} };
 
@@ -117,13 +116,12 @@ async function connect(signal, onOpen) {
   const either = AbortSignal.any([signal, silence.signal]);
   heard();
   try {
-    await stream(`/v1/admin/events${wantsRequests ? "?requests=1" : ""}`, { signal: either }, (event) => {
-      heard();
+    const options = { signal: either, onData: heard };
+    await stream(`/v1/admin/events${wantsRequests ? "?requests=1" : ""}`, options, (event) => {
       onOpen();
       take(event.name, JSON.parse(event.data));
     });
   } catch (error) {
-    if (error.status === 404) return await poll(signal, onOpen);
     if (silence.signal.aborted && !signal.aborted) throw new ApiError(0, "silent", "The gateway has gone silent.");
     throw error;
   } finally {
@@ -138,29 +136,38 @@ export function take(name, data) {
       connection: "live",
       error: null,
       gateway: { ...data.gateway, seen_at: Date.now() },
-      workers: data.workers,
-      models: data.models,
+      workers: merged([], data.workers, [], "worker_id"),
+      models: merged([], data.models, [], "id"),
       machines: data.machines,
       aliases: data.aliases ?? [],
       history: data.history ?? EMPTY_HISTORY,
       usageStorage: data.usage_storage ?? "ok",
     }),
-    workers: () => ({ workers: mergeById(state.workers, data.changed, data.gone, "worker_id") }),
-    models: () => ({ models: data.models }),
-    machines: () => ({ machines: data.machines }),
+    workers: () => ({ workers: merged(state.workers, data.changed, data.gone, "worker_id") }),
+    models: () => ({ models: merged(state.models, data.models, data.gone, "id") }),
+    machines: () => ({ machines: merged(state.machines, data.machines, data.gone, "id") }),
     sample: () => ({ history: withSample(state.history, data) }),
     requests: () => ({ inFlight: data }),
     reloaded: () => ({ reloaded: data }),
     keys: () => ({ keysVersion: state.keysVersion + 1 }),
   }[name];
   if (merge) setState(merge());
+  if (name === "reloaded") reconnect(); // the names may be others now
 }
 
-function mergeById(known, changed = [], gone = [], key) {
+/** Return what is known with these changes, each with the time at which it came. */
+function merged(known, changed = [], gone = [], key) {
   const found = new Map(known.map((one) => [one[key], one]));
-  for (const one of changed) found.set(one[key], one);
+  const now = Date.now();
+  for (const one of changed) found.set(one[key], { ...one, seen_at: now });
   for (const id of gone) found.delete(id);
   return [...found.values()];
+}
+
+/** Take a worker's own history, which the stream leaves out, into the state. */
+export async function loadHistory(worker, signal) {
+  const history = await api.get(`/v1/admin/history?worker=${encodeURIComponent(worker)}`, { signal });
+  setState({ history });
 }
 
 /** Return a history with one more sample; it stays as long as `seconds`. */
@@ -187,19 +194,6 @@ export function withSample(history, sample) {
     models: each(history.models, models),
     workers: each(history.workers, workers),
   };
-}
-
-/** Ask for the state now and then, where the gateway has no event stream. */
-async function poll(signal, onOpen) {
-  while (!signal.aborted) {
-    const [status, workers] = await Promise.all([
-      api.get("/v1/admin/cluster/status", { signal }),
-      api.get("/v1/admin/workers", { signal }),
-    ]);
-    onOpen();
-    take("state", { ...status, workers: workers.data, history: state.history });
-    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
-  }
 }
 
 /** Whether an operator's key was given in this tab. */

@@ -15,7 +15,9 @@ import {
   duration,
   html,
   number,
+  passed,
   percent,
+  useTick,
   useEffect,
   useState,
 } from "../ui.js";
@@ -25,6 +27,7 @@ import { readiness } from "./overview.js";
 /** The page. */
 export default function Models({ params }) {
   const models = useStore((all) => all.models);
+  useTick();
   const aliases = useStore((all) => all.aliases);
   const [text, setText] = useState(params.query.find ?? "");
   const [asked, setAsked] = useState(null);
@@ -61,7 +64,9 @@ function ModelList({ models, ask }) {
       value: (row) => row.queued,
       cell: (row) =>
         html`${row.queued}${
-          row.waiting_s !== null ? html`<span class="sub">oldest ${duration(row.waiting_s)}</span>` : ""
+          row.waiting_s !== null
+            ? html`<span class="sub">oldest ${duration(passed(row.waiting_s, row.seen_at))}</span>`
+            : ""
         }`,
     },
     {

@@ -17,6 +17,7 @@ import {
   html,
   number,
   useMemo,
+  useTick,
 } from "../ui.js";
 import { go, hrefOf } from "../router.js";
 import { problemsOf } from "./problems.js";
@@ -27,6 +28,7 @@ const PROBLEMS_MAX = 8;
 /** The page that the console opens with. */
 export default function Overview() {
   const state = useStore();
+  useTick();
   const { workers, models } = state;
   if (!workers.length && !models.length) return html`<${QuickStart} />`;
   return html`<${Page} title="Overview" lead="What runs, what is wrong, and the last hour.">

@@ -1,7 +1,7 @@
 // What is wrong now, in the words of the pages: a pure function of the state.
 
 import { hrefOf } from "../router.js";
-import { count, duration, percent } from "../ui/format.js";
+import { count, duration, left, passed, percent } from "../ui/format.js";
 
 const WAITS_S = 5;
 const FULL = 0.97;
@@ -30,7 +30,8 @@ function ofWorker(worker) {
   const href = hrefOf("workers", [worker.worker_id]);
   const tone = DOWN[worker.state];
   if (tone) {
-    const again = worker.retry_in_s !== null ? ` It starts again in ${duration(worker.retry_in_s)}.` : "";
+    const again =
+      worker.retry_in_s !== null ? ` It starts again in ${duration(left(worker.retry_in_s, worker.seen_at))}.` : "";
     const why = worker.cause ?? worker.failure ?? lostOf(worker) ?? silence(worker);
     found.push({
       id: worker.worker_id,
@@ -55,7 +56,7 @@ const lostOf = ({ lost }) =>
 const silence = (worker) =>
   worker.beat_age_s === null
     ? "It has sent no heartbeat."
-    : `Its last heartbeat came ${duration(worker.beat_age_s)} ago.`;
+    : `Its last heartbeat came ${duration(passed(worker.beat_age_s, worker.seen_at))} ago.`;
 
 function ofModel(model) {
   const href = hrefOf("models", [], { find: model.id });
@@ -66,7 +67,8 @@ function ofModel(model) {
     return [{ id: `model ${model.id}`, tone: "bad", title: `${model.id} is not served`, text, href }];
   }
   if ((model.waiting_s ?? 0) >= WAITS_S) {
-    const text = `${count(model.queued, "request")} wait, the oldest one for ${duration(model.waiting_s)}.`;
+    const waits = duration(passed(model.waiting_s, model.seen_at));
+    const text = `${count(model.queued, "request")} wait, the oldest one for ${waits}.`;
     return [{ id: `model ${model.id}`, tone: "warn", title: `Requests for ${model.id} wait`, text, href }];
   }
   return [];

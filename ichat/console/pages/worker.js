@@ -1,7 +1,7 @@
 // One worker: state, load, how it last ended, its arguments and its log.
 
 import { api } from "../api.js";
-import { useStore } from "../store.js";
+import { loadHistory, useStore } from "../store.js";
 import { go, hrefOf } from "../router.js";
 import {
   Badge,
@@ -16,7 +16,7 @@ import {
   StateBadge,
   Table,
   Tabs,
-  duration,
+  useTick,
   html,
   number,
   percent,
@@ -47,6 +47,12 @@ export default function Worker({ id }) {
     api.get(`/v1/admin/workers/${encodeURIComponent(id)}`, options).then(setDetails, () => {});
     return () => control.abort();
   }, [id, changed]);
+  useEffect(() => {
+    const control = new AbortController();
+    loadHistory(id, control.signal).catch(() => {});
+    return () => control.abort();
+  }, [id]);
+  useTick();
   const back = { href: hrefOf("workers"), title: "Workers" };
   if (!summary) {
     return html`<${Page} title=${id} back=${back}><${Empty} title="There is no such worker">
@@ -124,7 +130,6 @@ function Now({ worker }) {
     ["Process", worker.pid],
     ["Model", worker.model_path && html`<code>${worker.model_path}</code>`],
     ["Context", worker.models?.[0]?.max_model_len && `${number(worker.models[0].max_model_len)} tokens`],
-    ["Last heartbeat", worker.beat_age_s === null ? "none yet" : `${duration(worker.beat_age_s)} ago`],
     ["Restarts", worker.restarts],
     [
       "Group",
@@ -143,21 +148,20 @@ function Now({ worker }) {
 }
 
 function LastEnd({ worker }) {
-  const end = worker.last_end ?? { cause: worker.cause, at: worker.ended_at, last_lines: worker.last_lines };
-  if (!end?.at) return null;
+  if (!worker.ended_at) return null;
   const facts = [
-    ["When", when(end.at)],
+    ["When", when(worker.ended_at)],
     ["Exit code", worker.exit_code],
     ["Signal", worker.signal],
     ["Out of memory", worker.oom_killed ? "the kernel ended it" : null],
   ];
   return html`<${Card} title="How it last ended" tone="ended">
-    ${end.cause && html`<p class="cause">${end.cause}</p>`}
+    ${worker.cause && html`<p class="cause">${worker.cause}</p>`}
     <${Facts} facts=${facts} />
     ${
-      end.last_lines?.length > 0 &&
+      worker.last_lines?.length > 0 &&
       html`<h3>Its last lines</h3>
-      <pre class="lines" tabindex="0">${end.last_lines.join("\n")}</pre>`
+      <pre class="lines" tabindex="0">${worker.last_lines.join("\n")}</pre>`
     }<//>`;
 }
 

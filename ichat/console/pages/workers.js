@@ -2,7 +2,21 @@
 
 import { useStore } from "../store.js";
 import { go, hrefOf } from "../router.js";
-import { Card, Empty, Meter, Page, StateBadge, Table, Tabs, duration, html, percent, useState } from "../ui.js";
+import {
+  Card,
+  Empty,
+  Meter,
+  Page,
+  StateBadge,
+  Table,
+  Tabs,
+  duration,
+  html,
+  left,
+  percent,
+  useState,
+  useTick,
+} from "../ui.js";
 import Worker from "./worker.js";
 
 const FINE = new Set(["ready", "following", "cold", "asleep"]);
@@ -22,8 +36,9 @@ export default function Workers({ params }) {
 
 /** What a worker is doing about its state, in a few words. */
 export function stateWords(worker) {
-  if (worker.retry_in_s !== null && worker.retry_in_s > 0) return `again in ${duration(worker.retry_in_s)}`;
-  if (worker.ready_in_s !== null) return `ready in about ${duration(worker.ready_in_s)}`;
+  const seen = worker.seen_at;
+  if (worker.retry_in_s) return `again in ${duration(left(worker.retry_in_s, seen))}`;
+  if (worker.ready_in_s !== null) return `ready in about ${duration(left(worker.ready_in_s, seen))}`;
   if (worker.state === "ready") return worker.circuit && worker.circuit.state !== "closed" ? "circuit open" : "";
   return worker.phase && worker.phase !== worker.state ? worker.phase : "";
 }
@@ -89,6 +104,7 @@ const COLUMNS = [
 
 function List({ find }) {
   const workers = useStore((all) => all.workers);
+  useTick();
   const [text, setText] = useState(find);
   const [group, setGroup] = useState("all");
   const words = (worker) => [worker.worker_id, ...worker.model_names, worker.machine, worker.backend, worker.state];

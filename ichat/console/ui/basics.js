@@ -5,6 +5,15 @@ import { html } from "./html.js";
 import { Icon } from "./icons.js";
 import { toast } from "./overlays.js";
 
+/** Draw the component again every second, since it shows how long something takes. */
+export function useTick() {
+  const [, set] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => set((value) => value + 1), 1000);
+    return () => clearInterval(timer);
+  }, []);
+}
+
 /** A page: its title, a sentence on what it shows, what can be done, and the content. */
 export function Page({ title, lead, actions, back, children }) {
   useEffect(() => {

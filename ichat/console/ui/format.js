@@ -44,6 +44,12 @@ export function duration(seconds) {
   return hours < 72 ? `${Math.floor(hours / 24)} d ${hours % 24} h` : `${Math.floor(hours / 24)} d`;
 }
 
+/** Return the seconds that are left of a time that was told at `seenAt` (in milliseconds since 1970). */
+export const left = (seconds, seenAt = Date.now()) => Math.max(0, seconds - (Date.now() - seenAt) / 1000);
+
+/** Return the seconds that have passed, where there were `seconds` at `seenAt`. */
+export const passed = (seconds, seenAt = Date.now()) => seconds + (Date.now() - seenAt) / 1000;
+
 /** Return how long ago a time is, given in seconds since 1970. */
 export const age = (at) => (at ? `${duration(Math.max(0, Date.now() / 1000 - at))} ago` : NONE);
 
