@@ -37,6 +37,7 @@ HELP = """\
 usage: ichat.pyz gateway -c FILE            one OpenAI-compatible entry to many models
        ichat.pyz worker [FLAGS]             one model, served with vLLM or SGLang in this process
        ichat.pyz key [NAME]                 make a key, and the configuration table for it
+       ichat.pyz doctor [-c FILE]           say what is wrong here, and what to do
 
 commands to a running gateway:
 {commands}
@@ -73,6 +74,10 @@ def _run(argv: list[str]) -> int:
         return _worker(argv[1:])
     if command == "key":
         return _key(argv[1:])
+    if command == "doctor":
+        from ichat.doctor import examination
+
+        return examination.run(argv[1:])
     from ichat.cli import commands as terminal
 
     if command in terminal.COMMANDS:

@@ -33,7 +33,7 @@ LAYERS = [
     ["security", "routing", "hardware", "cli", "console"],
     ["observability", "engines"],
     ["proxy", "supervisor"],
-    ["admin"],
+    ["admin", "doctor"],
     ["roles"],
     ["__main__"],
 ]

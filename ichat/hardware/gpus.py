@@ -100,6 +100,17 @@ def read_gpus() -> list[Gpu] | None:
         _turn.release()
 
 
+def read_driver() -> tuple[str, tuple[int, int]] | None:
+    """Return the driver's version, and the newest CUDA that it can run; None where NVML does not tell both."""
+    driver = _driver()
+    if driver is None or not _turn.acquire(timeout=READ_S):
+        return None
+    try:
+        return driver.read_versions()
+    finally:
+        _turn.release()
+
+
 def has_nvidia() -> bool:
     """Return whether this machine has NVIDIA's driver, or a device for which it may yet be loaded."""
     if any(os.path.exists(path) for path in _DRIVER):
@@ -145,6 +156,19 @@ class _Driver:
             if count is None:
                 return None
             return [self._gpu(index, *found) for index, found in enumerate(self._handles(min(count, GPUS_MAX)))]
+        finally:
+            with contextlib.suppress(*self._errors):
+                self._nvml.nvmlShutdown()
+
+    def read_versions(self) -> tuple[str, tuple[int, int]] | None:
+        """Return the version of the driver, and that of CUDA."""
+        try:
+            self._nvml.nvmlInit()
+        except self._errors:
+            return None
+        try:
+            version, cuda = self._ask("nvmlSystemGetDriverVersion"), _count(self._ask("nvmlSystemGetCudaDriverVersion"))
+            return None if cuda is None else (_text(version), (cuda // 1000, cuda % 1000 // 10))
         finally:
             with contextlib.suppress(*self._errors):
                 self._nvml.nvmlShutdown()

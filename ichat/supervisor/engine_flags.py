@@ -50,7 +50,7 @@ def engines_of(config: Config) -> list[InstalledEngine]:
     found: list[InstalledEngine] = []
     for name in dict.fromkeys(backends):
         python = python_of(config, _placeholder(name))
-        found.append(InstalledEngine(name, python, _version_of(name, python)))
+        found.append(InstalledEngine(name, python, version_of(name, python)))
     return found
 
 
@@ -147,18 +147,18 @@ def _placeholder(backend: str) -> ManagedWorkerConfig:
     return ManagedWorkerConfig(model_name=backend, model_path="", backend=backend)
 
 
-def _libraries_of(python: str) -> list[pathlib.Path]:
+def libraries_of(python: str) -> list[pathlib.Path]:
     """Return the directories in which packages of an interpreter are."""
     path = python if os.path.dirname(python) else shutil.which(python) or python
     prefix = pathlib.Path(path).parent.parent
     return [found for pattern in _LIBRARIES for found in sorted(prefix.glob(pattern))]
 
 
-def _version_of(backend: str, python: str) -> str | None:
+def version_of(backend: str, python: str) -> str | None:
     """Return the version of an engine's package; that of vLLM for processors has a name of its own."""
     pattern = re.compile(rf"{re.escape(backend.replace('-', '_'))}(?:_cpu)?-([^-]+)\.dist-info")
     try:
-        for library in _libraries_of(python):
+        for library in libraries_of(python):
             for entry in os.listdir(library):
                 if found := pattern.fullmatch(entry):
                     return found[1]
@@ -171,7 +171,7 @@ def _key_of(python: str, backend: str) -> _Key:
     """Return what changes when an interpreter, or what is installed for it, changes."""
     times: Mapping[str, int] = {}
     try:
-        paths = [os.path.realpath(python), *map(str, _libraries_of(python))]
+        paths = [os.path.realpath(python), *map(str, libraries_of(python))]
         times = {path: os.stat(path).st_mtime_ns for path in paths if os.path.exists(path)}
     except OSError:
         pass

@@ -11,7 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.hardware.gpus import Gpu, GpuProcess
 from ichat.supervisor.conflicts import do_shares_fit, have_one_port, memory_share, number_in_arguments, shares_of
-from ichat.supervisor.preflight_facts import ENGINES, PROBE_S, PYTHON_NEEDED, VISIBLE, Facts, arguments_of
+from ichat.supervisor.preflight_facts import (
+    ENGINES,
+    PROBE_S,
+    PYTHON_NEEDED,
+    VISIBLE,
+    Facts,
+    Holder,
+    PortState,
+    arguments_of,
+)
 
 HOLDERS_MAX = 3
 BALANCE = 0.9
@@ -43,17 +52,23 @@ def _problems_of_port(
     same = [name for name, other in others.items() if have_one_port(worker, other)]
     if same:
         yield f"Port {port} is worker {same[0]}'s as well: give each a port of its own, or 0 for any free one."
-    elif facts.port == "taken":
-        by = " and ".join(f"{one.program} (process {one.pid})" for one in facts.port_holders[:HOLDERS_MAX])
+    else:
+        yield from problems_of_port(host, port, facts.port, facts.port_holders)
+
+
+def problems_of_port(host: str, port: int, state: PortState, holders: Sequence[Holder]) -> Iterator[str]:
+    """Return why nothing can listen on this port of a host, in a sentence that says what to do."""
+    if state == "taken":
+        by = " and ".join(f"{one.program} (process {one.pid})" for one in holders[:HOLDERS_MAX])
         by = by or "a process that this user cannot see"
         yield f"Port {port} of {host} is taken by {by}: end that, or choose another port (0 takes any free one)."
-    elif facts.port == "forbidden":
+    elif state == "forbidden":
         yield f"Port {port} is not for this user to take: choose one above 1023, or 0 for any free one."
-    elif facts.port == "elsewhere":
+    elif state == "elsewhere":
         yield f"The host {host} is no address of this machine: use 127.0.0.1, 0.0.0.0 or an address that it has."
-    elif facts.port == "unknown_host":
+    elif state == "unknown_host":
         yield f"The host {host!r} cannot be resolved: correct its name, or use an address."
-    elif facts.port == "refused":
+    elif state == "refused":
         yield f"{host}:{port} cannot be bound: choose another host or port."
 
 
@@ -91,6 +106,8 @@ def _problems_of_model(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[st
         yield f"The model {path} may not be read by this user: correct the permissions of its files, or model_path."
     elif facts.model == "without_config":
         yield f"The directory {path} has no config.json: set model_path to a model's own directory{hint}."
+    elif facts.model == "incomplete":
+        yield f"The model {path} is not whole ({facts.model_hint}): download what is missing, or correct model_path."
     elif facts.model == "not_a_model":
         yield f"The file {path} is no GGUF model: set model_path to the model's directory, or to a GGUF file{hint}."
 

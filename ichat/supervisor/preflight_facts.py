@@ -23,6 +23,7 @@ import trio
 
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.hardware.gpus import Gpu, find_gpus
+from ichat.supervisor.model_files import lack_of
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ _remembered: set[tuple[Any, ...]] = set()
 
 PortState = Literal["free", "taken", "forbidden", "elsewhere", "unknown_host", "refused"]
 PythonState = Literal["right", "missing", "directory", "not_executable", "old", "without_engine", "broken", "silent"]
-ModelState = Literal["right", "unchecked", "missing", "unreadable", "without_config", "not_a_model"]
+ModelState = Literal["right", "unchecked", "missing", "unreadable", "without_config", "incomplete", "not_a_model"]
 
 
 @attrs.frozen
@@ -79,7 +80,7 @@ class Facts:
     """The last line that a broken interpreter wrote; for other states, the interpreter that may be meant."""
     model: ModelState = "unchecked"
     model_hint: str = ""
-    """A path that may be meant."""
+    """A path that may be meant; for an incomplete model, what is missing."""
     directory: str = ""
     """The directory that relative paths start from."""
     gpus: Sequence[Gpu] | None = None
@@ -116,12 +117,12 @@ def read_facts(
 
     It runs a program and may resolve a name, so it belongs in a thread. The interpreter has `probe_s` to answer.
     """
-    port = _read_port(worker.host, worker.port)
+    port = read_port(worker.host, worker.port)
     state, words = _read_python(python, worker.backend, environment, probe_s)
     model, hint = _read_model(worker) if worker.backend in ENGINES else ("unchecked", "")
     return Facts(
         port=port,
-        port_holders=_port_holders(worker.port) if port == "taken" else (),
+        port_holders=port_holders(worker.port) if port == "taken" else (),
         python=state,
         python_words=words,
         model=model,
@@ -143,7 +144,7 @@ def _here() -> str:
         return "a directory that is gone"
 
 
-def _read_port(host: str, port: int) -> PortState:
+def read_port(host: str, port: int) -> PortState:
     """Try to bind as the worker will; nothing listens meanwhile, so no client is misled."""
     try:
         found = socket.getaddrinfo(
@@ -165,7 +166,7 @@ def _read_port(host: str, port: int) -> PortState:
     return "free"
 
 
-def _port_holders(port: int) -> list[Holder]:
+def port_holders(port: int) -> list[Holder]:
     """Return the processes that listen on a port; those of other users may be invisible."""
     holders: dict[int, Holder] = {}
     with contextlib.suppress(psutil.Error, OSError):
@@ -192,7 +193,7 @@ def _read_python(python: str, backend: str, environment: Mapping[str, str], prob
         key = (path, *times, backend, environment.get("PYTHONPATH"))
         if key in _remembered:
             return "right", ""
-        state, words = _probe([path, "-c", _PROBE, backend, str(int(backend in ENGINES))], environment, probe_s)
+        state, words = run_probe([path, "-c", _PROBE, backend, str(int(backend in ENGINES))], environment, probe_s)
     except OSError as error:
         return "broken", error.strerror or str(error)
     except ValueError:  # an environment that no process can have: the start itself reports it
@@ -204,8 +205,11 @@ def _read_python(python: str, backend: str, environment: Mapping[str, str], prob
     return state, words
 
 
-def _probe(command: list[str], environment: Mapping[str, str], probe_s: float) -> tuple[PythonState, str]:
-    """Ask an interpreter. It writes to a file, since a process that it leaves behind would hold a pipe open."""
+def run_probe(command: list[str], environment: Mapping[str, str], probe_s: float) -> tuple[PythonState, str]:
+    """Run an interpreter, and return its state with the last line that a broken one wrote.
+
+    It writes to a file, since a process that it leaves behind would hold a pipe open.
+    """
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -232,11 +236,12 @@ def _read_model(worker: ManagedWorkerConfig) -> tuple[ModelState, str]:
             return _read_model_file(path)
         if not os.path.isdir(path):
             home = os.path.expanduser(path) if path.startswith("~") else ""
-            return ("missing", home if os.path.exists(home) else "") if _is_path(path) else ("unchecked", "")
+            return ("missing", home if os.path.exists(home) else "") if is_path(path) else ("unchecked", "")
         if not os.access(path, os.R_OK | os.X_OK):
             return "unreadable", ""
         if any(os.path.exists(os.path.join(path, name)) for name in ("config.json", "params.json", "model_index.json")):
-            return "right", ""
+            lack = "" if arguments_of(worker).get("load_format", "auto") != "auto" else lack_of(path)
+            return ("incomplete", lack) if lack else ("right", "")
         if "hf_config_path" in arguments_of(worker):
             return "unchecked", ""
         return "without_config", _model_inside(path)
@@ -265,7 +270,7 @@ def _model_inside(path: str) -> str:
     return ""
 
 
-def _is_path(path: str) -> bool:
+def is_path(path: str) -> bool:
     """Return whether this can only be a path: no name on a hub, no file in a repository there, no address."""
     if path.startswith(("/", ".", "~")):
         return True

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 UNIX_PATH_BYTES_MAX = 107
 """unix(7): what fits into an address, without the byte that ends it."""
 VERSION = 1
+WORKERS_FILE = "workers.json"
 _SOCKET_NAME = "12345678"
 
 SavedLoadTimes = dict[str, dict[str, list[float]]]
@@ -97,19 +98,12 @@ class StateDirectory:
     def load(self) -> SavedState:
         """Read what the gateway before this one knew: nothing where there was none, or what it left is damaged."""
         path = self._known_path()
-        try:
-            known = cattrs.structure(json.loads(path.read_text(encoding="utf-8")), SavedState)
-            if known.version == VERSION:
-                return known
-            reason = f"it is of version {known.version}, not {VERSION}"
-        except FileNotFoundError:
-            return SavedState()
-        except (OSError, ValueError, RecursionError, TypeError, AttributeError, BaseValidationError) as error:
-            reason = type(error).__name__
-        log.error("%s cannot be read (%s): the gateway knows nothing from before", path, reason)
-        with contextlib.suppress(OSError):
-            path.rename(path.with_suffix(".unread"))
-        return SavedState()
+        known, reason = read_saved(path)
+        if reason:
+            log.error("%s cannot be read (%s): the gateway knows nothing from before", path, reason)
+            with contextlib.suppress(OSError):
+                path.rename(path.with_suffix(".unread"))
+        return known
 
     def mark_of(self, worker_id: str) -> str:
         """Return the mark of a worker's processes (`orphans.WORKER_TAG_VAR`); every mark begins with that of ""."""
@@ -130,7 +124,20 @@ class StateDirectory:
         written.replace(path)
 
     def _known_path(self) -> pathlib.Path:
-        return pathlib.Path(self.path, "workers.json")
+        return pathlib.Path(self.path, WORKERS_FILE)
+
+
+def read_saved(path: pathlib.Path) -> tuple[SavedState, str]:
+    """Return what a file of known workers says, and why it cannot be used: "" if it can, or is not there."""
+    try:
+        known = cattrs.structure(json.loads(path.read_text(encoding="utf-8")), SavedState)
+    except FileNotFoundError:
+        return SavedState(), ""
+    except (OSError, ValueError, RecursionError, TypeError, AttributeError, BaseValidationError) as error:
+        return SavedState(), type(error).__name__
+    return (
+        (known, "") if known.version == VERSION else (SavedState(), f"it is of version {known.version}, not {VERSION}")
+    )
 
 
 @contextlib.contextmanager
@@ -180,12 +187,20 @@ def _path_for(settings: ServerSettings) -> str | None:
     return os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or None
 
 
-def _usual_path(settings: ServerSettings) -> str | None:
-    """Return the directory that a gateway on this port usually has; None where nothing can be kept."""
-    if settings.port == 0:
-        return None
+def directory_for(settings: ServerSettings) -> str | None:
+    """Return the directory that a gateway with these settings uses; None: it makes a temporary one."""
+    configured = _path_for(settings)
+    if configured is not None or settings.port == 0:
+        return configured
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    path = os.path.join(base, "ichat", str(settings.port))
+    return os.path.join(base, "ichat", str(settings.port))
+
+
+def _usual_path(settings: ServerSettings) -> str | None:
+    """Make the directory that a gateway on this port usually has; return None where nothing can be kept."""
+    path = directory_for(settings)
+    if path is None:
+        return None
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:

@@ -1,0 +1,185 @@
+"""The engines: whether each can be imported, its version was tested, and its build fits driver and processor."""
+
+import os
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+
+import attrs
+import trio
+
+from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.doctor.findings import Finding
+from ichat.engines.versions import Version, check_version
+from ichat.errors import Exit
+from ichat.hardware.gpus import read_driver
+from ichat.supervisor.engine_flags import libraries_of, version_of
+from ichat.supervisor.launch import environment_of, python_of
+from ichat.supervisor.preflight_facts import ENGINES, PythonState, run_probe
+
+IMPORT_S = 6.5
+"""How long the import of an engine's libraries may take before the doctor says nothing about it."""
+IMPORTS_AT_ONCE_MAX = 4
+
+_IMPORT = """
+import importlib.util, sys
+if importlib.util.find_spec("torch") is not None:
+    import torch
+"""
+"""Imports what is compiled of an engine and fails first. The whole engine would take ten seconds and more."""
+_CUDA = re.compile(r"^cuda(?:: *[^=]+)? *= *['\"](\d+)\.(\d+)", re.MULTILINE)
+_HIP = re.compile(r"^hip(?:: *[^=]+)? *= *['\"]", re.MULTILINE)
+
+Cuda = tuple[int, int]
+
+
+@attrs.frozen
+class EngineFacts:
+    """One engine in one interpreter."""
+
+    backend: str
+    python: str
+    version: str | None = None
+    cuda: Cuda | None = None
+    """The CUDA that its PyTorch was built for; None: for none, or not known."""
+    has_torch: bool = False
+    is_for_other_gpus: bool = False
+    state: PythonState = "right"
+    words: str = ""
+    """The last line of what could not be imported."""
+    is_on_cpu: bool = False
+    """Whether all of its workers are told to use processors only."""
+
+
+@attrs.frozen
+class ProcessorFacts:
+    """The driver and the processor."""
+
+    gpus: int | None = None
+    driver: str = ""
+    cuda: Cuda | None = None
+    """The newest CUDA that the driver can run."""
+    flags: frozenset[str] = frozenset()
+    """What the processor can do, on x86; empty elsewhere."""
+
+
+async def read_engine_facts(config: Config) -> list[EngineFacts]:
+    """Ask the interpreters of all managed workers, several at the same time."""
+    found: list[EngineFacts | None] = []
+    turn = trio.CapacityLimiter(IMPORTS_AT_ONCE_MAX)
+    pairs: dict[tuple[str, str], list[ManagedWorkerConfig]] = {}
+    for worker in config.managed_workers:
+        pairs.setdefault((worker.backend, python_of(config, worker)), []).append(worker)
+
+    async def read(place: int, workers: list[ManagedWorkerConfig]) -> None:
+        found[place] = await trio.to_thread.run_sync(
+            _read_engine, config, workers, abandon_on_cancel=True, limiter=turn
+        )
+
+    async with trio.open_nursery() as nursery:
+        for place, workers in enumerate(pairs.values()):
+            found.append(None)
+            nursery.start_soon(read, place, workers)
+    return [one for one in found if one is not None]
+
+
+def read_processor_facts(gpus: int | None) -> ProcessorFacts:
+    """Return what driver and processor can do; `gpus` is the number of GPUs that answer."""
+    driver = read_driver()
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        text = ""
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    version, cuda = driver or ("", None)
+    return ProcessorFacts(gpus, version, cuda, frozenset(line.partition(":")[2].split()))
+
+
+def find_in_engines(engines: Sequence[EngineFacts], processor: ProcessorFacts) -> list[Finding]:
+    """Return what is found about each engine."""
+    found = [finding for engine in engines for finding in _check_engine(engine, processor)]
+    return found or [Finding("ok", "engines", "No managed worker needs one.")]
+
+
+def _check_engine(engine: EngineFacts, processor: ProcessorFacts) -> Iterator[Finding]:
+    name, problems = ENGINES.get(engine.backend, engine.backend), list[Finding]()
+    if engine.state == "silent":
+        sentence = f"{engine.python} has not imported PyTorch within {IMPORT_S:g} s: its disk or the machine is slow."
+        problems.append(Finding("warning", name, sentence, f'time {engine.python} -c "import torch"'))
+    elif engine.state == "broken":
+        make = f"./build engine {engine.backend}" if engine.backend in ENGINES else ""
+        sentence = f"{engine.python} cannot import what {name} needs ({engine.words}): install the engine again."
+        problems.append(Finding("error", name, sentence, make))
+    if engine.version is not None and engine.backend in ENGINES:
+        try:
+            check_version(name, engine.version, *_bounds(engine.backend))
+        except Exit as exit_:
+            problems.append(Finding("error", name, str(exit_), f"./build engine {engine.backend}"))
+    problems += _check_build(name, engine, processor)
+    yield from problems
+    if not problems and engine.version is not None:
+        build = f", built for CUDA {_dotted(engine.cuda)}" if engine.cuda else ""
+        yield Finding("ok", name, f"{name} {engine.version} of {engine.python} is tested{build}.")
+
+
+def _check_build(name: str, engine: EngineFacts, processor: ProcessorFacts) -> Iterator[Finding]:
+    if not engine.has_torch or engine.is_for_other_gpus:
+        return
+    build = engine.cuda
+    if build is not None and processor.cuda is not None and processor.cuda[0] < build[0] and not engine.is_on_cpu:
+        sentence = (
+            f"{name} of {engine.python} is built for CUDA {_dotted(build)}, and the driver {processor.driver} runs"
+            f" CUDA {_dotted(processor.cuda)} at most: install a newer driver, or an older build."
+        )
+        yield Finding("error", name, sentence, "nvidia-smi")
+    elif build is not None and not processor.gpus and not engine.is_on_cpu:
+        sentence = f"{name} of {engine.python} is built for CUDA {_dotted(build)}, and no GPU answers on this machine."
+        yield Finding("warning", name, sentence, "nvidia-smi")
+    elif build is None and processor.gpus and not engine.is_on_cpu:
+        sentence = f"{name} of {engine.python} is built without CUDA, and leaves this machine's GPUs unused."
+        yield Finding("warning", name, sentence, f"./build engine {engine.backend}")
+    if build is None and processor.flags and "avx2" not in processor.flags:
+        sentence = f"This processor has no AVX2, which {name} on the CPU needs: run it on another machine."
+        yield Finding("error", name, sentence, "lscpu")
+    elif build is None and processor.flags and "avx512f" not in processor.flags and not processor.gpus:
+        sentence = f"This processor has no AVX512, so that {name} is slow on it; AMX would help most."
+        yield Finding("warning", name, sentence, "lscpu")
+
+
+def _read_engine(config: Config, workers: Sequence[ManagedWorkerConfig]) -> EngineFacts:
+    worker = workers[0]
+    python, backend = python_of(config, worker), worker.backend
+    is_on_cpu = all(one.gpu_ids == [] or one.backend_args.get("device") == "cpu" for one in workers)
+    facts = EngineFacts(backend, python, version_of(backend, python), is_on_cpu=is_on_cpu)
+    torch = next((text for path in libraries_of(python) if (text := _text(path / "torch" / "version.py"))), "")
+    if torch:
+        match = _CUDA.search(torch)
+        cuda = (int(match[1]), int(match[2])) if match else None
+        facts = attrs.evolve(facts, has_torch=True, cuda=cuda, is_for_other_gpus=_HIP.search(torch) is not None)
+    if facts.version is None or not os.access(python, os.X_OK) or os.path.isdir(python):
+        return facts  # preflight says what is wrong with it
+    try:
+        state, words = run_probe([python, "-c", _IMPORT], environment_of(config, worker, ""), IMPORT_S)
+    except (OSError, ValueError):
+        return facts
+    return attrs.evolve(facts, state=state, words=words)
+
+
+def _bounds(backend: str) -> tuple[Version, Version]:
+    """Return the oldest and the newest version that was tested; their modules are large."""
+    if backend == "vllm":
+        from ichat.engines import vllm as module
+    else:
+        from ichat.engines import sglang as module
+    return module.OLDEST, module.NEWEST
+
+
+def _text(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _dotted(version: Cuda) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,165 @@
+"""The gateway: its port, its state, the workers that it knows, and what an earlier one has left behind."""
+
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import attrs
+
+from ichat.cli.client import Api, Json, RequestRefused, objects_of
+from ichat.config.schema import Config
+from ichat.doctor.findings import Finding
+from ichat.errors import Exit
+from ichat.supervisor.orphans import marked_by
+from ichat.supervisor.preflight import problems_of_port
+from ichat.supervisor.preflight_facts import Holder, PortState, port_holders, read_port
+from ichat.supervisor.state import WORKERS_FILE, directory_for, read_saved
+
+BEATS_MAX = 3
+"""A worker that has missed so many heartbeats is not heard."""
+_BAD = ("unhealthy", "stale", "wedged", "failed", "broken", "restarting")
+
+
+@attrs.frozen
+class LeftProcess:
+    """A process that belongs to a worker."""
+
+    pid: int
+    program: str
+    worker_id: str
+
+
+@attrs.frozen
+class GatewayFacts:
+    """What is known of the gateway with this configuration."""
+
+    port: PortState = "free"
+    holders: Sequence[Holder] = ()
+    directory: str | None = None
+    pid: int | None = None
+    """Its process; None: none runs."""
+    processes: Sequence[LeftProcess] = ()
+    """The processes of its workers, or of those of an earlier gateway."""
+    kept: frozenset[str] = frozenset()
+    """Workers that are meant to outlive their gateway."""
+
+    @property
+    def workers_by_pid(self) -> Mapping[int, str]:
+        """The ids of the workers by their processes."""
+        return {one.pid: one.worker_id for one in self.processes}
+
+
+@attrs.frozen
+class WorkerReport:
+    """What a running gateway says of its workers, or why it says nothing."""
+
+    workers: Sequence[Json] = ()
+    refusal: str = ""
+    needs_key: bool = False
+
+
+def read_gateway_facts(config: Config) -> GatewayFacts:
+    """Look for a gateway and its workers. It reads all processes, so it belongs in a thread."""
+    settings, directory = config.server_settings, directory_for(config.server_settings)
+    port = read_port(settings.host, settings.port)
+    facts = GatewayFacts(port, port_holders(settings.port) if port == "taken" else (), directory)
+    if directory is None:
+        return facts
+    path = os.path.abspath(directory)
+    processes: list[LeftProcess] = []
+    for process, mark in marked_by(f"{path}:"):
+        try:
+            program = pathlib.Path(f"/proc/{process.pid}/comm").read_text(errors="replace").strip()
+        except OSError:
+            program = ""
+        processes.append(LeftProcess(process.pid, program, mark.removeprefix(f"{path}:")))
+    try:
+        saved, _ = read_saved(pathlib.Path(path, WORKERS_FILE))
+        kept = frozenset(one.worker_id for one in saved.started if one.spec.get("on_gateway_exit") == "keep")
+    except OSError:
+        kept = frozenset[str]()
+    return attrs.evolve(facts, pid=_holder_of(os.path.join(path, "lock")), processes=processes, kept=kept)
+
+
+def read_report(make_api: Callable[[], Api]) -> WorkerReport:
+    """Ask a running gateway for its workers; it waits for the network, so it belongs in a thread."""
+    try:
+        return WorkerReport(objects_of(make_api().get("/v1/admin/workers").value.get("data")))
+    except RequestRefused as refusal:
+        return WorkerReport(refusal=str(refusal), needs_key=refusal.status in (401, 403))
+    except Exit as error:
+        return WorkerReport(refusal=str(error))
+
+
+def find_in_gateway(config: Config, facts: GatewayFacts, report: WorkerReport | None) -> list[Finding]:
+    """Return what is found about the gateway and its workers; `report` is None where no gateway was asked."""
+    return [*_check_port(config, facts), *_check_left(facts), *_check_report(report)]
+
+
+def _check_port(config: Config, facts: GatewayFacts) -> Iterator[Finding]:
+    settings = config.server_settings
+    if facts.port == "free" and facts.pid is not None:
+        sentence = f"A gateway (process {facts.pid}) uses {facts.directory} and listens elsewhere than on this port."
+        yield Finding("warning", "gateway", f"{sentence[:-1]}: give each gateway a state_directory of its own.")
+    elif facts.port == "free":
+        yield Finding("ok", "port", f"Port {settings.port} of {settings.host} is free; no gateway runs there.")
+    elif facts.port == "taken" and facts.pid is not None:
+        yield Finding("ok", "gateway", f"The gateway runs (process {facts.pid}) and listens on port {settings.port}.")
+    else:
+        command = f"ps -fp {facts.holders[0].pid}" if facts.holders else f"sudo ss -ltnp sport = :{settings.port}"
+        for sentence in problems_of_port(settings.host, settings.port, facts.port, facts.holders):
+            yield Finding("error", "port", sentence, command if facts.port == "taken" else "")
+
+
+def _check_left(facts: GatewayFacts) -> Iterator[Finding]:
+    if facts.pid is not None or facts.directory is None:
+        return
+    by_worker: dict[str, list[LeftProcess]] = {}
+    for process in facts.processes:
+        by_worker.setdefault(process.worker_id, []).append(process)
+    for worker_id, processes in by_worker.items():
+        pids = " ".join(str(one.pid) for one in processes)
+        if worker_id in facts.kept:
+            yield Finding("ok", worker_id, "It runs without a gateway, as configured; the next one takes it over.")
+        else:
+            what = f"process {pids}" if len(processes) == 1 else f"processes {pids}"
+            sentence = f"Its gateway is gone, and {what} of it still runs: the next gateway ends that, or you do."
+            yield Finding("warning", worker_id, sentence, f"kill {pids}")
+
+
+def _check_report(report: WorkerReport | None) -> Iterator[Finding]:
+    if report is None:
+        return
+    if report.refusal:
+        command = "export ICHAT_ADMIN_KEY=…" if report.needs_key else ""
+        sentence = f"The gateway could not be asked about its workers: {report.refusal.rstrip('.')}."
+        yield Finding("warning" if report.needs_key else "error", "gateway", sentence, command)
+    for worker in report.workers:
+        yield _check_reported(worker)
+
+
+def _check_reported(worker: Json) -> Finding:
+    worker_id, state, age = str(worker.get("worker_id")), str(worker.get("state")), worker.get("beat_age_s")
+    why = worker.get("failure") or worker.get("cause")
+    heard = f"its last heartbeat came {age:.1f} s ago" if isinstance(age, int | float) else "it sent no heartbeat yet"
+    if state in _BAD:
+        said = f" ({why})" if why else ""
+        show = f"./ichat.pyz logs {worker_id}" if worker.get("managed") else f"./ichat.pyz workers {worker_id}"
+        return Finding("error", worker_id, f"It is {state}{said}; {heard}.", show)
+    return Finding("ok", worker_id, f"It is {state}; {heard}.")
+
+
+def _holder_of(lock: str) -> int | None:
+    """Return the process that holds a lock, by /proc/locks: to try the lock could keep a gateway from starting."""
+    try:
+        inode = os.stat(lock).st_ino
+        lines = pathlib.Path("/proc/locks").read_text(encoding="ascii").splitlines()
+        words = next(
+            (line.split() for line in lines if "FLOCK" in line and line.split()[5].endswith(f":{inode}")), None
+        )
+        if words is None:
+            return None
+        own = pathlib.Path(lock).read_text(encoding="ascii").strip()  # it counts as this machine or container does
+        return int(own) if own.isdecimal() else int(words[4])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,238 @@
+"""This machine: its disks, its memory, the limits of its kernel, and its GPUs."""
+
+import os
+import pathlib
+import resource
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+import psutil
+
+from ichat.config.schema import Config
+from ichat.doctor.findings import Finding
+from ichat.hardware.gpus import Gpu, has_nvidia
+from ichat.supervisor.state import directory_for
+
+GIB = 1024**3
+DISK_BYTES_MIN = 64 * 1024**2
+DISK_BYTES_LOW = GIB
+INODES_LOW = 1000
+SHM_BYTES_LOW = GIB
+"""Less shared memory than this is a warning where a model is spread over several GPUs."""
+FILES_MORE = 1024
+"""Files that the gateway has open besides its connections."""
+SWAP_LOW = 0.5
+HOLDERS_MAX = 3
+
+_SHM = "/dev/shm"  # noqa: S108
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@attrs.frozen
+class DiskFacts:
+    """The file system below a path."""
+
+    name: str
+    """What the gateway keeps there."""
+    path: str
+    """The path itself, or what exists of it."""
+    free_bytes: int
+    total_bytes: int
+    free_inodes: int | None
+    """None: this file system has no fixed number of them."""
+
+
+@attrs.frozen
+class MachineFacts:
+    """What the system says about itself; None where it says nothing."""
+
+    disks: Sequence[DiskFacts] = ()
+    shm_bytes: int | None = None
+    files_max: int | None = None
+    """How many files a process may have open, at most; None: any number."""
+    processes_max: int | None = None
+    processes: int = 0
+    """The processes and threads of this user."""
+    autogroup: bool = False
+    """Whether the kernel shares processors between sessions, and this process is in no control group."""
+    overcommit: int | None = None
+    memory_bytes: int = 0
+    memory_max_bytes: int | None = None
+    """The limit of this process's control group; None: there is none."""
+    swap_use: float = 0.0
+
+
+def read_machine_facts(config: Config) -> MachineFacts:
+    """Ask the system; it looks at disks, so it belongs in a thread."""
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    files, processes = _limit(resource.RLIMIT_NOFILE), _limit(resource.RLIMIT_NPROC)
+    limits = [int(text) for path in _CGROUP_LIMITS if (text := _text(path)).isdecimal()]
+    return MachineFacts(
+        disks=list(_read_disks(config)),
+        shm_bytes=shutil.disk_usage(_SHM).total if os.path.isdir(_SHM) else None,
+        files_max=files,
+        processes_max=processes,
+        processes=_own_threads() if processes is not None else 0,
+        autogroup=_text("/proc/sys/kernel/sched_autogroup_enabled") == "1" and _is_in_root_group(),
+        overcommit=int(_text("/proc/sys/vm/overcommit_memory") or 0),
+        memory_bytes=memory.total,
+        memory_max_bytes=next((one for one in limits if one < memory.total), None),
+        swap_use=swap.percent / 100 if swap.total else 0.0,
+    )
+
+
+def hub_cache(environment: Mapping[str, str]) -> str:
+    """Return the directory in which the Hugging Face hub's files are kept."""
+    if cache := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
+        return os.path.expanduser(cache)
+    base = environment.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    home = environment.get("HF_HOME") or os.path.join(base, "huggingface")
+    return os.path.join(os.path.expanduser(home), "hub")
+
+
+def find_in_machine(config: Config, facts: MachineFacts) -> list[Finding]:
+    """Return what is found about disks, limits and memory."""
+    return [*_check_disks(facts), *_check_memory(config, facts), *_check_limits(config, facts)]
+
+
+def find_gpus_and_holders(config: Config, gpus: Sequence[Gpu] | None, own: Mapping[int, str]) -> list[Finding]:
+    """Return what is found about the GPUs; `own` has the workers by the ids of their processes."""
+    if gpus is None and has_nvidia():
+        sentence = "There is NVIDIA's device or driver, and its library does not answer: repair the driver."
+        return [Finding("error", "driver", sentence, "nvidia-smi")]
+    if not gpus:
+        wanted = [worker.model_name for worker in config.managed_workers if worker.gpu_ids]
+        if wanted:
+            sentence = f"No NVIDIA GPU answers here, and {wanted[0]} has gpu_ids: set [] for processors only."
+            return [Finding("error", "GPUs", sentence, "nvidia-smi")]
+        return [Finding("ok", "GPUs", "No NVIDIA GPU answers here; the engines have the processors only.")]
+    return [_check_gpu(gpu, own) for gpu in gpus]
+
+
+def _check_gpu(gpu: Gpu, own: Mapping[int, str]) -> Finding:
+    name = f"GPU {gpu.index}"
+    if gpu.failure and gpu.memory_free_bytes is None:
+        command = f"sudo nvidia-smi --gpu-reset -i {gpu.index}"
+        return Finding("error", name, f"It does not answer ({gpu.failure}): reset it, or the machine.", command)
+    size = f"{_gib(gpu.memory_free_bytes or 0)} of {_gib(gpu.memory_total_bytes or 0)} GiB are free"
+    others = [one for one in gpu.processes if one.pid not in own]
+    if not others:
+        by = sorted({own[one.pid] for one in gpu.processes})
+        return Finding("ok", name, f"{gpu.name}: {size}{'; used by ' + ', '.join(by) if by else ''}.")
+    words = [f"process {one.pid}" + (f" ({one.program})" if one.program else "") for one in others[:HOLDERS_MAX]]
+    more = f" and {len(others) - HOLDERS_MAX} more" if len(others) > HOLDERS_MAX else ""
+    sentence = f"{gpu.name}: {size}; {', '.join(words)}{more} uses it and is no worker of this gateway."
+    return Finding("warning", name, sentence, f"ps -fp {','.join(str(one.pid) for one in others[:HOLDERS_MAX])}")
+
+
+def _check_disks(facts: MachineFacts) -> Iterator[Finding]:
+    for disk in facts.disks:
+        show = f"df -h {disk.path}"
+        if disk.free_inodes is not None and disk.free_inodes < INODES_LOW:
+            level = "error" if disk.free_inodes == 0 else "warning"
+            sentence = f"{disk.path} has {disk.free_inodes} inodes left: remove small files there."
+            yield Finding(level, disk.name, sentence, f"df -i {disk.path}")
+        elif disk.free_bytes < DISK_BYTES_LOW:
+            level = "error" if disk.free_bytes < DISK_BYTES_MIN else "warning"
+            sentence = f"{disk.path} has {disk.free_bytes // 1024**2} MiB left: free some, or use another directory."
+            yield Finding(level, disk.name, sentence, show)
+        else:
+            yield Finding("ok", disk.name, f"{disk.path} has {_gib(disk.free_bytes)} GiB left.")
+
+
+def _check_memory(config: Config, facts: MachineFacts) -> Iterator[Finding]:
+    spread = [one.model_name for one in config.managed_workers if _is_spread(one.backend_args)]
+    if facts.shm_bytes is not None and facts.shm_bytes < SHM_BYTES_LOW:
+        level = "error" if spread and facts.shm_bytes <= DISK_BYTES_MIN else "warning"
+        why = f"{spread[0]} is spread over GPUs and needs more" if spread else "models over several GPUs need more"
+        sentence = f"{_SHM} has {facts.shm_bytes // 1024**2} MiB, and {why}: make it 8 GiB (Docker: --shm-size=8g)."
+        yield Finding(level, _SHM, sentence, f"sudo mount -o remount,size=8g {_SHM}")
+    if facts.overcommit == 2:
+        sentence = "vm.overcommit_memory is 2, so that CUDA cannot reserve addresses: set it to 0."
+        yield Finding("error", "overcommit", sentence, "sudo sysctl -w vm.overcommit_memory=0")
+    if facts.swap_use > SWAP_LOW:
+        sentence = f"{100 * facts.swap_use:.0f} % of the swap space is in use: engines that swap are slow; free memory."
+        yield Finding("warning", "swap", sentence, "free -h")
+    limit = facts.memory_max_bytes
+    more = f", of which this control group may use {_gib(limit)}" if limit is not None else ""
+    yield Finding("ok", "memory", f"The machine has {_gib(facts.memory_bytes)} GiB{more}.")
+
+
+def _check_limits(config: Config, facts: MachineFacts) -> Iterator[Finding]:
+    found: list[Finding] = []
+    needed = 2 * config.limits.connections_max + FILES_MORE
+    if facts.files_max is not None and facts.files_max < needed:
+        sentence = (
+            f"A process may have {facts.files_max} files open, and {config.limits.connections_max} connections"
+            f" (limits.connections_max) need {needed}: raise the limit (systemd: LimitNOFILE), or allow fewer."
+        )
+        found.append(Finding("warning", "files", sentence, f"ulimit -Hn {needed}"))
+    if facts.processes_max is not None and facts.processes_max - facts.processes < FILES_MORE:
+        sentence = (
+            f"This user has {facts.processes} of at most {facts.processes_max} processes and threads, and an engine"
+            " starts hundreds: raise the limit (systemd: TasksMax, LimitNPROC)."
+        )
+        found.append(Finding("warning", "processes", sentence, "ulimit -u unlimited"))
+    if facts.autogroup:
+        sentence = "The kernel's autogroup lets a busy worker that was started by hand hold up all else for seconds."
+        found.append(Finding("warning", "autogroup", sentence, "sudo sysctl -w kernel.sched_autogroup_enabled=0"))
+    yield from found or [Finding("ok", "limits", "The limits on files and processes leave enough room.")]
+
+
+def _is_spread(arguments: Mapping[str, object]) -> bool:
+    names = ("tensor_parallel_size", "tp_size", "tp", "pipeline_parallel_size", "pp_size", "pp")
+    given = {name.replace("-", "_"): value for name, value in arguments.items()}
+    return any(isinstance(size := given.get(name), int) and size > 1 for name in names)
+
+
+def _read_disks(config: Config) -> Iterator[DiskFacts]:
+    directory, logs = directory_for(config.server_settings), config.logs
+    wanted = [
+        ("state", directory),
+        ("logs", logs.directory or (os.path.join(directory, "logs") if directory else None)),
+    ]
+    if logs.access_log not in ("-", ""):
+        wanted.append(("access log", os.path.dirname(os.path.abspath(logs.access_log))))
+    wanted.append(("model cache", hub_cache(os.environ)))
+    seen = set[int]()
+    for name, path in wanted:
+        if path is None:
+            continue
+        there = pathlib.Path(path).absolute()
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        device, system = there.stat().st_dev, os.statvfs(there)
+        if device not in seen:
+            seen.add(device)
+            size, inodes = system.f_frsize, system.f_favail if system.f_files else None
+            yield DiskFacts(name, str(there), system.f_bavail * size, system.f_blocks * size, inodes)
+
+
+def _limit(kind: int) -> int | None:
+    hard = resource.getrlimit(kind)[1]
+    return None if hard == resource.RLIM_INFINITY else hard
+
+
+def _own_threads() -> int:
+    own, count = os.getuid(), 0
+    for process in psutil.process_iter(["uids", "num_threads"]):
+        uids = process.info["uids"]
+        count += (process.info["num_threads"] or 0) if uids is not None and uids.real == own else 0
+    return count
+
+
+def _is_in_root_group() -> bool:
+    lines = _text("/proc/self/cgroup").splitlines()
+    return all(line.rpartition(":")[2] == "/" for line in lines)
+
+
+def _text(path: str) -> str:
+    try:
+        return pathlib.Path(path).read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f}"

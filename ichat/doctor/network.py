@@ -1,0 +1,171 @@
+"""The ways to external routes and to workers elsewhere: name, connection, certificate, answer, key, and clock."""
+
+import email.utils
+import math
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal, cast
+
+import attrs
+import trio
+
+from ichat.cli.client import Json
+from ichat.config.schema import Config
+from ichat.doctor.findings import Finding, reason_of
+from ichat.errors import Exit
+from ichat.http import client
+from ichat.http.heads import Headers
+from ichat.http.pool import Upstream
+from ichat.proxy.external_routes import read_route
+
+ASK_S = 5.0
+SKEW_S = 30.0
+"""A clock that differs more is a finding: certificates and signatures depend on it."""
+
+Way = Literal["answered", "unknown_host", "not_connected", "not_trusted", "not_http", "silent"]
+
+
+@attrs.frozen
+class WayFacts:
+    """What became of one request."""
+
+    name: str
+    """The worker's id, or the name of the external route."""
+    place: str
+    """Host and port."""
+    way: Way
+    words: str = ""
+    status: int = 0
+    skew_s: float | None = None
+    """How far the other clock is ahead of this one; None: it was not told."""
+    seconds: float = 0.0
+    has_key: bool = False
+    is_route: bool = True
+    key_variable: str | None = None
+
+
+async def read_routes(config: Config) -> list[WayFacts]:
+    """Ask each external route for its models, as the gateway would: with its key."""
+    found: dict[int, WayFacts] = {}
+
+    async def ask(number: int) -> None:
+        given = config.external_routes[number]
+        try:
+            route, upstream = read_route(given, config, f"external_routes[{number}]")
+        except Exit:
+            return  # the findings about keys have it
+        target = given.health_path or route.target_for(b"/v1/models").decode()
+        way = await ask_way(given.model_name, upstream, target, route.headers_for([]))
+        found[number] = attrs.evolve(way, has_key=route.has_key, key_variable=given.api_key_env)
+
+    await client.ask_each(range(len(config.external_routes)), ask)
+    return [found[number] for number in sorted(found)]
+
+
+async def read_ways_to_workers(workers: Sequence[Json]) -> list[WayFacts]:
+    """Ask each worker that the gateway did not start for its health."""
+    asked = [one for one in workers if not one.get("managed") and one.get("host") and one.get("port")]
+    found: dict[str, WayFacts] = {}
+
+    async def ask(worker: Json) -> None:
+        name = str(worker.get("worker_id"))
+        way = await ask_way(name, Upstream(name, str(worker["host"]), int(worker["port"]), None), "/health", [])
+        found[name] = attrs.evolve(way, is_route=False)
+
+    await client.ask_each(asked, ask)
+    return [found[name] for name in sorted(found)]
+
+
+async def ask_way(name: str, upstream: Upstream, target: str, headers: Headers) -> WayFacts:
+    """Return what becomes of a GET, within ASK_S."""
+    place, began = f"{upstream.host}:{upstream.port}", time.monotonic()
+    own = [(b"accept", b"*/*"), (b"user-agent", b"ichat"), *headers]
+    with trio.move_on_after(ASK_S):
+        try:
+            await trio.socket.getaddrinfo(upstream.host, upstream.port)
+        except (OSError, UnicodeError) as error:
+            return WayFacts(name, place, "unknown_host", str(error))
+        try:
+            async with await client.request(upstream, target, own) as response:
+                seconds, date = time.monotonic() - began, response.headers.get(b"date", b"")
+                return WayFacts(name, place, "answered", status=response.status, skew_s=_skew_of(date), seconds=seconds)
+        except client.BROKEN as error:
+            if isinstance(error.__cause__, ssl.SSLError):
+                words = getattr(error.__cause__, "verify_message", "") or error.__cause__.reason or "no TLS"
+                return WayFacts(name, place, "not_trusted", str(words))
+            return WayFacts(name, place, "not_http", str(error) or type(error).__name__)
+        except OSError as error:
+            return WayFacts(name, place, "not_connected", reason_of(_first_of(error)))
+        except ValueError as error:
+            return WayFacts(name, place, "not_http", str(error))
+    return WayFacts(name, place, "silent")
+
+
+def _first_of(error: OSError) -> OSError:
+    """Return the first error of several attempts to connect."""
+    cause = error.__cause__
+    if isinstance(cause, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", cause).exceptions:
+            if isinstance(inner, OSError):
+                return inner
+    return cause if isinstance(cause, OSError) else error
+
+
+def find_in_network(ways: Sequence[WayFacts]) -> list[Finding]:
+    """Return what is found about the ways, and about this machine's clock."""
+    findings = [finding for way in ways for finding in _check_way(way)]
+    return [*findings, *_check_clock(ways)]
+
+
+def _check_way(way: WayFacts) -> Iterator[Finding]:
+    host = way.place.rpartition(":")[0]
+    scheme = "the route" if way.is_route else "the worker"
+    curl = f"curl -v {way.place}"
+    if way.way == "unknown_host":
+        sentence = f"The host {host} cannot be resolved: correct its name, or this machine's DNS."
+        yield Finding("error", way.name, sentence, f"getent hosts {host}")
+    elif way.way == "not_connected":
+        sentence = f"{way.place} cannot be reached ({way.words}): start {scheme}'s server, or open the way to it."
+        yield Finding("error", way.name, sentence, curl)
+    elif way.way == "not_trusted":
+        sentence = f"The certificate of {way.place} is not trusted ({way.words}): set ca_certificates of the route."
+        yield Finding("error", way.name, sentence, f"openssl s_client -connect {way.place}")
+    elif way.way == "silent":
+        sentence = f"{way.place} did not answer within {ASK_S:g} s: look for a firewall between, or at its load."
+        yield Finding("error", way.name, sentence, curl)
+    elif way.way == "not_http":
+        sentence = f"{way.place} does not answer as HTTP has it ({way.words}): look at http and https in api_base."
+        yield Finding("error", way.name, sentence, curl)
+    elif way.status in (401, 403) and way.is_route:
+        key = f"the key in {way.key_variable}" if way.key_variable else "a request without a key"
+        sentence = f"{way.place} refuses {key} (status {way.status}): correct it, and restart the gateway."
+        yield Finding("error", way.name, sentence, f"export {way.key_variable or 'NAME'}=…")
+    elif way.status >= 500:
+        sentence = f"{way.place} answers with status {way.status}: look at the log of {scheme}'s server."
+        yield Finding("error", way.name, sentence, curl)
+    else:
+        key = ", and takes the key" if way.has_key and way.status < 300 else ""
+        yield Finding("ok", way.name, f"{way.place} answers in {1000 * way.seconds:.0f} ms{key}.")
+
+
+def _check_clock(ways: Sequence[WayFacts]) -> Iterator[Finding]:
+    told = [(way, way.skew_s) for way in ways if way.skew_s is not None]
+    if not told:
+        return
+    way, skew_s = min(told, key=lambda one: abs(one[1]))
+    if abs(skew_s) > SKEW_S:
+        side = "behind" if skew_s > 0 else "ahead of"
+        sentence = f"This machine's clock is {abs(skew_s):.0f} s {side} that of {way.place}: have it set by NTP."
+        yield Finding("warning", "clock", sentence, "timedatectl status")
+    else:
+        yield Finding("ok", "clock", f"This machine's clock agrees with {way.place}.")
+
+
+def _skew_of(date: bytes) -> float | None:
+    """Return how far a clock is ahead by the Date of its response (RFC 9110, 6.6.1), which has whole seconds."""
+    try:
+        skew_s = email.utils.parsedate_to_datetime(date.decode("ascii")).timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return skew_s if math.isfinite(skew_s) else None

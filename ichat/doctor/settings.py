@@ -1,0 +1,186 @@
+"""The configuration itself, the keys that it names, its certificate, and who may read and change these files."""
+
+import datetime as dt
+import os
+import pathlib
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from ichat.config import load as configuration
+from ichat.config.schema import Config
+from ichat.doctor.certificates import validity_of
+from ichat.doctor.findings import Finding, reason_of
+from ichat.errors import Exit
+from ichat.http.tls import server_context
+from ichat.proxy.external_routes import read_route
+from ichat.security.addresses import is_loopback
+from ichat.security.keys import key_in
+from ichat.supervisor.state import WORKERS_FILE, directory_for, read_saved
+
+SOON = dt.timedelta(days=14)
+"""A certificate that ends within this time is a warning."""
+PRIVATE_FILES = (WORKERS_FILE, "keys.json", "usage.sqlite3")
+"""Files of the state directory that are for the gateway's user only."""
+
+_SECRET = re.compile(r"authorization|api-?_?key|token|secret|password", re.IGNORECASE)
+_ALL, _OTHERS, _OTHERS_WRITE = 0o077, 0o007, 0o002
+
+
+@attrs.frozen
+class FileMode:
+    """Who owns a file or a directory, and who may do what with it."""
+
+    path: str
+    mode: int
+    owner: int
+    is_writable: bool = True
+    """Whether this user may write there."""
+
+
+def read_mode(path: str) -> FileMode | None:
+    """Return who may do what with a file; None if it is not there, or cannot be seen."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return FileMode(path, stat.S_IMODE(status.st_mode), status.st_uid, os.access(path, os.W_OK))
+
+
+def read_configuration(path: str | None) -> tuple[Config | None, list[Finding]]:
+    """Return the configuration, the defaults where no file is named, and what is wrong with it; None: it is wrong."""
+    if path is None:
+        sentence = "No configuration is named, so only this machine is examined, and a gateway at its usual port."
+        return Config(), [Finding("warning", "file", sentence, "./ichat.pyz doctor -c ichat.toml")]
+    try:
+        config = configuration.load(pathlib.Path(path))
+    except Exit as exit_:
+        head, *problems = str(exit_).splitlines()
+        sentences = [f"{path}: {problem.strip()}." for problem in problems] or [head]
+        return None, [Finding("error", "file", sentence) for sentence in sentences]
+    workers, routes = len(config.managed_workers), len(config.external_routes)
+    sentence = f"{path} is right: {workers} managed workers, {routes} external routes."
+    return config, [Finding("ok", "file", sentence)]
+
+
+def find_in_settings(path: str | None, config: Config) -> list[Finding]:
+    """Return what is found about keys, certificate and files. It reads files, so it belongs in a thread."""
+    return [
+        *_check_keys(config),
+        *_check_exposure(config),
+        *_check_certificate(config, dt.datetime.now(dt.UTC)),
+        *check_modes(config, *_read_modes(path, config)),
+        *_check_state(config),
+    ]
+
+
+def _check_keys(config: Config) -> Iterator[Finding]:
+    """Ask for each key as the gateway does at its start."""
+    security, found = config.security, list[Finding]()
+    named = [(security.admin_key_env, "security.admin_key_env"), (security.join_token_env, "security.join_token_env")]
+    named += [(key.key_env, f"security.keys[{number}].key_env") for number, key in enumerate(security.keys)]
+    for variable, where in named:
+        if variable is not None:
+            try:
+                key_in(variable, where)
+            except Exit as exit_:
+                sentence = str(exit_).partition(" A gateway that runs ")[0]
+                found.append(Finding("error", "keys", sentence, f'export {variable}="$(…)"'))
+    for number, route in enumerate(config.external_routes):
+        try:
+            read_route(route, config, f"external_routes[{number}]")
+        except Exit as exit_:
+            command = f"export {route.api_key_env}=…" if "environment" in str(exit_) else ""
+            found.append(Finding("error", "keys", str(exit_), command))
+    yield from found or [Finding("ok", "keys", "Every key that the configuration names is there.")]
+
+
+def _check_exposure(config: Config) -> Iterator[Finding]:
+    host, security = config.server_settings.host, config.security
+    if host == "localhost" or is_loopback(host) or security.keys:
+        return
+    yield Finding(
+        "warning",
+        "exposure",
+        f"The gateway listens on {host or 'all addresses'} and clients need no key: everyone who reaches it may use"
+        " every model; give clients keys, or let server_settings.host be 127.0.0.1.",
+        "./ichat.pyz key NAME",
+    )
+
+
+def _check_certificate(config: Config, now: dt.datetime) -> Iterator[Finding]:
+    settings = config.server_settings
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return
+    try:
+        server_context(settings.tls_certificate, settings.tls_key)
+        first, last = validity_of(pathlib.Path(settings.tls_certificate).read_text(errors="replace"))
+    except (Exit, ValueError, OSError) as error:
+        yield Finding("error", "certificate", str(error))
+        return
+    show = f"openssl x509 -in {settings.tls_certificate} -noout -dates -subject"
+    if now >= last:
+        sentence = f"The certificate {settings.tls_certificate} ended on {last:%Y-%m-%d}: renew it, then reload."
+        yield Finding("error", "certificate", sentence, show)
+    elif now < first:
+        sentence = f"The certificate {settings.tls_certificate} is valid from {first:%Y-%m-%d} on: check this clock."
+        yield Finding("error", "certificate", sentence, show)
+    else:
+        level = "warning" if last - now < SOON else "ok"
+        sentence = f"The certificate fits its key, and is valid until {last:%Y-%m-%d}."
+        yield Finding(level, "certificate", sentence, "./ichat.pyz reload" if level == "warning" else "")
+
+
+def _read_modes(path: str | None, config: Config) -> tuple[FileMode | None, FileMode | None, Sequence[FileMode]]:
+    """Return those of the configuration, of the state directory, and of the private files."""
+    directory, key = directory_for(config.server_settings), config.server_settings.tls_key
+    private = [*([key] if key else []), *(os.path.join(directory, name) for name in PRIVATE_FILES if directory)]
+    found = [mode for one in private if (mode := read_mode(one)) is not None]
+    return read_mode(path) if path else None, read_mode(directory) if directory else None, found
+
+
+def check_modes(
+    config: Config, file: FileMode | None, directory: FileMode | None, private: Sequence[FileMode]
+) -> Iterator[Finding]:
+    """Return who may read or change what only the gateway's user should."""
+    found: list[Finding] = []
+    if file and file.mode & _OTHERS_WRITE:
+        sentence = f"Every user of this machine may change {file.path}, and so what the gateway runs."
+        found.append(Finding("error", "modes", sentence, f"chmod o-w {file.path}"))
+    elif file and file.mode & _OTHERS and _has_secrets(config):
+        sentence = f"{file.path} holds a secret, and every user of this machine may read it."
+        found.append(Finding("warning", "modes", sentence, f"chmod 600 {file.path}"))
+    if directory and not directory.is_writable:
+        sentence = f"This user may not write in the state directory {directory.path}: the gateway cannot start."
+        found.append(Finding("error", "modes", sentence, f"sudo chown -R $USER {directory.path}"))
+    elif directory and directory.mode & _ALL:
+        sentence = f"Other users may enter the state directory {directory.path}, where the workers' sockets are."
+        found.append(Finding("error", "modes", sentence, f"chmod 700 {directory.path}"))
+    is_key = {config.server_settings.tls_key}
+    for one in private:
+        if one.mode & (_OTHERS if one.path in is_key else _ALL):
+            sentence = f"{one.path} holds secrets, and other users of this machine may read or change it."
+            found.append(Finding("error", "modes", sentence, f"chmod 600 {one.path}"))
+    yield from found or [Finding("ok", "modes", "Only those who should may read and change the gateway's files.")]
+
+
+def _has_secrets(config: Config) -> bool:
+    tables: list[Mapping[str, str]] = [route.headers for route in config.external_routes]
+    tables += [worker.env for worker in config.managed_workers]
+    return any(_SECRET.search(name) for table in tables for name in table)
+
+
+def _check_state(config: Config) -> Iterator[Finding]:
+    directory = directory_for(config.server_settings)
+    if directory is None:
+        return
+    path = pathlib.Path(directory, WORKERS_FILE)
+    try:
+        _, reason = read_saved(path)
+    except OSError as error:
+        reason = reason_of(error)
+    if reason:
+        sentence = f"{path} is damaged ({reason}): the next gateway moves it aside and knows no worker from before."
+        yield Finding("warning", "state", sentence, f"mv {path} {path}.damaged")

@@ -1,0 +1,205 @@
+"""The managed workers: preflight for all of them at once, and models that are still to be fetched from the hub."""
+
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import attrs
+import trio
+
+from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.doctor.findings import Finding
+from ichat.doctor.machine import GIB, hub_cache
+from ichat.supervisor.launch import environment_of, id_for, python_of
+from ichat.supervisor.model_files import weight_bytes
+from ichat.supervisor.preflight import problems_of
+from ichat.supervisor.preflight_facts import ENGINES, Facts, collect_facts, is_path
+
+FACTS_S = 6.5
+HUB_S = 4.0
+CHECKED_AT_ONCE_MAX = 8
+
+_HUB = "https://huggingface.co"
+_TRUE = ("1", "on", "true", "yes")
+
+HubAnswer = Literal["there", "gated", "absent", "unreachable"]
+
+
+@attrs.frozen
+class HubFacts:
+    """What is known of a model that is named as on the Hugging Face hub."""
+
+    cache: str
+    is_cached: bool
+    is_offline: bool
+    has_token: bool = False
+    answer: HubAnswer | None = None
+    """What the hub says; None: it was not asked."""
+    hub: str = _HUB
+
+
+@attrs.frozen
+class WorkerCheckFacts:
+    """What is known of a managed worker before it is started."""
+
+    worker: ManagedWorkerConfig
+    worker_id: str
+    python: str
+    facts: Facts
+    hub: HubFacts | None = None
+    """None: its model is a path."""
+    model_bytes: int | None = None
+
+
+def ids_of(config: Config) -> list[str]:
+    """Return the ids that the gateway gives to the managed workers."""
+    ids: list[str] = []
+    for worker in config.managed_workers:
+        ids.append(id_for(worker.model_name, ids))
+    return ids
+
+
+async def read_worker_facts(config: Config, running: Mapping[int, str]) -> list[WorkerCheckFacts]:
+    """Ask the system about all managed workers, several at the same time.
+
+    `running` has the ids of workers by their processes: what such a worker itself holds is not in its way.
+    """
+    found: dict[str, WorkerCheckFacts] = {}
+    turn = trio.CapacityLimiter(CHECKED_AT_ONCE_MAX)
+    here = set(running.values())
+
+    async def read(worker: ManagedWorkerConfig, worker_id: str) -> None:
+        python, environment = python_of(config, worker), environment_of(config, worker, "")
+        async with turn:
+            facts = await collect_facts(worker, python, environment, within_s=FACTS_S)
+            if worker_id in here:
+                facts = attrs.evolve(facts, port="free", port_holders=(), gpus=None)
+            size, hub = await trio.to_thread.run_sync(_read_model, worker, environment, abandon_on_cancel=True)
+        found[worker_id] = WorkerCheckFacts(worker, worker_id, python, facts, hub, size)
+
+    ids = ids_of(config)
+    async with trio.open_nursery() as nursery:
+        for worker, worker_id in zip(config.managed_workers, ids, strict=True):
+            nursery.start_soon(read, worker, worker_id)
+    return [found[worker_id] for worker_id in ids]
+
+
+def _read_model(worker: ManagedWorkerConfig, environment: Mapping[str, str]) -> tuple[int | None, HubFacts | None]:
+    """Return the size of a model's weights here, or what is known of it on the hub."""
+    if os.path.isdir(worker.model_path):
+        try:
+            return weight_bytes(worker.model_path), None
+        except OSError:
+            return None, None
+    is_name = worker.backend in ENGINES and not os.path.exists(worker.model_path) and not is_path(worker.model_path)
+    return None, read_hub(worker, environment) if is_name else None
+
+
+def read_hub(worker: ManagedWorkerConfig, environment: Mapping[str, str]) -> HubFacts | None:
+    """Look for a model in the hub's cache, and ask the hub if it is not there; None: it is no name on the hub."""
+    name = worker.model_path
+    if "://" in name or name.count("/") > 1 or environment.get("VLLM_USE_MODELSCOPE", "").lower() in _TRUE:
+        return None
+    given = worker.backend_args.get("download_dir") or worker.backend_args.get("download-dir")
+    cache = str(given) if given else hub_cache(environment)
+    snapshots = os.path.join(cache, f"models--{name.replace('/', '--')}", "snapshots")
+    is_cached = os.path.isdir(snapshots) and bool(os.listdir(snapshots))
+    is_offline = any(environment.get(one, "").lower() in _TRUE for one in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    hub = (environment.get("HF_ENDPOINT") or _HUB).rstrip("/")
+    token = _token_of(environment)
+    facts = HubFacts(cache, is_cached, is_offline, bool(token), hub=hub)
+    return facts if is_cached or is_offline else attrs.evolve(facts, answer=_ask_hub(hub, name, token))
+
+
+def find_in_workers(workers: Sequence[WorkerCheckFacts], memory_bytes: int) -> list[Finding]:
+    """Return what would keep each managed worker from starting."""
+    if not workers:
+        return [Finding("ok", "workers", "The configuration has no managed workers.")]
+    findings: list[Finding] = []
+    others: dict[str, ManagedWorkerConfig] = {}
+    for one in workers:
+        stay = others if one.worker.load == "start" else {}
+        problems = list(_check_worker(one, stay, memory_bytes))
+        findings += problems or [Finding("ok", one.worker_id, f"{one.worker.model_path} can be loaded as it stands.")]
+        if one.worker.load == "start":
+            others[one.worker_id] = one.worker
+    return findings
+
+
+def _check_worker(
+    one: WorkerCheckFacts, others: Mapping[str, ManagedWorkerConfig], memory_bytes: int
+) -> Iterator[Finding]:
+    for sentence in problems_of(one.worker, one.python, others, one.facts):
+        yield Finding("error", one.worker_id, sentence, _command_for(one))
+    if one.hub is not None:
+        yield from _check_hub(one.worker_id, one.worker.model_path, one.hub)
+    size = one.model_bytes or 0
+    if size > memory_bytes and (one.worker.gpu_ids == [] or not one.facts.gpus):
+        sentence = f"The model's files have {size / GIB:.1f} GiB, and this machine gives {memory_bytes / GIB:.1f} GiB."
+        yield Finding("error", one.worker_id, f"{sentence[:-1]}: choose a smaller or quantized one.", "free -h")
+
+
+def _command_for(one: WorkerCheckFacts) -> str:
+    facts = one.facts
+    if facts.python in ("missing", "without_engine") and one.worker.backend in ENGINES:
+        return f"./build engine {one.worker.backend}"
+    if facts.model == "unreadable":
+        return f"sudo chmod -R a+rX {one.worker.model_path}"
+    if facts.port == "taken" and facts.port_holders:
+        return f"ps -fp {facts.port_holders[0].pid}"
+    return ""
+
+
+def _check_hub(worker_id: str, name: str, hub: HubFacts) -> Iterator[Finding]:
+    fetch = f"hf download {name}"
+    if hub.is_cached:
+        return
+    if hub.is_offline:
+        sentence = f"{name} is not in {hub.cache}, and HF_HUB_OFFLINE keeps the engine from fetching it."
+        yield Finding("error", worker_id, sentence, f"HF_HUB_OFFLINE=0 {fetch}")
+    elif hub.answer == "absent":
+        sentence = f"There is no model {name} on {hub.hub} and no such directory here: correct model_path."
+        yield Finding("error", worker_id, sentence)
+    elif hub.answer == "gated":
+        why = "refuses this token" if hub.has_token else "asks for a token (HF_TOKEN)"
+        sentence = f"{hub.hub} {why} for {name}: accept the model's terms there, and log in."
+        yield Finding("error", worker_id, sentence, "hf auth login")
+    elif hub.answer == "unreachable":
+        sentence = f"{name} is not in {hub.cache}, and {hub.hub} cannot be reached: fetch it where it can."
+        yield Finding("error", worker_id, sentence, fetch)
+    else:
+        sentence = f"{name} is not in {hub.cache} yet: the first start fetches it, which takes its time."
+        yield Finding("warning", worker_id, sentence, fetch)
+
+
+def _token_of(environment: Mapping[str, str]) -> str:
+    if token := environment.get("HF_TOKEN") or environment.get("HUGGING_FACE_HUB_TOKEN"):
+        return token.strip()
+    home = os.path.dirname(hub_cache({name: environment[name] for name in ("HF_HOME",) if name in environment}))
+    try:
+        with open(environment.get("HF_TOKEN_PATH") or os.path.join(home, "token"), encoding="ascii") as file:
+            return file.read().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _ask_hub(hub: str, name: str, token: str) -> HubAnswer:
+    """Ask for the model's config.json, without reading it."""
+    url = f"{hub}/{urllib.parse.quote(name)}/resolve/main/config.json"
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        request = urllib.request.Request(url, headers=headers, method="HEAD")
+        with urllib.request.urlopen(request, timeout=HUB_S):
+            return "there"
+    except urllib.error.HTTPError as error:
+        with error:
+            answers: dict[int, HubAnswer] = {401: "gated", 403: "gated"}
+            if error.code == 404 and error.headers.get("x-error-code") == "EntryNotFound":
+                return "there"
+            is_no_model = error.headers.get("x-error-code") == "RepoNotFound" or error.code == 404
+            return "absent" if is_no_model else answers.get(error.code, "there")
+    except (OSError, ValueError):
+        return "unreachable"

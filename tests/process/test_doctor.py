@@ -1,0 +1,657 @@
+"""Broken set-ups, each named rightly by `ichat.pyz doctor`: real files, processes, sockets and file systems.
+
+Only NVIDIA's driver is a stand-in. Each test prints what an operator would see.
+"""
+
+import datetime as dt
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import trustme
+from support.nvml import GIB, Nvml
+from support.programs import LIMIT_S, ROOT, ichat
+
+from ichat.cli.client import Api, GatewayAddress
+from ichat.cli.screen import Screen
+from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.doctor.certificates import validity_of
+from ichat.doctor.engines import EngineFacts, ProcessorFacts, find_in_engines
+from ichat.doctor.examination import examine
+from ichat.doctor.findings import worst_of
+from ichat.doctor.machine import MachineFacts, find_in_machine
+from ichat.doctor.report import show_report
+from ichat.supervisor.orphans import WORKER_TAG_VAR
+
+MACHINE = ("This machine", "GPUs")
+"""What these groups find depends on where the tests run."""
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A directory for a set-up: `site(toml)` writes its configuration, with a free port and a state directory."""
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_ENDPOINT", "STATE_DIRECTORY", "ICHAT_ADMIN_KEY", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    (tmp_path / "state").mkdir(mode=0o700)
+
+    def write(toml="", port=None, **settings):
+        settings = {"port": port or free_port(), "state_directory": str(tmp_path / "state"), **settings}
+        head = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+        path = tmp_path / "ichat.toml"
+        path.write_text(f"[server_settings]\n{head}\n{toml}")
+        path.chmod(0o600)
+        return path
+
+    return write
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def web():
+    """Start a server that answers every request so: `port, seen = web(status, headers, body)`."""
+    servers = []
+
+    def start(status=200, headers=(), body=b"{}", tls=None):
+        seen = []
+
+        class Replies(BaseHTTPRequestHandler):
+            def do_GET(self):
+                seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+                self.send_response_only(status)
+                for name, value in {"content-length": str(len(body)), **dict(headers)}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET
+
+            def log_message(self, *_):
+                """Write nothing."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Replies)
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return server.server_address[1], seen
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def interpreter(path, script="exit 0", version="0.32.0", backend="vllm", cuda="None"):
+    """Make an environment: a `python` that does what the script says, an engine's package, and PyTorch's version."""
+    library = path / "lib" / "python3.11" / "site-packages"
+    (library / f"{backend}-{version}.dist-info").mkdir(parents=True)
+    (library / "torch").mkdir()
+    (library / "torch" / "version.py").write_text(f"from typing import Optional\ncuda: Optional[str] = {cuda}\n")
+    (path / "bin").mkdir()
+    python = path / "bin" / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    return python
+
+
+def model(path, *files, index=()):
+    """Make a model's directory: these files, and an index that names others."""
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    for name in files:
+        (path / name).write_bytes(b"\0" * 2000)
+    if index:
+        names = {f"layer.{number}": name for number, name in enumerate(index)}
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    return path
+
+
+def worker(python, model_path, more=""):
+    return f'[[managed_workers]]\nmodel_name = "m"\nmodel_path = "{model_path}"\npython = "{python}"\n{more}\n'
+
+
+async def examined(path, gateway=None):
+    """Examine a set-up, and print what is found."""
+    api = Api(GatewayAddress(f"http://127.0.0.1:{gateway}"), None)
+    groups = await examine(str(path), lambda: api, asks_gateway=gateway is not None, within_s=LIMIT_S)
+    show_report(Screen(), groups, 0.0, "utf-8")
+    return groups
+
+
+def problems(groups, *, without=MACHINE):
+    """Return everything but what is right, as level, name, sentence and command."""
+    return [
+        (finding.level, finding.name, finding.sentence, finding.command)
+        for group in groups
+        for finding in group.findings
+        if finding.level != "ok" and group.title not in without
+    ]
+
+
+async def test_a_healthy_one(site, tmp_path, web):
+    """Nothing is wrong with it, the exit code is 0, and what is examined is said."""
+    port, seen = web(200, {"date": formatdate(usegmt=True)})
+    python = interpreter(tmp_path / "vllm", cuda="'12.8'")
+    toml = worker(python, model(tmp_path / "model", "model.safetensors"), "gpu_ids = []")
+    toml += f'[[external_routes]]\nmodel_name = "r"\napi_base = "http://127.0.0.1:{port}/v1"\n'
+    groups = await examined(site(toml))
+    assert problems(groups) == []
+    assert seen[0][0] == "/v1/models"
+    assert [group.title for group in groups] == [
+        "Configuration", "Keys and files", "This machine", "GPUs", "Engines", "Managed workers", "Gateway",
+        "External routes",
+    ]  # fmt: skip
+
+
+async def test_a_misspelt_key(site):
+    """Every mistake of a configuration is a finding of its own, and the machine is examined all the same."""
+    path = site('[limits]\nhead_bytes_maxx = 3\n[timeouts]\ndrain_s = "x"\n')
+    groups = await examined(path)
+    found = problems(groups)
+    assert [level for level, *_ in found] == ["error", "error"]
+    assert "limits" in found[0][2]
+    assert "head_bytes_maxx" in found[0][2]
+    assert "timeouts.drain_s" in found[1][2]
+    assert [group.title for group in groups] == ["Configuration", "This machine"]
+
+
+async def test_no_toml(site):
+    """The line that is no TOML is named."""
+    path = site("[limits\n")
+    [(level, name, sentence, _)] = problems(await examined(path))
+    assert (level, name) == ("error", "file")
+    assert sentence.startswith(f"{path} is not valid TOML: ")
+    assert "line 5" in sentence
+
+
+async def test_no_file(tmp_path, site):
+    """A configuration that is not there is said to be unreadable."""
+    [(_, _, sentence, _)] = problems(await examined(tmp_path / "none.toml"))
+    assert sentence == f"The configuration {tmp_path}/none.toml cannot be read: No such file or directory."
+
+
+async def test_keys_that_are_not_set(site, monkeypatch):
+    """Each variable that names a key and is not set is a finding, with what to type."""
+    monkeypatch.delenv("ADMIN", raising=False)
+    monkeypatch.delenv("UPSTREAM", raising=False)
+    toml = '[security]\nadmin_key_env = "ADMIN"\n[[external_routes]]\nmodel_name = "r"\n'
+    toml += 'api_base = "http://127.0.0.1:9/v1"\napi_key_env = "UPSTREAM"\n'
+    first, second = problems(await examined(site(toml)))
+    assert first[0] == second[0] == "error"
+    assert first[2].startswith("security.admin_key_env: the environment has no usable key in ADMIN")
+    assert first[3].startswith("export ADMIN=")
+    assert second[2:] == ("external_routes[0]: the environment has no usable key in UPSTREAM.", "export UPSTREAM=…")
+
+
+def certificate(directory, name, **more):
+    """Write a certificate and its key, and return their paths."""
+    made = trustme.CA().issue_cert("localhost", **more)
+    paths = directory / f"{name}.pem", directory / f"{name}.key"
+    made.cert_chain_pems[0].write_to_path(str(paths[0]))
+    made.private_key_pem.write_to_path(str(paths[1]))
+    paths[1].chmod(0o600)
+    return [str(path) for path in paths]
+
+
+async def test_a_certificate_that_has_ended(site, tmp_path):
+    """The day on which it ended is said."""
+    cert, key = certificate(tmp_path, "old", not_after=dt.datetime(2025, 1, 2, tzinfo=dt.UTC))
+    path = site(tls_certificate=cert, tls_key=key)
+    assert problems(await examined(path)) == [
+        ("error", "certificate", f"The certificate {cert} ended on 2025-01-02: renew it, then reload.",
+         f"openssl x509 -in {cert} -noout -dates -subject"),
+    ]  # fmt: skip
+
+
+async def test_a_certificate_for_another_key(site, tmp_path):
+    """That the two files do not belong together is said."""
+    (cert, _), (_, key) = certificate(tmp_path, "one"), certificate(tmp_path, "other")
+    [(level, name, sentence, _)] = problems(await examined(site(tls_certificate=cert, tls_key=key)))
+    assert (level, name) == ("error", "certificate")
+    assert "mismatch" in sentence.lower()
+
+
+async def test_a_key_that_others_may_read(site, tmp_path):
+    """The file's mode is corrected by what is to be typed."""
+    cert, key = certificate(tmp_path, "one")
+    os.chmod(key, 0o644)
+    assert problems(await examined(site(tls_certificate=cert, tls_key=key))) == [
+        ("error", "modes", f"{key} holds secrets, and other users of this machine may read or change it.",
+         f"chmod 600 {key}"),
+    ]  # fmt: skip
+
+
+async def test_files_that_others_may_change(site, tmp_path):
+    """So it is with the configuration, the state directory, and what lies in it."""
+    path = site()
+    path.chmod(0o666)
+    (tmp_path / "state" / "keys.json").write_text("{}")
+    (tmp_path / "state" / "keys.json").chmod(0o644)
+    (tmp_path / "state").chmod(0o755)
+    assert [one[3] for one in problems(await examined(path))] == [
+        f"chmod o-w {path}", f"chmod 700 {tmp_path}/state", f"chmod 600 {tmp_path}/state/keys.json"
+    ]  # fmt: skip
+
+
+async def test_a_damaged_state(site, tmp_path):
+    """It is named, and left as it is."""
+    saved = tmp_path / "state" / "workers.json"
+    saved.write_text('{"version": 1, "sta')
+    saved.chmod(0o600)
+    [(level, name, sentence, command)] = problems(await examined(site()))
+    assert (level, name, command) == ("warning", "state", f"mv {saved} {saved}.damaged")
+    assert sentence.startswith(f"{saved} is damaged (JSONDecodeError): the next gateway moves it aside")
+    assert saved.exists()
+
+
+async def test_a_gateway_for_everyone(site):
+    """A gateway on all addresses without keys is a warning."""
+    [(level, name, sentence, command)] = problems(await examined(site(host="0.0.0.0")))
+    assert (level, name, command) == ("warning", "exposure", "./ichat.pyz key NAME")
+    assert "0.0.0.0" in sentence
+
+
+async def test_a_port_that_is_taken(site):
+    """The process that has the gateway's port is named."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        [found] = problems(await examined(site(port=port)), without=(*MACHINE, "Keys and files"))[:1]
+    assert found[:2] == ("error", "port")
+    assert f"Port {port} of 127.0.0.1 is taken by" in found[2]
+    assert f"(process {os.getpid()})" in found[2]
+    assert found[3] == f"ps -fp {os.getpid()}"
+
+
+async def test_two_workers_on_one_port(site, tmp_path):
+    """The second of them is the one that cannot start."""
+    python, path = interpreter(tmp_path / "vllm"), model(tmp_path / "model", "model.safetensors")
+    more = f"gpu_ids = []\nport = {free_port()}"
+    [found] = problems(await examined(site(2 * worker(python, path, more))), without=(*MACHINE, "Engines"))
+    assert found[:2] == ("error", "m-1")
+    assert "is worker m-0's as well" in found[2]
+
+
+async def test_no_interpreter(site, tmp_path):
+    """What makes the engine's environment is what to type."""
+    path = model(tmp_path / "model", "model.safetensors")
+    [found] = problems(await examined(site(worker("/no/python", path, "gpu_ids = []"))))
+    assert found[:2] == ("error", "m-0")
+    assert found[2].startswith("There is no interpreter /no/python")
+    assert found[3] == "./build engine vllm"
+
+
+async def test_an_interpreter_without_the_engine(site, tmp_path):
+    """This interpreter runs, and says that it has no vLLM."""
+    path = model(tmp_path / "model", "model.safetensors")
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 73\n")
+    python.chmod(0o755)
+    [found] = problems(await examined(site(worker(python, path, "gpu_ids = []"))))
+    assert found[2].startswith(f"vLLM is not installed for {python}")
+    assert found[3] == "./build engine vllm"
+
+
+def engine_problems(groups):
+    """Return what is found about the engines, but for the processor here."""
+    found = problems(groups, without=[group.title for group in groups if group.title != "Engines"])
+    return [one for one in found if "AVX" not in one[2]]
+
+
+async def test_an_engine_that_was_not_tested(site, tmp_path):
+    """The version, and those that were tested, are named."""
+    python = interpreter(tmp_path / "vllm", version="0.99.0")
+    path = model(tmp_path / "model", "model.safetensors")
+    [found] = engine_problems(await examined(site(worker(python, path, "gpu_ids = []"))))
+    assert found[:2] == ("error", "vLLM")
+    assert "vLLM 0.99.0 is not a version that this worker knows (0.12 to 0.32)" in found[2]
+
+
+async def test_an_engine_that_cannot_be_imported(site, tmp_path):
+    """The last line of the attempt is said."""
+    words = "ImportError: libcudart.so.13: cannot open shared object file"
+    python = interpreter(tmp_path / "vllm", f'case "$2" in *entry_points*) exit 0;; esac\necho "{words}" >&2\nexit 1')
+    path = model(tmp_path / "model", "model.safetensors")
+    [found] = engine_problems(await examined(site(worker(python, path, "gpu_ids = []"))))
+    assert found == (
+        "error", "vLLM", f"{python} cannot import what vLLM needs ({words}): install the engine again.",
+        "./build engine vllm",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Install a driver with such GPUs."""
+
+    def install(buses=(1, 2), **instead):
+        versions = {"nvmlSystemGetDriverVersion": "550.1", "nvmlSystemGetCudaDriverVersion": 12040}
+        monkeypatch.setitem(sys.modules, "pynvml", Nvml(buses, {**versions, **instead}))
+
+    return install
+
+
+async def test_a_driver_that_is_too_old(site, tmp_path, gpus):
+    """The engine's CUDA and the driver's are named."""
+    gpus(nvmlDeviceGetMemoryInfo=free_memory)
+    python = interpreter(tmp_path / "vllm", cuda="'13.0'")
+    path = model(tmp_path / "model", "model.safetensors")
+    assert engine_problems(await examined(site(worker(python, path)))) == [
+        ("error", "vLLM", (f"vLLM of {python} is built for CUDA 13.0, and the driver 550.1 runs CUDA 12.4 at most:"
+         " install a newer driver, or an older build."), "nvidia-smi"),
+    ]  # fmt: skip
+
+
+def free_memory():
+    """Return a GPU's memory as NVML does, with all of it free."""
+    return type("Memory", (), {"total": 80 * GIB, "used": 0, "free": 80 * GIB})
+
+
+async def test_gpus_that_are_not_there(site, tmp_path, gpus):
+    """Those that are there are named."""
+    gpus(nvmlDeviceGetMemoryInfo=free_memory, nvmlDeviceGetComputeRunningProcesses=list)
+    python, path = interpreter(tmp_path / "vllm", cuda="'12.4'"), model(tmp_path / "model", "model.safetensors")
+    groups = await examined(site(worker(python, path, "gpu_ids = [0, 7]\ntensor_parallel_size = 2")))
+    [found] = problems(groups)
+    assert found[:2] == ("error", "m-0")
+    assert found[2].startswith("There is no GPU 7: those here are 0, 1")
+
+
+async def test_a_gpu_that_another_holds(site, tmp_path, gpus):
+    """Who holds it is said twice: where the GPU is shown, and why the worker cannot start."""
+    gpus()
+    python, path = interpreter(tmp_path / "vllm", cuda="'12.4'"), model(tmp_path / "model", "model.safetensors")
+    groups = await examined(site(worker(python, path, "gpu_ids = [0]")))
+    found = problems(groups, without=("This machine",))
+    assert [one[:2] for one in found] == [("warning", "GPU 0"), ("warning", "GPU 1"), ("error", "m-0")]
+    assert f"process {os.getpid()}" in found[0][2]
+    assert "GPU 0 has 50.0 of 80.0 GiB free, and vLLM needs 72.0" in found[2][2]
+
+
+async def test_a_gpu_that_does_not_answer(site, tmp_path, gpus):
+    """What resets it is what to type."""
+    error = sys.modules["support.nvml"].NVMLError(15)
+    gpus((1,), nvmlDeviceGetMemoryInfo=error, nvmlDeviceGetComputeRunningProcesses=error)
+    found = problems(await examined(site()), without=("This machine",))
+    assert found == [
+        ("error", "GPU 0", "It does not answer (GPU is lost): reset it, or the machine.",
+         "sudo nvidia-smi --gpu-reset -i 0"),
+    ]  # fmt: skip
+
+
+async def test_a_model_without_all_its_files(site, tmp_path):
+    """The first file that is missing is named."""
+    files = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
+    path = model(tmp_path / "model", files[0], files[2], index=files)
+    [found] = problems(
+        await examined(site(worker(interpreter(tmp_path / "v"), path, "gpu_ids = []"))), without=(*MACHINE, "Engines")
+    )
+    assert found[2].startswith(
+        f"The model {path} is not whole (1 of 3 files that model.safetensors.index.json names are missing, {files[1]}"
+    )
+
+
+async def test_a_model_that_git_has_not_fetched(site, tmp_path):
+    """A pointer in the place of a file is no weights."""
+    path = model(tmp_path / "model")
+    (path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    [found] = problems(
+        await examined(site(worker(interpreter(tmp_path / "v"), path, "gpu_ids = []"))), without=(*MACHINE, "Engines")
+    )
+    assert "model.safetensors is a pointer of Git LFS, not the file itself" in found[2]
+
+
+async def test_no_model(site, tmp_path):
+    """A path that leads nowhere is named."""
+    [found] = problems(
+        await examined(site(worker(interpreter(tmp_path / "v"), "/no/model", "gpu_ids = []"))),
+        without=(*MACHINE, "Engines"),
+    )
+    assert found[2] == "There is no model /no/model: correct model_path."
+
+
+async def test_a_model_that_may_not_be_fetched(site, tmp_path):
+    """Without the hub, a model has to be in the cache."""
+    toml = worker(interpreter(tmp_path / "v"), "org/model", 'gpu_ids = []\nenv = { HF_HUB_OFFLINE = "1" }')
+    path = site(toml)
+    [found] = problems(await examined(path), without=(*MACHINE, "Engines"))
+    assert found == (
+        "error", "m-0", f"org/model is not in {tmp_path}/hf/hub, and HF_HUB_OFFLINE keeps the engine from fetching it.",
+        "HF_HUB_OFFLINE=0 hf download org/model",
+    )  # fmt: skip
+    (tmp_path / "hf/hub/models--org--model/snapshots/abc").mkdir(parents=True)
+    assert problems(await examined(path), without=(*MACHINE, "Engines")) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "token", "expected"),
+    [
+        (401, "", ("error", "asks for a token (HF_TOKEN) for org/model: accept the model's terms there")),
+        (403, "hf_x", ("error", "refuses this token for org/model")),
+        (404, "", ("error", "There is no model org/model on http")),
+        (200, "", ("warning", "the first start fetches it")),
+    ],
+)  # fmt: skip
+async def test_a_model_on_the_hub(site, tmp_path, web, monkeypatch, status, token, expected):
+    """The hub is asked with the token that the engine would have."""
+    port, seen = web(status)
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    toml = worker(interpreter(tmp_path / "v"), "org/model", "gpu_ids = []")
+    [found] = problems(await examined(site(toml)), without=(*MACHINE, "Engines"))
+    assert (found[0], expected[1] in found[2]) == (expected[0], True), found
+    path, headers = seen[0]
+    assert path == "/org/model/resolve/main/config.json"
+    assert headers.get("authorization") == (f"Bearer {token}" if token else None)
+
+
+def route(base, more=""):
+    return f'[[external_routes]]\nmodel_name = "r"\napi_base = "{base}"\n{more}\n'
+
+
+async def test_a_route_without_a_host(site):
+    """A name that cannot be resolved is told from a server that is not there."""
+    [found] = problems(await examined(site(route("http://no-such-host.invalid/v1"))))
+    assert found == (
+        "error", "r", "The host no-such-host.invalid cannot be resolved: correct its name, or this machine's DNS.",
+        "getent hosts no-such-host.invalid",
+    )  # fmt: skip
+
+
+async def test_a_route_without_a_server(site):
+    """A port on which nothing listens refuses the connection."""
+    port = free_port()
+    [found] = problems(await examined(site(route(f"http://127.0.0.1:{port}/v1"))))
+    assert found[2].startswith(f"127.0.0.1:{port} cannot be reached (Connection refused): ")
+
+
+async def test_a_route_with_a_strange_certificate(site, web):
+    """Why the certificate is not trusted is said."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    port, seen = web(tls=context)
+    [found] = problems(await examined(site(route(f"https://127.0.0.1:{port}/v1"))))
+    assert found[2].startswith(f"The certificate of 127.0.0.1:{port} is not trusted (")
+    assert "certificate" in found[2].partition("(")[2]
+    assert seen == []
+
+
+async def test_a_route_that_refuses_the_key(site, web, monkeypatch):
+    """The variable that has the key is named, the key is not."""
+    monkeypatch.setenv("UPSTREAM", "sk-secret-of-the-upstream")
+    port, seen = web(401)
+    groups = await examined(site(route(f"http://127.0.0.1:{port}/v1", 'api_key_env = "UPSTREAM"')))
+    [found] = problems(groups)
+    assert found[2].startswith(f"127.0.0.1:{port} refuses the key in UPSTREAM (status 401)")
+    assert found[3] == "export UPSTREAM=…"
+    assert seen[0][1]["authorization"] == "Bearer sk-secret-of-the-upstream"
+    assert "sk-secret" not in str(groups)
+
+
+async def test_a_clock_that_is_wrong(site, web):
+    """The difference to the other clock is said."""
+    port, _ = web(200, {"date": formatdate(time.time() + 600, usegmt=True)})
+    [found] = problems(await examined(site(route(f"http://127.0.0.1:{port}/v1"))))
+    assert found[:2] == ("warning", "clock")
+    assert " s behind that of 127.0.0.1" in found[2]
+
+
+async def test_what_a_dead_gateway_left(site, tmp_path):
+    """A worker's process without a gateway is found by its mark."""
+    mark = f"{tmp_path}/state:m-0"
+    left = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", "print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, WORKER_TAG_VAR: mark},
+    )  # fmt: skip
+    try:
+        assert left.stdout is not None
+        left.stdout.readline()
+        [found] = problems(await examined(site()))
+        assert found[:2] == ("warning", "m-0")
+        assert found[2].startswith(f"Its gateway is gone, and process {left.pid} of it still runs")
+        assert found[3] == f"kill {left.pid}"
+    finally:
+        left.communicate(b"\n")
+
+
+async def test_workers_that_are_lost(site, web):
+    """The gateway's word on each worker, and the way to it, are findings."""
+    closed = free_port()
+    common = {"managed": False, "host": "127.0.0.1", "port": closed, "cause": None, "failure": None}
+    workers = [
+        {**common, "worker_id": "w1", "state": "unhealthy", "beat_age_s": 41.5, "failure": "it missed heartbeats"},
+        {**common, "worker_id": "w2", "state": "ready", "beat_age_s": 0.5},
+    ]
+    port, _ = web(body=json.dumps({"data": workers}).encode())
+    first, second, third = problems(await examined(site(), port))
+    assert first == (
+        "error", "w1", "It is unhealthy (it missed heartbeats); its last heartbeat came 41.5 s ago.",
+        "./ichat.pyz workers w1",
+    )  # fmt: skip
+    assert {second[1], third[1]} == {"w1", "w2"}
+    assert second[2].startswith(f"127.0.0.1:{closed} cannot be reached (Connection refused)")
+
+
+async def test_a_gateway_that_asks_for_a_key(site, web):
+    """Without the operators' key, the workers are not known: a warning."""
+    body = json.dumps({"error": {"message": "The key is missing.", "code": "unauthorized"}}).encode()
+    port, _ = web(401, body=body)
+    [found] = problems(await examined(site(), port))
+    assert (found[0], found[1], found[3]) == ("warning", "gateway", "export ICHAT_ADMIN_KEY=…")
+
+
+def test_a_machine_with_narrow_limits():
+    """What the kernel is set to is judged with the configuration."""
+    spread = ManagedWorkerConfig(model_name="m", model_path="/m", backend_args={"tensor-parallel-size": 2})
+    facts = MachineFacts(
+        shm_bytes=64 * 1024**2, files_max=1024, processes_max=1000, processes=900, autogroup=True, overcommit=2,
+        memory_bytes=8 * GIB, swap_use=0.8,
+    )  # fmt: skip
+    found = {one.name: (one.level, one.command) for one in find_in_machine(Config(managed_workers=[spread]), facts)}
+    assert found == {
+        "/dev/shm": ("error", "sudo mount -o remount,size=8g /dev/shm"),
+        "overcommit": ("error", "sudo sysctl -w vm.overcommit_memory=0"),
+        "swap": ("warning", "free -h"),
+        "memory": ("ok", ""),
+        "files": ("warning", "ulimit -Hn 17408"),
+        "processes": ("warning", "ulimit -u unlimited"),
+        "autogroup": ("warning", "sudo sysctl -w kernel.sched_autogroup_enabled=0"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "level", "word"),
+    [
+        ({"sse4"}, "error", "AVX2"),
+        ({"avx2"}, "warning", "AVX512"),
+        ({"avx2", "avx512f"}, "ok", "tested"),
+        (set(), "ok", ""),
+    ],
+)
+def test_a_processor_that_is_too_old(flags, level, word):
+    """An engine for processors needs AVX2, and wants AVX512; another architecture has neither."""
+    engine = EngineFacts("vllm", "/python", "0.32.0", has_torch=True)
+    [found] = find_in_engines([engine], ProcessorFacts(None, flags=frozenset(flags)))
+    assert found.level == level
+    assert word in found.sentence
+
+
+def doctor(path, *words, wrapped=(), **more):
+    """Run the command as operators do, in a terminal of 80 columns."""
+    command = [*wrapped, *ichat("doctor", "-c", str(path), *words)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment, cwd=ROOT, **more
+    )
+    print(done.stdout, done.stderr)
+    return done
+
+
+def test_too_few_files(site):
+    """The limit of the process that the doctor is, is that of a gateway started there."""
+    done = doctor(site(), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)))
+    assert "! files: A process may have 256 files open, and 8192 connections" in done.stdout
+    assert done.returncode == 0, done
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare for a mount")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [("size=8m", "✗ state: {} has 8 MiB left"), ("size=2g,nr_inodes=20", "! state: {} has")],
+)
+def test_a_disk_without_room(site, tmp_path, options, expected):
+    """A full file system, and one without inodes, are named with their directory."""
+    mount = f'mount -t tmpfs -o {options},mode=700 none {tmp_path}/state && exec "$0" "$@"'
+    done = doctor(site(), wrapped=("unshare", "-m", "sh", "-c", mount))
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip("this container may not mount")
+    assert expected.format(tmp_path / "state") in done.stdout.replace("\n    ", " ")
+
+
+def test_the_command(site, tmp_path):
+    """It fits 80 columns, ends with 1 if there is an error, has JSON for programs and no colour elsewhere."""
+    path = site(worker("/no/python", model(tmp_path / "model", "model.safetensors"), "gpu_ids = []"))
+    done = doctor(path)
+    assert done.returncode == 1
+    assert "\x1b" not in done.stdout
+    prose = [line for line in done.stdout.splitlines() if "→" not in line and "/" not in line]
+    assert max(map(len, prose)) <= 80
+    assert "  ✗ m-0: There is no interpreter /no/python" in done.stdout
+    told = json.loads(doctor(path, "--json").stdout)
+    assert told["level"] == "error"
+    [error] = [one for one in told["findings"] if one["level"] == "error"]
+    assert set(error) == {"group", "level", "name", "sentence", "command"}
+    assert (error["group"], error["name"]) == ("Managed workers", "m-0")
+
+
+def test_when_a_certificate_ends():
+    """The dates are those that the certificate was made with; other files have none."""
+    first, last = dt.datetime(2026, 3, 4, 5, 6, 7, tzinfo=dt.UTC), dt.datetime(2051, 6, 7, 8, 9, 10, tzinfo=dt.UTC)
+    made = trustme.CA().issue_cert("x.example", not_before=first, not_after=last)
+    assert validity_of(made.cert_chain_pems[0].bytes().decode()) == (first, last)
+    with pytest.raises(ValueError, match="no certificate"):
+        validity_of("-----BEGIN PRIVATE KEY-----")
+
+
+def test_the_worst_decides():
+    """Without findings all is well."""
+    assert worst_of([]) == "ok"
