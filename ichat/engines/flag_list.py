@@ -6,6 +6,7 @@ An operator's form shows them. Nothing is checked by them: a worker's engine rea
 import argparse
 import enum
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast
 
@@ -19,6 +20,8 @@ DEFAULT_CHARACTERS_MAX = 200
 """The longest default that is shown; a longer one, which is an object of the engine's, is left out."""
 _WRAPPED_MAX = 4
 """How deep the function is looked for that reads a value, inside others that allow `None` or a better error."""
+_LINE_END = re.compile(r"(?<!\n) ?\n ?(?!\n| ?[-*] )")
+"""The end of a line that only keeps it short: neither a paragraph ends there, nor begins the next item of a list."""
 _KINDS: dict[Any, Kind] = {int: "integer", float: "number", str: "text", json.loads: "json"}
 
 
@@ -115,4 +118,4 @@ def _help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
         text = argparse.HelpFormatter(parser.prog)._expand_help(action) if action.help else ""
     except (ValueError, TypeError, KeyError):  # a % that stands for itself
         text = action.help or ""
-    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n") if part.strip())
+    return _LINE_END.sub(" ", re.sub(r"[ \t]+", " ", text)).strip()

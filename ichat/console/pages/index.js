@@ -1,9 +1,13 @@
 // The pages, in the order of the navigation.
 
+import Configuration from "./config.js";
+import Keys from "./keys.js";
+import Launch from "./launch.js";
 import Machines from "./machines.js";
 import Models from "./models.js";
 import Overview from "./overview.js";
 import Requests from "./requests.js";
+import Usage from "./usage.js";
 import Workers from "./workers.js";
 
 /**
@@ -16,4 +20,8 @@ export const PAGES = [
   { name: "models", title: "Models & names", key: "m", group: "Watch", page: Models },
   { name: "machines", title: "Machines & GPUs", key: "n", group: "Watch", page: Machines },
   { name: "requests", title: "Requests", key: "r", group: "Watch", page: Requests },
+  { name: "launch", title: "Launch", key: "l", group: "Operate", page: Launch },
+  { name: "config", title: "Configuration", key: "c", group: "Operate", page: Configuration },
+  { name: "keys", title: "Keys", key: "k", group: "Operate", page: Keys },
+  { name: "usage", title: "Usage", key: "u", group: "Operate", page: Usage },
 ];

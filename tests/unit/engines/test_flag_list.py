@@ -87,6 +87,8 @@ def test_what_is_left_out(flags):
     assert flags("model", nargs="?") == []
     assert len(flags("--x", help="y" * 99_999)[0]["help"]) == TEXT_CHARACTERS_MAX
     assert flags("--x", help="99 % of it")[0]["help"] == "99 % of it"
+    [flag] = flags("--x", help="One\n  line:\n\n- a\n  b\n- c\n\nLast\n")
+    assert flag["help"] == "One line:\n\n- a b\n- c\n\nLast"
     parser = argparse.ArgumentParser()
     parser.add_argument("--kept")
     parser.add_argument("--ssl-keyfile")

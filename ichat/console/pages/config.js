@@ -1,0 +1,124 @@
+// Configuration: what is in force, what the file would change, and taking it.
+
+import { api } from "../api.js";
+import { useStore } from "../store.js";
+import {
+  Badge, Button, Card, Empty, Notice, Page, Table, confirm, html, toast, useCallback, useEffect, useState,
+} from "../ui.js";
+
+const TONES = { start: "ok", restart: "warn", stop: "bad", update: "busy", set: "busy", keep: "idle", later: "warn" };
+
+/** Return a value as people read it: lists and tables as JSON over several lines. */
+function shown(value) {
+  if (value === null) return html`<span class="muted">not set</span>`;
+  if (Array.isArray(value) && !value.length) return html`<span class="muted">none</span>`;
+  if (typeof value === "object") return html`<pre class="mono">${JSON.stringify(value, null, 2)}</pre>`;
+  return html`<span class="mono">${value === "" ? '""' : String(value)}</span>`;
+}
+
+const withoutNulls = (value) =>
+  value !== null && typeof value === "object" && !Array.isArray(value)
+    ? Object.fromEntries(Object.entries(value).filter(([, one]) => one !== null).map(([name, one]) => [name, one]))
+    : value;
+
+/** Return the rows of a section: of a table its keys, of a list its entries. */
+function rowsOf(name, section) {
+  if (Array.isArray(section)) {
+    const titleOf = (one, index) => one?.name ?? one?.model_name ?? `${index + 1}`;
+    return section.map((one, index) => {
+      return { key: `${name}[${index}]`, title: titleOf(one, index), value: withoutNulls(one) };
+    });
+  }
+  return Object.entries(section).map(([key, value]) => ({ key: `${name}.${key}`, title: key, value }));
+}
+
+function Section({ name, rows, changed }) {
+  return html`<${Card} title=${name} flush><dl class="settings" aria-label=${name}>
+    ${rows.map((row) => html`<div key=${row.key} data-key=${row.key}>
+      <dt><span class="mono">${row.title}</span>
+      ${changed.has(row.key) && html` <${Badge} tone="busy" title="Not the default">set<//>`}</dt>
+      <dd>${shown(row.value)}</dd></div>`)}</dl><//>`;
+}
+
+function Plan({ plan, apply, close }) {
+  const columns = [
+    { name: "action", title: "Action", value: (row) => row.action,
+      cell: ({ action }) => html`<${Badge} tone=${TONES[action] ?? "busy"}>${action}<//>` },
+    { name: "what", title: "What", value: (row) => row.what,
+      cell: ({ what }) => html`<span class="mono">${what}</span>` },
+    { name: "why", title: "Why", cell: (row) => row.why },
+  ];
+  const isEmpty = plan.plan.every((step) => step.action === "keep");
+  return html`<${Card} flush title="What a reload would do" lead=${plan.summary} actions=${html`
+    <${Button} tone="quiet" onClick=${close}>Close<//>
+    <${Button} tone="primary" disabled=${isEmpty} onClick=${apply}>Apply<//>`}>
+    <${Table} label="Plan" columns=${columns} rows=${plan.plan} keyOf=${(row) => `${row.action} ${row.what}`}
+      empty="The file says what is in force." /><//>`;
+}
+
+/** The configuration in force. */
+export default function Configuration() {
+  const reloaded = useStore((all) => all.reloaded);
+  const [config, setConfig] = useState(null);
+  const [failure, setFailure] = useState(null);
+  const [plan, setPlan] = useState(null);
+  const [search, setSearch] = useState("");
+  const [onlySet, setOnlySet] = useState(false);
+  const read = useCallback(() => api.get("/v1/admin/config").then(setConfig, setFailure), []);
+  useEffect(() => void read(), [reloaded]);
+  const reload = async (dryRun) => {
+    setFailure(null);
+    try {
+      return await api.post(`/v1/admin/config/reload?dry_run=${dryRun}`);
+    } catch (error) {
+      setPlan(null);
+      setFailure(error);
+      return null;
+    } finally {
+      await read();
+    }
+  };
+  const apply = async () => {
+    const text = `${plan.summary}. Requests under way to workers that restart or stop may end first.`;
+    if (!await confirm({ title: "Apply the file?", text, action: "Apply" })) return;
+    const done = await reload(false);
+    if (done) {
+      setPlan(null);
+      toast(`The configuration is in force: ${done.summary}.`);
+    }
+  };
+  if (!config) {
+    const text = failure && html`<${Notice} tone="bad">${failure.message}<//>`;
+    return html`<${Page} title="Configuration">${text}<//>`;
+  }
+  return html`<${Page} title="Configuration" lead=${config.path
+    ? html`In force, from <code>${config.path}</code>. Secrets are masked.`
+    : "In force. This gateway was started without a file."}
+    actions=${config.path && html`<${Button} onClick=${async () => setPlan(await reload(true))}>Plan a reload<//>`}>
+    ${failure && html`<${Notice} tone="bad" title="The file was not accepted.">
+      <pre class="wrap">${failure.message}</pre><//>`}
+    ${config.file_changed && !failure && html`<${Notice} title="The file has changed since it was read.">
+      ${config.watched ? "The gateway takes it by itself in a moment, unless something is wrong with it."
+        : "Plan a reload to see what it would do."}<//>`}
+    ${plan && html`<${Plan} plan=${plan} apply=${apply} close=${() => setPlan(null)} />`}
+    <div class="actions"><input type="search" aria-label="Find a setting" placeholder="Find a setting" value=${search}
+      onInput=${(event) => setSearch(event.target.value)} />
+      <label class="check"><input type="checkbox" checked=${onlySet}
+        onChange=${(event) => setOnlySet(event.target.checked)} /> Only what is not the default</label></div>
+    <${Sections} config=${config} search=${search} onlySet=${onlySet} /><//>`;
+}
+
+function Sections({ config, search, onlySet }) {
+  const changed = new Set(config.changed);
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = Object.entries(config.settings).map(([name, section]) => {
+    const rows = rowsOf(name, section).filter((row) => {
+      const text = `${row.key} ${row.title} ${JSON.stringify(row.value)}`.toLowerCase();
+      return words.every((word) => text.includes(word)) && (!onlySet || changed.has(row.key) || changed.has(name));
+    });
+    return { name, rows };
+  }).filter(({ rows }) => rows.length);
+  if (!found.length) return html`<${Empty} title="No such setting" />`;
+  return html`<div class="settings-list">${found.map(({ name, rows }) => html`<${Section} key=${name} name=${name}
+    rows=${rows} changed=${changed} />`)}</div>`;
+}

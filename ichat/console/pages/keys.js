@@ -1,0 +1,184 @@
+// Keys: who may ask, within which limits, and what they use; making, changing and withdrawing keys.
+
+import { api } from "../api.js";
+import { useStore } from "../store.js";
+import {
+  Badge, Button, Card, Code, Dialog, Empty, Facts, Field, Notice, Page, Table, age, confirm, html, number, toast,
+  useCallback, useEffect, useState, when,
+} from "../ui.js";
+
+const LIMITS = [
+  ["max_in_flight", "Requests at the same time", "in_flight"],
+  ["requests_per_minute", "Requests a minute", "requests_last_minute"],
+  ["tokens_per_minute", "Tokens a minute", "tokens_last_minute"],
+  ["tokens_per_day", "Tokens a day (UTC)", "tokens_today"],
+  ["tokens_per_month", "Tokens a month (UTC)", "tokens_this_month"],
+  ["budget_per_month", "Budget a month (UTC)", "cost_this_month"],
+];
+const EXPIRIES = [
+  ["", "Never"], ["3600", "In an hour"], ["86400", "In a day"], ["604800", "In a week"], ["2592000", "In 30 days"],
+  ["31536000", "In a year"],
+];
+
+const pathOf = (name) => `/v1/admin/keys/${encodeURIComponent(name)}`;
+
+/** Return what the form says of a key's limits and models, as the API takes it; null takes a limit away. */
+function tableOf(form) {
+  const table = {};
+  for (const [name, title] of LIMITS) {
+    const text = form[name].trim();
+    const value = text === "" ? null : Number(text);
+    if (Number.isNaN(value)) throw new Error(`${title}: this is no number: ${text}`);
+    table[name] = value;
+  }
+  const models = form.models.split(/[\s,]+/).filter(Boolean);
+  return { ...table, models: models.length ? models : null };
+}
+
+function formOf(key) {
+  const limits = Object.fromEntries(LIMITS.map(([name]) => [name, String(key?.limits[name] ?? "")]));
+  return { name: "", expires: key ? "keep" : "2592000", models: (key?.models ?? []).join(", "), ...limits };
+}
+
+function Fields({ form, set, of }) {
+  const models = useStore((all) => all.models);
+  const aliases = useStore((all) => all.aliases);
+  const known = [...new Set([...models.map((one) => one.id), ...aliases.map((one) => one.name)])].sort();
+  const field = (name) => ({ value: form[name], onInput: (event) => set({ ...form, [name]: event.target.value }) });
+  const expiries = of ? [["keep", of.expires_at ? `As it is: ${when(of.expires_at)}` : "As it is: never"], ...EXPIRIES]
+    : EXPIRIES;
+  return html`<div class="form">
+    ${!of && html`<${Field} label="Name" hint="As it stands in logs, limits and usage.">
+      <input type="text" required pattern="[A-Za-z0-9._:@\\-]{1,128}" autocomplete="off" spellcheck=${false}
+        ...${field("name")} /><//>`}
+    <${Field} label="Expires"><select value=${form.expires}
+      onChange=${(event) => set({ ...form, expires: event.target.value })}>
+      ${expiries.map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select><//>
+    <${Field} wide label="Models" hint="Names with commas between them; empty: all, also those that come later.">
+      <input type="text" list="known-models" spellcheck=${false} placeholder="all" ...${field("models")} /><//>
+    <datalist id="known-models">${known.map((name) => html`<option key=${name} value=${name} />`)}</datalist>
+    ${LIMITS.map(([name, title]) => html`<${Field} key=${name} label=${title}>
+      <input type="text" inputmode="decimal" placeholder="no limit" ...${field(name)} /><//>`)}
+  </div>`;
+}
+
+/** The dialog that makes a key, or changes one (`of`); then it shows the new key, once. */
+function KeyDialog({ of, onClose, onDone }) {
+  const [form, setForm] = useState(formOf(of));
+  const [made, setMade] = useState(null);
+  const [failure, setFailure] = useState("");
+  const [isBusy, setBusy] = useState(false);
+  const save = async () => {
+    setFailure("");
+    setBusy(true);
+    try {
+      const table = tableOf(form);
+      if (form.expires === "") table.expires_at = null;
+      else if (form.expires !== "keep") table.expires_in_s = Number(form.expires);
+      if (of) {
+        await api.patch(pathOf(of.name), table);
+        toast(`The key ${of.name} is changed.`);
+        onClose();
+      } else {
+        const given = Object.fromEntries(Object.entries(table).filter(([, value]) => value !== null));
+        setMade(await api.post("/v1/admin/keys", { name: form.name.trim(), ...given }));
+      }
+      onDone();
+    } catch (error) {
+      setFailure(error.message);
+    } finally {
+      setBusy(false);
+    }
+  };
+  if (made) {
+    return html`<${Dialog} title=${`The key ${made.name}`} onClose=${onClose} actions=${html`
+      <button type="button" class="button primary" onClick=${onClose}>Done</button>`}>
+      <p>Give it to its owner now: it is stored nowhere, and is shown only here.</p>
+      <div data-secret><${Code} text=${made.key} label="Copy" /></div><//>`;
+  }
+  const title = of ? `Change the key ${of.name}` : "Make a key";
+  return html`<${Dialog} wide title=${title} onClose=${onClose} actions=${html`
+    <button type="button" class="button" onClick=${onClose}>Cancel</button>
+    <button type="button" class="button primary" disabled=${isBusy || (!of && !form.name.trim())} onClick=${save}>
+      ${of ? "Change" : "Make the key"}</button>`}>
+    ${failure && html`<${Notice} tone="bad">${failure}<//>`}
+    <${Fields} form=${form} set=${setForm} of=${of} /><//>`;
+}
+
+const limitOf = (key, [name, , used]) => {
+  const limit = key.limits[name];
+  const now = key.usage_now[used];
+  if (limit === null) return now === null || now === undefined ? "no limit" : `${number(now)}, no limit`;
+  return `${number(now)} of ${number(limit)}`;
+};
+
+function Details({ of: key, onClose, change, withdraw }) {
+  const facts = [
+    ["State", key.state],
+    ["From", key.source === "file" ? "the configuration" : "the API"],
+    ["Made", key.made_at && when(key.made_at)],
+    ["Expires", key.expires_at ? when(key.expires_at) : "never"],
+    ["Models", key.models ? key.models.join(", ") : "all"],
+    ["May read /metrics", key.metrics ? "yes" : "no"],
+    ["May steer engines", key.engine_control ? "yes" : "no"],
+    ...LIMITS.map((limit) => [limit[1], limitOf(key, limit)]),
+  ];
+  const isMade = key.source === "api";
+  return html`<${Dialog} title=${`The key ${key.name}`} onClose=${onClose} actions=${isMade && html`
+    <${Button} tone="danger" onClick=${withdraw}>Withdraw<//><span class="spring"></span>
+    <${Button} onClick=${change}>Change<//>`}>
+    <${Facts} facts=${facts} />
+    ${!isMade && html`<p class="hint">It is in ichat.toml (<code>[[security.keys]]</code>), and changed
+      there.</p>`}<//>`;
+}
+
+const COLUMNS = [
+  { name: "name", title: "Name", value: (key) => key.name, cell: (key) => html`<b>${key.name}</b>` },
+  { name: "state", title: "State", value: (key) => key.state,
+    cell: ({ state }) => html`<${Badge} tone=${state === "active" ? "ok" : "warn"}>${state}<//>` },
+  { name: "source", title: "From", value: (key) => key.source, extra: true,
+    cell: ({ source }) => (source === "file" ? "configuration" : "API") },
+  { name: "models", title: "Models", extra: true, cell: ({ models }) => (models ? models.join(", ") : "all") },
+  { name: "in_flight", title: "Under way", align: "right", value: (key) => key.usage_now.in_flight,
+    cell: (key) => number(key.usage_now.in_flight) },
+  { name: "month", title: "Tokens this month", align: "right", extra: true,
+    value: (key) => key.usage_now.tokens_this_month ?? null, cell: (key) => limitOf(key, LIMITS[4]) },
+  { name: "used", title: "Last used", value: (key) => key.last_used_at, cell: (key) => age(key.last_used_at) },
+  { name: "expires", title: "Expires", value: (key) => key.expires_at,
+    cell: ({ expires_at: at }) => (at ? when(at) : "never") },
+];
+
+/** Clients' keys. */
+export default function Keys() {
+  const version = useStore((all) => all.keysVersion);
+  const [answer, setAnswer] = useState(null);
+  const [failure, setFailure] = useState(null);
+  const [open, setOpen] = useState(null);
+  const read = useCallback(() => api.get("/v1/admin/keys").then((found) => {
+    setAnswer(found);
+    setFailure(null);
+  }, setFailure), []);
+  useEffect(() => void read(), [version]);
+  const close = () => setOpen(null);
+  const withdraw = async (key) => {
+    const text = "Its next request is refused; what is under way goes on. The name can be given again.";
+    if (!await confirm({ title: `Withdraw the key ${key.name}?`, text, action: "Withdraw", danger: true })) return;
+    await api.del(pathOf(key.name));
+    toast(`The key ${key.name} is withdrawn.`);
+    close();
+    await read();
+  };
+  const make = html`<${Button} tone="primary" icon="keys" onClick=${() => setOpen({ is: "make" })}>Make a key<//>`;
+  return html`<${Page} title="Keys" actions=${make}
+    lead="Each client has a key of its own, with its models and limits. The gateway knows a key only by its hash.">
+    ${failure && html`<${Notice} tone="bad">${failure.message}<//>`}
+    ${answer && !answer.keys_needed && html`<${Notice}>There are no keys: whoever reaches this port may use the
+      models.<//>`}
+    ${answer && html`<${Card} flush><${Table} label="Keys" columns=${COLUMNS} rows=${answer.keys} sort="name"
+      keyOf=${(key) => key.name} onOpen=${(key) => setOpen({ is: "details", key })}
+      empty=${html`<${Empty} icon="keys" title="No keys" />`} /><//>`}
+    ${open?.is === "make" && html`<${KeyDialog} onClose=${close} onDone=${read} />`}
+    ${open?.is === "change" && html`<${KeyDialog} of=${open.key} onClose=${close} onDone=${read} />`}
+    ${open?.is === "details" && html`<${Details} of=${open.key} onClose=${close} withdraw=${() => withdraw(open.key)}
+      change=${() => setOpen({ is: "change", key: open.key })} />`}<//>`;
+}

@@ -1,0 +1,199 @@
+// Launch: a form for a new worker, with the engine's arguments explained and what would keep it from starting.
+
+import { api } from "../api.js";
+import { go } from "../router.js";
+import { useStore } from "../store.js";
+import {
+  Button, Card, Code, Field, Notice, Page, bytes, html, toast, useCallback, useEffect, useMemo, useRef, useState,
+} from "../ui.js";
+import { Arguments } from "./launch/arguments.js";
+import { EMPTY, bodyOf, nameOf, tomlOf } from "./launch/draft.js";
+
+const PAUSE_MS = 600;
+let kept = EMPTY;
+
+/** The flags of an engine by their keys, and how the question for them stands. */
+function useFlags(backend) {
+  const [answer, setAnswer] = useState({ flags: new Map(), isUnderWay: true, error: null });
+  useEffect(() => {
+    const control = new AbortController();
+    setAnswer({ flags: new Map(), isUnderWay: true, error: null });
+    api.get(`/v1/admin/engines/${encodeURIComponent(backend)}/flags`, { signal: control.signal }).then(
+      ({ flags }) => {
+        setAnswer({ flags: new Map(flags.map((flag) => [flag.key, flag])), isUnderWay: false, error: null });
+      },
+      (error) => {
+        if (error.name !== "AbortError") setAnswer({ flags: new Map(), isUnderWay: false, error });
+      },
+    );
+    return () => control.abort();
+  }, [backend]);
+  return answer;
+}
+
+/** What the gateway says of the worker before it is launched: asked again when the form has rested for a moment. */
+function useCheck(body, round) {
+  const [answer, setAnswer] = useState(null);
+  const text = JSON.stringify(body);
+  useEffect(() => {
+    setAnswer((before) => before && { ...before, isOld: true });
+    if (!body?.model_path) {
+      setAnswer(null);
+      return undefined;
+    }
+    const control = new AbortController();
+    const timer = setTimeout(async () => {
+      try {
+        setAnswer(await api.post("/v1/admin/workers/launch?dry_run=1", body, { signal: control.signal }));
+      } catch (error) {
+        if (error.name !== "AbortError") setAnswer({ objections: [error.message] });
+      }
+    }, PAUSE_MS);
+    return () => {
+      clearTimeout(timer);
+      control.abort();
+    };
+  }, [text, round]);
+  return answer;
+}
+
+function Gpus({ draft, set }) {
+  const machines = useStore((all) => all.machines);
+  const machine = machines.find((one) => one.has_gateway);
+  const gpus = machine?.gpus ?? [];
+  if (!gpus.length) return html`<p class="hint">The gateway sees no GPU on its machine.</p>`;
+  const turn = (index) => {
+    const before = draft.gpu_ids ?? [];
+    const after = before.includes(index) ? before.filter((one) => one !== index) : [...before, index].sort();
+    set({ gpu_ids: after });
+  };
+  return html`<fieldset class="gpus"><legend class="field-label">GPUs</legend>
+    <label class="check"><input type="checkbox" checked=${draft.gpu_ids === null}
+      onChange=${(event) => set({ gpu_ids: event.target.checked ? null : [] })} /> All of them</label>
+    ${gpus.map((gpu) => html`<label key=${gpu.index} class="check"><input type="checkbox"
+      disabled=${draft.gpu_ids === null} checked=${draft.gpu_ids?.includes(gpu.index) ?? true}
+      onChange=${() => turn(gpu.index)} /> <b>${gpu.index}</b> ${gpu.name}
+      <span class="hint">${gpu.failure || `${bytes(free(gpu))} free of ${bytes(gpu.memory_total_bytes)}`}</span>
+    </label>`)}
+    ${draft.gpu_ids?.length === 0 && html`<span class="hint">None: the worker will see no GPU.</span>`}</fieldset>`;
+}
+
+const free = ({ memory_total_bytes: total, memory_used_bytes: used }) =>
+  total === null || used === null ? null : total - used;
+
+function Model({ draft, set, engines }) {
+  const engine = engines.find((one) => one.name === draft.backend);
+  const field = (name) => ({ value: draft[name], onInput: (event) => set({ [name]: event.target.value }) });
+  const names = engines.length ? engines.map((one) => one.name) : [draft.backend];
+  return html`<${Card} title="Model"><div class="form">
+    <${Field} label="Engine" hint=${engine && `${engine.version ?? "version not known"} · ${engine.python}`}>
+      <select value=${draft.backend} onChange=${(event) => set({ backend: event.target.value })}>
+        ${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select><//>
+    <${Field} label="Model" hint="A directory on the gateway's machine, or a name on the model hub.">
+      <input type="text" class="mono" required spellcheck=${false} placeholder="Qwen/Qwen3-0.6B"
+        ...${field("model_path")} /><//>
+    <${Field} label="Name" hint="What requests call it.">
+      <input type="text" class="mono" spellcheck=${false} placeholder=${nameOf(draft)} ...${field("model_name")} /><//>
+    <${Field} label="Load"><select value=${draft.load} onChange=${(event) => set({ load: event.target.value })}>
+      <option value="start">At once, and stay</option><option value="on_demand">When it is wanted</option></select><//>
+    <div class="wide"><${Gpus} draft=${draft} set=${set} /></div>
+  </div><//>`;
+}
+
+function More({ draft, set }) {
+  const field = (name) => ({ value: draft[name], onInput: (event) => set({ [name]: event.target.value }) });
+  const choice = (name, words) => html`<select value=${draft[name]}
+    onChange=${(event) => set({ [name]: event.target.value })}>
+    ${words.map(([word, text]) => html`<option key=${word} value=${word}>${text}</option>`)}</select>`;
+  return html`<details class="card"><summary><h2>More of the worker</h2></summary><div class="form">
+    <${Field} label="Port" hint="Empty: any free one.">
+      <input type="text" inputmode="numeric" ...${field("port")} /><//>
+    <${Field} label="Host" hint="Where it listens.">
+      <input type="text" placeholder="127.0.0.1" ...${field("host")} /><//>
+    <${Field} label="Requests at the same time" hint="Empty: routing.max_in_flight.">
+      <input type="text" inputmode="numeric" ...${field("max_in_flight")} /><//>
+    <${Field} label="Interpreter" hint="Empty: the engine's own.">
+      <input type="text" class="mono" spellcheck=${false} ...${field("python")} /><//>
+    <${Field} label="When the gateway ends">
+      ${choice("on_gateway_exit", [["stop", "The worker ends, too"], ["keep", "It goes on"]])}<//>
+    ${draft.load === "on_demand" && html`<${Field} label="When it is not needed">
+      ${choice("when_idle", [["stop", "It ends"], ["sleep", "It sleeps where its engine can"]])}<//>
+      <${Field} label="Unload after seconds without a request" hint="Empty: when its room is needed.">
+        <input type="text" inputmode="decimal" ...${field("idle_s")} /><//>`}
+    <label class="check"><input type="checkbox" checked=${draft.share_gpus}
+      onChange=${(event) => set({ share_gpus: event.target.checked })} /> It may share GPUs with other workers</label>
+    <${Field} wide label="Environment" hint="One variable a line.">
+      <textarea rows="2" class="mono" spellcheck=${false} placeholder="NAME=value" ...${field("env")}></textarea><//>
+  </div></details>`;
+}
+
+function Check({ body, wrong, answer, launch, again }) {
+  const isReady = answer && !answer.isOld && !answer.objections.length;
+  return html`<aside class="launch-check"><${Card} title="Before it starts" actions=${answer && html`<${Button} small
+    tone="quiet" onClick=${again}>Check again<//>`}>
+    <div aria-live="polite" class=${answer?.isOld ? "pile old" : "pile"} data-check=${wrong ? "wrong" : answer
+      ? answer.isOld ? "old" : answer.objections.length ? "objections" : "ready" : "empty"}>
+      ${wrong && html`<${Notice} tone="bad">${wrong}<//>`}
+      ${!wrong && !answer && html`<p class="hint">Name a model: then this says what would keep its worker from
+        starting.</p>`}
+      ${answer?.objections.map((text) => html`<${Notice} key=${text} tone="warn">${text}<//>`)}
+      ${isReady && html`<p class="fine">Nothing keeps it from starting now.</p>`}
+      <div class="actions"><${Button} tone="primary" icon="play" disabled=${!isReady || wrong} onClick=${launch}>
+        ${body?.load === "on_demand" ? "Add the worker" : "Launch"}<//></div>
+    </div><//>
+    ${body?.model_path && html`<${Card} title="The same in ichat.toml"
+      lead="A launched worker comes back with the next gateway; what is in the file is the same everywhere.">
+      <${Code} text=${tomlOf(body)} /><//>`}
+    ${answer?.command && html`<details class="card"><summary><h2>The command</h2></summary>
+      <${Code} text=${answer.command} /></details>`}</aside>`;
+}
+
+/** The form for a new worker. */
+export default function Launch({ params }) {
+  const [draft, setDraft] = useState({ ...kept, ...wanted(params.query) });
+  const [engines, setEngines] = useState([]);
+  const [round, setRound] = useState(0);
+  const flags = useFlags(draft.backend);
+  const isThere = useRef(true);
+  useEffect(() => {
+    api.get("/v1/admin/engines").then((answer) => setEngines(answer.engines), (error) => toast(error.message, "bad"));
+    return () => void (isThere.current = false);
+  }, []);
+  const set = useCallback((change) => setDraft((before) => (kept = { ...before, ...change })), []);
+  const onArg = useCallback((key, text) => setDraft((before) => {
+    const args = { ...before.args, [key]: text };
+    if (text === null || (text === "" && flags.flags.has(key))) delete args[key];
+    return (kept = { ...before, args });
+  }), [flags.flags]);
+  const { body, wrong } = useMemo(() => {
+    try {
+      return { body: bodyOf(draft, flags.flags), wrong: "" };
+    } catch (error) {
+      return { body: null, wrong: error.message };
+    }
+  }, [draft, flags.flags]);
+  const answer = useCheck(body, round);
+  const launch = async () => {
+    const started = await api.post("/v1/admin/workers/launch", body);
+    kept = EMPTY;
+    toast(`Worker ${started.worker_id} is ${started.state}.`);
+    if (isThere.current) go("workers", [started.worker_id]);
+  };
+  const clear = html`<${Button} tone="quiet" onClick=${() => setDraft((kept = EMPTY))}>Clear<//>`;
+  return html`<${Page} title="Launch a worker" actions=${clear} lead="The gateway starts it on its own machine,
+    supervises it, and starts it again with its next start.">
+    <div class="launch"><div class="pile">
+      <${Model} draft=${draft} set=${set} engines=${engines} />
+      <${Card} title=${`Arguments of ${draft.backend}`} lead="An empty field is the engine's default. vLLM's
+        names are known to SGLang's workers, too, and the other way round.">
+        <${Arguments} flags=${flags.flags} asked=${flags} args=${draft.args} onArg=${onArg} /><//>
+      <${More} draft=${draft} set=${set} />
+    </div>
+    <${Check} body=${body} wrong=${wrong} answer=${answer} launch=${launch}
+      again=${() => setRound(round + 1)} /></div><//>`;
+}
+
+/** Return what the address says of the worker: `#/launch?model_path=…&backend=…`. */
+function wanted({ model_path, model_name, backend }) {
+  return Object.fromEntries(Object.entries({ model_path, model_name, backend }).filter(([, value]) => value));
+}

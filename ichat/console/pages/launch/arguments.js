@@ -1,0 +1,118 @@
+// The arguments of an engine: those that are asked for most, those that are set, and all others by a search.
+
+import { Button, Field, Notice, html, useMemo, useState } from "../../ui.js";
+import { USUAL } from "./draft.js";
+
+const SHOWN = 25;
+
+const defaultOf = ({ default: value }) => {
+  if (value === null || value === "") return "the engine's choice";
+  return typeof value === "string" ? value : JSON.stringify(value);
+};
+
+function Control({ flag, text, onInput }) {
+  const set = (event) => onInput(event.target.value);
+  if (flag.kind === "switch" || (flag.choices.length > 0 && !flag.is_list)) {
+    const words = flag.kind === "switch" ? ["true", "false"] : flag.choices;
+    return html`<select value=${text} onChange=${set}>
+      <option value="">Default: ${defaultOf(flag)}</option>
+      ${words.map((word) => html`<option key=${word} value=${word}>${word}</option>`)}</select>`;
+  }
+  if (flag.is_list || flag.kind === "json") {
+    const hint = flag.is_list ? "One value a line" : '{"key": "value"}';
+    return html`<textarea rows="2" class="mono" placeholder=${hint} value=${text} onInput=${set}
+      spellcheck=${false}></textarea>`;
+  }
+  return html`<input type="text" class="mono" value=${text} placeholder=${defaultOf(flag)} onInput=${set}
+    spellcheck=${false} inputmode=${flag.kind === "text" ? undefined : "decimal"} />`;
+}
+
+const KINDS = { integer: "whole number", number: "number", text: "text", json: "JSON", switch: "on or off" };
+
+function Argument({ flag, text, onInput }) {
+  const aliases = flag.aliases.length ? ` · also ${flag.aliases.join(", ")}` : "";
+  const kind = `${flag.is_list ? "list of " : ""}${KINDS[flag.kind]}${aliases}`;
+  return html`<div class="argument" data-flag=${flag.key}>
+    <div class="argument-text">
+      <code>${flag.name}</code> <span class="hint">${kind}</span>
+      <p class="hint">${flag.help}</p>
+    </div>
+    <div class="argument-value"><label><span class="only-read">${flag.name}</span>
+      <${Control} flag=${flag} text=${text} onInput=${onInput} /></label></div>
+  </div>`;
+}
+
+function Usual({ flags, args, onArg }) {
+  const shown = USUAL.map((key) => flags.get(key)).filter(Boolean);
+  return html`<div class="form">${shown.map((flag) => html`<${Field} key=${flag.key} label=${flag.name}
+    hint=${flag.help.split(/(?<=[.!?:])\s/)[0].slice(0, 110)}>
+    <${Control} flag=${flag} text=${args[flag.key] ?? ""} onInput=${(text) => onArg(flag.key, text)} /><//>`)}</div>`;
+}
+
+/** Arguments that this engine's list does not have: names of the other engine, or of older releases. */
+function Others({ flags, args, onArg }) {
+  const [name, setName] = useState("");
+  const unknown = Object.keys(args).filter((key) => !flags.has(key));
+  const add = (event) => {
+    event.preventDefault();
+    const key = name.trim().replace(/^--/, "").replaceAll("-", "_");
+    if (key) onArg(key, args[key] ?? "true");
+    setName("");
+  };
+  return html`<div class="others">
+    ${unknown.map((key) => html`<div key=${key} class="other" data-flag=${key}>
+      <code>--${key.replaceAll("_", "-")}</code>
+      <input type="text" class="mono" aria-label=${key} value=${args[key]}
+        onInput=${(event) => onArg(key, event.target.value)} />
+      <${Button} small tone="quiet" icon="close" onClick=${() => onArg(key, null)}>Remove<//></div>`)}
+    <form class="other" onSubmit=${add}><input type="text" class="mono" aria-label="Another argument" value=${name}
+      placeholder="--an-argument-that-is-not-listed" onInput=${(event) => setName(event.target.value)} />
+      <button class="button small" type="submit" disabled=${!name.trim()}>Add</button></form></div>`;
+}
+
+function matches(flag, words) {
+  const text = `${flag.name} ${flag.aliases.join(" ")} ${flag.help} ${flag.group}`.toLowerCase();
+  return words.every((word) => text.includes(word));
+}
+
+/** Names that match come before texts that match. */
+function found(flags, search) {
+  const words = search.toLowerCase().replaceAll("_", "-").split(/\s+/).filter(Boolean);
+  const all = [...flags.values()].filter((flag) => matches(flag, words));
+  const isNamed = (flag) => words.every((word) => flag.name.includes(word));
+  return words.length ? [...all.filter(isNamed), ...all.filter((flag) => !isNamed(flag))] : all;
+}
+
+/**
+ * The engine's arguments. `flags`: a map by key, empty while they are not known; `asked`: {isUnderWay, error} of the
+ * question for them; `onArg(key, text)`: an argument was changed, or removed by null.
+ */
+export function Arguments({ flags, asked, args, onArg }) {
+  const [search, setSearch] = useState("");
+  const [onlySet, setOnlySet] = useState(false);
+  const [limit, setLimit] = useState(SHOWN);
+  const matching = useMemo(() => found(flags, search), [flags, search]);
+  const shown = onlySet ? matching.filter((flag) => (args[flag.key] ?? "") !== "") : matching;
+  return html`<div class="arguments">
+    ${asked.isUnderWay && html`<${Notice} tone="busy">The engine is asked for its arguments; the first time it takes up
+      to a minute, since its interpreter imports it.<//>`}
+    ${asked.error && html`<${Notice} title="The engine's arguments are not known.">${asked.error.message}<//>`}
+    ${flags.size > 0 && html`<${Usual} flags=${flags} args=${args} onArg=${onArg} />
+      <h3>All ${flags.size} arguments</h3>
+      <div class="actions">
+        <input type="search" aria-label="Find an argument" placeholder="Find by name or help" value=${search}
+          onInput=${(event) => {
+            setSearch(event.target.value);
+            setLimit(SHOWN);
+          }} />
+        <label class="check"><input type="checkbox" checked=${onlySet}
+          onChange=${(event) => setOnlySet(event.target.checked)} /> Only those that are set</label>
+        <span class="hint" role="status">${shown.length} found</span>
+      </div>
+      <div class="argument-list">${shown.slice(0, limit).map((flag) => html`<${Argument} key=${flag.key} flag=${flag}
+        text=${args[flag.key] ?? ""} onInput=${(text) => onArg(flag.key, text)} />`)}</div>
+      ${shown.length > limit && html`<div class="actions"><${Button} onClick=${() => setLimit(limit + 4 * SHOWN)}>
+        Show more<//></div>`}`}
+    <${Others} flags=${flags} args=${args} onArg=${onArg} />
+  </div>`;
+}

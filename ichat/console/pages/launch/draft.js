@@ -1,0 +1,90 @@
+// A worker that is about to be launched: what the form holds, as the API and as ichat.toml have it.
+
+/** Arguments of engines that are asked for most, where an engine has them. */
+export const USUAL = [
+  "max_model_len", "context_length", "gpu_memory_utilization", "mem_fraction_static", "tensor_parallel_size", "dtype",
+  "quantization", "kv_cache_dtype", "max_num_seqs", "max_running_requests", "reasoning_parser", "tool_call_parser",
+  "enable_auto_tool_choice", "trust_remote_code", "device",
+];
+
+/** A form that nothing was put into. */
+export const EMPTY = {
+  backend: "vllm", model_path: "", model_name: "", gpu_ids: null, load: "start", when_idle: "stop", idle_s: "",
+  port: "", host: "", max_in_flight: "", python: "", env: "", share_gpus: false, on_gateway_exit: "stop", args: {},
+};
+
+/** Return the name that requests use, where none was given: the directory's, or the one on the model hub. */
+export function nameOf({ model_name, model_path }) {
+  if (model_name.trim()) return model_name.trim();
+  const path = model_path.trim();
+  return /^[/.~]/.test(path) ? path.replace(/\/+$/, "").split("/").pop() : path;
+}
+
+function read(text, kind) {
+  if (kind === "switch") return text === "true";
+  if ((kind === "integer" || kind === "number") && /^-?\d+$/.test(text)) return Number(text);
+  if (kind === "number" && text !== "" && Number.isFinite(Number(text))) return Number(text);
+  if (kind === "json" && /^[[{]/.test(text)) return JSON.parse(text);
+  return text;
+}
+
+/** Return an argument's value from what was typed: a number, a switch, a table or a text. Throws an Error. */
+export function valueOf(text, flag) {
+  const typed = text.trim();
+  if (flag?.is_list) {
+    const parts = typed.split("\n").map((line) => line.trim()).filter(Boolean);
+    return parts.map((part) => read(part, flag.kind));
+  }
+  try {
+    return read(typed, flag?.kind ?? guess(typed));
+  } catch (error) {
+    throw new Error(`${flag?.name ?? "This"} takes JSON: ${error.message}`);
+  }
+}
+
+function guess(text) {
+  if (text === "true" || text === "false") return "switch";
+  if (/^[[{]/.test(text)) return "json";
+  return "number";
+}
+
+/** Return the worker as the API takes it; `flags` are those of the engine, by their keys. Throws an Error. */
+export function bodyOf(draft, flags) {
+  const body = { model_name: nameOf(draft), model_path: draft.model_path.trim(), backend: draft.backend };
+  if (draft.gpu_ids !== null) body.gpu_ids = draft.gpu_ids;
+  if (draft.share_gpus) body.share_gpus = true;
+  for (const name of ["port", "max_in_flight", "idle_s"]) {
+    if (draft[name].trim()) body[name] = valueOf(draft[name], { kind: "number" });
+  }
+  for (const name of ["host", "python"]) if (draft[name].trim()) body[name] = draft[name].trim();
+  for (const name of ["load", "when_idle", "on_gateway_exit"]) {
+    if (draft[name] !== EMPTY[name]) body[name] = draft[name];
+  }
+  const env = Object.fromEntries(draft.env.split("\n").map((line) => line.trim()).filter(Boolean).map((line) => {
+    const at = line.indexOf("=");
+    if (at < 1) throw new Error(`A variable is NAME=value, and this is not: ${line}`);
+    return [line.slice(0, at), line.slice(at + 1)];
+  }));
+  if (Object.keys(env).length) body.env = env;
+  for (const [key, text] of Object.entries(draft.args)) {
+    if (text.trim()) body[key] = valueOf(text, flags.get(key));
+  }
+  return body;
+}
+
+function toml(value) {
+  if (Array.isArray(value)) return `[${value.map(toml).join(", ")}]`;
+  if (value !== null && typeof value === "object") {
+    const inner = Object.entries(value).map(([name, one]) => `${nameIn(name)} = ${toml(one)}`);
+    return inner.length ? `{ ${inner.join(", ")} }` : "{}";
+  }
+  return JSON.stringify(value).replace(/\u007f/g, "\\u007f");
+}
+
+const nameIn = (name) => (/^[A-Za-z0-9_-]+$/.test(name) ? name : JSON.stringify(name));
+
+/** Return a worker as a table of ichat.toml. */
+export function tomlOf(body) {
+  const lines = Object.entries(body).map(([name, value]) => `${nameIn(name)} = ${toml(value)}`);
+  return ["[[managed_workers]]", ...lines].join("\n");
+}

@@ -1,0 +1,158 @@
+// Usage: who used what, by key, model, endpoint and time; as a table, a chart and a file.
+
+import { api, send } from "../api.js";
+import { useStore } from "../store.js";
+import {
+  Button, Card, Chart, Empty, Field, Notice, Page, Table, count, duration, html, number, useEffect, useState,
+} from "../ui.js";
+
+const DAY_S = 86400;
+const BY = [["key", "Key"], ["model", "Model"], ["endpoint", "Worker or route"]];
+const TIMES = [["", "The whole time"], ["hour", "Hours"], ["day", "Days"], ["month", "Months"]];
+
+const midnight = (now) => Math.floor(now / DAY_S) * DAY_S;
+const monthStart = (now, back = 0) => {
+  const date = new Date(now * 1000);
+  return Date.UTC(date.getUTCFullYear(), date.getUTCMonth() - back, 1) / 1000;
+};
+const SPANS = {
+  today: ["Today", (now) => [midnight(now), now]],
+  week: ["7 days", (now) => [midnight(now) - 6 * DAY_S, now]],
+  month: ["This month", (now) => [monthStart(now), now]],
+  last_month: ["Last month", (now) => [monthStart(now, 1), monthStart(now)]],
+  year: ["12 months", (now) => [monthStart(now, 11), now]],
+};
+
+/** Return the query of a question; `by` and `time` say what is told apart. */
+function queryOf({ span, key, model }, by) {
+  const [from, to] = SPANS[span][1](Math.ceil(Date.now() / 1000));
+  const query = new URLSearchParams({ from, to, by: by.join(",") });
+  if (key) query.set("key", key);
+  if (model) query.set("model", model);
+  return query;
+}
+
+const rowKeys = ({ by, time }) => {
+  const names = BY.map(([name]) => name).filter((name) => by.includes(name));
+  return time ? [...names, time] : names;
+};
+
+const UNNAMED = { key: "no key", model: "no such model", endpoint: "none" };
+
+function columnsOf(names, hasCosts) {
+  const amount = (name, title, more = {}) => ({
+    name, title, align: "right", value: (row) => row[name], cell: (row) => number(row[name]), ...more,
+  });
+  const titles = { ...Object.fromEntries(BY), hour: "Hour (UTC)", day: "Day (UTC)", month: "Month (UTC)" };
+  return [
+    ...names.map((name) => ({ name, title: titles[name], value: (row) => row[name],
+      cell: (row) => row[name] || UNNAMED[name] })),
+    amount("requests", "Requests"),
+    amount("errors", "Errors", { extra: true }),
+    amount("input_tokens", "Tokens in"),
+    amount("cached_tokens", "of these cached", { extra: true }),
+    amount("output_tokens", "Tokens out"),
+    amount("busy_s", "Time", { extra: true, cell: (row) => duration(row.busy_s) }),
+    ...(hasCosts ? [amount("cost", "Cost", { cell: (row) => (row.cost === null ? "–" : money(row.cost)) })] : []),
+  ];
+}
+
+const money = (value) => value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 4 });
+
+function Totals({ totals }) {
+  const cached = totals.input_tokens ? totals.cached_tokens / totals.input_tokens : 0;
+  const tiles = [
+    ["Requests", number(totals.requests), count(totals.errors, "error")],
+    ["Tokens in", number(totals.input_tokens, { short: true }), `${Math.round(cached * 100)} % from the cache`],
+    ["Tokens out", number(totals.output_tokens, { short: true }),
+      totals.estimated_tokens ? `${number(totals.estimated_tokens, { short: true })} of all are estimates` : ""],
+    ["Cost", totals.cost === null ? "–" : money(totals.cost), totals.cost === null ? "no prices are set" : ""],
+  ];
+  return html`<div class="grid tiles">${tiles.map(([title, value, more]) => html`<div key=${title} class="card tile"
+    data-total=${title}><span class="hint">${title}</span><b>${value}</b>
+    <span class="hint">${more}</span></div>`)}</div>`;
+}
+
+/** Return the middle of a span of time that the API names, in seconds since 1970. */
+const timeOf = (label) => Date.parse(/^\d{4}-\d\d$/.test(label) ? `${label}-01T00:00Z` : label.length === 10
+  ? `${label}T00:00Z` : label) / 1000;
+
+function OverTime({ rows, unit }) {
+  const known = rows.filter((row) => Number.isFinite(timeOf(row[unit])));
+  const column = (name) => known.map((row) => row[name]);
+  const times = known.map((row) => timeOf(row[unit]));
+  if (times.length < 2) return null;
+  return html`<${Chart} title=${`Tokens by ${unit}`} times=${times} series=${[
+    { title: "in", values: column("input_tokens"), color: "chart-2" },
+    { title: "out", values: column("output_tokens"), color: "chart-1", fill: true },
+  ]} format=${(value) => number(value, { short: true })} />`;
+}
+
+async function saveCsv(question, names) {
+  const query = queryOf(question, names);
+  query.set("format", "csv");
+  const response = await send(`/v1/admin/usage?${query}`);
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await response.blob());
+  link.download = `usage-${new Date().toISOString().slice(0, 10)}.csv`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+function Filters({ question, set, answer }) {
+  const models = useStore((all) => all.models);
+  const [keys, setKeys] = useState([]);
+  useEffect(() => {
+    api.get("/v1/admin/keys").then((found) => setKeys(found.keys.map((one) => one.name)), () => {});
+  }, []);
+  const choose = (name, options) => html`<select value=${question[name]}
+    onChange=${(event) => set({ [name]: event.target.value })}>
+    ${options.map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select>`;
+  const turn = (name) => set({
+    by: question.by.includes(name) ? question.by.filter((one) => one !== name) : [...question.by, name],
+  });
+  return html`<${Card}><div class="form tight">
+    <${Field} label="When">${choose("span", Object.entries(SPANS).map(([name, [title]]) => [name, title]))}<//>
+    <${Field} label="By">${choose("time", TIMES)}<//>
+    <${Field} label="Key">${choose("key", [["", "All"], ...keys.map((name) => [name, name])])}<//>
+    <${Field} label="Model">${choose("model", [["", "All"], ...models.map(({ id }) => [id, id])])}<//>
+    <div class="wide actions">${BY.map(([name, title]) => html`<label key=${name} class="check"><input type="checkbox"
+      checked=${question.by.includes(name)} onChange=${() => turn(name)} /> ${title}</label>`)}
+      ${answer && html`<span class="hint">${new Date(answer.from).toISOString().slice(0, 16)}Z to
+        ${" "}${new Date(answer.to).toISOString().slice(0, 16)}Z</span>`}</div></div><//>`;
+}
+
+/** Usage from the ledger. */
+export default function Usage() {
+  const [question, setQuestion] = useState({ span: "month", by: ["key", "model"], time: "", key: "", model: "" });
+  const [answer, setAnswer] = useState(null);
+  const [failure, setFailure] = useState(null);
+  const [round, setRound] = useState(0);
+  const names = rowKeys(question);
+  const unit = { today: "hour", year: "month" }[question.span] ?? "day";
+  useEffect(() => {
+    const control = new AbortController();
+    const ask = (by) => api.get(`/v1/admin/usage?${queryOf(question, by)}`, { signal: control.signal });
+    Promise.all([ask(names.length ? names : ["model"]), ask([unit])]).then(([table, over]) => {
+      setAnswer({ ...table, names: names.length ? names : ["model"], over: over.rows, unit });
+      setFailure(null);
+    }, (error) => error.name !== "AbortError" && setFailure(error));
+    return () => control.abort();
+  }, [JSON.stringify(question), round]);
+  const set = (change) => setQuestion((before) => ({ ...before, ...change }));
+  const actions = html`<${Button} onClick=${() => setRound(round + 1)}>Read again<//>
+    <${Button} onClick=${() => saveCsv(question, names.length ? names : ["model"])}>Save as CSV<//>`;
+  return html`<${Page} title="Usage" actions=${actions}
+    lead="Requests and tokens of each key, model and worker. Days and months are those of UTC.">
+    ${failure && html`<${Notice} tone="bad">${failure.message}<//>`}
+    ${answer && answer.storage !== "ok" && html`<${Notice} title="The disk does not have everything.">
+      ${answer.storage}<//>`}
+    <${Filters} question=${question} set=${set} answer=${answer} />
+    ${answer && html`<${Totals} totals=${answer.totals} />
+      <${OverTime} rows=${answer.over} unit=${answer.unit} />
+      <${Card} flush><${Table} key=${answer.names.join()} label="Usage" rows=${answer.rows}
+        columns=${columnsOf(answer.names, answer.totals.cost !== null)}
+        sort=${question.time ? `-${question.time}` : "-output_tokens"}
+        keyOf=${(row) => answer.names.map((name) => row[name]).join("\n")}
+        empty=${html`<${Empty} icon="usage" title="No requests in this time" />`} /><//>`}<//>`;
+}

@@ -1,0 +1,127 @@
+"""The pages of keys and usage in a browser: a key is made, shown once, used, changed and withdrawn; what it used is told."""
+
+import csv
+import re
+
+import pytest
+from console.conftest import WORKER
+from playwright.sync_api import expect
+
+from ichat.security.keys import hash_of
+
+ADMIN, CLIENT = "sk-admin-0123456789", "sk-client-0123456789"
+SECURITY = f"""
+[security]
+admin_key_hash = "{hash_of(ADMIN)}"
+[[security.keys]]
+name = "of-the-file"
+key_hash = "{hash_of(CLIENT)}"
+[prices."alpha"]
+input = 1.0
+output = 2.0
+"""
+
+
+@pytest.fixture
+def site(make_site, context):
+    """A gateway with one worker and keys; the tab has the operators' key."""
+    made = make_site(SECURITY + WORKER.format(name="alpha", more=""))
+    made.program.key = ADMIN
+    made.program.wait_until_ready("alpha-0")
+    keep = f'sessionStorage.setItem("ichat.admin_key", "{ADMIN}")'
+    context.add_init_script(f'if (location.protocol === "http:") {keep}')
+    return made
+
+
+def ask(site, key):
+    """Ask for the model with a client's key, and return the status."""
+    site.program.key = key
+    status, _ = site.program.ask("/v1/chat/completions", {"model": "alpha", "messages": []})
+    site.program.key = ADMIN
+    return status
+
+
+def make_key(page, name, **fields):
+    page.get_by_role("button", name="Make a key").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label(re.compile("^Name")).fill(name)
+    for label, text in fields.items():
+        dialog.get_by_label(re.compile(f"^{label.replace('_', ' ')}")).fill(text)
+    dialog.get_by_role("button", name="Make the key").click()
+    return dialog
+
+
+def test_a_key_lives(site, page):
+    """Made with a limit, shown once, good for a request, changed, and withdrawn: the next request is refused."""
+    site.open(page, "keys")
+    dialog = make_key(page, "team-b", Tokens_a_day="1000", Models="alpha")
+    secret = dialog.locator("[data-secret] pre").text_content()
+    assert secret.startswith("sk-")
+    assert ask(site, secret) == 200
+    dialog.get_by_role("button", name="Done").click()
+    assert secret not in page.content()
+    row = page.locator('[data-key="team-b"]')
+    expect(row).to_contain_text("alpha")
+    page.reload()
+    expect(row).to_contain_text("active")
+    assert secret not in page.content()
+    row.click()
+    expect(page.get_by_role("dialog")).to_contain_text("of 1,000")
+    page.get_by_role("dialog").get_by_role("button", name="Change").click()
+    page.get_by_role("dialog").get_by_label(re.compile("^Models")).fill("")
+    page.get_by_role("dialog").get_by_label("Tokens a day").fill("2000")
+    page.get_by_role("dialog").get_by_role("button", name="Change").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    [made] = [one for one in site.program.get("/v1/admin/keys")[1]["keys"] if one["name"] == "team-b"]
+    assert (made["limits"]["tokens_per_day"], made["models"], made["expires_at"] is None) == (2000, None, False)
+    row.click()
+    page.get_by_role("dialog").get_by_role("button", name="Withdraw").click()
+    page.get_by_role("dialog").last.get_by_role("button", name="Withdraw").click()
+    expect(row).to_have_count(0)
+    assert ask(site, secret) == 401
+
+
+def test_a_key_of_the_file_is_changed_there(site, page):
+    """Its facts are shown, and no button changes it."""
+    site.open(page, "keys")
+    page.locator('[data-key="of-the-file"]').click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("[[security.keys]]")
+    expect(dialog.get_by_role("button")).to_have_count(0)
+
+
+def test_a_key_that_cannot_be_made(site, page):
+    """The gateway's sentence stands in the form, which keeps what was typed."""
+    page.context.watched.allowed.append("/v1/admin/keys")
+    site.open(page, "keys")
+    dialog = make_key(page, "of-the-file")
+    expect(dialog.get_by_role("alert")).to_contain_text("of-the-file")
+    expect(dialog.get_by_label(re.compile("^Name"))).to_have_value("of-the-file")
+    dialog.get_by_label("Tokens a day").fill("many")
+    dialog.get_by_role("button", name="Make the key").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("this is no number: many")
+
+
+def test_usage_is_told(site, page, tmp_path):
+    """Who used which model how often, told apart as one likes, and the same as a file."""
+    for _ in range(3):
+        assert ask(site, CLIENT) == 200
+    site.open(page, "usage")
+    table = page.get_by_role("table", name="Usage")
+    row = table.get_by_role("row").nth(1)
+    for text in ("of-the-file", "alpha", "3"):
+        expect(row).to_contain_text(text)
+    expect(page.locator('[data-total="Requests"]')).to_contain_text("3")
+    page.get_by_label("Worker or route").check()
+    expect(table).to_contain_text("alpha-0")
+    page.get_by_label(re.compile("^By")).select_option("day")
+    expect(table.get_by_role("columnheader", name="Day (UTC)")).to_be_visible()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save as CSV").click()
+    saved.value.save_as(tmp_path / "usage.csv")
+    [line] = csv.DictReader((tmp_path / "usage.csv").read_text().splitlines())
+    assert [line[name] for name in ("key", "model", "endpoint", "requests")] == [
+        "of-the-file", "alpha", "alpha-0", "3",
+    ]  # fmt: skip
+    page.get_by_label("When").select_option("last_month")
+    expect(table.locator("..")).to_contain_text("No requests in this time")
