@@ -321,6 +321,12 @@ def queue_timeout(model: str, waited_s: float, retry_after_s: int, limit: str) -
     )
 
 
+def request_cancelled() -> ApiError:
+    """503: an operator has cancelled the request."""
+    message = "An operator has cancelled this request."
+    return ApiError(503, "request_cancelled", message, kind="server_error", retry=False)
+
+
 def draining() -> ApiError:
     """503: this process is shutting down."""
     return ApiError(503, "draining", "This server is shutting down.", kind="server_error", retry_after_s=5)

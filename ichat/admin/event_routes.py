@@ -1,8 +1,10 @@
-"""The handlers of what shows the gateway as it changes: the event stream and the history."""
+"""The handlers of what shows the gateway as it changes: the event stream, the history, and the requests in flight."""
 
 from quart import Blueprint, Response, request
 
-from ichat.admin.routes import context, long_response
+from ichat.admin import views
+from ichat.admin.routes import context, json_response, long_response
+from ichat.errors import ApiError
 from ichat.http import sse
 from ichat.observability.logs.stream import read_flag, read_parameters
 
@@ -24,3 +26,16 @@ async def _history() -> Response:
     values = read_parameters(request.query_string.decode("latin-1"), ("worker",))
     worker = values.get("worker")
     return long_response(context().overview.history.parts(None if worker is None else (worker,)))
+
+
+@routes.get("/v1/admin/requests")
+async def _requests() -> Response:
+    return json_response(context().overview.in_flight.view())
+
+
+@routes.delete("/v1/admin/requests/<path:request_id>")
+async def _cancel(request_id: str) -> Response:
+    cancelled = context().overview.in_flight.cancel(request_id)
+    if not cancelled:
+        raise ApiError(404, "not_found", f"There is no request {request_id} in flight.")
+    return json_response(views.RequestCancelled(request_id, cancelled))

@@ -224,6 +224,11 @@ class EventStreams:
             for event in [await _event(name, first, second) for name, first, second in changes]:
                 for follower in list(self._followers):
                     follower.put(event)
+        curious = [one for one in self._followers if one.wants_requests]
+        if with_figures and curious:
+            event = sse.encode(to_json(self._overview.in_flight.view()), name="requests")
+            for follower in curious:
+                follower.put(event)
         if any(one.wants_state for one in self._followers):
             pieces = [piece async for piece in Pieces(self._state())]
             for follower in [one for one in self._followers if one.wants_state]:

@@ -12,6 +12,7 @@ from ichat.admin import views
 from ichat.admin.lists import summary_of
 from ichat.hardware.machines import MachineReport, MachineView, machines_of
 from ichat.observability.history import History
+from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
@@ -30,6 +31,7 @@ class Overview:
     own_machine: Callable[[], MachineReport | None]
     """Returns the newest report of the gateway's machine."""
     history: History
+    in_flight: RequestsInFlight
     gateway_id: str
     started_at: float
     """In seconds since 1970."""

@@ -107,6 +107,15 @@ class Stopped:
 
 
 @frozen
+class RequestCancelled:
+    """Requests that were cancelled."""
+
+    id: str
+    cancelled: Count
+    """How many had this id."""
+
+
+@frozen
 class ModelChange:
     """A model that was loaded, unloaded, put to sleep, or woken."""
 

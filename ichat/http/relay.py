@@ -327,8 +327,8 @@ class Relay:
         """Send what the client did not take at once; return whether the response has ended. Raises UpstreamError."""
         while self._rest:
             self._hub.untime(self)
-            rest, self._rest = self._rest, b""
-            await self._client.send_all(rest)
+            await self._client.send_all(self._rest)
+            self._rest = b""
             if not self._done and self._failure is None:
                 deadline = self._hub.update_clock() + self._stall_s
                 if self.first_at is not None:

@@ -175,7 +175,7 @@ class Attempt:
             else:
                 self._usage = reader = TokenUsage(has_total=not forwarded.path.endswith(b"/messages"))
         first_byte_s, stall_s = self._timeouts()
-        relay = self._relay = Relay(
+        relay = self._relay = forwarded.relay = Relay(
             context.pool.hub,
             forwarded.client,
             connection,

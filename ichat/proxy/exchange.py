@@ -50,8 +50,8 @@ class Exchange:
     """One request, and what becomes known of it on its way. Times are Trio's clock."""
 
     __slots__ = (
-        "_attempt", "_bytes_in", "_client", "_context", "_is_stream", "_is_waiting", "_model", "_only", "_request",
-        "_usage", "_waits_for_load", "bytes_out", "caller", "error", "forwarded", "status",
+        "_attempt", "_bytes_in", "_client", "_context", "_is_waiting", "_model", "_only", "_request",
+        "_usage", "_waits_for_load", "bytes_out", "caller", "error", "forwarded", "is_stream", "status",
     )  # fmt: skip
 
     def __init__(self, context: GatewayContext, request: Request, client: Client, caller: Caller) -> None:
@@ -68,7 +68,7 @@ class Exchange:
         """The newest one."""
         self._is_waiting = False
         """Whether it waits in a queue."""
-        self._is_stream = False
+        self.is_stream = False
         """Whether it asks for a stream."""
         self._usage: UsedTokens | None = None
         """The tokens that it used."""
@@ -108,7 +108,7 @@ class Exchange:
         asked = await read_model_request(request)
         self._model = asked.model
         context.auth.check_model(caller, self._model)
-        self._is_stream = is_stream = asked.is_stream
+        self.is_stream = is_stream = asked.is_stream
         if is_stream and context.timeouts.sse_keepalive_s:
             self.forwarded.keepalive = self._make_keepalive(context.timeouts.sse_keepalive_s)
         plan = None
@@ -336,7 +336,7 @@ class Exchange:
         self._waits_for_load = True
         timeouts, forwarded = self._context.timeouts, self.forwarded
         interval_s = timeouts.load_comment_s
-        if not self._is_stream or not interval_s:
+        if not self.is_stream or not interval_s:
             return
         keepalive = forwarded.keepalive = forwarded.keepalive or self._make_keepalive(interval_s)
         if keepalive is None:

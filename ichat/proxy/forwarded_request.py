@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import attrs
 
 from ichat.http.keepalive import KeepAlive
+from ichat.http.relay import Relay
 from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.observability.tracing import Trace
@@ -36,6 +37,8 @@ class ForwardedRequest:
     """Headers for the upstream that no client can send; only the control plane gets any."""
     trace: Trace | None = None
     keepalive: KeepAlive | None = None
+    relay: Relay | None = None
+    """What moves the newest attempt's response."""
     is_suspect: bool = False
     """Whether it may have members or headers that no worker gets from this caller."""
     prompt_bytes: int = 0

@@ -24,6 +24,7 @@ from ichat.proxy.heartbeats import HEARTBEAT_PATHS, HeartbeatReceiver
 from ichat.proxy.prefix_reports import PREFIXES_PATH, REPORT_BYTES_MAX, PrefixReportReceiver
 from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import over_limit
+from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.proxy.upstream_request import JOINED_BYTES_MAX
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint
@@ -83,6 +84,7 @@ class Gateway:
         self._ledger = ledger
         self._heartbeats = heartbeats
         self._prefix_reports = prefix_reports
+        self.in_flight = RequestsInFlight()
         upstream = Upstream("the control plane", control_socket, 0)
         self._control = Endpoint(upstream, b"", CONTROL_REQUESTS_MAX, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
         self.log_streams = Endpoint(upstream, b"", 0, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
@@ -168,11 +170,13 @@ class Gateway:
             raise
         except trio.Cancelled:
             phase = exchange.phase
-            exchange.status, exchange.error = (CLIENT_LEFT, "client_left") if client.has_left else (503, "draining")
+            if not await self.in_flight.end_if_cancelled(exchange):
+                exchange.status, exchange.error = (CLIENT_LEFT, "client_left") if client.has_left else (503, "draining")
             raise
         finally:
             record = exchange.record(phase)
             if is_counted:
+                self.in_flight.exchanges.pop(exchange, None)
                 self._metrics.request_ended(record)
                 self._account(record)
             elif exchange.error == "internal_error" and not exchange.is_answered:
@@ -192,6 +196,7 @@ class Gateway:
 
     def _begin(self, exchange: Exchange, request: Request, *, is_known: bool) -> None:
         """Count and trace a request to a model from now on; `is_known` says that its path is one of few."""
+        self.in_flight.exchanges[exchange] = False
         self._metrics.request_began()
         exchange.forwarded.trace = self._tracing.begin(request.headers, request.path, is_known=is_known)
 

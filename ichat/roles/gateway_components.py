@@ -150,8 +150,9 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     put_in_force = functools.partial(put_keys_in_force, context, metrics, lambda: reloader.config)
     key_store = KeyStore(made, state.keys_file, reloader, put_in_force)
     overview = Overview(
-        registry, balancer, lambda: context.aliases, lambda: monitor.report, history, heartbeats.gateway_id, time.time()
-    )
+        registry, balancer, lambda: context.aliases, lambda: monitor.report, history,
+        handler.in_flight, heartbeats.gateway_id, time.time(),
+    )  # fmt: skip
     events = EventStreams(overview)
     events.usage_storage = lambda: ledger.storage
     reloader.when_applied = events.tell_reload

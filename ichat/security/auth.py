@@ -67,6 +67,8 @@ ROUTES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/v1/admin/config"): "read",
     ("GET", "/v1/admin/events"): "read",
     ("GET", "/v1/admin/history"): "read",
+    ("GET", "/v1/admin/requests"): "read",
+    ("DELETE", "/v1/admin/requests/<path:request_id>"): "write",
     ("POST", "/v1/admin/config/reload"): "write",
     ("GET", "/v1/admin/usage"): "read",
     ("GET", "/v1/usage"): "data",
@@ -355,9 +357,8 @@ class Auth:
         allowed = caller.key.models if caller.key is not None else None
         if allowed is not None and model not in allowed:
             names = ", ".join(sorted(allowed)) or "none"
-            raise errors.forbidden(
-                f"The key `{caller.fairness_key}` is not for the model `{model}`. Its models: {names}."
-            )
+            key = f"The key `{caller.fairness_key}`"
+            raise errors.forbidden(f"{key} is not for the model `{model}`. Its models: {names}.")
 
     async def check_worker(self, host: str, caller: Caller) -> str:
         """Return the address of a worker that says it is at `host`. Raises ApiError 403.
@@ -365,9 +366,8 @@ class Auth:
         It must be where the heartbeat came from, or in `security.worker_networks`: otherwise a client that may join
         could have the gateway send requests to addresses that only the gateway can reach.
         """
-        found = [normalized(host)]
-        if not is_address(found[0]):
-            found = await resolve(host)
+        address = normalized(host)
+        found = [address] if is_address(address) else await resolve(host)
         for address in found:
             if address in self.worker_networks:
                 return address

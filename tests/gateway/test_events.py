@@ -15,6 +15,7 @@ from ichat.config.schema import HistorySettings, Routing
 from ichat.http import sse
 from ichat.observability.history import History
 from ichat.protocol import Heartbeat
+from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
@@ -158,7 +159,7 @@ def registry():
 async def overview(registry):
     balancer = Balancer(registry.availability, trio.current_time, Routing())
     history = History(HistorySettings(), registry, balancer, lambda: (), lambda: 0)
-    return Overview(registry, balancer, lambda: Aliases({}), lambda: None, history, "g", 0.0)
+    return Overview(registry, balancer, lambda: Aliases({}), lambda: None, history, RequestsInFlight(), "g", 0.0)
 
 
 def beat(registry, worker_id, **more):

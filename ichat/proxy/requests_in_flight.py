@@ -1,0 +1,138 @@
+"""The requests in flight: what operators see of those that have begun and not ended, and how they are cancelled.
+
+A request costs an insertion and a deletion. All else is read from its exchange when somebody asks.
+"""
+
+from collections.abc import Sequence
+
+import attrs
+import trio
+
+from ichat import errors
+from ichat.observability.request_record import RequestRecord
+from ichat.protocol import Count
+from ichat.proxy.attempt import end_with_error
+from ichat.proxy.exchange import Exchange
+
+SHOWN_MAX = 200
+"""Requests that are shown, the oldest ones, at most."""
+REPLY_S = 5.0
+"""How long the client of a request that was cancelled may take to get the error."""
+
+
+@attrs.frozen
+class RequestView:
+    """A request to a model that has begun and not ended."""
+
+    id: str
+    key: str
+    """The name of the client's key; empty if it has none."""
+    client: str
+    """The client's address."""
+    model: str
+    """Empty until it is known."""
+    alias: str
+    """The name that it asked for, if that stands for models."""
+    worker: str
+    """The worker or external route that has it, or had it last; empty: none yet."""
+    route: str
+    """The route's label in metrics, for example `/v1/chat/completions`."""
+    phase: str
+    """`begun`, `queued`, `connecting`, `waiting`, `first_token`, `streaming` or `plain`.
+
+    `waiting` has no answer yet, `first_token` has the head of a stream, `plain` that of another response.
+    """
+    age_s: float
+    queued_s: float
+    """Seconds for which it has waited for a worker."""
+    is_stream: bool
+    bytes_in: Count
+    bytes_out: Count
+    tokens_out_estimate: Count | None
+    """The pieces of a stream until now, of which most are a token each; null: it is no stream."""
+
+
+@attrs.frozen
+class RequestsView:
+    """The requests in flight, oldest first."""
+
+    requests: Sequence[RequestView]
+    total: Count
+    """How many there are; the youngest ones may be left out."""
+
+
+class RequestsInFlight:
+    """The exchanges of requests to models that have begun and not ended."""
+
+    def __init__(self) -> None:
+        self.exchanges: dict[Exchange, bool] = {}
+        """In the order of their beginnings; whether an operator has cancelled each."""
+
+    def __repr__(self) -> str:
+        return f"<RequestsInFlight {len(self.exchanges)}>"
+
+    def view(self) -> RequestsView:
+        """Return what is known of the oldest ones."""
+        now, chosen = trio.current_time(), list[Exchange]()
+        for exchange in self.exchanges:
+            chosen.append(exchange)
+            if len(chosen) == SHOWN_MAX:
+                break
+        return RequestsView([_view_of(exchange, now) for exchange in chosen], len(self.exchanges))
+
+    def cancel(self, request_id: str) -> int:
+        """Cancel the requests of this id, which clients may choose and share; return how many these are."""
+        wanted = request_id.encode()
+        found = [one for one in self.exchanges if one.forwarded.request.id == wanted]
+        for exchange in found:
+            self.exchanges[exchange] = True
+            exchange.forwarded.client.scope.cancel()
+        return len(found)
+
+    async def end_if_cancelled(self, exchange: Exchange) -> bool:
+        """End the response of a request that was cancelled; return whether an operator has cancelled it.
+
+        It is a 503 where nothing was sent, an event where the client has whole events, and otherwise a broken
+        connection. The connection ends in any case.
+        """
+        client, forwarded = exchange.forwarded.client, exchange.forwarded
+        if client.has_left or not self.exchanges.get(exchange):
+            return False
+        error, relay = errors.request_cancelled(), forwarded.relay
+        exchange.error = error.code
+        if not exchange.is_answered:
+            exchange.status = error.status
+        client.close_after_response()
+        event = error.event(forwarded.path)
+        with trio.move_on_after(REPLY_S, shield=True):
+            if not client.head_sent:
+                request = forwarded.request
+                await client.send_all(client.error_response(error, request.id, request.method))
+            elif relay is not None and relay.has_head:
+                if relay.may_insert:
+                    await end_with_error(client, b"\n\n" + event)
+            elif forwarded.keepalive is not None and forwarded.keepalive.has_begun:
+                await end_with_error(client, event)
+        return True
+
+
+def _view_of(exchange: Exchange, now: float) -> RequestView:
+    phase, age_s = exchange.phase, now - exchange.forwarded.started_at
+    record: RequestRecord = exchange.record(phase)
+    is_stream = exchange.is_stream or phase in ("first_token", "streaming")
+    return RequestView(
+        id=record.id,
+        key=record.key_name,
+        client=record.client,
+        model=record.model,
+        alias=record.alias,
+        worker=record.worker,
+        route=record.route,
+        phase=phase,
+        age_s=round(age_s, 3),
+        queued_s=round(age_s if phase == "queued" else record.queued_s, 3),
+        is_stream=is_stream,
+        bytes_in=record.bytes_in,
+        bytes_out=record.bytes_out,
+        tokens_out_estimate=record.chunks if is_stream else None,
+    )

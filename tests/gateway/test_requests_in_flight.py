@@ -1,0 +1,180 @@
+"""The requests in flight: what is shown of them, and what cancelling does in each phase."""
+
+import json
+
+import pytest
+import trio
+from support.peers import chunk, code_of, event, until
+from support.programs import LIMIT_S
+
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+ONE_PLACE = "[routing]\nmax_in_flight = 1\n"
+
+
+class Site:
+    """A gateway before one upstream, which answers as far as it is told, and knows whether it was left."""
+
+    def __init__(self, connect, port, upstream):
+        self.connect, self.port, self.upstream = connect, port, upstream
+
+    async def begin(self, more=b""):
+        """Send a request that is not answered yet."""
+        client = await self.connect(self.port)
+        body = b'{"model": "m", "stream": true}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n" % (more, len(body))
+        await client.send(head + body)
+        return client
+
+    async def listed(self):
+        client = await self.connect(self.port)
+        _, _, body = await client.get(b"/v1/admin/requests")
+        return json.loads(body)
+
+    async def in_phase(self, phase):
+        """Wait for a request in this phase, and return what is shown of it."""
+        with trio.fail_after(LIMIT_S):
+            while True:
+                for one in (await self.listed())["requests"]:
+                    if one["phase"] == phase:
+                        return one
+                await trio.sleep(0.01)
+
+    async def cancel(self, request_id):
+        client = await self.connect(self.port)
+        await client.send(
+            b"DELETE /v1/admin/requests/%b HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
+            % request_id.encode()
+        )
+        status, _, body = await client.response(b"DELETE")
+        return status, json.loads(body)
+
+
+@pytest.fixture
+async def site(serve, gateway_to, connect):
+    async def start(pieces, more=""):
+        async def reply(stream, head, body):
+            for piece in pieces:
+                await stream.send_all(piece)
+            await stream.receive_some()  # until the gateway leaves
+
+        upstream, port = await serve(reply)
+        return Site(connect, await gateway_to({"m": port}, more), upstream)
+
+    return start
+
+
+async def test_what_is_shown(site):
+    """Who asks for what, where it is, and for how long it has been there."""
+    here = await site([STREAM, chunk(event(1)), chunk(event(2))])
+    assert await here.listed() == {"requests": [], "total": 0}
+    await here.begin(b"x-request-id: mine\r\n")
+    one = await here.in_phase("streaming")
+    assert (one["id"], one["model"], one["route"], one["is_stream"]) == ("mine", "m", "/v1/completions", True)
+    assert (one["key"], one["alias"], one["queued_s"]) == ("", "", 0)
+    assert one["worker"] == "external:m"
+    assert one["bytes_in"] == 30
+    assert one["bytes_out"] > 0
+    assert one["tokens_out_estimate"] in (1, 2)
+    assert 0 < one["age_s"] < LIMIT_S
+
+
+async def test_one_that_waits_for_its_worker_is_cancelled(site):
+    """The client gets an error that asks for no other try, and the upstream is left."""
+    here = await site([])
+    client = await here.begin()
+    one = await here.in_phase("waiting")
+    assert await here.cancel(one["id"]) == (200, {"id": one["id"], "cancelled": 1})
+    status, headers, body = await client.response()
+    assert (status, code_of(body)) == (503, "request_cancelled")
+    assert headers[b"x-should-retry"] == b"false"
+    assert await client.everything() == b""
+    await until(lambda: here.upstream.closed == 1)
+    await until_none(here)
+
+
+async def until_none(here):
+    with trio.fail_after(LIMIT_S):
+        while (await here.listed())["total"]:
+            await trio.sleep(0.01)
+
+
+async def test_one_in_a_queue_is_cancelled(site):
+    """Its place is free: the other one keeps its own, and a third gets the next."""
+    here = await site([], ONE_PLACE)
+    first = await here.begin()
+    kept = await here.in_phase("waiting")
+    second = await here.begin()
+    queued = await here.in_phase("queued")
+    assert (await here.cancel(queued["id"]))[0] == 200
+    assert (await second.response())[0] == 503
+    assert [one["id"] for one in (await here.listed())["requests"]] == [kept["id"]]
+    third = await here.begin()
+    await here.in_phase("queued")
+    assert (await here.cancel(kept["id"]))[0] == 200
+    assert (await first.response())[0] == 503
+    last = await here.in_phase("waiting")
+    await here.cancel(last["id"])
+    assert (await third.response())[0] == 503
+    await until_none(here)
+
+
+async def test_a_stream_ends_with_an_event(site):
+    """A client that has whole events gets the error as another one, and then the connection's end."""
+    here = await site([STREAM, chunk(event(1))])
+    client = await here.begin()
+    one = await here.in_phase("streaming")
+    await here.cancel(one["id"])
+    status, _, body = await client.response()
+    assert status == 200
+    assert code_of(body.rpartition(b"data: ")[2]) == "request_cancelled"
+    assert body.startswith(event(1))
+    await until(lambda: here.upstream.closed == 1)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [[STREAM, b"5\r\nda"], [b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"]],
+)
+async def test_a_response_that_cannot_go_on_breaks_off(site, pieces):
+    """No client takes half an event, or half of a plain response, for a whole one."""
+    here = await site(pieces)
+    client = await here.begin()
+    one = await here.in_phase("streaming" if pieces[0] is STREAM else "plain")
+    await here.cancel(one["id"])
+    assert (await client.response())[2] == "broken"
+    await until(lambda: here.upstream.closed == 1)
+    await until_none(here)
+
+
+async def test_a_client_that_takes_nothing_is_cut(site):
+    """What is half sent to it is no whole event, so nothing is put behind that."""
+    here = await site([STREAM, *[chunk(b"data: " + b"x" * 60_000 + b"\n\n")] * 200])
+    client = await here.begin()
+    one = await here.in_phase("streaming")
+    size = -1
+    with trio.fail_after(LIMIT_S):
+        while size != one["bytes_out"]:
+            size = one["bytes_out"]
+            await trio.sleep(0.1)
+            one = await here.in_phase("streaming")
+    await here.cancel(one["id"])
+    assert (await client.response())[2] == "broken"
+
+
+async def test_who_is_not_there_cannot_be_cancelled(site):
+    """404; and requests to the control plane are not in the list."""
+    here = await site([])
+    assert (await here.cancel("nobody"))[0] == 404
+    assert (await here.listed())["total"] == 0
+
+
+async def test_all_of_one_id_are_cancelled(site):
+    """Clients choose ids, and may choose the same one."""
+    here = await site([])
+    clients = [await here.begin(b"x-request-id: same\r\n") for _ in range(2)]
+    with trio.fail_after(LIMIT_S):
+        while (await here.listed())["total"] < 2:
+            await trio.sleep(0.01)
+    assert await here.cancel("same") == (200, {"id": "same", "cancelled": 2})
+    for client in clients:
+        assert (await client.response())[0] == 503
