@@ -1,8 +1,8 @@
 """The engines: whether each can be imported, its version was tested, and its build fits driver and processor."""
 
-import os
 import pathlib
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -156,10 +156,11 @@ def _read_engine(config: Config, workers: Sequence[ManagedWorkerConfig]) -> Engi
         match = _CUDA.search(torch)
         cuda = (int(match[1]), int(match[2])) if match else None
         facts = attrs.evolve(facts, has_torch=True, cuda=cuda, is_for_other_gpus=_HIP.search(torch) is not None)
-    if facts.version is None or not os.access(python, os.X_OK) or os.path.isdir(python):
+    program = shutil.which(python)
+    if facts.version is None or program is None:
         return facts  # preflight says what is wrong with it
     try:
-        state, words = run_probe([python, "-c", _IMPORT], environment_of(config, worker, ""), IMPORT_S)
+        state, words = run_probe([program, "-c", _IMPORT], environment_of(config, worker, ""), IMPORT_S)
     except (OSError, ValueError):
         return facts
     return attrs.evolve(facts, state=state, words=words)

@@ -25,7 +25,7 @@ from ichat.hardware.gpus import Gpu, find_gpus
 
 EXAMINE_S = 8.0
 """How long the whole examination takes at most; what is not known by then is said."""
-FIRST_S = 2.5
+FIRST_S = 4.0
 """How long all parts wait for what several of them need: the processes here, and the GPUs."""
 REPORT_S = 3.0
 """How long a running gateway may take to say what it knows of its workers."""
@@ -78,21 +78,18 @@ async def examine(
         await _gather({"This machine": partial(_examine_machine, Config())}, groups, ends_at)
     else:
         first = _FirstFacts()
-        with trio.move_on_after(FIRST_S):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(first.read_gateway, config)
-                nursery.start_soon(first.read_gpus)
-        asks = asks_gateway or first.gateway.pid is not None
         parts: dict[str, Part] = {
             "Keys and files": partial(_examine_settings, path, config),
             "This machine": partial(_examine_machine, config),
             "GPUs": partial(_examine_gpus, config, first),
             "Engines": partial(_examine_engines, config, first),
             "Managed workers": partial(_examine_workers, config, first),
-            "Gateway": partial(_examine_gateway, config, first, make_api if asks else None),
+            "Gateway": partial(_examine_gateway, config, first, make_api, asks_gateway=asks_gateway),
             "External routes": partial(_examine_routes, config),
         }
-        await _gather(parts, groups, ends_at)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first.read, config)
+            await _gather(parts, groups, ends_at)
     return [FindingGroup(title, found) for title, found in groups.items() if found]
 
 
@@ -116,11 +113,21 @@ class _FirstFacts:
 
     gateway: GatewayFacts = GatewayFacts()
     gpus: Sequence[Gpu] | None = None
+    known: trio.Event = attrs.field(factory=trio.Event)
+    """Set when there is no more to wait for."""
 
-    async def read_gateway(self, config: Config) -> None:
+    async def read(self, config: Config) -> None:
+        """Read all of it, for FIRST_S at most."""
+        with trio.move_on_after(FIRST_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read_gateway, config)
+                nursery.start_soon(self._read_gpus)
+        self.known.set()
+
+    async def _read_gateway(self, config: Config) -> None:
         self.gateway = await _in_thread(read_gateway_facts, config)
 
-    async def read_gpus(self) -> None:
+    async def _read_gpus(self) -> None:
         self.gpus = await find_gpus()
 
 
@@ -133,23 +140,30 @@ async def _examine_machine(config: Config) -> list[Finding]:
 
 
 async def _examine_gpus(config: Config, first: _FirstFacts) -> list[Finding]:
+    await first.known.wait()
     return await _in_thread(find_gpus_and_holders, config, first.gpus, first.gateway.workers_by_pid)
 
 
 async def _examine_engines(config: Config, first: _FirstFacts) -> list[Finding]:
+    engines = await read_engine_facts(config)
+    await first.known.wait()
     processor = await _in_thread(read_processor_facts, None if first.gpus is None else len(first.gpus))
-    return find_in_engines(await read_engine_facts(config), processor)
+    return find_in_engines(engines, processor)
 
 
 async def _examine_workers(config: Config, first: _FirstFacts) -> list[Finding]:
     machine = await _in_thread(read_machine_facts, config)
+    await first.known.wait()
     memory = machine.memory_max_bytes or machine.memory_bytes
     return find_in_workers(await read_worker_facts(config, first.gateway.workers_by_pid), memory)
 
 
-async def _examine_gateway(config: Config, first: _FirstFacts, make_api: Callable[[], Api] | None) -> list[Finding]:
+async def _examine_gateway(
+    config: Config, first: _FirstFacts, make_api: Callable[[], Api], *, asks_gateway: bool
+) -> list[Finding]:
+    await first.known.wait()
     report = None
-    if make_api:
+    if asks_gateway or first.gateway.pid is not None:
         report = WorkerReport(refusal=f"it did not answer within {REPORT_S:g} s")
         with trio.move_on_after(REPORT_S):
             report = await _in_thread(read_report, make_api)

@@ -99,7 +99,7 @@ def find_in_machine(config: Config, facts: MachineFacts) -> list[Finding]:
 def find_gpus_and_holders(config: Config, gpus: Sequence[Gpu] | None, own: Mapping[int, str]) -> list[Finding]:
     """Return what is found about the GPUs; `own` has the workers by the ids of their processes."""
     if gpus is None and has_nvidia():
-        sentence = "There is NVIDIA's device or driver, and its library does not answer: repair the driver."
+        sentence = "NVIDIA's device or driver is here, and its library did not answer in time: see what it says."
         return [Finding("error", "driver", sentence, "nvidia-smi")]
     if not gpus:
         wanted = [worker.model_name for worker in config.managed_workers if worker.gpu_ids]

@@ -61,7 +61,7 @@ def read_configuration(path: str | None) -> tuple[Config | None, list[Finding]]:
         sentences = [f"{path}: {problem.strip()}." for problem in problems] or [head]
         return None, [Finding("error", "file", sentence) for sentence in sentences]
     workers, routes = len(config.managed_workers), len(config.external_routes)
-    sentence = f"{path} is right: {workers} managed workers, {routes} external routes."
+    sentence = f"{path} is right (managed workers: {workers}, external routes: {routes})."
     return config, [Finding("ok", "file", sentence)]
 
 
