@@ -124,11 +124,12 @@ function Details({ of: key, onClose, change, withdraw }) {
     ...LIMITS.map((limit) => [limit[1], limitOf(key, limit)]),
   ];
   const isMade = key.source === "api";
-  return html`<${Dialog} title=${`The key ${key.name}`} onClose=${onClose} actions=${isMade && html`
-    <${Button} tone="danger" onClick=${withdraw}>Withdraw<//><span class="spring"></span>
-    <${Button} onClick=${change}>Change<//>`}>
+  return html`<${Dialog} title=${`The key ${key.name}`} onClose=${onClose} actions=${html`
+    ${isMade && html`<${Button} tone="danger" onClick=${withdraw}>Withdraw<//><span class="spring"></span>
+    <${Button} onClick=${change}>Change<//>`}
+    <${Button} onClick=${onClose}>Close<//>`}>
     <${Facts} facts=${facts} />
-    ${!isMade && html`<p class="hint">It is in ichat.toml (<code>[[security.keys]]</code>), and changed
+    ${!isMade && html`<p class="hint">It is in ichat.toml (<code>[[security.keys]]</code>), and is changed
       there.</p>`}<//>`;
 }
 
