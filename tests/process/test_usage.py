@@ -4,6 +4,7 @@ import json
 import resource
 import signal
 import threading
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
@@ -62,8 +63,6 @@ def usage_of(program):
 
 def is_written(program):
     """Return whether everything that was counted is on disk."""
-    import urllib.request
-
     with urllib.request.urlopen(f"http://127.0.0.1:{program.port}/metrics?workers=0") as answer:
         lines = dict(line.rpartition(" ")[::2] for line in answer.read().decode().splitlines())
     return (lines["ichat_usage_rows_pending"], lines["ichat_usage_store_ok"]) == ("0.0", "1.0")
