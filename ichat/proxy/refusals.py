@@ -67,10 +67,15 @@ def over_limit(refusal: QuotaRefusal) -> ApiError:
 def _over_period(period: PeriodStanding, name: str, wait_s: int) -> ApiError:
     """Return the error of a request beyond a limit for a day or a month."""
     unit, _, span = period.limit.partition("_per_")
-    shown = "{:,.0f} tokens" if unit == "tokens" else "a budget of {:,.2f}"
-    used = f"{period.used:,.0f}" if unit == "tokens" else f"{period.used:,.2f}"
+    allowed, used = _amount(period.allowed), _amount(period.used)
+    what = f"{allowed} tokens" if unit == "tokens" else f"a budget of {allowed}"
     ends = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(period.ends_at))
     who = f"The key `{name}` has" if name else "This gateway has in all"
-    message = f"{who} {shown.format(period.allowed)} a {span}, and has used {used}: it begins anew at {ends}."
+    message = f"{who} {what} a {span}, and has used {used}: it begins anew at {ends}."
     where = f"security.keys.{period.limit}" if name else f"limits.{period.limit}"
     return errors.insufficient_quota(message, where, wait_s)
+
+
+def _amount(number: float) -> str:
+    """Return a number of tokens, or an amount of money, as a sentence has it."""
+    return f"{number:,.4f}".rstrip("0").rstrip(".")

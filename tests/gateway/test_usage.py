@@ -113,7 +113,7 @@ async def test_a_budget_is_used_up_and_stays_so_after_a_restart(serve, gateway_t
     status, headers, body = await ask(client)
     error = json.loads(body)["error"]
     assert (status, error["code"], error["type"]) == (429, "insufficient_quota", "insufficient_quota")
-    assert "The key `a` has a budget of 0.00 a month, and has used 0.00" in error["message"]
+    assert "The key `a` has a budget of 0.001 a month, and has used 0.0015" in error["message"]
     assert int(headers[b"retry-after"]) > 0
     assert headers[b"x-should-retry"] == b"false"
     assert (await ask(client, "b"))[0] == 200

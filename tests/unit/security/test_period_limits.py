@@ -83,7 +83,7 @@ def test_tokens_and_money_of_a_month_outlive_its_days():
     quotas.spend("", "dear", 3000, 50, 0)
     limit, _, message = refused(quotas, "b")
     assert limit == "limits.budget_per_month"
-    assert message.startswith("This gateway has in all a budget of 3.00 a month, and has used 3.00: it begins anew at")
+    assert message.startswith("This gateway has in all a budget of 3 a month, and has used 3.0001: it begins anew at")
     clock.at += DAY_S
     assert refused(quotas, "b") is None
     assert refused(quotas) is None
