@@ -15,6 +15,7 @@ from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 if TYPE_CHECKING:
     from typing import TextIO
 
+    from ichat.config.command_line import CommandLineParser
     from ichat.observability.logs.pipes import TeeStream
 
 NEEDED = {"trio": (0, 31), "h11": (0, 16), "attrs": (24, 1), "cattrs": (25, 1), "httpx": (0, 28), "psutil": (6, 0)}
@@ -38,6 +39,7 @@ usage: ichat.pyz gateway -c FILE            one OpenAI-compatible entry to many 
        ichat.pyz worker [FLAGS]             one model, served with vLLM or SGLang in this process
        ichat.pyz key [NAME]                 make a key, and the configuration table for it
        ichat.pyz doctor [-c FILE]           say what is wrong here, and what to do
+       ichat.pyz completion SHELL           what makes bash, zsh or fish complete these lines
 
 commands to a running gateway:
 {commands}
@@ -78,6 +80,8 @@ def _run(argv: list[str]) -> int:
         from ichat.doctor import examination
 
         return examination.run(argv[1:])
+    if command == "completion":
+        return _completion(argv[1:])
     from ichat.cli import commands as terminal
 
     if command in terminal.COMMANDS:
@@ -118,12 +122,9 @@ def _gateway(argv: list[str]) -> int:
 def _key(argv: list[str]) -> int:
     """Make a key and print it; it is stored nowhere."""
     from ichat.config.checks import KEY_NAME
-    from ichat.config.command_line import CommandLineParser
     from ichat.security.keys import hash_of, new_key
 
-    usage = CommandLineParser(prog="ichat.pyz key", description="Make a key, and print the configuration for it.")
-    usage.add_argument("name", metavar="NAME", nargs="?", default="someone", help="the key's name in logs and limits")
-    name, key = usage.parse_args(argv).name, new_key()
+    name, key = _key_parser().parse_args(argv).name, new_key()
     if not KEY_NAME.fullmatch(name):
         raise Exit(EXIT_USAGE, "ichat.pyz key: NAME must be 1 to 128 letters, digits or any of . _ : @ -")
     print(f"{key}\n")
@@ -131,6 +132,50 @@ def _key(argv: list[str]) -> int:
     print(f'[[security.keys]]\nname = "{name}"\nkey_hash = "{hash_of(key)}"\n')
     print(f'# or, for the operators\' key:\n\n[security]\nadmin_key_hash = "{hash_of(key)}"')
     return 0
+
+
+def _key_parser() -> "CommandLineParser":
+    from ichat.config.command_line import CommandLineParser
+
+    usage = CommandLineParser(prog="ichat.pyz key", description="Make a key, and print the configuration for it.")
+    usage.add_argument("name", metavar="NAME", nargs="?", default="someone", help="the key's name in logs and limits")
+    return usage
+
+
+def _completion(argv: list[str]) -> int:
+    """Print a shell's script for completion, or what it asks for with a TAB."""
+    import functools
+
+    from ichat.cli import commands as terminal
+    from ichat.cli.completion import CompletedCommand, parser_of_completion, run_completion
+
+    def of_gateway() -> "CommandLineParser":
+        from ichat.roles.gateway import parser
+
+        return parser()
+
+    def of_worker() -> "CommandLineParser":
+        from ichat.roles.worker_options import parser
+
+        return parser()
+
+    def of_doctor() -> "CommandLineParser":
+        from ichat.doctor.examination import parser
+
+        return parser()
+
+    programs = {
+        "gateway": CompletedCommand("one OpenAI-compatible entry to many models", of_gateway),
+        "worker": CompletedCommand("one model, served with vLLM or SGLang in this process", of_worker),
+        "key": CompletedCommand("make a key, and the configuration table for it", _key_parser),
+        "doctor": CompletedCommand("say what is wrong here, and what to do", of_doctor),
+        "completion": CompletedCommand("what makes a shell complete command lines", parser_of_completion),
+        **{
+            name: CompletedCommand(command.help, functools.partial(terminal.parser_of, name))
+            for name, command in terminal.COMMANDS.items()
+        },
+    }
+    return run_completion(argv, programs)
 
 
 def _ignore(*_: object) -> None:

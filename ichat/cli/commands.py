@@ -47,10 +47,7 @@ def run(argv: Sequence[str]) -> int:
     import os
 
     name, words = argv[0], list(argv[1:])
-    command = COMMANDS[name]
-    usage = CommandLineParser(prog=f"ichat.pyz {name}", description=command.help, allow_abbrev=False)
-    command.add_flags(usage)
-    add_flags(usage)
+    command, usage = COMMANDS[name], parser_of(name)
     engine: Json = {}
     if name == "launch" and not {"-h", "--help"} & set(words):
         words, engine_words = terminal_launch.split(usage, words)
@@ -73,6 +70,15 @@ def run(argv: Sequence[str]) -> int:
         give_up_stdout()
         return EXIT_REFUSED
     return code
+
+
+def parser_of(name: str) -> CommandLineParser:
+    """Return the parser of a command of COMMANDS."""
+    command = COMMANDS[name]
+    usage = CommandLineParser(prog=f"ichat.pyz {name}", description=command.help, allow_abbrev=False)
+    command.add_flags(usage)
+    add_flags(usage)
+    return usage
 
 
 def _show(screen: Screen, args: argparse.Namespace, answer: "JsonReply", show: Callable[[Screen, Json], None]) -> None:

@@ -36,6 +36,17 @@ _Args = TypeVarTuple("_Args")
 _Found = TypeVar("_Found")
 
 
+def parser() -> CommandLineParser:
+    """Return the parser of the command."""
+    usage = CommandLineParser(
+        prog="ichat.pyz doctor",
+        description="Examine this machine, a configuration and what it names, and say what to do.",
+        allow_abbrev=False,
+    )
+    add_flags(usage)
+    return usage
+
+
 def run(argv: Sequence[str]) -> int:
     """Examine a set-up as the command line says, show what was found, and return the exit code: 1 with an error.
 
@@ -43,13 +54,7 @@ def run(argv: Sequence[str]) -> int:
     """
     import os
 
-    usage = CommandLineParser(
-        prog="ichat.pyz doctor",
-        description="Examine this machine, a configuration and what it names, and say what to do.",
-        allow_abbrev=False,
-    )
-    add_flags(usage)
-    args = usage.parse_args(argv)
+    args = parser().parse_args(argv)
     prepare_streams()
     key = args.api_key or os.environ.get("ICHAT_ADMIN_KEY") or os.environ.get("ICHAT_API_KEY")
     began = time.monotonic()

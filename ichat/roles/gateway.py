@@ -51,6 +51,18 @@ LOG_END_S = 2.0
 
 def read_command_line(argv: Sequence[str]) -> tuple[Config, ConfigFile]:
     """Read the gateway's flags and the configuration that they name; return it and its file. Raises Exit 64."""
+    args = parser().parse_args(list(argv))
+    path = pathlib.Path(args.config)
+    file = ConfigFile(path, fingerprint(path))
+    config = configuration.load(path)
+    if args.check:
+        secure_parts(config)
+        raise Exit(0, f"{args.config} is right.")
+    return config, file
+
+
+def parser() -> CommandLineParser:
+    """Return the parser of the gateway's flags."""
     usage = CommandLineParser(
         prog="ichat.pyz gateway",
         description="Serve many models behind one OpenAI-compatible entry.",
@@ -60,14 +72,7 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, ConfigFile]:
         "--config", "-c", required=True, metavar="FILE", help="TOML; ichat.toml.example explains every key"
     )
     usage.add_argument("--check", action="store_true", help="check the configuration and exit")
-    args = usage.parse_args(list(argv))
-    path = pathlib.Path(args.config)
-    file = ConfigFile(path, fingerprint(path))
-    config = configuration.load(path)
-    if args.check:
-        secure_parts(config)
-        raise Exit(0, f"{args.config} is right.")
-    return config, file
+    return usage
 
 
 async def run(

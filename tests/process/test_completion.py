@@ -1,0 +1,211 @@
+"""Completion of command lines: what may come next, and that real shells show it."""
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from support.programs import LIMIT_S, ROOT
+
+from ichat.__main__ import HELP
+from ichat.cli import commands as terminal
+
+ANSWERS = {
+    "/v1/admin/workers": b'{"data": [{"worker_id": "m-0"}, {"worker_id": "m-1"}, {"worker_id": "$(touch${IFS}hacked)"}]}',
+    "/v1/models": b'{"data": [{"id": "org/m:tag"}, {"id": "other"}, {"id": "a b"}]}',
+    "/v1/admin/keys": b'{"keys": [{"name": "team-a", "source": "api"}, {"name": "mine", "source": "file"}]}',
+}
+
+
+class Site(BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = ANSWERS[self.path]
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def gateway():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """Return a directory with an `ichat.pyz` that runs the sources."""
+    directory = tmp_path_factory.mktemp("bin")
+    path = directory / "ichat.pyz"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m ichat "$@"\n')
+    path.chmod(0o755)
+    return directory
+
+
+def run(program, *words, gateway="http://127.0.0.1:9"):
+    done = subprocess.run(
+        [program / "ichat.pyz", *words], capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        env={**os.environ, "ICHAT_GATEWAY": gateway},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def found(program, *words, gateway="http://127.0.0.1:9"):
+    """Return what may come next on a command line, without descriptions."""
+    out = run(program, "completion", "words", "--", *words, gateway=gateway)
+    return [line.partition("\t")[0] for line in out.splitlines()]
+
+
+def test_every_command_of_the_help_can_be_completed(program):
+    """What the help lists is what the first word may be."""
+    listed = set(re.findall(r"ichat\.pyz ([a-z-]+) ", HELP + terminal.HELP)) - {"COMMAND"}
+    assert set(found(program, "")) == listed
+    assert found(program, "wor") == ["worker", "workers", "worker-show"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["logs", "--prev"], ["--previous"]),
+        (["workers", "--js"], ["--json"]),
+        (["worker", "--reasoning-field", ""], ["engine", "reasoning", "reasoning_content", "both"]),
+        (["worker", "--reasoning-field=rea"], ["--reasoning-field=reasoning", "--reasoning-field=reasoning_content"]),
+        (["gateway", "-c", ""], [":files"]),
+        (["gateway", "-c", "x", "--ch"], ["--check"]),
+        (["gateway", "--check", "--ch"], []),
+        (["completion", ""], ["bash", "zsh", "fish"]),
+        (["keys", "m"], ["make"]),
+        (["keys", "make", ""], []),
+        (["nonsense", ""], []),
+    ],
+)
+def test_what_may_come_next(program, words, expected):
+    """Flags by their names, values by their choices, files by the shell; nothing where nothing is known."""
+    assert found(program, *words) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["logs", ""], ["$(touch${IFS}hacked)", "m-0", "m-1"]),
+        (["logs", "--tail", "5", "m-1"], ["m-1"]),
+        (["chat", ""], ["org/m:tag", "other"]),
+        (["unload", "--drain-s", ""], []),
+        (["keys", "withdraw", ""], ["team-a"]),
+        (["keys", "make", ""], []),
+    ],
+)
+def test_names_come_from_the_gateway(program, gateway, words, expected):
+    """Those of workers, of models, and of keys that can be withdrawn; a name with a blank is none that can be typed."""
+    assert found(program, *words, gateway=gateway) == expected
+
+
+def test_a_gateway_that_says_nothing_holds_up_nobody(program):
+    """After a short bound there is nothing to show, and no error."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as silent:  # nothing accepts
+        assert found(program, "logs", "", gateway=f"http://127.0.0.1:{silent.server_port}") == []
+
+
+def needs(name):
+    if shutil.which(name) is None:
+        print(f"{name} is not installed: its completion is not tested")
+        pytest.skip(f"{name} is not installed")
+
+
+@pytest.fixture
+def environment(program, gateway, tmp_path):
+    (tmp_path / "afile.toml").touch()
+    for name in ("bash", "zsh", "fish"):
+        (tmp_path / f"script.{name}").write_text(run(program, "completion", name))
+    return {
+        **os.environ, "PATH": f"{program}:{os.environ['PATH']}", "TERM": "dumb", "PS1": "READY>", "HOME": str(tmp_path),
+        "XDG_CONFIG_HOME": str(tmp_path), "ICHAT_GATEWAY": gateway,
+    }  # fmt: skip
+
+
+def typed(argv, steps, environment):
+    """Type each text into a shell on a terminal, once it has shown what the step before waits for."""
+    main, theirs = pty.openpty()
+    place = {"cwd": environment["HOME"], "env": environment, "start_new_session": True}
+    with subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, **place) as process:
+        os.close(theirs)
+        try:
+            for keys, wanted in steps:
+                os.write(main, keys.encode())
+                shown, deadline = "", time.monotonic() + LIMIT_S
+                while not re.search(wanted, shown):
+                    assert time.monotonic() < deadline, shown
+                    if select.select([main], [], [], 0.2)[0]:
+                        shown += os.read(main, 65536).decode(errors="replace")
+        finally:
+            process.kill()
+            os.close(main)
+
+
+CANCEL = "\x15"
+"""Ctrl-U takes the line away."""
+
+
+def test_bash_completes(environment):
+    """A command, a name with a colon in it, and the name of a file; no name is run."""
+    needs("bash")
+    typed(["bash", "--norc", "--noprofile", "-i"], [
+        ("source script.bash; echo OK\n", 'OK[^"]*READY>'),
+        ("ichat.pyz comple\t", "completion"),
+        (CANCEL + "ichat.pyz chat org/m:t\t", "org/m:tag"),
+        (CANCEL + "ichat.pyz logs \t\t", "m-1"),
+        (CANCEL + "ichat.pyz gateway -c afi\t", "afile\\.toml"),
+    ], environment)  # fmt: skip
+    assert not os.path.exists(f"{environment['HOME']}/hacked")
+
+
+def test_zsh_completes(environment):
+    """The same, with descriptions."""
+    needs("zsh")
+    typed(["zsh", "-f", "-i"], [
+        ("autoload -Uz compinit; compinit -u -D; source script.zsh; echo OK$((1))\n", "OK1"),
+        ("ichat.pyz comple\t", "completion"),
+        (CANCEL + "ichat.pyz chat org/m:t\t", "org/m:tag"),
+        (CANCEL + "ichat.pyz logs --pre\t", "--previous"),
+        (CANCEL + "ichat.pyz gateway -c afi\t", "afile.toml"),
+        (CANCEL + "ichat.pyz keys withdraw \t", "team-a"),
+    ], environment)  # fmt: skip
+    assert not os.path.exists(f"{environment['HOME']}/hacked")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ichat.pyz comple", ["completion\twhat makes a shell complete command lines"]),
+        ("ichat.pyz chat o", ["org/m:tag", "other"]),
+        ("ichat.pyz gateway -c afi", ["afile.toml"]),
+        ("ichat.pyz logs --prev", ["--previous\t"]),
+    ],
+)
+def test_fish_completes(environment, line, expected):
+    """The same, with descriptions."""
+    needs("fish")
+    done = subprocess.run(
+        ["fish", "--private", "-c", f'source script.fish; complete -C "{line}"'],
+        capture_output=True, text=True, timeout=LIMIT_S, check=True, cwd=environment["HOME"], env=environment,
+    )  # fmt: skip
+    shown = done.stdout.splitlines()
+    assert len(shown) == len(expected)
+    assert all(one.startswith(start) for one, start in zip(shown, expected, strict=True))
