@@ -107,10 +107,12 @@ def find_gpus_and_holders(config: Config, gpus: Sequence[Gpu] | None, own: Mappi
             sentence = f"No NVIDIA GPU answers here, and {wanted[0]} has gpu_ids: set [] for processors only."
             return [Finding("error", "GPUs", sentence, "nvidia-smi")]
         return [Finding("ok", "GPUs", "No NVIDIA GPU answers here; the engines have the processors only.")]
-    return [_check_gpu(gpu, own) for gpu in gpus]
+    every = any(worker.gpu_ids is None for worker in config.managed_workers)
+    named = {number for worker in config.managed_workers for number in worker.gpu_ids or ()}
+    return [_check_gpu(gpu, own, is_wanted=every or gpu.index in named) for gpu in gpus]
 
 
-def _check_gpu(gpu: Gpu, own: Mapping[int, str]) -> Finding:
+def _check_gpu(gpu: Gpu, own: Mapping[int, str], *, is_wanted: bool) -> Finding:
     name = f"GPU {gpu.index}"
     if gpu.failure and gpu.memory_free_bytes is None:
         command = f"sudo nvidia-smi --gpu-reset -i {gpu.index}"
@@ -123,6 +125,8 @@ def _check_gpu(gpu: Gpu, own: Mapping[int, str]) -> Finding:
     words = [f"process {one.pid}" + (f" ({one.program})" if one.program else "") for one in others[:HOLDERS_MAX]]
     more = f" and {len(others) - HOLDERS_MAX} more" if len(others) > HOLDERS_MAX else ""
     sentence = f"{gpu.name}: {size}; {', '.join(words)}{more} uses it and is no worker of this gateway."
+    if not is_wanted:
+        return Finding("ok", name, sentence)
     return Finding("warning", name, sentence, f"ps -fp {','.join(str(one.pid) for one in others[:HOLDERS_MAX])}")
 
 

@@ -58,7 +58,8 @@ def read_configuration(path: str | None) -> tuple[Config | None, list[Finding]]:
         config = configuration.load(pathlib.Path(path))
     except Exit as exit_:
         head, *problems = str(exit_).splitlines()
-        sentences = [f"{path}: {problem.strip()}." for problem in problems] or [head]
+        said = [problem.strip() for problem in problems]
+        sentences = [f"{path}: {one}{'' if one.endswith('?') else '.'}" for one in said] or [head]
         return None, [Finding("error", "file", sentence) for sentence in sentences]
     workers, routes = len(config.managed_workers), len(config.external_routes)
     sentence = f"{path} is right (managed workers: {workers}, external routes: {routes})."
@@ -87,7 +88,7 @@ def _check_keys(config: Config) -> Iterator[Finding]:
                 key_in(variable, where)
             except Exit as exit_:
                 sentence = str(exit_).partition(" A gateway that runs ")[0]
-                found.append(Finding("error", "keys", sentence, f'export {variable}="$(…)"'))
+                found.append(Finding("error", "keys", sentence, f"export {variable}=…"))
     for number, route in enumerate(config.external_routes):
         try:
             read_route(route, config, f"external_routes[{number}]")

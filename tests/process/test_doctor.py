@@ -168,7 +168,7 @@ async def test_a_misspelt_key(site):
     found = problems(groups)
     assert [level for level, *_ in found] == ["error", "error"]
     assert "limits" in found[0][2]
-    assert "head_bytes_maxx" in found[0][2]
+    assert found[0][2].endswith("head_bytes_maxx: unknown key; did you mean head_bytes_max?")
     assert "timeouts.drain_s" in found[1][2]
     assert [group.title for group in groups] == ["Configuration", "This machine"]
 
@@ -197,7 +197,7 @@ async def test_keys_that_are_not_set(site, monkeypatch):
     first, second = problems(await examined(site(toml)))
     assert first[0] == second[0] == "error"
     assert first[2].startswith("security.admin_key_env: the environment has no usable key in ADMIN")
-    assert first[3].startswith("export ADMIN=")
+    assert first[3] == "export ADMIN=…"
     assert second[2:] == ("external_routes[0]: the environment has no usable key in UPSTREAM.", "export UPSTREAM=…")
 
 
@@ -374,14 +374,14 @@ async def test_gpus_that_are_not_there(site, tmp_path, gpus):
 
 
 async def test_a_gpu_that_another_holds(site, tmp_path, gpus):
-    """Who holds it is said twice: where the GPU is shown, and why the worker cannot start."""
+    """Who holds it is said where the GPU is shown, and why the worker cannot start; a GPU of no worker is no matter."""
     gpus()
     python, path = interpreter(tmp_path / "vllm", cuda="'12.4'"), model(tmp_path / "model", "model.safetensors")
     groups = await examined(site(worker(python, path, "gpu_ids = [0]")))
     found = problems(groups, without=("This machine",))
-    assert [one[:2] for one in found] == [("warning", "GPU 0"), ("warning", "GPU 1"), ("error", "m-0")]
+    assert [one[:2] for one in found] == [("warning", "GPU 0"), ("error", "m-0")]
     assert f"process {os.getpid()}" in found[0][2]
-    assert "GPU 0 has 50.0 of 80.0 GiB free, and vLLM needs 72.0" in found[2][2]
+    assert "GPU 0 has 50.0 of 80.0 GiB free, and vLLM needs 72.0" in found[1][2]
 
 
 async def test_a_gpu_that_does_not_answer(site, tmp_path, gpus):
