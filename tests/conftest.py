@@ -22,7 +22,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # begun in the background
 hypothesis.settings.register_profile("ichat", deadline=None)  # what is slow on a busy machine is not wrong
 hypothesis.settings.load_profile("ichat")
 
-MARKERS = {"engine": pytest.mark.engine, "soak": pytest.mark.slow}
+MARKERS = {"console": pytest.mark.browser, "engine": pytest.mark.engine, "soak": pytest.mark.slow}
 """What the folder of a test says of it."""
 
 

@@ -17,12 +17,6 @@ heartbeat_interval = 1
 """
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if "console" in item.path.parts:
-            item.add_marker(pytest.mark.browser)
-
-
 @pytest.fixture(scope="session")
 def browser():
     """Chromium, without a window."""
