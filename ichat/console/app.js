@@ -109,7 +109,7 @@ function Locked({ error }) {
     <p class="hint">The key of <code>security.admin_key_env</code> or <code>admin_key_hash</code>. It stays in this tab
       and is forgotten when the tab closes.</p>
     <${Field} label="Key" error=${hasKey() ? "The gateway does not know this key." : ""}>
-      <input ref=${field} type="password" autocomplete="off" spellcheck="false" value=${key}
+      <input ref=${field} type="password" aria-label="Key" autocomplete="off" spellcheck="false" value=${key}
         onInput=${(event) => setKey(event.target.value)} required /><//>
     <button class="button primary" type="submit">Open</button>
   </form>`;

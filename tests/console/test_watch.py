@@ -169,7 +169,7 @@ def test_requests_say_where_they_are_and_why(cluster, page):
     expect(rows(page)).to_have_count(6)
     expect(rows(page).first).to_contain_text("9 requests wait for llama-70b: every worker has as many requests")
     expect(rows(page).nth(1)).to_contain_text("7 requests wait inside its engine; its KV cache is full")
-    expect(rows(page)).to_contain_text(["", "", "as gpt-4o", "the model is being loaded, ready in about 22 s", "", ""])
+    expect(rows(page)).to_contain_text(["", "", "as gpt-4o", "the model is being loaded, ready in about ", "", ""])
     page.get_by_label("Find requests").fill("vision")
     expect(rows(page)).to_have_count(1)
 

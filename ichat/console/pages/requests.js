@@ -15,6 +15,7 @@ import {
   count,
   duration,
   html,
+  left,
   toast,
   useState,
 } from "../ui.js";
@@ -29,6 +30,8 @@ const PHASES = {
   plain: ["answering", "ok"],
 };
 
+const LOADING = new Set(["starting", "loading", "waking"]);
+
 /** Return why a request is where it is, in a sentence. */
 export function whyOf(request, models, workers) {
   const model = models.find((one) => one.id === request.model);
@@ -36,9 +39,13 @@ export function whyOf(request, models, workers) {
   if (request.phase === "queued") {
     const line = model ? `${count(model.queued, "request")} wait for ${request.model}` : "It waits";
     const loading = workers.find(
-      (one) => one.on_demand && one.ready_in_s !== null && one.model_names.includes(request.model),
+      (one) => one.on_demand && LOADING.has(one.state) && one.model_names.includes(request.model),
     );
-    if (loading) return `${line}: the model is being loaded, ready in about ${duration(loading.ready_in_s)}.`;
+    if (loading) {
+      const rest =
+        loading.ready_in_s === null ? "" : `, ready in about ${duration(left(loading.ready_in_s, loading.seen_at))}`;
+      return `${line}: the model is being loaded${rest}.`;
+    }
     if (model && model.workers === 0) return `${line}: nothing serves it now.`;
     return `${line}: every worker has as many requests as it may have (${model?.in_flight ?? "?"} in flight).`;
   }
