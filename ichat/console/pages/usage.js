@@ -77,6 +77,9 @@ function Totals({ totals }) {
 const timeOf = (label) => Date.parse(/^\d{4}-\d\d$/.test(label) ? `${label}-01T00:00Z` : label.length === 10
   ? `${label}T00:00Z` : label) / 1000;
 
+const slice = (from, to) => (at) => new Date(at * 1000).toISOString().slice(from, to);
+const IN_WORDS = { hour: slice(11, 16), day: slice(5, 10), month: slice(0, 7) };
+
 function OverTime({ rows, unit }) {
   const known = rows.filter((row) => Number.isFinite(timeOf(row[unit])));
   const column = (name) => known.map((row) => row[name]);
@@ -85,7 +88,7 @@ function OverTime({ rows, unit }) {
   return html`<${Chart} title=${`Tokens by ${unit}`} times=${times} series=${[
     { title: "in", values: column("input_tokens"), color: "chart-2" },
     { title: "out", values: column("output_tokens"), color: "chart-1", fill: true },
-  ]} format=${(value) => number(value, { short: true })} />`;
+  ]} timeOf=${IN_WORDS[unit]} format=${(value) => number(value, { short: true })} />`;
 }
 
 async function saveCsv(question, names) {

@@ -22,7 +22,7 @@ const clock = (seconds) =>
 
 const short = (value) => number(value, { short: true });
 
-function optionsOf({ series, show, max, format, sync, width }) {
+function optionsOf({ series, show, max, format, sync, width, timeOf }) {
   const muted = colorOf("muted");
   const grid = { stroke: colorOf("line"), width: 1 };
   const axis = { stroke: muted, grid, ticks: { show: false }, font: "11px system-ui, sans-serif" };
@@ -31,10 +31,11 @@ function optionsOf({ series, show, max, format, sync, width }) {
     height: HEIGHT,
     padding: [10, 10, 0, 0],
     legend: { show: false },
+    tzDate: timeOf === clock ? undefined : (at) => window.uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
     cursor: { y: false, points: { size: 6 }, sync: sync ? { key: sync } : undefined },
     scales: { x: { time: true }, y: { range: (_plot, _low, high) => [0, max ?? Math.max(1, high * 1.15)] } },
     axes: [
-      { ...axis, grid: { show: false }, values: (_plot, ticks) => ticks.map(clock), space: 70, size: 26 },
+      { ...axis, grid: { show: false }, values: (_plot, ticks) => ticks.map(timeOf), space: 70, size: 26 },
       { ...axis, size: 46, space: 34, values: (_plot, ticks) => ticks.map((tick) => format(tick)) },
     ],
     series: [
@@ -55,8 +56,9 @@ function optionsOf({ series, show, max, format, sync, width }) {
  *
  * `times`: seconds since 1970. `series`: {title, values, color?, fill?}. `unit` stands behind values. `max`: the upper
  * end of the axis. `sync`: charts of the same name share the pointer.
+ * `timeOf(at)`: a time in words, in UTC; left out, the time of day here.
  */
-export function Chart({ title, times, series, unit = "", max, sync, format = short }) {
+export function Chart({ title, times, series, unit = "", max, sync, format = short, timeOf = clock }) {
   const place = useRef(null);
   const plot = useRef(null);
   const [at, setAt] = useState(null);
@@ -68,7 +70,7 @@ export function Chart({ title, times, series, unit = "", max, sync, format = sho
   }, []);
   useEffect(() => {
     const width = place.current.clientWidth || 300;
-    const options = optionsOf({ series, show: setAt, max, format, sync, width });
+    const options = optionsOf({ series, show: setAt, max, format, sync, width, timeOf });
     plot.current = new window.uPlot(options, [times, ...series.map((one) => one.values)], place.current);
     const observer = new ResizeObserver(([entry]) => {
       plot.current?.setSize({ width: Math.max(120, Math.floor(entry.contentRect.width)), height: HEIGHT });
@@ -79,7 +81,7 @@ export function Chart({ title, times, series, unit = "", max, sync, format = sho
       plot.current.destroy();
       plot.current = null;
     };
-  }, [theme, max, sync, series.map((one) => one.title).join("\n")]);
+  }, [theme, max, sync, timeOf, series.map((one) => one.title).join("\n")]);
   useEffect(() => {
     plot.current?.setData([times, ...series.map((one) => one.values)]);
   }, [times, series]);
@@ -92,7 +94,7 @@ export function Chart({ title, times, series, unit = "", max, sync, format = sho
         <i class=${`dot ${one.color ?? "chart-1"}`}></i>
         ${series.length > 1 && html`<span class="muted">${one.title}</span>`} <b>${text(one.values[index])}</b></span>`,
       )}
-      ${at !== null && html`<time class="muted">${clock(times[at])}</time>`}
+      ${at !== null && html`<time class="muted">${timeOf(times[at])}</time>`}
     </span></figcaption>
     <div ref=${place} class="chart-plot"></div>
     ${times.length < 2 && html`<p class="chart-empty">Gathering samples…</p>`}
