@@ -12,6 +12,7 @@ from ichat.cli import keys as terminal_keys
 from ichat.cli import launch as terminal_launch
 from ichat.cli import logs as terminal_logs
 from ichat.cli import models as terminal_models
+from ichat.cli import top as terminal_top
 from ichat.cli import usage as terminal_usage
 from ichat.cli import views as terminal_views
 from ichat.cli.client import EXIT_REFUSED, Api, Json, add_flags, find_gateway, objects_of, worker_path
@@ -191,6 +192,7 @@ COMMANDS = {
     "wake": Command("wake MODEL", "take it again", terminal_models.add_model_flags, terminal_models.wake),
     "status": Command("status", "the gateway, its machine, its models", _no_flags, _status),
     "models": Command("models", "what can be asked for now", _no_flags, _models),
+    "top": Command("top [--once]", "all of it, live", terminal_top.add_top_flags, terminal_top.run_top),
     "usage": Command(
         "usage [--by key,model,day]", "who used what, and what it cost", terminal_usage.add_usage_flags, _usage
     ),

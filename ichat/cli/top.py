@@ -1,0 +1,174 @@
+"""The gateway on the operator's terminal, live: `top`. One thread follows the event stream, the other one the keys."""
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import select
+import sys
+import threading
+import time
+from collections.abc import Generator
+
+from ichat.cli.client import Api, Json, RequestRefused, Unreachable, parse_object, pause
+from ichat.cli.screen import Screen
+from ichat.cli.top_view import STYLES, Choice, TopState, cells_of, frame, pane_of
+from ichat.errors import EXIT_USAGE, Exit
+
+SILENCE_S = 45.0
+"""After so long without even a comment the connection is dead."""
+PAUSES_S = (0.5, 1.0, 2.0, 5.0)
+DRAW_S = 1.0
+"""How often the screen is drawn where nothing happens: ages grow."""
+LEAST_S = 0.1
+"""The least time between two drawings."""
+EVENTS_MAX = 1000
+"""Events that wait to be shown; the thread that reads them waits, and the gateway tells it everything anew."""
+_EVENTS = "/v1/admin/events"
+_BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+"""To another screen without a cursor, and back."""
+_CLEAR_LINE, _CLEAR_BELOW, _PLAIN = "\x1b[K", "\x1b[J", "\x1b[0m"
+
+
+def add_top_flags(usage: argparse.ArgumentParser) -> None:
+    """Add the flags of `top`."""
+    usage.add_argument("--once", action="store_true", help="show everything once, as plain text or with --json")
+
+
+def run_top(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Show the gateway until `q`, or once."""
+    if args.once or args.json:
+        return _show_once(api, screen, args)
+    if not screen.is_terminal or not sys.stdin.isatty():
+        raise Exit(EXIT_USAGE, "top needs a terminal; --once shows everything once, --json for programs.")
+    return _Top(api).run()
+
+
+def _show_once(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Show the state, or as JSON; without `--once` every event as a line of JSON."""
+    state, seen = TopState(), set[str]()
+    with api.events("GET", _EVENTS, silence_s=SILENCE_S, params={"requests": "1"}) as events:
+        for event in events:
+            data = parse_object(event.data)
+            if args.json and not args.once:
+                screen.line(json.dumps({"event": event.name, "data": data}))
+                continue
+            state.update(event.name, data)
+            seen.add(event.name)
+            if args.json and event.name == "state":
+                screen.line(event.data)
+                return 0
+            if {"state", "requests"} <= seen:
+                break
+    if not args.json:
+        for pane in "mwgr":
+            columns, rows = pane_of(state, pane)
+            screen.table([one.title for one in columns], cells_of(columns, rows))
+    return 0
+
+
+class _Top:
+    """The live screen."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._state, self._choice = TopState(), Choice()
+        self._events: queue.Queue[tuple[str, Json] | Exception] = queue.Queue(EVENTS_MAX)
+        self._note = "connecting"
+        self._refusal: RequestRefused | None = None
+
+    def run(self) -> int:
+        threading.Thread(target=self._follow_forever, daemon=True).start()
+        with _raw_terminal():
+            drawn_at = 0.0
+            while not self._choice.is_over:
+                has_changed = self._read_events()
+                if self._refusal is not None and not self._state.has_state:
+                    break
+                for key in _pressed(LEAST_S):
+                    self._choice.press(key)
+                    has_changed = True
+                if has_changed or time.monotonic() - drawn_at >= DRAW_S:
+                    self._draw()
+                    drawn_at = time.monotonic()
+        if self._refusal is not None and not self._state.has_state:
+            raise self._refusal
+        return 0
+
+    def _follow_forever(self) -> None:
+        """Hand over the events of one connection after the other."""
+        failures = 0
+        while True:
+            try:
+                with self._api.events("GET", _EVENTS, silence_s=SILENCE_S, params={"requests": "1"}) as events:
+                    for event in events:
+                        failures = 0
+                        self._events.put((event.name, parse_object(event.data)))
+                self._events.put(Unreachable("The gateway has ended the stream."))
+            except (Unreachable, RequestRefused) as error:
+                self._events.put(error)
+            pause(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+            failures += 1
+
+    def _read_events(self) -> bool:
+        """Take what has come; return whether that was anything."""
+        has_any = False
+        with contextlib.suppress(queue.Empty):
+            while True:
+                event = self._events.get_nowait()
+                has_any = True
+                if isinstance(event, tuple):
+                    self._note = ""
+                    self._state.update(*event)
+                else:
+                    self._note = f"Trying again: {event}"
+                    self._refusal = event if isinstance(event, RequestRefused) else None
+        return has_any
+
+    def _draw(self) -> None:
+        width, height = os.get_terminal_size(sys.stdout.fileno())
+        lines = frame(self._state, self._choice, width or 80, height or 24, self._note)
+        has_styles = "NO_COLOR" not in os.environ
+        parts = ["\x1b[H"]
+        for number, (text, style) in enumerate(lines):
+            styled = f"{STYLES[style]}{text}{_PLAIN}" if style and (has_styles or style == "reverse") else text
+            parts.append(f"{'' if number == 0 else chr(13) + chr(10)}{styled}{_CLEAR_LINE}")
+        sys.stdout.write("".join(parts) + _CLEAR_BELOW)
+        sys.stdout.flush()
+
+
+def _pressed(wait_s: float) -> list[str]:
+    """Return the keys that are pressed within some time, each as a character or as the sequence that it sends."""
+    descriptor = sys.stdin.fileno()
+    if not select.select([descriptor], [], [], wait_s)[0]:
+        return []
+    text = os.read(descriptor, 1024).decode(errors="replace")
+    if not text:
+        return ["q"]
+    keys = list[str]()
+    while text:
+        length = 1
+        if text.startswith("\x1b[") and len(text) > 2:
+            length = next((at + 1 for at in range(2, len(text)) if text[at].isalpha() or text[at] == "~"), len(text))
+        keys.append(text[:length])
+        text = text[length:]
+    return keys
+
+
+@contextlib.contextmanager
+def _raw_terminal() -> Generator[None]:
+    """Have keys come one by one and unseen, on a screen of our own; both are put back at the end."""
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        sys.stdout.write(_BEGIN)
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        sys.stdout.write(_END)
+        sys.stdout.flush()

@@ -1,0 +1,147 @@
+"""`ichat.pyz top` on a terminal, with a real gateway: live, resized, over a restart, and once."""
+
+import codecs
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+
+import pytest
+from support.deployments import free_port, worker
+from support.programs import LIMIT_S, ROOT, ichat
+
+SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """A program on a terminal of a certain size; `lines` is what it shows now."""
+
+    def __init__(self, port, columns=80, rows=24):
+        self.master, slave = pty.openpty()
+        self.resize(columns, rows)
+        env = {**os.environ, "ICHAT_GATEWAY": f"http://127.0.0.1:{port}", "TERM": "vt100"}
+        env.pop("COLUMNS", None)
+        self.process = subprocess.Popen(ichat("top"), cwd=ROOT, env=env, preexec_fn=lambda: os.login_tty(slave))
+        os.close(slave)
+        self.decode = codecs.getincrementaldecoder("utf-8")().decode
+        self.text = ""
+
+    def resize(self, columns, rows):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def read(self):
+        if select.select([self.master], [], [], 0.1)[0]:
+            try:
+                self.text += self.decode(os.read(self.master, 65536))
+            except OSError:
+                return False
+        return True
+
+    @property
+    def lines(self):
+        """Return the newest whole frame: it begins at the top and ends with the clearing of what is below."""
+        frames = re.findall(r"\x1b\[H(.*?)\x1b\[J", self.text, re.DOTALL)
+        return [SEQUENCE.sub("", line) for line in frames[-1].split("\r\n")] if frames else []
+
+    def until(self, condition):
+        """Read until the lines are as they should be."""
+        deadline = time.monotonic() + LIMIT_S
+        while not (self.lines and condition(self.lines)):
+            assert time.monotonic() < deadline, self.lines
+            assert self.read(), self.text
+        return self.lines
+
+    def end(self):
+        deadline = time.monotonic() + LIMIT_S
+        while self.read():
+            assert time.monotonic() < deadline
+        return self.process.wait(LIMIT_S)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminal():
+    opened = []
+
+    def open_(port, **size):
+        opened.append(Terminal(port, **size))
+        return opened[-1]
+
+    yield open_
+    for one in opened:
+        one.close()
+
+
+def has(word):
+    return lambda lines: any(word in line for line in lines)
+
+
+def test_it_is_live(gateway, terminal):
+    """Panes by key press, a worker's end as it happens, other sizes; `q` leaves the terminal as it was."""
+    program = gateway(worker())
+    program.wait_until_ready("m-0")
+    top = terminal(program.port)
+    lines = top.until(has("m-0"))
+    assert len(lines) == 24
+    assert max(map(len, lines)) <= 80
+    assert "1 ready" in lines[0]
+    top.type("m")
+    top.until(lambda lines: lines[3].startswith("modelv"))
+    top.type("g")
+    top.until(has("CPUs"))
+    top.resize(140, 40)
+    assert len(top.until(lambda lines: len(lines) == 40)) == 40
+    top.type("w")
+    top.until(has("m-0"))
+    program.ask_by("DELETE", "/v1/admin/workers/m-0?drain_s=0")
+    top.until(lambda lines: "workers: none" in lines[0])
+    top.type("q")
+    assert top.end() == 0
+    assert top.text.endswith("\x1b[?25h\x1b[?1049l")
+
+
+def test_it_goes_on_after_a_restart_of_the_gateway(gateway, terminal):
+    """It says that it tries again, and shows the next gateway."""
+    port = free_port()
+    program = gateway("", port=port)
+    top = terminal(port)
+    top.until(has("workers: none"))
+    program.stop()
+    top.until(has("Trying again: "))
+    gateway("", port=port)
+    top.until(lambda lines: not has("Trying again: ")(lines))
+    os.kill(top.process.pid, signal.SIGINT)
+    assert top.end() in (0, 130)
+
+
+def test_once(gateway):
+    """Plain columns for people and awk, or the state as JSON."""
+    program = gateway(worker())
+    program.wait_until_ready("m-0")
+    env = {**os.environ, "ICHAT_GATEWAY": f"http://127.0.0.1:{program.port}"}
+
+    def run(*words):
+        return subprocess.run(ichat("top", *words), cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+
+    found = run("--once")
+    assert found.returncode == 0, found.stderr
+    assert re.search(r"^m-0 +m +ready", found.stdout, re.MULTILINE)
+    state = json.loads(run("--once", "--json").stdout)
+    assert [one["worker_id"] for one in state["workers"]] == ["m-0"]
+    refused = run()
+    assert (refused.returncode, refused.stdout) == (64, "")
+    assert "--once" in refused.stderr

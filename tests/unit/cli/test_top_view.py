@@ -1,0 +1,122 @@
+"""What `top` shows: the state by its events, panes, sorting, filters, and sizes of terminals."""
+
+import pytest
+
+from ichat.cli.top_view import HINT, Choice, TopState, cells_of, frame, pane_of
+
+
+def worker(worker_id, **more):
+    return {"worker_id": worker_id, "model_name": "m", "state": "ready", "in_flight": 0, "kv_use": 0.5, **more}
+
+
+STATE = {
+    "gateway": {"version": "0.1.0", "uptime_s": 90_061.0},
+    "workers": [worker("a", in_flight=3), worker("b", state="failed", failure="has ended", in_flight=9)],
+    "models": [{"id": "m", "workers": 1, "in_flight": 3, "queued": 2, "waiting_s": 1.5, "loaded": None}],
+    "machines": [{
+        "id": "x", "name": "host", "cpus": 8, "cpu_use": 0.25, "memory_total_bytes": 2**35, "memory_available_bytes": 2**34,
+        "workers": ["a"],
+        "gpus": [{"index": 0, "name": "H200", "use": 0.9, "memory_used_bytes": 2**36, "memory_total_bytes": 2**37,
+                  "held_by": [{"worker_id": "a", "memory_bytes": 1}]}],
+    }],
+    "history": {
+        "sample_s": 5.0, "columns": {"at": [1, 2], "requests": [1, 50], "ttft_p50_ms": [None, 120], "kv_use": [0.1, 0.5]},
+        "models": {"m": {"requests": [None, 50], "output_tokens": [None, 1000], "ttft_p50_ms": [None, 120]}},
+    },
+}  # fmt: skip
+REQUEST = {"id": "r1", "phase": "streaming", "model": "m", "age_s": 12.0, "client": "1.2.3.4", "tokens_out_estimate": 7}
+
+
+@pytest.fixture
+def state():
+    found = TopState()
+    found.update("state", STATE)
+    return found
+
+
+def shown(state, choice, width=80, height=24):
+    return [text for text, _ in frame(state, choice, width, height)]
+
+
+def test_events_change_what_they_tell_of(state):
+    """A state replaces everything, a change one thing; what is gone is no longer shown."""
+    state.update("workers", {"changed": [worker("c")], "gone": ["a"]})
+    state.update("models", {"models": [{"id": "n"}], "gone": ["m"]})
+    state.update("requests", {"requests": [REQUEST], "total": 5})
+    state.update("something new", {"changed": 7})
+    assert (list(state.workers), list(state.models), state.requests_total) == (["b", "c"], ["n"], 5)
+    state.update("state", STATE)
+    assert list(state.workers) == ["a", "b"]
+
+
+def test_each_pane_shows_what_it_has(state):
+    """Figures are rates by the newest sample."""
+    state.update("requests", {"requests": [REQUEST], "total": 1})
+    columns, rows = pane_of(state, "m")
+    assert cells_of(columns, rows) == [["m", "1", "3", "2", "10.0", "200", "120ms", "1.5s", "-"]]
+    columns, rows = pane_of(state, "g")
+    assert [row[:4] for row in cells_of(columns, rows)] == [
+        ["host", "-", "8 CPUs", "25%"],
+        ["host", "0", "H200", "90%"],
+    ]
+    columns, rows = pane_of(state, "r")
+    assert cells_of(columns, rows)[0][:3] == ["12s", "streaming", "m"]
+    columns, rows = pane_of(state, "w")
+    assert cells_of(columns, rows)[1][-1] == "has ended"
+
+
+def test_keys_sort_invert_and_filter(state):
+    """Every key does one thing; the filter takes all keys until Enter."""
+    choice = Choice()
+
+    def first():
+        return [line.split()[0] for line in shown(state, choice)[4:6] if line]
+
+    assert first() == ["a", "b"]
+    choice.press("i")
+    assert first() == ["b", "a"]
+    for key in "isss":
+        choice.press(key)
+    assert shown(state, choice)[3].split()[3] == "flightv"
+    assert first() == ["a", "b"]
+    for key in "/failq\x7f\r":
+        choice.press(key)
+    assert (choice.filter, choice.is_over, first()) == ("fail", False, ["b"])
+    choice.press("\x1b")
+    choice.press("?")
+    assert any("quits" in line for line in shown(state, choice))
+    choice.press("m")
+    choice.press("q")
+    assert (choice.pane, choice.is_over) == ("m", True)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 10), (20, 6), (10, 2)])
+@pytest.mark.parametrize("pane", list("mwgr"))
+def test_it_fits_into_every_terminal(state, width, height, pane):
+    """No line is wider than the terminal, and there are exactly as many as it has."""
+    many = [worker(f"a-worker-with-quite-a-long-name-{number}", machine="host" * 9) for number in range(100)]
+    state.update("workers", {"changed": many, "gone": []})
+    for choice in (Choice(pane), Choice(pane, offset=90), Choice(pane, has_help=True), Choice(pane, filter="x" * 99)):
+        lines = shown(state, choice, width, height)
+        assert len(lines) == height
+        assert max(map(len, lines)) <= width
+
+
+def test_scrolling_ends_at_the_last_row(state):
+    """The last page is full."""
+    state.update("workers", {"changed": [worker(f"w{number:03}") for number in range(100)], "gone": ["a", "b"]})
+    choice = Choice()
+    for _ in range(50):
+        choice.press(" ")
+    rows = shown(state, choice)[4:-1]
+    assert rows[-1].startswith("w099")
+    assert len([row for row in rows if row]) == len(rows)
+    assert shown(state, choice)[-1] == HINT[:80]
+
+
+def test_nothing_that_a_worker_says_reaches_the_terminal_as_a_command(state):
+    """Escape sequences are taken out of every cell."""
+    state.update(
+        "workers", {"changed": [worker("a", failure="\x1b]0;title\x07bad\x1b[2J", machine="\x9bx")], "gone": []}
+    )
+    assert not any("\x1b" in line or "\x9b" in line for line in shown(state, Choice(), 200))
