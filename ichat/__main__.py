@@ -39,6 +39,7 @@ usage: ichat.pyz gateway -c FILE            one OpenAI-compatible entry to many 
        ichat.pyz worker [FLAGS]             one model, served with vLLM or SGLang in this process
        ichat.pyz key [NAME]                 make a key, and the configuration table for it
        ichat.pyz doctor [-c FILE]           say what is wrong here, and what to do
+       ichat.pyz config schema              the configuration as JSON schema, for editors
        ichat.pyz completion SHELL           what makes bash, zsh or fish complete these lines
 
 commands to a running gateway:
@@ -80,6 +81,8 @@ def _run(argv: list[str]) -> int:
         from ichat.doctor import examination
 
         return examination.run(argv[1:])
+    if command == "config":
+        return _config(argv[1:])
     if command == "completion":
         return _completion(argv[1:])
     from ichat.cli import commands as terminal
@@ -142,6 +145,28 @@ def _key_parser() -> "CommandLineParser":
     return usage
 
 
+def _config(argv: list[str]) -> int:
+    """Print what an editor has to know of the configuration."""
+    import json
+
+    _config_parser().parse_args(argv)
+    from ichat.admin.config_schema import config_schema
+
+    print(json.dumps(config_schema(), indent=2))
+    return 0
+
+
+def _config_parser() -> "CommandLineParser":
+    from ichat.config.command_line import CommandLineParser
+
+    usage = CommandLineParser(
+        prog="ichat.pyz config",
+        description="Print the configuration as JSON schema (2020-12), by which editors check and complete the file.",
+    )
+    usage.add_argument("what", metavar="WHAT", choices=("schema",), help="schema")
+    return usage
+
+
 def _completion(argv: list[str]) -> int:
     """Print a shell's script for completion, or what it asks for with a TAB."""
     import functools
@@ -168,6 +193,7 @@ def _completion(argv: list[str]) -> int:
         "gateway": CompletedCommand("one OpenAI-compatible entry to many models", of_gateway),
         "worker": CompletedCommand("one model, served with vLLM or SGLang in this process", of_worker),
         "key": CompletedCommand("make a key, and the configuration table for it", _key_parser),
+        "config": CompletedCommand("the configuration as JSON schema", _config_parser),
         "doctor": CompletedCommand("say what is wrong here, and what to do", of_doctor),
         "completion": CompletedCommand("what makes a shell complete command lines", parser_of_completion),
         **{

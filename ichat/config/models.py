@@ -62,7 +62,9 @@ class TargetConfig:
     """`[[models]] targets`: a model that a share of the requests goes to."""
 
     model: str = checked(checks.is_model_name)
+    """The model's name."""
     weight: float = checked(Between(0, 1e6), 1.0)
+    """Its share of the requests, in proportion to the weights of the others."""
 
 
 @frozen
@@ -70,7 +72,9 @@ class ShadowConfig:
     """`[[models]] shadow`: a model that gets copies of a share of the requests."""
 
     model: str = checked(checks.is_model_name)
+    """The model's name."""
     share: float = checked(Between(0, 1), 1.0)
+    """The share of the requests that are copied, from 0 to 1."""
 
 
 @frozen

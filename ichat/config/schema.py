@@ -40,7 +40,7 @@ _BYTES = Between(LINE_BYTES_LIMIT, 1024**4)
 
 @frozen
 class ServerSettings:
-    """`[server_settings]`."""
+    """`[server_settings]`: where the gateway listens, and what it keeps and says."""
 
     host: str = "127.0.0.1"
     port: int = checked(_PORT, 4000)
@@ -275,7 +275,9 @@ class SwapSetConfig:
     """`[[swap_sets]]`: models of which only some may be loaded at once."""
 
     members: list[str] = checked(checks.are_model_names)
+    """Models of on-demand workers."""
     loaded_max: int = checked(_COUNT, 1)
+    """How many of them may be loaded at once."""
 
 
 @frozen
@@ -298,9 +300,10 @@ class ExternalRoute:
 
 @frozen
 class EngineSettings:
-    """`[engines.NAME]`."""
+    """`[engines.NAME]`: an engine, `vllm`, `sglang` or another that is installed."""
 
     python: str | None = None
+    """The Python interpreter that has the engine."""
 
 
 @frozen

@@ -44,14 +44,26 @@ class Between:
         return {"minimum": self.low} | ({} if math.isinf(self.high) else {"maximum": self.high})
 
 
-def one_of(*allowed: str) -> Check:
+@attrs.frozen
+class OneOf:
+    """The check that a text is one of these."""
+
+    allowed: tuple[str, ...]
+
+    def __call__(self, value: str) -> None:
+        """Raise ValueError for another text."""
+        if value not in self.allowed:
+            raise ValueError(f"must be one of {', '.join(self.allowed)}, not {value!r}")
+
+    @property
+    def schema(self) -> Schema:
+        """The same as JSON schema."""
+        return {"enum": list(self.allowed)}
+
+
+def one_of(*allowed: str) -> OneOf:
     """Return the check that a text is one of these."""
-
-    def check(value: str) -> None:
-        if value not in allowed:
-            raise ValueError(f"must be one of {', '.join(allowed)}, not {value!r}")
-
-    return check
+    return OneOf(allowed)
 
 
 def checked(check: Check, default: Any = attrs.NOTHING, schema: Schema | None = None) -> Any:

@@ -90,6 +90,7 @@ def test_every_command_of_the_help_can_be_completed(program):
         (["gateway", "-c", ""], [":files"]),
         (["gateway", "-c", "x", "--ch"], ["--check"]),
         (["gateway", "--check", "--ch"], []),
+        (["config", ""], ["schema"]),
         (["completion", ""], ["bash", "zsh", "fish"]),
         (["keys", "m"], ["make"]),
         (["keys", "make", ""], []),

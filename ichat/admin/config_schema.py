@@ -1,0 +1,119 @@
+"""The configuration as JSON schema, by which editors check and complete `ichat.toml`: `ichat.pyz config schema`.
+
+Names, types and defaults are those of the classes, bounds those of their checks, and descriptions the docstrings of
+fields, else the comments of `ichat.toml.example`. What only the gateway can check (that a model is there, that two
+keys go together) `gateway --check` says.
+"""
+
+import pathlib
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union, get_args, get_origin
+
+import attrs
+
+import ichat
+from ichat.admin.schemas import Schema, docs_of, schema_of
+from ichat.config import checks
+from ichat.config.schema import Config, EngineValue, ManagedWorkerConfig
+
+EXAMPLE = "ichat.toml.example"
+_BY_CHECK: Mapping[Callable[..., None], Schema] = {
+    checks.is_key_name: {"pattern": f"^{checks.KEY_NAME.pattern}$"},
+    checks.is_key_hash: {"pattern": "^sha256:[0-9a-f]{64}$"},
+    checks.is_variable: {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+    checks.is_model_name: {"minLength": 1, "maxLength": checks.MODEL_NAME_CHARACTERS_MAX},
+    checks.is_path: {"minLength": 1},
+    checks.not_empty: {"minLength": 1},
+    checks.is_http: {"pattern": "^https?://"},
+    checks.is_target: {"pattern": "^/"},
+}
+"""What a check allows, as far as a schema can say it."""
+_TABLE = re.compile(r"\[+([\w.]+)")
+_KEY = re.compile(r"#?([A-Za-z_]\w*) = ")
+_ENGINE_VALUE: Schema = {"type": ["string", "number", "boolean", "array", "object"]}
+
+
+def config_schema() -> Schema:
+    """Return the schema (JSON schema 2020-12) of the whole file."""
+    comments = _comments(_example())
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ichat.toml",
+        "description": f"The configuration of iChat's gateway, version {ichat.__version__}.",
+        **_section(Config, "", comments),
+    }
+
+
+def _section(owner: type[Any], path: str, comments: Mapping[str, str]) -> Schema:
+    docs, properties, required = docs_of(owner), dict[str, Schema](), list[str]()
+    for one in attrs.fields(owner):
+        inner = f"{path}.{one.name}" if path else one.name
+        schema = _of_type(one.type, inner, comments) | _bounds(one)
+        default: Any = one.default
+        if default is attrs.NOTHING:
+            required.append(one.name)
+        elif type(default) in (str, int, float, bool):
+            schema["default"] = default
+        text = docs.get(one.name) or comments.get(inner) or _purpose_of(one.type)
+        properties[one.name] = schema | ({"description": text} if text else {})
+    rest: Any = _ENGINE_VALUE if owner is ManagedWorkerConfig else False
+    found: Schema = {"type": "object", "properties": properties, "additionalProperties": rest}
+    return found | ({"required": required} if required else {})
+
+
+def _purpose_of(kind: Any) -> str:
+    """Return what the docstring of a section says of the table; empty for what is no section."""
+    owner = next((one for one in (kind, *get_args(kind)) if attrs.has(one)), None)
+    return "" if owner is None else " ".join((owner.__doc__ or "").split())
+
+
+def _of_type(kind: Any, path: str, comments: Mapping[str, str]) -> Schema:
+    """Return a type as TOML may have it, which has no null: what may be None may be left out."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind == EngineValue:
+        return dict(_ENGINE_VALUE)
+    if attrs.has(kind):
+        return _section(kind, path, comments)
+    if origin in (Union, types.UnionType):
+        rest = [one for one in inner if one is not type(None)]
+        return _of_type(rest[0], path, comments) if len(rest) == 1 else schema_of(kind)
+    if origin is list:
+        return {"type": "array", "items": _of_type(inner[0], path, comments)}
+    if origin in (dict, Mapping):
+        return {"type": "object", "additionalProperties": _of_type(inner[1], path, comments)}
+    return schema_of(kind)
+
+
+def _bounds(field: "attrs.Attribute[Any]") -> Schema:
+    check = field.metadata.get("check")
+    given: Any = field.metadata.get("schema")
+    if given is None:
+        given = getattr(check, "schema", None)
+    return dict(_BY_CHECK.get(check, {}) if given is None and check is not None else given or {})
+
+
+def _example() -> str:
+    """Return the example with its comments: in the pyz beside the configuration, in a checkout at its root."""
+    package = pathlib.Path(ichat.__file__).parent
+    for path in (package / "config" / EXAMPLE, package.parent / EXAMPLE):
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    return ""
+
+
+def _comments(text: str) -> Mapping[str, str]:
+    """Return what the example says of each key and table, by their paths; keys of one paragraph share its comment."""
+    found: dict[str, str] = {}
+    table = ""
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines: Sequence[str] = paragraph.splitlines()
+        comment = " ".join(line[2:].strip() for line in lines if line.startswith("# "))
+        for line in lines:
+            if (began := _TABLE.match(line)) is not None:
+                table = began[1].removesuffix(".")
+                found.setdefault(table, comment)
+            elif (key := _KEY.match(line)) is not None:
+                found.setdefault(f"{table}.{key[1]}" if table else key[1], comment)
+    return {path: comment for path, comment in found.items() if comment}
