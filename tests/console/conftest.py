@@ -100,10 +100,10 @@ def make_site(tmp_path):
     """Start a gateway with this configuration: `make_site(toml, settings="")`; paths of workers name no real model."""
     programs = []
 
-    def make(text="", settings="", **env):
+    def make(text="", settings="", port=0, **env):
         path = tmp_path / "ichat.toml"
         path.write_text(
-            f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}/state"\n{settings}'
+            f'[server_settings]\nport = {port}\nstate_directory = "{tmp_path}/state"\n{settings}'
             f"[timeouts]\nstop_s = 6\ndrain_s = 6\n{text}"
         )
         program = Program(ichat("gateway", "-c", str(path)), tmp_path / f"{len(programs)}.log", env)

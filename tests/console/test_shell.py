@@ -156,13 +156,13 @@ def test_where_no_key_would_help_the_page_says_what_would(make_site, browser):
 def test_a_gateway_that_goes_away_is_said_and_found_again(make_site, page, context):
     """What was shown stays, with a sentence; the page connects by itself once the gateway is back."""
     context.watched.allowed += ["ERR_", "net::"]
-    settings = f"port = {free_port()}\n"
-    site = make_site("", settings)
+    port = free_port()
+    site = make_site(port=port)
     site.open(page)
     site.program.stop()
     expect(page.get_by_role("alert")).to_contain_text("No connection to the gateway")
     expect(page.locator("main h1")).to_be_visible()
-    make_site("", settings)
+    make_site(port=port)
     expect(page.locator("[data-connection=live]")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
 
