@@ -197,24 +197,19 @@ class Quotas:
             refusal = one.refusal(now)
             if refusal is not None:
                 return refusal
-        counts_tokens = False
         for one in used:
             limits = one.limits
             one.in_flight += 1
             one.used_at = now
             if limits.requests_per_minute is not None:
                 one.requests.add(1, now)
-            if one.name or limits.tokens_per_minute is not None:
-                counts_tokens = True
-        return QuotaReservation(used, counts_tokens)
+        return QuotaReservation(used)
 
 
 class QuotaReservation(NamedTuple):
     """One request that was let in. A tuple, as one is made for every request."""
 
     quotas: Sequence[Quota]
-    counts_tokens: bool
-    """Whether its tokens must be counted: they have a limit, or are shown by key."""
 
     def release(self, tokens: int, now: float) -> None:
         """Record its end, and what it used."""
