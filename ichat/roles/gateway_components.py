@@ -156,6 +156,7 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     events = EventStreams(overview)
     events.usage_storage = lambda: ledger.storage
     reloader.when_applied = events.tell_reload
+    key_store.add_listener(functools.partial(events.send_to_all, "keys", dict[str, str]()))
     admin = AdminContext(
         registry, balancer, supervisor, log_store, reloader, lambda: context.auth,
         quotas=context.quotas, key_store=key_store, metrics=metrics, scraper=scraper,

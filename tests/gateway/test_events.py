@@ -19,8 +19,7 @@ from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
 from ichat.routing.registry import Registry
-
-ADMIN = '[security]\nadmin_key_env = "T_ADMIN"\n'
+from ichat.security.keys import hash_of
 
 
 class Reader:
@@ -129,6 +128,21 @@ async def test_samples_are_told_and_kept(serve, gateway_to, connect):
     assert columns["requests"][: len(seen)] == [one["requests"] for one in seen]
     assert {len(column) for column in (*columns.values(), *history["models"]["m"].values())} == {len(columns["at"])}
     assert max(value for value in history["models"]["m"]["ttft_p50_ms"] if value is not None) > 0
+
+
+async def test_followers_hear_of_keys(gateway_to, connect, tmp_path):
+    """Who shows keys asks for them again when one was made; the event has no secret."""
+    hash_ = hash_of("sk-admin-0123456789")
+    port = await gateway_to({}, f'state_directory = "{tmp_path}"\n[security]\nadmin_key_hash = "{hash_}"\n')
+    client = await connect(port)
+    headers = b"host: localhost\r\nauthorization: Bearer sk-admin-0123456789\r\n"
+    await client.send(b"GET /v1/admin/events HTTP/1.1\r\n%b\r\n" % headers)
+    reader = Reader(client)
+    await reader.next("state")
+    other, body = await connect(port), b'{"name": "a"}'
+    await other.send(b"POST /v1/admin/keys HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (headers, len(body), body))
+    assert (await other.response())[0] == 201
+    assert await reader.next("keys") == {}
 
 
 async def test_there_is_a_bound_to_streams(gateway_to, connect):
