@@ -124,6 +124,7 @@ def test_a_workers_page_follows_it(cluster, page):
     expect(page.get_by_role("meter", name="KV cache in use")).to_have_attribute("aria-valuenow", "97")
     tell(page, "workers", {"changed": [worker("llama-70b-1", "unhealthy", failure="was silent for 31 s")], "gone": []})
     expect(page.get_by_role("alert")).to_contain_text("was silent for 31 s")
+    page.context.watched.allowed.append("/v1/logs/stream/llama-70b-1")  # it never had a log
     tell(page, "workers", {"changed": [], "gone": ["llama-70b-1"]})
     expect(page.locator("main")).to_contain_text("There is no such worker")
 

@@ -67,7 +67,7 @@ def test_holds_nothing_that_is_bound_to_one_python():
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the repository to copy")
 def test_two_builds_are_the_same(tmp_path):
     """The same sources, at another place and another time, with other permissions, make the same bytes."""
-    for name in ("ichat", "build", "pyproject.toml"):
+    for name in ("ichat", "build", "pyproject.toml", "ichat.toml.example"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -76,7 +76,8 @@ def test_two_builds_are_the_same(tmp_path):
     (tmp_path / "ichat/__init__.py").chmod(0o600)
     os.utime(tmp_path / "ichat/__init__.py", (0, 0))
     (tmp_path / ".build").mkdir()
-    (tmp_path / ".build/tools").symlink_to(ROOT / ".build/tools")
+    for name in ("tools", "npm"):
+        (tmp_path / ".build" / name).symlink_to(ROOT / ".build" / name)
     run(sys.executable, tmp_path / "build", TMPDIR=str(tmp_path))
     assert (tmp_path / "ichat.pyz").read_bytes() == PYZ.read_bytes()
 
