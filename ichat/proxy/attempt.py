@@ -107,7 +107,10 @@ class Attempt:
         if usage is None or relay is None:
             return None
         is_good = self.answered_at is not None and self.status < 400
-        return tokens_used(usage, bytes_in, relay.chunks, has_left=has_left, is_good=is_good, is_stream=self.is_stream)
+        bytes_out, chunks = relay.bytes_out, relay.chunks
+        return tokens_used(
+            usage, bytes_in, bytes_out, chunks, has_left=has_left, is_good=is_good, is_stream=self.is_stream
+        )
 
     async def run(self) -> None:
         """Have the request answered by the endpoint. Raises ApiError if nothing has been sent.
@@ -173,7 +176,7 @@ class Attempt:
             if self.endpoint.reports_usage:
                 self._usage = ReportedUsage()
             else:
-                self._usage = reader = TokenUsage(has_total=not forwarded.path.endswith(b"/messages"))
+                self._usage = reader = TokenUsage(forwarded.path)
         first_byte_s, stall_s = self._timeouts()
         relay = self._relay = forwarded.relay = Relay(
             context.pool.hub,

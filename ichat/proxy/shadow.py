@@ -165,7 +165,7 @@ class Shadows:
 
     async def _send(self, copy: Copy, lease: Lease) -> None:
         """Send a copy and drop the response. Nothing that goes wrong here concerns anybody else."""
-        usage = TokenUsage(has_total=not copy.request.path.endswith(b"/messages"))
+        usage = TokenUsage(copy.request.path)
         began, result = trio.current_time(), "cancelled"
         try:
             result = str(await _exchange(copy, lease.endpoint, usage))

@@ -22,10 +22,18 @@ _COUNT = re.compile(
 )
 _NAME_BYTES_MAX = len(b'"cache_creation_input')
 """What stands before the sign, at most."""
+_NAMES = frozenset((b"prompt", b"completion", b"total", b"cached"))
+_NAMES_BY_ROUTE = {
+    b"responses": frozenset((b"input", b"output", b"total", b"cached")),
+    b"messages": frozenset((b"input", b"output", b"cache_read_input", b"cache_creation_input")),
+}
+"""What is counted of each route's responses: OpenAI's older routes, its Responses API, Anthropic's messages."""
 _SPLIT_BYTES = 64
 """A count and its name are shorter than this."""
 BYTES_PER_TOKEN = 4
 """Of a request, if they are not counted."""
+EVENT_BYTES = 250
+"""Of an event that has one token, if the events are not counted."""
 REQUEST_TOKENS_MAX = 8192
 """What is guessed of a request at most: one with a picture in it is long for other reasons."""
 
@@ -33,11 +41,14 @@ REQUEST_TOKENS_MAX = 8192
 class TokenUsage:
     """The counts of one response."""
 
-    __slots__ = ("_counts", "_has_total", "_tail", "events")
+    __slots__ = ("_counts", "_names", "_tail", "events")
 
-    def __init__(self, *, has_total: bool = True) -> None:
-        """`has_total` says whether the route tells a sum: otherwise what looks like one is the model's own words."""
-        self._has_total = has_total
+    def __init__(self, path: bytes = b"") -> None:
+        """Read what the responses to requests for this path say.
+
+        Some have JSON of the client's or the model's own in them: names that the route does not use count nothing.
+        """
+        self._names = _NAMES_BY_ROUTE.get(path.rpartition(b"/")[2], _NAMES)
         self._counts: dict[bytes, int] = {}
         self._tail = bytearray()
         """The end of the last piece, once there was a count: the next one may be cut in two."""
@@ -56,7 +67,8 @@ class TokenUsage:
             end = len(buffer)
         if start >= 0:
             for name, count in _COUNT.findall(buffer, max(0, start - _NAME_BYTES_MAX), end):
-                self._counts[name] = int(count)
+                if name in self._names:
+                    self._counts[name] = int(count)
             self._tail = buffer[max(0, end - _SPLIT_BYTES) : end]
 
     def said(self) -> UsedTokens | None:
@@ -68,12 +80,12 @@ class TokenUsage:
         cached, read = counts.get(b"cached", 0), counts.get(b"cache_read_input")
         if read is not None:  # `input_tokens` are the others
             given, cached = (given or 0) + read + counts.get(b"cache_creation_input", 0), read
-        elif self._has_total and b"total" in counts:
+        elif b"total" in counts:
             if given is None:
                 given = max(0, counts[b"total"] - (output or 0))
             elif output is None:
                 output = max(0, counts[b"total"] - given)
-        return UsedTokens(given or 0, output or 0, cached)
+        return _used(given or 0, output or 0, cached)
 
     def prompt(self) -> tuple[int, int] | None:
         """Return the tokens of the prompt and how many of them were cached; None where the response does not say it."""
@@ -112,7 +124,7 @@ class ReportedUsage:
     def said(self) -> UsedTokens | None:
         """Return the tokens; None if the response has not told them, or not yet."""
         told = parse_usage(self._header) if self._header else usage_in_trailers(self._trailers)
-        return None if told is None else UsedTokens(*told)
+        return None if told is None else _used(*told)
 
     def prompt(self) -> tuple[int, int] | None:
         """Return the tokens of the prompt and how many of them were cached; None if the response has not told them."""
@@ -120,19 +132,32 @@ class ReportedUsage:
         return (said.input, said.cached) if said is not None and said.input else None
 
 
+def _used(given: int, output: int, cached: int) -> UsedTokens:
+    """Return what was told, within reason: cached tokens are a part of the prompt's, and cost less."""
+    return UsedTokens(given, output, min(cached, given))
+
+
 def tokens_used(
-    usage: TokenUsage | ReportedUsage, bytes_in: int, chunks: int, *, has_left: bool, is_good: bool, is_stream: bool
+    usage: TokenUsage | ReportedUsage,
+    bytes_in: int,
+    bytes_out: int,
+    chunks: int,
+    *,
+    has_left: bool,
+    is_good: bool,
+    is_stream: bool,
 ) -> UsedTokens | None:
     """Return the tokens that a request used: as its response says, else an estimate if it was a stream.
 
-    `chunks` is how many pieces the body had, `has_left` says that the client left: the response may have said the
-    length of the prompt by then, and no more. `is_good` says that there was a response without an error.
+    `bytes_out` is the size of the response, which came in so many `chunks`: several events may be in one. `has_left`
+    says that the client left: the response may have said the length of the prompt by then, and no more. `is_good` says
+    that there was a response without an error.
     """
     said = usage.said()
     if isinstance(usage, ReportedUsage):
         if said is not None:
             return said
-        events = chunks
+        events = max(chunks, bytes_out // EVENT_BYTES)
     else:
         events = usage.events
     if has_left:

@@ -125,11 +125,18 @@ def targets_this_host(headers: Headers) -> bool:
 
 
 def comes_from_this_host(headers: Headers) -> bool:
-    """Return whether the page that sends a request, if one does, came from this machine."""
+    """Return whether the page that sends a request, if one does, came from this machine.
+
+    A page that only shows a picture from here sends no `Origin`, but says that it is of another site (Fetch Metadata).
+    """
+    is_foreign = has_origin = False
     for name, value in headers:
-        if name == b"origin":
+        if name == b"sec-fetch-site":
+            is_foreign = value not in (b"same-origin", b"none")
+        elif name == b"origin":
+            has_origin = True
             match = _ORIGIN.fullmatch(value)
             address = _address_of(match[1]) if match else ""
             if not address or not is_loopback(address):
                 return False
-    return True
+    return has_origin or not is_foreign

@@ -295,7 +295,8 @@ class Auth:
             return Caller("worker", "", is_local=False, is_managed_worker=True)
         kind, where, name, address = text.split(" ", 3)
         key = self._by_name.get(name)
-        return Caller(_KINDS[kind], address, where == "here", key, where == "relayed")
+        known = _KINDS[kind] if key is not None or not name else "invalid"  # it may have been withdrawn just now
+        return Caller(known, address, where == "here", key, where == "relayed")
 
     def check(self, rule: Rule, caller: Caller) -> None:
         """Raise ApiError if the caller may not pass: 401 if another key would help, else 403."""

@@ -292,6 +292,11 @@ def caller_of(security, headers, peer="127.0.0.1:1", version=b"1.1"):
         ({"Host": "localhost", "Origin": "http://127.0.0.1:4000"}, "127.0.0.1:1", True),
         ({"Host": "localhost", "Origin": "http://localhost:3000"}, "127.0.0.1:1", True),
         ({"Host": "localhost", "Origin": "http://10.0.0.1"}, "127.0.0.1:1", False),
+        ({"Host": "localhost", "Sec-Fetch-Site": "cross-site"}, "127.0.0.1:1", False),  # a picture of a page elsewhere
+        ({"Host": "localhost", "Sec-Fetch-Site": "same-site"}, "127.0.0.1:1", False),
+        ({"Host": "localhost", "Sec-Fetch-Site": "same-origin"}, "127.0.0.1:1", True),
+        ({"Host": "localhost", "Sec-Fetch-Site": "none"}, "127.0.0.1:1", True),  # typed by the user
+        ({"Host": "localhost", "Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"}, "127.0.0.1:1", True),
     ],
 )
 def test_here_is_this_machine_and_nobody_else(headers, peer, is_here):
@@ -383,6 +388,17 @@ async def test_a_proxy_without_trust_is_no_place_for_workers():
     with pytest.raises(ApiError, match=r"came through a proxy at 127.0.0.1. Name that in security.trusted_proxies"):
         await auth.check_worker("127.0.0.1", caller)
     assert await auth.check_worker("10.0.0.7", caller) == "10.0.0.7"
+
+
+def test_a_key_that_is_withdrawn_on_the_way_is_none():
+    """The front door let its request in, and the control plane knows it no longer: it is not a key for everything."""
+    limited, other = Key("a", key_hash=hash_of(DATA), models=["m"]), Key("b", key_hash=hash_of(TOKEN))
+    head = RequestHead(b"GET", b"/v1/models", b"1.1", [(b"x-api-key", DATA.encode())], 0)
+    caller = encode_caller(Auth(Security(keys=[limited, other])).caller(head, "10.0.0.1:5")).decode()
+    after = Auth(Security(keys=[other]))
+    with pytest.raises(ApiError) as refusal:
+        after.check("models", after.decode_caller(caller))
+    assert refusal.value.status == 401
 
 
 def test_of_several_keys_the_known_one_counts():

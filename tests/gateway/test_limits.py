@@ -127,7 +127,9 @@ def test_other_limits_forget_nothing():
 )
 def test_usage_is_read_in_passing(pieces, tokens):
     """Whatever pieces it comes in, once a piece shows the sign of it; the newest counts, and text is no usage."""
-    usage = TokenUsage()
+    usage = TokenUsage(
+        b"/v1/responses" if any(b"input_tokens" in piece for piece in pieces) else b"/v1/chat/completions"
+    )
     for piece in pieces:
         buffer = bytearray(piece + b"left from before" * 9)
         usage.see(buffer, len(piece))
@@ -137,10 +139,28 @@ def test_usage_is_read_in_passing(pieces, tokens):
 
 def test_what_a_model_says_in_a_message_is_no_sum():
     """Anthropic's answers have a tool's arguments as they are, and tell no sum: one of them would be a way out."""
-    usage = TokenUsage(has_total=False)
+    usage = TokenUsage(b"/v1/messages")
     text = b'{"content":[{"input":{"total_tokens":0,"input_tokens":1}}],"usage":{"input_tokens":50,"output_tokens":9}}'
     usage.see(bytearray(text), len(text))
     assert usage.said() == UsedTokens(50, 9)
+
+
+@pytest.mark.parametrize("path", [b"/v1/messages", b"/v1/responses"])
+def test_names_that_a_route_does_not_use_lower_no_account(path):
+    """A tool's arguments and its schema are told again as they came."""
+    usage = TokenUsage(path)
+    text = b'{"tools":[{"prompt_tokens":0,"completion_tokens":0}],"usage":{"input_tokens":50,"output_tokens":9}}'
+    usage.see(bytearray(text), len(text))
+    assert usage.said() == UsedTokens(50, 9)
+
+
+@pytest.mark.parametrize("cached", [0, 49, 50, 51, 999999999999])
+def test_no_more_tokens_are_cached_than_there_are(cached):
+    """Cached ones cost less: an account must not shrink by a response that says too many of them."""
+    usage = TokenUsage(b"/v1/chat/completions")
+    text = b'{"usage":{"prompt_tokens":50,"completion_tokens":9,"prompt_tokens_details":{"cached_tokens":%d}}}' % cached
+    usage.see(bytearray(text), len(text))
+    assert usage.said() == UsedTokens(50, 9, min(cached, 50))
 
 
 async def test_tokens_of_a_key_are_counted_from_its_responses(serve, gateway_to, connect):

@@ -341,7 +341,8 @@ def test_far_less_than_expected(matched, told, count):
 )
 def test_cached_tokens_are_read_in_passing(pieces, told):
     """Of both APIs, and however they are cut; they are no tokens more."""
-    usage = TokenUsage()
+    path = b"/v1/messages" if any(b"cache_creation" in one for one in pieces) else b"/v1/chat/completions"
+    usage = TokenUsage(b"/v1/responses" if b"input_tokens_details" in pieces[0] else path)
     for piece in pieces:
         usage.see(bytearray(piece), len(piece))
     assert usage.prompt() == told

@@ -1,6 +1,7 @@
 """Workers that tell the gateway the tokens of each request, beside bodies that the client gets as they are."""
 
 import importlib
+import json
 
 import pytest
 import trio
@@ -105,6 +106,29 @@ async def test_a_stream_without_a_report_is_estimated(site, trailer):
     given, made, cached = await counts()
     assert (given, cached) == (len(b'{"model": "m", "stream": true}') // 4, 0)
     assert 2 <= made <= len(trailer) / 30
+
+
+async def test_who_leaves_before_the_trailer_pays_for_what_came(serve, connect, gateway_to):
+    """Pieces are no events: many of them come at once where the client or the gateway is slow."""
+
+    async def reply(stream, head, body):
+        if body:
+            await stream.send_all(SSE_HEAD + b"".join(chunk(b"data: " + b"x" * 300 + b"\n\n") for _ in range(400)))
+            await trio.sleep_forever()
+
+    _, port = await serve(reply)
+    gateway = await gateway_to({}, "")
+    await heartbeat(connect, gateway, port, heartbeat_interval=3600, usage_reports=True)
+    client, received = await connect(gateway), b""
+    body = b'{"model": "m", "stream": true}'
+    await client.send(HEAD % (1, len(body), b"", body))
+    while received.count(b"data:") < 400:
+        received += await client.stream.receive_some()
+    await client.stream.aclose()
+    rows = []
+    while not rows:
+        rows = json.loads((await (await connect(gateway)).get(b"/v1/admin/usage"))[2])["rows"]
+    assert 300 <= rows[0]["output_tokens"] <= 600
 
 
 async def test_only_who_can_is_asked(site):

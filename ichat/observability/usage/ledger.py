@@ -7,7 +7,7 @@ it is lost and counted.
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, TypeVarTuple
 
 import trio
@@ -21,6 +21,7 @@ from ichat.observability.usage.queries import UsageQuestion
 from ichat.observability.usage.rows import (
     CACHED,
     INPUT,
+    MINUTE_S,
     OUTPUT,
     Groups,
     MinuteRows,
@@ -31,7 +32,7 @@ from ichat.observability.usage.rows import (
     minute_of,
     no_sums,
 )
-from ichat.observability.usage.store import Batch, UsageStore
+from ichat.observability.usage.store import Batch, TooManyGroups, UsageStore
 from ichat.security.period_limits import ModelTokens, day_start, month_start
 from ichat.security.rate_limits import Quotas
 
@@ -45,6 +46,10 @@ WRITE_S = 30.0
 """How long a write is waited for; a later one waits for it to end."""
 RETRY_S = 5.0
 """How long after a failure the disk is tried again."""
+LIMITS_S = 60.0
+"""How long after a question for the limits that took too long the next one is asked."""
+LIMIT_GROUPS_MAX = 1_000_000
+"""How many keys and models, each with each, limits can be told of."""
 CLOSE_S = 3.0
 """How long the last write may take at the gateway's end."""
 TIDY_S = 3600.0
@@ -79,6 +84,8 @@ class Ledger:
         self._wall = wall
         self._store = UsageStore(directory)
         self._limiter = trio.CapacityLimiter(1)
+        self._reading = trio.Lock()
+        """Held by who reads, so that a write waits for one reader at most."""
         self._lock = trio.Lock()
         """Held while rows go from the memory to the disk, and while both are read."""
         self._wakes = trio.Event()
@@ -89,6 +96,7 @@ class Ledger:
         self._batch: Batch | None = None
         """The rows that are being written, or could not be."""
         self._retry_at = 0.0
+        self._limits_at = 0.0
         self._tidied_at = 0.0
 
     def __repr__(self) -> str:
@@ -155,7 +163,7 @@ class Ledger:
                 self._wakes = trio.Event()
                 async with self._lock:
                     await self._flush()
-                if self._quotas.needs_sums and self.storage == OK:
+                if self._quotas.needs_sums and self.storage == OK and trio.current_time() >= self._limits_at:
                     await self._tell_limits()
                 await self._tidy()
         finally:
@@ -166,16 +174,29 @@ class Ledger:
 
         No other task runs between the last look at the memory and the return.
         """
-        groups: Groups = {}
+        [groups], storage = await self._read([question])
+        return groups, storage
+
+    async def _read(
+        self, questions: Sequence[UsageQuestion], groups_max: int | None = None
+    ) -> tuple[Sequence[Groups], str]:
+        """Return the same of several questions at one moment, each with so many groups. Raises TooManyGroups.
+
+        Only one reader waits for the file at a time, so that what is to be written waits for one at most.
+        """
+        found: list[Groups] = []
         storage = f"{self._store.path} did not answer within {READ_S:g} s"
         with trio.move_on_after(READ_S):
-            async with self._lock:
+            async with self._reading, self._lock:
                 try:
-                    groups, storage = await self._in_thread(self._store.read, question), self.storage
+                    found = [await self._in_thread(self._store.read, one, groups_max) for one in questions]
+                    storage = self.storage
                 except (sqlite3.Error, OSError) as error:
                     storage = f"{self._store.path} cannot be read: {_why(error)}"
-        self._add_memory(question, groups)
-        return groups, storage
+        found += [{} for _ in questions[len(found) :]]
+        for question, groups in zip(questions, found, strict=True):
+            self._add_memory(question, groups)
+        return found, storage
 
     def _add_memory(self, question: UsageQuestion, groups: Groups) -> None:
         """Add what is not on disk."""
@@ -190,19 +211,25 @@ class Ledger:
         if not self._quotas.needs_sums:
             return
         now = self._wall()
-        today = day_start(now)
-        question = UsageQuestion(month_start(now), now + 60, ("key", "model", "day"))
-        groups, storage = await self.read(question)
+        until, by = now + MINUTE_S, ("key", "model")
+        questions = [UsageQuestion(since, until, by) for since in (month_start(now), day_start(now))]
+        try:
+            (month, today), storage = await self._read(questions, LIMIT_GROUPS_MAX)
+        except TooManyGroups:
+            log.error("%s cannot be added up in time: limits for a day and a month count from now", self._store.path)
+            self._limits_at = trio.current_time() + LIMITS_S
+            return
         if storage != OK:
             log.error("%s: limits for a day and a month begin without what was used before", storage)
             self._fail(storage)
             return
-        self._quotas.set_sums([
-            ModelTokens(
-                one.key, one.model, one.minute * 60 >= today, int(sums[INPUT]), int(sums[OUTPUT]), int(sums[CACHED])
-            )
-            for one, sums in groups.items()
-        ])  # fmt: skip
+        sums = {(one.key, one.model): _tokens_of(found) for one, found in today.items()}
+        used = [ModelTokens(*series, True, *tokens) for series, tokens in sums.items()]
+        for one, found in month.items():
+            before = sums.get((one.key, one.model), (0, 0, 0))
+            rest = (all_ - part for all_, part in zip(_tokens_of(found), before, strict=True))
+            used.append(ModelTokens(one.key, one.model, False, *rest))
+        self._quotas.set_sums(used)
 
     async def _flush(self, *, is_last: bool = False) -> None:
         """Write what was counted; what cannot be written waits."""
@@ -286,6 +313,10 @@ class Ledger:
             "ichat_usage_rows_lost", "Requests in no row of usage, since too many rows waited for the disk.",
             self.rows_lost,
         )  # fmt: skip
+
+
+def _tokens_of(sums: Sums) -> tuple[int, int, int]:
+    return int(sums[INPUT]), int(sums[OUTPUT]), int(sums[CACHED])
 
 
 def _why(error: Exception) -> str:

@@ -37,7 +37,7 @@ QUERY_S = 20.0
 """How long a question may take."""
 WAL_BYTES_MAX = 16 * 1024 * 1024
 """The size to which the log of writes is cut when it has been applied."""
-GROUPS_MAX = 200_000
+GROUPS_MAX = 20_000
 """How many groups the answer to a question may have."""
 DAMAGED_KEPT = 3
 """How many damaged files are kept aside."""
@@ -47,7 +47,7 @@ _BEYOND_USE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class TooManyGroups(Exception):
-    """The answer would have more than `GROUPS_MAX` groups, or take longer than `QUERY_S`."""
+    """The answer would have too many groups, or take longer than `QUERY_S`."""
 
 
 @attrs.define(eq=False)
@@ -87,15 +87,16 @@ class UsageStore:
         self._ids |= new
         batch.is_written = True
 
-    def read(self, question: queries.UsageQuestion) -> Groups:
-        """Return the sums of each group. Raises TooManyGroups."""
-        sql, values = queries.select(question, GROUPS_MAX + 1)
+    def read(self, question: queries.UsageQuestion, groups_max: int | None = None) -> Groups:
+        """Return the sums of each group, so many at most (None: `GROUPS_MAX`). Raises TooManyGroups."""
+        groups_max = GROUPS_MAX if groups_max is None else groups_max
+        sql, values = queries.select(question, groups_max + 1)
         with self._mended() as connection, _bounded(connection, QUERY_S):
             found = {
                 UsageGroup(minute, key, model, endpoint): [*sums[:-1], sums[-1] / 1000]
                 for minute, key, model, endpoint, *sums in connection.execute(sql, values)
             }
-        if len(found) > GROUPS_MAX:
+        if len(found) > groups_max:
             raise TooManyGroups
         return found
 

@@ -410,6 +410,22 @@ def test_sums_do_not_depend_on_where_rows_are(rows, steps, tmp_path_factory):
     store.close()
 
 
+async def test_limits_know_a_month_of_many_keys(tmp_path, monkeypatch):
+    """An answer has few rows, limits are told of all keys and models; where even that fails, the gateway starts."""
+    monkeypatch.setattr("ichat.observability.usage.store.GROUPS_MAX", 3)
+    ledger = ledger_in(tmp_path)
+    async with running(ledger):
+        for number in range(10):
+            ledger.add(record(key=f"k{number}", usage=USED))
+        await until(lambda: not ledger.rows_pending)
+    for most, tokens in ((10, 10 * USED.total), (9, 0)):
+        monkeypatch.setattr("ichat.observability.usage.ledger.LIMIT_GROUPS_MAX", most)
+        quotas = Quotas(Limits(tokens_per_day=10**9), [])
+        async with running(ledger_in(tmp_path, quotas=quotas)):
+            [standing] = quotas.standings("")
+            assert (standing.used, quotas.needs_sums) == (tokens, tokens == 0)
+
+
 def test_an_answer_is_bounded(tmp_path, monkeypatch):
     """One with too many rows is none, and neither is one that takes too long."""
     store = UsageStore(str(tmp_path))
