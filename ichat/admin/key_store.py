@@ -41,8 +41,14 @@ class KeyStore:
         reloader: Reloader,
         put_in_force: Callable[[MadeKeys, float], None],
         wall_clock: Callable[[], float] = time.time,
+        *,
+        is_kept: bool = True,
     ) -> None:
-        """`path` is where they are kept; `put_in_force` has the gateway go on with those that are active at a time."""
+        """`path` is where they are kept; `put_in_force` has the gateway go on with those that are active at a time.
+
+        `is_kept` says that the next gateway finds them there.
+        """
+        self._is_kept = is_kept
         self.made = made
         self._path = path
         self._reloader = reloader
@@ -80,6 +86,13 @@ class KeyStore:
                 "admin_key_needed",
                 "Give the operators a key first (security.admin_key_hash or admin_key_env, then reload): once clients"
                 " have keys, requests without one are nobody's, and this API would be closed to you too.",
+            )
+        if not self._is_kept:
+            raise ApiError(
+                409,
+                "not_kept",
+                "This gateway has no directory that lasts: the key would be gone after a restart, and clients would"
+                " need none again. Set server_settings.state_directory to a directory that can be written.",
             )
         now, secret = self._wall_clock(), new_key()
         key = _key_from(table, {}, hash_of(secret), self._reloader.config)

@@ -32,7 +32,7 @@ from ichat.hardware.host import CpuMeter, HostResources, read_resources
 from ichat.hardware.machines import MachineReport, machines_of, read_machine
 from ichat.http import sse
 from ichat.observability.logs.store import LogStore
-from ichat.observability.logs.stream import read_flag, read_query
+from ichat.observability.logs.stream import read_flag, read_parameters, read_query
 from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
 from ichat.observability.usage.ledger import Ledger
@@ -195,7 +195,7 @@ async def _one_worker(worker_id: str) -> Response:
 async def _launch() -> Response:
     here = context()
     spec = read_worker(await read_json(), here.reloader.config)
-    if read_flag(request.args, "dry_run", default=False):
+    if _read_dry_run():
         objections = await here.supervisor.objections_to(spec)
         return json_response(views.LaunchCheck(objections, here.supervisor.command_of(spec), shown_section(spec)))
     worker = await here.supervisor.launch(spec)
@@ -275,11 +275,13 @@ async def _logs(worker_id: str) -> Response:
 
 @routes.post("/v1/admin/config/reload")
 async def _reload() -> Response:
-    return json_response(
-        await context().reloader.reload(
-            dry_run=read_flag(request.args, "dry_run", default=False), why="asked over the API"
-        )
-    )
+    return json_response(await context().reloader.reload(dry_run=_read_dry_run(), why="asked over the API"))
+
+
+def _read_dry_run() -> bool:
+    """Return whether nothing is to be done. Raises ApiError 400 for any other parameter: it may be that, misspelt."""
+    values = read_parameters(request.query_string.decode("latin-1"), ("dry_run",))
+    return read_flag(values, "dry_run", default=False)
 
 
 @routes.get("/openapi.json")

@@ -14,6 +14,7 @@ from ichat.admin.lists import Pieces, to_json
 from ichat.admin.routes import context
 from ichat.errors import ApiError, bad_request, forbidden
 from ichat.observability.logs.stream import read_parameters
+from ichat.observability.usage.ledger import OK
 from ichat.observability.usage.queries import COLUMNS, SPANS, UsageQuestion
 from ichat.observability.usage.report import UsageReport, csv_lines, report_of, time_of
 from ichat.observability.usage.store import GROUPS_MAX, TooManyGroups
@@ -26,6 +27,8 @@ _REPORTS = trio.CapacityLimiter(1)
 """Adding up an answer takes up to a third of a second: it is done aside, one answer at a time."""
 _OWN = ("from", "to", "by", "model", "format")
 _ALL = (*_OWN, "key")
+_INNER = ("key", "endpoint")
+"""By what a client cannot have its own usage shown: it has one key, and which workers there are is not for it."""
 _BY = ("key", "model")
 _SECONDS = re.compile(r"\d{1,11}(\.\d{1,6})?")
 _LATEST = 253402300799
@@ -47,6 +50,7 @@ async def _own_usage() -> Response:
     query = request.query_string.decode("latin-1")
     question, form = read_question(query, _OWN, ("model",), key)
     report, storage = await _report(question)
+    storage = storage if storage == OK else "not all is counted yet"  # where it is kept concerns operators alone
     standings = [_standing(one) for one in context().quotas.standings(key)]
     return _response(question, report, form, {"storage": storage, "key": key, "limits": standings})
 
@@ -77,9 +81,10 @@ def read_question(
     values, now = read_parameters(query, known), time.time()
     if "by" in values:
         by = tuple(filter(None, values["by"].split(",")))
-    wrong = [one for one in by if one not in COLUMNS or (key is not None and one == "key")]
+    columns = COLUMNS if key is None else [name for name in COLUMNS if name not in _INNER]
+    wrong = [one for one in by if one not in columns]
     if wrong or len(set(by)) < len(by) or len(set(by) & SPANS.keys()) > 1:
-        names = ", ".join(name for name in COLUMNS if key is None or name != "key")
+        names = ", ".join(columns)
         raise bad_request(f"by must be names of {names}, each once and with one unit of time at most.", param="by")
     since = _time_in(values, "from", month_start(now))
     until = _time_in(values, "to", now)

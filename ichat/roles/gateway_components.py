@@ -148,7 +148,8 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     check_config = functools.partial(check, reconfigured, context, door, lambda: key_store.made)
     reloader = Reloader(config, file, supervisor, check_config)
     put_in_force = functools.partial(put_keys_in_force, context, metrics, lambda: reloader.config)
-    key_store = KeyStore(made, state.keys_file, reloader, put_in_force)
+    key_store = KeyStore(made, state.keys_file, reloader, put_in_force, is_kept=state.is_kept)
+    key_store.add_listener(ledger.wake)
     overview = Overview(
         registry, balancer, lambda: context.aliases, lambda: monitor.report, history,
         handler.in_flight, heartbeats.gateway_id, time.time(),

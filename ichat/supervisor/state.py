@@ -79,6 +79,8 @@ class StateDirectory:
 
     path: str
     log_directory: str
+    is_kept: bool = True
+    """Whether the next gateway has it too, where that matters: a directory that cannot be made is replaced for now."""
 
     @property
     def control_socket(self) -> str:
@@ -149,6 +151,7 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
     """
     with contextlib.ExitStack() as stack:
         path = _path_for(settings) or _usual_path(settings)
+        is_kept = path is not None or settings.port == 0  # on any free port, nothing is meant to be
         if path is None:
             path = stack.enter_context(tempfile.TemporaryDirectory(prefix="ichat-", ignore_cleanup_errors=True))
         try:
@@ -177,7 +180,7 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
                 f"{path} is too long for a unix socket; set server_settings.state_directory (or TMPDIR) to a shorter"
                 " one.",
             )
-        yield StateDirectory(path, log_directory or os.path.join(path, "logs"))
+        yield StateDirectory(path, log_directory or os.path.join(path, "logs"), is_kept)
 
 
 def _path_for(settings: ServerSettings) -> str | None:

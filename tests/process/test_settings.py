@@ -168,4 +168,5 @@ def test_a_launch_on_trial_starts_nothing(gateway):
     assert status == 200
     assert [sentence.partition(" ")[0] for sentence in answer["objections"]] == ["Port", "There"]
     assert program.ask(path, {"model_name": "new"})[0] == 400
+    assert program.ask(path.replace("dry_run", "dryrun"), body)[0] == 400
     assert [one["worker_id"] for one in program.get("/v1/admin/workers")[1]["data"]] == ["m-0"]

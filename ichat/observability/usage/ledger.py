@@ -143,6 +143,10 @@ class Ledger:
     def reconfigure(self, config: Config) -> None:
         """Use the settings of another configuration; whether there is a ledger stays as it is."""
         self._settings = config.usage
+        self.wake()
+
+    def wake(self) -> None:
+        """Look soon whether limits have to be told of what was used before."""
         self._wakes.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:

@@ -7,6 +7,7 @@ import trio
 
 from ichat.admin.key_store import LOOK_S, KeyStore
 from ichat.config.schema import Config
+from ichat.errors import ApiError
 from ichat.security.key_file import load_keys, save_keys
 from ichat.security.made_keys import EXPIRED_KEPT_S, NO_KEYS
 
@@ -46,6 +47,14 @@ def site_in(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
     return lambda nursery: Site(tmp_path / "keys.json", nursery)
+
+
+async def test_no_key_is_made_that_the_next_gateway_would_not_know(tmp_path):
+    """It would let everybody in: clients need keys only because there are some."""
+    store = KeyStore(NO_KEYS, str(tmp_path / "keys.json"), types.SimpleNamespace(), print, is_kept=False)
+    with pytest.raises(ApiError, match="state_directory") as refusal:
+        await store.make({"name": "a"}, has_admin_key=True)
+    assert (refusal.value.status, refusal.value.code) == (409, "not_kept")
 
 
 async def test_each_key_is_refused_when_its_time_is_over(site_in, nursery, autojump_clock):
