@@ -1,0 +1,183 @@
+// Markdown as nodes that can do nothing: what a model writes is hostile text.
+
+import DOMPurify from "dompurify";
+import { Marked } from "marked";
+import { useLayoutEffect, useRef } from "preact/hooks";
+import { copyText } from "./ui/basics.js";
+import { html } from "./ui/html.js";
+
+const REST_MS = 50;
+/** So many times as long as it took to draw a text, it is not drawn again. */
+const REST_SHARE = 4;
+/** Longer texts are shown as they are. */
+const TEXT_MAX = 100_000;
+/** A paragraph with more of them takes the parser seconds. */
+const MARKS_MAX = 2000;
+const INDENT_MAX = 40;
+/** So many lines may be indented by more than that: deep lists take the parser seconds. */
+const INDENTED_MAX = 150;
+const PICTURE = /^data:image\/(?:png|jpeg|gif|webp|avif);base64,[A-Za-z0-9+/]+={0,2}$/;
+const HARMLESS_TAG = /^<\/?(?:br|sub|sup|kbd|b|i|em|strong|u|s|mark)\s*\/?>$/i;
+const SCHEMES = new Set(["http:", "https:", "mailto:"]);
+const RULES = {
+  ALLOWED_TAGS: [
+    "p", "br", "hr", "h3", "h4", "h5", "h6", "strong", "em", "b", "i", "u", "s", "del", "mark", "sub", "sup", "kbd",
+    "code", "pre", "blockquote", "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td", "a", "img",
+  ],
+  ALLOWED_ATTR: ["href", "src", "alt", "align", "start", "data-language"],
+  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|data:image\/)/i,
+  ADD_URI_SAFE_ATTR: ["align", "start", "data-language"],
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+
+const escaped = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
+
+// Markup in the text is shown as the text that it is, but for tags that only change how words look.
+const marked = new Marked({
+  gfm: true,
+  breaks: true,
+  renderer: {
+    html: ({ text }) => (HARMLESS_TAG.test(text.trim()) ? text : escaped(text).replaceAll("\n", "<br>")),
+    heading({ tokens, depth }) {
+      const level = Math.min(6, depth + 2); // the page has its own headings above
+      return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>`;
+    },
+    code: ({ text, lang }) =>
+      `<pre data-language="${escaped((lang ?? "").split(/\s/)[0])}"><code>${escaped(text)}</code></pre>`,
+    image: ({ href, text }) =>
+      PICTURE.test(href)
+        ? `<img src="${escaped(href)}" alt="${escaped(text)}">`
+        : `<a href="${escaped(href)}">${escaped(text ? `Picture: ${text}` : "Picture")}</a>`,
+    checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
+  },
+});
+
+/** Return the markup of each block of a text. It is not safe: `sanitize` makes it so. */
+export function blocksOf(text) {
+  if (text.length <= TEXT_MAX && isEasy(text)) {
+    try {
+      return marked.lexer(text).map((token) => marked.parser([token])).filter(Boolean);
+    } catch (error) {
+      if (!(error instanceof RangeError)) throw error; // it is nested too deeply
+    }
+  }
+  return [`<p>${escaped(text).replaceAll("\n", "<br>")}</p>`];
+}
+
+/** Return whether a text can be parsed in a time that nobody notices. */
+function isEasy(text) {
+  let isCode = false;
+  let marks = 0;
+  let indented = 0;
+  for (const line of text.split("\n")) {
+    if (/^\s{0,3}(?:```|~~~)/.test(line)) isCode = !isCode;
+    else if (!line.trim()) marks = 0;
+    if (line.search(/\S/) > INDENT_MAX) indented += 1;
+    if (!isCode) marks += line.match(/[_*~]/g)?.length ?? 0;
+    if (marks > MARKS_MAX || indented > INDENTED_MAX) return false;
+  }
+  return true;
+}
+
+/** Return a fragment of what markup may have: no script, no style, no form, no name, nothing that asks elsewhere. */
+export function sanitize(markup) {
+  const fragment = DOMPurify.sanitize(markup, RULES);
+  for (const link of fragment.querySelectorAll("a")) keepLink(link);
+  for (const picture of fragment.querySelectorAll("img")) {
+    if (!PICTURE.test(picture.getAttribute("src") ?? "")) picture.replaceWith(`[${picture.alt || "picture"}]`);
+  }
+  for (const pre of fragment.querySelectorAll("pre")) frame(pre);
+  for (const table of fragment.querySelectorAll("table")) {
+    const box = element("div", "md-table");
+    table.replaceWith(box);
+    box.append(table);
+  }
+  return fragment;
+}
+
+/** Return a fragment that shows a text in Markdown. */
+export function render(text) {
+  const fragment = document.createDocumentFragment();
+  for (const block of blocksOf(text)) fragment.append(sanitize(block));
+  return fragment;
+}
+
+function element(tag, name, text = "") {
+  const made = document.createElement(tag);
+  made.className = name;
+  made.textContent = text;
+  return made;
+}
+
+/** Have a link lead to a web page or a mailbox, in a page of its own, and say where; else leave its text alone. */
+function keepLink(link) {
+  const address = URL.parse(link.getAttribute("href") ?? "");
+  if (!address || !SCHEMES.has(address.protocol)) {
+    link.replaceWith(...link.childNodes);
+    return;
+  }
+  link.href = address.href;
+  link.title = address.href;
+  link.target = "_blank";
+  link.rel = "noopener noreferrer nofollow";
+  const host = address.protocol === "mailto:" ? address.pathname : address.host;
+  const text = link.textContent.trim();
+  const isSaid = [host, address.href, address.href.replace(/\/$/, ""), `${host}${address.pathname}`].includes(text);
+  if (!isSaid || address.username) link.append(" ", element("bdi", "md-host", host));
+}
+
+/** Put a bar with the language, and a button that copies, above a block of code. */
+function frame(pre) {
+  const language = pre.dataset.language ?? "";
+  delete pre.dataset.language;
+  pre.tabIndex = 0;
+  const box = element("div", "md-code");
+  const bar = element("div", "md-bar");
+  const button = element("button", "button quiet small", "Copy");
+  button.type = "button";
+  button.addEventListener("click", async () => {
+    await copyText(pre.textContent);
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  });
+  bar.append(element("span", "", /^[\w+#.-]{1,24}$/.test(language) ? language : ""), button);
+  pre.replaceWith(box);
+  box.append(bar, pre);
+}
+
+/** Draw a text into a place where the blocks `before` are shown; those that are still the same stay. */
+function draw(place, text, before) {
+  const blocks = blocksOf(text);
+  let same = 0;
+  while (same < before.length && before[same] === blocks[same]) same += 1;
+  while (place.children.length > same) place.lastElementChild.remove();
+  for (const block of blocks.slice(same)) {
+    const box = document.createElement("div");
+    box.append(sanitize(block));
+    place.append(box);
+  }
+  return blocks;
+}
+
+/** A text in Markdown, which may still grow: it is drawn again at most every 50 ms, rarer the longer that takes. */
+export function Markdown({ text }) {
+  const place = useRef(null);
+  const now = useRef({ blocks: [], text: "", timer: 0, freeAt: 0 }).current;
+  now.text = text;
+  useLayoutEffect(() => {
+    const update = () => {
+      const began = performance.now();
+      now.timer = 0;
+      now.blocks = draw(place.current, now.text, now.blocks);
+      const end = performance.now();
+      now.freeAt = end + Math.max(REST_MS, (end - began) * REST_SHARE);
+    };
+    const wait = now.freeAt - performance.now();
+    if (wait <= 0) update();
+    else now.timer ||= setTimeout(update, wait);
+  }, [text]);
+  useLayoutEffect(() => () => clearTimeout(now.timer), []);
+  return html`<div class="md" dir="auto" ref=${place}></div>`;
+}
