@@ -1,11 +1,13 @@
 // The console's components, all in one place to import from.
 
 import { h, render, Fragment, createContext } from "preact";
-import { useCallback, useContext, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import {
+  useCallback, useContext, useEffect, useLayoutEffect, useMemo, useReducer, useRef, useState,
+} from "preact/hooks";
 import { html } from "./ui/html.js";
 
 export { h, render, Fragment, createContext, html };
-export { useCallback, useContext, useEffect, useLayoutEffect, useMemo, useRef, useState };
+export { useCallback, useContext, useEffect, useLayoutEffect, useMemo, useReducer, useRef, useState };
 export * from "./ui/format.js";
 export * from "./ui/basics.js";
 export * from "./ui/overlays.js";

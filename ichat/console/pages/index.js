@@ -6,6 +6,7 @@ import Launch from "./launch.js";
 import Machines from "./machines.js";
 import Models from "./models.js";
 import Overview from "./overview.js";
+import Playground from "./playground.js";
 import Requests from "./requests.js";
 import Usage from "./usage.js";
 import Workers from "./workers.js";
@@ -20,6 +21,7 @@ export const PAGES = [
   { name: "models", title: "Models & names", key: "m", group: "Watch", page: Models },
   { name: "machines", title: "Machines & GPUs", key: "n", group: "Watch", page: Machines },
   { name: "requests", title: "Requests", key: "r", group: "Watch", page: Requests },
+  { name: "playground", title: "Playground", key: "p", group: "Use", page: Playground },
   { name: "launch", title: "Launch", key: "l", group: "Operate", page: Launch },
   { name: "config", title: "Configuration", key: "c", group: "Operate", page: Configuration },
   { name: "keys", title: "Keys", key: "k", group: "Operate", page: Keys },

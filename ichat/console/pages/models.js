@@ -102,6 +102,7 @@ function ModelList({ models, ask }) {
         html`<${ModelButtons} small model=${row.id}
         state=${stateOf(row)?.state ?? (row.loaded ? "ready" : "cold")} />`
       }
+        <a class="button quiet small" href=${hrefOf("playground", [], { model: row.id })}>Try it</a>
         <${Button} small tone="quiet" aria-label=${`Where would a request for ${row.id} go`}
           onClick=${() => ask(row.id)}>Where to?<//></span>`,
     },
@@ -128,8 +129,10 @@ function NameList({ names, ask }) {
       name: "do",
       title: "",
       align: "right",
-      cell: (row) => html`<${Button} small tone="quiet"
-        aria-label=${`Where would a request for ${row.name} go`} onClick=${() => ask(row.name)}>Where to?<//>`,
+      cell: (row) => html`<span class="row-actions">
+        <a class="button quiet small" href=${hrefOf("playground", [], { model: row.name })}>Try it</a>
+        <${Button} small tone="quiet" aria-label=${`Where would a request for ${row.name} go`}
+          onClick=${() => ask(row.name)}>Where to?<//></span>`,
     },
   ];
   return html`<${Card} title="Names" lead="Names of requests that the configuration maps to models." flush>
@@ -145,13 +148,13 @@ function Targets({ alias }) {
   )}</span>`;
 }
 
-/** Where a request for a model would go now, and why: what `./ichat.pyz explain` says. */
-function Explained({ model, onClose }) {
+/** Where a request for a model (with this `body`) would go now, and why: what `./ichat.pyz explain` says. */
+export function Explained({ model, body, onClose }) {
   const [answer, setAnswer] = useState(null);
   const [error, setError] = useState(null);
   useEffect(() => {
-    const body = { model, messages: [{ role: "user", content: "Hello!" }] };
-    api.post("/v1/admin/route", body).then(setAnswer, setError);
+    const asked = body ?? { model, messages: [{ role: "user", content: "Hello!" }] };
+    api.post("/v1/admin/route", asked).then(setAnswer, setError);
   }, [model]);
   const columns = [
     {

@@ -1,0 +1,31 @@
+// The playground: try the models as clients do, and see how fast they are and who answers.
+
+import { go, hrefOf } from "../router.js";
+import { Empty, Page, Tabs, html } from "../ui.js";
+import { Access, useNames } from "./playground/access.js";
+import { Chat } from "./playground/chat_page.js";
+import { Completion } from "./playground/completion.js";
+import { Embeddings, Rerank } from "./playground/vectors.js";
+
+const PARTS = [
+  { name: "chat", title: "Chat", part: Chat },
+  { name: "completion", title: "Completion", part: Completion },
+  { name: "embeddings", title: "Embeddings", part: Embeddings },
+  { name: "rerank", title: "Rerank", part: Rerank },
+];
+
+/** The page: `#/playground/PART?model=NAME`. */
+export default function Playground({ params }) {
+  const names = useNames();
+  const current = PARTS.find((one) => one.name === params.rest[0]) ?? PARTS[0];
+  const model = params.query.model ?? "";
+  const content = html`<${current.part} model=${model} />`;
+  return html`<${Page} title="Playground" lead="Requests as clients send them: they wait in the same queues, and
+    count as any other.">
+    <${Tabs} label="What to try" tabs=${PARTS} current=${current.name}
+      onSelect=${(name) => go("playground", [name])} />
+    <${Access} />
+    ${names.length ? content : html`<${Empty} icon="playground" title="There is no model yet">
+      <p><a href=${hrefOf("launch")}>Launch a worker</a>, or start one from a terminal: its model appears
+        here.</p><//>`}<//>`;
+}

@@ -1,0 +1,71 @@
+// What the playground asks with: a model of those that there are, and a client's key where clients have keys.
+
+import { api } from "../../api.js";
+import { hrefOf } from "../../router.js";
+import { useStore } from "../../store.js";
+import { Button, Field, Notice, html, toast, useEffect, useState } from "../../ui.js";
+
+const KEY = "ichat.client_key";
+const HOUR_S = 3600;
+
+/** Return the client's key that was given in this tab, or "". */
+export const clientKey = () => sessionStorage.getItem(KEY) ?? "";
+
+function setClientKey(key) {
+  if (key) sessionStorage.setItem(KEY, key);
+  else sessionStorage.removeItem(KEY);
+}
+
+/** Return the names that can be asked for, sorted: models and the names that stand for models. */
+export function useNames() {
+  const models = useStore((all) => all.models);
+  const aliases = useStore((all) => all.aliases);
+  return [...new Set([...models.map((one) => one.id), ...aliases.map((one) => one.name)])].sort();
+}
+
+/** A choice among the models; `value` is what is chosen, or "" for none. */
+export function ModelChoice({ value, onChange, label = "Model" }) {
+  const names = useNames();
+  const models = useStore((all) => all.models);
+  const stateOf = (name) => {
+    const model = models.find((one) => one.id === name);
+    if (!model) return names.includes(name) ? "" : " (gone)";
+    return model.loaded === false ? " (not loaded)" : model.workers === 0 ? " (not ready)" : "";
+  };
+  const shown = value && !names.includes(value) ? [value, ...names] : names;
+  return html`<select aria-label=${label} value=${value} onChange=${(event) => onChange(event.target.value)}>
+    ${!value && html`<option value="">No model</option>`}
+    ${shown.map((name) => html`<option key=${name} value=${name}>${name}${stateOf(name)}</option>`)}</select>`;
+}
+
+/** Asks for a client's key where one is needed, or makes one that lasts an hour. */
+export function Access() {
+  const version = useStore((all) => all.keysVersion);
+  const [isNeeded, setNeeded] = useState(false);
+  const [key, setKey] = useState(clientKey());
+  const [failure, setFailure] = useState("");
+  useEffect(() => {
+    api.get("/v1/admin/keys").then((answer) => {
+      setNeeded(answer.keys_needed);
+    }, (error) => setFailure(error.message));
+  }, [version]);
+  const take = (text) => {
+    setClientKey(text.trim());
+    setKey(text.trim());
+  };
+  const make = async () => {
+    const name = `console-${Date.now().toString(36)}`;
+    const made = await api.post("/v1/admin/keys", { name, expires_in_s: HOUR_S });
+    take(made.key);
+    toast(`The key ${name} is made, and used here. It expires in an hour.`);
+  };
+  if (failure) return html`<${Notice}>${failure}<//>`;
+  if (!isNeeded) return null;
+  return html`<div class="card access"><${Field} label="Client's key"
+    hint=${html`Requests for models need one here. It stays in this tab; what it asks counts towards its limits
+      (<a href=${hrefOf("keys")}>Keys</a>).`}>
+    <input type="password" autocomplete="off" spellcheck=${false} value=${key}
+      onInput=${(event) => take(event.target.value)} /><//>
+    ${key ? html`<${Button} tone="quiet" onClick=${() => take("")}>Forget it<//>`
+      : html`<${Button} icon="keys" onClick=${make}>Make one for an hour<//>`}</div>`;
+}

@@ -1,0 +1,186 @@
+// The chat: its conversations, one a side, and the requests that go on. All of it is in this tab's memory alone.
+
+import { send, stream } from "../../api.js";
+import { useEffect, useReducer } from "../../ui.js";
+import { clientKey } from "./access.js";
+import { ended, isOpen, newReply, withEvent, withHead } from "./reply.js";
+import { NO_SETTINGS, chatBody } from "./request.js";
+
+const PATH = "/v1/chat/completions";
+const GATHER_MS = 40;
+export const SIDES_MAX = 2;
+let serial = 0;
+let timer = 0;
+const listeners = new Set();
+
+/** sides: [{id, model, entries: [{id, kind, …}], control}]; see `messagesOf` for the entries. */
+let state = { sides: [newSide("")], settings: NO_SETTINGS, draft: { text: "", pictures: [] } };
+
+function nextId() {
+  serial += 1;
+  return serial;
+}
+
+function newSide(model, entries = []) {
+  return { id: nextId(), model, entries, control: null };
+}
+
+function set(change) {
+  state = { ...state, ...change };
+  timer ||= setTimeout(() => {
+    timer = 0;
+    for (const listener of listeners) listener();
+  }, GATHER_MS);
+}
+
+function setNow(change) {
+  set(change);
+  clearTimeout(timer);
+  timer = 0;
+  for (const listener of listeners) listener();
+}
+
+/** Return the chat; the component is drawn again when it changes. */
+export function useChat() {
+  const [, redraw] = useReducer((value) => value + 1, 0);
+  useEffect(() => {
+    listeners.add(redraw);
+    redraw();
+    return () => void listeners.delete(redraw);
+  }, []);
+  return state;
+}
+
+/** Change what will be sent: a part of {settings, draft}. */
+export const change = (part) => setNow(part);
+
+const sideOf = (id) => state.sides.find((one) => one.id === id);
+
+function setSide(id, part, apply = setNow) {
+  apply({ sides: state.sides.map((one) => (one.id === id ? { ...one, ...part } : one)) });
+}
+
+/** Have a side ask another model from now on. */
+export const chooseModel = (id, model) => setSide(id, { model });
+
+/** Put a second model beside the first, with the same conversation so far. */
+export function addSide(model) {
+  if (state.sides.length >= SIDES_MAX) return;
+  const entries = state.sides[0].entries.filter((one) => one.kind !== "reply" || !isOpen(one.reply));
+  setNow({ sides: [...state.sides, newSide(model, entries)] });
+}
+
+/** Take a side away. */
+export function removeSide(id) {
+  sideOf(id)?.control?.abort();
+  setNow({ sides: state.sides.filter((one) => one.id !== id) });
+}
+
+/** Return whether an answer is under way. */
+export const isAnswering = (chat) => chat.sides.some((one) => one.control !== null);
+
+/** End the answers that are under way; what has come stays. */
+export function stop() {
+  for (const side of state.sides) side.control?.abort();
+}
+
+/** Begin anew with the same models and parameters. */
+export function clear() {
+  stop();
+  setNow({ sides: state.sides.map((one) => ({ ...one, entries: [] })) });
+}
+
+/** Send what was written to each side. Throws an Error if a parameter is wrong. */
+export function sendDraft() {
+  const { text, pictures } = state.draft;
+  const entry = { id: nextId(), kind: "user", text, pictures };
+  check([entry]);
+  const sides = state.sides.map((one) => ({ ...one, entries: [...one.entries, entry] }));
+  setNow({ draft: { text: "", pictures: [] }, sides });
+  for (const side of state.sides) ask(side.id);
+}
+
+/** Ask anew with another text in place of an earlier one; what came after it goes. */
+export function edit(entryId, text) {
+  check([]);
+  stop();
+  const has = (side) => side.entries.some((one) => one.id === entryId);
+  const touched = state.sides.filter(has).map((side) => side.id);
+  setNow({
+    sides: state.sides.map((side) => {
+      const at = side.entries.findIndex((one) => one.id === entryId);
+      return at < 0 ? side : { ...side, entries: [...side.entries.slice(0, at), { ...side.entries[at], text }] };
+    }),
+  });
+  for (const id of touched) ask(id);
+}
+
+/** Have one side answer again. */
+export function regenerate(sideId, entryId) {
+  check([]);
+  const side = sideOf(sideId);
+  side.control?.abort();
+  const at = side.entries.findIndex((one) => one.id === entryId);
+  setSide(sideId, { entries: side.entries.slice(0, at) });
+  ask(sideId);
+}
+
+/** Give one side what its tools have found: [{id, content}], and have it go on. */
+export function sendResults(sideId, results) {
+  check([]);
+  setSide(sideId, { entries: [...sideOf(sideId).entries, { id: nextId(), kind: "results", results }] });
+  ask(sideId);
+}
+
+/** Return the request that a side has sent for an answer, or would send now. */
+export function bodyFor(side, entryId) {
+  const at = side.entries.findIndex((one) => one.id === entryId);
+  return chatBody(side.model, state.settings, at < 0 ? side.entries : side.entries.slice(0, at));
+}
+
+function check(entries) {
+  chatBody("", state.settings, entries);
+}
+
+/** Ask a side's model for the next answer, and take it as it comes. */
+async function ask(sideId) {
+  const side = sideOf(sideId);
+  const body = chatBody(side.model, state.settings, side.entries);
+  const control = new AbortController();
+  const id = nextId();
+  let reply = newReply(performance.now());
+  const show = (next, apply) => {
+    reply = next;
+    const now = sideOf(sideId);
+    if (!now?.entries.some((one) => one.id === id)) return; // it was taken away meanwhile
+    const entries = now.entries.map((one) => (one.id === id ? { ...one, reply } : one));
+    setSide(sideId, { entries, ...(!isOpen(reply) && now.control === control && { control: null }) }, apply);
+  };
+  setSide(sideId, { control, entries: [...side.entries, { id, kind: "reply", reply, model: side.model, body }] });
+  try {
+    await take(body, control.signal, () => reply, show);
+    show(ended(reply, performance.now()), setNow);
+  } catch (error) {
+    show(ended(reply, performance.now(), { error, isStopped: error.name === "AbortError" }), setNow);
+  }
+  if (sideOf(sideId)?.control === control) setSide(sideId, { control: null });
+}
+
+function take(body, signal, now, show) {
+  return streamed(PATH, body, signal, {
+    onOpen: (response) => show(withHead(now(), response.headers), set),
+    onEvent: (event) => show(withEvent(now(), event.data, performance.now()), set),
+  });
+}
+
+/** Send a request and give the events of its stream on; a plain answer is one event. */
+export async function streamed(path, body, signal, { onOpen, onEvent }) {
+  const options = { method: "POST", body, key: clientKey(), signal };
+  if (body.stream) {
+    await stream(path, { ...options, onOpen }, onEvent);
+    return;
+  }
+  const response = await send(path, options);
+  onOpen(response);
+  onEvent({ data: await response.text() });
+}

@@ -1,0 +1,83 @@
+// The playground's part for models that go on with a text.
+
+import { Button, Card, Field, html, useEffect, useReducer, useState } from "../../ui.js";
+import { ModelChoice } from "./access.js";
+import { streamed } from "./chat.js";
+import { useFirstModel } from "./chat_page.js";
+import { Figures, Outcome, ReplyButtons } from "./figures.js";
+import { ended, isOpen, newReply, withEvent, withHead } from "./reply.js";
+import { NO_SETTINGS, completionBody } from "./request.js";
+import { Settings } from "./settings.js";
+
+const PATH = "/v1/completions";
+const GATHER_MS = 40;
+const kept = {
+  model: "", prompt: "", settings: NO_SETTINGS, reply: null, body: null, control: null, redraw: null, timer: 0,
+};
+
+function changed() {
+  kept.timer ||= setTimeout(() => {
+    kept.timer = 0;
+    kept.redraw?.();
+  }, GATHER_MS);
+}
+
+async function run(body) {
+  const control = new AbortController();
+  const isMine = () => kept.control === control;
+  const show = (reply) => {
+    if (isMine()) kept.reply = reply;
+    changed();
+  };
+  kept.control?.abort();
+  Object.assign(kept, { control, body, reply: newReply(performance.now()) });
+  changed();
+  try {
+    await streamed(PATH, body, control.signal, {
+      onOpen: (response) => show(withHead(kept.reply, response.headers)),
+      onEvent: (event) => show(withEvent(kept.reply, event.data, performance.now())),
+    });
+    show(ended(kept.reply, performance.now()));
+  } catch (error) {
+    show(ended(kept.reply, performance.now(), { error, isStopped: error.name === "AbortError" }));
+  }
+}
+
+/** The form and the text. */
+export function Completion({ model: asked }) {
+  const [, redraw] = useReducer((value) => value + 1, 0);
+  const first = useFirstModel();
+  const [model, setModel] = useState(asked || kept.model);
+  useEffect(() => {
+    kept.redraw = redraw;
+    return () => void (kept.redraw = null);
+  }, []);
+  const chosen = model || first;
+  const put = (part) => {
+    Object.assign(kept, part);
+    redraw();
+  };
+  const { prompt, settings, reply } = kept;
+  const isBusy = reply !== null && isOpen(reply);
+  const go = async () => void run(completionBody(chosen, settings, prompt));
+  const goOn = () => put({ prompt: `${kept.body.prompt}${reply.text}`, reply: null });
+  return html`<div class="play"><div class="play-main pile">
+    <${Card}><div class="pile">
+      <${Field} label="Model"><${ModelChoice} value=${chosen} onChange=${(name) => {
+        kept.model = name;
+        setModel(name);
+      }} /><//>
+      <${Field} label="Text to go on with" hint="The model gets it as it is, without a chat's template.">
+        <textarea rows="6" value=${prompt} onInput=${(event) => put({ prompt: event.target.value })}></textarea><//>
+      <div class="actions">${isBusy ? html`<${Button} icon="close" onClick=${() => kept.control.abort()}>Stop<//>`
+        : html`<${Button} tone="primary" disabled=${!prompt || !chosen} onClick=${go}>Go on<//>`}</div></div><//>
+    ${reply && html`<${Card}><div class="said by-model" data-state=${reply.state}>
+      <div class="said-text"><span class="muted">${kept.body.prompt}</span>${reply.text}</div>
+      <${Outcome} reply=${reply} />
+      ${!isBusy && html`<footer><${Figures} reply=${reply} />
+        <${ReplyButtons} reply=${reply} text=${reply.text} body=${kept.body} path=${PATH} more=${reply.text && html`
+          <${Button} small tone="quiet" onClick=${goOn}>Take it over<//>`} /></footer>`}</div><//>`}
+  </div>
+  <aside><${Settings} of="completion" settings=${settings}
+    onChange=${(next) => put({ settings: next })} /></aside></div>`;
+}

@@ -1,0 +1,93 @@
+// Where one writes: a text, and pictures that are chosen, pasted or dropped.
+
+import { Button, Icon, html, toast, useRef, useState } from "../../ui.js";
+
+const KINDS = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+const PICTURES_MAX = 8;
+const PICTURE_BYTES_MAX = 16 * 1024 * 1024;
+const LINES_MAX = 12;
+
+function read(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
+
+/** Return the pictures among these files as data URLs; what is none is said. */
+async function picturesIn(files, room) {
+  const found = [];
+  for (const file of files) {
+    if (!KINDS.includes(file.type)) toast(`${file.name} is no picture that models read (PNG, JPEG, WebP, GIF).`, "bad");
+    else if (file.size > PICTURE_BYTES_MAX) toast(`${file.name} is larger than 16 MiB.`, "bad");
+    else if (found.length >= room) toast(`More than ${PICTURES_MAX} pictures are not sent at once.`, "bad");
+    else found.push(await read(file));
+  }
+  return found;
+}
+
+/** Pictures as small images, each with a button that takes it away (`onRemove`). */
+export function Pictures({ pictures, onRemove }) {
+  if (!pictures?.length) return null;
+  return html`<div class="pictures">${pictures.map((url, at) => html`<span key=${at} class="picture">
+    <img src=${url} alt=${`Picture ${at + 1}`} />
+    ${onRemove && html`<button type="button" class="icon-button" aria-label=${`Take picture ${at + 1} away`}
+      onClick=${() => onRemove(at)}><${Icon} name="close" size=${14} /></button>`}</span>`)}</div>`;
+}
+
+/** The field. `draft`: {text, pictures}; `onSend` is called by Enter, `onStop` by Escape. */
+export function Composer({ draft, onChange, onSend, onStop, isBusy, why }) {
+  const [isOver, setOver] = useState(false);
+  const chooser = useRef(null);
+  const latest = useRef(draft);
+  latest.current = draft;
+  const add = async (files) => {
+    const pictures = await picturesIn(files, PICTURES_MAX - latest.current.pictures.length);
+    if (pictures.length) onChange({ ...latest.current, pictures: [...latest.current.pictures, ...pictures] });
+  };
+  const isEmpty = !draft.text.trim() && !draft.pictures.length;
+  const send = () => {
+    if (!isEmpty && !why && !isBusy) onSend();
+  };
+  const press = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      send();
+    } else if (event.key === "Escape" && isBusy) onStop();
+  };
+  const paste = (event) => {
+    const files = [...event.clipboardData.files];
+    if (!files.length) return;
+    event.preventDefault();
+    add(files);
+  };
+  const drop = (event) => {
+    event.preventDefault();
+    setOver(false);
+    add([...event.dataTransfer.files]);
+  };
+  const over = (event) => {
+    event.preventDefault();
+    setOver(true);
+  };
+  const rows = Math.min(LINES_MAX, Math.max(2, draft.text.split("\n").length));
+  return html`<div class=${`composer ${isOver ? "over" : ""}`} onDragOver=${over} onDragLeave=${() => setOver(false)}
+    onDrop=${drop}>
+    <${Pictures} pictures=${draft.pictures}
+      onRemove=${(gone) => onChange({ ...draft, pictures: draft.pictures.filter((_, at) => at !== gone) })} />
+    <textarea rows=${rows} aria-label="Message" placeholder="Write a message" value=${draft.text} onKeyDown=${press}
+      onPaste=${paste} onInput=${(event) => onChange({ ...draft, text: event.target.value })}></textarea>
+    <div class="composer-bar">
+      <input ref=${chooser} type="file" class="only-read" tabindex="-1" aria-label="Pictures" multiple
+        accept=${KINDS.join(",")} onChange=${(event) => {
+          add([...event.target.files]);
+          event.target.value = "";
+        }} />
+      <${Button} small tone="quiet" onClick=${() => void chooser.current.click()}>Add pictures<//>
+      <span class="hint spring">${why || "Enter sends, Shift+Enter begins a new line."}</span>
+      ${isBusy ? html`<${Button} icon="close" onClick=${onStop}>Stop<//>`
+        : html`<${Button} tone="primary" disabled=${isEmpty || Boolean(why)} onClick=${send}>Send<//>`}
+    </div></div>`;
+}

@@ -1,0 +1,95 @@
+// One side of the chat: what was said, by whom, and what can be done with it.
+
+import { Markdown } from "../../markdown.js";
+import { Button, Field, html, useState } from "../../ui.js";
+import { edit, regenerate, sendResults } from "./chat.js";
+import { Pictures } from "./composer.js";
+import { Figures, Outcome, ReplyButtons } from "./figures.js";
+import { isOpen, partsOf } from "./reply.js";
+
+const PATH = "/v1/chat/completions";
+
+/** The entries of a side. */
+export function Conversation({ side, label }) {
+  return html`<div class="conversation" role="log" aria-label=${label}>${side.entries.map((entry, at) => {
+    const isLast = at === side.entries.length - 1;
+    if (entry.kind === "user") return html`<${UserEntry} key=${entry.id} entry=${entry} />`;
+    if (entry.kind === "results") return html`<${ResultsEntry} key=${entry.id} entry=${entry} />`;
+    return html`<${ReplyEntry} key=${entry.id} entry=${entry} side=${side} isLast=${isLast} />`;
+  })}</div>`;
+}
+
+function UserEntry({ entry }) {
+  const [text, setText] = useState(null);
+  if (text !== null) {
+    const save = () => {
+      edit(entry.id, text);
+      setText(null);
+    };
+    return html`<article class="said by-user"><textarea aria-label="Your message" rows="4" value=${text}
+      onInput=${(event) => setText(event.target.value)}></textarea>
+      <div class="actions"><${Button} small onClick=${() => setText(null)}>Cancel<//>
+        <${Button} small tone="primary" disabled=${!text.trim() && !entry.pictures.length}
+          onClick=${async () => save()}>Send anew<//>
+        <span class="hint">What came after it goes.</span></div></article>`;
+  }
+  return html`<article class="said by-user" data-by="user"><${Pictures} pictures=${entry.pictures} />
+    <div class="said-text">${entry.text}</div>
+    <span class="reply-buttons"><${Button} small tone="quiet" onClick=${() => setText(entry.text)}>Edit<//></span>
+  </article>`;
+}
+
+function ResultsEntry({ entry }) {
+  return html`<article class="said by-user">${entry.results.map(({ id, name, content }) => html`<div key=${id}>
+    <span class="hint"><code>${name}</code> returned</span><pre class="lines">${content}</pre></div>`)}</article>`;
+}
+
+function ReplyEntry({ entry, side, isLast }) {
+  const { reply } = entry;
+  const [thoughts, text] = partsOf(reply);
+  const hasCalls = reply.calls.length > 0;
+  const again = !isOpen(reply) && html`<${Button} small tone="quiet"
+    onClick=${async () => regenerate(side.id, entry.id)}>
+    ${reply.state === "failed" ? "Try again" : "Another answer"}<//>`;
+  return html`<article class="said by-model" data-state=${reply.state}>
+    ${thoughts && html`<${Thoughts} text=${thoughts} isOpen=${!text && isOpen(reply)} />`}
+    ${text && html`<${Markdown} text=${text} />`}
+    ${reply.calls.filter(Boolean).map((call, at) => html`<${Call} key=${at} call=${call} />`)}
+    ${hasCalls && isLast && reply.state === "done" && html`<${Results} side=${side}
+      calls=${reply.calls} />`}
+    ${!hasCalls && reply.state === "done" && !text && html`<p class="hint">The model has ended without
+      an answer.</p>`}
+    <${Outcome} reply=${reply} />
+    ${!isOpen(reply) && html`<footer><${Figures} reply=${reply} />
+      <${ReplyButtons} reply=${reply} text=${text} body=${entry.body} path=${PATH}
+        more=${again} /></footer>`}
+  </article>`;
+}
+
+function Thoughts({ text, isOpen: isNow }) {
+  return html`<details class="thoughts"><summary>${isNow ? "Thinking…" : "Thoughts"}</summary>
+    <div class="said-text">${text}</div></details>`;
+}
+
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+function Call({ call }) {
+  return html`<div class="call" data-call=${call.name}><span>The model calls <code>${call.name || "?"}</code></span>
+    <pre class="lines">${pretty(call.arguments) || "(no arguments)"}</pre></div>`;
+}
+
+function Results({ side, calls }) {
+  const [texts, setTexts] = useState(calls.map(() => ""));
+  const put = (at, text) => setTexts(texts.map((one, other) => (other === at ? text : one)));
+  const send = async () => sendResults(side.id, calls.map(({ id, name }, at) => ({ id, name, content: texts[at] })));
+  return html`<div class="results">${calls.map((call, at) => html`<${Field} key=${call.id}
+    label=${`What ${call.name} returns`}><textarea rows="2" class="mono" value=${texts[at]}
+      onInput=${(event) => put(at, event.target.value)}></textarea><//>`)}
+    <${Button} small tone="primary" disabled=${texts.some((text) => !text)} onClick=${send}>Send the result<//></div>`;
+}

@@ -1,0 +1,110 @@
+// What was measured of an answer, who gave it, and the same request as a program has it.
+
+import { BASE } from "../../api.js";
+import { hrefOf } from "../../router.js";
+import {
+  Button, Code, Copy, Dialog, Facts, Notice, Tabs, duration, html, number, percent, useState, useTick,
+} from "../../ui.js";
+import { Explained } from "../models.js";
+import { clientKey } from "./access.js";
+import { endOf, figuresOf, isOpen } from "./reply.js";
+import { curlOf, pythonOf } from "./request.js";
+
+/** Return how much of the prompt the gateway believed to be in the worker's cache, of a text like `6144/8190`. */
+function cachedShare(text) {
+  const [matched, length] = (text ?? "").split("/").map(Number);
+  return length ? `${percent(matched / length)} of its beginning (by the gateway's memory)` : null;
+}
+
+/** A line of figures below an answer; what stands there is explained by `title`s. */
+export function Figures({ reply }) {
+  const found = figuresOf(reply, performance.now());
+  const about = found.isEstimate ? "≈ " : "";
+  const parts = [
+    [found.tokens_s !== null && `${about}${number(found.tokens_s)} tokens/s`, "After the first token"],
+    [found.first_s !== null && `first token ${duration(found.first_s)}`, "From the request to the first token"],
+    [found.out !== null && `${about}${number(found.out)} tokens`, found.isEstimate
+      ? "Events of the stream: the engine has not told how many tokens they are" : "As the engine counts them"],
+    [found.in !== null && `${number(found.in)} in the prompt${found.cached ? `, ${number(found.cached)} cached` : ""}`,
+      "Tokens of the request"],
+    [`${duration(found.total_s)} in all`, "From the request to the end of the answer"],
+  ];
+  return html`<span class="play-figures num">${parts.filter(([text]) => text).map(([text, title]) =>
+    html`<span key=${title} title=${title}>${text}</span>`)}
+    ${reply.told.worker && html`<a href=${workerPage(reply.told.worker)}
+      title="Who has answered">${reply.told.worker}</a>`}
+  </span>`;
+}
+
+const workerPage = (worker) => (worker.startsWith("external:") ? hrefOf("models") : hrefOf("workers", [worker]));
+
+/** What an answer that is under way waits for. */
+export function Waiting({ reply }) {
+  useTick();
+  const found = figuresOf(reply, performance.now());
+  const before = reply.told.worker ? "The model reads the prompt" : "Waiting for a worker";
+  const text = reply.firstAt === null ? before : "Answering";
+  return html`<span class="hint" role="status">${text} · ${duration(found.total_s)}</span>`;
+}
+
+/** Why an answer is as it is: an error in its words, or that it was cut off. */
+export function Outcome({ reply }) {
+  const { error } = reply;
+  if (isOpen(reply)) return html`<${Waiting} reply=${reply} />`;
+  if (!error) return html`${endOf(reply) && html`<p class="hint">${endOf(reply)}</p>`}`;
+  const needsKey = error.status === 401 || error.status === 403;
+  return html`<${Notice} tone="bad" title=${error.status ? `${error.status} ${error.code || ""}` : ""}>
+    ${error.message}${needsKey && " A client's key is given at the top of this page."}<//>`;
+}
+
+const UNNAMED = html`The response did not name its worker (<code>worker_header</code> in
+  <code>[server_settings]</code>).`;
+
+/** Who gave an answer, and why: what the response told, and where the same request would go now. */
+export function Who({ reply, body, onClose }) {
+  const [isAsking, setAsking] = useState(false);
+  const { told } = reply;
+  if (isAsking) return html`<${Explained} model=${body.model} body=${body} onClose=${onClose} />`;
+  const facts = [
+    ["Asked for", body.model],
+    ["Model that answered", told.model],
+    ["Worker or route", told.worker],
+    ["Asked before it answered", told.attempts > 1 ? `${told.attempts} workers or models` : null],
+    ["Prompt in its cache", cachedShare(told.prefix)],
+    ["Time within the gateway", told.overhead_ms && `${told.overhead_ms} ms until the worker was asked`],
+    ["Parameters left out", told.dropped],
+    ["Request", told.request],
+    ["Why it ended", reply.finish],
+  ];
+  return html`<${Dialog} title="Who has answered" onClose=${onClose} actions=${html`
+    <${Button} onClick=${() => void setAsking(true)}>Where would it go now, and why?<//><span class="spring"></span>
+    <button type="button" class="button" onClick=${onClose}>Close</button>`}>
+    <${Facts} facts=${facts} />
+    ${!told.worker && html`<p class="hint">${reply.state === "failed" ? "No worker has answered." : UNNAMED}</p>`}<//>`;
+}
+
+/** A request as a command and as a program. */
+export function AsProgram({ path, body, onClose }) {
+  const hasKey = Boolean(clientKey());
+  const texts = { curl: curlOf(BASE, path, body, hasKey), python: pythonOf(BASE, path, body, hasKey) };
+  const [current, setCurrent] = useState("curl");
+  const tabs = [{ name: "curl", title: "curl" }, ...(texts.python ? [{ name: "python", title: "Python" }] : [])];
+  return html`<${Dialog} wide title="The same from a program" onClose=${onClose} actions=${html`
+    <button type="button" class="button" onClick=${onClose}>Close</button>`}>
+    <${Tabs} label="Language" tabs=${tabs} current=${current} onSelect=${setCurrent} />
+    <${Code} text=${texts[current]} />
+    ${hasKey && html`<p class="hint">The key is read from the variable ICHAT_KEY.</p>`}<//>`;
+}
+
+/** The buttons below an answer: copy its text, as a program, who. `more` are others. */
+export function ReplyButtons({ reply, text, body, path, more }) {
+  const [open, setOpen] = useState("");
+  const close = () => setOpen("");
+  return html`<span class="reply-buttons">
+    ${text && html`<${Copy} text=${text} />`}
+    ${more}
+    <${Button} small tone="quiet" onClick=${() => setOpen("program")}>As a program<//>
+    <${Button} small tone="quiet" onClick=${() => setOpen("who")}>Who, and why?<//>
+    ${open === "program" && html`<${AsProgram} path=${path} body=${body} onClose=${close} />`}
+    ${open === "who" && html`<${Who} reply=${reply} body=${body} onClose=${close} />`}</span>`;
+}

@@ -1,0 +1,127 @@
+// A model's answer as it comes: what each event of the stream adds to it, and what that makes of it. Pure functions.
+
+/**
+ * Return an answer that was asked for at `now` (all times in milliseconds).
+ *
+ * state: waiting | answering | done | stopped | failed.
+ */
+export const newReply = (now) => ({
+  state: "waiting", text: "", thoughts: "", calls: [], finish: null, usage: null, error: null, told: {}, pieces: 0,
+  isWhole: false, beganAt: now, firstAt: null, lastAt: null, endedAt: null,
+});
+
+const TOLD = {
+  worker: "x-ichat-worker", model: "x-ichat-model", attempts: "x-ichat-attempts", prefix: "x-ichat-prefix",
+  overhead_ms: "x-ichat-overhead-ms", dropped: "x-ichat-dropped", request: "x-request-id",
+};
+
+/** Return what the gateway tells in a response's headers: {worker, model, attempts, prefix, …}. */
+export function toldBy(headers) {
+  const found = Object.entries(TOLD).map(([name, header]) => [name, headers.get(header)]);
+  return Object.fromEntries(found.filter(([, value]) => value !== null));
+}
+
+/** Return the answer with what the response's headers tell. */
+export const withHead = (reply, headers) => ({ ...reply, state: "answering", told: toldBy(headers) });
+
+/** Return the answer with the data of one more event of the stream, or with those of a plain response. */
+export function withEvent(reply, data, now) {
+  if (data.trim() === "[DONE]") return { ...reply, isWhole: true };
+  let chunk;
+  try {
+    chunk = JSON.parse(data);
+  } catch {
+    return { ...reply, error: { message: `The stream had an event that is no JSON: ${data.slice(0, 200)}` } };
+  }
+  if (chunk?.error || chunk?.object === "error") return { ...reply, error: errorIn(chunk.error ?? chunk) };
+  const next = { ...reply, usage: chunk?.usage ?? reply.usage };
+  const choice = chunk?.choices?.find?.((one) => one && !one.index);
+  if (!choice) return next;
+  if (choice.finish_reason) Object.assign(next, { finish: choice.finish_reason, isWhole: true });
+  const delta = choice.delta ?? choice.message ?? {};
+  const text = textOf(delta.content ?? choice.text) + textOf(delta.refusal);
+  const thoughts = textOf(delta.reasoning_content ?? delta.reasoning);
+  const calls = Array.isArray(delta.tool_calls) ? delta.tool_calls : [];
+  if (!text && !thoughts && !calls.length) return next;
+  next.text += text;
+  next.thoughts += thoughts;
+  next.calls = calls.reduce(withCall, reply.calls);
+  next.pieces += 1;
+  next.firstAt ??= now;
+  next.lastAt = now;
+  return next;
+}
+
+function errorIn(error) {
+  if (typeof error === "string") return { message: error };
+  return { message: String(error.message ?? "The engine failed."), code: error.code ?? error.type ?? "" };
+}
+
+function textOf(content) {
+  if (typeof content === "string") return content;
+  return Array.isArray(content) ? content.map((part) => textOf(part?.text)).join("") : "";
+}
+
+function withCall(calls, part, position) {
+  const at = part.index ?? position;
+  const before = calls[at] ?? { id: "", name: "", arguments: "" };
+  const given = part.function?.arguments;
+  const after = {
+    id: part.id || before.id,
+    name: before.name || part.function?.name || "",
+    arguments: before.arguments + (typeof given === "string" ? given : given ? JSON.stringify(given) : ""),
+  };
+  const next = [...calls];
+  next[at] = after;
+  return next;
+}
+
+/** Return the answer at its end: by itself, by the user (`isStopped`), or by an error. */
+export function ended(reply, now, { error = null, isStopped = false } = {}) {
+  const calls = reply.calls.filter(Boolean).map((call, at) => ({ ...call, id: call.id || `call_${at}` }));
+  const found = error ?? reply.error;
+  const cut = { message: "The stream ended before the answer was whole." };
+  const why = isStopped ? null : (found ?? (reply.isWhole ? null : cut));
+  return { ...reply, calls, error: why, state: isStopped ? "stopped" : why ? "failed" : "done", endedAt: now };
+}
+
+/** Return whether an answer is still to come or under way. */
+export const isOpen = (reply) => reply.state === "waiting" || reply.state === "answering";
+
+/**
+ * Return [thoughts, text] of an answer.
+ *
+ * A model whose engine has no reasoning parser writes its thoughts into the text, before `</think>`.
+ */
+export function partsOf({ text, thoughts }) {
+  const begin = text.match(/^\s*<think>/);
+  if (thoughts || !begin) return [thoughts, text];
+  const end = text.indexOf("</think>");
+  if (end < 0) return [text.slice(begin[0].length).trimStart(), ""];
+  return [text.slice(begin[0].length, end).trim(), text.slice(end + "</think>".length).trimStart()];
+}
+
+/** Return what was measured: {first_s, tokens_s, total_s, in, out, cached, isEstimate}; null: not known. */
+export function figuresOf(reply, now) {
+  const end = reply.endedAt ?? now;
+  const told = reply.usage?.completion_tokens;
+  const out = told ?? (reply.pieces || null);
+  const took = reply.firstAt === null ? 0 : (reply.lastAt - reply.firstAt) / 1000;
+  return {
+    first_s: reply.firstAt === null ? null : (reply.firstAt - reply.beganAt) / 1000,
+    tokens_s: out > 1 && took > 0.001 ? (out - 1) / took : null,
+    total_s: (end - reply.beganAt) / 1000,
+    in: reply.usage?.prompt_tokens ?? null,
+    out,
+    cached: reply.usage?.prompt_tokens_details?.cached_tokens ?? null,
+    isEstimate: told === undefined,
+  };
+}
+
+/** Return a sentence on why an answer ended that a reader may wonder about, or "". */
+export function endOf({ finish, state }) {
+  if (state === "stopped") return "You have stopped it.";
+  if (finish === "length") return "It was cut off: max_tokens is reached, or the model's context is full.";
+  if (finish === "content_filter") return "A filter has cut it off.";
+  return "";
+}

@@ -1,0 +1,139 @@
+// The playground's parts for models that compare texts: embeddings, and reranking.
+
+import { BASE, send } from "../../api.js";
+import { hrefOf } from "../../router.js";
+import {
+  Button, Card, Code, Facts, Field, Notice, Table, count, duration, html, number, useEffect,
+  useState,
+} from "../../ui.js";
+import { ModelChoice, clientKey } from "./access.js";
+import { useFirstModel } from "./chat_page.js";
+import { toldBy } from "./reply.js";
+import { cosine, curlOf, rankedIn } from "./request.js";
+
+const TEXTS_MAX = 50;
+const EMBEDDINGS = "/v1/embeddings";
+const RERANK = "/v1/rerank";
+const kept = {
+  embed: { model: "", texts: "The cat sleeps.\nA kitten takes a nap.\nThe share price fell.", answer: null },
+  rerank: {
+    model: "", query: "What do cats eat?", answer: null,
+    texts: "Paris is the capital of France.\nCats eat mostly meat.\nDogs bark at night.",
+  },
+};
+
+const linesOf = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
+
+/** Ask and return {answer, body, path, told, took_s}. Throws ApiError. */
+async function ask(path, body) {
+  const began = performance.now();
+  const response = await send(path, { method: "POST", body, key: clientKey() });
+  const answer = await response.json();
+  return { answer, body, path, told: toldBy(response.headers), took_s: (performance.now() - began) / 1000 };
+}
+
+/** What the form of a part holds, kept when another page is shown; and a failure. */
+function usePart(name, asked) {
+  const [, redraw] = useState(0);
+  const [failure, setFailure] = useState(null);
+  const first = useFirstModel();
+  const part = kept[name];
+  useEffect(() => {
+    if (asked) put({ model: asked });
+  }, [asked]);
+  const put = (change) => {
+    Object.assign(part, change);
+    redraw((value) => value + 1);
+  };
+  const run = async (path, body) => {
+    setFailure(null);
+    put({ answer: null });
+    try {
+      put({ answer: await ask(path, body) });
+    } catch (error) {
+      setFailure(error);
+    }
+  };
+  return { part: { ...part, model: part.model || first }, put, run, failure };
+}
+
+function Failure({ failure, hint }) {
+  if (!failure) return null;
+  return html`<${Notice} tone="bad" title=${failure.status ? `${failure.status} ${failure.code}` : ""}>
+    ${failure.message} <span class="muted">${hint}</span><//>`;
+}
+
+function Asked({ found, more = [] }) {
+  const { told, took_s: took, answer } = found;
+  const worker = told.worker && (told.worker.startsWith("external:") ? told.worker
+    : html`<a href=${hrefOf("workers", [told.worker])}>${told.worker}</a>`);
+  return html`<${Card} title="How it was answered"><${Facts} facts=${[
+    ["By", worker], ["Took", duration(took)],
+    ["Tokens", answer.usage && number(answer.usage.prompt_tokens ?? answer.usage.total_tokens)], ...more,
+  ]} /><details><summary>The same with curl</summary>
+    <${Code} text=${curlOf(BASE, found.path, found.body, Boolean(clientKey()))} /></details><//>`;
+}
+
+/** Embeddings: how near texts are to each other. */
+export function Embeddings({ model: asked }) {
+  const { part, put, run, failure } = usePart("embed", asked);
+  const texts = linesOf(part.texts).slice(0, TEXTS_MAX);
+  const go = () => run(EMBEDDINGS, { model: part.model, input: texts, encoding_format: "float" });
+  return html`<div class="pile"><${Card}><div class="pile">
+    <${Field} label="Model"><${ModelChoice} value=${part.model} onChange=${(model) => put({ model })} /><//>
+    <${Field} label="Texts" hint=${`One a line, ${TEXTS_MAX} at most.`}>
+      <textarea rows="5" value=${part.texts} onInput=${(event) => put({ texts: event.target.value })}></textarea><//>
+    <div class="actions"><${Button} tone="primary" disabled=${!texts.length || !part.model} onClick=${go}>
+      Compare ${count(texts.length, "text")}<//></div></div><//>
+    <${Failure} failure=${failure} hint="Embeddings need a model that is made for them." />
+    ${part.answer && html`<${Nearness} found=${part.answer} />`}</div>`;
+}
+
+function Nearness({ found }) {
+  const texts = found.body.input;
+  const vectors = [...(found.answer.data ?? [])].sort((a, b) => a.index - b.index).map((one) => one.embedding);
+  return html`<${Card} title="How near they are" flush
+    lead="The cosine of each pair: 1 is the same meaning to the model, 0 none in common."><div class="table-box">
+    <table class="cosines" aria-label="Cosines"><thead><tr><th scope="col"></th>
+      ${texts.map((_, at) => html`<th key=${at} scope="col" class="right">${at + 1}</th>`)}</tr></thead>
+    <tbody>${vectors.map((row, at) => html`<tr key=${at}><th scope="row"><b>${at + 1}</b> ${texts[at]}</th>
+      ${vectors.map((column, other) => {
+        const value = cosine(row, column);
+        const strength = Math.round(Math.max(0, Math.min(1, value)) * 45);
+        const style = { background: `color-mix(in srgb, var(--chart-2) ${strength}%, transparent)` };
+        return html`<td key=${other} class="right num" style=${style} data-title=${other + 1}>${value.toFixed(3)}</td>`;
+      })}</tr>`)}</tbody></table></div><//>
+    <${Asked} found=${found} more=${[["Dimensions", number(vectors[0]?.length)]]} />`;
+}
+
+/** Rerank: which of some texts answer a question best. */
+export function Rerank({ model: asked }) {
+  const { part, put, run, failure } = usePart("rerank", asked);
+  const documents = linesOf(part.texts).slice(0, TEXTS_MAX);
+  const go = () => run(RERANK, { model: part.model, query: part.query, documents });
+  return html`<div class="pile"><${Card}><div class="pile">
+    <${Field} label="Model"><${ModelChoice} value=${part.model} onChange=${(model) => put({ model })} /><//>
+    <${Field} label="Question"><input type="text" value=${part.query}
+      onInput=${(event) => put({ query: event.target.value })} /><//>
+    <${Field} label="Texts" hint=${`One a line, ${TEXTS_MAX} at most.`}>
+      <textarea rows="5" value=${part.texts} onInput=${(event) => put({ texts: event.target.value })}></textarea><//>
+    <div class="actions"><${Button} tone="primary" disabled=${!documents.length || !part.query.trim() || !part.model}
+      onClick=${go}>Rank ${count(documents.length, "text")}<//></div></div><//>
+    <${Failure} failure=${failure} hint="Reranking needs a model that is made for it." />
+    ${part.answer && html`<${Ranked} found=${part.answer} />`}</div>`;
+}
+
+function Ranked({ found }) {
+  const rows = rankedIn(found.answer, found.body.documents);
+  const [low, high] = [rows.at(-1)?.score, rows[0]?.score];
+  const share = (score) => (low >= 0 && high <= 1 ? score : high > low ? (score - low) / (high - low) : 1);
+  const columns = [
+    { name: "place", title: "", cell: (row) => rows.indexOf(row) + 1 },
+    { name: "text", title: "Text", cell: (row) => html`<span class="wrap">${row.text}</span>` },
+    { name: "score", title: "Score", align: "right", cell: (row) => html`<span class="meter-line">
+      <span class="meter"><i style=${{ width: `${share(row.score) * 100}%` }}></i></span>
+      <span class="num">${row.score.toPrecision(3)}</span></span>` },
+  ];
+  return html`<${Card} title="Best first" flush><${Table} label="Ranked texts" columns=${columns} rows=${rows}
+    keyOf=${(row) => row.index} /><//><${Asked} found=${found} />`;
+}
