@@ -11,7 +11,7 @@ const REST_MS = 50;
 const REST_SHARE = 4;
 /** Longer texts are shown as they are. */
 const TEXT_MAX = 100_000;
-/** A paragraph with more of them takes the parser seconds. */
+/** Lines without an empty one between them that have more take the parser seconds. */
 const MARKS_MAX = 2000;
 const INDENT_MAX = 40;
 /** So many lines may be indented by more than that: deep lists take the parser seconds. */
@@ -68,14 +68,12 @@ export function blocksOf(text) {
 
 /** Return whether a text can be parsed in a time that nobody notices. */
 function isEasy(text) {
-  let isCode = false;
   let marks = 0;
   let indented = 0;
   for (const line of text.split("\n")) {
-    if (/^\s{0,3}(?:```|~~~)/.test(line)) isCode = !isCode;
-    else if (!line.trim()) marks = 0;
+    if (!line.trim()) marks = 0; // also in code: what the parser takes for code is its own affair
     if (line.search(/\S/) > INDENT_MAX) indented += 1;
-    if (!isCode) marks += line.match(/[_*~]/g)?.length ?? 0;
+    marks += line.match(/[_*~]/g)?.length ?? 0;
     if (marks > MARKS_MAX || indented > INDENTED_MAX) return false;
   }
   return true;

@@ -189,7 +189,8 @@ def test_what_takes_parsers_long_is_shown_as_it_is(shown):
         ">" * 20_000 + "x", "[" * 50_000, "*a " * 20_000, "_a__b" * 10_000, "![" * 30_000, "<" * 50_000, "<b>" * 20_000,
         "\n".join(" " * number * 2 + "- a" for number in range(1500)), "`" * 30_000, "[a](" * 10_000, "x" * 300_000,
         "|" * 20_000 + "\n" + "|-" * 10_000, "<a " * 20_000, "a@" * 20_000, "[a" * 20_000 + "]" * 20_000,
-        "\n".join("> " * (number % 300) + "- " * 20 for number in range(300)),
+        "\n".join("> " * (number % 300) + "- " * 20 for number in range(300)), "```a`b\n" + "_a__b" * 19_000,
+        "- a\n  ```\n" + "_a__b" * 15_000,
     ]  # fmt: skip
     for text in texts:
         began = time.monotonic()

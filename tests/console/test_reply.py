@@ -104,6 +104,14 @@ def test_calls_are_put_together(reply_of):
     ]  # fmt: skip
 
 
+def test_calls_at_strange_places_are_left_out(reply_of):
+    """An upstream may say any index: it costs neither the answer nor the tab."""
+    odd = [50_000_000, 128, -1, 1.5, "__proto__", "length", {}]
+    calls = [None, 5, *({"index": index, "function": {"name": "f"}} for index in odd)]
+    reply = reply_of(delta(content="here"), *(delta(tool_calls=[call]) for call in calls), delta("stop"))
+    assert (reply["state"], reply["text"], reply["calls"]) == ("done", "here", [])
+
+
 @pytest.mark.parametrize(
     ("event", "sentence"),
     [

@@ -10,6 +10,8 @@ export const newReply = (now) => ({
   isWhole: false, beganAt: now, firstAt: null, lastAt: null, endedAt: null,
 });
 
+/** Calls with an index beyond are not shown: no model makes so many. */
+const CALLS_MAX = 128;
 const TOLD = {
   worker: "x-ichat-worker", model: "x-ichat-model", attempts: "x-ichat-attempts", prefix: "x-ichat-prefix",
   overhead_ms: "x-ichat-overhead-ms", dropped: "x-ichat-dropped", request: "x-request-id",
@@ -63,7 +65,8 @@ function textOf(content) {
 }
 
 function withCall(calls, part, position) {
-  const at = part.index ?? position;
+  const at = part?.index ?? position;
+  if (typeof part !== "object" || !part || !Number.isInteger(at) || at < 0 || at >= CALLS_MAX) return calls;
   const before = calls[at] ?? { id: "", name: "", arguments: "" };
   const given = part.function?.arguments;
   const after = {
