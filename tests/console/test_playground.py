@@ -152,6 +152,7 @@ def test_thoughts_are_folded(play, model):
     expect(answers(play).last.locator(".md")).to_have_text("No.")
     say(play, "C")
     expect(answers(play)).to_have_count(3)
+    expect(answers(play).last.locator(".md")).to_have_text("No.")
     assert [one["content"] for one in model.asked[-1]["messages"]] == ["A", "Yes.", "B", "No.", "C"]
 
 
