@@ -43,12 +43,14 @@ class KeyStore:
         wall_clock: Callable[[], float] = time.time,
         *,
         is_kept: bool = True,
+        keeps_usage: bool = True,
     ) -> None:
         """`path` is where they are kept; `put_in_force` has the gateway go on with those that are active at a time.
 
-        `is_kept` says that the next gateway finds them there.
+        `is_kept` says that the next gateway finds them there, and `keeps_usage` that limits for a day and a month hold.
         """
         self._is_kept = is_kept
+        self._keeps_usage = keeps_usage
         self.made = made
         self._path = path
         self._reloader = reloader
@@ -75,6 +77,12 @@ class KeyStore:
         """The keys of the configuration that is in force."""
         return self._reloader.config.security.keys
 
+    @property
+    def _config(self) -> Config:
+        """The configuration that is in force; a ledger that it asks for since its start is not there."""
+        config = self._reloader.config
+        return config if self._keeps_usage else attrs.evolve(config, usage=attrs.evolve(config.usage, enabled=False))
+
     async def make(self, table: Mapping[str, Any], *, has_admin_key: bool) -> tuple[MadeKey, str]:
         """Make the key that a request asks for; return it, and the key itself, which nobody will see again.
 
@@ -95,7 +103,7 @@ class KeyStore:
                 " need none again. Set server_settings.state_directory to a directory that can be written.",
             )
         now, secret = self._wall_clock(), new_key()
-        key = _key_from(table, {}, hash_of(secret), self._reloader.config)
+        key = _key_from(table, {}, hash_of(secret), self._config)
         expires_at = _expiry(table, None, now)
         async with self._reloader.lock:
             check_new_name(key.name, self.configured, self.made)
@@ -116,7 +124,7 @@ class KeyStore:
             before = changeable_key(name, self.configured, self.made)
             if table.get("name", name) != name:
                 raise bad_request("The name of a key stays as it is: make another key.", param="name")
-            key = _key_from(table, attrs.asdict(before.key), before.key.key_hash or "", self._reloader.config)
+            key = _key_from(table, attrs.asdict(before.key), before.key.key_hash or "", self._config)
             expires_at = _expiry(table, before.expires_at, self._wall_clock())
             made = attrs.evolve(before, key=key, expires_at=expires_at)
             await self._change(self.made.with_key(made), f"the key {name} was changed over the API")

@@ -139,16 +139,19 @@ def _contradictions(config: Config) -> Iterable[str]:
     if config.history.seconds > SAMPLES_MAX * config.history.sample_s:
         yield f"history: seconds must be at most {SAMPLES_MAX} times sample_s"
     yield from _contradictions_of_keys(config.security)
-    for where, limits in (
-        ("limits", config.limits),
-        *((f"security.keys[{index}]", key) for index, key in enumerate(config.security.keys)),
-    ):
-        yield from contradictions_of_limits(where, limits, config.usage, config.prices)
+    yield from contradictions_of_all_limits(config)
     yield from _contradictions_of_swap_sets(config)
     yield from contradictions_of_aliases(config)
     for index, worker in enumerate(config.managed_workers):
         for problem in _contradictions_of(worker, config):
             yield f"managed_workers[{index}].{problem}"
+
+
+def contradictions_of_all_limits(config: Config) -> Iterable[str]:
+    """Return what is wrong with the limits for a day and a month of all together and of each key."""
+    yield from contradictions_of_limits("limits", config.limits, config.usage, config.prices)
+    for index, key in enumerate(config.security.keys):
+        yield from contradictions_of_limits(f"security.keys[{index}]", key, config.usage, config.prices)
 
 
 def _contradictions_of_keys(security: Security) -> Iterable[str]:

@@ -55,6 +55,6 @@ def contradictions_of_limits(where: str, limits: object, usage: UsageSettings, p
         if getattr(limits, name) is None:
             continue
         if not usage.enabled:
-            yield f"{where}.{name}: needs [usage] enabled = true, or it would begin anew with each start"
+            yield f"{where}.{name}: needs [usage] enabled = true when the gateway starts, or it begins anew each time"
         if name == "budget_per_month" and not any((price.input, price.output) > (0, 0) for price in prices.values()):
             yield f'{where}.{name}: needs a price: write a table [prices."MODEL"] for each model that costs something'

@@ -15,6 +15,7 @@ components                             plain objects: nothing runs yet
 
 import contextlib
 import logging
+import os
 import pathlib
 import signal
 import socket
@@ -38,8 +39,10 @@ from ichat.roles.gateway_components import Components, build, secure_parts
 from ichat.routing.waiting import retry_forever
 from ichat.security.addresses import is_loopback
 from ichat.security.auth import Caller
+from ichat.security.key_file import load_keys
+from ichat.security.made_keys import NO_KEYS, MadeKeys
 from ichat.supervisor.orphans import become_subreaper, reap_forever
-from ichat.supervisor.state import open_state
+from ichat.supervisor.state import StateDirectory, directory_for, open_state
 from ichat.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -56,9 +59,16 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, ConfigFile]:
     file = ConfigFile(path, fingerprint(path))
     config = configuration.load(path)
     if args.check:
-        secure_parts(config)
+        secure_parts(config, _kept_keys(config))
         raise Exit(0, f"{args.config} is right.")
     return config, file
+
+
+def _kept_keys(config: Config) -> MadeKeys:
+    """Return the made keys that a gateway with this configuration has, if this user may read them. Raises Exit 69."""
+    directory = directory_for(config.server_settings)
+    path = "" if directory is None else StateDirectory(directory, "").keys_file
+    return load_keys(path) if os.access(path, os.R_OK) else NO_KEYS
 
 
 def parser() -> CommandLineParser:

@@ -15,6 +15,7 @@ from ichat.admin.events import EventStreams
 from ichat.admin.key_store import KeyStore
 from ichat.admin.overview import Overview
 from ichat.admin.reload import ApplyConfig, ConfigFile, Reconfigurable, Reloader
+from ichat.config.load import contradictions_of_all_limits
 from ichat.config.schema import Config
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.hardware.machines import MachineMonitor
@@ -46,6 +47,8 @@ from ichat.security.made_keys import NO_KEYS, MadeKeys
 from ichat.supervisor.state import StateDirectory
 from ichat.supervisor.supervisor import Supervisor
 
+log = logging.getLogger(__name__)
+
 
 @attrs.frozen
 class SecureParts:
@@ -61,7 +64,7 @@ def secure_parts(config: Config, made: MadeKeys = NO_KEYS) -> SecureParts:
 
     Raises Exit 64 where one of them is missing or not usable.
     """
-    if problems := sorted(made.contradictions(config)):
+    if problems := sorted(made.contradictions(config, time.time())):
         raise Exit(EXIT_USAGE, f"The configuration contradicts made keys: {'; '.join(problems)}.")
     settings = config.server_settings
     tls = None
@@ -105,7 +108,9 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     from ichat.admin import app as control  # its frameworks are not needed to report a wrong configuration
     from ichat.admin.routes import AdminContext
 
-    made = load_keys(state.keys_file)
+    made, left_out = load_keys(state.keys_file).at_start(config, time.time())
+    for sentence in left_out:
+        log.error("%s", sentence)
     parts, timeouts = secure_parts(config, made), config.timeouts
     access = AccessLog(config.logs.access_log, config.logs.access_lines_max)
     registry = Registry(parts.external, trio.current_time, config.routing.max_in_flight, timeouts.wedged_after_s)
@@ -145,10 +150,14 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
         registry, balancer, context.quotas, pool, context, shadows, handler, heartbeats, door, log_store, checker,
         scraper, ledger, history,
     ]  # fmt: skip
-    check_config = functools.partial(check, reconfigured, context, door, lambda: key_store.made)
+    check_config = functools.partial(
+        check, reconfigured, context, door, lambda: key_store.made, keeps_usage=ledger.enabled
+    )
     reloader = Reloader(config, file, supervisor, check_config)
     put_in_force = functools.partial(put_keys_in_force, context, metrics, lambda: reloader.config)
-    key_store = KeyStore(made, state.keys_file, reloader, put_in_force, is_kept=state.is_kept)
+    key_store = KeyStore(
+        made, state.keys_file, reloader, put_in_force, is_kept=state.is_kept, keeps_usage=ledger.enabled
+    )
     key_store.add_listener(ledger.wake)
     overview = Overview(
         registry, balancer, lambda: context.aliases, lambda: monitor.report, history,
@@ -178,8 +187,17 @@ def check(
     door: FrontDoor[Caller],
     made: Callable[[], MadeKeys],
     config: Config,
+    *,
+    keeps_usage: bool = True,
 ) -> ApplyConfig:
-    """Make what another configuration needs, and return what puts it in force. Raises Exit 64."""
+    """Make what another configuration needs, and return what puts it in force. Raises Exit 64.
+
+    `keeps_usage` says that there is a ledger: only another start can change that.
+    """
+    if not keeps_usage:
+        counted = attrs.evolve(config, usage=attrs.evolve(config.usage, enabled=False))
+        if problems := sorted(contradictions_of_all_limits(counted)):
+            raise Exit(EXIT_USAGE, f"Start the gateway again for this, as it keeps no usage: {'; '.join(problems)}.")
     parts = secure_parts(config, made())
 
     def apply(old: Config) -> None:

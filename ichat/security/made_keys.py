@@ -4,7 +4,7 @@ The configuration's own keys come first: a made key with the name or the hash of
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -87,20 +87,51 @@ class MadeKeys:
         keys = [*config.security.keys, *(one.key for one in self.by_name.values())]
         return attrs.evolve(config, security=attrs.evolve(config.security, keys=keys))
 
-    def contradictions(self, config: Config) -> Iterator[str]:
-        """Yield what keeps a configuration from being in force beside these keys."""
+    def contradictions(self, config: Config, now: float) -> Iterator[str]:
+        """Yield what keeps a configuration from being in force beside these keys at this time."""
+        for index, name, what in self._taken_by(config):
+            yield (
+                f"security.keys[{index}].{what}: is that of {name!r}, which was made over the API: take another one, or"
+                f" withdraw that key first (`./ichat.pyz keys withdraw {name}`)"
+            )
+        for problems in self._wrong_limits(config, now).values():
+            yield from problems
+
+    def at_start(self, config: Config, now: float) -> tuple["MadeKeys", Sequence[str]]:
+        """Return these as they can be in force when a gateway starts, and what that changes, in sentences.
+
+        The configuration wins, since there is no gateway yet that could withdraw a key: it takes the place of a key of
+        which it has the name or the hash, and a key with a limit that cannot be kept has expired.
+        """
+        taken = {name: f"security.keys[{index}] has its {what}" for index, name, what in self._taken_by(config)}
+        wrong = self._wrong_limits(config, now)
+        kept = {
+            name: attrs.evolve(one, expires_at=now) if name in wrong else one
+            for name, one in self.by_name.items()
+            if name not in taken
+        }
+        left = "is left out, and forgotten with the next change of a key"
+        said = [f"the made key {name} {left}: {why}" for name, why in taken.items()]
+        said += [f"{'; '.join(why)}: the key has expired until it is changed" for why in wrong.values()]
+        return MadeKeys(kept, self.is_used), said
+
+    def _taken_by(self, config: Config) -> Iterator[tuple[int, str, str]]:
+        """Yield which configured keys have the name or the hash of a made one, with its name and which of both."""
         hashes = {one.key.key_hash: name for name, one in self.by_name.items()}
         for index, key in enumerate(config.security.keys):
-            where = f"security.keys[{index}]"
             if key.name in self.by_name:
-                yield (
-                    f"{where}.name: a key of the name {key.name!r} was made over the API: take another name, or"
-                    f" withdraw that key first (`./ichat.pyz keys withdraw {key.name}`)"
-                )
-            elif key.key_hash in hashes:
-                yield f"{where}.key_hash: is that of {hashes[key.key_hash]!r}, which was made over the API"
-        for name, one in self.by_name.items():
-            yield from contradictions_of_limits(f"the made key {name}", one.key, config.usage, config.prices)
+                yield index, key.name, "name"
+            if key.key_hash in hashes:
+                yield index, hashes[key.key_hash], "key_hash"
+
+    def _wrong_limits(self, config: Config, now: float) -> Mapping[str, Sequence[str]]:
+        """Return what is wrong with the limits of active keys, by their names."""
+        found = {
+            name: list(contradictions_of_limits(f"the made key {name}", one.key, config.usage, config.prices))
+            for name, one in self.by_name.items()
+            if one.is_active(now)
+        }
+        return {name: problems for name, problems in found.items() if problems}
 
 
 NO_KEYS = MadeKeys()

@@ -5,6 +5,7 @@ import re
 import stat
 import time
 
+import attrs
 import jsonschema
 import pytest
 import trio
@@ -14,9 +15,12 @@ from support.programs import LIMIT_S
 from ichat.admin.openapi import document
 from ichat.cli import commands as terminal
 from ichat.config import load as configuration
+from ichat.config.schema import Key
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.roles import gateway
+from ichat.security.key_file import save_keys
 from ichat.security.keys import digest_of, hash_of
+from ichat.security.made_keys import MadeKey, MadeKeys
 
 ADMIN, DATA = "sk-admin-0123456789", "sk-data-0123456789"
 CHAT = "/v1/chat/completions"
@@ -320,6 +324,47 @@ async def test_a_reload_keeps_them_and_takes_no_name_of_theirs(serve, connect, n
     assert (await site.ask("POST", CHAT, BODY, key=made["key"]))[0] == 429, "it is known, and what it used is, too"
     assert (await site.ask("POST", CHAT, BODY, key=DATA))[0] == 200
     assert list(await site.listed()) == ["b", "team-a"]
+
+
+async def test_the_configuration_wins_at_a_start(serve, connect, nursery, tmp_path, caplog):
+    """There is no gateway yet that could withdraw a key: what contradicts is left out, `--check` says it before."""
+    _, upstream = await serve(hello)
+    now, secrets = time.time(), {name: f"sk-{name}-0123456789" for name in ("name", "hash", "budget", "well", "old")}
+    key = {name: Key(name, key_hash=hash_of(secret)) for name, secret in secrets.items()}
+    key["budget"] = attrs.evolve(key["budget"], budget_per_month=1.0)
+    key["old"] = attrs.evolve(key["old"], budget_per_month=1.0)
+    made = {name: MadeKey(one, now - 100, now - 50 if name == "old" else None) for name, one in key.items()}
+    (tmp_path / "state").mkdir()
+    save_keys(str(tmp_path / "state" / "keys.json"), MadeKeys(made, is_used=True))
+    path = tmp_path / "ichat.toml"
+    text = f"[server_settings]\nport = 0\n{settings(tmp_path)}"
+    for name, hash_ in (("name", hash_of(DATA)), ("other", hash_of(secrets["hash"]))):
+        text += f'[[security.keys]]\nname = "{name}"\nkey_hash = "{hash_}"\n'
+    text += f'[[external_routes]]\nmodel_name = "m"\napi_base = "http://127.0.0.1:{upstream}/v1"\n'
+    path.write_text(text)
+    with pytest.raises(Exit, match=r"security\.keys\[0\]\.name: .*; the made key budget\.budget_per") as refusal:
+        gateway.read_command_line(["-c", str(path), "--check"])
+    assert refusal.value.code == EXIT_USAGE
+    assert "old" not in str(refusal.value)
+    port = await nursery.start(gateway.run, *gateway.read_command_line(["-c", str(path)]))
+    site = Site(port, await connect(port))
+    asked = {
+        name: (await site.ask("POST", CHAT, BODY, key=secret, client=await connect(port)))[0]
+        for name, secret in secrets.items()
+    }
+    assert asked == {"name": 401, "hash": 200, "budget": 401, "well": 200, "old": 401}
+    assert (await site.ask("POST", CHAT, BODY, key=DATA))[0] == 200
+    states = {name: (one["source"], one["state"]) for name, one in (await site.listed()).items()}
+    assert states == {
+        "name": ("file", "active"), "other": ("file", "active"), "budget": ("api", "expired"),
+        "well": ("api", "active"), "old": ("api", "expired"),
+    }  # fmt: skip
+    said = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert ["made key name" in said[0], "made key hash" in said[1], "made key budget" in said[2]] == [True] * 3
+    assert len(said) == 3
+    status, changed = await site.ask("PATCH", "/v1/admin/keys/budget", {"budget_per_month": None, "expires_at": None})
+    assert (status, changed["state"]) == (200, "active")
+    assert (await site.ask("POST", CHAT, BODY, key=secrets["budget"]))[0] == 200
 
 
 @pytest.fixture

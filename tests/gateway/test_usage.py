@@ -5,6 +5,7 @@ import json
 import pytest
 from support.peers import code_of, plain
 
+from ichat.roles import gateway
 from ichat.security.keys import hash_of
 
 KEYS = {name: f"sk-{name}-0123456789abc" for name in ("a", "b")}
@@ -131,3 +132,31 @@ async def test_a_gateway_without_usage_says_so(gateway_to, connect, tmp_path):
     client = await connect(await gateway_to({}, text))
     status, _, body = await get(client, "/v1/admin/usage")
     assert (status, code_of(body)) == (409, "no_usage")
+
+
+async def test_limits_wait_for_a_start_with_usage(tmp_path, connect, nursery):
+    """A reload cannot begin to keep usage: limits that rest on it would begin anew with each start."""
+    path = tmp_path / "ichat.toml"
+    start = f"[server_settings]\nport = 0\n{settings(tmp_path / 'state')}"
+    path.write_text(start.replace("flush_s = 0.05", "enabled = false"))
+    client = await connect(await nursery.start(gateway.run, *gateway.read_command_line(["-c", str(path)])))
+
+    async def post(target, body=b""):
+        head = f"POST {target} HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer {ADMIN}\r\ncontent-length: {len(body)}\r\n\r\n"
+        await client.send(head.encode() + body)
+        status, _, answer = await client.response()
+        return status, json.loads(answer)
+
+    for limited in (
+        start.replace("[prices", "[limits]\ntokens_per_day = 5\n[prices", 1),
+        start + "budget_per_month = 1\n",
+    ):
+        path.write_text(limited)
+        status, answer = await post("/v1/admin/config/reload")
+        assert (status, answer["error"]["code"]) == (400, "bad_configuration")
+        assert "Start the gateway again for this" in answer["error"]["message"]
+    path.write_text(start)
+    assert (await post("/v1/admin/config/reload"))[0] == 200
+    status, answer = await post("/v1/admin/keys", b'{"name": "made", "tokens_per_day": 5}')
+    assert (status, "when the gateway starts" in answer["error"]["message"]) == (400, True)
+    assert (await post("/v1/admin/keys", b'{"name": "made"}'))[0] == 201
