@@ -10,6 +10,7 @@ import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.doctor.findings import Finding
+from ichat.doctor.machine import is_on_cpu
 from ichat.engines.versions import Version, check_version
 from ichat.errors import Exit
 from ichat.hardware.gpus import read_driver
@@ -21,6 +22,8 @@ IMPORT_S = 6.5
 """How long the import of an engine's libraries may take before the doctor says nothing about it."""
 IMPORTS_AT_ONCE_MAX = 4
 
+UNCHANGED = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""Has an interpreter leave its environment as it is."""
 _IMPORT = """
 import importlib.util, sys
 if importlib.util.find_spec("torch") is not None:
@@ -63,29 +66,30 @@ class ProcessorFacts:
     """What the processor can do, on x86; empty elsewhere."""
 
 
-async def read_engine_facts(config: Config) -> list[EngineFacts]:
-    """Ask the interpreters of all managed workers, several at the same time."""
-    found: list[EngineFacts | None] = []
+async def read_engine_facts(config: Config, ends_at: float) -> list[EngineFacts]:
+    """Ask the interpreters of all managed workers, several at the same time; one that is too slow is silent."""
+    found: list[EngineFacts] = []
     turn = trio.CapacityLimiter(IMPORTS_AT_ONCE_MAX)
     pairs: dict[tuple[str, str], list[ManagedWorkerConfig]] = {}
     for worker in config.managed_workers:
         pairs.setdefault((worker.backend, python_of(config, worker)), []).append(worker)
 
     async def read(place: int, workers: list[ManagedWorkerConfig]) -> None:
-        found[place] = await trio.to_thread.run_sync(
-            _read_engine, config, workers, abandon_on_cancel=True, limiter=turn
-        )
+        with trio.move_on_at(ends_at):
+            found[place] = await trio.to_thread.run_sync(
+                _read_engine, config, workers, abandon_on_cancel=True, limiter=turn
+            )
 
     async with trio.open_nursery() as nursery:
-        for place, workers in enumerate(pairs.values()):
-            found.append(None)
+        for place, ((backend, python), workers) in enumerate(pairs.items()):
+            found.append(EngineFacts(backend, python, state="silent"))
             nursery.start_soon(read, place, workers)
-    return [one for one in found if one is not None]
+    return found
 
 
 def read_processor_facts(gpus: int | None) -> ProcessorFacts:
-    """Return what driver and processor can do; `gpus` is the number of GPUs that answer."""
-    driver = read_driver()
+    """Return what driver and processor can do; `gpus` is the number of GPUs that answer, None: the driver does not."""
+    driver = read_driver() if gpus is not None else None
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -149,8 +153,7 @@ def _check_build(name: str, engine: EngineFacts, processor: ProcessorFacts) -> I
 def _read_engine(config: Config, workers: Sequence[ManagedWorkerConfig]) -> EngineFacts:
     worker = workers[0]
     python, backend = python_of(config, worker), worker.backend
-    is_on_cpu = all(one.gpu_ids == [] or one.backend_args.get("device") == "cpu" for one in workers)
-    facts = EngineFacts(backend, python, version_of(backend, python), is_on_cpu=is_on_cpu)
+    facts = EngineFacts(backend, python, version_of(backend, python), is_on_cpu=all(map(is_on_cpu, workers)))
     torch = next((text for path in libraries_of(python) if (text := _text(path / "torch" / "version.py"))), "")
     if torch:
         match = _CUDA.search(torch)
@@ -160,7 +163,8 @@ def _read_engine(config: Config, workers: Sequence[ManagedWorkerConfig]) -> Engi
     if facts.version is None or program is None:
         return facts  # preflight says what is wrong with it
     try:
-        state, words = run_probe([program, "-c", _IMPORT], environment_of(config, worker, ""), IMPORT_S)
+        environment = {**environment_of(config, worker, ""), **UNCHANGED}
+        state, words = run_probe([program, "-c", _IMPORT], environment, IMPORT_S)
     except (OSError, ValueError):
         return facts
     return attrs.evolve(facts, state=state, words=words)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 import psutil
 
-from ichat.config.schema import Config
+from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.doctor.findings import Finding
 from ichat.hardware.gpus import Gpu, has_nvidia
 from ichat.supervisor.state import directory_for
@@ -65,9 +65,8 @@ class MachineFacts:
 
 def read_machine_facts(config: Config) -> MachineFacts:
     """Ask the system; it looks at disks, so it belongs in a thread."""
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    (memory_bytes, memory_max_bytes), swap = read_memory(), psutil.swap_memory()
     files, processes = _limit(resource.RLIMIT_NOFILE), _limit(resource.RLIMIT_NPROC)
-    limits = [int(text) for path in _CGROUP_LIMITS if (text := _text(path)).isdecimal()]
     return MachineFacts(
         disks=list(_read_disks(config)),
         shm_bytes=shutil.disk_usage(_SHM).total if os.path.isdir(_SHM) else None,
@@ -76,10 +75,17 @@ def read_machine_facts(config: Config) -> MachineFacts:
         processes=_own_threads() if processes is not None else 0,
         autogroup=_text("/proc/sys/kernel/sched_autogroup_enabled") == "1" and _is_in_root_group(),
         overcommit=int(_text("/proc/sys/vm/overcommit_memory") or 0),
-        memory_bytes=memory.total,
-        memory_max_bytes=next((one for one in limits if one < memory.total), None),
+        memory_bytes=memory_bytes,
+        memory_max_bytes=memory_max_bytes,
         swap_use=swap.percent / 100 if swap.total else 0.0,
     )
+
+
+def read_memory() -> tuple[int, int | None]:
+    """Return the memory of this machine, and how much of it this control group may use; None: all."""
+    total = psutil.virtual_memory().total
+    limits = [int(text) for path in _CGROUP_LIMITS if (text := _text(path)).isdecimal()]
+    return total, next((one for one in limits if one < total), None)
 
 
 def hub_cache(environment: Mapping[str, str]) -> str:
@@ -96,10 +102,17 @@ def find_in_machine(config: Config, facts: MachineFacts) -> list[Finding]:
     return [*_check_disks(facts), *_check_memory(config, facts), *_check_limits(config, facts)]
 
 
-def find_gpus_and_holders(config: Config, gpus: Sequence[Gpu] | None, own: Mapping[int, str]) -> list[Finding]:
-    """Return what is found about the GPUs; `own` has the workers by the ids of their processes."""
-    if gpus is None and has_nvidia():
-        sentence = "NVIDIA's device or driver is here, and its library did not answer in time: see what it says."
+def find_gpus_and_holders(
+    config: Config, gpus: Sequence[Gpu] | None, own: Mapping[int, str], *, is_silent: bool = False
+) -> list[Finding]:
+    """Return what is found about the GPUs; `own` has the workers by the ids of their processes.
+
+    `is_silent` says that NVIDIA's library did not answer in time.
+    """
+    wanted = [one.model_name for one in config.managed_workers if not is_on_cpu(one)]
+    if gpus is None and has_nvidia() and wanted:
+        why = "did not answer in time" if is_silent else "cannot be used"
+        sentence = f"NVIDIA's device or driver is here, and its library {why}: see what it says."
         return [Finding("error", "driver", sentence, "nvidia-smi")]
     if not gpus:
         wanted = [worker.model_name for worker in config.managed_workers if worker.gpu_ids]
@@ -184,6 +197,11 @@ def _check_limits(config: Config, facts: MachineFacts) -> Iterator[Finding]:
     yield from found or [Finding("ok", "limits", "The limits on files and processes leave enough room.")]
 
 
+def is_on_cpu(worker: ManagedWorkerConfig) -> bool:
+    """Return whether a worker is told to use processors only."""
+    return worker.gpu_ids == [] or worker.backend_args.get("device") == "cpu"
+
+
 def _is_spread(arguments: Mapping[str, object]) -> bool:
     names = ("tensor_parallel_size", "tp_size", "tp", "pipeline_parallel_size", "pp_size", "pp")
     given = {name.replace("-", "_"): value for name, value in arguments.items()}
@@ -203,14 +221,23 @@ def _read_disks(config: Config) -> Iterator[DiskFacts]:
     for name, path in wanted:
         if path is None:
             continue
-        there = pathlib.Path(path).absolute()
-        while not there.exists() and there != there.parent:
-            there = there.parent
-        device, system = there.stat().st_dev, os.statvfs(there)
+        there = existing_part(path)
+        try:
+            device, system = os.stat(there).st_dev, os.statvfs(there)
+        except OSError:
+            continue
         if device not in seen:
             seen.add(device)
             size, inodes = system.f_frsize, system.f_favail if system.f_files else None
-            yield DiskFacts(name, str(there), system.f_bavail * size, system.f_blocks * size, inodes)
+            yield DiskFacts(name, there, system.f_bavail * size, system.f_blocks * size, inodes)
+
+
+def existing_part(path: str) -> str:
+    """Return a path, or the last directory above it that is there as far as this user can see."""
+    there = os.path.abspath(path)
+    while not os.path.exists(there) and there != os.path.dirname(there):
+        there = os.path.dirname(there)
+    return there
 
 
 def _limit(kind: int) -> int | None:

@@ -23,7 +23,7 @@ ASK_S = 5.0
 SKEW_S = 30.0
 """A clock that differs more is a finding: certificates and signatures depend on it."""
 
-Way = Literal["answered", "unknown_host", "not_connected", "not_trusted", "not_http", "silent"]
+Way = Literal["answered", "unknown_host", "not_connected", "not_trusted", "not_http", "silent", "not_asked"]
 
 
 @attrs.frozen
@@ -45,25 +45,29 @@ class WayFacts:
     key_variable: str | None = None
 
 
-async def read_routes(config: Config) -> list[WayFacts]:
+async def read_routes(config: Config, ends_at: float) -> list[WayFacts]:
     """Ask each external route for its models, as the gateway would: with its key."""
-    found: dict[int, WayFacts] = {}
+    found: dict[int, WayFacts | None] = {}
 
     async def ask(number: int) -> None:
         given = config.external_routes[number]
         try:
             route, upstream = read_route(given, config, f"external_routes[{number}]")
         except Exit:
-            return  # the findings about keys have it
+            found[number] = None  # the findings about keys have it
+            return
         target = given.health_path or route.target_for(b"/v1/models").decode()
         way = await ask_way(given.model_name, upstream, target, route.headers_for([]))
         found[number] = attrs.evolve(way, has_key=route.has_key, key_variable=given.api_key_env)
 
-    await client.ask_each(range(len(config.external_routes)), ask)
-    return [found[number] for number in sorted(found)]
+    with trio.move_on_at(ends_at):
+        await client.ask_each(range(len(config.external_routes)), ask)
+    left = [WayFacts(one.model_name, one.api_base, "not_asked") for one in config.external_routes]
+    ways = [found.get(number, one) for number, one in enumerate(left)]
+    return [one for one in ways if one is not None]
 
 
-async def read_ways_to_workers(workers: Sequence[Json]) -> list[WayFacts]:
+async def read_ways_to_workers(workers: Sequence[Json], ends_at: float) -> list[WayFacts]:
     """Ask each worker that the gateway did not start for its health."""
     asked = [one for one in workers if not one.get("managed") and one.get("host") and one.get("port")]
     found: dict[str, WayFacts] = {}
@@ -73,8 +77,10 @@ async def read_ways_to_workers(workers: Sequence[Json]) -> list[WayFacts]:
         way = await ask_way(name, Upstream(name, str(worker["host"]), int(worker["port"]), None), "/health", [])
         found[name] = attrs.evolve(way, is_route=False)
 
-    await client.ask_each(asked, ask)
-    return [found[name] for name in sorted(found)]
+    with trio.move_on_at(ends_at):
+        await client.ask_each(asked, ask)
+    names = sorted(str(one.get("worker_id")) for one in asked)
+    return [found.get(name, WayFacts(name, "", "not_asked", is_route=False)) for name in names]
 
 
 async def ask_way(name: str, upstream: Upstream, target: str, headers: Headers) -> WayFacts:
@@ -114,8 +120,12 @@ def _first_of(error: OSError) -> OSError:
 
 def find_in_network(ways: Sequence[WayFacts]) -> list[Finding]:
     """Return what is found about the ways, and about this machine's clock."""
-    findings = [finding for way in ways for finding in _check_way(way)]
-    return [*findings, *_check_clock(ways)]
+    asked = [way for way in ways if way.way != "not_asked"]
+    findings = [finding for way in asked for finding in _check_way(way)]
+    if left := [way.name for way in ways if way.way == "not_asked"]:
+        sentence = f"{len(left)} of {len(ways)} ways were not known in time, that to {left[0]} first."
+        findings.append(Finding("warning", "time", sentence))
+    return [*findings, *_check_clock(asked)]
 
 
 def _check_way(way: WayFacts) -> Iterator[Finding]:

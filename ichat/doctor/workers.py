@@ -1,24 +1,29 @@
 """The managed workers: preflight for all of them at once, and models that are still to be fetched from the hub."""
 
 import os
+import shlex
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import attrs
 import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.doctor.engines import UNCHANGED
 from ichat.doctor.findings import Finding
 from ichat.doctor.machine import GIB, hub_cache
+from ichat.hardware.gpus import Gpu
 from ichat.supervisor.launch import environment_of, id_for, python_of
 from ichat.supervisor.model_files import weight_bytes
 from ichat.supervisor.preflight import problems_of
-from ichat.supervisor.preflight_facts import ENGINES, Facts, collect_facts, is_path
+from ichat.supervisor.preflight_facts import ENGINES, Facts, is_path, read_facts
 
-FACTS_S = 6.5
+PROBE_S = 5.0
+"""How long an interpreter may take to say whether it has the engine, before the doctor says nothing about it."""
 HUB_S = 4.0
 CHECKED_AT_ONCE_MAX = 8
 
@@ -48,10 +53,19 @@ class WorkerCheckFacts:
     worker: ManagedWorkerConfig
     worker_id: str
     python: str
-    facts: Facts
+    facts: Facts | None
+    """None: the system did not answer in time."""
     hub: HubFacts | None = None
     """None: its model is a path."""
     model_bytes: int | None = None
+
+    def beside(self, gpus: Sequence[Gpu] | None, running: Collection[str]) -> "WorkerCheckFacts":
+        """Return the same with these GPUs; what a worker that runs itself holds is not in its way."""
+        if self.facts is None:
+            return self
+        if self.worker_id in running:
+            return attrs.evolve(self, facts=attrs.evolve(self.facts, port="free", port_holders=(), gpus=None))
+        return attrs.evolve(self, facts=attrs.evolve(self.facts, gpus=gpus))
 
 
 def ids_of(config: Config) -> list[str]:
@@ -62,23 +76,29 @@ def ids_of(config: Config) -> list[str]:
     return ids
 
 
-async def read_worker_facts(config: Config, running: Mapping[int, str]) -> list[WorkerCheckFacts]:
-    """Ask the system about all managed workers, several at the same time.
-
-    `running` has the ids of workers by their processes: what such a worker itself holds is not in its way.
-    """
+async def read_worker_facts(config: Config, ends_at: float) -> list[WorkerCheckFacts]:
+    """Ask the system about all managed workers, several at the same time."""
     found: dict[str, WorkerCheckFacts] = {}
     turn = trio.CapacityLimiter(CHECKED_AT_ONCE_MAX)
-    here = set(running.values())
 
     async def read(worker: ManagedWorkerConfig, worker_id: str) -> None:
-        python, environment = python_of(config, worker), environment_of(config, worker, "")
-        async with turn:
-            facts = await collect_facts(worker, python, environment, within_s=FACTS_S)
-            if worker_id in here:
-                facts = attrs.evolve(facts, port="free", port_holders=(), gpus=None)
-            size, hub = await trio.to_thread.run_sync(_read_model, worker, environment, abandon_on_cancel=True)
-        found[worker_id] = WorkerCheckFacts(worker, worker_id, python, facts, hub, size)
+        python, environment = python_of(config, worker), {**environment_of(config, worker, ""), **UNCHANGED}
+        ask = partial(read_facts, worker, python, environment, probe_s=PROBE_S)
+        hub: HubFacts | None = None
+        found[worker_id] = WorkerCheckFacts(worker, worker_id, python, None)
+        with trio.move_on_at(ends_at):
+            async with turn:
+                facts = await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+                size, hub = await trio.to_thread.run_sync(_read_model, worker, environment, abandon_on_cancel=True)
+            found[worker_id] = WorkerCheckFacts(worker, worker_id, python, facts, hub, size)
+        if hub is not None and hub.answer == "unreachable":
+            await ask_hub(worker_id, hub, environment)
+
+    async def ask_hub(worker_id: str, hub: HubFacts, environment: Mapping[str, str]) -> None:
+        with trio.move_on_at(ends_at), trio.move_on_after(HUB_S):
+            ask = partial(_ask_hub, hub.hub, found[worker_id].worker.model_path, _token_of(environment))
+            answer = await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+            found[worker_id] = attrs.evolve(found[worker_id], hub=attrs.evolve(hub, answer=answer))
 
     ids = ids_of(config)
     async with trio.open_nursery() as nursery:
@@ -99,7 +119,10 @@ def _read_model(worker: ManagedWorkerConfig, environment: Mapping[str, str]) -> 
 
 
 def read_hub(worker: ManagedWorkerConfig, environment: Mapping[str, str]) -> HubFacts | None:
-    """Look for a model in the hub's cache, and ask the hub if it is not there; None: it is no name on the hub."""
+    """Look for a model in the hub's cache; None: it is no name on the hub.
+
+    Where the hub is to be asked, the answer is `unreachable` until it comes.
+    """
     name = worker.model_path
     if "://" in name or name.count("/") > 1 or environment.get("VLLM_USE_MODELSCOPE", "").lower() in _TRUE:
         return None
@@ -111,7 +134,7 @@ def read_hub(worker: ManagedWorkerConfig, environment: Mapping[str, str]) -> Hub
     hub = (environment.get("HF_ENDPOINT") or _HUB).rstrip("/")
     token = _token_of(environment)
     facts = HubFacts(cache, is_cached, is_offline, bool(token), hub=hub)
-    return facts if is_cached or is_offline else attrs.evolve(facts, answer=_ask_hub(hub, name, token))
+    return facts if is_cached or is_offline else attrs.evolve(facts, answer="unreachable")
 
 
 def find_in_workers(workers: Sequence[WorkerCheckFacts], memory_bytes: int) -> list[Finding]:
@@ -132,18 +155,26 @@ def find_in_workers(workers: Sequence[WorkerCheckFacts], memory_bytes: int) -> l
 def _check_worker(
     one: WorkerCheckFacts, others: Mapping[str, ManagedWorkerConfig], memory_bytes: int
 ) -> Iterator[Finding]:
-    for sentence in problems_of(one.worker, one.python, others, one.facts):
-        yield Finding("error", one.worker_id, sentence, _command_for(one))
+    facts = one.facts
+    if facts is None:
+        sentence = f"What it needs was not known in time: see what holds up {one.python}, or the disk of its model."
+        yield Finding("warning", one.worker_id, sentence)
+        return
+    if facts.python == "silent":
+        sentence = f"The interpreter {one.python} did not answer within {PROBE_S:g} s: see what holds it up."
+        yield Finding("warning", one.worker_id, sentence, f"time {shlex.quote(one.python)} --version")
+        facts = attrs.evolve(facts, python="right")
+    for sentence in problems_of(one.worker, one.python, others, facts):
+        yield Finding("error", one.worker_id, sentence, _command_for(one, facts))
     if one.hub is not None:
         yield from _check_hub(one.worker_id, one.worker.model_path, one.hub)
     size = one.model_bytes or 0
-    if size > memory_bytes and (one.worker.gpu_ids == [] or not one.facts.gpus):
+    if size > memory_bytes and (one.worker.gpu_ids == [] or not facts.gpus):
         sentence = f"The model's files have {size / GIB:.1f} GiB, and this machine gives {memory_bytes / GIB:.1f} GiB."
         yield Finding("error", one.worker_id, f"{sentence[:-1]}: choose a smaller or quantized one.", "free -h")
 
 
-def _command_for(one: WorkerCheckFacts) -> str:
-    facts = one.facts
+def _command_for(one: WorkerCheckFacts, facts: Facts) -> str:
     if facts.python in ("missing", "without_engine") and one.worker.backend in ENGINES:
         return f"./build engine {one.worker.backend}"
     if facts.model == "unreadable":

@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import time
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import psutil
 import pytest
 import trustme
 from support.nvml import GIB, Nvml
@@ -313,6 +315,73 @@ def engine_problems(groups):
     """Return what is found about the engines, but for the processor here."""
     found = problems(groups, without=[group.title for group in groups if group.title != "Engines"])
     return [one for one in found if "AVX" not in one[2]]
+
+
+async def test_an_interpreter_that_hangs(site, tmp_path, monkeypatch):
+    """What could not be known in time is a warning and not right; other workers are examined all the same."""
+    monkeypatch.setattr("ichat.doctor.workers.PROBE_S", 0.3)
+    monkeypatch.setattr("ichat.doctor.engines.IMPORT_S", 0.3)
+    python = interpreter(tmp_path / "vllm", "exec sleep 1000")
+    path = model(tmp_path / "model", "model.safetensors")
+    toml = worker(python, path, "gpu_ids = []") + worker("/no/python", path, "gpu_ids = []")
+    found = problems(await examined(site(toml)), without=(*MACHINE, "Engines"))
+    assert found[0] == (
+        "warning", "m-0", f"The interpreter {python} did not answer within 0.3 s: see what holds it up.",
+        f"time {python} --version",
+    )  # fmt: skip
+    assert found[1][1] == "m-1"
+    assert found[1][2].startswith("There is no interpreter /no/python")
+
+
+async def test_a_model_whose_disk_hangs(site, tmp_path, monkeypatch):
+    """Only the worker that has it is not known; the rest of the machine is."""
+    path = model(tmp_path / "model", "model.safetensors")
+    monkeypatch.setattr("ichat.doctor.workers.read_facts", lambda *_, **__: threading.Event().wait(LIMIT_S))
+    config = site(worker(interpreter(tmp_path / "v"), path, "gpu_ids = []"))
+    groups = await examine(str(config), lambda: Api(GatewayAddress("http://127.0.0.1:9"), None), within_s=2.0)
+    [found] = problems(groups, without=(*MACHINE, "Engines"))
+    assert found[:2] == ("warning", "m-0")
+    assert found[2].startswith("What it needs was not known in time")
+
+
+async def test_a_path_that_cannot_be(site, tmp_path):
+    """A state directory that no system can have ends nothing: the rest is examined."""
+    groups = await examined(site(state_directory=str(tmp_path / ("x" * 300) / "state")))
+    assert [group.title for group in groups] == [
+        "Configuration", "Keys and files", "This machine", "GPUs", "Engines", "Managed workers", "Gateway",
+    ]  # fmt: skip
+
+
+async def test_a_part_that_cannot_be_examined(site, monkeypatch):
+    """It is a warning that says why."""
+
+    def fails(_):
+        raise OSError(116, "stale")
+
+    monkeypatch.setattr("ichat.doctor.examination.read_machine_facts", fails)
+    [found] = problems(await examined(site()), without=("GPUs",))
+    assert found == ("warning", "part", "This part could not be examined (Stale file handle).", "")
+
+
+def test_an_interrupt(site, tmp_path):
+    """Ctrl-C ends it without a word, and an interpreter that it has started as well."""
+    python = interpreter(tmp_path / "vllm", f"echo $$ >> {tmp_path}/pids\nexec sleep 1000")
+    path = site(worker(python, model(tmp_path / "model", "model.safetensors"), "gpu_ids = []"))
+    command = ichat("doctor", "-c", str(path))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        deadline = time.monotonic() + LIMIT_S
+        while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, out, err) == (130, b"", b"")
+    left = [int(pid) for pid in (tmp_path / "pids").read_text().split() if is_running(int(pid))]
+    assert left == []
+
+
+def is_running(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 async def test_an_engine_that_was_not_tested(site, tmp_path):
