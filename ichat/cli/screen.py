@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 import time
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
@@ -31,6 +32,8 @@ REFRESHES_PER_S = 8
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(\x07|\x1b\\)?|[ -/]*[0-~])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_REORDERING = re.compile(r"[\u202a-\u202e\u2066-\u2069]")
+"""What has a terminal show letters in another order."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _GOOD, _BUSY, _BAD = "green", "yellow", "bold red"
 _STYLES: Mapping[str, Mapping[str, str]] = {
@@ -52,7 +55,28 @@ def clean(text: str) -> str:
 
 def one_line(value: object) -> str:
     """Write anything as one clean line."""
-    return " ".join(clean(str(value)).split())
+    return " ".join(_REORDERING.sub("", clean(str(value))).split())
+
+
+def width_of(text: str) -> int:
+    """Return how many columns of a terminal a clean line takes: those of Chinese take two."""
+    return len(text) if text.isascii() else sum(map(_width_of_character, text))
+
+
+def _width_of_character(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
+
+
+def cut(text: str, width: int) -> str:
+    """Return a clean line that takes no more columns than this; one that is cut ends with an ellipsis."""
+    if width_of(text) <= width:
+        return text
+    length, taken = 0, 1
+    while length < len(text) and (taken := taken + _width_of_character(text[length])) <= width:
+        length += 1
+    return f"{text[:length]}…" if width > 0 else ""
 
 
 def log_line(line: str, *, colours: bool) -> str:

@@ -6,13 +6,14 @@ import json
 import os
 import queue
 import select
+import signal
 import sys
 import threading
 import time
 from collections.abc import Generator
 
 from ichat.cli.client import Api, Json, RequestRefused, Unreachable, parse_object, pause
-from ichat.cli.screen import Screen
+from ichat.cli.screen import Screen, width_of
 from ichat.cli.top_view import STYLES, Choice, TopState, cells_of, frame, pane_of
 from ichat.errors import EXIT_USAGE, Exit
 
@@ -42,6 +43,8 @@ def run_top(api: Api, screen: Screen, args: argparse.Namespace) -> int:
         return _show_once(api, screen, args)
     if not screen.is_terminal or not sys.stdin.isatty():
         raise Exit(EXIT_USAGE, "top needs a terminal; --once shows everything once, --json for programs.")
+    if os.environ.get("TERM") == "dumb":
+        raise Exit(EXIT_USAGE, "top needs a terminal that moves its cursor (TERM is dumb); --once shows all once.")
     return _Top(api).run()
 
 
@@ -61,6 +64,8 @@ def _show_once(api: Api, screen: Screen, args: argparse.Namespace) -> int:
                 return 0
             if {"state", "requests"} <= seen:
                 break
+    if not state.has_state and (args.once or not args.json):
+        raise Unreachable("The gateway has ended the stream.")
     if not args.json:
         for pane in "mwgr":
             columns, rows = pane_of(state, pane)
@@ -81,7 +86,7 @@ class _Top:
     def run(self) -> int:
         threading.Thread(target=self._follow_forever, daemon=True).start()
         with _raw_terminal():
-            drawn_at = 0.0
+            drawn_at, drawn_size = 0.0, None
             while not self._choice.is_over:
                 has_changed = self._read_events()
                 if self._refusal is not None and not self._state.has_state:
@@ -89,9 +94,10 @@ class _Top:
                 for key in _pressed(LEAST_S):
                     self._choice.press(key)
                     has_changed = True
-                if has_changed or time.monotonic() - drawn_at >= DRAW_S:
-                    self._draw()
-                    drawn_at = time.monotonic()
+                size = os.get_terminal_size(sys.stdout.fileno())
+                if has_changed or size != drawn_size or time.monotonic() - drawn_at >= DRAW_S:
+                    self._draw(size.columns or 80, size.lines or 24)
+                    drawn_at, drawn_size = time.monotonic(), size
         if self._refusal is not None and not self._state.has_state:
             raise self._refusal
         return 0
@@ -126,14 +132,14 @@ class _Top:
                     self._refusal = event if isinstance(event, RequestRefused) else None
         return has_any
 
-    def _draw(self) -> None:
-        width, height = os.get_terminal_size(sys.stdout.fileno())
-        lines = frame(self._state, self._choice, width or 80, height or 24, self._note)
+    def _draw(self, width: int, height: int) -> None:
+        lines = frame(self._state, self._choice, width, height, self._note)
         has_styles = "NO_COLOR" not in os.environ
         parts = ["\x1b[H"]
         for number, (text, style) in enumerate(lines):
             styled = f"{STYLES[style]}{text}{_PLAIN}" if style and (has_styles or style == "reverse") else text
-            parts.append(f"{'' if number == 0 else chr(13) + chr(10)}{styled}{_CLEAR_LINE}")
+            rest = _CLEAR_LINE if width_of(text) < width else ""  # in the last column it would take a letter away
+            parts.append(f"{'' if number == 0 else chr(13) + chr(10)}{styled}{rest}")
         sys.stdout.write("".join(parts) + _CLEAR_BELOW)
         sys.stdout.flush()
 
@@ -143,7 +149,10 @@ def _pressed(wait_s: float) -> list[str]:
     descriptor = sys.stdin.fileno()
     if not select.select([descriptor], [], [], wait_s)[0]:
         return []
-    text = os.read(descriptor, 1024).decode(errors="replace")
+    try:
+        text = os.read(descriptor, 1024).decode(errors="replace")
+    except OSError:
+        text = ""  # the terminal is gone
     if not text:
         return ["q"]
     keys = list[str]()
@@ -158,17 +167,41 @@ def _pressed(wait_s: float) -> list[str]:
 
 @contextlib.contextmanager
 def _raw_terminal() -> Generator[None]:
-    """Have keys come one by one and unseen, on a screen of our own; both are put back at the end."""
+    """Have keys come one by one and unseen, on a screen of our own.
+
+    Both are put back at the end, whatever ends this process but SIGKILL, and while Ctrl-Z stops it.
+    """
     import termios
     import tty
 
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
+    keys, screen = sys.stdin.fileno(), sys.stdout.fileno()
+    before = termios.tcgetattr(keys)
+
+    def begin() -> None:
+        tty.setcbreak(keys)
+        os.write(screen, _BEGIN.encode())
+
+    def end() -> None:
+        with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
+            os.write(screen, _END.encode())
+            termios.tcsetattr(keys, termios.TCSANOW, before)
+
+    def stop(*_: object) -> None:
+        end()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        begin()
+
+    def quit_(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    handlers = {signal.SIGTERM: quit_, signal.SIGHUP: quit_, signal.SIGTSTP: stop}
+    earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        tty.setcbreak(descriptor)
-        sys.stdout.write(_BEGIN)
+        begin()
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-        sys.stdout.write(_END)
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        end()
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

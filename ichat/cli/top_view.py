@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ichat.cli.client import Json, list_of, object_of, objects_of
-from ichat.cli.screen import NONE, duration, one_line, percent, size
+from ichat.cli.screen import NONE, cut, duration, one_line, percent, size, width_of
 
 GAP = " "
 NAME_WIDTH = 28
@@ -293,19 +293,21 @@ def frame(state: TopState, choice: Choice, width: int, height: int, note: str = 
     columns, rows = pane_of(state, choice.pane)
     column = columns[choice.sort % len(columns)]
     rows.sort(key=lambda row: _order(column.value(row)), reverse=choice.is_inverted)
-    cells = cells_of(columns, rows)
     if choice.filter:
-        cells = [row for row in cells if any(choice.filter.lower() in cell.lower() for cell in row)]
+        sought = choice.filter.lower()
+        texts = zip(rows, cells_of(columns, rows), strict=True)
+        rows = [row for row, cells in texts if any(sought in cell.lower() for cell in cells)]
     room = max(1, height - _HEAD_LINES - 1)
-    choice.offset = max(0, min(choice.offset, len(cells) - room))
+    choice.offset = max(0, min(choice.offset, len(rows) - room))
     if choice.has_help:
         lines += [("", ""), *((line, "") for line in HELP)]
     else:
-        lines += _table(columns, cells, choice, room, width)
-    lines = [(_cut(line, width), style) for line, style in lines[: height - 1]]
+        shown = cells_of(columns, rows[choice.offset : choice.offset + room])
+        lines += _table(columns, shown, choice, width)
+    lines = [(cut(line, width), style) for line, style in lines[: height - 1]]
     foot = f"/{choice.filter}" + ("_" if choice.is_typing else "") if choice.filter or choice.is_typing else HINT
     lines += [("", "")] * (height - 1 - len(lines))
-    return [*lines, (_cut(note or foot, width), "yellow" if note else "dim")]
+    return [*lines, (cut(one_line(note) or foot, width), "yellow" if note else "dim")]
 
 
 def _head(state: TopState) -> list[str]:
@@ -327,21 +329,23 @@ def _head(state: TopState) -> list[str]:
 
 
 def _table(
-    columns: Sequence[Column], cells: Sequence[Sequence[str]], choice: Choice, room: int, width: int
+    columns: Sequence[Column], shown: Sequence[Sequence[str]], choice: Choice, width: int
 ) -> list[tuple[str, str]]:
-    """Return the head of a table and the rows that there is room for; columns that do not fit are left out."""
-    shown = cells[choice.offset : choice.offset + room]
+    """Return the head of a table and its rows; columns that do not fit are left out."""
     sorted_by = choice.sort % len(columns)
     mark = "^" if choice.is_inverted else "v"
     heads = [f"{one.title}{mark}" if index == sorted_by else one.title for index, one in enumerate(columns)]
-    widths = [max(map(len, column)) for column in zip(heads, *shown, strict=True)]
-    while sum(min(one, NAME_WIDTH) + len(GAP) for one in widths[:-1]) + len(heads[len(widths) - 1]) > width:
+    widths = [max(map(width_of, column)) for column in zip(heads, *shown, strict=True)]
+    while (
+        len(widths) > 1
+        and sum(min(one, NAME_WIDTH) + len(GAP) for one in widths[:-1]) + len(heads[len(widths) - 1]) > width
+    ):
         widths.pop()
     widths = [min(one, NAME_WIDTH) for one in widths[:-1]] + widths[-1:]
 
     def line(row: Sequence[str]) -> str:
         parts = [
-            _cut(cell, size_).rjust(size_) if column.is_right else _cut(cell, size_).ljust(size_)
+            _padded(cut(cell, size_), size_, is_right=column.is_right)
             for cell, size_, column in zip(row, widths, columns, strict=False)
         ]
         return GAP.join(parts).rstrip()
@@ -349,8 +353,9 @@ def _table(
     return [(line(heads), "reverse"), *((line(row), "red" if _BAD.intersection(row) else "") for row in shown)]
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+def _padded(text: str, width: int, *, is_right: bool) -> str:
+    blanks = " " * (width - width_of(text))
+    return blanks + text if is_right else text + blanks
 
 
 STYLES: Mapping[str, str] = {

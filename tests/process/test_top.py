@@ -11,8 +11,11 @@ import signal
 import struct
 import subprocess
 import termios
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import psutil
 import pytest
 from support.deployments import free_port, worker
 from support.programs import LIMIT_S, ROOT, ichat
@@ -23,10 +26,10 @@ SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 class Terminal:
     """A program on a terminal of a certain size; `lines` is what it shows now."""
 
-    def __init__(self, port, columns=80, rows=24):
+    def __init__(self, port, columns=80, rows=24, term="vt100"):
         self.master, slave = pty.openpty()
         self.resize(columns, rows)
-        env = {**os.environ, "ICHAT_GATEWAY": f"http://127.0.0.1:{port}", "TERM": "vt100"}
+        env = {**os.environ, "ICHAT_GATEWAY": f"http://127.0.0.1:{port}", "TERM": term}
         env.pop("COLUMNS", None)
         self.process = subprocess.Popen(ichat("top"), cwd=ROOT, env=env, preexec_fn=lambda: os.login_tty(slave))
         os.close(slave)
@@ -126,6 +129,70 @@ def test_it_goes_on_after_a_restart_of_the_gateway(gateway, terminal):
     top.until(lambda lines: not has("Trying again: ")(lines))
     os.kill(top.process.pid, signal.SIGINT)
     assert top.end() in (0, 130)
+
+
+def is_echoing(top):
+    return bool(termios.tcgetattr(top.master)[3] & termios.ECHO)
+
+
+def test_a_signal_leaves_the_terminal_as_it_was(gateway, terminal):
+    """SIGTERM ends it, and Ctrl-Z stops it: each time keys are seen again, on the screen of before."""
+    port = gateway("").port
+    top = terminal(port)
+    top.until(has("workers: none"))
+    assert not is_echoing(top)
+    os.kill(top.process.pid, signal.SIGTSTP)
+    process = psutil.Process(top.process.pid)
+    deadline = time.monotonic() + LIMIT_S
+    while process.status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline
+        assert top.read()
+    while not top.text.endswith("\x1b[?25h\x1b[?1049l"):
+        assert time.monotonic() < deadline
+        assert top.read()
+    assert is_echoing(top)
+    top.text = ""
+    os.kill(top.process.pid, signal.SIGCONT)
+    top.until(has("workers: none"))
+    assert not is_echoing(top)
+    os.kill(top.process.pid, signal.SIGTERM)
+    assert top.end() == 128 + signal.SIGTERM
+    assert top.text.endswith("\x1b[?25h\x1b[?1049l")
+    assert is_echoing(top)
+
+
+def test_a_terminal_without_a_cursor(terminal):
+    """It says what to do instead, and sends no sequence."""
+    top = terminal(9, term="dumb")
+    assert top.end() == 64
+    assert "--once" in top.text
+    assert "\x1b" not in top.text
+
+
+def test_a_stream_that_ends_at_once():
+    """What was asked for once was not told: it is no success."""
+
+    class Empty(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Write nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Empty) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            done = subprocess.run(
+                ichat("top", "--once", "-g", f"http://127.0.0.1:{server.server_port}"),
+                cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+            )  # fmt: skip
+        finally:
+            server.shutdown()
+            thread.join()
+    assert (done.returncode, done.stdout, done.stderr) == (69, "", "The gateway has ended the stream.\n")
 
 
 def test_once(gateway):

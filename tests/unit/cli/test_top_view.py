@@ -2,6 +2,7 @@
 
 import pytest
 
+from ichat.cli import top_view
 from ichat.cli.top_view import HINT, Choice, TopState, cells_of, frame, pane_of
 
 
@@ -120,3 +121,43 @@ def test_nothing_that_a_worker_says_reaches_the_terminal_as_a_command(state):
         "workers", {"changed": [worker("a", failure="\x1b]0;title\x07bad\x1b[2J", machine="\x9bx")], "gone": []}
     )
     assert not any("\x1b" in line or "\x9b" in line for line in shown(state, Choice(), 200))
+
+
+@pytest.mark.parametrize("pane", "mwgr")
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (5, 3), (20, 10), (80, 24), (200, 60)])
+def test_every_size_is_kept(state, pane, width, height):
+    """A name in Chinese takes two columns a character, and a combining mark none."""
+    names = ["通义千问-七十二亿参数-指令微调", "e\u0301" * 40, "x" * 300]
+    state.update("workers", {"changed": [worker(one, model_name=one, failure=one) for one in names]})
+    state.update("models", {"models": [{"id": one} for one in names]})
+    lines = shown(state, Choice(pane=pane), width, height)
+    assert len(lines) == height
+    for line in lines:
+        assert sum(2 if "\u4e00" <= one <= "\u9fff" else one != "\u0301" for one in line) <= width
+
+
+def test_columns_stand_below_each_other(state):
+    """Whatever the names take."""
+    state.update("state", {"workers": [worker("通义"), worker("abcdef")], "machines": [], "models": []})
+    narrow, wide = shown(state, Choice())[4:6]
+    assert wide.index(" m ") + 2 == narrow.index(" m ")
+
+
+def test_names_do_nothing(state):
+    """Sequences, line ends and what turns the order of letters around are taken out."""
+    state.update("workers", {"changed": [worker("\x1b]0;title\x07a\u202eb\r\nc\x9b2J")]})
+    lines = shown(state, Choice(), 80, 24)
+    assert any(line.startswith("ab c") for line in lines)
+    assert all(line.isprintable() for line in lines)
+
+
+def test_only_what_is_shown_is_written(state, monkeypatch):
+    """Of thousands of workers, a screenful costs what a screenful is."""
+    written = []
+    monkeypatch.setattr(
+        top_view, "cells_of", lambda columns, rows: written.append(len(rows)) or cells_of(columns, rows)
+    )
+    state.update("workers", {"changed": [worker(f"w{number}") for number in range(1000)]})
+    choice = Choice(offset=2000)
+    assert shown(state, choice)[-2].split()[0] == "w999"
+    assert written == [19]
