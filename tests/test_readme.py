@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from ichat.admin.openapi import document
+
 ROOT = pathlib.Path(__file__).parent.parent
 ENGLISH, CHINESE = "README.md", "README.zh.md"
 _COMMENT = re.compile(r" *# .*$", re.MULTILINE)
@@ -75,3 +77,13 @@ def test_what_is_not_prose_is_the_same(kind):
     for english, chinese in itertools.zip_longest(sections_of(ENGLISH), sections_of(CHINESE), fillvalue=""):
         title = english.partition("\n")[0]
         assert (title, part_of(chinese)) == (title, part_of(english))
+
+
+@pytest.mark.parametrize("name", [ENGLISH, CHINESE])
+def test_the_tables_have_the_routes_of_the_control_plane(name):
+    """What the OpenAPI document has of usage and administration; routes below one of them may be in its row."""
+    routes = {
+        "/".join(path.split("/")[:4]) for path in document()["paths"] if path.startswith(("/v1/admin", "/v1/usage"))
+    }
+    told = text_of(name)
+    assert [route for route in sorted(routes) if f"{route}`" not in told and f"{route}/" not in told] == []

@@ -179,7 +179,7 @@ class EventStreams:
 
     def _tell_sample(self, sample: Sample) -> None:
         if self._followers:
-            self.send_to_all("sample", sample.describe())
+            self.send_to_all("sample", {**sample.describe(), "usage_storage": self.usage_storage()})
 
     def tell_reload(self, summary: str) -> None:
         """Tell all followers that another configuration is in force."""

@@ -12,7 +12,7 @@ _EVENTS = f"""\
 Server-sent events. The first is `state`, an EventState, which comes again where a client is too slow. Then come \
 changes: `workers`, an object with `changed`, a list of WorkerSummary, and `gone`, a list of ids; `models` and \
 `machines`, with the lists `models` and `machines` of those that have changed, and `gone`; `sample`, the newest values \
-of the history; `requests`, a RequestsInFlight; `reloaded`, with `summary` and `at`; \
+of the history with `usage_storage`; `requests`, a RequestsInFlight; `reloaded`, with `summary` and `at`; \
 `keys`, where keys have changed. A comment comes when nothing else has for {KEEP_ALIVE_S:g} s. \
 The stream ends with the gateway."""
 _VALUES: Schema = {"type": "array", "items": {"type": ["number", "null"]}}

@@ -6,6 +6,7 @@ from ichat.observability.usage.queries import COLUMNS
 from ichat.observability.usage.report import COUNTED
 
 _NOT_KEPT = "The gateway keeps no usage (`no_usage`): see `[usage]`."
+_WHOLE = "Its minute counts as a whole; where only hours are kept, an hour counts by its first minute."
 _ABOUT: dict[str, str] = {
     "requests": "Requests to models that have ended, in whatever way.",
     "errors": "Those that were answered with a status of 400 or more; a client that left is none.",
@@ -53,8 +54,8 @@ def paths_of_usage() -> dict[str, Schema]:
     text: Schema = {"type": "string"}
     units = "by one unit of time: a minute is known for `usage.minute_days`, and then its hour"
     common: list[Schema] = [
-        query("from", text, "ISO 8601 (UTC), or seconds since 1970; left out: the beginning of this month."),
-        query("to", text, "The same; left out: now."),
+        query("from", text, f"ISO 8601 (UTC), or seconds since 1970; left out: the beginning of this month. {_WHOLE}"),
+        query("to", text, f"The same; left out: now. {_WHOLE}"),
         query("model", text, "Only of the model of this name."),
         query("format", {"enum": ["json", "csv"], "default": "json"}, "How the rows are written."),
     ]

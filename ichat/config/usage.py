@@ -19,7 +19,7 @@ class UsageSettings:
     enabled: bool = True
     """Whether it is kept at all."""
     flush_s: float = checked(Between(0.05, 60), 0.5)
-    """Seconds between two writes: what a gateway that is killed loses, at most."""
+    """Seconds between two writes; a gateway that is killed loses what it has counted since the last one."""
     minute_days: float = checked(_DAYS, 2.0)
     """Days for which each minute is kept apart; then its hour."""
     keep_days: float = checked(_DAYS, 400.0)

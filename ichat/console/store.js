@@ -146,7 +146,10 @@ export function take(name, data) {
     workers: () => ({ workers: merged(state.workers, data.changed, data.gone, "worker_id") }),
     models: () => ({ models: merged(state.models, data.models, data.gone, "id") }),
     machines: () => ({ machines: merged(state.machines, data.machines, data.gone, "id") }),
-    sample: () => ({ history: withSample(state.history, data) }),
+    sample: () => ({
+      history: withSample(state.history, data),
+      usageStorage: data.usage_storage ?? state.usageStorage,
+    }),
     requests: () => ({ inFlight: data }),
     reloaded: () => ({ reloaded: data }),
     keys: () => ({ keysVersion: state.keysVersion + 1 }),
@@ -187,7 +190,7 @@ export function withSample(history, sample) {
         return [name, grown(known[name] ?? {}, values[name] ?? {})];
       }),
     );
-  const { models, workers, ...total } = sample;
+  const { models, workers, usage_storage: _, ...total } = sample;
   return {
     ...history,
     columns: grown(history.columns, total),

@@ -86,6 +86,13 @@ def test_usage_that_is_not_stored_is_a_problem(make_site, page):
     expect(page.locator(".problems")).to_contain_text("the disk is full: /var/lib/ichat/usage.sqlite3")
 
 
+def test_usage_that_is_stored_no_more_is_a_problem(make_site, page):
+    """Each sample says how it stands: no page has to be loaded anew for that."""
+    told(page, ["state", busy_cluster()], ["sample", {"at": 1.0, "usage_storage": "the disk is full"}])
+    make_site().open(page)
+    expect(page.locator(".problems")).to_contain_text("the disk is full")
+
+
 # Workers.
 
 

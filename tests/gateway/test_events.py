@@ -118,6 +118,7 @@ async def test_samples_are_told_and_kept(serve, gateway_to, connect):
     seen = []
     while sum(one["requests"] for one in seen) < 2:
         seen.append(await reader.next("sample"))
+    assert {one["usage_storage"] for one in seen} == {"ok"}
     assert sum(one["errors"] for one in seen) == 1
     assert sum(one["output_tokens"] for one in seen) == 2
     assert sum(one["models"].get("m", {}).get("requests", 0) for one in seen) == 1
@@ -128,6 +129,20 @@ async def test_samples_are_told_and_kept(serve, gateway_to, connect):
     assert columns["requests"][: len(seen)] == [one["requests"] for one in seen]
     assert {len(column) for column in (*columns.values(), *history["models"]["m"].values())} == {len(columns["at"])}
     assert max(value for value in history["models"]["m"]["ttft_p50_ms"] if value is not None) > 0
+
+
+async def test_a_disk_that_fails_later_is_told_of(overview, nursery, autojump_clock):
+    """Who follows since the morning hears in the evening that usage cannot be written any more, and that it is again."""
+    streams = EventStreams(overview)
+    nursery.start_soon(streams.run_forever)
+    nursery.start_soon(overview.history.sample_forever)
+    follower = streams.follow(wants_requests=False)
+    [(name, state)] = await read(follower)
+    assert (name, state["usage_storage"]) == ("state", "ok")
+    for storage in ("the disk is full", "ok"):
+        streams.usage_storage = lambda storage=storage: storage
+        [(name, sample)] = await read(follower)
+        assert (name, sample["usage_storage"]) == ("sample", storage)
 
 
 async def test_followers_hear_of_keys(gateway_to, connect, tmp_path):
