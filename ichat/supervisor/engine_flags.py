@@ -6,6 +6,7 @@ running anything.
 """
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -25,7 +26,9 @@ from ichat.errors import ApiError
 from ichat.supervisor.launch import environment_of, program_of, python_of
 
 KNOWN_MAX = 16
-"""The number of interpreters whose flags are kept."""
+"""The number of interpreters whose flags are kept, or why they cannot be had."""
+FAILURE_KEPT_S = 30.0
+"""How long a failure is told again before the interpreter is asked once more: it takes seconds each time."""
 OUTPUT_BYTES_MAX = 16 * 1024 * 1024
 """What is read of an interpreter's output: the end of it, where the flags are."""
 _LIBRARIES = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "lib64/python3*/site-packages")
@@ -59,6 +62,8 @@ class EngineFlags:
 
     def __init__(self) -> None:
         self._known: dict[_Key, Sequence[Any]] = {}
+        self._failed: dict[_Key, tuple[float, str]] = {}
+        """When interpreters were asked in vain, and what is said of it."""
         self._lock = trio.Lock()
 
     def __repr__(self) -> str:
@@ -73,19 +78,37 @@ class EngineFlags:
         if backend not in known:
             raise ApiError(404, "not_found", f"There is no engine {backend}. Engines here: {', '.join(known)}.")
         python, within_s = known[backend], config.timeouts.engine_flags_s
+        too_slow = (
+            f"The interpreter {python} did not tell the flags of {backend} within {within_s:g} s"
+            " (timeouts.engine_flags_s)."
+        )
+        key: _Key | None = None
         with trio.move_on_after(within_s):
             async with self._lock:
                 key = await trio.to_thread.run_sync(_key_of, python, backend)
                 if key not in self._known:
-                    flags = await _ask(config, python, backend)
-                    if len(self._known) >= KNOWN_MAX:
-                        del self._known[next(iter(self._known))]
+                    self._check_failed(key)
+                    try:
+                        flags = await _ask(config, python, backend)
+                    except ApiError as error:
+                        self._note_failure(key, error.message)
+                        raise
+                    _make_room(self._known)
                     self._known[key] = flags
                 return python, self._known[key]
-        raise _unusable(
-            f"The interpreter {python} did not tell the flags of {backend} within {within_s:g} s"
-            " (timeouts.engine_flags_s)."
-        )
+        if key is not None:
+            self._note_failure(key, too_slow)
+        raise _unusable(too_slow)
+
+    def _check_failed(self, key: _Key) -> None:
+        """Raise ApiError where this interpreter, as it is, was asked in vain just now."""
+        failed_at, sentence = self._failed.get(key, (-math.inf, ""))
+        if trio.current_time() < failed_at + FAILURE_KEPT_S:
+            raise _unusable(sentence)
+
+    def _note_failure(self, key: _Key, sentence: str) -> None:
+        _make_room(self._failed)
+        self._failed[key] = trio.current_time(), sentence
 
 
 async def _ask(config: Config, python: str, backend: str) -> Sequence[Any]:
@@ -112,6 +135,11 @@ async def _ask(config: Config, python: str, backend: str) -> Sequence[Any]:
     finally:
         os.close(watched)
         os.close(ours)
+
+
+def _make_room(kept: dict[_Key, Any]) -> None:
+    if len(kept) >= KNOWN_MAX:
+        del kept[next(iter(kept))]
 
 
 def _kill_session(pid: int) -> None:

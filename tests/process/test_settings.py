@@ -15,6 +15,7 @@ from support.programs import LIMIT_S
 
 from ichat.config.schema import Config, EngineSettings, Timeouts
 from ichat.errors import ApiError
+from ichat.supervisor import engine_flags
 from ichat.supervisor.engine_flags import EngineFlags, engines_of
 
 FLAGS = '{"flags": [{"name": "--x"}]}'
@@ -75,13 +76,17 @@ async def test_an_interpreter_is_asked_once(interpreter, tmp_path):
 
 
 async def test_an_interpreter_that_fails(interpreter, tmp_path):
-    """The last line that it wrote is the cause; it is asked again, as it may be repaired by then."""
+    """The last line that it wrote is the cause. It is not run again for every page that asks, but once it has changed."""
     config, engines = interpreter("echo first >&2; echo 'No engine.' >&2; exit 69"), EngineFlags()
-    for count in (1, 2):
+    for _ in range(3):
         with pytest.raises(ApiError, match=r"exit code 69\): No engine\.") as raised:
             await engines.ask(config, "own")
         assert (raised.value.status, raised.value.code) == (409, "engine_unusable")
-        assert times_asked(tmp_path) == count
+    assert times_asked(tmp_path) == 1
+    os.utime(config.engines["own"].python, ns=(1, 1))
+    with pytest.raises(ApiError, match="No engine"):
+        await engines.ask(config, "own")
+    assert times_asked(tmp_path) == 2
     for script in ("echo '{\"flags\": '", "exit 0"):
         with pytest.raises(ApiError, match="cannot be had"):
             await engines.ask(interpreter(script), "own")
@@ -93,11 +98,23 @@ async def test_an_interpreter_that_fails(interpreter, tmp_path):
     assert raised.value.status == 404
 
 
+async def test_an_interpreter_that_may_be_repaired(interpreter, tmp_path, monkeypatch):
+    """It is asked again after a while, though nothing seems to have changed."""
+    monkeypatch.setattr(engine_flags, "FAILURE_KEPT_S", 0.0)
+    config, engines = interpreter("exit 1"), EngineFlags()
+    for count in (1, 2):
+        with pytest.raises(ApiError, match="cannot be had"):
+            await engines.ask(config, "own")
+        assert times_asked(tmp_path) == count
+
+
 async def test_an_interpreter_that_takes_too_long(interpreter, tmp_path):
     """It is given up after its bound, and ended with everything that it has started."""
-    config = interpreter(WAITING, engine_flags_s=2.0)
-    with pytest.raises(ApiError, match=r"within 2 s \(timeouts.engine_flags_s\)"):
-        await EngineFlags().ask(config, "own")
+    config, engines = interpreter(WAITING, engine_flags_s=2.0), EngineFlags()
+    for _ in range(2):
+        with pytest.raises(ApiError, match=r"within 2 s \(timeouts.engine_flags_s\)"):
+            await engines.ask(config, "own")
+    assert times_asked(tmp_path) == 1
     assert ended(int(await wait_for(tmp_path / "child")))
 
 
