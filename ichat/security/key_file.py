@@ -8,15 +8,11 @@ import os
 import pathlib
 from typing import Any, cast
 
-import attrs
-
 from ichat.config.load import read_key
-from ichat.config.schema import Key
 from ichat.errors import EXIT_UNAVAILABLE, ApiError, Exit
 from ichat.security.made_keys import MadeKey, MadeKeys
 
 VERSION = 1
-_DEFAULTS = {field.name: field.default for field in attrs.fields(Key)}
 
 
 def load_keys(path: str) -> MadeKeys:
@@ -58,11 +54,8 @@ def save_keys(path: str, made: MadeKeys) -> None:
     written = f"{path}.new"
     with open(written, "w", encoding="utf-8", opener=_private) as file:
         file.write(f'{{"version": {VERSION}, "keys": [')
-        for number, one in enumerate(made.by_name.values()):  # thousands of keys are not one text
-            fields = attrs.asdict(one.key).items()
-            table = {name: value for name, value in fields if value != _DEFAULTS[name]}
-            table |= {"made_at": one.made_at, "expires_at": one.expires_at}
-            file.write((",\n" if number else "\n") + json.dumps(table))
+        # Thousands of keys are not one text.
+        file.writelines((",\n" if number else "\n") + one.line for number, one in enumerate(made.by_name.values()))
         file.write("]}\n")
         file.flush()
         os.fsync(file.fileno())

@@ -3,6 +3,8 @@
 The configuration's own keys come first: a made key with the name or the hash of one of them contradicts it.
 """
 
+import functools
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -13,8 +15,12 @@ from ichat.config.usage import contradictions_of_limits
 from ichat.errors import ApiError
 from ichat.security.auth import ClientKey
 
-EXPIRED_KEPT_S = 30 * 24 * 3600.0
+DAY_S = 24 * 3600.0
+EXPIRED_KEPT_S = 30 * DAY_S
 """How long a key that has expired is still listed, and its name taken."""
+SHORT_EXPIRED_KEPT_S = DAY_S
+"""The same for a key that was valid for less than a day: a console makes one for each hour."""
+_DEFAULTS = {field.name: field.default for field in attrs.fields(Key)}
 
 
 def _digest_of(one: "MadeKey") -> bytes:
@@ -44,6 +50,20 @@ class MadeKey:
     def is_active(self, now: float) -> bool:
         """Return whether it has not expired."""
         return self.expires_at is None or now < self.expires_at
+
+    def is_listed(self, now: float) -> bool:
+        """Return whether it is active, or has not expired long ago."""
+        if self.expires_at is None:
+            return True
+        is_short = self.expires_at - self.made_at < DAY_S
+        return now < self.expires_at + (SHORT_EXPIRED_KEPT_S if is_short else EXPIRED_KEPT_S)
+
+    @functools.cached_property
+    def line(self) -> str:
+        """What the file of keys has of it; thousands of keys are written whenever one changes."""
+        fields = attrs.asdict(self.key).items()
+        table = {name: value for name, value in fields if value != _DEFAULTS[name]}
+        return json.dumps({**table, "made_at": self.made_at, "expires_at": self.expires_at})
 
 
 @attrs.frozen
@@ -75,8 +95,8 @@ class MadeKeys:
         return MadeKeys({key: one for key, one in self.by_name.items() if key != name}, self.is_used)
 
     def without_forgotten(self, now: float) -> "MadeKeys":
-        """Return these but those that expired more than `EXPIRED_KEPT_S` ago."""
-        kept = {name: one for name, one in self.by_name.items() if one.is_active(now - EXPIRED_KEPT_S)}
+        """Return these but those that expired long ago."""
+        kept = {name: one for name, one in self.by_name.items() if one.is_listed(now)}
         return MadeKeys(kept, self.is_used)
 
     def merged_with(self, config: Config) -> Config:

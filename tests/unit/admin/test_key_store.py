@@ -8,8 +8,9 @@ import trio
 from ichat.admin.key_store import LOOK_S, KeyStore
 from ichat.config.schema import Config
 from ichat.errors import ApiError
+from ichat.security import made_keys
 from ichat.security.key_file import load_keys, save_keys
-from ichat.security.made_keys import EXPIRED_KEPT_S, NO_KEYS
+from ichat.security.made_keys import EXPIRED_KEPT_S, NO_KEYS, SHORT_EXPIRED_KEPT_S
 
 DAY_S = 24 * 3600.0
 
@@ -99,13 +100,39 @@ async def test_a_key_with_more_time_lives_on(site_in, nursery, autojump_clock):
 async def test_what_expired_long_ago_is_forgotten_with_the_next_change(site_in, nursery, autojump_clock):
     """So keys for an hour do not fill the table; until then the name is taken, and the list has it."""
     site = site_in(nursery)
-    await site.make("a", expires_in_s=1)
+    await site.make("a", expires_in_s=DAY_S)
     await trio.sleep(EXPIRED_KEPT_S)
     await site.make("b")
     assert list(site.store.made.by_name) == ["a", "b"]
-    await trio.sleep(2)
+    await trio.sleep(DAY_S + 1)
     await site.make("c")
     assert list(site.store.made.by_name) == ["b", "c"]
+    assert load_keys(str(site.path)) == site.store.made
+
+
+async def test_a_key_for_an_hour_is_forgotten_after_a_day(site_in, nursery, autojump_clock):
+    """A console makes many of them; one that was given a day in the meantime is kept as others are."""
+    site = site_in(nursery)
+    await site.make("hour", expires_in_s=3600)
+    await site.make("more", expires_in_s=3600)
+    await site.store.alter("more", {"expires_in_s": DAY_S})
+    await trio.sleep(3600 + SHORT_EXPIRED_KEPT_S - 1)
+    await site.make("b")
+    assert list(site.store.made.by_name) == ["hour", "more", "b"]
+    await trio.sleep(2)
+    await site.make("c")
+    assert list(site.store.made.by_name) == ["more", "b", "c"]
+
+
+async def test_a_change_makes_only_its_own_line_anew(site_in, nursery, autojump_clock, monkeypatch):
+    """The file is written as a whole, but what it says of the other keys is known."""
+    site, described = site_in(nursery), []
+    dumps = made_keys.json.dumps
+    monkeypatch.setattr(made_keys.json, "dumps", lambda table: described.append(table["name"]) or dumps(table))
+    for name in ("a", "b", "c"):
+        await site.make(name)
+    await site.store.alter("b", {"models": ["m"]})
+    assert described == ["a", "b", "c", "b"]
     assert load_keys(str(site.path)) == site.store.made
 
 
