@@ -196,7 +196,7 @@ async def _launch() -> Response:
     here = context()
     spec = read_worker(await read_json(), here.reloader.config)
     if _read_dry_run():
-        objections = await here.supervisor.objections_to(spec)
+        objections = await here.supervisor.objections_to(spec, is_trial=True)
         return json_response(views.LaunchCheck(objections, here.supervisor.command_of(spec), shown_section(spec)))
     worker = await here.supervisor.launch(spec)
     return json_response(views.Launched(worker.id, context().registry.state(worker.record)), 202)

@@ -34,10 +34,15 @@ class SupervisorContext:
     hurry: trio.Event = attrs.field(factory=trio.Event)
     """Set when nothing is waited for any more."""
 
-    async def preflight(self, spec: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig]) -> Sequence[str]:
+    async def preflight(
+        self,
+        spec: ManagedWorkerConfig,
+        others: Mapping[str, ManagedWorkerConfig],
+        limiter: trio.CapacityLimiter | None = None,
+    ) -> Sequence[str]:
         """Return what would keep a worker from starting beside the others, each in a sentence."""
         python = python_of(self.config, spec)
-        facts = await collect_facts(spec, python, environment_of(self.config, spec, ""))
+        facts = await collect_facts(spec, python, environment_of(self.config, spec, ""), limiter=limiter)
         return problems_of(spec, python, others, facts)
 
     async def spawn(self, worker: WorkerRecord, spec: ManagedWorkerConfig) -> WorkerProcess:

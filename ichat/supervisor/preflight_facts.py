@@ -89,17 +89,25 @@ class Facts:
 
 
 async def collect_facts(
-    worker: ManagedWorkerConfig, python: str, environment: Mapping[str, str], *, within_s: float = COLLECT_S
+    worker: ManagedWorkerConfig,
+    python: str,
+    environment: Mapping[str, str],
+    *,
+    within_s: float = COLLECT_S,
+    limiter: trio.CapacityLimiter | None = None,
 ) -> Facts:
     """Return what the system answers within this time.
 
-    `python` is the interpreter that the worker will have, `environment` all of its variables.
+    `python` is the interpreter that the worker will have, `environment` all of its variables. `limiter` bounds the
+    threads that ask at once, also those whose answer is not waited for any more.
     """
     facts, gpus = Facts(visible=environment.get(VISIBLE)), None
 
     async def read() -> None:
         nonlocal facts
-        facts = await trio.to_thread.run_sync(read_facts, worker, python, environment, abandon_on_cancel=True)
+        facts = await trio.to_thread.run_sync(
+            read_facts, worker, python, environment, abandon_on_cancel=True, limiter=limiter
+        )
 
     with trio.move_on_after(within_s) as scope:
         async with trio.open_nursery() as nursery:

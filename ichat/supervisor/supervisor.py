@@ -41,6 +41,8 @@ REMEMBER_SHARE = 0.05
 """The most of the time that is spent on writing heartbeats."""
 FIND_S = 10.0
 """How long the search for processes of an earlier gateway may take."""
+TRIALS_MAX = 2
+"""How many launches on trial are examined at once; a thread and an interpreter may take half a minute for each."""
 
 
 class Supervisor:
@@ -67,6 +69,7 @@ class Supervisor:
         self._is_stopping = False
         self._nursery: trio.Nursery | None = None
         self._remember_s = remember_s
+        self._trials = trio.CapacityLimiter(TRIALS_MAX)
         self._workers: dict[str, ManagedWorker] = {}
         self._context = SupervisorContext(config, registry, log_store, state, self._remember_soon)
         self.loader = Loader(self._context, balancer, self._workers)
@@ -181,15 +184,18 @@ class Supervisor:
             raise errors.draining()
         return self._start(self._new_id(spec), spec, is_launched=True)
 
-    async def objections_to(self, spec: ManagedWorkerConfig) -> Sequence[str]:
-        """Return what would keep such a worker from being launched now, each in a sentence."""
+    async def objections_to(self, spec: ManagedWorkerConfig, *, is_trial: bool = False) -> Sequence[str]:
+        """Return what would keep such a worker from being launched now, each in a sentence.
+
+        Few trials are examined at once, however many are asked for: all else goes on meanwhile.
+        """
         checked, others = spec, dict[str, ManagedWorkerConfig]()
         if spec.load == "on_demand":  # its GPUs and its port may be taken now, and free once it is wanted
             checked = attrs.evolve(spec, gpu_ids=[], port=0)
         else:
             holding = [one for one in self._workers.values() if one.pid or (one.is_wanted and not one.has_failed)]
             others = {one.id: one.occupies for one in holding}
-        return await self._context.preflight(checked, others)
+        return await self._context.preflight(checked, others, self._trials if is_trial else None)
 
     def command_of(self, spec: ManagedWorkerConfig) -> str:
         """Return the command with which such a worker would be launched, as a shell would read it, without secrets."""
