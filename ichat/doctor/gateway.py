@@ -1,10 +1,13 @@
 """The gateway: its port, its state, the workers that it knows, and what an earlier one has left behind."""
 
+import contextlib
 import os
 import pathlib
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
+import psutil
 
 from ichat.cli.client import Api, Json, RequestRefused, objects_of
 from ichat.config.schema import Config
@@ -30,11 +33,22 @@ class LeftProcess:
 
 
 @attrs.frozen
+class OtherGateway:
+    """A gateway that has the port and another state directory."""
+
+    pid: int
+    user: str
+    directory: str = ""
+    """Its STATE_DIRECTORY; empty where that cannot be seen, or is not set."""
+
+
+@attrs.frozen
 class GatewayFacts:
     """What is known of the gateway with this configuration."""
 
     port: PortState = "free"
     holders: Sequence[Holder] = ()
+    other: OtherGateway | None = None
     directory: str | None = None
     pid: int | None = None
     """Its process; None: none runs."""
@@ -62,7 +76,9 @@ def read_gateway_facts(config: Config) -> GatewayFacts:
     """Look for a gateway and its workers. It reads all processes, so it belongs in a thread."""
     settings, directory = config.server_settings, directory_for(config.server_settings)
     port = read_port(settings.host, settings.port)
-    facts = GatewayFacts(port, port_holders(settings.port) if port == "taken" else (), directory)
+    holders = port_holders(settings.port) if port == "taken" else []
+    other = next(filter(None, (_gateway_at(one.pid) for one in holders)), None)
+    facts = GatewayFacts(port, holders, other, directory)
     if directory is None:
         return facts
     path = os.path.abspath(directory)
@@ -98,17 +114,46 @@ def find_in_gateway(config: Config, facts: GatewayFacts, report: WorkerReport | 
 
 def _check_port(config: Config, facts: GatewayFacts) -> Iterator[Finding]:
     settings = config.server_settings
-    if facts.port == "free" and facts.pid is not None:
+    if settings.port == 0 and facts.pid is not None:
+        yield Finding("ok", "gateway", f"The gateway runs (process {facts.pid}), on a port that the system chose.")
+    elif facts.port == "free" and facts.pid is not None:
         sentence = f"A gateway (process {facts.pid}) uses {facts.directory} and listens elsewhere than on this port."
         yield Finding("warning", "gateway", f"{sentence[:-1]}: give each gateway a state_directory of its own.")
     elif facts.port == "free":
         yield Finding("ok", "port", f"Port {settings.port} of {settings.host} is free; no gateway runs there.")
     elif facts.port == "taken" and facts.pid is not None:
         yield Finding("ok", "gateway", f"The gateway runs (process {facts.pid}) and listens on port {settings.port}.")
+    elif facts.other is not None:
+        yield _found_other(settings.port, facts.other)
     else:
         command = f"ps -fp {facts.holders[0].pid}" if facts.holders else f"sudo ss -ltnp sport = :{settings.port}"
         for sentence in problems_of_port(settings.host, settings.port, facts.port, facts.holders):
             yield Finding("error", "port", sentence, command if facts.port == "taken" else "")
+
+
+def _found_other(port: int, other: OtherGateway) -> Finding:
+    """Most often it is the one that is meant, and the doctor runs as another user or without its environment."""
+    sentence = (
+        f"A gateway of {other.user} (process {other.pid}) listens on port {port} and has another state directory: if"
+        " it is the one meant, be that user and in its environment; else choose another port."
+    )
+    environment = f"env STATE_DIRECTORY={shlex.quote(other.directory)} " if other.directory else ""
+    command = f"sudo -u {shlex.quote(other.user)} {environment}./ichat.pyz doctor -c FILE"
+    return Finding("warning", "gateway", sentence, command)
+
+
+def _gateway_at(pid: int) -> OtherGateway | None:
+    """Return what a process is if it is a gateway of iChat's."""
+    try:
+        process = psutil.Process(pid)
+        words, user, directory = process.cmdline(), process.username(), ""
+    except psutil.Error:
+        return None
+    if "gateway" not in words or not any("ichat" in os.path.basename(word) for word in words[:4]):
+        return None
+    with contextlib.suppress(psutil.Error, OSError):
+        directory = process.environ().get("STATE_DIRECTORY", "").partition(":")[0]
+    return OtherGateway(pid, user, directory)
 
 
 def _check_left(facts: GatewayFacts) -> Iterator[Finding]:
@@ -144,7 +189,7 @@ def _check_reported(worker: Json) -> Finding:
     heard = f"its last heartbeat came {age:.1f} s ago" if isinstance(age, int | float) else "it sent no heartbeat yet"
     if state in _BAD:
         said = f" ({why})" if why else ""
-        show = f"./ichat.pyz logs {worker_id}" if worker.get("managed") else f"./ichat.pyz workers {worker_id}"
+        show = f"./ichat.pyz {'logs' if worker.get('managed') else 'workers'} {shlex.quote(worker_id)}"
         return Finding("error", worker_id, f"It is {state}{said}; {heard}.", show)
     return Finding("ok", worker_id, f"It is {state}; {heard}.")
 

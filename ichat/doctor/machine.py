@@ -3,6 +3,7 @@
 import os
 import pathlib
 import resource
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,6 +13,7 @@ import psutil
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.doctor.findings import Finding
 from ichat.hardware.gpus import Gpu, has_nvidia
+from ichat.supervisor.preflight_facts import is_path
 from ichat.supervisor.state import directory_for
 
 GIB = 1024**3
@@ -26,6 +28,7 @@ SWAP_LOW = 0.5
 HOLDERS_MAX = 3
 
 _SHM = "/dev/shm"  # noqa: S108
+_NOT_ROOT = "/sys/fs/cgroup/cgroup.type"
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -145,11 +148,11 @@ def _check_gpu(gpu: Gpu, own: Mapping[int, str], *, is_wanted: bool) -> Finding:
 
 def _check_disks(facts: MachineFacts) -> Iterator[Finding]:
     for disk in facts.disks:
-        show = f"df -h {disk.path}"
+        show = f"df -h {shlex.quote(disk.path)}"
         if disk.free_inodes is not None and disk.free_inodes < INODES_LOW:
             level = "error" if disk.free_inodes == 0 else "warning"
             sentence = f"{disk.path} has {disk.free_inodes} inodes left: remove small files there."
-            yield Finding(level, disk.name, sentence, f"df -i {disk.path}")
+            yield Finding(level, disk.name, sentence, f"df -i {shlex.quote(disk.path)}")
         elif disk.free_bytes < DISK_BYTES_LOW:
             level = "error" if disk.free_bytes < DISK_BYTES_MIN else "warning"
             sentence = f"{disk.path} has {disk.free_bytes // 1024**2} MiB left: free some, or use another directory."
@@ -160,10 +163,12 @@ def _check_disks(facts: MachineFacts) -> Iterator[Finding]:
 
 def _check_memory(config: Config, facts: MachineFacts) -> Iterator[Finding]:
     spread = [one.model_name for one in config.managed_workers if _is_spread(one.backend_args)]
-    if facts.shm_bytes is not None and facts.shm_bytes < SHM_BYTES_LOW:
-        level = "error" if spread and facts.shm_bytes <= DISK_BYTES_MIN else "warning"
-        why = f"{spread[0]} is spread over GPUs and needs more" if spread else "models over several GPUs need more"
-        sentence = f"{_SHM} has {facts.shm_bytes // 1024**2} MiB, and {why}: make it 8 GiB (Docker: --shm-size=8g)."
+    if spread and facts.shm_bytes is not None and facts.shm_bytes < SHM_BYTES_LOW:
+        level = "error" if facts.shm_bytes <= DISK_BYTES_MIN else "warning"
+        sentence = (
+            f"{_SHM} has {facts.shm_bytes // 1024**2} MiB, and {spread[0]} is spread over GPUs and needs more: make it"
+            " 8 GiB (Docker: --shm-size=8g)."
+        )
         yield Finding(level, _SHM, sentence, f"sudo mount -o remount,size=8g {_SHM}")
     if facts.overcommit == 2:
         sentence = "vm.overcommit_memory is 2, so that CUDA cannot reserve addresses: set it to 0."
@@ -184,13 +189,13 @@ def _check_limits(config: Config, facts: MachineFacts) -> Iterator[Finding]:
             f"A process may have {facts.files_max} files open, and {config.limits.connections_max} connections"
             f" (limits.connections_max) need {needed}: raise the limit (systemd: LimitNOFILE), or allow fewer."
         )
-        found.append(Finding("warning", "files", sentence, f"ulimit -Hn {needed}"))
+        found.append(Finding("warning", "files", sentence, f"sudo prlimit --pid $$ --nofile={needed}"))
     if facts.processes_max is not None and facts.processes_max - facts.processes < FILES_MORE:
         sentence = (
             f"This user has {facts.processes} of at most {facts.processes_max} processes and threads, and an engine"
             " starts hundreds: raise the limit (systemd: TasksMax, LimitNPROC)."
         )
-        found.append(Finding("warning", "processes", sentence, "ulimit -u unlimited"))
+        found.append(Finding("warning", "processes", sentence, "sudo prlimit --pid $$ --nproc=unlimited"))
     if facts.autogroup:
         sentence = "The kernel's autogroup lets a busy worker that was started by hand hold up all else for seconds."
         found.append(Finding("warning", "autogroup", sentence, "sudo sysctl -w kernel.sched_autogroup_enabled=0"))
@@ -216,7 +221,8 @@ def _read_disks(config: Config) -> Iterator[DiskFacts]:
     ]
     if logs.access_log not in ("-", ""):
         wanted.append(("access log", os.path.dirname(os.path.abspath(logs.access_log))))
-    wanted.append(("model cache", hub_cache(os.environ)))
+    if any(not os.path.exists(one.model_path) and not is_path(one.model_path) for one in config.managed_workers):
+        wanted.append(("model cache", hub_cache(os.environ)))
     seen = set[int]()
     for name, path in wanted:
         if path is None:
@@ -242,7 +248,8 @@ def existing_part(path: str) -> str:
 
 def _limit(kind: int) -> int | None:
     hard = resource.getrlimit(kind)[1]
-    return None if hard == resource.RLIM_INFINITY else hard
+    is_free = kind == resource.RLIMIT_NPROC and os.geteuid() == 0  # it does not hold for root
+    return None if hard == resource.RLIM_INFINITY or is_free else hard
 
 
 def _own_threads() -> int:
@@ -255,6 +262,8 @@ def _own_threads() -> int:
 
 def _is_in_root_group() -> bool:
     lines = _text("/proc/self/cgroup").splitlines()
+    if os.path.exists(_NOT_ROOT):
+        return False  # in a container, which sees its own group as the root
     return all(line.rpartition(":")[2] == "/" for line in lines)
 
 

@@ -42,6 +42,7 @@ class WayFacts:
     seconds: float = 0.0
     has_key: bool = False
     is_route: bool = True
+    has_tls: bool = False
     key_variable: str | None = None
 
 
@@ -58,7 +59,8 @@ async def read_routes(config: Config, ends_at: float) -> list[WayFacts]:
             return
         target = given.health_path or route.target_for(b"/v1/models").decode()
         way = await ask_way(given.model_name, upstream, target, route.headers_for([]))
-        found[number] = attrs.evolve(way, has_key=route.has_key, key_variable=given.api_key_env)
+        has_tls, variable = upstream.tls is not None, given.api_key_env
+        found[number] = attrs.evolve(way, has_key=route.has_key, has_tls=has_tls, key_variable=variable)
 
     with trio.move_on_at(ends_at):
         await client.ask_each(range(len(config.external_routes)), ask)
@@ -85,7 +87,8 @@ async def read_ways_to_workers(workers: Sequence[Json], ends_at: float) -> list[
 
 async def ask_way(name: str, upstream: Upstream, target: str, headers: Headers) -> WayFacts:
     """Return what becomes of a GET, within ASK_S."""
-    place, began = f"{upstream.host}:{upstream.port}", time.monotonic()
+    host = f"[{upstream.host}]" if ":" in upstream.host else upstream.host
+    place, began = f"{host}:{upstream.port}", time.monotonic()
     own = [(b"accept", b"*/*"), (b"user-agent", b"ichat"), *headers]
     with trio.move_on_after(ASK_S):
         try:
@@ -131,7 +134,7 @@ def find_in_network(ways: Sequence[WayFacts]) -> list[Finding]:
 def _check_way(way: WayFacts) -> Iterator[Finding]:
     host = way.place.rpartition(":")[0]
     scheme = "the route" if way.is_route else "the worker"
-    curl = f"curl -v {way.place}"
+    curl = f"curl -v http{'s' if way.has_tls else ''}://{way.place}"
     if way.way == "unknown_host":
         sentence = f"The host {host} cannot be resolved: correct its name, or this machine's DNS."
         yield Finding("error", way.name, sentence, f"getent hosts {host}")
@@ -148,15 +151,25 @@ def _check_way(way: WayFacts) -> Iterator[Finding]:
         sentence = f"{way.place} does not answer as HTTP has it ({way.words}): look at http and https in api_base."
         yield Finding("error", way.name, sentence, curl)
     elif way.status in (401, 403) and way.is_route:
-        key = f"the key in {way.key_variable}" if way.key_variable else "a request without a key"
-        sentence = f"{way.place} refuses {key} (status {way.status}): correct it, and restart the gateway."
-        yield Finding("error", way.name, sentence, f"export {way.key_variable or 'NAME'}=…")
+        yield _check_refusal(way)
     elif way.status >= 500:
         sentence = f"{way.place} answers with status {way.status}: look at the log of {scheme}'s server."
         yield Finding("error", way.name, sentence, curl)
     else:
         key = ", and takes the key" if way.has_key and way.status < 300 else ""
         yield Finding("ok", way.name, f"{way.place} answers in {1000 * way.seconds:.0f} ms{key}.")
+
+
+def _check_refusal(way: WayFacts) -> Finding:
+    """A key that is wrong gets 401; one that is only not for the list of models may get 403."""
+    named = "its key" if way.has_key else "a request without a key (set api_key_env)"
+    key = f"the key in {way.key_variable}" if way.key_variable else named
+    command = f"export {way.key_variable}=…" if way.key_variable else ""
+    if way.status == 403:
+        sentence = f"{way.place} does not tell its models with {key} (status 403): see what the key is for."
+        return Finding("warning", way.name, sentence, command)
+    sentence = f"{way.place} refuses {key} (status 401): correct it, and restart the gateway."
+    return Finding("error", way.name, sentence, command)
 
 
 def _check_clock(ways: Sequence[WayFacts]) -> Iterator[Finding]:

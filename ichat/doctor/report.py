@@ -12,6 +12,8 @@ from ichat.doctor.findings import FindingGroup, worst_of
 
 COLUMNS_MAX = 100
 COLUMNS_MIN = 40
+RIGHT_MAX = 20
+"""Of a group, so many findings that nothing is wrong are shown one by one."""
 
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 _PLAIN_MARKS = {"ok": "+", "warning": "!", "error": "x"}
@@ -29,13 +31,19 @@ def show_report(screen: Screen, groups: Sequence[FindingGroup], seconds: float, 
         marks, arrow = _PLAIN_MARKS, ">"
     for group in groups:
         screen.line(group.title, "bold")
+        right = [finding for finding in group.findings if finding.level == "ok"]
         for finding in group.findings:
+            if finding.level == "ok" and len(right) > RIGHT_MAX:
+                continue
             text = one_line(f"{finding.name}: {finding.sentence}")
             lines = textwrap.wrap(text, columns - len(_INDENT), break_long_words=False, break_on_hyphens=False)
             screen.write(f"  {marks[finding.level]} ", _STYLES[finding.level])
             screen.line(f"\n{_INDENT}".join(lines))
             if finding.command:
                 screen.line(f"{_INDENT}{arrow} {one_line(finding.command)}", "cyan")
+        if len(right) > RIGHT_MAX:
+            screen.write(f"  {marks['ok']} ", _STYLES["ok"])
+            screen.line(f"{len(right)} findings say that nothing is wrong (--json has them).")
     levels = [finding.level for group in groups for finding in group.findings]
     errors, warnings = levels.count("error"), levels.count("warning")
     counts = f"{_counted(errors, 'error')}, {_counted(warnings, 'warning')}, {len(levels)} checks in {seconds:.1f} s."

@@ -3,7 +3,9 @@
 import datetime as dt
 import os
 import pathlib
+import pwd
 import re
+import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,11 +15,14 @@ from ichat.config import load as configuration
 from ichat.config.schema import Config
 from ichat.doctor.certificates import validity_of
 from ichat.doctor.findings import Finding, reason_of
+from ichat.doctor.machine import existing_part
 from ichat.errors import Exit
 from ichat.http.tls import server_context
 from ichat.proxy.external_routes import read_route
 from ichat.security.addresses import is_loopback
+from ichat.security.key_file import load_keys
 from ichat.security.keys import key_in
+from ichat.security.made_keys import MadeKeys
 from ichat.supervisor.state import WORKERS_FILE, directory_for, read_saved
 
 SOON = dt.timedelta(days=14)
@@ -68,9 +73,11 @@ def read_configuration(path: str | None) -> tuple[Config | None, list[Finding]]:
 
 def find_in_settings(path: str | None, config: Config) -> list[Finding]:
     """Return what is found about keys, certificate and files. It reads files, so it belongs in a thread."""
+    made, problem = _read_made_keys(directory_for(config.server_settings))
     return [
         *_check_keys(config),
-        *_check_exposure(config),
+        *([Finding("error", "keys", problem)] if problem else []),
+        *_check_exposure(config, has_made_keys=made.is_used),
         *_check_certificate(config, dt.datetime.now(dt.UTC)),
         *check_modes(config, *_read_modes(path, config)),
         *_check_state(config),
@@ -98,9 +105,20 @@ def _check_keys(config: Config) -> Iterator[Finding]:
     yield from found or [Finding("ok", "keys", "Every key that the configuration names is there.")]
 
 
-def _check_exposure(config: Config) -> Iterator[Finding]:
+def _read_made_keys(directory: str | None) -> tuple[MadeKeys, str]:
+    """Return the keys that were made over the API, and why they cannot be read; "" if they can, or none are there."""
+    path = os.path.join(directory or "", "keys.json")
+    if directory is None or not os.access(path, os.R_OK):
+        return MadeKeys(), ""
+    try:
+        return load_keys(path), ""
+    except Exit as exit_:
+        return MadeKeys(is_used=True), str(exit_)
+
+
+def _check_exposure(config: Config, *, has_made_keys: bool) -> Iterator[Finding]:
     host, security = config.server_settings.host, config.security
-    if host == "localhost" or is_loopback(host) or security.keys:
+    if host == "localhost" or is_loopback(host) or security.keys or has_made_keys:
         return
     yield Finding(
         "warning",
@@ -121,7 +139,7 @@ def _check_certificate(config: Config, now: dt.datetime) -> Iterator[Finding]:
     except (Exit, ValueError, OSError) as error:
         yield Finding("error", "certificate", str(error))
         return
-    show = f"openssl x509 -in {settings.tls_certificate} -noout -dates -subject"
+    show = f"openssl x509 -in {shlex.quote(settings.tls_certificate)} -noout -dates -subject"
     if now >= last:
         sentence = f"The certificate {settings.tls_certificate} ended on {last:%Y-%m-%d}: renew it, then reload."
         yield Finding("error", "certificate", sentence, show)
@@ -149,22 +167,30 @@ def check_modes(
     found: list[Finding] = []
     if file and file.mode & _OTHERS_WRITE:
         sentence = f"Every user of this machine may change {file.path}, and so what the gateway runs."
-        found.append(Finding("error", "modes", sentence, f"chmod o-w {file.path}"))
+        found.append(Finding("error", "modes", sentence, f"chmod o-w {shlex.quote(file.path)}"))
     elif file and file.mode & _OTHERS and _has_secrets(config):
         sentence = f"{file.path} holds a secret, and every user of this machine may read it."
-        found.append(Finding("warning", "modes", sentence, f"chmod 600 {file.path}"))
+        found.append(Finding("warning", "modes", sentence, f"chmod 600 {shlex.quote(file.path)}"))
     if directory and not directory.is_writable:
-        sentence = f"This user may not write in the state directory {directory.path}: the gateway cannot start."
-        found.append(Finding("error", "modes", sentence, f"sudo chown -R $USER {directory.path}"))
+        owner = _name_of(directory.owner)
+        sentence = f"The state directory {directory.path} is {owner}'s, and this user may not write there: be {owner}."
+        found.append(Finding("error", "modes", sentence, f"sudo -u {shlex.quote(owner)} ./ichat.pyz doctor -c FILE"))
     elif directory and directory.mode & _ALL:
         sentence = f"Other users may enter the state directory {directory.path}, where the workers' sockets are."
-        found.append(Finding("error", "modes", sentence, f"chmod 700 {directory.path}"))
+        found.append(Finding("error", "modes", sentence, f"chmod 700 {shlex.quote(directory.path)}"))
     is_key = {config.server_settings.tls_key}
     for one in private:
         if one.mode & (_OTHERS if one.path in is_key else _ALL):
             sentence = f"{one.path} holds secrets, and other users of this machine may read or change it."
-            found.append(Finding("error", "modes", sentence, f"chmod 600 {one.path}"))
+            found.append(Finding("error", "modes", sentence, f"chmod 600 {shlex.quote(one.path)}"))
     yield from found or [Finding("ok", "modes", "Only those who should may read and change the gateway's files.")]
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"#{user}"
 
 
 def _has_secrets(config: Config) -> bool:
@@ -177,11 +203,26 @@ def _check_state(config: Config) -> Iterator[Finding]:
     directory = directory_for(config.server_settings)
     if directory is None:
         return
+    yield from _check_directory(config, directory)
     path = pathlib.Path(directory, WORKERS_FILE)
+    if not os.path.exists(path):
+        return
     try:
         _, reason = read_saved(path)
     except OSError as error:
         reason = reason_of(error)
     if reason:
         sentence = f"{path} is damaged ({reason}): the next gateway moves it aside and knows no worker from before."
-        yield Finding("warning", "state", sentence, f"mv {path} {path}.damaged")
+        yield Finding("warning", "state", sentence, f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.damaged')}")
+
+
+def _check_directory(config: Config, directory: str) -> Iterator[Finding]:
+    """Yield a finding where a state directory that is not there cannot be made."""
+    there = existing_part(directory)
+    if os.path.abspath(directory) == there or (os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)):
+        return
+    is_named = config.server_settings.state_directory is not None or bool(os.environ.get("STATE_DIRECTORY"))
+    then = "the gateway cannot start" if is_named else "the gateway keeps nothing for its next start"
+    sentence = f"The state directory {directory} cannot be made in {there}: {then}; make it, or name another one."
+    level = "error" if is_named else "warning"
+    yield Finding(level, "state", sentence, f"sudo install -d -m 700 -o $(id -un) {shlex.quote(directory)}")

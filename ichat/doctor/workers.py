@@ -1,13 +1,15 @@
 """The managed workers: preflight for all of them at once, and models that are still to be fetched from the hub."""
 
 import os
+import pathlib
+import re
 import shlex
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 import trio
@@ -18,7 +20,7 @@ from ichat.doctor.findings import Finding
 from ichat.doctor.machine import GIB, hub_cache
 from ichat.hardware.gpus import Gpu
 from ichat.supervisor.launch import environment_of, id_for, python_of
-from ichat.supervisor.model_files import weight_bytes
+from ichat.supervisor.model_files import lack_of, weight_bytes
 from ichat.supervisor.preflight import problems_of
 from ichat.supervisor.preflight_facts import ENGINES, Facts, is_path, read_facts
 
@@ -28,6 +30,8 @@ HUB_S = 4.0
 CHECKED_AT_ONCE_MAX = 8
 
 _HUB = "https://huggingface.co"
+_USER = re.compile(r"//[^/@]*@")
+"""A name and a password in an address."""
 _TRUE = ("1", "on", "true", "yes")
 
 HubAnswer = Literal["there", "gated", "absent", "unreachable"]
@@ -44,6 +48,8 @@ class HubFacts:
     answer: HubAnswer | None = None
     """What the hub says; None: it was not asked."""
     hub: str = _HUB
+    lack: str = ""
+    """What the cache lacks of the model, in a few words; empty if nothing is known to be missing."""
 
 
 @attrs.frozen
@@ -133,8 +139,18 @@ def read_hub(worker: ManagedWorkerConfig, environment: Mapping[str, str]) -> Hub
     is_offline = any(environment.get(one, "").lower() in _TRUE for one in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     hub = (environment.get("HF_ENDPOINT") or _HUB).rstrip("/")
     token = _token_of(environment)
-    facts = HubFacts(cache, is_cached, is_offline, bool(token), hub=hub)
+    lack = _lack_in_cache(os.path.dirname(snapshots)) if is_cached and "revision" not in worker.backend_args else ""
+    facts = HubFacts(cache, is_cached, is_offline, bool(token), hub=hub, lack=lack)
     return facts if is_cached or is_offline else attrs.evolve(facts, answer="unreachable")
+
+
+def _lack_in_cache(directory: str) -> str:
+    """Return what the newest version of a model lacks in the hub's cache."""
+    try:
+        commit = pathlib.Path(directory, "refs", "main").read_text(encoding="ascii").strip()
+        return lack_of(os.path.join(directory, "snapshots", commit))
+    except (OSError, ValueError):
+        return ""
 
 
 def find_in_workers(workers: Sequence[WorkerCheckFacts], memory_bytes: int) -> list[Finding]:
@@ -178,28 +194,35 @@ def _command_for(one: WorkerCheckFacts, facts: Facts) -> str:
     if facts.python in ("missing", "without_engine") and one.worker.backend in ENGINES:
         return f"./build engine {one.worker.backend}"
     if facts.model == "unreadable":
-        return f"sudo chmod -R a+rX {one.worker.model_path}"
+        return f"sudo chmod -R a+rX {shlex.quote(one.worker.model_path)}"
     if facts.port == "taken" and facts.port_holders:
         return f"ps -fp {facts.port_holders[0].pid}"
     return ""
 
 
 def _check_hub(worker_id: str, name: str, hub: HubFacts) -> Iterator[Finding]:
-    fetch = f"hf download {name}"
-    if hub.is_cached:
+    fetch, place = f"hf download {shlex.quote(name)}", _USER.sub("//", hub.hub)
+    if hub.is_cached and hub.lack and hub.is_offline:
+        sentence = f"{name} in {hub.cache} is not whole ({hub.lack}), and HF_HUB_OFFLINE keeps the rest away."
+        yield Finding("error", worker_id, sentence, f"HF_HUB_OFFLINE=0 {fetch}")
+    elif hub.is_cached and hub.lack:
+        sentence = f"{name} in {hub.cache} is not whole ({hub.lack}): the first start fetches the rest."
+        yield Finding("warning", worker_id, sentence, fetch)
+    elif hub.is_cached:
         return
-    if hub.is_offline:
+    elif hub.is_offline:
         sentence = f"{name} is not in {hub.cache}, and HF_HUB_OFFLINE keeps the engine from fetching it."
         yield Finding("error", worker_id, sentence, f"HF_HUB_OFFLINE=0 {fetch}")
     elif hub.answer == "absent":
-        sentence = f"There is no model {name} on {hub.hub} and no such directory here: correct model_path."
-        yield Finding("error", worker_id, sentence)
+        private = "" if hub.has_token else ", or log in if it is private"
+        sentence = f"There is no model {name} on {place} and no such directory here: correct model_path{private}."
+        yield Finding("error", worker_id, sentence, "" if hub.has_token else "hf auth login")
     elif hub.answer == "gated":
         why = "refuses this token" if hub.has_token else "asks for a token (HF_TOKEN)"
-        sentence = f"{hub.hub} {why} for {name}: accept the model's terms there, and log in."
+        sentence = f"{place} {why} for {name}: accept the model's terms there, and log in."
         yield Finding("error", worker_id, sentence, "hf auth login")
     elif hub.answer == "unreachable":
-        sentence = f"{name} is not in {hub.cache}, and {hub.hub} cannot be reached: fetch it where it can."
+        sentence = f"{name} is not in {hub.cache}, and {place} cannot be reached: fetch it where it can."
         yield Finding("error", worker_id, sentence, fetch)
     else:
         sentence = f"{name} is not in {hub.cache} yet: the first start fetches it, which takes its time."
@@ -217,13 +240,20 @@ def _token_of(environment: Mapping[str, str]) -> str:
         return ""
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Takes a redirect as the answer: the token is for the hub alone."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Return no other request."""
+
+
 def _ask_hub(hub: str, name: str, token: str) -> HubAnswer:
     """Ask for the model's config.json, without reading it."""
     url = f"{hub}/{urllib.parse.quote(name)}/resolve/main/config.json"
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
         request = urllib.request.Request(url, headers=headers, method="HEAD")
-        with urllib.request.urlopen(request, timeout=HUB_S):
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=HUB_S):
             return "there"
     except urllib.error.HTTPError as error:
         with error:

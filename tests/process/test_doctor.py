@@ -25,13 +25,15 @@ from support.programs import LIMIT_S, ROOT, ichat
 
 from ichat.cli.client import Api, GatewayAddress
 from ichat.cli.screen import Screen
-from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.config.schema import Config, ManagedWorkerConfig, ServerSettings
 from ichat.doctor.certificates import validity_of
 from ichat.doctor.engines import EngineFacts, ProcessorFacts, find_in_engines
 from ichat.doctor.examination import examine
-from ichat.doctor.findings import worst_of
-from ichat.doctor.machine import MachineFacts, find_in_machine
+from ichat.doctor.findings import Finding, FindingGroup, worst_of
+from ichat.doctor.gateway import GatewayFacts, find_in_gateway
+from ichat.doctor.machine import MachineFacts, find_gpus_and_holders, find_in_machine
 from ichat.doctor.report import show_report
+from ichat.doctor.settings import FileMode, check_modes
 from ichat.supervisor.orphans import WORKER_TAG_VAR
 
 MACHINE = ("This machine", "GPUs")
@@ -245,7 +247,7 @@ async def test_files_that_others_may_change(site, tmp_path):
     """So it is with the configuration, the state directory, and what lies in it."""
     path = site()
     path.chmod(0o666)
-    (tmp_path / "state" / "keys.json").write_text("{}")
+    (tmp_path / "state" / "keys.json").write_text('{"version": 1, "keys": []}')
     (tmp_path / "state" / "keys.json").chmod(0o644)
     (tmp_path / "state").chmod(0o755)
     assert [one[3] for one in problems(await examined(path))] == [
@@ -628,6 +630,148 @@ async def test_a_gateway_that_asks_for_a_key(site, web):
     assert (found[0], found[1], found[3]) == ("warning", "gateway", "export ICHAT_ADMIN_KEY=…")
 
 
+async def test_a_gateway_for_everyone_with_a_key(site, tmp_path):
+    """Keys that were made over the API count as well, and a damaged file of them keeps the gateway from starting."""
+    keys = tmp_path / "state" / "keys.json"
+    keys.write_text('{"version": 1, "keys": []}')
+    keys.chmod(0o600)
+    assert problems(await examined(site(host="0.0.0.0"))) == []
+    keys.write_text('{"version": 1, "ke')
+    [(level, name, sentence, _)] = problems(await examined(site(host="0.0.0.0")))
+    assert (level, name) == ("error", "keys")
+    assert sentence.startswith(f"The keys that were made over the API cannot be read from {keys}")
+
+
+async def test_a_state_directory_that_cannot_be_made(site, tmp_path, monkeypatch):
+    """One that is named is an error; without the usual one the gateway starts all the same."""
+    (tmp_path / "file").touch()
+    place = f"{tmp_path}/file/state"
+    [found] = problems(await examined(site(state_directory=place)))
+    sentence = f"The state directory {place} cannot be made in {tmp_path}/file: the gateway cannot start; make it, or"
+    command = f"sudo install -d -m 700 -o $(id -un) {place}"
+    assert found == ("error", "state", f"{sentence} name another one.", command)
+    monkeypatch.setenv("XDG_STATE_HOME", f"{tmp_path}/file")
+    path = site()
+    path.write_text(f"[server_settings]\nport = {free_port()}\n")
+    [found] = problems(await examined(path))
+    assert found[0] == "warning"
+    assert "keeps nothing for its next start" in found[2]
+
+
+def test_what_to_type_is_quoted_and_for_the_right_user():
+    """A blank in a path is no end of it, and a directory of another user stays theirs."""
+    file, directory = FileMode("/a b", 0o666, 0), FileMode("/state", 0o700, 0, is_writable=False)
+    first, second = check_modes(Config(), file, directory, [])
+    assert first.command == "chmod o-w '/a b'"
+    assert second.sentence == "The state directory /state is root's, and this user may not write there: be root."
+    assert second.command == "sudo -u root ./ichat.pyz doctor -c FILE"
+
+
+async def test_a_gateway_with_another_state_directory(site, tmp_path):
+    """It is probably the one that is meant, in systemd's environment: nobody is told to end it."""
+    (tmp_path / "ichat.pyz").write_text(
+        "import socket\nwith socket.create_server(('127.0.0.1', 0)) as s:\n"
+        "    print(s.getsockname()[1], flush=True)\n    input()\n"
+    )
+    other = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, str(tmp_path / "ichat.pyz"), "gateway"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "STATE_DIRECTORY": "/var/lib/ichat"}, text=True,
+    )  # fmt: skip
+    try:
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
+        user = psutil.Process(other.pid).username()
+        [found] = problems(await examined(site(port=port)))
+    finally:
+        other.communicate("\n")
+    assert found[:2] == ("warning", "gateway")
+    assert found[2].startswith(
+        f"A gateway of {user} (process {other.pid}) listens on port {port} and has another state"
+    )
+    assert found[3] == f"sudo -u {user} env STATE_DIRECTORY=/var/lib/ichat ./ichat.pyz doctor -c FILE"
+
+
+def test_a_gateway_on_any_port():
+    """With port 0, that it listens elsewhere is no contradiction."""
+    config = Config(server_settings=ServerSettings(port=0, state_directory="/s"))
+    [found] = find_in_gateway(config, GatewayFacts(directory="/s", pid=7), None)
+    assert (found.level, found.name) == ("ok", "gateway")
+
+
+def test_a_machine_that_needs_no_gpu(monkeypatch):
+    """A GPU without a driver, or a small /dev/shm, is no matter where no worker would use it."""
+    monkeypatch.setattr("ichat.doctor.machine.has_nvidia", lambda: True)
+    route = Config(managed_workers=[ManagedWorkerConfig(model_name="m", model_path="/m", gpu_ids=[])])
+    assert [one.level for one in find_gpus_and_holders(route, None, {})] == ["ok"]
+    assert {one.level for one in find_in_machine(route, MachineFacts(shm_bytes=64 * 1024**2, memory_bytes=GIB))} == {
+        "ok"
+    }
+    wanted = Config(managed_workers=[ManagedWorkerConfig(model_name="m", model_path="/m")])
+    [found] = find_gpus_and_holders(wanted, None, {}, is_silent=True)
+    assert (found.level, found.name) == ("error", "driver")
+    assert "did not answer in time" in found.sentence
+
+
+async def test_a_hub_that_leads_elsewhere(site, tmp_path, web, monkeypatch):
+    """A redirect is an answer: the token goes to the hub alone, and what stands in its address is not shown."""
+    elsewhere, seen_elsewhere = web(200)
+    port, seen = web(307, {"location": f"http://127.0.0.1:{elsewhere}/x"})
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    path = site(worker(interpreter(tmp_path / "v"), "org/model", "gpu_ids = []"))
+    [found] = problems(await examined(path), without=(*MACHINE, "Engines"))
+    assert found[0] == "warning"
+    assert "the first start fetches it" in found[2]
+    assert (len(seen), seen_elsewhere) == (1, [])
+    monkeypatch.setenv("HF_ENDPOINT", "http://user:geheim@127.0.0.1:9")
+    groups = await examined(path)
+    assert "http://127.0.0.1:9 cannot be reached" in str(groups)
+    assert "geheim" not in str(groups)
+
+
+@pytest.mark.parametrize(("offline", "level"), [("1", "error"), ("0", "warning")])
+async def test_a_model_that_was_fetched_in_part(site, tmp_path, offline, level):
+    """What the cache lacks can only come from the hub."""
+    cache = tmp_path / "hf/hub/models--org--model"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs/main").write_text("abc")
+    (cache / "snapshots").mkdir()
+    model(cache / "snapshots/abc", index=["model-1.safetensors"])
+    toml = worker(interpreter(tmp_path / "v"), "org/model", f'gpu_ids = []\nenv = {{ HF_HUB_OFFLINE = "{offline}" }}')
+    [found] = problems(await examined(site(toml)), without=(*MACHINE, "Engines"))
+    assert found[0] == level
+    assert "is not whole (1 of 1 files that model.safetensors.index.json names are missing" in found[2]
+
+
+async def test_a_route_with_an_address(site, web):
+    """IPv6 stands in brackets, and what to type can be typed."""
+    port = free_port()
+    [found] = problems(await examined(site(route(f"http://[::1]:{port}/v1"))))
+    assert found[2].startswith(f"[::1]:{port} cannot be reached (")
+    assert found[3] == f"curl -v http://[::1]:{port}"
+
+
+async def test_a_route_whose_key_is_not_for_the_list(site, web, monkeypatch):
+    """Providers have keys that may chat, and not list models: it need not be wrong."""
+    monkeypatch.setenv("UPSTREAM", "sk-secret-of-the-upstream")
+    port, _ = web(403)
+    [found] = problems(await examined(site(route(f"http://127.0.0.1:{port}/v1", 'api_key_env = "UPSTREAM"'))))
+    assert found[0] == "warning"
+    assert "does not tell its models with the key in UPSTREAM (status 403)" in found[2]
+
+
+def test_a_thousand_workers(capsys):
+    """What is wrong is shown, what is right counted."""
+    found = [Finding("ok", f"w{number}", "It is ready.") for number in range(1000)]
+    show_report(Screen(), [FindingGroup("Gateway", [*found, Finding("error", "w", "It is gone.")])], 0.0, "utf-8")
+    assert capsys.readouterr().out.splitlines() == [
+        "Gateway",
+        "  ✗ w: It is gone.",
+        "  ✓ 1000 findings say that nothing is wrong (--json has them).",
+        "1 error, no warnings, 1001 checks in 0.0 s.",
+    ]
+
+
 def test_a_machine_with_narrow_limits():
     """What the kernel is set to is judged with the configuration."""
     spread = ManagedWorkerConfig(model_name="m", model_path="/m", backend_args={"tensor-parallel-size": 2})
@@ -641,8 +785,8 @@ def test_a_machine_with_narrow_limits():
         "overcommit": ("error", "sudo sysctl -w vm.overcommit_memory=0"),
         "swap": ("warning", "free -h"),
         "memory": ("ok", ""),
-        "files": ("warning", "ulimit -Hn 17408"),
-        "processes": ("warning", "ulimit -u unlimited"),
+        "files": ("warning", "sudo prlimit --pid $$ --nofile=17408"),
+        "processes": ("warning", "sudo prlimit --pid $$ --nproc=unlimited"),
         "autogroup": ("warning", "sudo sysctl -w kernel.sched_autogroup_enabled=0"),
     }
 
