@@ -212,10 +212,23 @@ class Attempt:
     def _learn_from(self, usage: TokenUsage | ReportedUsage) -> None:
         """Learn from what a response has said of its tokens, if it has said anything."""
         context, forwarded = self._context, self._forwarded
+        if self.is_stream and isinstance(usage, ReportedUsage) and not usage.has_arrived:
+            self._note_lost_usage()
         if forwarded.prefix is not None and (told := usage.prompt()) is not None:
             correct(context.balancer.prefixes, forwarded.prefix, self.endpoint, *told)
         if forwarded.prompt_bytes and (said := usage.said()) is not None:
             context.prompt_lengths.learn(self._model, forwarded.prompt_bytes, said.input)
+
+    def _note_lost_usage(self) -> None:
+        """Log, once for each start of a worker, that a whole stream came without the tokens that it used."""
+        endpoint = self.endpoint
+        if not endpoint.is_usage_lost and self._forwarded.path.endswith(b"/completions"):
+            endpoint.is_usage_lost = True
+            log.warning(
+                "%s reports the tokens of each request, and a whole stream came without them: a proxy on the way may"
+                " drop trailers. The tokens of its streams are only estimated",
+                endpoint.upstream.name,
+            )
 
     def _upstream_request(self) -> list[Body]:
         forwarded, endpoint = self._forwarded, self.endpoint

@@ -121,6 +121,11 @@ class ReportedUsage:
         if isinstance(head.framing, Chunked):
             head.framing.trailers = self._trailers
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether there was a header or a trailer that may tell them."""
+        return bool(self._header or self._trailers)
+
     def said(self) -> UsedTokens | None:
         """Return the tokens; None if the response has not told them, or not yet."""
         told = parse_usage(self._header) if self._header else usage_in_trailers(self._trailers)

@@ -123,6 +123,8 @@ class Endpoint:
     """Whether its worker wants the chains of requests, and reports what its engine's cache has lost."""
     reports_usage: bool = False
     """Whether its worker tells how many tokens each request used."""
+    is_usage_lost: bool = False
+    """Whether what it tells of a stream did not arrive; that is logged once."""
     holder: CacheHolder = attrs.field(default=attrs.Factory(CacheHolder, takes_self=True), init=False, repr=False)
     """What is believed to be in its cache is noted of this one."""
     when_troubled: Callable[[], object] | None = attrs.field(default=None, init=False, repr=False)
@@ -163,6 +165,7 @@ class Endpoint:
     def begin(self) -> None:
         """Forget what was seen of an earlier start of its worker."""
         self.circuit = Circuit(self.circuit.settings)
+        self.is_usage_lost = False
         self.forget_probes()
         self.forget_prefixes()
 

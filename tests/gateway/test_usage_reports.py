@@ -108,7 +108,27 @@ async def test_a_stream_without_a_report_is_estimated(site, trailer):
     assert 2 <= made <= len(trailer) / 30
 
 
-async def test_who_leaves_before_the_trailer_pays_for_what_came(serve, connect, gateway_to):
+async def test_reports_that_do_not_arrive_are_logged_once(site, caplog):
+    """A proxy before a worker may drop trailers: the operator has to know that its streams are only estimated."""
+    ask, counts, _ = await site(STREAM)
+    for _ in range(3):
+        await ask()
+    assert await counts() > (0, 0, 0)
+    [said] = [one for one in caplog.records if "came without them" in one.getMessage()]
+    assert (said.levelname, "drop trailers" in said.getMessage()) == ("WARNING", True)
+
+
+@pytest.mark.parametrize(
+    "stream", [with_trailer(STREAM, b"7,1,0"), plain(b"{}", b"X-Ichat-Usage: 5,4,3\r\n"), plain(b"{}")]
+)
+async def test_reports_that_arrive_are_not_missed(site, stream, caplog):
+    """And those that are not expected: a response that is no stream may use no tokens."""
+    ask, _, _ = await site(stream)
+    await ask()
+    assert "came without them" not in caplog.text
+
+
+async def test_who_leaves_before_the_trailer_pays_for_what_came(serve, connect, gateway_to, caplog):
     """Pieces are no events: many of them come at once where the client or the gateway is slow."""
 
     async def reply(stream, head, body):
@@ -129,6 +149,7 @@ async def test_who_leaves_before_the_trailer_pays_for_what_came(serve, connect, 
     while not rows:
         rows = json.loads((await (await connect(gateway)).get(b"/v1/admin/usage"))[2])["rows"]
     assert 300 <= rows[0]["output_tokens"] <= 600
+    assert "came without them" not in caplog.text, "nothing was lost on the way"
 
 
 async def test_only_who_can_is_asked(site):
