@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ichat.cli.client import Api, find_gateway, object_of, objects_of
+from ichat.cli.client import Api, find_gateway, objects_of
 from ichat.config.command_line import CommandLineParser
 from ichat.errors import Exit
 
@@ -128,7 +128,8 @@ def _give_up(*_: object) -> None:
 
 
 Ask = Callable[[str, Sequence[str]], Sequence[str]]
-"""Returns names of a kind (`ID`, `MODEL` or `KEY`) that the gateway of a command line knows."""
+"""Returns names of a kind (`ID`, `MODEL`, `ANY_KEY`, or `KEY` for one that can be withdrawn) that the gateway of a
+command line knows."""
 
 
 def candidates(words: Sequence[str], programs: Mapping[str, CompletedCommand], ask: Ask) -> Sequence[Suggestion]:
@@ -192,12 +193,15 @@ def _values(action: argparse.Action, before: Sequence[str], plain: Sequence[str]
         yield from map(Suggestion, ask(kind, before))
     elif before[0] == "keys" and kind == "NAME" and plain[:1] in (["change"], ["withdraw"]):
         yield from map(Suggestion, ask("KEY", before))
+    elif before[0] == "usage" and kind == "NAME":
+        yield from map(Suggestion, ask("ANY_KEY", before))
 
 
 def _ask_gateway(kind: str, words: Sequence[str]) -> Sequence[str]:
     """Return the names that the gateway of a command line knows; none where it does not answer in time."""
     given = dict(zip(words, [*words[1:], ""], strict=True))
-    place = {name: given.get(name) for name in _PLACE}
+    given |= {name: value for name, equals, value in (one.partition("=") for one in words) if equals}
+    place = {name: os.path.expanduser(given[name]) if name in given else None for name in _PLACE}
     args = argparse.Namespace(
         gateway=place["--gateway"] or place["-g"],
         config=place["--config"] or place["-c"],
@@ -215,7 +219,7 @@ def _ask_gateway(kind: str, words: Sequence[str]) -> Sequence[str]:
             found = [one.get("id") for one in objects_of(api.get("/v1/models").value.get("data"))]
         else:
             keys_there = objects_of(api.get("/v1/admin/keys").value.get("keys"))
-            found = [object_of(one).get("name") for one in keys_there if one.get("source") == "api"]
+            found = [one.get("name") for one in keys_there if kind == "ANY_KEY" or one.get("source") == "api"]
     signal.setitimer(signal.ITIMER_REAL, 0)
     names = [one for one in found if isinstance(one, str) and _USUAL.fullmatch(one) and not one.startswith((":", "-"))]
     return sorted(names)[:NAMES_MAX]

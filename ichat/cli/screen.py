@@ -183,9 +183,9 @@ class Screen:
             self._rich_table({name: [row[index] for row in cells] for index, name in enumerate(columns)}, can_go)
             return
         head = [column.upper().replace(" ", "_") for column in columns]
-        widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+        widths = [max(map(width_of, column)) for column in zip(head, *cells, strict=True)]
         for row in [head, *cells]:
-            padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            padded = (cell + " " * (width - width_of(cell)) for cell, width in zip(row, widths, strict=True))
             self.line(GAP.join(padded).rstrip())
 
     def _rich_table(self, columns: Mapping[str, list[str]], can_go: Sequence[str]) -> None:

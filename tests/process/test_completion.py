@@ -102,6 +102,14 @@ def test_what_may_come_next(program, words, expected):
     assert found(program, *words) == expected
 
 
+@pytest.mark.parametrize("place", [["--gateway={}"], ["-g", "{}"], ["--config=~/ichat.toml"], ["-c", "~/ichat.toml"]])
+def test_the_gateway_of_the_command_line_is_asked(program, gateway, tmp_path, monkeypatch, place):
+    """However its flag is written; shells hand over a tilde as it stands."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "ichat.toml").write_text(f"[server_settings]\nport = {gateway.rpartition(':')[2]}\n")
+    assert "m-0" in found(program, "logs", *(word.format(gateway) for word in place), "")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -110,6 +118,8 @@ def test_what_may_come_next(program, words, expected):
         (["chat", ""], ["org/m:tag", "other"]),
         (["unload", "--drain-s", ""], []),
         (["keys", "withdraw", ""], ["team-a"]),
+        (["usage", "--key", ""], ["mine", "team-a"]),
+        (["usage", "--key=t"], ["--key=team-a"]),
         (["keys", "make", ""], []),
     ],
 )

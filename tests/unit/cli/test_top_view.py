@@ -3,6 +3,7 @@
 import pytest
 
 from ichat.cli import top_view
+from ichat.cli.screen import Screen
 from ichat.cli.top_view import HINT, Choice, TopState, cells_of, frame, pane_of
 
 
@@ -161,3 +162,9 @@ def test_only_what_is_shown_is_written(state, monkeypatch):
     choice = Choice(offset=2000)
     assert shown(state, choice)[-2].split()[0] == "w999"
     assert written == [19]
+
+
+def test_plain_columns_stand_below_each_other(capsys):
+    """Chinese takes two columns of a terminal, also where a table is written without one."""
+    Screen().table(("model", "state"), [("通义", "ready"), ("abcdef", "cold")])
+    assert capsys.readouterr().out.splitlines() == ["MODEL   STATE", "通义    ready", "abcdef  cold"]
