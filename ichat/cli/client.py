@@ -76,7 +76,7 @@ def add_flags(usage: argparse.ArgumentParser) -> None:
     place.add_argument("--config", "-c", metavar="FILE", help="its configuration, which says where it listens")
     common.add_argument("--api-key", metavar="KEY", help="better in ICHAT_ADMIN_KEY (chat: ICHAT_API_KEY)")
     common.add_argument("--ca-certificates", metavar="FILE", help="authorities to believe, for https (PEM)")
-    usage.add_argument("--json", action="store_true", help="show exactly what the gateway answers")
+    usage.add_argument("--json", action="store_true", help="write JSON, for programs")
 
 
 def find_gateway(args: argparse.Namespace) -> GatewayAddress:

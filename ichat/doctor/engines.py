@@ -101,8 +101,9 @@ def read_processor_facts(gpus: int | None) -> ProcessorFacts:
 
 def find_in_engines(engines: Sequence[EngineFacts], processor: ProcessorFacts) -> list[Finding]:
     """Return what is found about each engine."""
-    found = [finding for engine in engines for finding in _check_engine(engine, processor)]
-    return found or [Finding("ok", "engines", "No managed worker needs one.")]
+    if not engines:
+        return [Finding("ok", "engines", "No managed worker needs one.")]
+    return [finding for engine in engines for finding in _check_engine(engine, processor)]
 
 
 def _check_engine(engine: EngineFacts, processor: ProcessorFacts) -> Iterator[Finding]:

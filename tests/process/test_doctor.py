@@ -308,8 +308,10 @@ async def test_an_interpreter_without_the_engine(site, tmp_path):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 73\n")
     python.chmod(0o755)
-    [found] = problems(await examined(site(worker(python, path, "gpu_ids = []"))))
+    groups = await examined(site(worker(python, path, "gpu_ids = []")))
+    [found] = problems(groups)
     assert found[2].startswith(f"vLLM is not installed for {python}")
+    assert "No managed worker needs one" not in str(groups)
     assert found[3] == "./build engine vllm"
 
 
