@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 REWRITTEN_BYTES_MAX = 512 * 1024 * 1024
 """The largest response body that is rewritten, for which it is gathered first."""
+DONE = b"data: [DONE]\n\n"
+"""The event at which clients of OpenAI's leave a stream."""
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _DEFAULT_ADAPTER = ProtocolAdapter()
@@ -82,6 +84,8 @@ class Call:
         self._given: Headers = []
         self._edit: Callable[[bytes], bytes] | None = None
         """Changes each piece of the body, if it is a stream that is changed."""
+        self._last_event = b""
+        """The event that ends a stream, until it goes together with the end of the body; see `_send`."""
         self._chunked = False
         self._is_stream = False
         self._left: int | None = None
@@ -165,7 +169,7 @@ class Call:
         """Send an error as the last event of a failed stream, if the socket accepts it at once."""
         if self.failure is None or self.hung_up or not (self._is_stream and self._chunked) or self._rest:
             return
-        event = self.failure.event(self.request.path)
+        event = self._last_event + self.failure.event(self.request.path)
         with contextlib.suppress(OSError):
             self._sock.send(b"%x\r\n%b\r\n%b" % (len(event), event, self._last_chunk()))
 
@@ -213,6 +217,11 @@ class Call:
                 body = self._edit(bytes(body))
             if self._is_stream and body[:14] in ERROR_BEGINNINGS and self._left is None:
                 body = error_event(self.request.path, body)
+            if more and self.usage and body[-len(DONE) :] == DONE:
+                self._last_event = body  # clients leave at it, and the usage must be before them
+                return
+            if self._last_event:
+                body, self._last_event = self._last_event + body, b""
             data = self._framed(body, more=more)
             if data:
                 await self._write(data)
