@@ -37,6 +37,8 @@ TWO_RANKS = {
     "sglang": {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "SGLANG_NCCL_SO_PATH": "none"},
 }
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
+RUNNING = {"vllm": "vllm:num_requests_(running|waiting)", "sglang": "sglang:num_(running|queue)_reqs"}
+"""The metrics of how many requests an engine has."""
 
 
 def python_of(engine):
@@ -77,13 +79,13 @@ def worker_table(engine, model, name, *, env=None, **arguments):
 class Deployment:
     """A gateway with one managed worker called `tiny-0`, serving a model called `tiny`."""
 
-    def __init__(self, engine, model, directory, *, env=None, more=(), **arguments):
-        """`model` is a kind of `tiny_models.py`; `arguments` are the engine's, in the common vocabulary.
+    def __init__(self, engine, model, directory, *, env=None, settings=(), more=(), **arguments):
+        """`model` is a kind of `tiny_models.py` or a path; `arguments` are the engine's, in the common vocabulary.
 
-        `more` are lines of the configuration, such as those of other workers.
+        `more` are lines of the configuration, such as those of other workers; `settings` are lines of the server's.
         """
         self.engine = engine
-        lines = ["[server_settings]", f"port = {free_port()}", f'state_directory = "{directory}/state"']
+        lines = ["[server_settings]", f"port = {free_port()}", f'state_directory = "{directory}/state"', *settings]
         lines += [*interpreters(), *worker_table(engine, model, "tiny", env=env, **arguments), *more]
         self.directory = directory
         self.config = directory / "ichat.toml"
@@ -122,18 +124,18 @@ class Deployment:
     def worker_url(self):
         return f"http://127.0.0.1:{self.worker()['port']}"
 
-    def worker(self):
-        return self.program.get("/v1/admin/workers/tiny-0")[1]
+    def worker(self, worker_id="tiny-0"):
+        return self.program.get(f"/v1/admin/workers/{worker_id}")[1]
 
-    def metric(self, name):
-        """Sum the samples of the worker's metrics of a name, which is an expression."""
-        text = urllib.request.urlopen(self.worker_url + "/metrics", timeout=LIMIT_S).read().decode()
+    def metric(self, name, worker_id="tiny-0"):
+        """Sum the samples of a worker's metrics of a name, which is an expression."""
+        url = f"http://127.0.0.1:{self.worker(worker_id)['port']}/metrics"
+        text = urllib.request.urlopen(url, timeout=LIMIT_S).read().decode()
         return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if re.match(rf"{name}[ {{]", line))
 
     def running(self):
         """Return how many requests the engine itself says that it is working on."""
-        names = {"vllm": "vllm:num_requests_(running|waiting)", "sglang": "sglang:num_(running|queue)_reqs"}
-        return self.metric(names[self.engine])
+        return self.metric(RUNNING[self.engine])
 
 
 class Standstill:
