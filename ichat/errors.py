@@ -277,6 +277,11 @@ def queue_full(model: str, waiting: int, retry_after_s: int) -> ApiError:
     )
 
 
+def background_uncounted() -> ApiError:
+    """Return the error for a response in the background where tokens are limited: its tokens are not counted."""
+    return bad_request("background must not be true for a key with a limit of tokens or a budget.", param="background")
+
+
 def background_full(responses_max: int) -> ApiError:
     """429: as many responses are being made in the background as the worker keeps (`--responses-max`)."""
     return ApiError(

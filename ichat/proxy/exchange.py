@@ -108,6 +108,8 @@ class Exchange:
         asked = await read_model_request(request)
         self._model = asked.model
         context.auth.check_model(caller, self._model)
+        if asked.is_background and context.quotas.bounds_tokens(caller.key_name):
+            raise errors.background_uncounted()
         self.is_stream = is_stream = asked.is_stream
         if is_stream and context.timeouts.sse_keepalive_s:
             self.forwarded.keepalive = self._make_keepalive(context.timeouts.sse_keepalive_s)

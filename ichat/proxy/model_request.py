@@ -13,7 +13,7 @@ from ichat.observability.request_record import ROUTES
 from ichat.proxy.upstream_request import hops_of
 
 HOPS_MAX = 4
-_READ_MEMBERS = frozenset(("model", "stream", "previous_response_id"))
+_READ_MEMBERS = frozenset(("model", "stream", "previous_response_id", "background"))
 """Members of a body whose values are read."""
 _TWO_WAYS = re.compile(rb"[%#]|//|/\.{1,2}(?:/|$)")
 """Path forms that an upstream might read differently (as another route, or a way out of its base path): refused."""
@@ -28,6 +28,8 @@ class ModelRequest(NamedTuple):
     is_stream: bool
     previous_response_id: str | None
     """The response that it continues, if it names one."""
+    is_background: bool = False
+    """Whether the response is made after the request has ended."""
 
 
 async def read_model_request(request: Request) -> ModelRequest:
@@ -44,5 +46,9 @@ async def read_model_request(request: Request) -> ModelRequest:
     members = await read_members(request.body, _READ_MEMBERS)
     previous = members.get("previous_response_id")
     return ModelRequest(
-        model_of(members), (*members,), members.get("stream") is True, None if previous is None else str(previous)
+        model_of(members),
+        (*members,),
+        members.get("stream") is True,
+        None if previous is None else str(previous),
+        request.path.endswith(b"/responses") and members.get("background") not in (None, False),
     )

@@ -188,6 +188,20 @@ async def test_tokens_of_a_key_are_counted_from_its_responses(serve, gateway_to,
     assert await metric(connect, gateway, 'ichat_key_refusals_total{key="a"}') == 1
 
 
+@pytest.mark.parametrize(("limit", "status"), [("tokens_per_minute = 500", 400), ("requests_per_minute = 500", 200)])
+async def test_where_tokens_are_limited_none_are_used_in_the_background(serve, gateway_to, connect, limit, status):
+    """They would not be counted; another key, and a request that waits for its response, may go on."""
+    _, port = await serve(hello)
+    client = await connect(await gateway_to({"m": port}, with_keys(limit)))
+    seen = []
+    for key, background in (("a", True), ("a", False), ("b", True)):
+        data = json.dumps({"model": "m", "background": background}).encode()
+        head = f"POST /v1/responses HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer {KEYS[key]}\r\n"
+        await client.send(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+        seen.append((await client.response())[0])
+    assert seen == [status, 200, 200]
+
+
 async def test_tokens_of_a_stream_count_though_it_says_nothing(serve, gateway_to, connect):
     """Nobody escapes by not asking for `usage`, or by leaving before it comes; the stream's bytes are untouched."""
     ended = []
