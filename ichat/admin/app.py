@@ -19,7 +19,7 @@ from ichat.admin import console_routes, event_routes, key_routes, model_routes, 
 from ichat.admin.routes import AdminContext, context, routes
 from ichat.errors import ApiError
 from ichat.protocol import CALLER_HEADER, CODE_HEADER, ERROR_HEADER
-from ichat.security.auth import ROUTES
+from ichat.security.rules import ROUTES
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """The largest body of a control request; the gateway refuses a larger one before it is read."""

@@ -18,7 +18,7 @@ from ichat.admin.schemas import Schema, ref, schemas
 from ichat.http import sse
 from ichat.observability.logs.stream import KEEP_ALIVE_S
 from ichat.routing.prefix_chain import PROMPTS
-from ichat.security.auth import ROUTES, Rule
+from ichat.security.rules import ROUTES, Rule
 
 _ABOUT = """\
 One entry for many models, and the workers behind it. A request goes to where its `model` is served, and so does any \

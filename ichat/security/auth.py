@@ -27,64 +27,21 @@ from ichat.security.addresses import (
     targets_this_host,
 )
 from ichat.security.keys import digest_of, key_in, proof_of
+from ichat.security.rules import Rule
 
-Rule = Literal["open", "data", "models", "metrics", "read", "write", "join"]
-"""What a route asks for.
-
-`open`: nothing. `data`: a client's key, if there are any. `models`: that, or the operator's. `read`, `write`: the
-operator's key, or to be here. `metrics`: the same, unless `security.open_metrics`. `join`: the token, or to be here.
-"""
 Kind = Literal["anonymous", "invalid", "data", "admin", "worker"]
 """The kind of key that came: none, an unknown one, a client's, the operator's, the workers'."""
-
-ROUTES: Mapping[tuple[str, str], Rule] = {
-    ("GET", "/health"): "open",
-    ("GET", "/openapi.json"): "open",
-    ("GET", "/"): "open",
-    ("GET", "/console"): "open",
-    ("GET", "/console/"): "open",
-    ("GET", "/console/<path:file>"): "open",
-    ("GET", "/metrics"): "metrics",
-    ("GET", "/v1/models"): "models",
-    ("GET", "/v1/models/<path:name>"): "models",
-    ("POST", "/v1/workers/heartbeat"): "join",
-    ("POST", "/register"): "join",
-    ("POST", "/v1/workers/prefixes"): "join",
-    ("GET", "/v1/logs/stream/<worker_id>"): "read",
-    ("GET", "/v1/admin/workers"): "read",
-    ("GET", "/v1/admin/workers/<worker_id>"): "read",
-    ("POST", "/v1/admin/route"): "read",
-    ("POST", "/v1/admin/workers/launch"): "write",
-    ("DELETE", "/v1/admin/workers/<worker_id>"): "write",
-    ("POST", "/v1/admin/models/load"): "write",
-    ("POST", "/v1/admin/models/unload"): "write",
-    ("POST", "/v1/admin/models/sleep"): "write",
-    ("POST", "/v1/admin/models/wake"): "write",
-    ("GET", "/v1/admin/cluster/status"): "read",
-    ("GET", "/v1/admin/cluster/version"): "read",
-    ("GET", "/v1/admin/engines"): "read",
-    ("GET", "/v1/admin/engines/<backend>/flags"): "write",
-    ("GET", "/v1/admin/config"): "read",
-    ("GET", "/v1/admin/events"): "read",
-    ("GET", "/v1/admin/history"): "read",
-    ("GET", "/v1/admin/requests"): "read",
-    ("DELETE", "/v1/admin/requests/<path:request_id>"): "write",
-    ("POST", "/v1/admin/config/reload"): "write",
-    ("GET", "/v1/admin/usage"): "read",
-    ("GET", "/v1/usage"): "data",
-    ("GET", "/v1/admin/keys"): "read",
-    ("POST", "/v1/admin/keys"): "write",
-    ("PATCH", "/v1/admin/keys/<name>"): "write",
-    ("DELETE", "/v1/admin/keys/<name>"): "write",
-}
-"""The control plane's routes; all others are refused."""
 
 CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
 """Headers in which a key comes."""
 _KEY_ALONE = CREDENTIALS - {b"authorization"} | FORWARDED
 """Headers without which a client's key and address are the whole of what is known of it."""
+_OF_PAGES = frozenset((b"origin", b"sec-fetch-site"))
+"""Headers of pages in a browser."""
 CALLERS_MAX = 4096
-"""Pairs of a client's key and address that are remembered."""
+"""Callers that are remembered."""
+SIGN_BYTES_MAX = 512
+"""Of an `Authorization` and a `Host` that are remembered though no client needs a key."""
 CHANGES_MODELS = frozenset((
     b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/load_lora_adapter", b"/unload_lora_adapter",
 ))  # fmt: skip
@@ -181,8 +138,8 @@ class Auth:
         self._by_name = {key.name: key for key in self._keys.values()}
         self.has_keys = needs_keys or bool(self._keys)
         """Whether clients need a key."""
-        self._callers: dict[tuple[bytes, str], Caller] = {}
-        """Those that sent nothing but a client's key: by their `Authorization`, and their address.
+        self._callers: dict[tuple[bytes, bytes, str], Caller] = {}
+        """Those of whom nothing else is known: by `Authorization`, address, and `Host` if no client needs a key.
 
         Python's hash of them is keyed by a secret of this process, so how long a look takes tells nothing about keys.
         """
@@ -212,16 +169,28 @@ class Auth:
     def caller(self, head: RequestHead, peer: str) -> Caller:
         """Return the sender of a request with this head over a connection from `peer`."""
         names, address = head.by_name, address_in(peer)
-        authorization = names.get(b"authorization", b"")
-        is_alone = _KEY_ALONE.isdisjoint(names) and len(names) == len(head.headers)
-        if is_alone and (known := self._callers.get((authorization, address))) is not None:
-            return known
-        caller = self._identify(head, address)
-        if is_alone and caller.kind == "data":
-            if len(self._callers) >= CALLERS_MAX:
-                self._callers.clear()
-            self._callers[authorization, address] = caller
+        authorization, host = names.get(b"authorization", b""), b""
+        is_plain = _KEY_ALONE.isdisjoint(names) and len(names) == len(head.headers)
+        if not self.has_keys:  # who is here may do more, and the `Host` shows whether a page sends it
+            host = names.get(b"host", b"")
+            is_plain = is_plain and head.version == b"1.1" and _OF_PAGES.isdisjoint(names)
+        if not is_plain:
+            return self._identify(head, address)
+        sign = authorization, host, address
+        caller = self._callers.get(sign)
+        if caller is None:
+            caller = self._identify(head, address)
+            if self._may_remember(caller, len(authorization) + len(host)):
+                if len(self._callers) >= CALLERS_MAX:
+                    self._callers.clear()
+                self._callers[sign] = caller
         return caller
+
+    def _may_remember(self, caller: Caller, size: int) -> bool:
+        """Return whether a caller with a sign of so many bytes is remembered: clients, but no holders of other keys."""
+        if self.has_keys:
+            return caller.kind == "data"
+        return caller.kind in ("anonymous", "invalid") and size <= SIGN_BYTES_MAX
 
     def _identify(self, head: RequestHead, address: str) -> Caller:
         """Return the sender of a request with this head over a connection from this address."""

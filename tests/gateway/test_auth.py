@@ -10,6 +10,8 @@ import types
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from support.peers import Client, code_of, plain
 from support.programs import LIMIT_S, ichat
 
@@ -22,8 +24,9 @@ from ichat.roles import gateway
 from ichat.roles.worker_options import read_command_line
 from ichat.roles.worker_server import WorkerServer
 from ichat.security.addresses import address_in
-from ichat.security.auth import ROUTES, Auth, Caller, encode_caller
+from ichat.security.auth import CALLERS_MAX, Auth, Caller, encode_caller
 from ichat.security.keys import hand_over, hash_of, new_key, proof_of, take_token
+from ichat.security.rules import ROUTES
 
 DATA, ADMIN, TOKEN = "sk-data-0123456789", "sk-admin-0123456789", "sk-token-0123456789"
 KEYS = {"no key": "", "data key": DATA, "admin key": ADMIN, "worker token": TOKEN}
@@ -431,6 +434,65 @@ def test_a_remembered_client_is_no_one_else():
     assert caller(DATA, (b"x-forwarded-for", b"1.2.3.4")).is_relayed
     assert caller(DATA, (b"x-forwarded-for", b"1.2.3.4"), peer="127.0.0.2:5").address == "1.2.3.4"
     assert caller(DATA) is known
+
+
+HEADERS = st.sampled_from((
+    *((b"host", host) for host in (b"localhost:4000", b"127.0.0.1", b"gw.example:4000", b"h" * 600)),
+    *((b"authorization", b"Bearer " + key.encode()) for key in ("", DATA, ADMIN, TOKEN, "sk-other")),
+    (b"authorization", b"localhost:4000"),
+    (b"x-api-key", ADMIN.encode()),
+    *((b"origin", origin) for origin in (b"http://localhost:4000", b"https://elsewhere.example", b"null")),
+    *((b"sec-fetch-site", site) for site in (b"same-origin", b"cross-site")),
+    (b"x-forwarded-for", b"203.0.113.9"),
+    (b"forwarded", b"for=203.0.113.9"),
+    (b"accept", b"*/*"),
+))  # fmt: skip
+HEADS = st.tuples(
+    st.lists(HEADERS, max_size=5),
+    st.sampled_from((b"1.0", b"1.1")),
+    st.sampled_from(("127.0.0.1:5", "127.0.0.2:5", "[::1]:5", "10.0.0.7:5")),
+)
+
+
+@pytest.mark.parametrize("which", CONFIGURED)
+@given(heads=st.lists(HEADS, min_size=1, max_size=12))
+def test_a_caller_does_not_depend_on_who_came_before(which, heads):
+    """Whoever is remembered, each is taken for who it would be if nobody had come before."""
+    security = {
+        "No keys": Security(trusted_proxies=["127.0.0.2"]),
+        "Only clients' keys": Security(trusted_proxies=["127.0.0.2"], keys=[Key("a", key_hash=hash_of(DATA))]),
+        "All three kinds": Security(
+            keys=[Key("a", key_hash=hash_of(DATA))],
+            admin_key_hash=hash_of(ADMIN),
+            join_token_env="T_TOKEN",
+            trusted_proxies=["127.0.0.2"],
+        ),
+    }[which]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("T_TOKEN", TOKEN)
+        auth = Auth(security)
+        for headers, version, peer in heads * 2:
+            head = RequestHead(b"POST", b"/v1/completions", version, headers, 0)
+            caller, fresh = auth.caller(head, peer), Auth(security).caller(head, peer)
+            facts = ("kind", "address", "is_local", "key_name", "is_relayed")
+            assert [getattr(caller, fact) for fact in facts] == [getattr(fresh, fact) for fact in facts]
+
+
+def test_those_without_a_key_are_remembered_within_a_bound():
+    """A client that needs no key is found again, also with one that is not known, but not by a long `Host`."""
+    auth = Auth(Security())
+
+    def caller(host, *more):
+        return auth.caller(RequestHead(b"POST", b"/", b"1.1", [(b"host", host), *more], 0), "127.0.0.1:5")
+
+    key = (b"authorization", b"Bearer sk-none")
+    assert caller(b"localhost") is caller(b"localhost")
+    assert caller(b"localhost", key) is caller(b"localhost", key) is not caller(b"localhost")
+    assert caller(b"h" * 513) is not caller(b"h" * 513)
+    assert caller(b"localhost", (b"origin", b"http://e.example")).is_local is False
+    for number in range(2 * CALLERS_MAX):
+        caller(b"%d.example" % number)
+    assert len(auth._callers) <= CALLERS_MAX
 
 
 def heartbeat(**more):

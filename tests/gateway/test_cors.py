@@ -9,9 +9,10 @@ from support.peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain
 
 from ichat.config import load as configuration
 from ichat.errors import Exit
-from ichat.security.auth import CHANGES_MODELS, ROUTES
+from ichat.security.auth import CHANGES_MODELS
 from ichat.security.cors import ASKED_BYTES_MAX
 from ichat.security.keys import hash_of
+from ichat.security.rules import ROUTES
 
 PAGE, OTHER = b"https://chat.example", b"https://evil.example"
 LISTED = 'cors_origins = ["https://chat.example", "http://localhost:3000"]\n'

@@ -25,7 +25,8 @@ from ichat.hardware.host import CpuMeter, read_resources
 from ichat.observability import request_record
 from ichat.protocol import Group, Heartbeat, ModelCard, parse_heartbeat
 from ichat.proxy.handler import is_control
-from ichat.security.auth import ROUTES, Auth
+from ichat.security.auth import Auth
+from ichat.security.rules import ROUTES
 
 WORKER = {"model_name": "m", "model_path": "p"}
 BEAT = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}
