@@ -9,4 +9,4 @@ async def test_a_body_is_not_kept_by_what_was_read_of_it():
     body = b'{"model": "m", "messages": [{"content": "long"}], "stream": true}'
     path = b"/v1/chat/completions"
     asked = await read_model_request(Request(b"POST", path, path, b"1.1", [], body, b"id", keep_alive=True))
-    assert asked == ("m", ("model", "messages", "stream"), True, None)
+    assert asked == ("m", ("model", "messages", "stream"), True, None, False)
