@@ -184,11 +184,12 @@ export function withSample(history, sample) {
         return [name, [...known, values[name] ?? null].slice(-length)];
       }),
     );
+  const isKnown = (columns = {}) => Object.values(columns).some((values) => values.some((value) => value !== null));
   const each = (known, values = {}) =>
     Object.fromEntries(
-      Object.keys({ ...known, ...values }).map((name) => {
-        return [name, grown(known[name] ?? {}, values[name] ?? {})];
-      }),
+      Object.keys({ ...known, ...values })
+        .filter((name) => name in values || isKnown(known[name])) // of those that are gone, the last hour stays
+        .map((name) => [name, grown(known[name] ?? {}, values[name] ?? {})]),
     );
   const { models, workers, usage_storage: _, ...total } = sample;
   return {

@@ -61,6 +61,22 @@ def test_the_overview_draws_the_last_hour_and_goes_on(cluster, page):
     expect(page.locator(".chart", has_text="Requests").first).to_contain_text("120 /s")
 
 
+def test_the_last_hour_of_what_is_gone_is_forgotten(cluster, page):
+    """A page that is open for weeks keeps no columns of workers that have ended long ago."""
+    cluster("overview")
+    ended = page.evaluate("""async () => {
+        const { withSample } = await import("/console/store.js");
+        let history = { sample_s: 900, columns: { at: [] }, models: {}, workers: {} };
+        const seen = [];
+        for (let at = 0; at < 7; at += 1) {
+            history = withSample(history, { at, models: {}, workers: at < 2 ? { w: { in_flight: at } } : {} });
+            seen.push(history.workers.w?.in_flight ?? null);
+        }
+        return seen;
+    }""")
+    assert ended == [[0], [0, 1], [0, 1, None], [0, 1, None, None], [1, None, None, None], [None] * 4, None]
+
+
 def test_a_quiet_gateway_says_that_nothing_is_wrong(make_site, page):
     """No list of problems where there are none."""
     state = {**busy_cluster(), "workers": [worker("m-0")], "models": [model("m")], "machines": []}
