@@ -32,9 +32,10 @@ export function bytes(value) {
   return `${size >= 100 || unit === 0 ? whole.format(size) : plain.format(size)} ${units[unit]}`;
 }
 
-/** Return a duration in seconds: 340 ms, 12 s, 4 min, 3 h 20 min, 2 d. */
+/** Return a duration in seconds: 1.5 ms, 340 ms, 12 s, 4 min, 3 h 20 min, 2 d. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return NONE;
+  if (seconds < 0.01) return `${plain.format(seconds * 1000)} ms`;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 10) return `${plain.format(seconds)} s`;
   if (seconds < 90) return `${Math.round(seconds)} s`;
