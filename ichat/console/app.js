@@ -8,6 +8,7 @@ import {
   Dialog,
   Empty,
   Field,
+  Guard,
   Icon,
   Notice,
   Overlays,
@@ -151,7 +152,8 @@ function Shell() {
     if (connection === "denied") return html`<${Locked} key=${error?.message} error=${error} />`;
     if (!found) return html`<${Empty} title="There is no such page"><p><a href="#/overview">Overview</a></p><//>`;
     if (!hasState) return connection === "lost" ? null : html`<div class="loading" role="status">Connecting…</div>`;
-    return html`<${found.page} key=${[route.name, ...route.rest].join("/")} params=${route} />`;
+    const place = [route.name, ...route.rest].join("/");
+    return html`<${Guard} key=${place}><${found.page} key=${place} params=${route} /><//>`;
   };
   return html`<a class="skip" href="#main" onClick=${(event) => {
     event.preventDefault();

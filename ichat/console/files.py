@@ -74,7 +74,7 @@ def security_headers() -> dict[str, str]:
         "form-action 'none'",
         "frame-ancestors 'none'",
         "require-trusted-types-for 'script'",
-        "trusted-types ichat dompurify",
+        "trusted-types dompurify",
     )
     return {
         "content-security-policy": "; ".join(policy),

@@ -22,6 +22,8 @@ let state = {
   /** The last hour, oldest sample first: {sample_s, columns, models: {name: columns}, workers: {id: columns}}. */
   history: EMPTY_HISTORY,
   usageStorage: "ok",
+  /** Counts the streams that have begun: what was asked for before the last one may be old. */
+  begun: 0,
   /** Counts changes of keys, so that who shows them asks again. */
   keysVersion: 0,
   /** {at, summary} of the last reload. */
@@ -92,8 +94,9 @@ export function reconnect() {
 async function follow(signal) {
   let wait = FIRST_MS;
   while (!signal.aborted) {
+    const began = Date.now();
     try {
-      await connect(signal, () => (wait = FIRST_MS));
+      await connect(signal);
       if (!signal.aborted) setState({ connection: "lost", error: new ApiError(0, "ended", "The gateway has ended.") });
     } catch (error) {
       if (signal.aborted) return;
@@ -101,12 +104,13 @@ async function follow(signal) {
       setState({ connection: isDenied ? "denied" : "lost", error });
       if (isDenied) return;
     }
+    if (Date.now() - began > LONGEST_MS) wait = FIRST_MS; // one that breaks off at once is not asked for ever faster
     await new Promise((resolve) => setTimeout(resolve, wait * (0.75 + Math.random() / 2)));
     wait = Math.min(LONGEST_MS, wait * 2);
   }
 }
 
-async function connect(signal, onOpen) {
+async function connect(signal) {
   const silence = new AbortController();
   let timer = 0;
   const heard = () => {
@@ -117,10 +121,7 @@ async function connect(signal, onOpen) {
   heard();
   try {
     const options = { signal: either, onData: heard };
-    await stream(`/v1/admin/events${wantsRequests ? "?requests=1" : ""}`, options, (event) => {
-      onOpen();
-      take(event.name, JSON.parse(event.data));
-    });
+    await stream(`/v1/admin/events${wantsRequests ? "?requests=1" : ""}`, options, (event) => take(event.name, JSON.parse(event.data)));
   } catch (error) {
     if (silence.signal.aborted && !signal.aborted) throw new ApiError(0, "silent", "The gateway has gone silent.");
     throw error;
@@ -142,6 +143,7 @@ export function take(name, data) {
       aliases: data.aliases ?? [],
       history: data.history ?? EMPTY_HISTORY,
       usageStorage: data.usage_storage ?? "ok",
+      begun: state.begun + 1,
     }),
     workers: () => ({ workers: merged(state.workers, data.changed, data.gone, "worker_id") }),
     models: () => ({ models: merged(state.models, data.models, data.gone, "id") }),

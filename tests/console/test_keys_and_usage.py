@@ -51,6 +51,27 @@ def make_key(page, name, **fields):
     return dialog
 
 
+def test_a_new_key_is_not_lost_by_a_slip(site, page):
+    """Neither Escape nor a press beside it closes what shows a key once; it can be copied over plain http, too."""
+    page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    site.open(page, "keys")
+    dialog = make_key(page, "team-c")
+    secret = dialog.locator("[data-secret] pre").text_content()
+    page.mouse.click(5, 5)
+    for _ in range(3):
+        page.keyboard.press("Escape")
+    dialog.get_by_role("button", name="Copy").click()
+    expect(dialog.get_by_role("button", name="Copied")).to_be_visible()
+    expect(dialog.locator("[data-secret] pre")).to_have_text(secret)
+    dialog.get_by_role("button", name="Done").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.get_by_role("button", name="Make a key").click()
+    name = page.get_by_role("dialog").get_by_label(re.compile("^Name"))
+    name.focus()
+    page.keyboard.press("ControlOrMeta+v")
+    expect(name).to_have_value(secret)
+
+
 def test_a_key_lives(site, page):
     """Made with a limit, shown once, good for a request, changed, and withdrawn: the next request is refused."""
     site.open(page, "keys")

@@ -317,6 +317,17 @@ def test_embeddings(play, model):
     expect(play.locator("main")).to_contain_text("external:embedder")
 
 
+def test_an_answer_that_cannot_be_drawn_leaves_the_console(play):
+    """The page says that it cannot be shown; all others go on."""
+    play.route("**/v1/embeddings", lambda route: route.fulfill(json={"data": [{"index": 0, "embedding": None}]}))
+    play.get_by_role("tab", name="Embeddings").click()
+    play.get_by_role("combobox", name="Model").select_option("embedder")
+    play.get_by_role("button", name="Compare 3 texts").click()
+    expect(play.get_by_role("alert")).to_contain_text("This page cannot be shown")
+    play.get_by_role("link", name="Workers").click()
+    expect(play.locator("main h1")).to_have_text("Workers")
+
+
 def test_rerank(play, model):
     """The texts, best first; a model that cannot says so."""
     play.context.watched.allowed.append("400")

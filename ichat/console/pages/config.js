@@ -59,13 +59,14 @@ function Plan({ plan, apply, close }) {
 /** The configuration in force. */
 export default function Configuration() {
   const reloaded = useStore((all) => all.reloaded);
+  const begun = useStore((all) => all.begun);
   const [config, setConfig] = useState(null);
   const [failure, setFailure] = useState(null);
   const [plan, setPlan] = useState(null);
   const [search, setSearch] = useState("");
   const [onlySet, setOnlySet] = useState(false);
   const read = useCallback(() => api.get("/v1/admin/config").then(setConfig, setFailure), []);
-  useEffect(() => void read(), [reloaded]);
+  useEffect(() => void read(), [reloaded, begun]);
   const reload = async (dryRun) => {
     setFailure(null);
     try {

@@ -91,7 +91,7 @@ function KeyDialog({ of, onClose, onDone }) {
     }
   };
   if (made) {
-    return html`<${Dialog} title=${`The key ${made.name}`} onClose=${onClose} actions=${html`
+    return html`<${Dialog} stays title=${`The key ${made.name}`} onClose=${onClose} actions=${html`
       <button type="button" class="button primary" onClick=${onClose}>Done</button>`}>
       <p>Give it to its owner now: it is stored nowhere, and is shown only here.</p>
       <div data-secret><${Code} text=${made.key} label="Copy" /></div><//>`;
@@ -152,6 +152,7 @@ const COLUMNS = [
 /** Clients' keys. */
 export default function Keys() {
   const version = useStore((all) => all.keysVersion);
+  const begun = useStore((all) => all.begun);
   const [answer, setAnswer] = useState(null);
   const [failure, setFailure] = useState(null);
   const [open, setOpen] = useState(null);
@@ -159,7 +160,7 @@ export default function Keys() {
     setAnswer(found);
     setFailure(null);
   }, setFailure), []);
-  useEffect(() => void read(), [version]);
+  useEffect(() => void read(), [version, begun]);
   const close = () => setOpen(null);
   const withdraw = async (key) => {
     const text = "Its next request is refused; what is under way goes on. The name can be given again.";
@@ -177,7 +178,7 @@ export default function Keys() {
       models.<//>`}
     ${answer && html`<${Card} flush><${Table} label="Keys" columns=${COLUMNS} rows=${answer.keys} sort="name"
       keyOf=${(key) => key.name} onOpen=${(key) => setOpen({ is: "details", key })}
-      empty=${html`<${Empty} icon="keys" title="No keys" />`} /><//>`}
+      empty=${html`<${Empty} icon="keys" title="No keys"><p>With the first key, every client needs one.</p><//>`} /><//>`}
     ${open?.is === "make" && html`<${KeyDialog} onClose=${close} onDone=${read} />`}
     ${open?.is === "change" && html`<${KeyDialog} of=${open.key} onClose=${close} onDone=${read} />`}
     ${open?.is === "details" && html`<${Details} of=${open.key} onClose=${close} withdraw=${() => withdraw(open.key)}

@@ -38,6 +38,7 @@ const TABS = [
 /** The page of one worker. */
 export default function Worker({ id }) {
   const summary = useStore((all) => all.workers.find((one) => one.worker_id === id));
+  const begun = useStore((all) => all.begun);
   const [details, setDetails] = useState(null);
   const [tab, setTab] = useState("now");
   const changed = summary && [summary.state, summary.restarts, summary.pid, summary.cause].join(" ");
@@ -51,7 +52,7 @@ export default function Worker({ id }) {
     const control = new AbortController();
     loadHistory(id, control.signal).catch(() => {});
     return () => control.abort();
-  }, [id]);
+  }, [id, begun]);
   useTick();
   const back = { href: hrefOf("workers"), title: "Workers" };
   if (!summary) {

@@ -1,5 +1,6 @@
 // Pages, cards, buttons, fields and badges.
 
+import { Component } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "./html.js";
 import { Icon } from "./icons.js";
@@ -174,7 +175,7 @@ export function Copy({ text, label = "Copy" }) {
     ${isDone ? "Copied" : label}<//>`;
 }
 
-/** Put a text on the clipboard; also where the page came over plain http from another machine. */
+/** Put a text on the clipboard; also where the page came over plain http from another machine. Throws if that fails. */
 export async function copyText(text) {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(text);
@@ -182,13 +183,28 @@ export async function copyText(text) {
   }
   const area = document.createElement("textarea");
   area.value = text;
-  document.body.append(area);
+  const dialogs = document.querySelectorAll("dialog[open]"); // what lies behind one cannot be selected
+  (dialogs[dialogs.length - 1] ?? document.body).append(area);
   area.select();
-  document.execCommand("copy");
+  const isDone = document.execCommand("copy");
   area.remove();
+  if (!isDone) throw new Error("The browser lets nothing be copied: select the text, and copy it by hand.");
 }
 
 /** A text in a box, with a button that copies it. */
 export function Code({ text, label }) {
   return html`<div class="code"><pre tabindex="0">${text}</pre><${Copy} text=${text} label=${label} /></div>`;
+}
+
+/** What is drawn in it; where that fails, why, and a button that draws it again. The rest of the page stays. */
+export class Guard extends Component {
+  componentDidCatch(error) {
+    this.setState({ error });
+  }
+
+  render({ children }, { error }) {
+    if (!error) return children;
+    const again = html`<${Button} small onClick=${() => this.setState({ error: null })}>Try again<//>`;
+    return html`<${Notice} tone="bad" title="This page cannot be shown." actions=${again}>${error.message}<//>`;
+  }
 }

@@ -85,7 +85,7 @@ export function Chart({ title, times, series, unit = "", max, sync, format = sho
   useEffect(() => {
     plot.current?.setData([times, ...series.map((one) => one.values)]);
   }, [times, series]);
-  const index = at ?? times.length - 1;
+  const index = Math.min(at ?? times.length, times.length - 1); // there may be fewer than when the pointer came
   const text = (value) => (value === null || value === undefined ? "–" : `${format(value)}${unit && ` ${unit}`}`);
   return html`<figure class="chart" aria-label=${title}>
     <figcaption><span class="chart-title">${title}</span><span class="chart-values">
@@ -94,7 +94,7 @@ export function Chart({ title, times, series, unit = "", max, sync, format = sho
         <i class=${`dot ${one.color ?? "chart-1"}`}></i>
         ${series.length > 1 && html`<span class="muted">${one.title}</span>`} <b>${text(one.values[index])}</b></span>`,
       )}
-      ${at !== null && html`<time class="muted">${timeOf(times[at])}</time>`}
+      ${at !== null && index >= 0 && html`<time class="muted">${timeOf(times[index])}</time>`}
     </span></figcaption>
     <div ref=${place} class="chart-plot"></div>
     ${times.length < 2 && html`<p class="chart-empty">Gathering samples…</p>`}

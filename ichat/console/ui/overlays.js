@@ -53,8 +53,12 @@ export function Overlays() {
   </div>`;
 }
 
-/** A dialog over the page; Escape closes it, and the focus goes back to where it was. */
-export function Dialog({ title, onClose, children, actions, wide }) {
+/**
+ * A dialog over the page; Escape closes it, and the focus goes back to where it was.
+ *
+ * With `stays` only its buttons close it: what it shows is not shown again.
+ */
+export function Dialog({ title, onClose, children, actions, wide, stays }) {
   const place = useRef(null);
   useLayoutEffect(() => {
     const before = document.activeElement;
@@ -63,13 +67,14 @@ export function Dialog({ title, onClose, children, actions, wide }) {
   }, []);
   const close = (event) => {
     event.preventDefault();
-    onClose();
+    if (!stays) onClose();
   };
   const press = (event) => {
-    if (event.target === place.current) onClose();
+    if (event.target === place.current && !stays) onClose();
   };
+  const closed = () => place.current?.showModal(); // browsers close it at a second Escape
   return html`<dialog ref=${place} class=${wide ? "wide" : ""} aria-label=${title} onCancel=${close}
-    onMouseDown=${press}>
+    onClose=${closed} onMouseDown=${press}>
     <div class="dialog"><h2>${title}</h2><div class="dialog-body">${children}</div>
       ${actions && html`<footer class="actions">${actions}</footer>`}</div>
   </dialog>`;

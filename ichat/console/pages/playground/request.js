@@ -174,6 +174,6 @@ export function cosine(left, right) {
 export function rankedIn(answer, documents) {
   const results = Array.isArray(answer) ? answer : (answer.results ?? answer.data ?? []);
   return results
-    .map((one) => ({ index: one.index, score: one.relevance_score ?? one.score, text: documents[one.index] }))
+    .map((one) => ({ index: one.index, score: Number(one.relevance_score ?? one.score), text: documents[one.index] }))
     .sort((a, b) => b.score - a.score);
 }

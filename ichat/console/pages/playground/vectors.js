@@ -1,6 +1,6 @@
 // The playground's parts for models that compare texts: embeddings, and reranking.
 
-import { BASE, send } from "../../api.js";
+import { ApiError, BASE, send } from "../../api.js";
 import { hrefOf } from "../../router.js";
 import {
   Button, Card, Code, Facts, Field, Notice, Table, count, duration, html, number, useEffect,
@@ -29,6 +29,7 @@ async function ask(path, body) {
   const began = performance.now();
   const response = await send(path, { method: "POST", body, key: clientKey() });
   const answer = await response.json();
+  if (answer === null || typeof answer !== "object") throw new ApiError(0, "", "The answer is none that is known.");
   return { answer, body, path, told: toldBy(response.headers), took_s: (performance.now() - began) / 1000 };
 }
 
