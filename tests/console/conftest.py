@@ -17,9 +17,9 @@ heartbeat_interval = 1
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
-    """Chromium, without a window."""
+    """Chromium, without a window. Playwright has an event loop in this thread, which other files' tests must not find."""
     program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
     if program is None:
         pytest.skip(f"there is no Chromium on this machine ({', '.join(PROGRAMS)}): on Debian, apt install chromium")
