@@ -17,6 +17,9 @@ export class ApiError extends Error {
 /** Return the operator's key that was given in this tab, or "". */
 export const adminKey = () => sessionStorage.getItem(KEY) ?? "";
 
+/** Return a text without what no header can hold, as comes with a key from a document: blanks, quotes, marks. */
+export const asKey = (text) => text.replace(/[^\x21-\x7e]/g, "");
+
 /** Keep the operator's key for this tab; "" forgets it. */
 export function setAdminKey(key) {
   if (key) sessionStorage.setItem(KEY, key);

@@ -1,5 +1,6 @@
 // The console's shell: navigation, theme, keyboard, the operator's key, and what is said when the gateway is not there.
 
+import { asKey } from "./api.js";
 import { PAGES } from "./pages/index.js";
 import { go, hrefOf, useRoute } from "./router.js";
 import { hasKey, login, reconnect, useStore } from "./store.js";
@@ -93,15 +94,23 @@ function Connection() {
 }
 
 /** Asks for the operator's key, or says why none would help. */
+/** Forget the keys, and what was asked with them. */
+function lock() {
+  sessionStorage.clear();
+  location.reload();
+}
+
+const UNKNOWN = "The gateway does not know this key.";
+
 function Locked({ error }) {
   const [key, setKey] = useState("");
   const field = useRef(null);
   useEffect(() => field.current?.focus(), []);
   const submit = (event) => {
     event.preventDefault();
-    login(key.trim());
+    login(asKey(key));
   };
-  if (error.status === 403) {
+  if (error.status === 403 && !hasKey()) {
     return html`<${Empty} icon="lock" title="This page is for operators"><p>${error.message}</p><//>`;
   }
   return html`<form class="login card" onSubmit=${submit}>
@@ -109,7 +118,7 @@ function Locked({ error }) {
     <h1>Operator's key</h1>
     <p class="hint">The key of <code>security.admin_key_env</code> or <code>admin_key_hash</code>. It stays in this tab
       and is forgotten when the tab closes.</p>
-    <${Field} label="Key" error=${hasKey() ? "The gateway does not know this key." : ""}>
+    <${Field} label="Key" error=${hasKey() ? (error.status === 403 ? error.message : UNKNOWN) : ""}>
       <input ref=${field} type="password" aria-label="Key" autocomplete="off" spellcheck="false" value=${key}
         onInput=${(event) => setKey(event.target.value)} required /><//>
     <button class="button primary" type="submit">Open</button>
@@ -144,7 +153,7 @@ function Shell() {
   const [hasHelp, setHelp] = useState(false);
   useShortcuts({ showHelp: () => setHelp(true), turnTheme });
   useEffect(() => {
-    document.querySelector("main")?.scrollTo(0, 0);
+    scrollTo(0, 0);
     document.querySelector("main h1")?.focus({ preventScroll: true });
   }, [route.name, route.rest.join("/")]);
   const found = PAGES.find((page) => page.name === (route.name || "overview"));
@@ -170,7 +179,7 @@ function Shell() {
       <${Icon} name="theme" /></button>
     <button type="button" class="icon-button" title="Keyboard (?)" aria-label="Keyboard" onClick=${() => setHelp(true)}>
       <kbd>?</kbd></button>
-    ${hasKey() && html`<${Button} small tone="quiet" icon="lock" onClick=${() => login("")}>Lock<//>`}
+    ${hasKey() && html`<${Button} small tone="quiet" icon="lock" onClick=${lock}>Lock<//>`}
   </header>
   <div class="frame">
     <${Navigation} current=${found?.name} isOpen=${isOpen} close=${() => setOpen(false)} />

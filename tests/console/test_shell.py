@@ -9,6 +9,7 @@ from support.console_state import busy_cluster, busy_requests, told
 from support.deployments import free_port
 
 KEY = "an-operators-key"
+CLIENT = "sk-client-0123456789"
 PAGES = ("overview", "workers", "workers/llama-70b-0", "models", "machines", "requests")
 WIDTHS = (360, 768, 1280, 1920)
 
@@ -116,19 +117,26 @@ def test_a_narrow_screen_has_the_navigation_behind_a_button(site, page):
 
 
 def keyed(make_site):
-    digest = hashlib.sha256(KEY.encode()).hexdigest()
-    return make_site(f'[security]\nadmin_key_hash = "sha256:{digest}"\n')
+    hashes = [hashlib.sha256(key.encode()).hexdigest() for key in (KEY, CLIENT)]
+    return make_site(
+        '[security]\nadmin_key_hash = "sha256:{}"\n[[security.keys]]\nname = "a"\nkey_hash = "sha256:{}"\n'.format(
+            *hashes
+        )
+    )
 
 
 def test_the_operators_key_is_asked_for_and_stays_in_the_tab(make_site, page, context):
-    """A wrong key is told so, the right one opens; another tab asks again, and `Lock` forgets it."""
-    context.watched.allowed.append("401")
+    """A wrong key is told so, a client's, too, and the right one opens; another tab asks again, and `Lock` forgets it."""
+    context.watched.allowed += ["401", "403"]
     site = keyed(make_site)
     page.goto(site.url)
     page.get_by_label("Key", exact=True).fill("wrong")
     page.get_by_role("button", name="Open").click()
     expect(page.get_by_role("alert")).to_contain_text("does not know this key")
-    page.get_by_label("Key", exact=True).fill(KEY)
+    page.get_by_label("Key", exact=True).fill(CLIENT)
+    page.get_by_role("button", name="Open").click()
+    expect(page.get_by_role("alert")).to_contain_text("This key is for something else")
+    page.get_by_label("Key", exact=True).fill(f"\u200b{KEY}\u201d")  # as a document may have it
     page.get_by_role("button", name="Open").click()
     expect(page.locator("[data-connection=live]")).to_be_visible()
     assert KEY not in page.evaluate("JSON.stringify(localStorage) + document.cookie + location.href")

@@ -112,6 +112,19 @@ def test_usage_that_is_stored_no_more_is_a_problem(make_site, page):
 # Workers.
 
 
+def test_a_log_goes_on_with_the_next_gateway(cluster, page):
+    """The stream of a gateway that stops ends; when the next one is there, its lines follow, with whatever numbers."""
+    bodies = iter(f'id: 1\ndata: {{"seq": 1, "time": "", "line": "of the {which}"}}\n\n' for which in ("first", "next"))
+    page.route("**/v1/logs/stream/**", lambda route: route.fulfill(body=next(bodies), content_type="text/event-stream"))
+    cluster("workers/gemma-27b-0")
+    page.get_by_role("tab", name="Log").click()
+    log = page.locator(".log")
+    expect(log).to_contain_text("of the first")
+    expect(log.get_by_role("status")).to_contain_text("ended")
+    tell(page, "state", busy_cluster())
+    expect(log).to_contain_text("of the next")
+
+
 def test_workers_are_found_sorted_and_grouped(cluster, page):
     """The search, the tabs and the headings choose and order the rows."""
     cluster("workers")

@@ -1,6 +1,7 @@
 // A worker's output as it comes, with a pause and a filter.
 
 import { stream } from "../api.js";
+import { useStore } from "../store.js";
 import { Button, html, number, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../ui.js";
 
 const TAIL = 1000;
@@ -19,7 +20,9 @@ function toneOf(line) {
 /** Read a worker's lines until the component goes; returns [lines, status]. */
 function useLines(id, previous, isPaused) {
   const [shown, show] = useState({ lines: [], status: "connecting" });
-  const held = useRef({ lines: [], status: "connecting", last: "", timer: 0, isPaused });
+  const begun = useStore((all) => all.begun);
+  const [round, setRound] = useState(0);
+  const held = useRef({ lines: [], status: "connecting", last: "", count: 0, timer: 0, isPaused });
   const now = held.current;
   now.isPaused = isPaused;
   const draw = () => {
@@ -31,6 +34,9 @@ function useLines(id, previous, isPaused) {
   };
   useEffect(() => draw(), [isPaused]);
   useEffect(() => {
+    if (now.status === "ended" && !previous) setRound((value) => value + 1); // with the gateway that was there before
+  }, [begun]);
+  useEffect(() => {
     const control = new AbortController();
     Object.assign(now, { lines: [], status: "connecting", last: "" });
     show({ lines: [], status: "connecting" });
@@ -39,13 +45,10 @@ function useLines(id, previous, isPaused) {
       if (event.id) now.last = event.id;
       const one =
         event.name === "gap"
-          ? {
-              seq: `gap ${now.lines.length} ${now.last}`,
-              line: `… ${Object.values(data)[0]} lines are missing here …`,
-              tone: "gap",
-            }
-          : { seq: data.seq, time: data.time, line: data.line, tone: toneOf(data.line) };
-      now.lines.push(one);
+          ? { line: `… ${Object.values(data)[0]} lines are missing here …`, tone: "gap" }
+          : { time: data.time, line: data.line, tone: toneOf(data.line) };
+      now.count += 1; // lines of two gateways may have the same numbers
+      now.lines.push({ ...one, key: now.count });
       if (now.lines.length > LINES_MAX) now.lines.splice(0, now.lines.length - LINES_MAX);
       draw();
     };
@@ -55,7 +58,7 @@ function useLines(id, previous, isPaused) {
       clearTimeout(now.timer);
       now.timer = 0;
     };
-  }, [id, previous]);
+  }, [id, previous, round]);
   return [shown.lines, shown.status];
 }
 
@@ -115,7 +118,7 @@ export function Log({ id }) {
     </div>
     <div class="lines live" ref=${place} onScroll=${scrolled} tabindex="0" role="log" aria-label="Log" aria-live="off">
       ${drawn.length < found.length && html`<div class="gap">older lines are not shown</div>`}
-      ${drawn.map((one) => html`<div key=${one.seq} class=${one.tone} title=${one.time}>${one.line || " "}</div>`)}
+      ${drawn.map((one) => html`<div key=${one.key} class=${one.tone} title=${one.time}>${one.line || " "}</div>`)}
       ${!drawn.length && html`<div class="gap">${text ? "No line has that." : "Nothing was written yet."}</div>`}
     </div></div>`;
 }

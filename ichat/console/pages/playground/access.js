@@ -1,6 +1,6 @@
 // What the playground asks with: a model of those that there are, and a client's key where clients have keys.
 
-import { api } from "../../api.js";
+import { api, asKey } from "../../api.js";
 import { hrefOf } from "../../router.js";
 import { useStore } from "../../store.js";
 import { Button, Field, Notice, html, toast, useEffect, useState } from "../../ui.js";
@@ -50,8 +50,8 @@ export function Access() {
     }, (error) => setFailure(error.message));
   }, [version]);
   const take = (text) => {
-    setClientKey(text.trim());
-    setKey(text.trim());
+    setClientKey(asKey(text));
+    setKey(asKey(text));
   };
   const make = async () => {
     const name = `console-${Date.now().toString(36)}`;
