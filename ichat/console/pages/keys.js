@@ -178,7 +178,8 @@ export default function Keys() {
       models.<//>`}
     ${answer && html`<${Card} flush><${Table} label="Keys" columns=${COLUMNS} rows=${answer.keys} sort="name"
       keyOf=${(key) => key.name} onOpen=${(key) => setOpen({ is: "details", key })}
-      empty=${html`<${Empty} icon="keys" title="No keys"><p>With the first key, every client needs one.</p><//>`} /><//>`}
+      empty=${html`<${Empty} icon="keys" title="No keys">
+        <p>With the first key, every client needs one.</p><//>`} /><//>`}
     ${open?.is === "make" && html`<${KeyDialog} onClose=${close} onDone=${read} />`}
     ${open?.is === "change" && html`<${KeyDialog} of=${open.key} onClose=${close} onDone=${read} />`}
     ${open?.is === "details" && html`<${Details} of=${open.key} onClose=${close} withdraw=${() => withdraw(open.key)}
