@@ -64,7 +64,8 @@ function Gpus({ draft, set }) {
   if (!gpus.length) return html`<p class="hint">The gateway sees no GPU on its machine.</p>`;
   const turn = (index) => {
     const before = draft.gpu_ids ?? [];
-    const after = before.includes(index) ? before.filter((one) => one !== index) : [...before, index].sort((a, b) => a - b);
+    const after = before.includes(index) ? before.filter((one) => one !== index) : [...before, index];
+    after.sort((a, b) => a - b);
     set({ gpu_ids: after });
   };
   return html`<fieldset class="gpus"><legend class="field-label">GPUs</legend>
