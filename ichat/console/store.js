@@ -121,7 +121,9 @@ async function connect(signal) {
   heard();
   try {
     const options = { signal: either, onData: heard };
-    await stream(`/v1/admin/events${wantsRequests ? "?requests=1" : ""}`, options, (event) => take(event.name, JSON.parse(event.data)));
+    await stream(`/v1/admin/events${wantsRequests ? "?requests=1" : ""}`, options, (event) => {
+      take(event.name, JSON.parse(event.data));
+    });
   } catch (error) {
     if (silence.signal.aborted && !signal.aborted) throw new ApiError(0, "silent", "The gateway has gone silent.");
     throw error;
