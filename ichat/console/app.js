@@ -17,6 +17,7 @@ import {
   html,
   render,
   useEffect,
+  useLayoutEffect,
   useRef,
   useState,
 } from "./ui.js";
@@ -105,7 +106,7 @@ const UNKNOWN = "The gateway does not know this key.";
 function Locked({ error }) {
   const [key, setKey] = useState("");
   const field = useRef(null);
-  useEffect(() => field.current?.focus(), []);
+  useLayoutEffect(() => field.current?.focus(), []);
   const submit = (event) => {
     event.preventDefault();
     login(asKey(key));
@@ -152,7 +153,8 @@ function Shell() {
   const [isOpen, setOpen] = useState(false);
   const [hasHelp, setHelp] = useState(false);
   useShortcuts({ showHelp: () => setHelp(true), turnTheme });
-  useEffect(() => {
+  // Before the page is painted: later, it could take the focus from a field that the reader has chosen since.
+  useLayoutEffect(() => {
     scrollTo(0, 0);
     document.querySelector("main h1")?.focus({ preventScroll: true });
   }, [route.name, route.rest.join("/")]);
