@@ -373,6 +373,13 @@ def length_required(path: str) -> ApiError:
     return ApiError(411, "length_required", f"{path} takes a body with a Content-Length only.")
 
 
+def not_json(path: str) -> ApiError:
+    """415: a body that is not said to be JSON."""
+    return ApiError(
+        415, "unsupported_media_type", f"{path} takes JSON: send it with the header `Content-Type: application/json`."
+    )
+
+
 def internal_error() -> ApiError:
     """500: a bug; its traceback is in the log and nowhere else."""
     return ApiError(500, "internal_error", "Internal error; the log has the details.", kind="server_error")

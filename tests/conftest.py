@@ -8,11 +8,12 @@ import hypothesis
 import pytest
 import trio
 from support.deployments import gateway_fixture, start_fixture  # noqa: F401
-from support.peers import Client, Upstream
+from support.peers import OWN_SECRET, Client, Upstream
 from support.worker_rig import make_worker_fixture  # noqa: F401
 
 from ichat.config import load as configuration
 from ichat.roles import gateway
+from ichat.supervisor import state
 
 TESTS = pathlib.Path(__file__).parent
 
@@ -32,6 +33,12 @@ def pytest_collection_modifyitems(items):
         mark = MARKERS.get(item.path.relative_to(TESTS).parts[0])
         if mark:
             item.add_marker(mark)
+
+
+@pytest.fixture(autouse=True)
+def _own_secret(monkeypatch):
+    """Gateways in this process have a secret that their clients know."""
+    monkeypatch.setattr(state, "keep_secret", lambda directory: OWN_SECRET)
 
 
 @pytest.fixture

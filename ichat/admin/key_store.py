@@ -83,18 +83,11 @@ class KeyStore:
         config = self._reloader.config
         return config if self._keeps_usage else attrs.evolve(config, usage=attrs.evolve(config.usage, enabled=False))
 
-    async def make(self, table: Mapping[str, Any], *, has_admin_key: bool) -> tuple[MadeKey, str]:
+    async def make(self, table: Mapping[str, Any]) -> tuple[MadeKey, str]:
         """Make the key that a request asks for; return it, and the key itself, which nobody will see again.
 
         Raises ApiError: 400 for what is no key, 409 where it cannot be made, 503 where it cannot be kept.
         """
-        if not has_admin_key:
-            raise ApiError(
-                409,
-                "admin_key_needed",
-                "Give the operators a key first (security.admin_key_hash or admin_key_env, then reload): once clients"
-                " have keys, requests without one are nobody's, and this API would be closed to you too.",
-            )
         if not self._is_kept:
             raise ApiError(
                 409,

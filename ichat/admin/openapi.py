@@ -36,8 +36,9 @@ when nothing else has for {KEEP_ALIVE_S:g} s. A stream that is followed goes on 
 when the gateway forgets the worker or ends itself."""
 _KEYS: Mapping[str, str] = {
     "client": "One of `[[security.keys]]`; anything, or nothing, where there are none.",
-    "admin": "The key of `security.admin_key_env` or `admin_key_hash`. Without one: the gateway's own machine.",
-    "worker": "The token of `security.join_token_env`. Without one: the gateway's own machine.",
+    "admin": "The key of `security.admin_key_env` or `admin_key_hash`. Without one: the secret of the gateway's own"
+    " user; where no key of any kind is configured, nothing is needed to read.",
+    "worker": "The token of `security.join_token_env`. Without one: the secret of the gateway's own user.",
 }
 _KEYS_FOR: Mapping[Rule, Sequence[str]] = {
     "open": (),

@@ -67,7 +67,7 @@ def paths_of_keys() -> dict[str, Schema]:
                 body=json_body("KeyRequest"),
                 failures={
                     **_WRONG,
-                    "409": "The name is taken (`key_exists`), operators have no key yet (`admin_key_needed`), or there"
+                    "409": "The name is taken (`key_exists`), or there"
                     " are `limits.made_keys_max` of them (`too_many_keys`).",
                     **_NOT_KEPT,
                 },

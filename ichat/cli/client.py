@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ichat.cli.screen import one_line
+from ichat.config.own_secret import find_secret
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.http.sse import CONTENT_TYPE, Event, EventDecoder
 
@@ -25,6 +26,8 @@ CONNECT_S = 5.0
 ANSWER_S = 30.0
 """How long the gateway may take to answer, where a command does not say otherwise."""
 EVENT_BYTES_MAX = 64 * 1024 * 1024
+_OPERATORS = ("/v1/admin/", "/v1/logs/", "/v1/models", "/metrics")
+"""Where an operator's key counts."""
 PIECE_BYTES = 64 * 1024
 """Of an answer, at most so much is read at once."""
 
@@ -54,6 +57,8 @@ class GatewayAddress(NamedTuple):
 
     url: str
     tls: ssl.SSLContext | None = None
+    state_directory: str | None = None
+    """Where the gateway keeps its secret, if its configuration was named."""
 
     @property
     def is_here(self) -> bool:
@@ -103,16 +108,18 @@ def _configured(path: str, ca_certificates: str | None) -> GatewayAddress:
     import pathlib
 
     from ichat.config import load as configuration
+    from ichat.config.own_secret import directory_for
 
     settings = configuration.load(pathlib.Path(path)).server_settings
     if settings.port == 0:
         raise Exit(EXIT_USAGE, f"{path} lets the gateway take any free port: use --gateway http://HOST:PORT instead.")
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     host = f"[{host}]" if ":" in host else host
+    directory = directory_for(settings)
     if settings.tls_certificate is None:
-        return GatewayAddress(f"http://{host}:{settings.port}")
+        return GatewayAddress(f"http://{host}:{settings.port}", None, directory)
     context = _context(ca_certificates) if ca_certificates else _context_for(settings.tls_certificate)
-    return GatewayAddress(f"https://{host}:{settings.port}", context)
+    return GatewayAddress(f"https://{host}:{settings.port}", context, directory)
 
 
 def _context(ca_certificates: str | None) -> ssl.SSLContext:
@@ -155,8 +162,11 @@ class Api:
         if key is not None and not re.fullmatch(r"[!-~]+", key):
             raise Exit(EXIT_USAGE, "The API key must be printable ASCII characters without blanks.")
         self.place = place
-        self._url = urllib.parse.urlsplit(place.url)
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        found = None if key else find_secret(place.url, place.state_directory)
+        self.own_secret = found[0] if found else ""
+        """The secret of a gateway of this user, which takes the place of an operator's key; "" if one was given."""
+        self._url = urllib.parse.urlsplit(found[1] if found and place.tls is None else place.url)
         try:
             (self._url.hostname or "").encode("idna")
         except UnicodeError as error:
@@ -221,6 +231,8 @@ class Api:
 
         target = self._url.path + path + (f"?{urllib.parse.urlencode(params)}" if params else "")
         headers = {**self._headers, "connection": "close", "accept-encoding": "identity", **headers}
+        if self.own_secret and path.startswith(_OPERATORS):
+            headers["authorization"] = f"Bearer {self.own_secret}"
         if body is not None:
             headers["content-type"] = "application/json"
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()

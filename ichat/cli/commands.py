@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,9 +16,10 @@ from ichat.cli import models as terminal_models
 from ichat.cli import top as terminal_top
 from ichat.cli import usage as terminal_usage
 from ichat.cli import views as terminal_views
-from ichat.cli.client import EXIT_REFUSED, Api, Json, add_flags, find_gateway, objects_of, worker_path
-from ichat.cli.screen import Screen, give_up_stdout, prepare_streams
+from ichat.cli.client import EXIT_REFUSED, Api, Json, RequestRefused, add_flags, find_gateway, objects_of, worker_path
+from ichat.cli.screen import Screen, give_up_stdout, note, prepare_streams
 from ichat.config.command_line import CommandLineParser
+from ichat.config.own_secret import console_link
 
 if TYPE_CHECKING:
     from ichat.cli.client import JsonReply
@@ -136,6 +138,21 @@ def _chat(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     return terminal_chat.Chat(api, screen, args).run()
 
 
+def _console(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Print the console's link, with the secret of the gateway's own user where it opens the console."""
+    secret = api.own_secret
+    try:
+        api.get("/v1/admin/cluster/version")
+    except RequestRefused as refusal:
+        if refusal.status not in (401, 403):
+            raise
+        secret = ""
+        note("This link asks for the operators' key." if api.own_secret else str(refusal))
+    link = console_link(api.place.url, secret)
+    screen.line(json.dumps({"url": link}) if args.json else link)
+    return 0
+
+
 def _reload(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     """Show the plan; one that should have been carried out and was not is a refusal."""
     params = {"dry_run": "1"} if args.dry_run else None
@@ -199,6 +216,7 @@ COMMANDS = {
     "explain": Command(
         "explain MODEL [PROMPT]", "where a request would go", terminal_explain.add_explain_flags, _explain
     ),
+    "console": Command("console", "the link to the gateway's page for operators", _no_flags, _console),
     "chat": Command("chat MODEL [PROMPT]", "talk to a model", terminal_chat.add_chat_flags, _chat),
     "keys": Command(
         "keys [make|withdraw NAME]",

@@ -12,6 +12,7 @@ _HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?|")
 _PATH = re.compile(r"[!-~]*")
 _TARGET = re.compile(r"/[!-\"$-~]{0,1023}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
+_HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 KEY_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
@@ -95,6 +96,16 @@ def are_headers(headers: Mapping[str, str]) -> None:
             raise ValueError(f"{name!r} is not the name of a header, or has a value that cannot be sent")
         if name.lower() in _FRAMING_HEADERS:
             raise ValueError(f"{name!r} is made by the gateway")
+
+
+def are_hosts(values: list[str]) -> None:
+    """Raise ValueError unless these are names of hosts, "*.", and a name, or "*"."""
+    for value in values:
+        if value != "*" and not _HOST_NAME.fullmatch(value):
+            raise ValueError(
+                f'{value!r} is neither a name of this gateway, such as "gw.example" or "*.gw.example", nor "*": names'
+                " only, in lower case, without a scheme or a port (addresses need not be named)"
+            )
 
 
 def are_origins(values: list[str]) -> None:

@@ -50,6 +50,7 @@ class ServerSettings:
     worker_header: bool = True
     overhead_header: bool = True
     prefix_header: bool = True
+    hosts: list[str] = checked(checks.are_hosts, attrs.Factory(list[str]))
     cors_origins: list[str] = checked(checks.are_origins, attrs.Factory(list[str]))
     state_directory: str | None = checked(checks.is_path, None)
     watch_config: bool = True

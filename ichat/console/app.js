@@ -1,6 +1,6 @@
 // The console's shell: navigation, theme, keyboard, the operator's key, and what is said when the gateway is not there.
 
-import { asKey } from "./api.js";
+import { asKey, setAdminKey } from "./api.js";
 import { PAGES } from "./pages/index.js";
 import { go, hrefOf, useRoute } from "./router.js";
 import { hasKey, login, reconnect, useStore } from "./store.js";
@@ -117,8 +117,9 @@ function Locked({ error }) {
   return html`<form class="login card" onSubmit=${submit}>
     <${Icon} name="lock" size=${28} />
     <h1>Operator's key</h1>
-    <p class="hint">The key of <code>security.admin_key_env</code> or <code>admin_key_hash</code>. It stays in this tab
-      and is forgotten when the tab closes.</p>
+    <p class="hint">The key of <code>security.admin_key_env</code> or <code>admin_key_hash</code>; where there is none,
+      open the link that <code>./ichat.pyz console</code> prints. It stays in this tab and is forgotten when the tab
+      closes.</p>
     <${Field} label="Key" error=${hasKey() ? (error.status === 403 ? error.message : UNKNOWN) : ""}>
       <input ref=${field} type="password" aria-label="Key" autocomplete="off" spellcheck="false" value=${key}
         onInput=${(event) => setKey(event.target.value)} required /><//>
@@ -194,5 +195,16 @@ function Shell() {
   <${Overlays} />`;
 }
 
+/** Take the secret from a link that the gateway has printed, and out of the address, which the browser keeps. */
+function takeKey() {
+  const given = /^#key=([\w-]+)$/.exec(location.hash);
+  if (!given) return false;
+  setAdminKey(given[1]);
+  history.replaceState(null, "", location.pathname + location.search);
+  return true;
+}
+
+addEventListener("hashchange", () => takeKey() && location.reload());
+takeKey();
 reconnect();
 render(html`<${Shell} />`, document.getElementById("app"));

@@ -10,13 +10,14 @@ import attrs
 import psutil
 
 from ichat.cli.client import Api, Json, RequestRefused, objects_of
+from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config
 from ichat.doctor.findings import Finding
 from ichat.errors import Exit
 from ichat.supervisor.orphans import marked_by
 from ichat.supervisor.preflight import problems_of_port
 from ichat.supervisor.preflight_facts import Holder, PortState, port_holders, read_port
-from ichat.supervisor.state import WORKERS_FILE, directory_for, read_saved
+from ichat.supervisor.state import WORKERS_FILE, read_saved
 
 BEATS_MAX = 3
 """A worker that has missed so many heartbeats is not heard."""

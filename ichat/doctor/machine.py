@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 import psutil
 
+from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.doctor.findings import Finding
 from ichat.hardware.gpus import Gpu, has_nvidia
 from ichat.supervisor.preflight_facts import is_path
-from ichat.supervisor.state import directory_for
 
 GIB = 1024**3
 DISK_BYTES_MIN = 64 * 1024**2

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 
 from ichat.config import load as configuration
+from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config
 from ichat.doctor.certificates import validity_of
 from ichat.doctor.findings import Finding, reason_of
@@ -23,12 +24,10 @@ from ichat.security.addresses import is_loopback
 from ichat.security.key_file import load_keys
 from ichat.security.keys import key_in
 from ichat.security.made_keys import MadeKeys
-from ichat.supervisor.state import WORKERS_FILE, directory_for, read_saved
+from ichat.supervisor.state import PRIVATE_FILES, WORKERS_FILE, read_saved
 
 SOON = dt.timedelta(days=14)
 """A certificate that ends within this time is a warning."""
-PRIVATE_FILES = (WORKERS_FILE, "keys.json", "usage.sqlite3")
-"""Files of the state directory that are for the gateway's user only."""
 
 _SECRET = re.compile(r"authorization|api-?_?key|token|secret|password", re.IGNORECASE)
 _ALL, _OTHERS, _OTHERS_WRITE = 0o077, 0o007, 0o002

@@ -113,7 +113,7 @@ class Gateway:
             return caller
         if path.rstrip(b"/") in CHANGES_MODELS:
             auth.check("write", caller)
-        elif auth.has_keys:
+        else:
             auth.check("data", caller)
         if head.length is None or head.length > JOINED_BYTES_MAX:
             refusal = self.context.quotas.refusal(caller.key_name, trio.current_time())
@@ -130,6 +130,8 @@ class Gateway:
             self.context.auth.check("join" if path in _JOINS else "write", caller)
         if head.length is None:
             raise errors.length_required(shown_path(path))
+        if head.length and not _is_json(head.by_name.get(b"content-type", b"")):
+            raise errors.not_json(shown_path(path))
         bytes_max = REPORT_BYTES_MAX if path == PREFIXES_PATH else CONTROL_BYTES_MAX
         if head.length > bytes_max:
             raise errors.request_too_large(bytes_max)
@@ -245,6 +247,11 @@ def _counted(control: Endpoint) -> Generator[None]:
         yield
     finally:
         control.end_request()
+
+
+def _is_json(content_type: bytes) -> bool:
+    """Return whether a body is said to be JSON, which a page of another origin may not say without being asked."""
+    return content_type.partition(b";")[0].strip().lower() == b"application/json"
 
 
 def _is_about_response(request: Request) -> bool:

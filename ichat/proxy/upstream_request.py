@@ -61,7 +61,7 @@ def build_upstream_request(
     target = engine_target(request.target)
     route, upstream = endpoint.route, endpoint.upstream
     is_guarded = route is None and not auth.lets_steer(caller)
-    left_out = _LEFT_OUT[auth.has_keys or caller.kind in ("data", "admin", "worker"), is_guarded, reads_response]
+    left_out = _LEFT_OUT[auth.has_keys or caller.kind in ("data", "admin", "worker", "own"), is_guarded, reads_response]
     if b"connection" in request.by_name:
         left_out |= hop_by_hop_of(request.headers)
     prefixes = _GUARDED if is_guarded else INTERNAL

@@ -19,6 +19,7 @@ import os
 import pathlib
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 import trio
@@ -26,6 +27,7 @@ import trio
 from ichat.admin.reload import ConfigFile, Reloader, fingerprint
 from ichat.config import load as configuration
 from ichat.config.command_line import CommandLineParser
+from ichat.config.own_secret import announced, console_link, directory_for
 from ichat.config.schema import Config
 from ichat.errors import Exit
 from ichat.hardware.machines import LOOK_S
@@ -42,7 +44,7 @@ from ichat.security.auth import Caller
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
 from ichat.supervisor.orphans import become_subreaper, reap_forever
-from ichat.supervisor.state import StateDirectory, directory_for, open_state
+from ichat.supervisor.state import StateDirectory, open_state
 from ichat.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -99,14 +101,15 @@ async def run(
         components = build(config, file, state, tracing)
         listeners = await open_listeners(config.server_settings.host, config.server_settings.port)
         become_subreaper()
-        async with trio.open_nursery() as background:
-            await _start_background(background, components)
-            try:
-                await _serve_until_told(components, listeners, task_status)
-            finally:
-                components.context.pool.close_idle()
-                components.log_store.close()
-            background.cancel_scope.cancel()
+        with announced(state.path, [listener.getsockname()[:2] for listener in listeners]):
+            async with trio.open_nursery() as background:
+                await _start_background(background, components)
+                try:
+                    await _serve_until_told(components, listeners, task_status)
+                finally:
+                    components.context.pool.close_idle()
+                    components.log_store.close()
+                background.cancel_scope.cancel()
 
 
 async def _start_background(nursery: trio.Nursery, components: Components) -> None:
@@ -205,6 +208,8 @@ def _announce(context: GatewayContext, listeners: list[socket.socket]) -> None:
             'server_settings.cors_origins is "*" and no keys are configured: ANY PAGE that a browser opens that reaches'
             " this gateway MAY USE EVERY MODEL. Name the origins of your pages, or give clients keys."
         )
+    if context.settings.console:
+        _show_console(context, port)
     if all(is_loopback(listener.getsockname()[0]) for listener in listeners) or (auth.has_keys and auth.has_admin_key):
         return
     if not auth.has_keys:
@@ -217,4 +222,14 @@ def _announce(context: GatewayContext, listeners: list[socket.socket]) -> None:
     if auth.is_bare:
         log.warning("every client that reaches %s may also read logs and states: see security.admin_key_env", host)
     if not auth.has_admin_key:
-        log.info("only this machine may change anything: see security.admin_key_env")
+        log.info("only this user of this machine may change anything: see security.admin_key_env")
+
+
+def _show_console(context: GatewayContext, port: int) -> None:
+    """Print the console's link, with what opens it, to a terminal; a log is read by others too, and gets none."""
+    if not sys.stderr.isatty():
+        log.info("`./ichat.pyz console` prints the console's link")
+        return
+    scheme = "http" if context.settings.tls_certificate is None else "https"
+    secret = "" if context.auth.has_admin_key else context.auth.secret
+    log.info("the console: %s", console_link(f"{scheme}://127.0.0.1:{port}", secret))

@@ -44,6 +44,7 @@ from ichat.security.addresses import address_in
 from ichat.security.auth import Auth, Caller
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
+from ichat.security.origins import Site
 from ichat.supervisor.state import StateDirectory
 from ichat.supervisor.supervisor import Supervisor
 
@@ -59,8 +60,8 @@ class SecureParts:
     auth: Auth
 
 
-def secure_parts(config: Config, made: MadeKeys = NO_KEYS) -> SecureParts:
-    """Make what needs certificates and keys, beside those that were made over the API.
+def secure_parts(config: Config, made: MadeKeys = NO_KEYS, secret: str = "") -> SecureParts:
+    """Make what needs certificates and keys, beside those that were made over the API and the gateway's own secret.
 
     Raises Exit 64 where one of them is missing or not usable.
     """
@@ -70,12 +71,16 @@ def secure_parts(config: Config, made: MadeKeys = NO_KEYS) -> SecureParts:
     tls = None
     if settings.tls_certificate is not None and settings.tls_key is not None:
         tls = server_context(settings.tls_certificate, settings.tls_key)
-    return SecureParts(tls, external_endpoints(config), auth_of(config, made, time.time()))
+    return SecureParts(tls, external_endpoints(config), auth_of(config, made, time.time(), secret))
 
 
-def auth_of(config: Config, made: MadeKeys, now: float) -> Auth:
-    """Return the rules of access of a configuration beside made keys. Raises Exit 64."""
-    return Auth(config.security, made.active(now), needs_keys=made.is_used)
+def auth_of(config: Config, made: MadeKeys, now: float, secret: str) -> Auth:
+    """Return the rules of access of a configuration beside made keys and the secret. Raises Exit 64."""
+    settings = config.server_settings
+    site = Site(
+        settings.hosts, settings.cors_origins, host=settings.host, tls=settings.tls_certificate is not None
+    )  # fmt: skip
+    return Auth(config.security, made.active(now), needs_keys=made.is_used, secret=secret, site=site)
 
 
 @attrs.frozen
@@ -111,7 +116,7 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     made, left_out = load_keys(state.keys_file).at_start(config, time.time())
     for sentence in left_out:
         log.error("%s", sentence)
-    parts, timeouts = secure_parts(config, made), config.timeouts
+    parts, timeouts = secure_parts(config, made, state.secret), config.timeouts
     access = AccessLog(config.logs.access_log, config.logs.access_lines_max)
     registry = Registry(parts.external, trio.current_time, config.routing.max_in_flight, timeouts.wedged_after_s)
     registry.reconfigure(config)
@@ -198,7 +203,7 @@ def check(
         counted = attrs.evolve(config, usage=attrs.evolve(config.usage, enabled=False))
         if problems := sorted(contradictions_of_all_limits(counted)):
             raise Exit(EXIT_USAGE, f"Start the gateway again for this, as it keeps no usage: {'; '.join(problems)}.")
-    parts = secure_parts(config, made())
+    parts = secure_parts(config, made(), context.auth.secret)
 
     def apply(old: Config) -> None:
         registry = context.registry
@@ -220,7 +225,7 @@ def put_keys_in_force(
 ) -> None:
     """Go on with other keys that were made over the API: those of them that are active at this time."""
     with_made = made.merged_with(config())
-    context.auth = auth_of(config(), made, now)
+    context.auth = auth_of(config(), made, now, context.auth.secret)
     context.quotas.reconfigure(with_made)
     metrics.keep_keys([key.name for key in with_made.security.keys])
 

@@ -6,13 +6,14 @@ import logging
 import math
 import socket
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, cast
 
 import attrs
 import httpx
 import trio
 
+from ichat.config.own_secret import find_secret
 from ichat.http.tls import client_context
 from ichat.protocol import (
     HEARTBEAT_INTERVAL_MAX_S,
@@ -49,6 +50,32 @@ def is_address(address: str) -> bool:
     return url.scheme in ("http", "https") and bool(url.hostname)
 
 
+class _OwnSecret(httpx.Auth):
+    """Shows a gateway of this machine that the worker is its own user's, by the secret that such a gateway keeps."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._found: tuple[str, str] | None = None
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Send a request with the secret, if there is one, and once more if the gateway has another one by now."""
+        if not self._found:
+            self._found = find_secret(self._address)
+        response = yield self._with_secret(request)
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            before, self._found = self._found, find_secret(self._address)
+            if self._found and self._found != before:
+                yield self._with_secret(request)
+
+    def _with_secret(self, request: httpx.Request) -> httpx.Request:
+        if self._found:
+            secret, url = self._found
+            request.headers["authorization"] = f"Bearer {secret}"
+            if request.url.scheme == "http":  # with https it is the certificate that shows who answers
+                request.url = request.url.copy_with(host=httpx.URL(url).host)
+        return request
+
+
 class HeartbeatSender:
     """Sends the heartbeats of one worker to one gateway."""
 
@@ -71,6 +98,7 @@ class HeartbeatSender:
         self._address = address
         self._ca_file = ca_file
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._auth = None if token else _OwnSecret(address)
         self._host = host
         self._now = now
         self._lost = lost
@@ -150,7 +178,12 @@ class HeartbeatSender:
             return httpx.AsyncClient(base_url="http://localhost", timeout=HEARTBEAT_TIMEOUT_S, transport=transport)
         context = client_context(self._ca_file) if url.scheme == "https" else False
         return httpx.AsyncClient(
-            base_url=self._address, timeout=HEARTBEAT_TIMEOUT_S, trust_env=False, verify=context, headers=self._headers
+            base_url=self._address,
+            timeout=HEARTBEAT_TIMEOUT_S,
+            trust_env=False,
+            verify=context,
+            headers=self._headers,
+            auth=self._auth,
         )
 
     async def _send(self, gateway: httpx.AsyncClient, heartbeat: Heartbeat) -> str | None:

@@ -38,9 +38,10 @@ from ichat.protocol.prefixes import PREFIX_HEADER
 from ichat.protocol.usage import USAGE_HEADER
 from ichat.roles.worker_options import Options
 from ichat.roles.worker_sleep import WorkerSleep
-from ichat.security.addresses import address_in, comes_from_this_host, is_loopback, targets_this_host
+from ichat.security.addresses import address_in
 from ichat.security.auth import CHANGES_MODELS, bearer_of
 from ichat.security.keys import digest_of, proof_of
+from ichat.security.origins import Site, is_from_here
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -76,6 +77,7 @@ class WorkerServer:
         self._token_digests = [digest_of(text) for text in (token.encode(), proof_of(token.encode()))] if token else []
         self.thread = thread
         self._engine = engine
+        self._site = Site()
         self._sleep = WorkerSleep(engine, thread, self._report_change)
         self.port = port
         self.id = options.worker_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
@@ -123,9 +125,7 @@ class WorkerServer:
     def authenticate(self, head: RequestHead, peer: str) -> None:
         """Admit this machine, clients with the token, and all requests for the health. Raises ApiError 401, 403."""
         address = address_in(peer)
-        if not address or (
-            is_loopback(address) and targets_this_host(head.headers) and comes_from_this_host(head.headers)
-        ):
+        if not address or is_from_here(head, address, self._site.page(head)):
             return
         if head.path == b"/health" and head.method in (b"GET", b"HEAD"):
             return

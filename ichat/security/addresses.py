@@ -2,23 +2,18 @@
 
 import functools
 import ipaddress
-import re
-import socket
 from collections.abc import Iterable, Sequence
 
 import trio
 
-from ichat.http.heads import Headers
-
 FORWARDED = frozenset((
-    b"forwarded", b"x-forwarded-for", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto", b"via",
+    b"forwarded", b"x-forwarded-for", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-port",
+    b"x-forwarded-server", b"x-original-forwarded-for", b"via", b"x-client-ip", b"x-cluster-client-ip",
+    b"true-client-ip", b"cf-connecting-ip", b"fastly-client-ip", b"x-envoy-external-address",
 ))  # fmt: skip
-"""Headers in which proxies name their clients."""
+"""Headers in which proxies name their clients, or themselves."""
 RESOLVE_S = 5.0
 _ADDRESSES_MAX = 4096
-_OWN_NAMES = frozenset(("localhost", socket.gethostname().lower()))
-_HOST = re.compile(rb"\[([0-9a-fA-F:.]+)\](?::\d+)?|([^:\[\]]+)(?::\d+)?")
-_ORIGIN = re.compile(rb"https?://(.+)")
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -101,42 +96,3 @@ async def resolve(host: str) -> list[str]:
             return []
         return [normalized(str(address[0])) for _, _, _, _, address in answers]
     return []
-
-
-@functools.lru_cache(maxsize=_ADDRESSES_MAX)
-def _address_of(host: bytes) -> str:
-    """Return the address that a `Host` means; "" for a name, since others could let it point here."""
-    match = _HOST.fullmatch(host)
-    name = (match[1] or match[2]).decode("latin-1").lower().rstrip(".") if match else ""
-    if name in _OWN_NAMES or (name.endswith(".localhost") and all(name.split("."))):
-        return "127.0.0.1"
-    return name if is_address(name) else ""
-
-
-def targets_this_host(headers: Headers) -> bool:
-    """Return whether a request names this machine as its host, and no proxy has added a header."""
-    host = b""
-    for name, value in headers:
-        if name == b"host":
-            host = value
-        elif name in FORWARDED:
-            return False
-    return bool(_address_of(host))
-
-
-def comes_from_this_host(headers: Headers) -> bool:
-    """Return whether the page that sends a request, if one does, came from this machine.
-
-    A page that only shows a picture from here sends no `Origin`, but says that it is of another site (Fetch Metadata).
-    """
-    is_foreign = has_origin = False
-    for name, value in headers:
-        if name == b"sec-fetch-site":
-            is_foreign = value not in (b"same-origin", b"none")
-        elif name == b"origin":
-            has_origin = True
-            match = _ORIGIN.fullmatch(value)
-            address = _address_of(match[1]) if match else ""
-            if not address or not is_loopback(address):
-                return False
-    return has_origin or not is_foreign

@@ -2,7 +2,9 @@
 
 Three kinds of keys, each for one thing: a client's for the data plane, the operator's for the control plane, the
 workers' token for their heartbeats and reports. All come as ``Authorization: Bearer``, ``x-api-key`` or ``api-key``.
-If the operator's key or the token is not configured, a connection from this machine itself takes its place.
+If the operator's key or the token is not configured, the secret of the gateway's own user takes its place: to come
+from this machine proves nothing, since any program, page and proxy of it does. Where clients need no key, the `Host`
+and the page that asks must be right (`origins.py`).
 """
 
 import hmac
@@ -19,18 +21,17 @@ from ichat.security.addresses import (
     FORWARDED,
     Networks,
     address_in,
-    comes_from_this_host,
     is_address,
     is_loopback,
     normalized,
     resolve,
-    targets_this_host,
 )
 from ichat.security.keys import digest_of, key_in, proof_of
+from ichat.security.origins import Page, Site, is_from_here
 from ichat.security.rules import Rule
 
-Kind = Literal["anonymous", "invalid", "data", "admin", "worker"]
-"""The kind of key that came: none, an unknown one, a client's, the operator's, the workers'."""
+Kind = Literal["anonymous", "invalid", "data", "admin", "worker", "own"]
+"""The kind of key that came: none, an unknown one, a client's, the operator's, the workers', the gateway's secret."""
 
 CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
 """Headers in which a key comes."""
@@ -70,15 +71,17 @@ class Caller:
     address: str
     """The client's, as far as proxies that are trusted say; "" over a unix socket."""
     is_local: bool
-    """Whether it comes from this machine, by no proxy, and not from a page in a browser.
+    """Whether it comes from this machine, by no proxy that shows, and from no page but the gateway's own.
 
-    Never where clients have keys: then a proxy that says nothing of its clients must not make each of them an operator.
+    Never where clients have keys: then a proxy that says nothing of its clients must not let each of them read.
     """
     key: ClientKey | None = None
     is_relayed: bool = False
     """Whether a proxy sent it that is not trusted to say for whom, so that the address is the proxy's."""
     is_managed_worker: bool = False
     """Whether it is a worker that this gateway has started, over the control plane's own socket."""
+    page: Page = attrs.field(factory=Page)
+    """Which page sent it, if one did, as far as it has no key that is known."""
 
     @property
     def key_name(self) -> str:
@@ -100,20 +103,30 @@ def bearer_of(value: bytes) -> bytes:
 def encode_caller(caller: Caller) -> bytes:
     """Return what the control plane has to know of a caller, for CALLER_HEADER."""
     where = "here" if caller.is_local else "relayed" if caller.is_relayed else "elsewhere"
-    return f"{caller.kind} {where} {caller.key_name} {caller.address}".encode()
+    page = "listed" if caller.page.is_listed else "any"
+    return f"{caller.kind} {where} {caller.key_name} {caller.address} {page} {caller.page.objection or '-'}".encode()
 
 
 class Auth:
     """The keys, networks and rules of the configuration."""
 
     def __init__(
-        self, security: Security, made: Mapping[bytes, ClientKey] | None = None, *, needs_keys: bool = False
+        self,
+        security: Security,
+        made: Mapping[bytes, ClientKey] | None = None,
+        *,
+        needs_keys: bool = False,
+        secret: str = "",
+        site: Site | None = None,
     ) -> None:
         """Read keys from the environment. Raises Exit 64 if one is missing.
 
         `made` are clients' keys that are not in the configuration, by their digests. With `needs_keys` clients need a
-        key also where none of them is left.
+        key also where none of them is left. `secret` is the gateway's own (`config/own_secret.py`), "" for none.
         """
+        self.site = site or Site()
+        self.secret = secret
+        self._secret = digest_of(secret.encode()) if secret else None
         self.proxies = Networks(security.trusted_proxies)
         self.worker_networks = Networks(security.worker_networks)
         self._open_metrics = security.open_metrics
@@ -161,6 +174,10 @@ class Auth:
         """Whether operators need a key."""
         return self._admin is not None
 
+    def is_operator(self, caller: Caller) -> bool:
+        """Return whether a caller has the operator's key, or, while none is configured, the gateway's secret."""
+        return caller.kind == "admin" or (caller.kind == "own" and self._admin is None)
+
     @property
     def is_bare(self) -> bool:
         """Whether no key of any kind is configured."""
@@ -204,15 +221,14 @@ class Auth:
                 is_forwarded = True
                 if name == b"x-forwarded-for":
                     forwarded.append(value)
-        is_here = is_loopback(address) and not (is_forwarded or self.has_keys) and address not in self.proxies
-        if is_here:
-            is_here = head.version == b"1.1" and targets_this_host(head.headers) and comes_from_this_host(head.headers)
-        elif is_forwarded and address in self.proxies:
+        kind, key = self._kind(credentials)
+        page = self.site.page(head) if kind in ("anonymous", "invalid") else Page()
+        is_here = not self.has_keys and address not in self.proxies and is_from_here(head, address, page)
+        if is_forwarded and address in self.proxies:
             address = self._behind(forwarded)
         elif is_forwarded:
             is_relayed = True
-        kind, key = self._kind(credentials)
-        return Caller(kind, address, is_here, key, is_relayed)
+        return Caller(kind, address, is_here, key, is_relayed, page=page)
 
     def _kind(self, credentials: Sequence[bytes]) -> tuple[Kind, ClientKey | None]:
         """Return the kind and owner of these keys: the first that is known counts."""
@@ -228,7 +244,7 @@ class Auth:
         A client's key is found by its digest, of which an attacker cannot choose a single bit. The digests of the
         others are compared in constant time. So how long it takes tells nothing about keys.
         """
-        if not (credential and (self._keys or self._admin or self._token)):
+        if not (credential and (self._keys or self._admin or self._token or self._secret)):
             return "invalid", None
         digest = digest_of(credential)
         key = self._keys.get(digest)
@@ -238,6 +254,8 @@ class Auth:
             return "admin", None
         if self._token is not None and hmac.compare_digest(self._token, digest):
             return "worker", None
+        if self._secret is not None and hmac.compare_digest(self._secret, digest):
+            return "own", None
         return "invalid", None
 
     def _behind(self, forwarded: Sequence[bytes]) -> str:
@@ -262,10 +280,11 @@ class Auth:
         """
         if text is None:
             return Caller("worker", "", is_local=False, is_managed_worker=True)
-        kind, where, name, address = text.split(" ", 3)
+        kind, where, name, address, page, objection = text.split(" ", 5)
         key = self._by_name.get(name)
         known = _KINDS[kind] if key is not None or not name else "invalid"  # it may have been withdrawn just now
-        return Caller(known, address, where == "here", key, where == "relayed")
+        asks_from = Page("" if objection == "-" else objection, is_listed=page == "listed")
+        return Caller(known, address, where == "here", key, where == "relayed", page=asks_from)
 
     def check(self, rule: Rule, caller: Caller) -> None:
         """Raise ApiError if the caller may not pass: 401 if another key would help, else 403."""
@@ -274,9 +293,11 @@ class Auth:
     def _check_data(self, caller: Caller) -> None:
         if self.has_keys and caller.kind != "data":
             raise _refusal(caller, "a client's key (security.keys)")
+        if caller.page.objection:
+            raise errors.forbidden(caller.page.objection)
 
     def _check_models(self, caller: Caller) -> None:
-        if caller.kind != "admin":
+        if not self.is_operator(caller):
             self._check_data(caller)
 
     def _check_metrics(self, caller: Caller) -> None:
@@ -288,39 +309,38 @@ class Auth:
             return
         if self._token is not None:
             raise _refusal(caller, "the workers' token (ICHAT_JOIN_TOKEN)")
-        if not caller.is_local:
-            raise errors.forbidden(
-                f"{self._only_here(caller, 'Workers join')}, unless security.join_token_env names a token, which"
-                " the workers have in ICHAT_JOIN_TOKEN."
+        if caller.kind != "own":
+            raise _refusal(
+                caller,
+                "the secret of the gateway's own user, which a worker that the same user starts on this machine reads"
+                " by itself; for all others name a token in security.join_token_env, which they have in"
+                " ICHAT_JOIN_TOKEN. It comes",
             )
 
     def _check_read(self, caller: Caller) -> None:
-        if self._admin is not None or not self.is_bare or is_loopback(caller.address):
+        """Where no client needs a key, programs of this machine read without one; where nobody does, all do."""
+        is_page = bool(caller.page.objection or caller.page.is_listed)
+        reads_without = caller.is_local or (self.is_bare and not (is_page or is_loopback(caller.address)))
+        if self._admin is not None or not reads_without:
             self._check_write(caller)
 
     def _check_write(self, caller: Caller) -> None:
+        if self.is_operator(caller):
+            return
         if self._admin is not None:
-            if caller.kind != "admin":
-                raise _refusal(caller, "the admin key (security.admin_key_env)")
-        elif not caller.is_local:
-            raise errors.forbidden(
-                f"{self._only_here(caller, 'This is allowed')}, unless security.admin_key_env or admin_key_hash gives"
-                " an admin key."
-            )
-
-    def _only_here(self, caller: Caller, what: str) -> str:
-        if self.has_keys:
-            return f"{what} only with a key, as clients have keys"
-        return (
-            f"{what} only from the gateway's own machine, at 127.0.0.1 or `localhost` and through no proxy (this"
-            f" request came from {caller.address or 'a socket'})"
+            raise _refusal(caller, "the admin key (security.admin_key_env)")
+        if caller.page.objection:
+            raise errors.forbidden(caller.page.objection)
+        raise _refusal(
+            caller,
+            "the secret of the gateway's own user: `./ichat.pyz` reads it by itself on the gateway's machine, and"
+            " `./ichat.pyz console` prints a link with it; or configure an admin key (security.admin_key_env or"
+            " admin_key_hash). It comes",
         )
 
     def lets_steer(self, caller: Caller) -> bool:
         """Return whether workers get from this caller what steers their engines: an operator, or a key for it."""
-        if caller.key is not None:
-            return caller.key.engine_control
-        return caller.kind == "admin" or (caller.is_local and self._admin is None)
+        return caller.key.engine_control if caller.key is not None else self.is_operator(caller)
 
     def check_model(self, caller: Caller, model: str) -> None:
         """Raise ApiError 403 if the caller's key is not for this model."""
@@ -363,7 +383,7 @@ def _digest(hash_: str | None, variable: str | None, where: str) -> bytes | None
 
 
 def _refusal(caller: Caller, wanted: str) -> errors.ApiError:
-    if caller.kind in ("anonymous", "invalid"):
-        what = "No key was sent" if caller.kind == "anonymous" else "This key is not known"
+    if caller.kind in ("anonymous", "own", "invalid"):
+        what = "This key is not known" if caller.kind == "invalid" else "No key was sent"
         return errors.invalid_api_key(f"{what}: this route takes {wanted}, as `Authorization: Bearer`.")
     return errors.forbidden(f"This key is for something else: this route takes {wanted}.")

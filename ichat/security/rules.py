@@ -6,8 +6,9 @@ from typing import Literal
 Rule = Literal["open", "data", "models", "metrics", "read", "write", "join"]
 """What a route asks for.
 
-`open`: nothing. `data`: a client's key, if there are any. `models`: that, or the operator's. `read`, `write`: the
-operator's key, or to be here. `metrics`: the same, unless `security.open_metrics`. `join`: the token, or to be here.
+`open`: nothing. `data`: a client's key, if there are any. `models`: that, or the operator's. `write`: the operator's
+key, or the gateway's own secret. `read`: the same, but nothing where no key of any kind is configured. `metrics`: as
+`read`, unless `security.open_metrics`. `join`: the token, or the secret.
 """
 
 ROUTES: Mapping[tuple[str, str], Rule] = {

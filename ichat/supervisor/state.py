@@ -1,8 +1,8 @@
 """What the gateway keeps from one start to the next, in one directory that no other gateway uses.
 
-`lock` is held while it runs, `control` is the socket of its control plane, `sockets/` has those of its workers,
-`logs/` their lines, `workers.json` whom it knows, and `keys.json` the keys that were made over the API
-(`security/key_file.py`). A file is replaced as a whole, or not at all.
+`lock` is held while it runs, `secret` shows who is its own user (`config/own_secret.py`), `control` is the socket of its
+control plane, `sockets/` has those of its workers, `logs/` their lines, `workers.json` whom it knows, and `keys.json`
+the keys that were made over the API (`security/key_file.py`). A file is replaced as a whole, or not at all.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import pathlib
+import stat
 import tempfile
 from collections.abc import Generator
 from typing import Any
@@ -20,6 +21,7 @@ import attrs
 import cattrs
 from cattrs.errors import BaseValidationError
 
+from ichat.config.own_secret import LOCK_FILE, SECRET_FILE, configured_directory, directory_for, keep_secret
 from ichat.config.schema import ServerSettings
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 
@@ -29,7 +31,11 @@ UNIX_PATH_BYTES_MAX = 107
 """unix(7): what fits into an address, without the byte that ends it."""
 VERSION = 1
 WORKERS_FILE = "workers.json"
+PRIVATE_FILES = (WORKERS_FILE, "keys.json", "usage.sqlite3", SECRET_FILE)
+"""Files of the state directory that are for the gateway's user only."""
 _SOCKET_NAME = "12345678"
+_ENTRIES = frozenset(("lock", "secret", "control", "sockets", "logs", "workers", "keys", "usage"))
+"""What the names of files in a state directory begin with, up to a dot."""
 
 SavedLoadTimes = dict[str, dict[str, list[float]]]
 """By model and kind of load, `start` or `wake`: the seconds that the last ones took."""
@@ -81,6 +87,9 @@ class StateDirectory:
     log_directory: str
     is_kept: bool = True
     """Whether the next gateway has it too, where that matters: a directory that cannot be made is replaced for now."""
+
+    secret: str = attrs.field(default="", repr=False)
+    """What shows that a request comes from the gateway's own user (`ichat/config/own_secret.py`)."""
 
     @property
     def control_socket(self) -> str:
@@ -150,20 +159,25 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
     it cannot be used.
     """
     with contextlib.ExitStack() as stack:
-        path = _path_for(settings) or _usual_path(settings)
+        path = configured_directory(settings) or _usual_path(settings)
         is_kept = path is not None or settings.port == 0  # on any free port, nothing is meant to be
         if path is None:
             path = stack.enter_context(tempfile.TemporaryDirectory(prefix="ichat-", ignore_cleanup_errors=True))
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
+            _check_own(path)
+            _make_private(path)
             os.makedirs(os.path.join(path, "sockets"), mode=0o700, exist_ok=True)
-            lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(os.path.join(path, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(lock, 0)
             os.write(lock, b"%d\n" % os.getpid())
+            for name in (*PRIVATE_FILES, "sockets"):
+                _make_private(os.path.join(path, name))
+            secret = keep_secret(path)
         except BlockingIOError as error:
-            pid = pathlib.Path(path, "lock").read_text(errors="replace").strip()
+            pid = pathlib.Path(path, LOCK_FILE).read_text(errors="replace").partition("\n")[0]
             raise Exit(
                 EXIT_UNAVAILABLE,
                 f"Another gateway (process {pid}) uses {path}: set server_settings.state_directory to another one.",
@@ -180,23 +194,7 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
                 f"{path} is too long for a unix socket; set server_settings.state_directory (or TMPDIR) to a shorter"
                 " one.",
             )
-        yield StateDirectory(path, log_directory or os.path.join(path, "logs"), is_kept)
-
-
-def _path_for(settings: ServerSettings) -> str | None:
-    """Return the configured directory."""
-    if settings.state_directory is not None:
-        return os.path.abspath(settings.state_directory)
-    return os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or None
-
-
-def directory_for(settings: ServerSettings) -> str | None:
-    """Return the directory that a gateway with these settings uses; None: it makes a temporary one."""
-    configured = _path_for(settings)
-    if configured is not None or settings.port == 0:
-        return configured
-    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(base, "ichat", str(settings.port))
+        yield StateDirectory(path, log_directory or os.path.join(path, "logs"), is_kept, secret)
 
 
 def _usual_path(settings: ServerSettings) -> str | None:
@@ -214,3 +212,33 @@ def _usual_path(settings: ServerSettings) -> str | None:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def _check_own(path: str) -> None:
+    """Raise Exit 69 where others may have put something into the state directory, or it is no gateway's alone."""
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if mode & 0o002:
+        raise _unsafe(path, f"can be written by every user of this machine (mode {mode:o})")
+    if mode & 0o077 and (strange := [name for name in os.listdir(path) if name.partition(".")[0] not in _ENTRIES]):
+        raise _unsafe(path, f"is open to other users (mode {mode:o}) and holds other things too ({strange[0]!r})")
+
+
+def _make_private(path: str) -> None:
+    """Take what other users may do with a file or a directory off it. Raises Exit 69 if it belongs to another."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return
+    if found.st_uid != os.geteuid():
+        raise _unsafe(path, f"belongs to another user (number {found.st_uid})")
+    if (mode := stat.S_IMODE(found.st_mode)) & 0o077:
+        log.warning("other users could open %s (mode %o): they no longer can", path, mode)
+        os.chmod(path, mode & 0o700)
+
+
+def _unsafe(path: str, why: str) -> Exit:
+    return Exit(
+        EXIT_UNAVAILABLE,
+        f"{path} {why}: name a directory for this gateway alone in server_settings.state_directory, or chmod 700 it if"
+        " it is that already.",
+    )

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import trio
-from support.peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, reset, until
+from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, reset, until
 
 from ichat.config import load as configuration
 from ichat.http.request import Request
@@ -46,9 +46,7 @@ async def beat(client, port, worker, model, state="ready"):
     body = json.dumps({
         "worker_id": worker, "model_name": model, "host": "127.0.0.1", "port": port, "start_id": "s", "state": state,
     }).encode()  # fmt: skip
-    await client.send(
-        b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(JSON_POST % (b"/v1/workers/heartbeat", len(body), body))
     assert (await client.response())[0] == 200
 
 
@@ -270,7 +268,9 @@ async def test_the_body_is_freed_once_there_is_a_response(routed, connect):
 
     client, _ = await routed(N_TO_A_OR_B + ASKED_FOR, a=failing(503), b=slow)
     body = json.dumps({"model": "n", "stream": True, "prompt": "x" * 100_000}).encode()
-    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await client.send(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
     received = b""
     with trio.fail_after(LIMIT_S):
         while b'{"n": 1}' not in received:
@@ -290,7 +290,7 @@ async def test_a_form_leads_to_its_model(routed):
     file = b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\x00\xff\r\n'
     form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nn\r\n--x\r\n' + file + b"--x--\r\n"
     head = (
-        b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=x\r\n"
+        b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=x\r\n"
         b"content-length: %d\r\n\r\n%b"
     )
     await client.send(head % (len(form), form))
@@ -306,7 +306,7 @@ async def test_a_client_that_leaves_ends_it_all(routed, connect):
     client, upstreams = await routed(N_TO_A_OR_B + ASKED_FOR, a=silent, b=answering("b"))
     port = client.stream.socket.getpeername()[1]
     leaving = await connect(port)
-    await leaving.send(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model": "n"}')
+    await leaving.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "n"}')
     await until(lambda: asked(upstreams["a"]))
     await leaving.stream.aclose()
     while b'ichat_requests_cancelled_total{phase="waiting"} 1.0' not in (await client.get(b"/metrics"))[2]:
@@ -354,7 +354,8 @@ async def test_a_session_stays_on_its_side(routed, connect):
     async def ask(session):
         body = b'{"model": "n"}'
         await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n%b" % (session, len(body), body)
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n%b"
+            % (session, len(body), body)
         )
         return (await client.response())[2]
 
@@ -405,7 +406,7 @@ async def test_limits_count_once_and_keys_are_for_names(served, connect):
     client, _ = await served(f'[security]\njoin_token_env = "PATH"\n{keys}{N_TO_A_OR_B}')
 
     async def ask(key, target=b"POST /v1/completions", body=b'{"model": "n"}'):
-        head = b"%b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
+        head = b"%b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
         await client.send(head % (target, key, len(body), body))
         return await client.response(target.split(b" ")[0])
 
@@ -486,10 +487,7 @@ async def test_the_plan_is_explained(served):
 
     async def explain(query=b""):
         body = b'{"model": "n"}'
-        await client.send(
-            b"POST /v1/admin/route%b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
-            % (query, len(body), body)
-        )
+        await client.send(JSON_POST % (b"/v1/admin/route" + query, len(body), body))
         return json.loads((await client.response())[2])
 
     view = await explain()
@@ -505,7 +503,7 @@ async def test_the_plan_is_explained(served):
         model = (await explain(b"?session=" + session))["model"]
         body = b'{"model": "n"}'
         await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-session-id: %b\r\ncontent-length: %d\r\n\r\n%b"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-session-id: %b\r\ncontent-length: %d\r\n\r\n%b"
             % (session, len(body), body)
         )
         assert (await client.response())[2] == model.encode()

@@ -12,7 +12,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from support.peers import Client, code_of, plain
+from support.peers import AS_OWN, OWN_SECRET, Client, code_of, plain
 from support.programs import LIMIT_S, ichat
 
 from ichat.admin.app import make_app
@@ -29,7 +29,7 @@ from ichat.security.keys import hand_over, hash_of, new_key, proof_of, take_toke
 from ichat.security.rules import ROUTES
 
 DATA, ADMIN, TOKEN = "sk-data-0123456789", "sk-admin-0123456789", "sk-token-0123456789"
-KEYS = {"no key": "", "data key": DATA, "admin key": ADMIN, "worker token": TOKEN}
+KEYS = {"no key": "", "own secret": OWN_SECRET, "data key": DATA, "admin key": ADMIN, "worker token": TOKEN}
 ELSEWHERE = "203.0.113.9"
 PROXY = '[security]\ntrusted_proxies = ["127.0.0.2"]\n'
 ALL = (
@@ -94,6 +94,7 @@ async def connect_from():
 
 async def ask(client, method, path, key="", place="here", body=b"{}"):
     head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{PLACES[place]}content-length: {len(body)}\r\n"
+    head += "content-type: application/json\r\n"
     head += f"Authorization: Bearer {key}\r\n" if key else ""
     await client.send(head.encode() + b"\r\n" + body)
     return await client.response(method.encode())
@@ -122,7 +123,7 @@ async def tables(serve, gateway_to, connect_from):
     for title, more in CONFIGURED.items():
         port = await gateway_to({"m": upstream}, more)
         columns = [f"{key}, {place}" for place in PLACES for key in KEYS]
-        text += [f"**{title} configured**", "", f"| route | {' | '.join(columns)} |", "|---" * 9 + "|"]
+        text += [f"**{title} configured**", "", f"| route | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
         for name, paths in (("every route of models", routes_of_models()), ("/v1/(un)load_lora_adapter", LOADING)):
             found = {tuple(await outcomes(connect_from, port, "POST", path, b'{"model": "m"}')) for path in paths}
             assert len(found) == 1, "all of them are alike"
@@ -185,7 +186,7 @@ async def test_a_key_may_come_in_every_usual_way(serve, gateway_to, connect, hea
     _, port = await serve(hello)
     client = await connect(await gateway_to({"m": port}, ALL))
     body = b'{"model": "m"}'
-    head = f"POST /v1/messages HTTP/1.1\r\nHost: gw\r\n{header} {DATA}\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n{header} {DATA}\r\ncontent-length: {len(body)}\r\n\r\n"
     await client.send(head.encode() + body)
     assert (await client.response())[0] == 200
 
@@ -197,7 +198,7 @@ async def test_no_key_of_the_gateways_goes_any_further(serve, gateway_to, connec
         client = await connect(await gateway_to({"m": port}, more))
         body = b'{"model": "m"}'
         await client.send(
-            f"POST /v1/completions HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer {key}\r\nX-Api-Key: {key}\r\n"
+            f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nX-Api-Key: {key}\r\n"
             "X-Ichat-Token: forged\r\nX-Ichat-Caller: admin here  \r\nX-ICHAT-Anything: 1\r\nX-Forwarded-For: 10.1.1.1\r\n"
             f"Forwarded: for=10.1.1.1\r\nX-Mine: kept\r\ncontent-length: {len(body)}\r\n\r\n".encode()
             + body
@@ -227,7 +228,7 @@ async def test_nobody_becomes_somebody_by_a_header(gateway_to, connect):
 async def test_a_body_is_not_read_for_nobody(gateway_to, connect, path, length):
     """Who has no key is told so before the body is there: nobody fills the memory from outside."""
     client = await connect(await gateway_to({}, ALL))
-    await client.send(f"POST {path} HTTP/1.1\r\nHost: gw\r\n{length}\r\n\r\n".encode())
+    await client.send(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode())
     status, _, body = await client.response()
     assert (status, code_of(body)) == (401, "invalid_api_key")
 
@@ -239,7 +240,10 @@ async def test_a_body_is_not_read_for_nobody(gateway_to, connect, path, length):
 async def test_the_control_plane_takes_small_bodies(gateway_to, connect, length, status, code):
     """Of a length that is known before they come."""
     client = await connect(await gateway_to({}))
-    await client.send(f"POST /register HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode())
+    await client.send(
+        b"POST /register HTTP/1.1\r\nHost: localhost\r\ncontent-type: application/json\r\n%b%b\r\n\r\n"
+        % (AS_OWN, length.encode())
+    )
     found, _, body = await client.response()
     assert (found, code_of(body)) == (status, code)
 
@@ -292,14 +296,18 @@ def caller_of(security, headers, peer="127.0.0.1:1", version=b"1.1"):
         ({"Host": "localhost", "Origin": "https://evil.example"}, "127.0.0.1:1", False),  # a page in a browser
         ({"Host": "localhost", "Origin": "null"}, "127.0.0.1:1", False),
         ({"Host": "localhost", "Origin": "http://localhost.evil.example"}, "127.0.0.1:1", False),
-        ({"Host": "localhost", "Origin": "http://127.0.0.1:4000"}, "127.0.0.1:1", True),
-        ({"Host": "localhost", "Origin": "http://localhost:3000"}, "127.0.0.1:1", True),
+        ({"Host": "localhost:4000", "Origin": "http://localhost:4000"}, "127.0.0.1:1", True),
+        ({"Host": "localhost:4000", "Origin": "https://localhost:4000"}, "127.0.0.1:1", False),
+        ({"Host": "localhost:4000", "Origin": "http://127.0.0.1:4000"}, "127.0.0.1:1", False),
+        ({"Host": "localhost", "Origin": "http://localhost:3000"}, "127.0.0.1:1", False),  # a page of another port
+        ({"Host": "10.0.0.5:4000"}, "127.0.0.1:1", False),  # what a container's port driver passes on
+        ({"Host": "localhost", "CF-Connecting-IP": "203.0.113.9"}, "127.0.0.1:1", False),
         ({"Host": "localhost", "Origin": "http://10.0.0.1"}, "127.0.0.1:1", False),
         ({"Host": "localhost", "Sec-Fetch-Site": "cross-site"}, "127.0.0.1:1", False),  # a picture of a page elsewhere
         ({"Host": "localhost", "Sec-Fetch-Site": "same-site"}, "127.0.0.1:1", False),
         ({"Host": "localhost", "Sec-Fetch-Site": "same-origin"}, "127.0.0.1:1", True),
         ({"Host": "localhost", "Sec-Fetch-Site": "none"}, "127.0.0.1:1", True),  # typed by the user
-        ({"Host": "localhost", "Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"}, "127.0.0.1:1", True),
+        ({"Host": "localhost", "Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"}, "127.0.0.1:1", False),
     ],
 )
 def test_here_is_this_machine_and_nobody_else(headers, peer, is_here):
@@ -518,13 +526,16 @@ async def test_a_worker_joins_with_the_token_and_hears_it_with_each_request(serv
 
 
 async def test_a_worker_from_elsewhere_needs_a_token_to_be_configured(gateway_to, connect_from):
-    """Without a token, only this machine's workers join."""
+    """Without a token, only workers of the gateway's own user join."""
     port = await gateway_to({}, PROXY)
     client = await connect_from("elsewhere", port)
     status, _, body = await ask(client, "POST", "/register", "", "elsewhere", heartbeat(host=ELSEWHERE))
-    assert (status, code_of(body)) == (403, "forbidden")
+    assert (status, code_of(body)) == (401, "invalid_api_key")
     assert b"security.join_token_env" in body
-    assert (await ask(await connect_from("here", port), "POST", "/register", "", body=heartbeat()))[0] == 200
+    here = await connect_from("here", port)
+    assert (await ask(here, "POST", "/register", "", body=heartbeat()))[0] == 401
+    here = await connect_from("here", port)
+    assert (await ask(here, "POST", "/register", OWN_SECRET, body=heartbeat()))[0] == 200
 
 
 async def test_a_key_for_metrics_is_for_nothing_else(gateway_to, connect):
@@ -570,7 +581,7 @@ async def test_a_gateway_is_not_its_own_worker(gateway_to, connect):
     """A request that goes round is refused after a few turns, with 508."""
     port = await gateway_to({})
     client = await connect(port)
-    assert (await ask(client, "POST", "/register", body=heartbeat(port=port)))[0] == 200
+    assert (await ask(client, "POST", "/register", OWN_SECRET, body=heartbeat(port=port)))[0] == 200
     status, headers, body = await ask(client, "POST", "/v1/completions", body=b'{"model": "far"}')
     assert (status, code_of(body)) == (508, "loop_detected")
     assert headers[b"x-should-retry"] == b"false"
@@ -642,7 +653,11 @@ def test_a_worker_answers_its_own_machine_and_who_has_the_token():
     assert outcome(TOKEN, "10.0.0.1:9", path=b"/health", method=b"GET") == 200
     assert outcome(TOKEN, "127.0.0.1:9", host=(b"host", b"evil.example")) == 401
     assert outcome("", "127.0.0.1:9", (b"x-forwarded-for", b"1.1.1.1")) == 403
-    for origin, statuses in ((b"https://evil.example", (403, 401)), (b"http://localhost:3000", (200, 200))):
+    for origin, statuses in (
+        (b"https://evil.example", (403, 401)),
+        (b"http://localhost:3000", (403, 401)),
+        (b"http://127.0.0.1:8000", (200, 200)),
+    ):
         page = (b"origin", origin)
         assert (outcome("", "127.0.0.1:9", page), outcome(TOKEN, "[::1]:9", page, method=b"OPTIONS")) == statuses
     assert outcome(TOKEN, "127.0.0.1:9", (b"origin", b"https://evil.example"), bearer) == 200

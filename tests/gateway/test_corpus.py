@@ -280,7 +280,7 @@ async def expect_timeout(answers):
 SLOW_HEADS = {
     "request line": (b"POST /", b"a"),
     "names": (b"POST / HTTP/1.1\r\n", b"a"),
-    "values": (b"POST / HTTP/1.1\r\nhost: x\r\na: ", b"b"),
+    "values": (b"POST / HTTP/1.1\r\nhost: localhost\r\na: ", b"b"),
     "headers": (b"POST / HTTP/1.1\r\n", b"a: b\r\n"),
     "folds": (b"POST / HTTP/1.1\r\nhost: x", b"\r\n "),
     "headers of a second request": (sized() + b"POST / HTTP/1.1\r\n", b"a: b\r\n"),

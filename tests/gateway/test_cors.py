@@ -5,7 +5,7 @@ import re
 
 import pytest
 import trio
-from support.peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain
+from support.peers import LIMIT_S, OWN_SECRET, SSE_END, SSE_HEAD, code_of, event, plain
 
 from ichat.config import load as configuration
 from ichat.errors import Exit
@@ -119,18 +119,26 @@ async def test_answers_say_which_page_may_read_them(serve, gateway_to, connect):
         (ALL, [b"Vary: Accept", b"access-control-allow-origin: *", listed[-1]], None),
         ("", [b"Vary: Accept"], None),
     ):
-        client = await connect(await gateway_to({"m": port}, more))
+        gateway_port = await gateway_to({"m": port}, more)
         other = allowed if other is None else other
         for stream, end in ((False, b"}"), (True, b"0\r\n\r\n")):
             for origin, expected in ((PAGE, allowed), (OTHER, other), (b"", other), (b"null", other)):
-                status, lines = await lines_of(client, post(origin, stream=stream), end)
-                assert status == 200
+                may = not origin or (origin == PAGE and more == LISTED) or more == ALL
+                client = await connect(gateway_port)
+                status, lines = await lines_of(client, post(origin, stream=stream), end if may else b"}")
+                assert status == (200 if may else 403)
+                if not may:
+                    expected = [line for line in expected if line != b"Vary: Accept"]
                 assert [line.lower() for line in lines] == [line.lower() for line in expected], (more, origin, stream)
         missing = [line for line in allowed if line != b"Vary: Accept"]
-        assert await lines_of(client, post(model="none")) == (404, missing)
-        assert await lines_of(client, head_of(b"GET", b"/v1/models")) == (200, missing)
-        assert await lines_of(client, head_of(b"GET", b"/v1/models/none")) == (404, missing)
-        assert await lines_of(client, head_of(b"PUT", b"/v1/chat/completions")) == (405, missing)
+        for status, data in (
+            (404, post(model="none")),
+            (200, head_of(b"GET", b"/v1/models")),
+            (404, head_of(b"GET", b"/v1/models/none")),
+            (405, head_of(b"PUT", b"/v1/chat/completions")),
+        ):
+            client = await connect(gateway_port)
+            assert await lines_of(client, data) == (status if more else 403, missing)
     assert not [name for head, _ in upstream.requests for name, _ in head.headers if name in (b"origin", b"cookie")]
 
 
@@ -187,17 +195,22 @@ async def test_the_control_plane_is_closed_to_pages(gateway_to, connect, more, o
 
 
 async def test_a_page_that_is_listed_is_not_here(gateway_to, connect):
-    """Without keys this machine may change everything; a page of a listed origin that is opened on it may not."""
+    """A page of a listed origin that is opened on this machine may use models; it changes nothing, and reads nothing."""
     port = await gateway_to({}, LISTED)
     reload = b"/v1/admin/config/reload"
     client = await connect(port)
     await client.send(head_of(b"POST", reload))
     status, headers, body = await client.response()
-    assert (status, code_of(body)) == (403, "forbidden")
+    assert (status, code_of(body)) == (401, "invalid_api_key")
     assert b"access-control-allow-origin" not in headers
     await client.stream.aclose()
     client = await connect(port)
-    await client.send(head_of(b"POST", reload, b""))
+    await client.send(head_of(b"GET", b"/v1/admin/workers"))
+    assert (await client.response(b"GET"))[0] == 401
+    await client.send(head_of(b"GET", b"/v1/admin/workers", b""))
+    assert (await client.response(b"GET"))[0] == 200
+    client = await connect(port)
+    await client.send(head_of(b"POST", reload, b"", authorization=b"Bearer " + OWN_SECRET.encode()))
     assert (await client.response())[0] == 409, "there is no file: but it was let in"
 
 
@@ -218,7 +231,7 @@ async def test_a_page_of_another_origin_is_told_why(gateway_to, connect):
         assert not [name for name in headers if name.startswith(b"access-control-")]
 
 
-@pytest.mark.parametrize(("more", "status"), [("", 405), (WITH_KEYS, 401)])
+@pytest.mark.parametrize(("more", "status"), [("", 403), (WITH_KEYS, 401)])
 async def test_nothing_is_open_by_default(gateway_to, connect, more, status):
     """Without `cors_origins` a preflight is a request like any other, and no answer speaks of origins."""
     client = await connect(await gateway_to({}, more))

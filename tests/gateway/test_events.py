@@ -4,7 +4,7 @@ import json
 
 import pytest
 import trio
-from support.peers import code_of, plain
+from support.peers import JSON_POST, code_of, plain
 from support.programs import LIMIT_S
 
 from ichat.admin import events as streams
@@ -57,8 +57,7 @@ async def hello(stream, head, body):
 
 async def send_heartbeat(client, worker_id="w", **more):
     body = json.dumps({"worker_id": worker_id, "model_name": "n", "host": "127.0.0.1", "port": 1, **more}).encode()
-    head = b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
-    await client.send(head + body)
+    await client.send(JSON_POST % (b"/v1/workers/heartbeat", len(body), body))
     assert (await client.response())[0] == 200
 
 
@@ -150,7 +149,7 @@ async def test_followers_hear_of_keys(gateway_to, connect, tmp_path):
     hash_ = hash_of("sk-admin-0123456789")
     port = await gateway_to({}, f'state_directory = "{tmp_path}"\n[security]\nadmin_key_hash = "{hash_}"\n')
     client = await connect(port)
-    headers = b"host: localhost\r\nauthorization: Bearer sk-admin-0123456789\r\n"
+    headers = b"host: localhost\r\nauthorization: Bearer sk-admin-0123456789\r\ncontent-type: application/json\r\n"
     await client.send(b"GET /v1/admin/events HTTP/1.1\r\n%b\r\n" % headers)
     reader = Reader(client)
     await reader.next("state")

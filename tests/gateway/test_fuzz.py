@@ -13,7 +13,7 @@ from ichat.http.heads import HeadError, parse_response_head
 from ichat.roles import gateway
 
 INPUTS = 400
-REQUEST = b'POST /v1/completions?mark00000000z HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+REQUEST = b'POST /v1/completions?mark00000000z HTTP/1.1\r\nHost: localhost\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 
 
 @pytest.fixture

@@ -6,7 +6,20 @@ import random
 import openai
 import pytest
 import trio
-from support.peers import LIMIT_S, SSE_END, SSE_HEAD, Upstream, chunk, code_of, event, plain, reset, until
+from support.peers import (
+    AS_OWN,
+    JSON_POST,
+    LIMIT_S,
+    SSE_END,
+    SSE_HEAD,
+    Upstream,
+    chunk,
+    code_of,
+    event,
+    plain,
+    reset,
+    until,
+)
 
 from ichat.config import load as configuration
 from ichat.http import pool
@@ -35,7 +48,7 @@ async def test_a_request_reaches_its_upstream_unchanged(serve, gateway_to, conne
     client = await connect(await gateway_to({"m": port}))
     body = b'{ "model":"m",  "x": "\\u00e9\xc3\xa9", "n": 1e3 }'
     await client.send(
-        b"POST /v1/chat/completions?a=b HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer k\r\nX-Mine: 1\r\nConnection: x-hop\r\n"
+        b"POST /v1/chat/completions?a=b HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer k\r\nX-Mine: 1\r\nConnection: x-hop\r\n"
         b"X-Hop: 1\r\nTE: trailers\r\nExpect: 100-continue\r\nX-Request-Id: id-1\r\nContent-Length: %d\r\n\r\n%b"
         % (len(body), body)
     )
@@ -499,7 +512,8 @@ async def test_every_refusal_has_openais_shape(gateway_to, connect, method, targ
     """Whatever is wrong, the body is an OpenAI error, with a request id, and says who made it."""
     client = await connect(await gateway_to({"m": 1}))
     await client.send(
-        b"%b %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (method, target, len(body), body)
+        b"%b %b HTTP/1.1\r\nhost: localhost\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+        % (method, target, AS_OWN, len(body), body)
     )
     found, headers, answer = await client.response(method)
     assert (found, code_of(answer)) == (status, code)
@@ -517,10 +531,7 @@ async def test_workers_register_by_their_beats(serve, gateway_to, connect):
         body = json.dumps(
             {"worker_id": "w1", "model_name": "org/m", "host": "127.0.0.1", "port": port, **more}
         ).encode()
-        await client.send(
-            b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
-            % (len(body), body)
-        )
+        await client.send(JSON_POST % (b"/v1/workers/heartbeat", len(body), body))
         status, _, answer = await client.response()
         assert status == 200
         return json.loads(answer)
@@ -607,10 +618,7 @@ async def test_a_dead_worker_is_not_a_black_hole(serve, gateway_to, connect):
     for name, where in (("alive", port), ("dead", dead)):
         heartbeat = {"worker_id": name, "model_name": "m", "host": "127.0.0.1", "port": where, "heartbeat_interval": 60}
         body = json.dumps(heartbeat).encode()
-        await client.send(
-            b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
-            % (len(body), body)
-        )
+        await client.send(JSON_POST % (b"/v1/workers/heartbeat", len(body), body))
         assert (await client.response())[0] == 200
     for _ in range(20):
         assert (await client.ask())[::2] == (200, b'{"hello": 1}')
@@ -623,10 +631,7 @@ async def register(client, **workers):
     """Send a beat of each worker, called by its name, that listens at this port."""
     for name, port in workers.items():
         body = json.dumps({"worker_id": name, "model_name": "m", "host": "127.0.0.1", "port": port}).encode()
-        await client.send(
-            b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
-            % (len(body), body)
-        )
+        await client.send(JSON_POST % (b"/v1/workers/heartbeat", len(body), body))
         assert (await client.response())[0] == 200
 
 

@@ -6,7 +6,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from support.peers import code_of, plain, until
+from support.peers import JSON_POST, code_of, plain, until
 
 from ichat.admin import app
 from ichat.protocol import Heartbeat, Machine
@@ -18,7 +18,7 @@ NEEDED = {"worker_id": "w1", "model_name": "m", "host": "127.0.0.1", "port": 9}
 
 async def send(client, heartbeat, path=b"/v1/workers/heartbeat"):
     body = heartbeat if isinstance(heartbeat, bytes) else json.dumps(heartbeat).encode()
-    await client.send(b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
+    await client.send(JSON_POST % (path, len(body), body))
     status, headers, answer = await client.response()
     assert headers[b"content-type"] == b"application/json"
     return status, json.loads(answer)

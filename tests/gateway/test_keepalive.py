@@ -4,7 +4,7 @@ import json
 
 import pytest
 import trio
-from support.peers import LIMIT_S, SSE_END, SSE_HEAD, chunk, event, plain
+from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, chunk, event, plain
 
 from ichat.http.keepalive import COMMENT, is_comment
 
@@ -24,7 +24,7 @@ async def read_until(client, found, data=b""):
 
 async def ask(client, path=b"/v1/chat/completions", **more):
     body = json.dumps({"model": "m", "stream": True, **more}).encode()
-    await client.send(b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
+    await client.send(JSON_POST % (path, len(body), body))
 
 
 def events_of(data):

@@ -9,7 +9,7 @@ import attrs
 import jsonschema
 import pytest
 import trio
-from support.peers import code_of, plain
+from support.peers import OWN_SECRET, plain
 from support.programs import LIMIT_S
 
 from ichat.admin.openapi import document
@@ -37,7 +37,8 @@ class Site:
     async def ask(self, method, path, body=None, key=ADMIN, client=None):
         """Return the status and the parsed answer of a request."""
         data = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer {key}\r\ncontent-length: {len(data)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         client = client or self.client
         await client.send(head.encode() + data)
         status, _, answer = await client.response(method.encode())
@@ -219,17 +220,16 @@ async def test_a_name_is_taken_once(site, serve, gateway_to, connect, tmp_path):
         assert (status, answer["error"]["code"]) == (409, "configured_key")
 
 
-async def test_without_an_admin_key_no_client_gets_one(gateway_to, connect, tmp_path):
-    """The first key would lock the operator out, who has none."""
+async def test_without_an_admin_key_the_own_user_makes_keys(gateway_to, connect, tmp_path):
+    """The first key closes the models to all others, and the gateway's own user stays its operator."""
     port = await gateway_to({}, f'state_directory = "{tmp_path}"\n')
-    client = await connect(port)
-    body = b'{"name": "a"}'
-    await client.send(
-        b"POST /v1/admin/keys HTTP/1.1\r\nHost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-    )
-    status, _, answer = await client.response()
-    assert (status, code_of(answer)) == (409, "admin_key_needed")
-    assert not (tmp_path / "keys.json").exists()
+    site = Site(port, await connect(port))
+    status, answer = await site.ask("POST", "/v1/admin/keys", {"name": "a"}, key="sk-nobody")
+    assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+    status, _ = await site.ask("POST", "/v1/admin/keys", {"name": "a"}, key=OWN_SECRET)
+    assert status == 201
+    assert (await site.ask("GET", "/v1/models", key=""))[0] == 401
+    assert (await site.ask("GET", "/v1/admin/keys", key=OWN_SECRET))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def with_keys(a="", b="", more=""):
 
 async def ask(client, key="a", body=None, model="m"):
     data = json.dumps({"model": model, **(body or {})}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer {KEYS[key]}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEYS[key]}\r\n"
     await client.send(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
 
 
@@ -196,7 +196,7 @@ async def test_where_tokens_are_limited_none_are_used_in_the_background(serve, g
     seen = []
     for key, background in (("a", True), ("a", False), ("b", True)):
         data = json.dumps({"model": "m", "background": background}).encode()
-        head = f"POST /v1/responses HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer {KEYS[key]}\r\n"
+        head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEYS[key]}\r\n"
         await client.send(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         seen.append((await client.response())[0])
     assert seen == [status, 200, 200]
@@ -246,7 +246,7 @@ async def test_requests_at_once_are_bounded_by_key(serve, gateway_to, connect):
     status, headers, body = await clients[2].response()
     assert (status, code_of(body), headers[b"retry-after"]) == (429, "rate_limited", b"1")
     large = await connect(gateway)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer {KEYS['a']}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEYS['a']}\r\n"
     await large.send(f"{head}content-length: 9000000\r\n\r\n".encode())
     status, headers, body = await large.response()  # before any of the body
     assert (status, code_of(body), headers[b"connection"]) == (429, "rate_limited", b"close")
@@ -556,7 +556,7 @@ async def test_clients_that_leave_open_no_circuit(serve, gateway_to, connect):
         client = await connect(gateway)
         body = b'{"model": "m", "slow": true}'
         await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
         )
         await until(lambda number=number: len(upstream.requests) > number)
         await client.stream.aclose()

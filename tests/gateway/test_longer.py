@@ -5,7 +5,7 @@ import json
 import pytest
 import trio
 from support.exposition import shown
-from support.peers import SSE_END, SSE_HEAD, code_of, event, plain, until
+from support.peers import JSON_POST, SSE_END, SSE_HEAD, code_of, event, plain, until
 
 TOO_LONG = {
     "message": "It has 256 tokens.", "type": "invalid_request_error", "param": None, "code": "context_length_exceeded",
@@ -47,8 +47,7 @@ def site(serve, gateway_to, connect):
                 "models": [{"id": name, "max_model_len": length}], "heartbeat_interval": 3600,
             }  # fmt: skip
             body = json.dumps(beat).encode()
-            head = b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
-            await client.send(head % len(body) + body)
+            await client.send(JSON_POST % (b"/v1/workers/heartbeat", len(body), body))
             assert (await client.response())[0] == 200
         client.port = port
         return client, workers

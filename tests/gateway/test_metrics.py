@@ -61,7 +61,7 @@ async def test_a_stream_is_measured(serve, gateway_to, connect, mock_clock):
     upstream, port = await serve(reply)
     gateway = await gateway_to({"m": port})
     client = await connect(gateway)
-    await client.send(b'POST /chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await client.send(b'POST /chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
     await turns_until(lambda: upstream.requests)
     mock_clock.jump(0.5)
     during = await shown(connect, gateway)
@@ -109,7 +109,9 @@ async def test_gaps_are_counted_by_model(serve, gateway_to, connect):
     gateway = await gateway_to({"m": port})
     client = await connect(gateway)
     body = b'{"model": "m"}'
-    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await client.send(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
     received = b""
     for number in range(3):
         while not received.endswith(event(number)):
@@ -206,7 +208,7 @@ async def test_those_who_leave_are_counted_by_how_far_they_were(serve, gateway_t
     for number, client in enumerate(clients):
         body = b'{"model": "m", "x": "%b"}' % (b"stream" if number == 1 else b"plain!")
         await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
         )
         if number < 2:
             await until(lambda number=number: len(upstream.requests) == number + 1)
@@ -238,8 +240,8 @@ async def test_who_takes_nothing_has_left(serve, gateway_to, connect, tmp_path):
     path = tmp_path / "access.log"
     gateway = await gateway_to({"m": port}, f'[timeouts]\nclient_stall_s = 0.3\n[logs]\naccess_log = "{path}"\n')
     reader, sender = await connect(gateway), await connect(gateway)
-    await reader.send(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
-    await sender.send(b'POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n{"model"')
+    await reader.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await sender.send(b'POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model"')
     await trio.sleep(0.1)
     await sender.stream.aclose()
     with trio.fail_after(LIMIT_S):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import trio
-from support.peers import LIMIT_S, SSE_END, SSE_HEAD, chunk, code_of, event, plain, until
+from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, chunk, code_of, event, plain, until
 
 from ichat.http.keepalive import COMMENT
 from ichat.protocol import Heartbeat, response_tag
@@ -96,7 +96,7 @@ async def ask_all(connect, port, count, then):
 async def stream(client, path=b"/v1/chat/completions"):
     """Ask for a stream."""
     body = b'{"model": "m", "stream": true}'
-    await client.send(b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
+    await client.send(JSON_POST % (path, len(body), body))
 
 
 async def read_until(client, found, data=b""):

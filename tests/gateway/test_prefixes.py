@@ -6,7 +6,7 @@ import socket
 import pytest
 import trio
 from support.exposition import heartbeat
-from support.peers import SSE_HEAD, chunk, code_of, plain, until
+from support.peers import JSON_POST, SSE_HEAD, chunk, code_of, plain, until
 
 from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, parse_chain
 from ichat.proxy.prefix_reports import REPORT_BYTES_MAX
@@ -83,9 +83,7 @@ class Fleet:
         """Send a report; return the status and what was answered."""
         client = await self._connect(self.port)
         body = report if isinstance(report, bytes) else json.dumps(report).encode()
-        await client.send(
-            b"POST /v1/workers/prefixes HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-        )
+        await client.send(JSON_POST % (b"/v1/workers/prefixes", len(body), body))
         status, _, answer = await client.response()
         return status, answer
 
@@ -137,7 +135,7 @@ async def test_sessions_go_first(fleet):
     for session in range(20):
         client = await site._connect(site.port)
         body = json.dumps({"model": "m", "messages": messages}).encode()
-        head = b"POST %b HTTP/1.1\r\nhost: x\r\nx-session-id: %d\r\ncontent-length: %d\r\n\r\n" % (
+        head = b"POST %b HTTP/1.1\r\nhost: localhost\r\nx-session-id: %d\r\ncontent-length: %d\r\n\r\n" % (
             CHAT,
             session,
             len(body),
@@ -277,7 +275,9 @@ async def test_the_header_is_of_the_gateway_that_answers(fleet, gateway_to, conn
     for port, expected in ((site.port, 1), (outer, 0)):
         client = await connect(port)
         body = json.dumps({"model": "m", "messages": conversation("x")}).encode()
-        await client.send(b"POST %b HTTP/1.0\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (CHAT, len(body), body))
+        await client.send(
+            b"POST %b HTTP/1.0\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (CHAT, len(body), body)
+        )
         assert (await client.everything()).lower().count(b"x-ichat-prefix:") == expected
 
 
@@ -474,7 +474,7 @@ async def test_a_worker_gets_the_chains_that_it_wants(fleet):
         body = json.dumps({"model": "m", "messages": messages}).encode()
         client = await site._connect(site.port)
         await client.send(
-            b"POST %b HTTP/1.1\r\nhost: x\r\nX-Ichat-Prefix: 1;00\r\ncontent-length: %d\r\n\r\n%b"
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\nX-Ichat-Prefix: 1;00\r\ncontent-length: %d\r\n\r\n%b"
             % (CHAT, len(body), body)
         )
         assert (await client.response())[0] == 200

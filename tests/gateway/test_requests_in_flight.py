@@ -4,7 +4,7 @@ import json
 
 import pytest
 import trio
-from support.peers import chunk, code_of, event, until
+from support.peers import AS_OWN, chunk, code_of, event, until
 from support.programs import LIMIT_S
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -42,8 +42,8 @@ class Site:
     async def cancel(self, request_id):
         client = await self.connect(self.port)
         await client.send(
-            b"DELETE /v1/admin/requests/%b HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
-            % request_id.encode()
+            b"DELETE /v1/admin/requests/%b HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: 0\r\n\r\n"
+            % (request_id.encode(), AS_OWN)
         )
         status, _, body = await client.response(b"DELETE")
         return status, json.loads(body)

@@ -5,7 +5,7 @@ import os
 
 import pytest
 import trio
-from support.peers import LIMIT_S, code_of, plain, until
+from support.peers import JSON_POST, LIMIT_S, code_of, plain, until
 
 from ichat.engines import responses
 from ichat.engines.adapter import RESPONSES_PATH, VLLM_PATHS, AdapterSettings, ProtocolAdapter
@@ -25,9 +25,7 @@ async def tell(client, port, worker="w1", start="s", **more):
     body = json.dumps({
         "worker_id": worker, "model_name": "m", "host": "127.0.0.1", "port": port, "start_id": start, **more,
     }).encode()  # fmt: skip
-    await client.send(
-        b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(JSON_POST % (b"/v1/workers/heartbeat", len(body), body))
     status, _, answer = await client.response()
     assert status == 200, answer
 
@@ -122,7 +120,8 @@ async def test_a_key_reads_responses_of_its_models_only(serve, gateway_to, conne
         {"worker_id": "w1", "model_name": "m", "host": "127.0.0.1", "port": port, "start_id": "s"}
     ).encode()
     await client.send(
-        b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
+        b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
         % (os.environ["PATH"].encode(), len(body), body)
     )
     assert (await client.response())[0] == 200

@@ -28,13 +28,13 @@ async def hello(stream, head, body):
 
 async def ask(client, key="a", model="m"):
     data = json.dumps({"model": model}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer {KEYS[key]}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEYS[key]}\r\n"
     await client.send(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
     return await client.response()
 
 
 async def get(client, target, key=ADMIN):
-    head = f"GET {target} HTTP/1.1\r\nHost: gw\r\n" + (f"Authorization: Bearer {key}\r\n" if key else "")
+    head = f"GET {target} HTTP/1.1\r\nHost: localhost\r\n" + (f"Authorization: Bearer {key}\r\n" if key else "")
     await client.send(f"{head}\r\n".encode())
     return await client.response(b"GET")
 
@@ -142,7 +142,8 @@ async def test_limits_wait_for_a_start_with_usage(tmp_path, connect, nursery):
     client = await connect(await nursery.start(gateway.run, *gateway.read_command_line(["-c", str(path)])))
 
     async def post(target, body=b""):
-        head = f"POST {target} HTTP/1.1\r\nHost: gw\r\nAuthorization: Bearer {ADMIN}\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         await client.send(head.encode() + body)
         status, _, answer = await client.response()
         return status, json.loads(answer)

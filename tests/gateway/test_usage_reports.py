@@ -13,7 +13,7 @@ from ichat.engines.asgi import call_under_way
 from ichat.protocol.usage import parse_usage, usage_in_trailers
 
 STREAM = SSE_HEAD + event(0) + event(1) + SSE_END
-HEAD = b"POST /v1/chat/completions HTTP/1.%d\r\nhost: x\r\ncontent-length: %d\r\n%b\r\n%b"
+HEAD = b"POST /v1/chat/completions HTTP/1.%d\r\nhost: localhost\r\ncontent-length: %d\r\n%b\r\n%b"
 
 
 def with_trailer(stream, usage):

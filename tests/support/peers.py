@@ -48,6 +48,19 @@ class Upstream:
                 await stream.aclose()
 
 
+OWN_SECRET = "own-secret-of-the-gateways-in-this-process-"
+"""By which gateways in a test's process know their own user."""
+AS_OWN = f"authorization: Bearer {OWN_SECRET}\r\n".encode()
+"""What it sends."""
+JSON_POST = (
+    b"POST %b HTTP/1.1\r\nhost: localhost\r\n"
+    + AS_OWN
+    + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+)
+"""A request of the gateway's own user: its path, the length of its body, and that."""
+_CONTROL = (b"/v1/admin/", b"/v1/workers/", b"/register", b"/v1/logs/", b"/v1/load_lora", b"/v1/unload_lora")
+
+
 class Client:
     """A raw HTTP/1.1 client: what it sends and gets are bytes."""
 
@@ -91,13 +104,14 @@ class Client:
     async def ask(self, model="m", method=b"POST", target=b"/v1/chat/completions", **more):
         body = json.dumps({"model": model, **more}).encode()
         await self.send(
-            b"%b %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-            % (method, target, len(body), body)
+            b"%b %b HTTP/1.1\r\nhost: localhost\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+            % (method, target, AS_OWN if target.startswith(_CONTROL) else b"", len(body), body)
         )
         return await self.response(method)
 
     async def get(self, target):
-        await self.send(b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % target)
+        own = AS_OWN if target.startswith(_CONTROL) else b""
+        await self.send(b"GET %b HTTP/1.1\r\nhost: localhost\r\n%b\r\n" % (target, own))
         return await self.response(b"GET")
 
 

@@ -1,0 +1,150 @@
+"""The secret by which a gateway knows its own user: where it is, and how who runs as that user finds it.
+
+`secret` in the state directory has it, for the gateway's user alone, and stays from one start to the next. While the
+gateway runs, `lock` there has its process and the addresses at which it listens, one in a line. A directory that is
+not the port's usual one is named by `PORT.at` beside the usual ones.
+"""
+
+import contextlib
+import ipaddress
+import os
+import re
+import secrets
+import urllib.parse
+from collections.abc import Iterator, Sequence
+
+from ichat.config.schema import ServerSettings
+
+LOCK_FILE = "lock"
+SECRET_FILE = "secret"  # noqa: S105
+SYSTEM_DIRECTORY = "/var/lib/ichat"
+"""Where a gateway is that runs as the example's service."""
+_BYTES_MAX = 65_536
+_SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
+
+
+def configured_directory(settings: ServerSettings) -> str | None:
+    """Return the state directory that the configuration or the service manager names."""
+    if settings.state_directory is not None:
+        return os.path.abspath(settings.state_directory)
+    return os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or None
+
+
+def directory_for(settings: ServerSettings) -> str | None:
+    """Return the state directory that a gateway with these settings uses; None: it makes a temporary one."""
+    configured = configured_directory(settings)
+    return configured if configured is not None or settings.port == 0 else usual_directory(settings.port)
+
+
+def usual_directory(port: int) -> str:
+    """Return the state directory of this user's gateway on this port, where none is configured."""
+    return os.path.join(_base(), str(port))
+
+
+def _base() -> str:
+    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(home, "ichat")
+
+
+def keep_secret(directory: str) -> str:
+    """Return the secret in a state directory of this user; make one where there is none. Raises OSError."""
+    path = os.path.join(directory, SECRET_FILE)
+    found = _read_own(path).strip()
+    if _SECRET.fullmatch(found):
+        os.chmod(path, 0o600)
+        return found
+    made = secrets.token_urlsafe(32)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path + ".new")
+    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(made + "\n")
+    os.replace(path + ".new", path)
+    return made
+
+
+@contextlib.contextmanager
+def announced(directory: str, addresses: Sequence[tuple[str, int]]) -> Iterator[None]:
+    """Say in the state directory, and beside the usual ones, where this gateway listens, until the end of the context.
+
+    `addresses` are IP addresses with their ports. What cannot be written is left out: then the secret is found by
+    `--config` alone.
+    """
+    lines = [str(os.getpid()), *(f"{address} {port}" for address, port in addresses)]
+    with contextlib.suppress(OSError), open(os.path.join(directory, LOCK_FILE), "r+") as file:  # which is held
+        file.truncate()
+        file.write("\n".join(lines) + "\n")
+    port = addresses[0][1]
+    pointer = usual_directory(port) + ".at"
+    is_elsewhere = os.path.abspath(directory) != usual_directory(port)
+    if is_elsewhere:
+        with contextlib.suppress(OSError):
+            os.makedirs(_base(), mode=0o700, exist_ok=True)
+            with open(os.open(pointer, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+                file.write(directory + "\n")
+    try:
+        yield
+    finally:
+        if is_elsewhere and _read_own(pointer).strip() == directory:
+            with contextlib.suppress(OSError):
+                os.unlink(pointer)
+
+
+def find_secret(url: str, directory: str | None = None) -> tuple[str, str] | None:
+    """Return the secret of the gateway that runs at a URL of this machine, and the URL to send it to.
+
+    It is this user's gateway, or root may read it; `directory` is its state directory, where that is known. The URL has
+    an address at which the gateway itself listens: at another loopback address another user's process may. None where
+    there is no such gateway.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    except ValueError:
+        return None
+    wanted, usual = parts.hostname or "", usual_directory(port)
+    for place in filter(None, (directory, usual, _read_own(usual + ".at").strip(), SYSTEM_DIRECTORY)):
+        found = _secret_in(place)
+        for address, its_port in _addresses_in(place) if found else ():
+            host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+            if its_port == port and (wanted == host or (wanted == "localhost" and _is_loopback(host))):
+                shown = f"[{host}]" if ":" in host else host
+                return found, url if wanted == host else parts._replace(netloc=f"{shown}:{port}").geturl()
+    return None
+
+
+def console_link(url: str, secret: str) -> str:
+    """Return the link that opens the console of the gateway at a URL; with a secret, as the gateway's own user."""
+    return f"{url}/console/" + (f"#key={secret}" if secret else "")
+
+
+def _secret_in(directory: str) -> str:
+    """Return the secret of a state directory that its owner alone may change; "" if there is none for this user."""
+    try:
+        mode, owner = os.stat(directory).st_mode, os.stat(directory).st_uid
+    except OSError:
+        return ""
+    found = _read_own(os.path.join(directory, SECRET_FILE), owner).strip()
+    return found if not mode & 0o022 and _SECRET.fullmatch(found) else ""
+
+
+def _addresses_in(directory: str) -> list[tuple[str, int]]:
+    """Return where the gateway listens that runs with a state directory; none if none runs."""
+    pid, *lines = _read_own(os.path.join(directory, LOCK_FILE), None).splitlines() or [""]
+    if not pid.isdecimal() or not os.path.isdir(f"/proc/{pid}"):
+        return []
+    pairs = [line.split(" ") for line in lines]
+    return [(pair[0], int(pair[1])) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()]
+
+
+def _read_own(path: str, owner: int | None = -1) -> str:
+    """Return the text of a file of this user, or of `owner`, or, with None, of anybody; "" where there is none."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), encoding="utf-8") as file:
+            is_right = owner is None or os.fstat(file.fileno()).st_uid == (os.geteuid() if owner == -1 else owner)
+            return file.read(_BYTES_MAX) if is_right else ""
+    except (OSError, UnicodeError):
+        return ""
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback

@@ -1,0 +1,130 @@
+"""Which `Host` and which page in a browser a request without a key may come with.
+
+A browser sends requests for any page that it shows: also for one of another port of this machine, and for one whose
+name was made to point here after it was loaded (DNS rebinding). It says so in `Host`, in `Origin` (RFC 6454) and in
+`Sec-Fetch-Site` (Fetch Metadata), which no script can write. Programs that are no browsers send a `Host` alone.
+"""
+
+import functools
+import re
+import socket
+from collections.abc import Sequence
+
+import attrs
+
+from ichat.http.heads import RequestHead
+from ichat.security.addresses import FORWARDED, is_address, is_loopback
+
+_HOST = re.compile(rb"(?:\[([0-9a-fA-F:.]{2,45})\]|([^:\[\]/@\s]{1,253}))(?::\d{1,5})?")
+_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+_HOSTS_MAX = 4096
+
+
+@attrs.frozen
+class Page:
+    """What a request says of the page that sent it."""
+
+    objection: str = ""
+    """Why it may ask for nothing without a key, as a sentence; empty: it may."""
+    is_listed: bool = False
+    """Whether it is of an origin that the configuration lists: it may use models, and nothing else."""
+
+
+class Site:
+    """The names and origins of one server."""
+
+    def __init__(
+        self, hosts: Sequence[str] = (), origins: Sequence[str] = (), *, host: str = "", tls: bool = False
+    ) -> None:
+        """`hosts` and `origins` are as the configuration has them; `host` is where the server listens."""
+        self._names = own_names() | {name.lower() for name in hosts if not name.startswith("*")} | {host.lower()}
+        self._suffixes = tuple(name[1:].lower() for name in hosts if name.startswith("*."))
+        self._has_any = "*" in hosts
+        self._origins = frozenset(origin.encode() for origin in origins)
+        self._scheme = b"https://" if tls else b"http://"
+        self._knows = functools.lru_cache(_HOSTS_MAX)(self._look)
+
+    def __repr__(self) -> str:
+        return f"<Site {', '.join(sorted(self._names))}>"
+
+    def page(self, head: RequestHead) -> Page:
+        """Return what a request says of the page that sent it, if one did."""
+        host = b""
+        is_proxied = is_strange = False
+        origins: list[bytes] = []
+        for name, value in head.headers:
+            if name == b"host":
+                host = value
+            elif name == b"origin":
+                origins.append(value)
+            elif name == b"sec-fetch-site":
+                is_strange = is_strange or value not in (b"same-origin", b"none")
+            elif name in FORWARDED:
+                is_proxied = True
+        if (host or head.version != b"1.0") and not self._knows(host):
+            return Page(
+                f"{_shown(host)} is not one of this gateway's names: add it to server_settings.hosts, or give clients"
+                " keys (security.keys)."
+            )
+        listed = bool(origins) and (b"*" in self._origins or self._origins.issuperset(origins))
+        schemes = (b"http://", b"https://") if is_proxied else (self._scheme,)
+        is_own = all(origin in [scheme + host for scheme in schemes] for origin in origins)
+        if listed and not is_own:
+            return Page(is_listed=True)
+        if is_strange or not is_own:
+            whose = _shown(origins[0]) if origins else "another origin"
+            return Page(
+                f"A page of {whose} may not ask here without a key: add its origin to server_settings.cors_origins, if"
+                " it is to use the models, or give clients keys (security.keys)."
+            )
+        return Page()
+
+    def _look(self, host: bytes) -> bool:
+        """Return whether a `Host` is an address, which no name can be made to point away from, or a known name."""
+        name = name_of(host)
+        if not name:
+            return False
+        return (
+            is_address(name) or self._has_any or name in self._names or name.endswith((".localhost", *self._suffixes))
+        )
+
+
+@functools.cache
+def own_names() -> frozenset[str]:
+    """Return the names by which this machine is known, as far as it knows itself."""
+    name = socket.gethostname().lower().rstrip(".")
+    short = name.partition(".")[0]
+    return frozenset(filter(None, ("localhost", name, short, f"{short}.local")))
+
+
+def name_of(host: bytes) -> str:
+    """Return the name or address in a `Host`, in lower case; "" if it is neither."""
+    match = _HOST.fullmatch(host)
+    name = (match[1] or match[2]).decode("latin-1").lower().removesuffix(".") if match else ""
+    return name if _NAME.fullmatch(name) or is_address(name) else ""
+
+
+@functools.lru_cache(_HOSTS_MAX)
+def means_this_machine(host: bytes) -> bool:
+    """Return whether a `Host` is a loopback address, or a name that means this machine only."""
+    name = name_of(host)
+    return name in own_names() or name.endswith(".localhost") or (is_address(name) and is_loopback(name))
+
+
+def is_from_here(head: RequestHead, address: str, page: Page) -> bool:
+    """Return whether a request came from this machine, to it, through no proxy that shows, and from no other's page.
+
+    A proxy that adds nothing cannot be told from a program of this machine: who is here may read, not more.
+    """
+    return (
+        is_loopback(address)
+        and head.version == b"1.1"
+        and not (page.objection or page.is_listed)
+        and FORWARDED.isdisjoint(name for name, _ in head.headers)
+        and means_this_machine(next((value for name, value in head.headers if name == b"host"), b""))
+    )
+
+
+def _shown(text: bytes) -> str:
+    """Return what a request says, as far as a sentence can hold it."""
+    return re.sub(r"[^!-~]", "?", text[:100].decode("latin-1")) or "A request without a `Host`"
