@@ -1,8 +1,11 @@
 """Fixtures."""
 
+import atexit
 import contextlib
+import os
 import pathlib
 import signal
+import tempfile
 
 import hypothesis
 import pytest
@@ -19,6 +22,10 @@ TESTS = pathlib.Path(__file__).parent
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # begun in the background of a shell, which programs inherit
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_STATE = tempfile.TemporaryDirectory(prefix="ichat-tests-", ignore_cleanup_errors=True)
+os.environ["XDG_STATE_HOME"] = _STATE.name  # where gateways and commands of the tests find each other
+atexit.register(_STATE.cleanup)
 
 hypothesis.settings.register_profile("ichat", deadline=None)  # what is slow on a busy machine is not wrong
 hypothesis.settings.load_profile("ichat")

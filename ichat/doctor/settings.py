@@ -24,6 +24,7 @@ from ichat.security.addresses import is_loopback
 from ichat.security.key_file import load_keys
 from ichat.security.keys import key_in
 from ichat.security.made_keys import MadeKeys
+from ichat.security.origins import site_of
 from ichat.supervisor.state import PRIVATE_FILES, WORKERS_FILE, read_saved
 
 SOON = dt.timedelta(days=14)
@@ -117,7 +118,12 @@ def _read_made_keys(directory: str | None) -> tuple[MadeKeys, str]:
 
 def _check_exposure(config: Config, *, has_made_keys: bool) -> Iterator[Finding]:
     host, security = config.server_settings.host, config.security
-    if host == "localhost" or is_loopback(host) or security.keys or has_made_keys:
+    if security.keys or has_made_keys:
+        return
+    names = ", ".join(site_of(config.server_settings).names)
+    sentence = f"Clients need no key: they may ask by an address, or by {names} (server_settings.hosts)."
+    yield Finding("ok", "names", sentence)
+    if host == "localhost" or is_loopback(host):
         return
     yield Finding(
         "warning",

@@ -130,7 +130,8 @@ class Gateway:
             self.context.auth.check("join" if path in _JOINS else "write", caller)
         if head.length is None:
             raise errors.length_required(shown_path(path))
-        if head.length and not _is_json(head.by_name.get(b"content-type", b"")):
+        is_json = _is_json(head.by_name.get(b"content-type", b""))
+        if head.length and head.method not in _READS and not is_json:
             raise errors.not_json(shown_path(path))
         bytes_max = REPORT_BYTES_MAX if path == PREFIXES_PATH else CONTROL_BYTES_MAX
         if head.length > bytes_max:

@@ -213,6 +213,10 @@ def _announce(context: GatewayContext, listeners: list[socket.socket]) -> None:
     if all(is_loopback(listener.getsockname()[0]) for listener in listeners) or (auth.has_keys and auth.has_admin_key):
         return
     if not auth.has_keys:
+        log.info(
+            "clients need no key, so they may ask by an address or by %s alone: server_settings.hosts adds names",
+            ", ".join(auth.site.names),
+        )
         log.warning(
             "no keys are configured: EVERY CLIENT THAT REACHES %s:%d MAY USE EVERY MODEL. Give each client one in"
             " [[security.keys]] (`./ichat.pyz key` makes it), or let server_settings.host be 127.0.0.1.",

@@ -44,7 +44,7 @@ from ichat.security.addresses import address_in
 from ichat.security.auth import Auth, Caller
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
-from ichat.security.origins import Site
+from ichat.security.origins import site_of
 from ichat.supervisor.state import StateDirectory
 from ichat.supervisor.supervisor import Supervisor
 
@@ -76,10 +76,7 @@ def secure_parts(config: Config, made: MadeKeys = NO_KEYS, secret: str = "") -> 
 
 def auth_of(config: Config, made: MadeKeys, now: float, secret: str) -> Auth:
     """Return the rules of access of a configuration beside made keys and the secret. Raises Exit 64."""
-    settings = config.server_settings
-    site = Site(
-        settings.hosts, settings.cors_origins, host=settings.host, tls=settings.tls_certificate is not None
-    )  # fmt: skip
+    site = site_of(config.server_settings)
     return Auth(config.security, made.active(now), needs_keys=made.is_used, secret=secret, site=site)
 
 

@@ -6,18 +6,24 @@ name was made to point here after it was loaded (DNS rebinding). It says so in `
 """
 
 import functools
+import logging
 import re
 import socket
 from collections.abc import Sequence
 
 import attrs
 
+from ichat.config.schema import ServerSettings
 from ichat.http.heads import RequestHead
 from ichat.security.addresses import FORWARDED, is_address, is_loopback
 
 _HOST = re.compile(rb"(?:\[([0-9a-fA-F:.]{2,45})\]|([^:\[\]/@\s]{1,253}))(?::\d{1,5})?")
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _HOSTS_MAX = 4096
+TOLD_MAX = 20
+"""How many names are logged that requests were refused for; anybody can think of more."""
+
+log = logging.getLogger(__name__)
 
 
 @attrs.frozen
@@ -42,7 +48,13 @@ class Site:
         self._has_any = "*" in hosts
         self._origins = frozenset(origin.encode() for origin in origins)
         self._scheme = b"https://" if tls else b"http://"
+        self._told = 0
         self._knows = functools.lru_cache(_HOSTS_MAX)(self._look)
+
+    @property
+    def names(self) -> list[str]:
+        """The names that requests without a key may have as their `Host`, beside addresses; `*` for all."""
+        return ["*"] if self._has_any else sorted({*filter(None, self._names), *(f"*{one}" for one in self._suffixes)})
 
     def __repr__(self) -> str:
         return f"<Site {', '.join(sorted(self._names))}>"
@@ -81,12 +93,19 @@ class Site:
 
     def _look(self, host: bytes) -> bool:
         """Return whether a `Host` is an address, which no name can be made to point away from, or a known name."""
-        name = name_of(host)
-        if not name:
-            return False
-        return (
-            is_address(name) or self._has_any or name in self._names or name.endswith((".localhost", *self._suffixes))
-        )
+        name, suffixes = name_of(host), (".localhost", *self._suffixes)
+        if self._has_any or (name and (is_address(name) or name in self._names or name.endswith(suffixes))):
+            return True
+        if self._told < TOLD_MAX:
+            self._told += 1
+            log.warning("a request without a key asked for %s, which server_settings.hosts does not name", _shown(host))
+        return False
+
+
+def site_of(settings: ServerSettings) -> Site:
+    """Return the names and origins of a gateway with these settings."""
+    tls = settings.tls_certificate is not None
+    return Site(settings.hosts, settings.cors_origins, host=settings.host, tls=tls)
 
 
 @functools.cache

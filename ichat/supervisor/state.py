@@ -1,8 +1,8 @@
 """What the gateway keeps from one start to the next, in one directory that no other gateway uses.
 
-`lock` is held while it runs, `secret` shows who is its own user (`config/own_secret.py`), `control` is the socket of its
-control plane, `sockets/` has those of its workers, `logs/` their lines, `workers.json` whom it knows, and `keys.json`
-the keys that were made over the API (`security/key_file.py`). A file is replaced as a whole, or not at all.
+`lock` is held while it runs, `secret` shows who is its own user (`config/own_secret.py`), `control` is the socket
+of its control plane, `sockets/` has those of its workers, `logs/` their lines, `workers.json` whom it knows, and
+`keys.json` the keys that were made over the API (`security/key_file.py`). A file is replaced as a whole, or not at all.
 """
 
 import contextlib

@@ -79,17 +79,20 @@ def page(context):
 
 
 class Site:
-    """A gateway, and the address of its console."""
+    """A gateway, the address of its console, and the secret that its link has, where it has one."""
 
-    def __init__(self, program):
+    def __init__(self, program, secret=""):
         self.program = program
+        self.secret = secret
 
     @property
     def url(self):
         return f"http://127.0.0.1:{self.program.port}/console/"
 
     def open(self, page, path="overview"):
-        """Open a page of the console and wait until it shows what the gateway says."""
+        """Open a page of the console by its link, and wait until it shows what the gateway says."""
+        if self.secret and not page.url.startswith(self.url):
+            page.goto(f"{self.url}#key={self.secret}")
         page.goto(f"{self.url}#/{path}")
         page.wait_for_selector("[data-connection=live]")
         return page
@@ -108,7 +111,8 @@ def make_site(tmp_path):
         )
         program = Program(ichat("gateway", "-c", str(path)), tmp_path / f"{len(programs)}.log", env)
         programs.append(program)
-        return Site(program.wait_for_port())
+        program.wait_for_port()
+        return Site(program, "" if "admin_key" in text + settings else program.own_secret())
 
     yield make
     for program in programs:

@@ -34,6 +34,7 @@ from support.programs import LIMIT_S
 
 from ichat.proxy.handler import is_control
 
+ANY_HOST = 'hosts = ["*"]\n'
 PIECES_MAX = 500
 """A longer entry is not sent byte by byte, but cut at so many places."""
 
@@ -193,7 +194,7 @@ def test_the_corpus_is_one():
 async def test_refused_or_passed_on_as_h11_reads_it(recorder, gateway_to, caplog, kind, how):
     """What h11 does not read is refused and ends the connection; what it reads arrives so, framed by one length."""
     limits = f"[limits]\nhead_bytes_max = {HEAD_BYTES_MAX}\nbody_bytes_max = {BODY_BYTES_MAX}\n"
-    port = await gateway_to({"m": recorder.port}, limits)
+    port = await gateway_to({"m": recorder.port}, ANY_HOST + limits)
     failed = []
     for case in CASES_BY_KIND[kind]:
         recorder.forget()
@@ -291,7 +292,7 @@ SLOW_HEADS = {
 async def test_a_head_that_does_not_end_is_given_up(recorder, gateway_to, connect, nursery, what):
     """No byte of a head prolongs its time."""
     begin, more = SLOW_HEADS[what]
-    client = await connect(await gateway_to({"m": recorder.port}, "[timeouts]\nhead_s = 0.3\n"))
+    client = await connect(await gateway_to({"m": recorder.port}, ANY_HOST + "[timeouts]\nhead_s = 0.3\n"))
     await client.send(begin)
     nursery.start_soon(trickle, client.stream, more)
     answers = Answers(client.stream)
@@ -317,7 +318,7 @@ SLOW_BODIES = {
 async def test_a_body_that_does_not_end_is_given_up(recorder, gateway_to, connect, nursery, what):
     """No byte of a body prolongs its time, however slowly or fast they come."""
     begin, more, how = SLOW_BODIES[what]
-    client = await connect(await gateway_to({"m": recorder.port}, "[timeouts]\nbody_s = 0.3\n"))
+    client = await connect(await gateway_to({"m": recorder.port}, ANY_HOST + "[timeouts]\nbody_s = 0.3\n"))
     await client.send(begin)
     nursery.start_soon(how, client.stream, more)
     with trio.fail_after(LIMIT_S):
@@ -328,7 +329,7 @@ async def test_a_body_that_does_not_end_is_given_up(recorder, gateway_to, connec
 async def test_slow_clients_are_bounded_in_number(recorder, gateway_to, connect, nursery, mock_clock):
     """While slow clients hold all connections a further one is told so; their time ends, and others are served."""
     limits = "[limits]\nconnections_max = 4\n[timeouts]\nhead_s = 0.3\n"
-    port = await gateway_to({"m": recorder.port}, limits)
+    port = await gateway_to({"m": recorder.port}, ANY_HOST + limits)
     slow = [await connect(port) for _ in range(4)]
     for client in slow:
         await client.send(b"POST / HTTP/1.1\r\n")
@@ -355,7 +356,7 @@ async def test_a_client_that_only_asks_is_bounded(serve, gateway_to, connect, nu
         await stream.send_all(plain(b"x" * 2_000_000 if b"big" in body else b"{}"))
 
     upstream, port = await serve(reply)
-    port = await gateway_to({"m": port}, "[timeouts]\nclient_stall_s = 0.5\n")
+    port = await gateway_to({"m": port}, ANY_HOST + "[timeouts]\nclient_stall_s = 0.5\n")
     greedy, other = await connect(port), await connect(port)
     sent = []
 
@@ -397,7 +398,7 @@ async def test_what_comes_behind_the_last_request_costs_no_answer(serve, gateway
         await stream.send_all(plain(whole))
 
     upstream, port = await serve(reply)
-    client = await connect(await gateway_to({"m": port}))
+    client = await connect(await gateway_to({"m": port}, ANY_HOST))
     await client.send(sized(b"Connection: close", line=b"POST /v1/completions HTTP/" + version))
     await until(lambda: upstream.requests)
     await client.send(behind)

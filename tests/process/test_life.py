@@ -296,9 +296,9 @@ def test_another_gateway_is_not_let_in(gateway, start, tmp_path):
 
 def test_a_network_cut_between_worker_and_gateway(start, gateway):
     """Beats do not arrive: unhealthy, no requests; when they do again: ready, the same process, and it was not restarted."""
-    program = gateway("")
+    program = gateway('[security]\njoin_token_env = "ICHAT_JOIN_TOKEN"\n', ICHAT_JOIN_TOKEN="sk-token-0123456789")
     proxy = Proxy(program.port)
-    own = start_registering(start, proxy.port, 0.3)
+    own = start_registering(start, proxy.port, 0.3, ICHAT_JOIN_TOKEN="sk-token-0123456789")
     program.wait_until_ready("w1")
     pid = pid_of(program, "w1")
     proxy.cut()

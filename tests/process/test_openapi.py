@@ -334,7 +334,8 @@ api_base = "http://127.0.0.1:9/v1"
 
 def asked(program, method, path, body=None):
     """Return status, headers and text."""
-    request = urllib.request.Request(f"http://127.0.0.1:{program.port}{path}", body, method=method)
+    headers = {"content-type": "application/json", "authorization": f"Bearer {program.own_secret()}"}
+    request = urllib.request.Request(f"http://127.0.0.1:{program.port}{path}", body, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
             return answer.status, answer.headers, answer.read().decode()

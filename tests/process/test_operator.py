@@ -1,6 +1,7 @@
 """All of the terminal's commands against a real gateway with real worker processes, as an operator types them."""
 
 import json
+import os
 import signal
 import subprocess
 
@@ -21,7 +22,7 @@ def operate(gateway):
     def run(*words, code=0):
         command = ichat(*words, "--gateway", f"http://127.0.0.1:{program.port}")
         done = subprocess.run(
-            command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
         assert done.returncode == code, done
         return done.stdout
@@ -30,7 +31,12 @@ def operate(gateway):
     return run
 
 
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "tests/support/fake_engine", "COLUMNS": "200", "NO_COLOR": "1"}
+def environment():
+    path = os.environ["XDG_STATE_HOME"]
+    return {
+        "PATH": "/usr/bin:/bin", "PYTHONPATH": "tests/support/fake_engine", "COLUMNS": "200", "NO_COLOR": "1",
+        "XDG_STATE_HOME": path,
+    }  # fmt: skip
 
 
 def test_tables(operate):
@@ -99,7 +105,7 @@ def test_logs(operate):
     assert any("listens on" in line.get("line", "") for line in lines)
     command = ichat("logs", "-f", "m-0", "--gateway", f"http://127.0.0.1:{operate.program.port}")
     following = subprocess.Popen(
-        command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     with following:
         assert following.stdout is not None

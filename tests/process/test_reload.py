@@ -129,7 +129,7 @@ def test_settings_are_taken_without_a_restart(gateway, edit):
     edit('model_name = "far"', 'model_name = "near"')
     edit("stop_s = 6", "stop_s = 5\nfirst_byte_s = 0.5")
     preflight = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
-    assert asked(program, "OPTIONS", "/v1/chat/completions", preflight) == (405, None)
+    assert asked(program, "OPTIONS", "/v1/chat/completions", preflight) == (403, None)
     edit("port = 0", 'port = 1\ncors_origins = ["https://chat.example"]')
     status, plan = reload(program)
     assert status == 200

@@ -61,6 +61,7 @@ REFUSED = (400, 401, 403, 405, 408, 411, 413, 431)
 _REPEATED = re.compile(r"(.{1,80}?)\1{7,}")
 TOML = """
 [server_settings]
+hosts = ["*"]
 port = 0
 state_directory = "{directory}"
 watch_config = false

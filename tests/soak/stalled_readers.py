@@ -256,7 +256,9 @@ class Reading:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
         sock.connect(("127.0.0.1", past_gateway or self.port))
         body = b'{"model":"m"%b}' % (b',"stall":1' if will_stall else b"")
-        sock.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        sock.send(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
         sock.setblocking(False)
         fd = sock.fileno()
         self.socks[fd] = sock

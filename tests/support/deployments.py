@@ -33,7 +33,7 @@ def start_fixture(tmp_path):
     programs = []
 
     def run(command, **env):
-        program = Program(command, tmp_path / f"{len(programs)}.log", {"XDG_STATE_HOME": str(tmp_path), **env})
+        program = Program(command, tmp_path / f"{len(programs)}.log", env)
         programs.append(program)
         return program
 
@@ -106,11 +106,11 @@ def lines_of(program, worker_id, query="follow=false"):
     return [json.loads(line[6:])["line"] for line in data.decode().splitlines() if line.startswith("data: {")]
 
 
-def start_registering(start, gateway_port, interval_s):
+def start_registering(start, gateway_port, interval_s, **env):
     """Start a worker called w1 that registers by itself."""
     return start(
         ichat("worker", "-be", "fake", "--model", "/m", "-n", "m", "--port", "0", "--worker-id", "w1",
-              "--hi", str(interval_s), "-ga", f"http://127.0.0.1:{gateway_port}")
+              "--hi", str(interval_s), "-ga", f"http://127.0.0.1:{gateway_port}"), **env
     ).wait_for_port()  # fmt: skip
 
 

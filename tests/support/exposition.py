@@ -4,7 +4,7 @@ import json
 
 import trio
 from prometheus_client.parser import text_string_to_metric_families
-from support.peers import plain
+from support.peers import JSON_POST, plain
 
 from ichat.config.schema import Routing
 from ichat.observability.exposition import read_steps, written
@@ -73,10 +73,7 @@ async def heartbeat(connect, port, worker_port, **more):
     body = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": worker_port, **more}
     data = json.dumps(body).encode()
     client = await connect(port)
-    await client.send(
-        b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        b"content-length: %d\r\n\r\n%b" % (len(data), data)
-    )
+    await client.send(JSON_POST % (b"/v1/workers/heartbeat", len(data), data))
     status, _, body = await client.response()
     assert status == 200, body
 
