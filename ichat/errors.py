@@ -373,6 +373,17 @@ def length_required(path: str) -> ApiError:
     return ApiError(411, "length_required", f"{path} takes a body with a Content-Length only.")
 
 
+def coded_body(coding: str) -> ApiError:
+    """415: a compressed body, which the gateway and an upstream would read differently."""
+    message = f"The body is sent with `Content-Encoding: {coding}`, which is not supported: send it as it is."
+    return ApiError(415, "unsupported_content_encoding", message)
+
+
+def not_of_a_script(why: str) -> ApiError:
+    """403: a request for a model that no script and no program has sent, but a browser or a page of another origin."""
+    return forbidden(f"Requests for models are sent by programs, or by `fetch` in a page that may read the answer: {why}.")
+
+
 def internal_error() -> ApiError:
     """500: a bug; its traceback is in the log and nowhere else."""
     return ApiError(500, "internal_error", "Internal error; the log has the details.", kind="server_error")
