@@ -381,7 +381,7 @@ def coded_body(coding: str) -> ApiError:
 
 def not_of_a_script(why: str) -> ApiError:
     """403: a request for a model that no script and no program has sent, but a browser or a page of another origin."""
-    return forbidden(f"Requests for models are sent by programs, or by `fetch` in a page that may read the answer: {why}.")
+    return forbidden(f"Programs, and pages that may read the answer, send requests for models: this one {why}.")
 
 
 def internal_error() -> ApiError:

@@ -18,7 +18,7 @@ def check_head(head: RequestHead) -> None:
         if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
             raise errors.coded_body(value.decode("latin-1")[:40])
         if name == b"sec-fetch-dest" and value != b"empty":
-            raise errors.not_of_a_script(f"a browser asks for it as `{value.decode('latin-1')[:40]}`")
+            raise errors.not_of_a_script(f"is a browser's own, for a `{value.decode('latin-1')[:40]}`")
         if name == b"sec-fetch-mode":
             _check_mode(value, head.by_name.get(b"sec-fetch-site", b""))
 
@@ -26,6 +26,6 @@ def check_head(head: RequestHead) -> None:
 def _check_mode(mode: bytes, site: bytes) -> None:
     """Raise ApiError for a mode in which no script asks, or in which one of another origin cannot read the answer."""
     if mode not in _MODES:
-        raise errors.not_of_a_script(f"a browser asks for it by `{mode.decode('latin-1')[:40]}`")
+        raise errors.not_of_a_script(f"is a browser's own, of the mode `{mode.decode('latin-1')[:40]}`")
     if mode == b"no-cors" and site in _ELSEWHERE:
-        raise errors.not_of_a_script("a page of another origin sends it without asking whether it may (`no-cors`)")
+        raise errors.not_of_a_script("is of a page of another origin that cannot read it (`no-cors`)")

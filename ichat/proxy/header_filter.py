@@ -43,7 +43,8 @@ _ORDERS_TO_BROWSERS = frozenset((
     b"service-worker-allowed", b"service-worker-navigation-preload", b"set-cookie", b"set-cookie2", b"set-login",
     b"sourcemap", b"speculation-rules", b"strict-transport-security", b"supports-loading-mode",
     b"timing-allow-origin", b"use-as-dictionary", b"x-content-security-policy", b"x-content-type-options",
-    b"x-dns-prefetch-control", b"x-frame-options", b"x-permitted-cross-domain-policies", b"x-sourcemap", b"x-webkit-csp",
+    b"x-dns-prefetch-control", b"x-frame-options", b"x-permitted-cross-domain-policies", b"x-sourcemap",
+    b"x-webkit-csp",
 ))  # fmt: skip
 """What a browser would keep, open or send for the gateway's origin, which is the console's, at an upstream's word."""
 _ORDERS_BEGIN = (

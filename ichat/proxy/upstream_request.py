@@ -28,7 +28,7 @@ _LEFT_OUT: Mapping[tuple[bool, bool, bool], IsLeftOut] = {
     )
     for has_keys, is_guarded, reads_response in itertools.product((False, True), repeat=3)
 }
-"""What the upstream does not get, by: whether a key may be among it, engines must not be steered, the answer is read."""
+"""What no upstream gets, by whether: a key may be among it, engines must not be steered, the answer is read."""
 _BESIDE_V1 = re.compile(rb"/v1/(?:tokenize|detokenize|pooling|classify)(?=[?]|$)")
 _BELOW_V1 = re.compile(rb"/(?:chat/completions|completions|embeddings|responses|messages|audio/[a-z]+)(?=[?]|$)")
 
