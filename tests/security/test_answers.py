@@ -11,6 +11,7 @@ from ichat.http.heads import parse_plain_request_head
 from ichat.protocol import response_tag
 from ichat.proxy.header_filter import NOT_OF_ANSWERS_BEGIN, left_out
 from ichat.roles.worker_server import WorkerServer
+from ichat.security.keys import hash_of
 
 POLICY = b"sandbox; default-src 'none'"
 PAGE = b"<script>document.title = 'ran'</script>"
@@ -281,6 +282,12 @@ TAKEN = [
 ]
 
 
+KEY = "sk-client-0123456789"
+KEYED = f'[security]\n[[security.keys]]\nname = "c"\nkey_hash = "{hash_of(KEY)}"\n'
+"""With keys, nothing but what a test is about keeps a page from asking."""
+BEARER = b"Authorization: Bearer " + KEY.encode()
+
+
 def fetch_metadata(words):
     return [b"Sec-Fetch-%b: %b" % (name.title(), value) for name, value in words.items()]
 
@@ -288,9 +295,9 @@ def fetch_metadata(words):
 @pytest.mark.parametrize("words", REFUSED, ids=repr)
 async def test_what_no_script_asks_is_refused_before_its_body(site, ask, words):
     """By one sentence, and the body need not come: forms, frames, pictures, scripts, service workers."""
-    upstream, port = await site(answering(plain(b"{}")), worker=True)
+    upstream, port = await site(answering(plain(b"{}")), more=KEYED)
     stored = b"/v1/responses/resp_%b_%b" % (response_tag("w", "s").encode(), b"0" * 32)
-    lines = fetch_metadata(words)
+    lines = [BEARER, *fetch_metadata(words)]
     for of_request in (
         {"body": b"", "length": 100_000},
         {"path": b"/v1/anything"},
@@ -299,15 +306,15 @@ async def test_what_no_script_asks_is_refused_before_its_body(site, ask, words):
         code, _, body = await ask(port, b"}", lines=lines, **of_request)
         assert (code, code_of(body)) == (403, "forbidden"), of_request
         assert b"send requests for models" in body
-    assert [head.target for head, _ in upstream.requests if head.target.startswith(b"/v1/")] == []
+    assert upstream.requests == []
     assert (await ask(port, method=b"GET", path=b"/v1/models", body=b"", lines=lines))[0] == 200
 
 
 @pytest.mark.parametrize("words", TAKEN, ids=repr)
 async def test_what_scripts_and_programs_ask_is_answered(site, ask, words):
     """`fetch` in a page, Node's, and programs of Electron's, which say `no-cors` and that no page asks."""
-    _, port = await site(answering(plain(b"{}")))
-    assert (await ask(port, b"{}", lines=fetch_metadata(words)))[0] == 200
+    _, port = await site(answering(plain(b"{}")), more=KEYED)
+    assert (await ask(port, b"{}", lines=[BEARER, *fetch_metadata(words)]))[0] == 200
 
 
 @pytest.mark.parametrize("more", [b"gzip", b"br", b"gzip, identity", b"Deflate", b"x"])
@@ -328,7 +335,7 @@ async def test_a_coded_body_is_refused_before_it_comes(site, ask, more):
 @pytest.mark.parametrize("worker", [False, True])
 async def test_upstreams_are_not_told_who_asks(site, ask, worker):
     """No cookie, no key for a proxy, no address, no name: what a browser or a proxy added ends here."""
-    upstream, port = await site(answering(plain(b"{}")), worker=worker)
+    upstream, port = await site(answering(plain(b"{}")), worker=worker, more='cors_origins = ["*"]\n')
     assert (await ask(port, b"{}", lines=[*OF_CLIENT, *GOES_ON]))[0] == 200
     head = next(head for head, _ in upstream.requests if head.method == b"POST")
     told = {b"%b: %b" % header for header in head.headers}
