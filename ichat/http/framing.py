@@ -88,7 +88,7 @@ class UntilClose:
 
 
 class Chunked:
-    """The chunked transfer coding, with extensions and trailers."""
+    """The chunked transfer coding, with extensions. Trailers are kept here: the body is sent on without them."""
 
     __slots__ = ("_left", "_line", "_step", "_trailer_bytes", "cut", "done", "trailers")
 
@@ -97,8 +97,8 @@ class Chunked:
         self._left = 0
         self._line = b""
         self._trailer_bytes = 0
-        self.trailers: bytearray | None = None
-        """If this is set, the trailers are gathered here, and the body is sent on without them."""
+        self.trailers = bytearray()
+        """The lines of the trailers so far."""
         self.cut = 0
         self.done = False
 
@@ -128,9 +128,7 @@ class Chunked:
                 start += 1
                 self._step = _LF if step == _CR else _SIZE
             elif step == _TRAILER:
-                if self.trailers is not None:
-                    return self._gather_trailers(data, start, end)
-                start = self._feed_trailer(data, start, end)
+                return self._feed_trailers(data, start, end)
             else:
                 break
         return start
@@ -171,11 +169,11 @@ class Chunked:
             self.done = True
         elif line is not None and not _TRAILER_LINE.fullmatch(line):
             raise FramingError("a trailer is not valid")
-        elif line is not None and self.trailers is not None:
+        elif line is not None:
             self.trailers += line
         return start
 
-    def _gather_trailers(self, data: bytearray, start: int, end: int) -> int:
+    def _feed_trailers(self, data: bytearray, start: int, end: int) -> int:
         """Follow the trailers as if they were not there; the line that ends them is written where they began."""
         at = start
         while at < end and not self.done:

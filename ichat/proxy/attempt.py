@@ -20,7 +20,7 @@ from ichat.http.relay import Relay
 from ichat.http.server import Client
 from ichat.http.sse import is_events
 from ichat.observability.request_record import RequestRecord, UsedTokens
-from ichat.protocol import CODE_HEADER, DROPPED_HEADER, OVERHEAD_HEADER, WHY_HEADER, WORKER_HEADER
+from ichat.protocol import CODE_HEADER, DROPPED_HEADER, ERROR_HEADER, OVERHEAD_HEADER, WHY_HEADER, WORKER_HEADER
 from ichat.protocol.prefixes import PREFIX_HEADER, chain_header
 from ichat.protocol.usage import USAGE_WANTED
 from ichat.proxy.client_head import client_head
@@ -298,7 +298,12 @@ class Attempt:
         if is_unchunked or isinstance(head.framing, UntilClose):
             client.begin_unframed()
         added = self._headers_of_gateway()
-        return client_head(head, added, keeps_chunks=not is_unchunked, keep_alive=client.keep_alive)
+        if self.endpoint.route is None and names.get(ERROR_HEADER) == b"worker":
+            added.append((ERROR_HEADER, b"worker"))
+        return client_head(
+            head, added, keeps_chunks=not is_unchunked, keep_alive=client.keep_alive,
+            is_control=bool(forwarded.internal),
+        )  # fmt: skip
 
     def _check_response(self, status: int, names: Mapping[bytes, bytes]) -> None:
         """Raise ResponseRejected or Declined for a response that the client must not get."""

@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 
 _AT_ROOT = re.compile(rb"/(v2/|tokenize|detokenize|pooling|classify)")
 """Paths of engines that stand beside `/v1`, not below it."""
-_NEVER = frozenset((b"cookie", b"proxy-authorization"))
-_CREDENTIALS = _NEVER | {b"authorization", b"x-api-key", b"api-key", b"openai-organization", b"openai-project"}
+_CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key", b"openai-organization", b"openai-project"))
 """Headers in which clients send credentials."""
 TOLD_MAX = 100
 """Kinds of dropping that are logged, for each route."""
@@ -57,7 +56,7 @@ class Route:
     _told: set[tuple[str, ...]] = attrs.field(factory=set[tuple[str, ...]], repr=False)
 
     def __attrs_post_init__(self) -> None:
-        self._left_out = (_CREDENTIALS if self.has_key else _NEVER).union(name for name, _ in self._headers)
+        self._left_out = (_CREDENTIALS if self.has_key else frozenset[bytes]()).union(name for name, _ in self._headers)
 
     def target_for(self, target: bytes) -> bytes:
         """Return the request target for the upstream."""

@@ -18,8 +18,10 @@ from ichat.observability.request_record import ROUTES, RequestRecord
 from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
 from ichat.protocol import CALLER_HEADER
+from ichat.proxy.client_head import SEALED
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.exchange import Exchange
+from ichat.proxy.head_checks import check_head
 from ichat.proxy.heartbeats import HEARTBEAT_PATHS, HeartbeatReceiver
 from ichat.proxy.prefix_reports import PREFIXES_PATH, REPORT_BYTES_MAX, PrefixReportReceiver
 from ichat.proxy.records import client_address, shown_path
@@ -115,6 +117,7 @@ class Gateway:
             auth.check("write", caller)
         else:
             auth.check("data", caller)
+        check_head(head)
         if head.length is None or head.length > JOINED_BYTES_MAX:
             refusal = self.context.quotas.refusal(caller.key_name, trio.current_time())
             if refusal is not None:  # before a large body comes in vain
@@ -139,7 +142,8 @@ class Gateway:
 
     def more_headers(self, head: RequestHead) -> Headers:
         """Return what the response to a request with this head says to browsers."""
-        return [] if self.cors is None else self.cors.headers_for(head.path, head.headers)
+        sealed = () if is_control(head.path) else SEALED
+        return [*sealed] if self.cors is None else [*sealed, *self.cors.headers_for(head.path, head.headers)]
 
     async def answer(self, request: Request, client: Client, caller: Caller) -> None:
         """Answer one request through an upstream. Raises ApiError if nothing has been sent."""

@@ -110,7 +110,7 @@ class ReportedUsage:
 
     def __init__(self) -> None:
         self._header = b""
-        self._trailers = bytearray()
+        self._trailers: bytes | bytearray = b""
 
     def __repr__(self) -> str:
         return f"<ReportedUsage {self.said()}>"
@@ -119,7 +119,7 @@ class ReportedUsage:
         """Called with the head of the response: tokens are told there, or in a trailer."""
         self._header = head.by_name.get(USAGE_HEADER, b"")
         if isinstance(head.framing, Chunked):
-            head.framing.trailers = self._trailers
+            self._trailers = head.framing.trailers
 
     @property
     def has_arrived(self) -> bool:

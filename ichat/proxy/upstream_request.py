@@ -8,25 +8,27 @@ from ichat.http.heads import HOP_BY_HOP, hop_by_hop_of, request_head
 from ichat.http.json_body import Body
 from ichat.http.request import Request
 from ichat.observability.tracing import NAMES as TRACE_HEADERS
-from ichat.protocol import HOP_HEADER, INTERNAL, PROOF_HEADER
+from ichat.protocol import HOP_HEADER, PROOF_HEADER
 from ichat.proxy.engine_control import HEADER_NAMES, HEADER_PREFIXES
+from ichat.proxy.header_filter import NOT_OF_REQUESTS, NOT_OF_REQUESTS_BEGIN, IsLeftOut, left_out
 from ichat.routing.endpoint import Endpoint
-from ichat.security.addresses import FORWARDED
 from ichat.security.auth import CREDENTIALS, Auth, Caller
 
 JOINED_BYTES_MAX = 65536
 """A body up to this size is sent in one piece with its head; joining larger ones would cost more than it saves."""
-_OURS = frozenset((b"host", b"content-length", b"expect", b"x-request-id", b"origin")) | FORWARDED | TRACE_HEADERS
-"""Headers of a request that are made anew for the upstream, or are not for it."""
-_LEFT_OUT: Mapping[tuple[bool, bool, bool], frozenset[bytes]] = {
-    (has_keys, is_guarded, reads_response): (_OURS | HOP_BY_HOP).union(
-        CREDENTIALS if has_keys else (),
-        HEADER_NAMES if is_guarded else (),
-        (b"accept-encoding",) if reads_response else (),
+_MADE_ANEW = frozenset((b"host", b"content-length", b"expect", b"x-request-id")) | HOP_BY_HOP | TRACE_HEADERS
+_LEFT_OUT: Mapping[tuple[bool, bool, bool], IsLeftOut] = {
+    (has_keys, is_guarded, reads_response): left_out(
+        (_MADE_ANEW | NOT_OF_REQUESTS).union(
+            CREDENTIALS if has_keys else (),
+            HEADER_NAMES if is_guarded else (),
+            (b"accept-encoding",) if reads_response else (),
+        ),
+        NOT_OF_REQUESTS_BEGIN + (HEADER_PREFIXES if is_guarded else ()),
     )
     for has_keys, is_guarded, reads_response in itertools.product((False, True), repeat=3)
 }
-_GUARDED = (INTERNAL, *HEADER_PREFIXES)
+"""What no upstream gets, by whether: a key may be among it, engines must not be steered, the answer is read."""
 _BESIDE_V1 = re.compile(rb"/v1/(?:tokenize|detokenize|pooling|classify)(?=[?]|$)")
 _BELOW_V1 = re.compile(rb"/(?:chat/completions|completions|embeddings|responses|messages|audio/[a-z]+)(?=[?]|$)")
 
@@ -61,11 +63,14 @@ def build_upstream_request(
     target = engine_target(request.target)
     route, upstream = endpoint.route, endpoint.upstream
     is_guarded = route is None and not auth.lets_steer(caller)
-    left_out = _LEFT_OUT[auth.has_keys or caller.kind in ("data", "admin", "worker", "own"), is_guarded, reads_response]
+    is_left_out = _LEFT_OUT[
+        auth.has_keys or caller.kind in ("data", "admin", "worker", "own"), is_guarded, reads_response
+    ]
+    headers = [header for header in request.headers if not is_left_out(header[0])]
     if b"connection" in request.by_name:
-        left_out |= hop_by_hop_of(request.headers)
-    prefixes = _GUARDED if is_guarded else INTERNAL
-    headers = [header for header in request.headers if header[0] not in left_out and not header[0].startswith(prefixes)]
+        named = hop_by_hop_of(request.headers)
+        if named is not HOP_BY_HOP:
+            headers = [header for header in headers if header[0] not in named]
     if route is None and upstream.port and auth.proof:
         headers.append((PROOF_HEADER, auth.proof))
     if upstream.port:

@@ -1,12 +1,9 @@
 """A browser, a page that must stay clean, and gateways to look at. The tests are plain functions: Playwright is sync."""
 
-import os
-import shutil
-
 import pytest
+from support.browser import chromium
 from support.programs import LIMIT_S, Program, ichat
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 WORKER = """
 [[managed_workers]]
 model_name = "{name}"
@@ -20,17 +17,8 @@ heartbeat_interval = 1
 @pytest.fixture(scope="module")
 def browser():
     """Chromium, without a window. Playwright has an event loop in this thread, which other files' tests must not find."""
-    program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
-    if program is None:
-        pytest.skip(f"there is no Chromium on this machine ({', '.join(PROGRAMS)}): on Debian, apt install chromium")
-    from playwright.sync_api import expect, sync_playwright
-
-    expect.set_options(timeout=LIMIT_S * 1000)
-    with sync_playwright() as playwright:
-        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        chromium = playwright.chromium.launch(executable_path=program, args=flags)
-        yield chromium
-        chromium.close()
+    with chromium() as browser:
+        yield browser
 
 
 class Watched:

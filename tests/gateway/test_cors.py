@@ -87,6 +87,8 @@ async def test_a_preflight_is_answered_without_a_key(serve, gateway_to, connect)
         b"access-control-allow-headers: authorization,content-type,x-stainless-os\r\n"
         b"access-control-max-age: 600\r\n"
         b"x-request-id: id-1\r\n"
+        b"content-security-policy: sandbox; default-src 'none'\r\n"
+        b"x-content-type-options: nosniff\r\n"
         b"access-control-allow-origin: https://chat.example\r\n"
         b"vary: origin\r\n"
         b"access-control-expose-headers: " + EXPOSED + b"\r\n\r\n"

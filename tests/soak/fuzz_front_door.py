@@ -56,7 +56,7 @@ SETTLE_S = 8.0
 KEPT_S = 60.0
 """How long a request may still arrive at the upstream after its client has left."""
 FINDINGS_MAX = 50
-REFUSED = (400, 401, 403, 405, 408, 411, 413, 431)
+REFUSED = (400, 401, 403, 405, 408, 411, 413, 415, 431)
 """With these the gateway refuses what is no request, or whose body need not be read."""
 _REPEATED = re.compile(r"(.{1,80}?)\1{7,}")
 TOML = """
@@ -92,7 +92,7 @@ BEARER = b"Authorization: Bearer %b\r\n" % KEY
 CREDENTIALS = (b"authorization", b"x-api-key", b"api-key")
 NOT_COMPARED = (
     b"cookie", b"proxy-authorization", b"traceparent", b"tracestate", b"x-ichat-", b"x-forwarded-", b"forwarded", b"origin",
-    b"x-real-ip", b"accept-encoding", *CREDENTIALS,
+    b"x-real-ip", b"accept-encoding", b"sec-", b"referer", *CREDENTIALS,
 )  # fmt: skip
 """What headers of requests begin with that the gateway leaves out, or makes itself."""
 
@@ -128,7 +128,7 @@ LINES = [
     b"Connection: upgrade", b"Upgrade: websocket", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk", b"Host: y",
     b" folded", b"\tContent-Length: 9", b"X-Request-Id: \xc3\xa9", b"X-Request-Id: " + b"i" * 200, b"X-A: \xff\xfe",
     b"Content-Type: multipart/form-data; boundary=b", b'Content-Type: multipart/form-data; boundary="\\b', b":",
-    b"Content-Encoding: gzip", b"X-Session-Id: a", b"Authorization: Bearer \x01", b"Cookie: a=b", b"A", b"\x00: b",
+    b"Content-Encoding: gzip", b"Sec-Fetch-Mode: navigate", b"X-Session-Id: a", b"Authorization: Bearer \x01", b"Cookie: a=b", b"A", b"\x00: b",
     b"X : y", b"X\t: y", b"X\x0b: y", b"X: a\x0bb", b"X: a\x0cb", b"X: a\x7fb", b"X: a\rb", b"X: a\nb", b"X: a\0b", b"X(: y",
     b"\xc3\xa9: y", b"X: y ", b"X:y:z", b"Host : x", b"Content-Length: 13\x0b", b"Content-Length: +13",
     b"X-Ichat-Hop: 1", b"X-Ichat-Caller: admin here - 127.0.0.1", b"X-Forwarded-For: 127.0.0.1", b"Origin: http://localhost",
@@ -931,6 +931,8 @@ def _must_be_answered(head, body, path, *, keyed):
         or any(sign in path for sign in (b".", b"%", b"#", b"//"))
         or not head.target.isascii()
     ):
+        return False
+    if headers.keys() & {b"content-encoding", b"sec-fetch-mode"}:
         return False
     if (b"transfer-encoding" in headers and b"content-length" in headers) or head.http_version not in (b"1.1", b"1.0"):
         return False

@@ -587,4 +587,5 @@ REWRITTEN = {b"host", b"content-length", b"expect", b"x-request-id", b"x-ichat-h
 def passed_on(headers):
     """Return the headers that a gateway passes on as they are."""
     named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
-    return [header for header in headers if header[0] not in OF_THE_CONNECTION | REWRITTEN | named]
+    kept = [header for header in headers if header[0] not in OF_THE_CONNECTION | REWRITTEN | named]
+    return [header for header in kept if not header[0].startswith(b"sec-")]

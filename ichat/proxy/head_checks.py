@@ -1,0 +1,31 @@
+"""Heads of requests for models that are refused before a body is read. Pure functions."""
+
+from ichat import errors
+from ichat.http.heads import RequestHead
+
+_JUDGED = frozenset((b"content-encoding", b"sec-fetch-dest", b"sec-fetch-mode"))
+_MODES = frozenset((b"cors", b"same-origin", b"no-cors"))
+"""With which scripts send requests (`Sec-Fetch-Mode`, the Fetch Standard)."""
+_ELSEWHERE = frozenset((b"cross-site", b"same-site"))
+"""Origins that are not the gateway's own (`Sec-Fetch-Site`); another port of its host is `same-site`."""
+
+
+def check_head(head: RequestHead) -> None:
+    """Raise ApiError for a request that no upstream may get: 403 for one of a browser's own, 415 for a coded body."""
+    if head.by_name.keys().isdisjoint(_JUDGED):
+        return
+    for name, value in head.headers:
+        if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
+            raise errors.coded_body(value.decode("latin-1")[:40])
+        if name == b"sec-fetch-dest" and value != b"empty":
+            raise errors.not_of_a_script(f"is a browser's own, for a `{value.decode('latin-1')[:40]}`")
+        if name == b"sec-fetch-mode":
+            _check_mode(value, head.by_name.get(b"sec-fetch-site", b""))
+
+
+def _check_mode(mode: bytes, site: bytes) -> None:
+    """Raise ApiError for a mode in which no script asks, or in which one of another origin cannot read the answer."""
+    if mode not in _MODES:
+        raise errors.not_of_a_script(f"is a browser's own, of the mode `{mode.decode('latin-1')[:40]}`")
+    if mode == b"no-cors" and site in _ELSEWHERE:
+        raise errors.not_of_a_script("is of a page of another origin that cannot read it (`no-cors`)")
