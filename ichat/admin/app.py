@@ -15,7 +15,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ichat import errors
-from ichat.admin import console_routes, event_routes, key_routes, model_routes, setting_routes, usage_routes
+from ichat.admin import event_routes, key_routes, model_routes, setting_routes, usage_routes
 from ichat.admin.routes import AdminContext, context, routes
 from ichat.errors import ApiError
 from ichat.protocol import CALLER_HEADER, CODE_HEADER, ERROR_HEADER
@@ -37,7 +37,6 @@ def make_app(context: AdminContext) -> QuartTrio:
     app.before_request(_check_access)
     app.register_blueprint(routes)
     app.register_blueprint(model_routes.routes)
-    app.register_blueprint(console_routes.routes)
     app.register_blueprint(setting_routes.routes)
     app.register_blueprint(usage_routes.routes)
     app.register_blueprint(key_routes.routes)

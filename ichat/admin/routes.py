@@ -1,6 +1,5 @@
 """The handlers of the control plane: registration, models, metrics, workers and their logs, cluster, configuration."""
 
-import functools
 import json
 import platform
 from collections import Counter
@@ -21,7 +20,6 @@ from ichat.admin.events import EventStreams
 from ichat.admin.explain import explain_request, read_question
 from ichat.admin.key_store import KeyStore
 from ichat.admin.lists import Pieces, read_worker_query, to_json, with_long_list, worker_parts
-from ichat.admin.openapi import document
 from ichat.admin.overview import Overview
 from ichat.admin.reload import Reloader
 from ichat.config.load import read_worker
@@ -108,11 +106,6 @@ async def read_json() -> Any:
         return json.loads(await request.get_data())
     except (ValueError, RecursionError) as error:
         raise errors.bad_request(f"The body is not JSON: {error}.") from error
-
-
-@routes.get("/health")
-async def _health() -> Response:
-    return json_response(views.GatewayHealth())
 
 
 @routes.get("/metrics")
@@ -282,16 +275,6 @@ def _read_dry_run() -> bool:
     """Return whether nothing is to be done. Raises ApiError 400 for any other parameter: it may be that, misspelt."""
     values = read_parameters(request.query_string.decode("latin-1"), ("dry_run",))
     return read_flag(values, "dry_run", default=False)
-
-
-@routes.get("/openapi.json")
-async def _openapi() -> Response:
-    return Response(_openapi_text(), content_type="application/json")
-
-
-@functools.cache
-def _openapi_text() -> str:
-    return to_json(document())
 
 
 def seconds_of(name: str, default: float) -> float:

@@ -194,6 +194,7 @@ class Timeouts:
     body_s: float = checked(_SECONDS, 300.0)
     keep_alive_s: float = checked(_SECONDS, 120.0)
     client_stall_s: float = checked(_SECONDS, 60.0)
+    unread_s: float = checked(_SECONDS, 10.0)
     queue_s: float = checked(_SECONDS, 30.0)
     load_wait_s: float = checked(_SECONDS, 600.0)
     load_comment_s: float = checked(_SECONDS_OR_0, 10.0)

@@ -1,6 +1,8 @@
 """The console's files, and the headers that they are served with."""
 
 import base64
+import contextlib
+import functools
 import hashlib
 import os
 import pathlib
@@ -25,6 +27,8 @@ _TYPES: Mapping[str, str] = {
 """The content types of the files that are served; a file of any other kind is not."""
 _PATH = re.compile(r"(?:[A-Za-z0-9_-]+/)*[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)+")
 """No part of a path begins with a dot, so that none leads out of the folder."""
+_KEPT_MAX = 256
+"""Files that are kept in memory."""
 _IMPORT_MAP = re.compile(rb'<script type="importmap">(.*?)</script>', re.DOTALL)
 
 
@@ -44,12 +48,18 @@ def read_file(path: str) -> ConsoleFile | None:
     if content_type is None or not _PATH.fullmatch(name):
         return None
     for folder in (HERE, _FETCHED) if name.startswith(f"{VENDOR}/") else (HERE,):
-        try:
-            content = (folder / name).read_bytes()
-        except OSError:
-            continue
-        return ConsoleFile(content, content_type, hashlib.sha256(content).hexdigest()[:32])
+        full_path = folder / name
+        with contextlib.suppress(OSError):
+            found = full_path.stat()
+            return _read(full_path, content_type, (found.st_mtime_ns, found.st_size))
     return None
+
+
+@functools.lru_cache(maxsize=_KEPT_MAX)
+def _read(path: pathlib.Path, content_type: str, _version: tuple[int, int]) -> ConsoleFile:
+    """Return a file, read again when it has changed. Raises OSError."""
+    content = path.read_bytes()
+    return ConsoleFile(content, content_type, hashlib.sha256(content).hexdigest()[:32])
 
 
 def security_headers() -> dict[str, str]:

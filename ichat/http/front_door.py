@@ -1,8 +1,8 @@
 """The front door: accept connections, read their requests, have each answered.
 
-Requests are read by h11, whose strictness is the protection against smuggling: what it lets through can be read in
-one way only. There is one task and one cancel scope for each connection, so a client that hangs up cancels its request
-in every phase.
+Requests are read strictly, which is the protection against smuggling: what is let through can be read in one way only
+(`request.py`). There is one task and one cancel scope for each connection, so a client that hangs up cancels its
+request in every phase.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from ichat.http import h11_patch
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.hub import HANG_UP, READABLE, Hub
 from ichat.http.listeners import close_all
+from ichat.http.parties import party_of
 from ichat.http.request import Request, RequestIds
 from ichat.http.server import Client
 from ichat.http.tls import CLOSE_S, Bridge, make_bridge
@@ -72,6 +73,7 @@ class FrontDoor(Generic[Caller]):
     draining: bool = False
     _handshakes: int = 0
     _by_address: dict[str, int] = attrs.field(factory=dict[str, int])
+    """How many connections each party has; see `parties.py`."""
     _accepting: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _drained: trio.Event = attrs.field(factory=trio.Event)
     _drain_wait: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -159,8 +161,8 @@ class FrontDoor(Generic[Caller]):
         if refusal is not None:
             self._turn_away(Client(self, sock, peer), refusal)
             return
-        host = peer.rpartition(":")[0]
-        self._by_address[host] = self._by_address.get(host, 0) + 1
+        party = _party_in(peer)
+        self._by_address[party] = self._by_address.get(party, 0) + 1
         if self.tls is not None:
             self._handshakes += 1
             connections.start_soon(self._run_encrypted, sock, peer, self.tls)
@@ -174,9 +176,9 @@ class FrontDoor(Generic[Caller]):
         limits = self.limits
         if len(self.clients) + self._handshakes >= limits.connections_max:
             return errors.too_many_connections()
-        host = peer.rpartition(":")[0]
-        if self._by_address.get(host, 0) >= limits.connections_per_address_max and not self.is_proxy(peer):
-            return errors.too_many_connections_of(host or peer, limits.connections_per_address_max)
+        party = _party_in(peer)
+        if self._by_address.get(party, 0) >= limits.connections_per_address_max and not self.is_proxy(peer):
+            return errors.too_many_connections_of(party or peer, limits.connections_per_address_max)
         return None
 
     def _turn_away(self, client: Client, error: ApiError) -> None:
@@ -255,10 +257,10 @@ class FrontDoor(Generic[Caller]):
         self.check_drained()
 
     def _uncount(self, peer: str) -> None:
-        host = peer.rpartition(":")[0]
-        self._by_address[host] -= 1
-        if not self._by_address[host]:
-            del self._by_address[host]
+        party = _party_in(peer)
+        self._by_address[party] -= 1
+        if not self._by_address[party]:
+            del self._by_address[party]
 
     # The requests of one connection.
 
@@ -315,6 +317,11 @@ class FrontDoor(Generic[Caller]):
             client.close_after_response()
         else:
             await client.send_all(client.error_response(failure, request.id, request.method))
+
+
+def _party_in(peer: str) -> str:
+    """Return the party in ``address:port``; "" for a unix socket."""
+    return party_of(peer.rpartition(":")[0])
 
 
 async def _linger(client: Client) -> None:

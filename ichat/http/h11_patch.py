@@ -1,13 +1,17 @@
-"""A linear expression for header lines in place of h11's own.
+"""What is changed in h11: a linear expression for header lines, and heads of requests that have one reading only.
 
 h11's expression can give blanks back to what follows them. A line of many blanks that does not match costs quadratic
 time: half a minute of the only thread for one head of 64 KiB, which any client can send. Ours differs in its possessive
 blanks only, and reads the same lines in the same way (tests/unit/http/test_heads.py). It can go with h11's expression.
+
+h11 also takes lines that end with a line feed alone, folded lines, control characters and repeated lengths. Proxies
+read these in different ways, so that none of them is let through (`server_parser`).
 """
 
 import re
 
 import h11._readers
+import h11._receivebuffer
 
 _TOKEN = rb"[-!#$%&'*+.^_`|~0-9a-zA-Z]+"
 _TEXT = rb"[^\x00\s]+"
@@ -15,9 +19,58 @@ HEADER_FIELD = re.compile(
     rb"(?P<field_name>%b):[ \t]*+(?P<field_value>(%b(?:[ \t]+%b)*)?)[ \t]*+" % (_TOKEN, _TEXT, _TEXT)
 )
 _REPLACED = HEADER_FIELD.pattern.replace(rb"[ \t]*+", rb"[ \t]*")
+_EMPTY_LINE = re.compile(rb"\n\r?\n")
+_LENGTH = b"\ncontent-length:"
+_CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
+"""Control characters but for tab, line feed and carriage return."""
+LINE_FEED = "a line ends with a line feed alone"
+BLANK = "a line begins with a blank"
+CONTROL = "there is a control character"
+LENGTHS = "Content-Length is given more than once"
 
 
 def apply() -> None:
     """Make h11 read header lines in linear time, in the whole process; a version with another expression keeps that."""
     if h11._readers.header_field_re.pattern == _REPLACED:
         h11._readers.header_field_re = HEADER_FIELD
+
+
+def server_parser(head_bytes_max: int) -> h11.Connection:
+    """Return a parser of one request, which refuses heads and trailers that could be read in two ways."""
+    parser = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes_max)
+    parser._receive_buffer = StrictBuffer()
+    return parser
+
+
+class StrictBuffer(h11._receivebuffer.ReceiveBuffer):
+    """What h11 has received of one message: its heads and trailers must be clear."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """Return the lines up to the next empty one; None until that has come. Raises LocalProtocolError."""
+        data = self._data
+        if data.startswith(b"\n"):
+            raise h11.LocalProtocolError(LINE_FEED)
+        if data.startswith(b"\r\n"):
+            self._extract(2)
+            return []
+        end = _EMPTY_LINE.search(data, self._multiple_lines_search)
+        if end is None:
+            self._multiple_lines_search = max(0, len(data) - 2)
+            return None
+        head = self._extract(end.end())
+        check_clear(head)
+        return head[:-4].split(b"\r\n")
+
+
+def check_clear(head: bytes | bytearray) -> None:
+    """Raise LocalProtocolError unless a head, or a trailer, given with its final empty line, has one reading only."""
+    ends = head.count(b"\r\n")
+    if head.count(b"\n") != ends:
+        raise h11.LocalProtocolError(LINE_FEED)
+    if b"\n " in head or b"\n\t" in head:
+        raise h11.LocalProtocolError(BLANK)
+    if head.count(b"\r") != ends or len(head.translate(None, _CONTROLS)) != len(head):
+        raise h11.LocalProtocolError(CONTROL)
+    _, _, behind = head.lower().partition(_LENGTH)
+    if behind and (_LENGTH in behind or b"," in behind.partition(b"\r")[0]):
+        raise h11.LocalProtocolError(LENGTHS)

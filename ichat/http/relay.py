@@ -22,7 +22,7 @@ from ichat.http.heads import HeadError, ResponseHead, parse_response_head
 from ichat.http.hub import ENDED, Hub
 from ichat.http.keepalive import COMMENT_BYTES_MAX, KeepAlive, is_comment
 from ichat.http.pool import Connection
-from ichat.http.server import Client
+from ichat.http.server import Taker
 from ichat.http.sse import is_events
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Relay:
     def __init__(
         self,
         hub: Hub,
-        client: Client,
+        client: Taker,
         connection: Connection,
         *,
         method: bytes,

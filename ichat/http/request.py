@@ -1,7 +1,7 @@
 """Read requests from a client's connection, each whole.
 
-A plain head is parsed by `heads.py`, all others by h11, whose strictness protects against request smuggling: a head
-that it accepts can be read in one way only.
+A plain head is parsed by `heads.py`, all others by h11, made stricter (`h11_patch.py`). That protects against request
+smuggling: a head that is accepted can be read in one way only.
 """
 
 import itertools
@@ -20,6 +20,7 @@ import trio
 from ichat import errors
 from ichat.config.schema import Limits, Timeouts
 from ichat.errors import ApiError
+from ichat.http.h11_patch import server_parser
 from ichat.http.heads import Headers, RequestHead, parse_plain_request_head
 from ichat.http.hub import Hub
 
@@ -157,7 +158,7 @@ class RequestReader:
         if head is not None:
             self._leftover = data[end + 4 :]
             return head
-        self._parser = parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes_max)
+        self._parser = parser = server_parser(limits.head_bytes_max)
         parser.receive_data(data)
         self._fed = len(data)
         return await self._parse_head(parser, trio.current_time() + self._bounds.timeouts.head_s)
@@ -223,7 +224,7 @@ class RequestReader:
             parser.receive_data(data)
 
     def _announced_length(self, head: h11.Request) -> int | None:
-        """Return the length of the body, or None for one in chunks. Raises ApiError if both are announced."""
+        """Return the length of the body, or None for one in chunks. Raises ApiError if that is not clear."""
         length = b"0"
         is_chunked = False
         is_announced = False
@@ -235,6 +236,8 @@ class RequestReader:
         if is_chunked:
             if is_announced:
                 raise errors.bad_request("A request has either Content-Length or Transfer-Encoding, not both.")
+            if head.http_version != b"1.1":
+                raise errors.bad_request("HTTP/1.0 has no Transfer-Encoding: send Content-Length, or use HTTP/1.1.")
             return None
         return int(length)
 

@@ -6,7 +6,7 @@ The relay and the engine's thread write to its socket directly; all others use `
 import contextlib
 import enum
 import socket
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import attrs
 import trio
@@ -20,7 +20,35 @@ from ichat.http.tls import RESET
 from ichat.protocol import CODE_HEADER, ERROR_HEADER, WHY_HEADER
 
 NO_CONTENT = 204
-"""A response of this status has no body and no length (RFC 9110, section 8.6)."""
+_WITHOUT_LENGTH = frozenset((NO_CONTENT, 304))
+"""A response of these statuses has no body, and here no length (RFC 9110, section 8.6)."""
+
+
+class OwnResponse(NamedTuple):
+    """A response of our own making, but for what each response has."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class Sends(Protocol):
+    """What a response is sent to as a socket takes it."""
+
+    def send(self, data: bytes | memoryview, /) -> int: ...
+
+
+class Taker(Protocol):
+    """What takes a response as it comes: its client, or what keeps it for one until it is whole (`unread.py`)."""
+
+    @property
+    def sock(self) -> Sends: ...
+    @property
+    def peer(self) -> str: ...
+    def send_some(self, data: bytes | memoryview, /) -> int: ...
+    def not_sent(self, error: OSError, /) -> int: ...
+    def response_is_whole(self) -> None: ...
+    async def send_all(self, data: bytes, /) -> None: ...
 
 
 class Door(Bounds, Protocol):
@@ -157,6 +185,11 @@ class Client:
         self.on_disconnect()
         await trio.sleep_forever()
 
+    def cut(self) -> None:
+        """Give up this client, and what its connection still holds: cancel its request."""
+        self._ending = Ending.RESET
+        self.on_disconnect()
+
     def on_events(self, events: int) -> None:
         """Called by the hub when the client has sent something, or has disconnected."""
         if events & ENDED:
@@ -198,7 +231,11 @@ class Client:
 
     async def respond(self, request: Request, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response of our own making."""
-        await self.send_all(self._response(request.id, request.method, status, headers, body))
+        await self.send_all(self.response(request, OwnResponse(status, headers, body)))
+
+    def response(self, request: Request, answer: OwnResponse) -> bytes:
+        """Return a whole response of our own making, as bytes."""
+        return self._response(request.id, request.method, *answer)
 
     def more_headers(self) -> Headers:
         """Return the headers that the role adds to every response to the current request."""
@@ -221,7 +258,7 @@ class Client:
         if self._door.draining:
             self.close_after_response()
         head = [date_header(), *headers]
-        if status != NO_CONTENT:
+        if status not in _WITHOUT_LENGTH:
             head.append((b"content-length", b"%d" % len(body)))
         head += [(b"x-request-id", request_id), *self.more_headers()]
         if not self.keep_alive:

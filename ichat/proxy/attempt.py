@@ -180,7 +180,7 @@ class Attempt:
         first_byte_s, stall_s = self._timeouts()
         relay = self._relay = forwarded.relay = Relay(
             context.pool.hub,
-            forwarded.client,
+            forwarded.taker or forwarded.client,
             connection,
             method=forwarded.request.method,
             version=forwarded.request.version,

@@ -16,7 +16,7 @@ from ichat.errors import ApiError
 from ichat.http.heads import Headers
 from ichat.http.keepalive import KeepAlive
 from ichat.http.request import Request
-from ichat.http.server import Client
+from ichat.http.server import Client, Taker
 from ichat.observability.request_record import RESPONSE_PATH, RequestRecord, UsedTokens, label_of
 from ichat.proxy.attempt import Attempt, end_with_error
 from ichat.proxy.context import GatewayContext
@@ -146,9 +146,9 @@ class Exchange:
         self._model, self._only = names[0], endpoint
         await self._forward_within_limits()
 
-    async def forward_to_control_plane(self, endpoint: Endpoint, internal: Headers) -> None:
-        """Have the request answered by the control plane, with these headers. Raises ApiError if nothing was sent."""
-        self.forwarded.internal = internal
+    async def forward_to_control_plane(self, endpoint: Endpoint, internal: Headers, taker: Taker) -> None:
+        """Have `taker` get the control plane's answer to these headers. Raises ApiError if nothing was sent."""
+        self.forwarded.internal, self.forwarded.taker = internal, taker
         await self._try(endpoint, "")
 
     async def _forward_within_limits(self) -> None:

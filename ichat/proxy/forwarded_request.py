@@ -7,7 +7,7 @@ import attrs
 from ichat.http.keepalive import KeepAlive
 from ichat.http.relay import Relay
 from ichat.http.request import Request
-from ichat.http.server import Client
+from ichat.http.server import Client, Taker
 from ichat.observability.tracing import Trace
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.targets import TargetWalk
@@ -35,6 +35,8 @@ class ForwardedRequest:
     """How much of that its model was being loaded."""
     internal: Sequence[tuple[bytes, bytes]] = ()
     """Headers for the upstream that no client can send; only the control plane gets any."""
+    taker: Taker | None = None
+    """What takes the response, if that is not the client."""
     trace: Trace | None = None
     keepalive: KeepAlive | None = None
     relay: Relay | None = None

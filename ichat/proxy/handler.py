@@ -1,15 +1,11 @@
 """How the gateway answers requests: which plane a request belongs to, who may send it, and what is noted at its end."""
 
-import contextlib
-from collections.abc import Generator
-
 import trio
 
 from ichat import errors
-from ichat.config.schema import DRAIN_S_MAX, CircuitBreaker, Config
+from ichat.config.schema import Config
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, RequestHead
-from ichat.http.pool import Upstream
 from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client
 from ichat.observability.access_log import AccessLog
@@ -17,9 +13,9 @@ from ichat.observability.metrics import Metrics
 from ichat.observability.request_record import ROUTES, RequestRecord
 from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
-from ichat.protocol import CALLER_HEADER
 from ichat.proxy.client_head import SEALED
 from ichat.proxy.context import GatewayContext
+from ichat.proxy.control_plane import ControlPlane, OpenRoutes
 from ichat.proxy.exchange import Exchange
 from ichat.proxy.head_checks import check_head
 from ichat.proxy.heartbeats import HEARTBEAT_PATHS, HeartbeatReceiver
@@ -28,28 +24,21 @@ from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import over_limit
 from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.proxy.upstream_request import JOINED_BYTES_MAX
-from ichat.routing.circuit_breaker import Circuit
-from ichat.routing.endpoint import Endpoint
-from ichat.security.auth import CHANGES_MODELS, Caller, encode_caller
+from ichat.security.auth import CHANGES_MODELS, Caller
 from ichat.security.cors import cors_of
+from ichat.security.rules import find_rule
 
-CONTROL_REQUESTS_MAX = 1000
 CONTROL_BYTES_MAX = 4 * 1024 * 1024
 """The largest body of a request to the control plane."""
 _READS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 _METHODS = _READS | {b"POST", b"PATCH", b"DELETE"}
-CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
-"""Seconds until the control plane's first byte, and between two bytes: stopping a worker takes as long as its drain."""
 _JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
 """Routes of workers, which are answered here."""
-_LOGS = b"/v1/logs/"
-_EVENTS = b"/v1/admin/events"
 _JSON = [(b"content-type", b"application/json")]
 _RESPONSES = b"/v1/responses/"
 CLIENT_LEFT = 499
 """What stands for a status where the client left."""
 _NO_HEAD = RequestHead(b"", b"", b"1.1", [], 0)
-_NEVER_OPEN = Circuit(CircuitBreaker(failures_max=0))
 _CONTROL_EXACT = frozenset((
     b"/", b"/console", b"/health", b"/metrics", b"/v1/models", b"/v1/usage", b"/register", b"/openapi.json",
 ))  # fmt: skip
@@ -75,6 +64,7 @@ class Gateway:
         ledger: Ledger,
         prefix_reports: PrefixReportReceiver,
         control_socket: str,
+        open_routes: OpenRoutes,
         config: Config,
     ) -> None:
         self.context = context
@@ -87,19 +77,13 @@ class Gateway:
         self._heartbeats = heartbeats
         self._prefix_reports = prefix_reports
         self.in_flight = RequestsInFlight()
-        upstream = Upstream("the control plane", control_socket, 0)
-        self._control = Endpoint(upstream, b"", CONTROL_REQUESTS_MAX, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
-        self.log_streams = Endpoint(upstream, b"", 0, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
-        """The control plane too; apart, since they last."""
-        self.event_streams = Endpoint(upstream, b"", 0, timeouts=CONTROL_TIMEOUTS, circuit=_NEVER_OPEN)
-        """As these."""
+        self._control = ControlPlane(context, control_socket, open_routes)
         self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
         """Use the origins, and the bounds on streams of logs and events, of another configuration."""
         self.cors = cors_of(config.server_settings.cors_origins, is_control)
-        self.log_streams.in_flight_max = config.logs.followers_max
-        self.event_streams.in_flight_max = config.limits.event_streams_max
+        self._control.reconfigure(config)
 
     def authenticate(self, head: RequestHead, peer: str) -> Caller:
         """Return the sender of a request. Raises ApiError before the body is read if the key is not right.
@@ -130,7 +114,7 @@ class Gateway:
             allowed = b", ".join(sorted(_METHODS)).decode()
             raise errors.method_not_allowed(head.method.decode("latin-1"), shown_path(path), allowed)
         if head.method not in _READS:
-            self.context.auth.check("join" if path in _JOINS else "write", caller)
+            self.context.auth.check(find_rule(head.method, path) or "write", caller)
         if head.length is None:
             raise errors.length_required(shown_path(path))
         is_json = _is_json(head.by_name.get(b"content-type", b""))
@@ -160,7 +144,7 @@ class Gateway:
             elif is_post and path in _JOINS:
                 await self._answer_worker(exchange, request, client)
             elif is_control(path):
-                await self._answer_control(exchange, path, client)
+                await self._answer_control(exchange, request, client)
             elif (is_by_response := path.startswith(_RESPONSES) and _is_about_response(request)) or (
                 is_post and path.startswith(b"/v1/")
             ):
@@ -212,18 +196,13 @@ class Gateway:
     async def _answer_worker(self, exchange: Exchange, request: Request, client: Client) -> None:
         """Answer a heartbeat or a report of prefixes here, since a thousand workers send them. Raises ApiError."""
         receiver = self._prefix_reports if request.path == PREFIXES_PATH else self._heartbeats
-        with _counted(self._control):
+        with self._control.joins.hold(exchange.caller.fairness_key):
             body = await receiver.receive(request.body, exchange.caller)
         await client.respond(request, 200, _JSON, body)
         exchange.status, exchange.error, exchange.bytes_out = 200, "", len(body)
 
-    async def _answer_control(self, exchange: Exchange, path: bytes, client: Client) -> None:
-        control = self._control
-        if path == _EVENTS or path.startswith(_LOGS):
-            control = self.event_streams if path == _EVENTS else self.log_streams
-            client.exempt_from_drain()
-        with _counted(control):
-            await exchange.forward_to_control_plane(control, [(CALLER_HEADER, encode_caller(exchange.caller))])
+    async def _answer_control(self, exchange: Exchange, request: Request, client: Client) -> None:
+        await self._control.answer(exchange, request, client)
         if exchange.error:
             self._metrics.refused(exchange.error, exchange.caller.key_name)
 
@@ -240,18 +219,6 @@ class Gateway:
             if head is not None:
                 entry |= {"method": head.method.decode("latin-1"), "path": shown_path(head.path)}
             self._access.add(entry | {"status": error.status, "error": error.code})
-
-
-@contextlib.contextmanager
-def _counted(control: Endpoint) -> Generator[None]:
-    """Count a request to the control plane while it is answered. Raises ApiError 503 if there are too many."""
-    if control.in_flight >= control.in_flight_max:
-        raise errors.too_many_control_requests()
-    control.start_request()
-    try:
-        yield
-    finally:
-        control.end_request()
 
 
 def _is_json(content_type: bytes) -> bool:

@@ -108,6 +108,7 @@ class Components:
 def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracing: Tracing) -> Components:
     """Make every component of a gateway. Raises Exit 64 where a certificate or a key is missing or not usable."""
     from ichat.admin import app as control  # its frameworks are not needed to report a wrong configuration
+    from ichat.admin.open_routes import OpenRoutes
     from ichat.admin.routes import AdminContext
 
     made, left_out = load_keys(state.keys_file).at_start(config, time.time())
@@ -138,7 +139,7 @@ def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracin
     prefix_reports = PrefixReportReceiver(heartbeats, registry, balancer.prefixes, evicted=metrics.prefixes_evicted)
     handler = Gateway(
         context, metrics, access, tracing, heartbeats, ledger=ledger, prefix_reports=prefix_reports,
-        control_socket=state.control_socket, config=config,
+        control_socket=state.control_socket, open_routes=OpenRoutes(lambda: context.settings), config=config,
     )  # fmt: skip
     door = FrontDoor(
         b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, parts.tls, handler.refused,

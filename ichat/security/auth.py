@@ -17,6 +17,7 @@ from ichat import errors
 from ichat.config.schema import Security
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.http.heads import RequestHead
+from ichat.http.parties import party_of
 from ichat.security.addresses import (
     FORWARDED,
     Networks,
@@ -90,8 +91,8 @@ class Caller:
 
     @property
     def fairness_key(self) -> str:
-        """Whose share of a queue the request takes: its key's, or its address's."""
-        return self.key_name or self.address
+        """Whose share of a queue the request takes: its key's, or its address's (`http/parties.py`)."""
+        return self.key_name or party_of(self.address)
 
 
 def bearer_of(value: bytes) -> bytes:

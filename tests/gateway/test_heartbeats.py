@@ -40,7 +40,7 @@ async def test_no_framework_is_asked(no_control_plane, gateway_to, connect, path
     """The gateway's port answers heartbeats by itself, good ones and wrong ones, and logs them as any request."""
     log = tmp_path / "access"
     client = await connect(await gateway_to({}, f'[logs]\naccess_log = "{log}"\n'))
-    assert (await client.get(b"/health"))[0] == 502
+    assert (await client.get(b"/v1/models"))[0] == 502
     status, answer = await send(client, NEEDED, path)
     assert (status, answer.pop("status"), bool(answer.pop("gateway_id"))) == (200, "registered", True)
     assert answer == {"heartbeat_interval": 30.0, "lost": [], "wants_machine": True, "accepts_short": True}

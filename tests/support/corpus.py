@@ -46,6 +46,19 @@ HEAD_MAX = Answer(
 VERSION = Answer(
     400, "is not supported: use HTTP/1.1.", closes=True, stricter="h11 takes every version of the form HTTP/d.d"
 )
+
+
+def unclear(says):
+    """Refused though h11 reads it: other parsers may read it in another way."""
+    return Answer(400, says, closes=True, stricter="what two parsers may read differently has no one reading")
+
+
+LINE_FEED = unclear("a line ends with a line feed alone")
+BLANK = unclear("a line begins with a blank")
+CONTROL = unclear("there is a control character")
+LENGTHS = unclear("Content-Length is given more than once")
+OLD_CHUNKS = unclear("HTTP/1.0 has no Transfer-Encoding")
+UNCLEAR = (LINE_FEED, BLANK, CONTROL, LENGTHS, OLD_CHUNKS)
 TWO_WAYS = Answer(400, "The path must be plain", stricter="an upstream may take it for another route")
 PATH_ONLY = Answer(
     400,
@@ -157,7 +170,7 @@ TRANSFER_ENCODING = [
     refused("te-space-before-colon", post(LENGTH, b"Transfer-Encoding : chunked", body=BODY), BAD_HEADER),
     refused("te-tab-before-colon", post(LENGTH, b"Transfer-Encoding\t: chunked", body=BODY), BAD_HEADER),
     refused("te-behind-bare-cr", post(LENGTH, b"X: y\rTransfer-Encoding: chunked", body=BODY), BAD_HEADER),
-    reads("te-behind-bare-lf", post(LENGTH, b"X: y\nTransfer-Encoding: chunked", body=CHUNKS), TWO_LENGTHS),
+    reads("te-behind-bare-lf", post(LENGTH, b"X: y\nTransfer-Encoding: chunked", body=CHUNKS), LINE_FEED),
     reads("te-upper-case", post(b"TRANSFER-ENCODING: CHUNKED", body=CHUNKS)),
     reads("te-tab", post(b"Transfer-Encoding:\tchunked", body=CHUNKS)),
     reads("te-trailing-space", post(b"Transfer-Encoding: chunked \t ", body=CHUNKS)),
@@ -167,12 +180,12 @@ TRANSFER_ENCODING = [
     refused("te-underscore-alone", post(b"Transfer_Encoding: chunked", body=CHUNKS), BAD_LINE, NOT_JSON),
     reads("te-named-by-connection", post(b"Connection: transfer-encoding", CHUNKED, body=CHUNKS)),
     reads("cl-named-by-connection", sized(b"Connection: content-length, host")),
-    reads("te-in-1.0", post(CHUNKED, body=CHUNKS, line=b"POST /v1/completions HTTP/1.0"), FORWARDED_LAST),
+    reads("te-in-1.0", post(CHUNKED, body=CHUNKS, line=b"POST /v1/completions HTTP/1.0"), OLD_CHUNKS),
     reads("cl-te-in-1.0", post(LENGTH, CHUNKED, body=CHUNKS, line=b"POST /v1/completions HTTP/1.0"), TWO_LENGTHS),
 ]
 CONTENT_LENGTH = [
-    reads("cl-twice-the-same", post(LENGTH, LENGTH, body=BODY)),
-    reads("cl-list-of-the-same", post(b"Content-Length: 13, 13", body=BODY)),
+    reads("cl-twice-the-same", post(LENGTH, LENGTH, body=BODY), LENGTHS),
+    reads("cl-list-of-the-same", post(b"Content-Length: 13, 13", body=BODY), LENGTHS),
     reads("cl-leading-zeros", post(b"Content-Length: 0013", body=BODY)),
     reads("cl-20-digits-of-zeros", post(b"Content-Length: 00000000000000000013", body=BODY)),
     reads("cl-white-space-around", post(b"Content-Length: \t 13 \t", body=BODY)),
@@ -217,25 +230,31 @@ CONTENT_LENGTH = [
     reads("head-control", post(line=b"HEAD /health HTTP/1.1")),
 ]
 LINES = [
-    reads("fold", sized(b"X: y\r\n z")),
-    reads("fold-by-tab", sized(b"X: y\r\n\tz")),
-    reads("fold-to-nothing", sized(b"X: y\r\n ")),
-    reads("fold-of-a-length", sized(b"X: y\r\n Content-Length: 5")),
-    reads("fold-of-a-coding", sized(b"X: y\r\n\tTransfer-Encoding: chunked")),
-    reads("fold-many", sized(b"X: y" + b"\r\n z" * 500)),
+    reads("fold", sized(b"X: y\r\n z"), BLANK),
+    reads("fold-by-tab", sized(b"X: y\r\n\tz"), BLANK),
+    reads("fold-to-nothing", sized(b"X: y\r\n "), BLANK),
+    reads("fold-of-a-length", sized(b"X: y\r\n Content-Length: 5"), BLANK),
+    reads("fold-of-a-coding", sized(b"X: y\r\n\tTransfer-Encoding: chunked"), BLANK),
+    reads("fold-many", sized(b"X: y" + b"\r\n z" * 500), BLANK),
     refused("fold-first", post(LENGTH, body=BODY, host=b" Host: x"), "continuation line at start of headers"),
     refused("fold-of-the-request-line", post(LENGTH, body=BODY, line=b"POST /v1/completions\r\n HTTP/1.1"), BAD_LINE),
     refused("fold-in-cl", post(b"Content-Length: 1\r\n 3", body=BODY), BAD_LENGTH),
-    reads("fold-before-cl", post(b"Content-Length:\r\n 13", body=BODY)),
+    reads("fold-before-cl", post(b"Content-Length:\r\n 13", body=BODY), BLANK),
     refused("fold-in-te", post(b"Transfer-Encoding: chun\r\n ked", body=CHUNKS), NO_CODING),
-    reads("fold-before-te", post(b"Transfer-Encoding:\r\n chunked", body=CHUNKS)),
+    reads("fold-before-te", post(b"Transfer-Encoding:\r\n chunked", body=CHUNKS), BLANK),
     refused("fold-behind-te", post(b"Transfer-Encoding: chunked\r\n , identity", body=CHUNKS), NO_CODING),
     refused("fold-of-a-name", post(b"Content-Length\r\n : 13", body=BODY), BAD_HEADER),
-    reads("lf-everywhere", post(LENGTH).replace(b"\r\n", b"\n") + BODY),
-    reads("lf-behind-the-request-line", b"POST /v1/completions HTTP/1.1\nHost: x\r\n" + LENGTH + b"\r\n\r\n" + BODY),
-    reads("lf-behind-a-header", b"POST /v1/completions HTTP/1.1\r\nHost: x\n" + LENGTH + b"\r\n\r\n" + BODY),
-    reads("lf-as-the-empty-line", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + LENGTH + b"\r\n\n" + BODY),
-    reads("lf-and-crlf", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + LENGTH + b"\n\r\n" + BODY),
+    reads("lf-everywhere", post(LENGTH).replace(b"\r\n", b"\n") + BODY, LINE_FEED),
+    reads(
+        "lf-behind-the-request-line",
+        b"POST /v1/completions HTTP/1.1\nHost: x\r\n" + LENGTH + b"\r\n\r\n" + BODY,
+        LINE_FEED,
+    ),
+    reads("lf-behind-a-header", b"POST /v1/completions HTTP/1.1\r\nHost: x\n" + LENGTH + b"\r\n\r\n" + BODY, LINE_FEED),
+    reads(
+        "lf-as-the-empty-line", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + LENGTH + b"\r\n\n" + BODY, LINE_FEED
+    ),
+    reads("lf-and-crlf", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + LENGTH + b"\n\r\n" + BODY, LINE_FEED),
     refused("lf-in-the-target", asking(b"POST /v1/comp\nletions HTTP/1.1"), BAD_LINE),
     refused("cr-everywhere", post(LENGTH).replace(b"\r\n", b"\r"), BAD_LINE),
     refused(
@@ -265,7 +284,7 @@ HEADERS = [
     refused("nul-in-a-name", sized(b"X\0: a"), BAD_HEADER),
     refused("nul-in-the-target", asking(b"POST /v1/completions\0 HTTP/1.1"), BAD_LINE),
     refused("nul-in-the-method", asking(b"PO\0ST /v1/completions HTTP/1.1"), BAD_LINE),
-    reads("controls-in-a-value", sized(b"X: a\x01\x1b\x7fb")),
+    reads("controls-in-a-value", sized(b"X: a\x01\x1b\x7fb"), CONTROL),
     refused("control-in-a-name", sized(b"X\x01: a"), BAD_HEADER),
     refused("control-in-the-target", asking(b"POST /v1/\x1fcompletions HTTP/1.1"), BAD_LINE),
     refused("delete-in-the-target", asking(b"POST /v1/completions\x7f HTTP/1.1"), BAD_LINE),
@@ -398,7 +417,7 @@ CHUNKED_BODIES = [
     refused("size-cr", chunked(CHUNKS.replace(b"d\r\n", b"d\r")), BAD_CHUNK),
     refused("size-lfcr", chunked(CHUNKS.replace(b"d\r\n", b"d\n\r")), BAD_CHUNK),
     refused("last-size-lf", chunked(CHUNKS.replace(b"0\r\n\r\n", b"0\n\n")), BAD_CHUNK),
-    reads("last-empty-line-lf", chunked(CHUNKS.replace(b"0\r\n\r\n", b"0\r\n\n"))),
+    reads("last-empty-line-lf", chunked(CHUNKS.replace(b"0\r\n\r\n", b"0\r\n\n")), LINE_FEED),
     refused("data-longer", chunked(b"5" + CHUNKS[1:]), BAD_FOOTER),
     refused("data-shorter", chunked(b"f" + CHUNKS[1:]), BAD_FOOTER),
     refused("data-without-crlf", chunked(CHUNKS.replace(b"}\r\n", b"}")), BAD_FOOTER),
@@ -415,11 +434,11 @@ CHUNKED_BODIES = [
     reads("chunk-that-holds-a-last-one", chunked(b"%x\r\n%b\r\n0\r\n\r\n" % (len(ZERO_INSIDE), ZERO_INSIDE))),
     reads("chunk-that-holds-a-request", chunked(b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)), NOT_JSON),
     reads("trailer", chunked(CHUNKS[:-2] + b"X-Sum: 1\r\nX-Two: 2\r\n\r\n", b"Trailer: x-sum")),
-    reads("trailer-lf", chunked(CHUNKS[:-2] + b"X-Sum: 1\n\n")),
+    reads("trailer-lf", chunked(CHUNKS[:-2] + b"X-Sum: 1\n\n"), LINE_FEED),
     reads("trailer-cl", chunked(CHUNKS[:-2] + b"Content-Length: 99\r\n\r\n")),
     reads("trailer-te", chunked(CHUNKS[:-2] + CHUNKED + b"\r\n\r\n")),
     reads("trailer-host", chunked(CHUNKS[:-2] + b"Host: y\r\nConnection: close\r\nAuthorization: no\r\n\r\n")),
-    reads("trailer-folded", chunked(CHUNKS[:-2] + b"X: y\r\n z\r\n\r\n")),
+    reads("trailer-folded", chunked(CHUNKS[:-2] + b"X: y\r\n z\r\n\r\n"), BLANK),
     refused("trailer-cl-twice", chunked(CHUNKS[:-2] + b"Content-Length: 9\r\nContent-Length: 8\r\n\r\n"), TWO_VALUES),
     refused("trailer-te-gzip", chunked(CHUNKS[:-2] + b"Transfer-Encoding: gzip\r\n\r\n"), NO_CODING),
     refused("trailer-without-colon", chunked(CHUNKS[:-2] + b"X\r\n\r\n"), BAD_HEADER),
@@ -436,7 +455,6 @@ HUGE_HEADS = [
     reads("head-of-thousands", sized(*[b"X: y"] * 5000), HEAD_MAX),
     reads("head-of-a-big-target", asking(b"POST /v1/completions?" + b"a" * 20_000 + b" HTTP/1.1"), HEAD_MAX),
     reads("head-of-a-big-method", asking(b"P" * 20_000 + b" /v1/completions HTTP/1.1"), HEAD_MAX),
-    reads("head-of-a-big-fold", sized(b"X: y" + b"\r\n z" * 5000), HEAD_MAX),
     reads("head-over-the-limit-behind-another", sized() + sized(b"X: " + b"y" * 20_000), FORWARDED, HEAD_MAX),
     Case("head-without-end", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 200_000, (HEAD_MAX,)),
     Case("head-of-thousands-without-end", post(*[b"X: y"] * 40_000)[:-2], (HEAD_MAX,)),
