@@ -125,7 +125,7 @@ class WorkerIndex:
         return workers.workers.keys() if workers is not None else ()
 
     def of_group(self, worker: WorkerRecord) -> Collection[WorkerRecord]:
-        """Return the workers of a worker's group, if it is in one."""
+        """Return the workers that name a worker's group, if it names one."""
         entry = self._entries.get(worker)
         return self._groups[entry.group].keys() if entry is not None and entry.group is not None else ()
 

@@ -201,12 +201,12 @@ class WorkerTable:
         return self._index.models()
 
     def group_of(self, worker: WorkerRecord) -> Collection[WorkerRecord]:
-        """Return the workers of a worker's group, if it is in one."""
+        """Return the workers that name a worker's group, if it names one: `groups` says which of them are members."""
         return self._index.of_group(worker)
 
     def break_group_of(self, gone: WorkerRecord, why: str) -> None:
         """Record for the other members of a group that one has ended: none of them is of any use now."""
-        for other in groups.broken_by(gone, self.group_of(gone)):
+        for other in groups.broken_by(gone, self.group_of(gone), self._clock()):
             log.error("the group of worker %s is broken: worker %s %s", other.id, gone.id, why)
             other.lost = groups.loss_of(gone, why, is_certain=True)
             self.refresh(other)
