@@ -4,7 +4,6 @@ A piece is what takes a few milliseconds. Before each of them other tasks get th
 there are, no stream waits for a list of them.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, get_args
@@ -15,6 +14,7 @@ import trio
 from ichat.errors import bad_request
 from ichat.hardware.machines import MachineView
 from ichat.observability.logs.stream import read_flag, read_parameters
+from ichat.protocol.json_text import encoder
 from ichat.routing.registry import Registry
 from ichat.routing.views import WorkerSummary, summarize
 from ichat.routing.worker_record import State, WorkerRecord
@@ -31,7 +31,7 @@ def _plain(value: Any) -> Mapping[str, Any]:
     return value.describe() if isinstance(value, MachineView) else attrs.asdict(value, recurse=False)
 
 
-to_json = json.JSONEncoder(default=_plain).encode
+to_json = encoder(_plain)
 """Return a value as JSON, which can hold it, or which is of views."""
 
 

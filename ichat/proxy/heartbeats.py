@@ -24,6 +24,7 @@ from ichat.protocol import (
     parse_heartbeat,
     parse_short_heartbeat,
 )
+from ichat.protocol.json_text import parsed
 from ichat.routing.availability import TooManyWorkers
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import WorkerRecord
@@ -87,7 +88,7 @@ class HeartbeatReceiver:
         """Record the heartbeat in the body of a request, and return the response's. Raises ApiError."""
         self._auth().check("join", caller)
         try:
-            sent = json.loads(body)
+            sent = parsed(body)
         except (ValueError, RecursionError) as error:
             raise errors.bad_request(f"The body is not JSON: {error}.") from error
         if not isinstance(sent, dict):
