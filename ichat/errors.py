@@ -7,6 +7,8 @@ The shape is OpenAI's: ``{"error": {"message": str, "type": str, "param": str | 
 import json
 from collections.abc import Iterable
 
+from ichat.texts import shortened, some_of
+
 EXIT_USAGE = 64
 """A wrong command line or configuration (EX_USAGE of sysexits.h): nothing was started."""
 EXIT_UNAVAILABLE = 69
@@ -134,9 +136,10 @@ def method_not_allowed(method: str, path: str, allow: str) -> ApiError:
 
 
 def model_not_found(model: str, known: Iterable[str]) -> ApiError:
-    """404: no worker and no external route has this model; the message lists those there are."""
-    names = ", ".join(sorted(known)) or "none yet"
-    return ApiError(404, "model_not_found", f"The model `{model}` does not exist. Models here: {names}.", param="model")
+    """404: no worker and no external route has this model; the message lists those there are, or the first of many."""
+    there = some_of(known, "GET /v1/models lists all") or "none yet"
+    message = f"The model `{shortened(model)}` does not exist. Models here: {there}."
+    return ApiError(404, "model_not_found", message, param="model")
 
 
 def model_not_ready(model: str, why: str, retry_after_s: int, limit: str = "") -> ApiError:

@@ -5,8 +5,8 @@ there are, no stream waits for a list of them.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self, get_args
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, Self, TypeVar, get_args
 
 import attrs
 import trio
@@ -24,6 +24,7 @@ PIECE_BYTES = 64 * 1024
 PIECE_PARTS_MAX = 64
 STATES: frozenset[str] = frozenset(word for words in get_args(State) for word in get_args(words))
 _NUMBER = re.compile(r"0*[1-9][0-9]{0,8}")
+_Result = TypeVar("_Result")
 _KNOWN = ("full", "limit", "after", "model", "state")
 
 
@@ -59,6 +60,16 @@ class Pieces:
                 raise StopAsyncIteration
             if length:
                 return "".join(piece).encode(errors="replace")
+
+
+async def in_turns(steps: Generator[None, None, _Result]) -> _Result:
+    """Return what comes of steps, with a turn for other tasks after each of them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+        await trio.lowlevel.checkpoint()
 
 
 def with_long_list(value: "attrs.AttrsInstance", name: str, items: Iterable[object]) -> Iterator[str]:

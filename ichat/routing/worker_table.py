@@ -159,13 +159,24 @@ class WorkerTable:
         self._refresh_due(self._clock())
         return self._index.all_ready()
 
-    def listed(self) -> Iterator[WorkerRecord]:
-        """Return the workers whose models are listed: those that can serve now, or will once they are asked for."""
+    def listed(self, model: str | None = None) -> Iterator[WorkerRecord]:
+        """Return the workers whose models are listed: those that can serve now, or will once they are asked for.
+
+        With a model's name, only the workers of that are returned.
+        """
         ready = self.ready()
-        yield from ready
-        for worker in self:
-            if worker.on_demand and not worker.has_failed and worker not in ready:
+        for worker in self if model is None else self.of_model(model):
+            if worker in ready or (worker.on_demand and not worker.has_failed):
                 yield worker
+
+    def lists(self, model: str) -> bool:
+        """Return whether a model has such a worker; of many that cannot serve now, not all are looked at."""
+        some = itertools.islice(self._index.of_model(model), REASONS_MAX)
+        return self._index.ready(model) is not None or any(one.on_demand and not one.has_failed for one in some)
+
+    def names_near(self, model: str, is_shown: Callable[[str], bool]) -> set[str]:
+        """Return some names of models near to this one."""
+        return self._index.names.around(model, is_shown)
 
     def _refresh_due(self, now: float) -> None:
         for worker in self._changes.pop(now):
