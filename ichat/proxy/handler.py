@@ -20,7 +20,7 @@ from ichat.observability.usage.ledger import Ledger
 from ichat.protocol import CALLER_HEADER
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.exchange import Exchange
-from ichat.proxy.heartbeats import HEARTBEAT_PATHS, HeartbeatReceiver
+from ichat.proxy.heartbeats import HEARTBEAT_BYTES_MAX, HEARTBEAT_PATHS, HeartbeatReceiver
 from ichat.proxy.prefix_reports import PREFIXES_PATH, REPORT_BYTES_MAX, PrefixReportReceiver
 from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import over_limit
@@ -40,6 +40,8 @@ CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
 """Seconds until the control plane's first byte, and between two bytes: stopping a worker takes as long as its drain."""
 _JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
 """Routes of workers, which are answered here."""
+_BYTES_MAX = {**dict.fromkeys(HEARTBEAT_PATHS, HEARTBEAT_BYTES_MAX), PREFIXES_PATH: REPORT_BYTES_MAX}
+"""The largest bodies of what workers send."""
 _LOGS = b"/v1/logs/"
 _EVENTS = b"/v1/admin/events"
 _JSON = [(b"content-type", b"application/json")]
@@ -133,7 +135,7 @@ class Gateway:
         is_json = _is_json(head.by_name.get(b"content-type", b""))
         if head.length and head.method not in _READS and not is_json:
             raise errors.not_json(shown_path(path))
-        bytes_max = REPORT_BYTES_MAX if path == PREFIXES_PATH else CONTROL_BYTES_MAX
+        bytes_max = _BYTES_MAX.get(path, CONTROL_BYTES_MAX)
         if head.length > bytes_max:
             raise errors.request_too_large(bytes_max)
 

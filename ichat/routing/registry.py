@@ -12,7 +12,7 @@ import attrs
 from ichat.config.schema import CircuitBreaker, Config, Limits
 from ichat.protocol import Heartbeat, Machine, PeerLoss, names_of
 from ichat.routing import groups
-from ichat.routing.availability import TooManyWorkers
+from ichat.routing.availability import TooManyWorkers, TooMuchRegistered
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.listened import Listened
 from ichat.routing.model_directory import ModelDirectory
@@ -177,13 +177,18 @@ class Registry(ModelDirectory, Listened):
             if worker.heartbeat and not worker.managed and not worker.is_down
         ]
 
-    def restore(self, heartbeat: Heartbeat, age_s: float, *, can_return: bool = False) -> None:
+    def restore(
+        self, heartbeat: Heartbeat, age_s: float, *, can_return: bool = False, sender: str | None = None
+    ) -> None:
         """Add a worker from before the gateway's start, stale until its next heartbeat.
 
         `can_return` says whether it has shown the token that is needed now. If so, a worker that is not iChat's own,
-        and may never send a heartbeat again, returns as soon as it answers a health check.
+        and may never send a heartbeat again, returns as soon as it answers a health check. `sender` is as for
+        heartbeats.
         """
         if self._table.get(heartbeat.worker_id) is None and len(self._table) < self._workers_max and age_s < FORGET_S:
+            if self._weigh(heartbeat, None, sender) is not None:
+                return
             worker = WorkerRecord(heartbeat.worker_id, managed=False)
             self._record(worker, heartbeat, self._clock() - age_s)
             worker.is_stale, worker.can_return = True, can_return and worker.is_foreign
@@ -192,8 +197,13 @@ class Registry(ModelDirectory, Listened):
                 self._place(worker, heartbeat)
             self._table.refresh(worker)
 
-    def record_heartbeat(self, heartbeat: Heartbeat) -> bool | TooManyWorkers:
-        """Record a heartbeat; return whether the worker was new. A good-bye removes a worker from elsewhere."""
+    def record_heartbeat(
+        self, heartbeat: Heartbeat, sender: str | None = None
+    ) -> bool | TooManyWorkers | TooMuchRegistered:
+        """Record a heartbeat; return whether the worker was new. A good-bye removes a worker from elsewhere.
+
+        `sender` is whose share of what may be registered a worker from elsewhere takes; None: nobody's.
+        """
         for silent in self._table.pop_expired():
             self.remove(silent)
         known = self._table.get(heartbeat.worker_id)
@@ -207,6 +217,8 @@ class Registry(ModelDirectory, Listened):
             return False
         if known is None and len(self._table) >= self._workers_max:
             return TooManyWorkers(self._workers_max)
+        if (refusal := self._weigh(heartbeat, known, sender)) is not None:
+            return refusal
         worker = known or self._add(heartbeat)
         before, changes = worker.heartbeat, (self.version, self._table.changes)
         if before is not None and (before.start_id, before.pid) != (heartbeat.start_id, heartbeat.pid):
@@ -221,6 +233,15 @@ class Registry(ModelDirectory, Listened):
         if worker.managed or changes != (self.version, self._table.changes):
             self._notify()
         return known is None
+
+    def _weigh(
+        self, heartbeat: Heartbeat, known: WorkerRecord | None, sender: str | None
+    ) -> TooMuchRegistered | None:
+        """Count what a worker from elsewhere has the gateway keep; return the limit that it would pass, if it does."""
+        if sender is None or (known is not None and known.managed):
+            return None
+        args = self._packer.pack(heartbeat.args) if heartbeat.args else known.args if known is not None else None
+        return self._table.weights.admit(heartbeat, args, sender)
 
     def _add(self, heartbeat: Heartbeat) -> WorkerRecord:
         worker = WorkerRecord(heartbeat.worker_id, managed=False)
@@ -237,7 +258,7 @@ class Registry(ModelDirectory, Listened):
     def reconfigure(self, config: Config) -> None:
         """Use the limits and circuit breakers of another configuration; counts and circuits keep their state."""
         self.max_in_flight, self._workers_max = config.routing.max_in_flight, config.limits.workers_max
-        self._circuit_breaker = config.circuit_breaker
+        self._circuit_breaker, self._table.weights.limits = config.circuit_breaker, config.limits
         for worker in self._table:
             self._set_concurrency(worker)
         for endpoint in (*self._table.endpoints(), *self._routes()):

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator
 
-from ichat.config.schema import CircuitBreaker
+from ichat.config.schema import CircuitBreaker, Limits
 from ichat.http.pool import Upstream
 from ichat.protocol import Heartbeat
 from ichat.routing import groups
@@ -19,6 +19,7 @@ from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.deadlines import Deadlines
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.worker_index import WorkerIndex
+from ichat.routing.weights import Weights
 from ichat.routing.worker_record import HEARTBEATS_MISSED_MAX, State, WorkerRecord
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ class WorkerTable:
         self._endpoints: dict[str, Endpoint] = {}
         """Where the requests of workers go, by the workers' ids, with what this process has seen there."""
         self._index = WorkerIndex()
+        self.weights = Weights(Limits())
+        """What the workers that joined have the gateway keep."""
         self._changes = Deadlines()
         """When time alone may change the state of a worker."""
         self._expiries = Deadlines()
@@ -114,6 +117,7 @@ class WorkerTable:
         self._index.remove(worker)
         self._changes.remove(worker)
         self._expiries.remove(worker)
+        self.weights.forget(worker.id)
 
     def refresh(self, worker: WorkerRecord) -> None:
         """Find out anew whether a worker can serve."""
