@@ -287,11 +287,12 @@ def _prepare(log_level: str, stream: "TextIO | TeeStream") -> None:
     import logging
     import resource
 
-    form = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    logging.basicConfig(level=log_level.upper(), format=form, stream=stream)
-    ours = logging.getLogger("ichat")  # apart, since engines configure the root as they like
+    from ichat.observability.logs.log_format import LineFormatter
+
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter(form))
+    handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=log_level.upper(), handlers=[handler])
+    ours = logging.getLogger("ichat")  # apart, since engines configure the root as they like
     ours.addHandler(handler)
     ours.setLevel(log_level.upper())
     ours.propagate = False

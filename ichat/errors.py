@@ -7,6 +7,8 @@ The shape is OpenAI's: ``{"error": {"message": str, "type": str, "param": str | 
 import json
 from collections.abc import Iterable
 
+from ichat.texts import shortened, some_of
+
 EXIT_USAGE = 64
 """A wrong command line or configuration (EX_USAGE of sysexits.h): nothing was started."""
 EXIT_UNAVAILABLE = 69
@@ -134,9 +136,10 @@ def method_not_allowed(method: str, path: str, allow: str) -> ApiError:
 
 
 def model_not_found(model: str, known: Iterable[str]) -> ApiError:
-    """404: no worker and no external route has this model; the message lists those there are."""
-    names = ", ".join(sorted(known)) or "none yet"
-    return ApiError(404, "model_not_found", f"The model `{model}` does not exist. Models here: {names}.", param="model")
+    """404: no worker and no external route has this model; the message lists those there are, or the first of many."""
+    there = some_of(known, "GET /v1/models lists all") or "none yet"
+    message = f"The model `{shortened(model)}` does not exist. Models here: {there}."
+    return ApiError(404, "model_not_found", message, param="model")
 
 
 def model_not_ready(model: str, why: str, retry_after_s: int, limit: str = "") -> ApiError:
@@ -258,6 +261,15 @@ def too_many_workers(workers_max: int) -> ApiError:
         kind="rate_limit_error",
         retry_after_s=60,
     )
+
+
+def too_much_registered(limit: str, allowed: int, who: str) -> ApiError:
+    """429: workers that joined have as much registered as they may, all together or from the address of this one."""
+    where = f"that join from {who}" if "per_address" in limit else "that join"
+    message = (
+        f"Workers {where} have registered as much as they may (limits.{limit}, {allowed}): raise that, or end some."
+    )
+    return ApiError(429, "overloaded", message, kind="rate_limit_error", retry_after_s=60, limit=f"limits.{limit}")
 
 
 def out_of_resources(why: str) -> ApiError:

@@ -26,6 +26,7 @@ DIALECT = re.compile(r'"""(?:Give(?! up)|Say)\b.*')
 
 
 LAYERS = [
+    ["texts"],
     ["errors"],
     ["config"],
     ["protocol"],

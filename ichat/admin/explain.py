@@ -14,6 +14,7 @@ from ichat.routing.availability import Ready, Unknown
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.explain import RouteView, TargetView, explain
+from ichat.routing.model_list import near_models
 from ichat.routing.prefix_chain import PROMPTS, chain_of
 from ichat.routing.prompt_lengths import PromptLengths, is_measurable
 from ichat.routing.registry import Registry
@@ -72,7 +73,7 @@ async def explain_request(
     else:
         view = await inquiry.explain_plan(alias)
     if isinstance(view, Unknown):
-        raise errors.model_not_found(question.model, aliases.listed(registry.models()))
+        raise errors.model_not_found(question.model, near_models(question.model, registry, aliases, None))
     return view
 
 

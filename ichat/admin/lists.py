@@ -4,10 +4,9 @@ A piece is what takes a few milliseconds. Before each of them other tasks get th
 there are, no stream waits for a list of them.
 """
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self, get_args
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, Self, TypeVar, get_args
 
 import attrs
 import trio
@@ -15,6 +14,7 @@ import trio
 from ichat.errors import bad_request
 from ichat.hardware.machines import MachineView
 from ichat.observability.logs.stream import read_flag, read_parameters
+from ichat.protocol.json_text import encoder
 from ichat.routing.registry import Registry
 from ichat.routing.views import WorkerSummary, summarize
 from ichat.routing.worker_record import State, WorkerRecord
@@ -24,6 +24,7 @@ PIECE_BYTES = 64 * 1024
 PIECE_PARTS_MAX = 64
 STATES: frozenset[str] = frozenset(word for words in get_args(State) for word in get_args(words))
 _NUMBER = re.compile(r"0*[1-9][0-9]{0,8}")
+_Result = TypeVar("_Result")
 _KNOWN = ("full", "limit", "after", "model", "state")
 
 
@@ -31,7 +32,7 @@ def _plain(value: Any) -> Mapping[str, Any]:
     return value.describe() if isinstance(value, MachineView) else attrs.asdict(value, recurse=False)
 
 
-to_json = json.JSONEncoder(default=_plain).encode
+to_json = encoder(_plain)
 """Return a value as JSON, which can hold it, or which is of views."""
 
 
@@ -59,6 +60,16 @@ class Pieces:
                 raise StopAsyncIteration
             if length:
                 return "".join(piece).encode(errors="replace")
+
+
+async def in_turns(steps: Generator[None, None, _Result]) -> _Result:
+    """Return what comes of steps, with a turn for other tasks after each of them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+        await trio.lowlevel.checkpoint()
 
 
 def with_long_list(value: "attrs.AttrsInstance", name: str, items: Iterable[object]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import json
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from ichat.admin.config_view import shown_section
 from ichat.admin.events import EventStreams
 from ichat.admin.explain import explain_request, read_question
 from ichat.admin.key_store import KeyStore
-from ichat.admin.lists import Pieces, read_worker_query, to_json, with_long_list, worker_parts
+from ichat.admin.lists import Pieces, in_turns, read_worker_query, to_json, with_long_list, worker_parts
 from ichat.admin.overview import Overview
 from ichat.admin.reload import Reloader
 from ichat.config.load import read_worker
@@ -40,6 +40,7 @@ from ichat.proxy.heartbeats import HeartbeatReceiver
 from ichat.proxy.prefix_reports import PrefixReportReceiver
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
+from ichat.routing.model_list import Listed, listed_model, listed_models, near_models
 from ichat.routing.prompt_lengths import PromptLengths
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import State, WorkerRecord
@@ -118,29 +119,45 @@ async def _metrics() -> Response:
 # Models.
 
 
-def _allowed_models() -> dict[str, tuple[ModelCard, str]]:
-    """Return the models and other names that the caller may ask for, each with its model's owner."""
-    key, found = g.caller.key, context().aliases().listed(context().registry.models())
-    return found if key is None or key.models is None else {name: found[name] for name in found.keys() & key.models}
+def _allowed() -> frozenset[str] | None:
+    """Return the names that the caller may ask for; None: all."""
+    return None if g.caller.key is None else g.caller.key.models
 
 
-def _entry(name: str, model: ModelCard, owner: str) -> dict[str, object]:
-    loaded, created = context().registry.is_loaded(model.id), int(context().started_at)
+def _entry(here: AdminContext, name: str, model: ModelCard, owner: str) -> dict[str, object]:
+    loaded, created = here.registry.is_loaded(model.id), int(here.started_at)
     return entry_of(attrs.evolve(model, id=name), created, owner or "ichat", loaded=loaded)
 
 
 @routes.get("/v1/models")
 async def _models() -> Response:
-    found = _allowed_models()
-    return json_response({"object": "list", "data": [_entry(name, *found[name]) for name in sorted(found)]})
+    here, allowed, aliases = context(), _allowed(), context().aliases()
+    if allowed is not None:
+        return long_response(
+            _list_parts(here, sorted(allowed), lambda name: listed_model(name, here.registry, aliases))
+        )
+    found = await in_turns(listed_models(here.registry, aliases))
+    return long_response(_list_parts(here, sorted(found), found.get))
+
+
+def _list_parts(here: AdminContext, names: Iterable[str], find: Callable[[str], Listed | None]) -> Iterator[str]:
+    """Return the list of models in parts; `find` returns what is listed by a name."""
+    yield '{"object": "list", "data": ['
+    comma = ""
+    for name in names:
+        found = find(name)
+        yield "" if found is None else comma + to_json(_entry(here, name, *found))
+        comma = comma if found is None else ", "
+    yield "]}"
 
 
 @routes.get("/v1/models/<path:name>")
 async def _one_model(name: str) -> Response:
-    found = _allowed_models()
-    if name not in found:
-        raise errors.model_not_found(name, found)
-    return json_response(_entry(name, *found[name]))
+    here, allowed = context(), _allowed()
+    found = listed_model(name, here.registry, here.aliases()) if allowed is None or name in allowed else None
+    if found is None:
+        raise errors.model_not_found(name, near_models(name, here.registry, here.aliases(), allowed))
+    return json_response(_entry(here, name, *found))
 
 
 # Workers.

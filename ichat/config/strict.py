@@ -3,6 +3,7 @@
 Nothing is coerced: strings, whole numbers, numbers and booleans are what they are.
 """
 
+import contextlib
 import difflib
 import json
 import math
@@ -36,7 +37,7 @@ class Between:
     def __call__(self, value: float) -> None:
         """Raise ValueError for a number outside."""
         if not self.low <= value <= self.high:
-            raise ValueError(f"must be from {self.low:g} to {self.high:g}, not {value:g}")
+            raise ValueError(f"must be from {self.low:g} to {self.high:g}, not {_short(value)}")
 
     @property
     def schema(self) -> Schema:
@@ -130,9 +131,17 @@ def _exactly(kind: type, words: str) -> Callable[[Any, Any], Any]:
 
 
 def _number(value: Any, _: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"must be a number, not {shown(value)}")
-    return float(value)
+    with contextlib.suppress(OverflowError):  # a whole number may be larger than any other
+        if type(value) in (int, float) and math.isfinite(value):
+            return float(value)
+    raise ValueError(f"must be a number, not {shown(value)}")
+
+
+def _short(value: float) -> str:
+    try:
+        return f"{value:g}"
+    except OverflowError:
+        return shown(value)
 
 
 def shown(value: Any) -> str:

@@ -4,6 +4,7 @@ Text stays text: a sample is a line. The lines of one family stand together, whi
 What is long is done in steps of a millisecond or two, between which the caller gives other tasks their turn.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -17,11 +18,24 @@ TWINS = (
 )
 """Old and new names of vLLM's for the same: where there is one of them, both are shown."""
 
+SAMPLES_MAX = 50_000
+"""How many samples of one worker are shown; an engine has a thousand or two."""
+NUMBER_CHARACTERS_MAX = 64
+
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_VALUE = re.compile(r"[-+.0-9a-zA-Z]+[ \t]+-?[0-9]+\s*")
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="(?:[^"\\]|\\.)*"')
-_LABELS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\]|\\.)*",?)*')
-_TYPES = frozenset(("counter", "gauge", "histogram", "summary", "untyped"))
+_HEAD = re.compile(
+    r"#[ \t]+(?:HELP[ \t]+([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]+(.*)"
+    r"|TYPE[ \t]+([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]+(counter|gauge|histogram|summary|untyped)[ \t]*)"
+)
+_VALUE = re.compile(
+    r"[ \t]*([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?|[-+]?Inf|NaN)(?:[ \t]+-?[0-9]{1,18})?[ \t]*"
+)
+"""A number as Prometheus reads it, with or without a time behind it. It refuses the whole answer for another one."""
+_PLAIN = r'[^"\\\x00-\x1f\x7f]*'
+_TEXT = rf'"{_PLAIN}(?:\\[\\n"]{_PLAIN})*"'
+_LABEL = re.compile(rf"([a-zA-Z_][a-zA-Z0-9_]*)={_TEXT}")
+_LABELS = re.compile(rf"(?:[a-zA-Z_][a-zA-Z0-9_]*={_TEXT}(?:,|\Z))*")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _OURS = re.compile(r"ichat_(?!worker_(?:in_flight|load_seconds)\b|engine_)")
 """Names of the gateway's own metrics, which no worker may have."""
 _SUFFIXES = frozenset(("", "_bucket", "_sum", "_count", "_total", "_created", "_info"))
@@ -42,7 +56,8 @@ Families = dict[str, MetricFamily]
 def read_steps(text: str, labels: Mapping[str, str], families: Families) -> Iterator[None]:
     """Take an exposition apart in steps, and add labels to each sample; `families` gets what is found, by name.
 
-    A label of such a name that is there already becomes `exported_...`. Lines that are no samples are left out.
+    A label of such a name that is there already becomes `exported_...`. Lines that Prometheus would not read are left
+    out, as it reads all of an answer or nothing.
     """
 
     def renamed(label: re.Match[str]) -> str:
@@ -50,17 +65,19 @@ def read_steps(text: str, labels: Mapping[str, str], families: Families) -> Iter
 
     added = ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
     clashes = any(f'{name}="' in text for name in labels)
-    name, family, last, samples = "", MetricFamily(), "", [""]
+    name, family, last, samples, count = "", MetricFamily(), "", [""], 0
     for number, line in enumerate(text.split("\n"), 1):
         if number % LINES_AT_ONCE == 0:
             yield
         if line.startswith("#"):
-            words = line.split(None, 3)
-            is_right = len(words) == 4 and _NAME.fullmatch(words[2]) and not (added and _OURS.match(words[2]))
-            if is_right and (words[1] == "HELP" or (words[1] == "TYPE" and words[3] in _TYPES)):
-                name, last = words[2], ""
+            head = _HEAD.fullmatch(line)
+            its_name = (head[1] or head[3]) if head is not None else ""
+            if head is not None and not (added and _OURS.match(its_name)):
+                name, last = its_name, ""
                 family = families.setdefault(name, MetricFamily())
-                family.head.setdefault(words[1], line)
+                family.head.setdefault("HELP" if head[1] else "TYPE", _CONTROL.sub("?", line))
+            continue
+        if count == SAMPLES_MAX:
             continue
         its_name, its_labels, value = _parts_of(line)
         if its_name != last:
@@ -74,6 +91,9 @@ def read_steps(text: str, labels: Mapping[str, str], families: Families) -> Iter
             continue
         if clashes:
             its_labels = _LABEL.sub(renamed, its_labels)
+        if its_labels and not _has_each_once(its_labels):
+            continue
+        count += 1
         both = f"{added},{its_labels}" if added and its_labels else added or its_labels
         samples.append(f"{its_name}{{{both}}} {value}" if both else f"{its_name} {value}")
 
@@ -89,12 +109,17 @@ def _parts_of(line: str) -> tuple[str, str, str]:
 
 
 def _is_value(text: str) -> bool:
-    """Return whether this is a number, with or without a time behind it."""
-    try:
-        float(text)
-    except ValueError:
-        return _VALUE.fullmatch(text) is not None
-    return True
+    """Return whether this is a number that Prometheus reads, with or without a time behind it."""
+    if len(text) > NUMBER_CHARACTERS_MAX or (match := _VALUE.fullmatch(text)) is None:
+        return False
+    number = match[1]
+    return "e" not in number.lower() or math.isfinite(float(number))
+
+
+def _has_each_once(labels: str) -> bool:
+    """Return whether no name of a label is there twice."""
+    names = _LABEL.findall(labels)
+    return len(names) == len(set(names))
 
 
 def escaped(value: str) -> str:

@@ -274,7 +274,7 @@ class Metrics:
         coming: dict[str, int] = {}
         on_demand = set[str]()
         states = Counter[str]()
-        workers = list(registry)
+        workers = sorted(registry, key=lambda worker: not worker.managed)
         for start in range(0, max(1, len(workers)), WORKERS_AT_ONCE):
             known = list[WorkerSnapshot]()
             for worker in workers[start : start + WORKERS_AT_ONCE]:
@@ -284,8 +284,9 @@ class Metrics:
                 on_demand.update(worker.names if worker.on_demand else ())
                 for name in worker.names:
                     if name not in registry.external:
-                        ready[name] = ready.get(name, 0) + serves
-                        coming[name] = coming.get(name, 0) + (one.state in ("starting", "loading"))
+                        label = name if name in ready or len(ready) < MODELS_MAX else OTHER
+                        ready[label] = ready.get(label, 0) + serves
+                        coming[label] = coming.get(label, 0) + (one.state in ("starting", "loading"))
             for metric in worker_families(known):
                 yield from families_of(metric)
         queued = {name: balancer.waiting_for(name) for name in ready}

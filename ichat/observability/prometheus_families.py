@@ -20,6 +20,8 @@ from ichat.routing.worker_record import State
 STATES: Sequence[str] = [name for names in get_args(State) for name in get_args(names)]
 MACHINES_AT_ONCE = 16
 """How many machines' GPUs are looked at in one step."""
+GPUS_SHOWN_MAX = 4096
+"""After so many GPUs no more machines are shown: workers that joined may tell of any number."""
 _GAP_S = tuple(2.0**index / 1000 for index in range(17))
 
 
@@ -137,7 +139,9 @@ def _health_family(ill: Mapping[str, float]) -> Metric:
 
 def _gpu_families(machines: Iterator[MachineView]) -> Iterable[Metric]:
     """Return the families of GPUs, of some machines at a time."""
-    while some := list(itertools.islice(machines, MACHINES_AT_ONCE)):
+    shown = 0
+    while shown < GPUS_SHOWN_MAX and (some := list(itertools.islice(machines, MACHINES_AT_ONCE))):
+        shown += sum(len(machine.gpus or ()) for machine in some)
         yield from _families_of_gpus(some)
 
 

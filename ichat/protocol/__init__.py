@@ -57,8 +57,13 @@ SHORT_CHARACTERS_MAX = 4096
 """The limit of a path, and of the description of what a worker is doing."""
 MACHINE_NAME_CHARACTERS_MAX = 256
 GPUS_MAX = 64
-ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-"""What the id of a worker or a machine may be."""
+ID = re.compile(r"(?!\.{1,2}$|external:)[A-Za-z0-9._:-]{1,128}")
+"""What the id of a worker or a machine may be: no step of a path, and not like an external route's."""
+PROGRESS_MAX = 64
+PROGRESS_NAME_CHARACTERS_MAX = 64
+TOKENS_MAX = 10**12
+"""The longest context that a model may have."""
+_PROGRESS_NAME = re.compile(rf"[A-Za-z0-9_.:-]{{1,{PROGRESS_NAME_CHARACTERS_MAX}}}")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 
 Count = Annotated[int, Between(0)]
@@ -69,7 +74,7 @@ Share = Annotated[float, Between(0, 1)]
 
 def _is_id(value: str) -> None:
     if not ID.fullmatch(value):
-        raise ValueError("must be 1 to 128 letters, digits or any of . _ : -")
+        raise ValueError("must be 1 to 128 letters, digits or any of . _ : -, not a dot or two, nor external:…")
 
 
 def _is_host(value: str) -> None:
@@ -133,17 +138,21 @@ def _depth_of(value: object) -> int:
 
 
 def _are_args(value: dict[str, Any]) -> None:
-    if _depth_of(value) > ARGS_DEPTH_MAX or len(json.dumps(value)) > ARGS_BYTES_MAX:
+    if _depth_of(value) > ARGS_DEPTH_MAX or len(json.dumps(value, allow_nan=False)) > ARGS_BYTES_MAX:
         raise ValueError(f"must be at most {ARGS_BYTES_MAX} bytes of JSON, and not nested too deep")
 
 
 def _is_progress(value: dict[str, float | None]) -> None:
-    if len(value) > NAMES_MAX or any(number is not None and not 0 <= number <= 1e15 for number in value.values()):
+    if any(number is not None and not 0 <= number <= 1e15 for number in value.values()):
         raise ValueError("must be numbers from 0 to 1e15")
+    if len(value) > PROGRESS_MAX or not all(map(_PROGRESS_NAME.fullmatch, value)):
+        words = f"must be at most {PROGRESS_MAX} numbers"
+        raise ValueError(f"{words}, with names of at most {PROGRESS_NAME_CHARACTERS_MAX} letters, digits or _ . : -")
 
 
 _SIZE = Between(0, 2**63)
 _SHARE = Between(0, 1)
+_PID = Between(0, 2**32)
 _FROM_0: Schema = {"minimum": 0}
 _NAME: Schema = {"maxLength": MODEL_NAME_CHARACTERS_MAX}
 _NAMES: Schema = {"maxItems": NAMES_MAX, "items": {"type": "string", **_NAME}}
@@ -197,7 +206,7 @@ class ModelCard:
     """Where the model was loaded from: a path, or a name on a model hub."""
     parent: str | None = checked(_is_short, None)
     """For an adapter, the `id` of the model that it adapts; otherwise None."""
-    max_model_len: int | None = None
+    max_model_len: int | None = checked(Between(0, TOKENS_MAX), None, {"minimum": 0})
     """The most tokens of prompt and completion together; None: not known."""
 
 
@@ -261,7 +270,7 @@ class Heartbeat:
     """Whether the worker also listens on the unix socket that the gateway named when it started the worker."""
     max_in_flight: int = checked(Between(0, 1_000_000), 0)
     """The most requests that the worker wants at the same time; 0: no limit of its own."""
-    pid: int = 0
+    pid: int = checked(_PID, 0, {"minimum": 0})
     """The worker's first process, on its own machine."""
     start_id: str = checked(_is_name, "")
     """Different at each start of the worker, since ids and pids are reused."""

@@ -20,7 +20,15 @@ from ichat.http.relay import Relay
 from ichat.http.server import Client
 from ichat.http.sse import is_events
 from ichat.observability.request_record import RequestRecord, UsedTokens
-from ichat.protocol import CODE_HEADER, DROPPED_HEADER, ERROR_HEADER, OVERHEAD_HEADER, WHY_HEADER, WORKER_HEADER
+from ichat.protocol import (
+    CODE_HEADER,
+    DROPPED_HEADER,
+    ERROR_HEADER,
+    OVERHEAD_HEADER,
+    WHY_HEADER,
+    WORKER_HEADER,
+    sentence,
+)
 from ichat.protocol.prefixes import PREFIX_HEADER, chain_header
 from ichat.protocol.usage import USAGE_WANTED
 from ichat.proxy.client_head import client_head
@@ -311,7 +319,7 @@ class Attempt:
         if status == 503 and route is None and not self._forwarded.internal:
             declined = errors.DECLINED.get(names.get(CODE_HEADER, b""))
             if declined is not None:
-                why = names.get(WHY_HEADER, b"").decode("latin-1")
+                why = sentence(names.get(WHY_HEADER, b"").decode("latin-1"))[: errors.WHY_CHARACTERS_MAX]
                 raise Declined(f"{declined} ({why})" if why else declined)
         if status == 401 and route is not None and route.has_key:
             raise ResponseRejected("it does not accept the key that the gateway has for it")

@@ -30,6 +30,7 @@ from ichat.proxy.shadow import is_copied
 from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, continue_response, passed_over, reason_of
 from ichat.routing.availability import Full, Loadable, Ready, Refusal
 from ichat.routing.endpoint import Endpoint
+from ichat.routing.model_list import near_models
 from ichat.routing.prefix_chain import chain_of
 from ichat.routing.prompt_lengths import is_measurable
 from ichat.routing.request import Lease, RoutingRequest
@@ -297,9 +298,8 @@ class Exchange:
         context, key, timeouts = self._context, self.caller.key, self._context.timeouts
 
         def known() -> Iterable[str]:
-            if key is None or key.models is None:
-                return context.aliases.listed(context.registry.models())
-            return key.models - {self._model}
+            allowed = None if key is None else key.models
+            return near_models(self._model, context.registry, context.aliases, allowed)
 
         bound = WaitBound("queue_s", timeouts.queue_s)
         if waited_for_load:

@@ -18,7 +18,7 @@ from ichat.proxy.context import GatewayContext
 from ichat.proxy.control_plane import ControlPlane, OpenRoutes
 from ichat.proxy.exchange import Exchange
 from ichat.proxy.head_checks import check_head
-from ichat.proxy.heartbeats import HEARTBEAT_PATHS, HeartbeatReceiver
+from ichat.proxy.heartbeats import HEARTBEAT_BYTES_MAX, HEARTBEAT_PATHS, HeartbeatReceiver
 from ichat.proxy.prefix_reports import PREFIXES_PATH, REPORT_BYTES_MAX, PrefixReportReceiver
 from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import over_limit
@@ -34,6 +34,8 @@ _READS = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 _METHODS = _READS | {b"POST", b"PATCH", b"DELETE"}
 _JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
 """Routes of workers, which are answered here."""
+_BYTES_MAX = {**dict.fromkeys(HEARTBEAT_PATHS, HEARTBEAT_BYTES_MAX), PREFIXES_PATH: REPORT_BYTES_MAX}
+"""The largest bodies of what workers send."""
 _JSON = [(b"content-type", b"application/json")]
 _RESPONSES = b"/v1/responses/"
 CLIENT_LEFT = 499
@@ -120,7 +122,7 @@ class Gateway:
         is_json = _is_json(head.by_name.get(b"content-type", b""))
         if head.length and head.method not in _READS and not is_json:
             raise errors.not_json(shown_path(path))
-        bytes_max = REPORT_BYTES_MAX if path == PREFIXES_PATH else CONTROL_BYTES_MAX
+        bytes_max = _BYTES_MAX.get(path, CONTROL_BYTES_MAX)
         if head.length > bytes_max:
             raise errors.request_too_large(bytes_max)
 

@@ -3,6 +3,7 @@
 A whole heartbeat is read and checked in full where its registration is not that of the worker's last one.
 """
 
+import contextlib
 import hashlib
 import json
 import marshal
@@ -15,6 +16,7 @@ import trio
 
 from ichat import errors
 from ichat.config.schema import Config, Limits
+from ichat.http.parties import party_of
 from ichat.protocol import (
     HEARTBEAT_INTERVAL_MAX_S,
     STATUS,
@@ -24,12 +26,18 @@ from ichat.protocol import (
     parse_heartbeat,
     parse_short_heartbeat,
 )
-from ichat.routing.availability import TooManyWorkers
+from ichat.protocol.json_text import parsed
+from ichat.routing.availability import TooManyWorkers, TooMuchRegistered
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import WorkerRecord
 from ichat.security.auth import Auth, Caller
 
 HEARTBEAT_PATHS = frozenset((b"/v1/workers/heartbeat", b"/register"))
+HEARTBEAT_BYTES_MAX = 1024 * 1024
+"""The largest body of a heartbeat that comes over the gateway's port."""
+LARGE_BYTES = 64 * 1024
+"""Heartbeats that are larger are read and recorded one at a time, in steps between which other tasks have a turn."""
+_NO_TURN = contextlib.nullcontext()
 _STATUS = frozenset(STATUS)
 HOST_CHECK_S = 60.0
 """How long the host of a worker is known to be its own: a name is looked up no more often."""
@@ -74,6 +82,8 @@ class HeartbeatReceiver:
         self._per_second_max = limits.heartbeats_per_second_max
         self.gateway_id = gateway_id
         self._moved = moved
+        self._turn = trio.Lock()
+        """Held for each step with a large heartbeat."""
         self._registrations: WeakKeyDictionary[WorkerRecord, _Registration] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -86,22 +96,19 @@ class HeartbeatReceiver:
     async def receive(self, body: bytes | bytearray, caller: Caller) -> bytes:
         """Record the heartbeat in the body of a request, and return the response's. Raises ApiError."""
         self._auth().check("join", caller)
-        try:
-            sent = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise errors.bad_request(f"The body is not JSON: {error}.") from error
-        if not isinstance(sent, dict):
-            raise errors.bad_request("A heartbeat is a JSON object.")
-        sent = cast("dict[str, object]", sent)
+        turn = self._turn if len(body) > LARGE_BYTES else _NO_TURN
+        async with turn:
+            sent = _read(body)
         is_short = "registration" in sent and "host" not in sent
         digest = None if is_short else _digest_of(sent)
         worker = self._registered(sent, digest, is_short=is_short)
         if worker is not None:
             status = parse_short_heartbeat({"registration": "", **sent})  # whole ones need not have it
-            return self._record(await self._with_status(worker, status, caller))
+            return self._record(await self._with_status(worker, status, caller), caller)
         if is_short:
             raise errors.registration_not_found(parse_short_heartbeat(sent).worker_id)
-        told = parse_heartbeat(sent)
+        async with turn:
+            told = parse_heartbeat(sent)
         registration = _Registration(
             digest, told.registration, told.heartbeat_interval, told.host, self._sender(caller), trio.current_time()
         )
@@ -111,7 +118,8 @@ class HeartbeatReceiver:
             heartbeat_interval=self._interval_of(told, told.heartbeat_interval),
         )
         self._check_id(heartbeat, caller)
-        response = self._record(heartbeat)
+        async with turn:
+            response = self._record(heartbeat, caller)
         recorded = self._registry.get(heartbeat.worker_id)
         if recorded is not None and heartbeat.state != "gone":  # a good-bye may be of an earlier start
             self._registrations[recorded] = registration
@@ -200,13 +208,16 @@ class HeartbeatReceiver:
             return own_s
         return interval_of(own_s, len(self._registrations), self._per_second_max)
 
-    def _record(self, heartbeat: Heartbeat) -> bytes:
+    def _record(self, heartbeat: Heartbeat, caller: Caller) -> bytes:
         """Record a heartbeat that was checked, and return the response. Raises ApiError 429."""
+        sender = None if caller.is_managed_worker else party_of(caller.address)
         registry, worker_id = self._registry, heartbeat.worker_id
         before = _place_of(registry.get(worker_id))
-        new = registry.record_heartbeat(heartbeat)
+        new = registry.record_heartbeat(heartbeat, sender)
         if isinstance(new, TooManyWorkers):
             raise errors.too_many_workers(new.workers_max)
+        if isinstance(new, TooMuchRegistered):
+            raise errors.too_much_registered(new.limit, new.allowed, caller.address)
         if _place_of(registry.get(worker_id)) != before:
             self._moved()
         response = HeartbeatResponse(
@@ -223,6 +234,17 @@ class HeartbeatReceiver:
 def interval_of(own_s: float, workers: int, per_second_max: int) -> float:
     """Return the seconds between two heartbeats of a worker: its own, or more where all send too many a second."""
     return max(own_s, min(workers / per_second_max, HEARTBEAT_INTERVAL_MAX_S))
+
+
+def _read(body: bytes | bytearray) -> dict[str, object]:
+    """Return the JSON object in a body. Raises ApiError 400."""
+    try:
+        sent = parsed(body)
+    except (ValueError, RecursionError) as error:
+        raise errors.bad_request(f"The body is not JSON: {error}.") from error
+    if not isinstance(sent, dict):
+        raise errors.bad_request("A heartbeat is a JSON object.")
+    return cast("dict[str, object]", sent)
 
 
 def _digest_of(sent: Mapping[str, object]) -> bytes | None:

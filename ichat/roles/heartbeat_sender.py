@@ -25,6 +25,7 @@ from ichat.protocol import (
     registration_of,
     shortened,
 )
+from ichat.protocol.json_text import to_json
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ HEARTBEAT_RETRY_S = 1.0
 GOODBYE_TIMEOUT_S = 5.0
 ASK_TIMES = 2
 """How often a member of the group that the gateway misses must fail to answer before it counts as lost."""
+_JSON = {"content-type": "application/json"}
 _NOT_KNOWN = (400, 404)
 """The answers to a short heartbeat of gateways that do not know the form, or the registration."""
 
@@ -213,11 +215,11 @@ class HeartbeatSender:
         Another gateway may answer at the same address, which does not know it, or not the short form.
         """
         if self._registered and heartbeat.registration == self._registered:
-            response = await gateway.post(PATH, json=shortened(heartbeat))
+            response = await gateway.post(PATH, content=to_json(shortened(heartbeat)), headers=_JSON)
             if response.status_code not in _NOT_KNOWN:
                 return response
         self._registered = ""
-        return await gateway.post(PATH, json=attrs.asdict(heartbeat))
+        return await gateway.post(PATH, content=to_json(attrs.asdict(heartbeat)), headers=_JSON)
 
     def _note_gateway(self, gateway_id: str) -> None:
         """Send again at once to a gateway that has restarted, but not twice in a row: two may share the address."""
@@ -298,7 +300,8 @@ async def _answers(lost: PeerLoss) -> bool:
     host = f"[{lost.host}]" if ":" in lost.host else lost.host
     async with httpx.AsyncClient(timeout=HEARTBEAT_TIMEOUT_S, trust_env=False) as client:
         try:
-            answer = await client.get(f"http://{host}:{lost.port}/health")
+            url = f"http://{host}:{lost.port}/health"
+            answer = await client.get(url, headers={WORKER_HEADER.decode(): lost.worker_id})
         except (httpx.InvalidURL, ValueError):
             return True
         except httpx.HTTPError:

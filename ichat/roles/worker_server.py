@@ -140,6 +140,14 @@ class WorkerServer:
                 " `Authorization: Bearer`."
             )
 
+    def _is_admitted(self, request: Request, client: Client) -> bool:
+        """Return whether the sender of a request may use the routes that are not everybody's."""
+        try:
+            self.authenticate(RequestHead(b"GET", b"/", request.version, request.headers, 0), client.peer)
+        except ApiError:
+            return False
+        return True
+
     def _is_proven(self, headers: Headers) -> bool:
         """Return whether a request has the token, or the proof of it."""
         given = [digest_of(bearer_of(value)) for name, value in headers if name in _PROOF_HEADERS]
@@ -152,11 +160,12 @@ class WorkerServer:
     async def answer(self, request: Request, client: Client, _caller: None) -> None:
         """Answer one request: the worker's own routes here, everything else by the engine."""
         changes_sleep = request.path in SLEEP_PATHS and self._is_of_gateway(request, client)
-        request.replace_headers(_external(request.headers))
         is_read = request.method in (b"GET", b"HEAD")
         if is_read and request.path == b"/health":
             await self._send_health(request, client)
-        elif request.path == b"/logs/stream":
+            return
+        request.replace_headers(_external(request.headers))
+        if request.path == b"/logs/stream":
             if self.log is None:
                 raise ApiError(404, "not_found", "This worker keeps no log: start it with --log-streaming true.")
             await self.log.answer(request, client)
@@ -199,11 +208,19 @@ class WorkerServer:
         return self.thread.is_ready() and info is not None and not info.args.get("api_key")
 
     async def _send_health(self, request: Request, client: Client) -> None:
-        """Send 200 while requests are answered, or while a follower follows; otherwise 503 with the phase."""
+        """Send 200 while requests are answered, or while a follower follows; otherwise 503.
+
+        Who may use the other routes gets the phase and the worker's id as well. Members of a group name the id that
+        they look for, and learn no other one.
+        """
         phase = self.thread.admission.closed
         is_well = (self.thread.is_ready() and not phase) or self.thread.is_following()
-        status = {"status": "ok"} if is_well else {"status": "unavailable", "phase": phase or self.thread.phase}
-        headers = [*_JSON, (WORKER_HEADER, self.id.encode())]
+        status, headers = {"status": "ok" if is_well else "unavailable"}, list(_JSON)
+        is_known = self._is_admitted(request, client)
+        if is_known and not is_well:
+            status["phase"] = phase or self.thread.phase
+        if is_known or request.by_name.get(WORKER_HEADER) == self.id.encode():
+            headers.append((WORKER_HEADER, self.id.encode()))
         await client.respond(request, 200 if is_well else 503, headers, json.dumps(status).encode())
 
     async def _request_heartbeat(self, request: Request, client: Client) -> None:

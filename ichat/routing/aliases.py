@@ -17,6 +17,7 @@ import attrs
 from ichat.config.aliases import aliases_of, retries_of
 from ichat.config.models import AliasConfig, ShadowConfig, TargetConfig
 from ichat.config.schema import Config
+from ichat.routing.near_names import NearNames
 
 _NUMBERS = 2.0**64
 _Card = TypeVar("_Card")
@@ -99,6 +100,8 @@ class Aliases:
 
     def __init__(self, by_name: Mapping[str, Alias]) -> None:
         self.by_name = by_name
+        self.near = NearNames(by_name)
+        """All of the names."""
 
     def __repr__(self) -> str:
         return f"<Aliases {', '.join(self.by_name)}>"

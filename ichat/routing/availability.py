@@ -84,6 +84,15 @@ class TooManyWorkers:
     workers_max: int
 
 
+@attrs.frozen
+class TooMuchRegistered:
+    """A heartbeat was not recorded: the workers that joined have registered as much as a limit allows."""
+
+    limit: str
+    """Its name in `[limits]`."""
+    allowed: int
+
+
 Availability = Ready | Loadable | NotReady | Unknown
 Refusal = Full | Loadable | NotReady | Unknown | Draining | QueueTimeout
 """Why a request has no lease."""

@@ -10,15 +10,17 @@ from typing import Any
 import attrs
 
 from ichat.config.schema import CircuitBreaker, Config, Limits
-from ichat.protocol import Heartbeat, Machine, ModelCard, PeerLoss, names_of
+from ichat.protocol import Heartbeat, Machine, PeerLoss, names_of
 from ichat.routing import groups
-from ichat.routing.availability import Availability, Ready, TooManyWorkers, without_ill
+from ichat.routing.availability import TooManyWorkers, TooMuchRegistered
 from ichat.routing.endpoint import Endpoint
+from ichat.routing.listened import Listened
+from ichat.routing.model_directory import ModelDirectory
 from ichat.routing.packed_args import ArgsPacker, PackedArgs
 from ichat.routing.probes import record_probe
-from ichat.routing.views import describe, models_of
+from ichat.routing.views import describe
 from ichat.routing.worker_record import AWAY, State, WorkerEnd, WorkerRecord
-from ichat.routing.worker_table import FORGET_S, RETRY_AFTER_S, WorkerTable
+from ichat.routing.worker_table import FORGET_S, WorkerTable
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ KEEP_S = 600.0
 """How often, at most, the state directory is told that a worker still answers its health checks."""
 
 
-class Registry:
+class Registry(ModelDirectory, Listened):
     """The workers by their ids, and the endpoints of each model."""
 
     def __init__(
@@ -37,15 +39,14 @@ class Registry:
         wedged_after_s: float = math.inf,
     ) -> None:
         """`external` has the endpoints of each external model; `max_in_flight` is the default of a worker."""
-        self._clock = clock
-        self._table = WorkerTable(clock, wedged_after_s)
-        self.external = external
+        table = WorkerTable(clock, wedged_after_s)
+        ModelDirectory.__init__(self, external, table)
+        Listened.__init__(self)
+        self._clock, self._table = clock, table
         self.max_in_flight = max_in_flight
         self._workers_max = Limits().workers_max
         self._packer = ArgsPacker()
         self._circuit_breaker = CircuitBreaker()
-        self._listeners: dict[Callable[[], None], None] = {}
-        self._has_ill_routes = False
         self._kept_at = -math.inf
         self.version = 0
         """Grows when the state directory or a log follower has to look: a worker comes, goes, or is elsewhere."""
@@ -55,18 +56,6 @@ class Registry:
 
     def __iter__(self) -> Iterator[WorkerRecord]:
         return iter(self._table)
-
-    def add_listener(self, listener: Callable[[], None]) -> None:
-        """Have a function called after every change of a worker, or of where requests can go."""
-        self._listeners[listener] = None
-
-    def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Have it called no longer."""
-        del self._listeners[listener]
-
-    def _notify(self) -> None:
-        for listener in list(self._listeners):
-            listener()
 
     def get(self, worker_id: str) -> WorkerRecord | None:
         """Return the worker of this id."""
@@ -188,13 +177,18 @@ class Registry:
             if worker.heartbeat and not worker.managed and not worker.is_down
         ]
 
-    def restore(self, heartbeat: Heartbeat, age_s: float, *, can_return: bool = False) -> None:
+    def restore(
+        self, heartbeat: Heartbeat, age_s: float, *, can_return: bool = False, sender: str | None = None
+    ) -> None:
         """Add a worker from before the gateway's start, stale until its next heartbeat.
 
         `can_return` says whether it has shown the token that is needed now. If so, a worker that is not iChat's own,
-        and may never send a heartbeat again, returns as soon as it answers a health check.
+        and may never send a heartbeat again, returns as soon as it answers a health check. `sender` is as for
+        heartbeats.
         """
         if self._table.get(heartbeat.worker_id) is None and len(self._table) < self._workers_max and age_s < FORGET_S:
+            if self._weigh(heartbeat, None, sender) is not None:
+                return
             worker = WorkerRecord(heartbeat.worker_id, managed=False)
             self._record(worker, heartbeat, self._clock() - age_s)
             worker.is_stale, worker.can_return = True, can_return and worker.is_foreign
@@ -203,8 +197,13 @@ class Registry:
                 self._place(worker, heartbeat)
             self._table.refresh(worker)
 
-    def record_heartbeat(self, heartbeat: Heartbeat) -> bool | TooManyWorkers:
-        """Record a heartbeat; return whether the worker was new. A good-bye removes a worker from elsewhere."""
+    def record_heartbeat(
+        self, heartbeat: Heartbeat, sender: str | None = None
+    ) -> bool | TooManyWorkers | TooMuchRegistered:
+        """Record a heartbeat; return whether the worker was new. A good-bye removes a worker from elsewhere.
+
+        `sender` is whose share of what may be registered a worker from elsewhere takes; None: nobody's.
+        """
         for silent in self._table.pop_expired():
             self.remove(silent)
         known = self._table.get(heartbeat.worker_id)
@@ -218,6 +217,8 @@ class Registry:
             return False
         if known is None and len(self._table) >= self._workers_max:
             return TooManyWorkers(self._workers_max)
+        if (refusal := self._weigh(heartbeat, known, sender)) is not None:
+            return refusal
         worker = known or self._add(heartbeat)
         before, changes = worker.heartbeat, (self.version, self._table.changes)
         if before is not None and (before.start_id, before.pid) != (heartbeat.start_id, heartbeat.pid):
@@ -232,6 +233,13 @@ class Registry:
         if worker.managed or changes != (self.version, self._table.changes):
             self._notify()
         return known is None
+
+    def _weigh(self, heartbeat: Heartbeat, known: WorkerRecord | None, sender: str | None) -> TooMuchRegistered | None:
+        """Count what a worker from elsewhere has the gateway keep; return the limit that it would pass, if it does."""
+        if sender is None or (known is not None and known.managed):
+            return None
+        args = self._packer.pack(heartbeat.args) if heartbeat.args else known.args if known is not None else None
+        return self._table.weights.admit(heartbeat, args, sender)
 
     def _add(self, heartbeat: Heartbeat) -> WorkerRecord:
         worker = WorkerRecord(heartbeat.worker_id, managed=False)
@@ -248,7 +256,7 @@ class Registry:
     def reconfigure(self, config: Config) -> None:
         """Use the limits and circuit breakers of another configuration; counts and circuits keep their state."""
         self.max_in_flight, self._workers_max = config.routing.max_in_flight, config.limits.workers_max
-        self._circuit_breaker = config.circuit_breaker
+        self._circuit_breaker, self._table.weights.limits = config.circuit_breaker, config.limits
         for worker in self._table:
             self._set_concurrency(worker)
         for endpoint in (*self._table.endpoints(), *self._routes()):
@@ -368,31 +376,6 @@ class Registry:
         """Return what the workers that are there tell of their machines, by their ids, the newest first."""
         newest = sorted(self._table, key=lambda worker: worker.heartbeat_at, reverse=True)
         return [(worker.id, worker.machine) for worker in newest if worker.machine and not self.is_away(worker)]
-
-    def availability(self, model: str) -> Availability:
-        """Return whether a model can be served now: by its external routes, else by its ready workers."""
-        external = self.external.get(model)
-        if external is not None:
-            return without_ill(external, RETRY_AFTER_S) if self._has_ill_routes else Ready(external)
-        return self._table.availability(model)
-
-    def has(self, model: str) -> bool:
-        """Return whether a model has this name, whether it can be served now or not."""
-        return model in self.external or bool(self._table.of_model(model))
-
-    def names(self) -> set[str]:
-        """Return every name of a model, whether it can be served now or not."""
-        return {*self.external, *self._table.models()}
-
-    def models(self) -> dict[str, tuple[ModelCard, str]]:
-        """Return the models that can be served now, or once they are loaded, by their names, each with its owner."""
-        return models_of(self.external, self._table.listed())
-
-    def is_loaded(self, model: str) -> bool | None:
-        """Return whether a model that is loaded on demand can be served at once; None: it is no such model."""
-        if model in self.external or not any(worker.on_demand for worker in self._table.of_model(model)):
-            return None
-        return isinstance(self._table.availability(model), Ready)
 
     def describe(self, worker: WorkerRecord) -> Mapping[str, Any]:
         """Return everything known of a worker, as JSON can hold it."""

@@ -1,7 +1,7 @@
 """What operators see of a worker, and clients of the models."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 import attrs
 
@@ -11,6 +11,11 @@ from ichat.routing.availability import Availability, Ready
 from ichat.routing.circuit_breaker import CircuitView
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.worker_record import HEALTHY, State, WorkerRecord
+
+_Result = TypeVar("_Result")
+
+CARDS_AT_ONCE = 500
+"""How many models are looked at in one step, or those of one worker."""
 
 
 @attrs.frozen(kw_only=True)
@@ -164,27 +169,44 @@ def _rest_s(at: float | None, now: float) -> float | None:
     return None if at is None else max(0.0, round(at - now, 3))
 
 
-def models_of(
-    external: Mapping[str, Sequence[Endpoint]], workers: Iterable[WorkerRecord]
-) -> dict[str, tuple[ModelCard, str]]:
-    """Return the models of external routes and of these workers, by their names, each with its owner.
+def model_steps(
+    external: Mapping[str, Sequence[Endpoint]], workers: Iterable[WorkerRecord], only: str | None = None
+) -> Generator[None, None, dict[str, tuple[ModelCard, str]]]:
+    """Return the models of external routes and of these workers, by their names, each with its owner; in steps.
 
-    The context length of a model is the shortest of its workers.
+    The context length of a model is the shortest of its workers. `only` is the one name that is asked for.
     """
     there = (name for name, routes in external.items() if not all(route.health_failure for route in routes))
     found: dict[str, tuple[ModelCard, str]] = {name: (ModelCard(name), "external") for name in there}
+    count = 0
     for worker in workers:
+        if count > CARDS_AT_ONCE:
+            count = 0
+            yield
         heartbeat = worker.heartbeat
         path = heartbeat.model_path if heartbeat else worker.settings.get("model_path", "")
         backend = heartbeat.backend if heartbeat else worker.settings.get("backend", "")
         cards = (heartbeat.models if heartbeat else ()) or worker.cards
-        for card in cards or [ModelCard(name, path) for name in worker.names if name not in found]:
+        cards = cards or [ModelCard(name, path) for name in worker.names if name not in found]
+        count += len(cards) + 1
+        for card in cards:
+            if only is not None and card.id != only:
+                continue
             known, owner = found.get(card.id, (card, backend))
             lengths = [one.max_model_len for one in (known, card) if one.max_model_len is not None]
             shortest = min(lengths, default=None)
             same = known if known.max_model_len == shortest else attrs.evolve(known, max_model_len=shortest)
             found[card.id] = (same, owner)
     return found
+
+
+def result_of(steps: Generator[None, None, _Result]) -> _Result:
+    """Return what comes of steps, which are all taken at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
 
 
 def load_of(found: Availability, now: float) -> dict[str, int]:

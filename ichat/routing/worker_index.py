@@ -6,6 +6,7 @@ import attrs
 
 from ichat.routing.availability import Ready
 from ichat.routing.endpoint import Endpoint
+from ichat.routing.near_names import NearNames
 from ichat.routing.worker_record import WorkerRecord
 
 
@@ -51,6 +52,8 @@ class WorkerIndex:
         self._models: dict[str, _ModelWorkers] = {}
         self._groups: dict[str, dict[WorkerRecord, None]] = {}
         self._tags: dict[str, WorkerRecord] = {}
+        self.names = NearNames()
+        """Every name that a worker serves, or will."""
 
     def __repr__(self) -> str:
         return f"<WorkerIndex {len(self._entries)} workers, {len(self._models)} models>"
@@ -76,7 +79,11 @@ class WorkerIndex:
     def _add(self, worker: WorkerRecord, entry: _Entry) -> None:
         self._entries[worker] = entry
         for name in entry.names:
-            self._models.setdefault(name, _ModelWorkers()).workers[worker] = None
+            model = self._models.get(name)
+            if model is None:
+                model = self._models[name] = _ModelWorkers()
+                self.names.add(name)
+            model.workers[worker] = None
         if entry.group is not None:
             self._groups.setdefault(entry.group, {})[worker] = None
         if entry.tag:
@@ -94,6 +101,7 @@ class WorkerIndex:
             model.set_ready(worker, None)
             if not model.workers:
                 del self._models[name]
+                self.names.discard(name)
         if entry.group is not None:
             del self._groups[entry.group][worker]
             if not self._groups[entry.group]:
@@ -125,7 +133,7 @@ class WorkerIndex:
         return workers.workers.keys() if workers is not None else ()
 
     def of_group(self, worker: WorkerRecord) -> Collection[WorkerRecord]:
-        """Return the workers of a worker's group, if it is in one."""
+        """Return the workers that name a worker's group, if it names one."""
         entry = self._entries.get(worker)
         return self._groups[entry.group].keys() if entry is not None and entry.group is not None else ()
 

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator
 
-from ichat.config.schema import CircuitBreaker
+from ichat.config.schema import CircuitBreaker, Limits
 from ichat.http.pool import Upstream
 from ichat.protocol import Heartbeat
 from ichat.routing import groups
@@ -18,6 +18,7 @@ from ichat.routing.availability import Availability, Loadable, NotReady, Unknown
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.deadlines import Deadlines
 from ichat.routing.endpoint import Endpoint
+from ichat.routing.weights import Weights
 from ichat.routing.worker_index import WorkerIndex
 from ichat.routing.worker_record import HEARTBEATS_MISSED_MAX, State, WorkerRecord
 
@@ -41,6 +42,8 @@ class WorkerTable:
         self._endpoints: dict[str, Endpoint] = {}
         """Where the requests of workers go, by the workers' ids, with what this process has seen there."""
         self._index = WorkerIndex()
+        self.weights = Weights(Limits())
+        """What the workers that joined have the gateway keep."""
         self._changes = Deadlines()
         """When time alone may change the state of a worker."""
         self._expiries = Deadlines()
@@ -114,6 +117,7 @@ class WorkerTable:
         self._index.remove(worker)
         self._changes.remove(worker)
         self._expiries.remove(worker)
+        self.weights.forget(worker.id)
 
     def refresh(self, worker: WorkerRecord) -> None:
         """Find out anew whether a worker can serve."""
@@ -159,13 +163,24 @@ class WorkerTable:
         self._refresh_due(self._clock())
         return self._index.all_ready()
 
-    def listed(self) -> Iterator[WorkerRecord]:
-        """Return the workers whose models are listed: those that can serve now, or will once they are asked for."""
+    def listed(self, model: str | None = None) -> Iterator[WorkerRecord]:
+        """Return the workers whose models are listed: those that can serve now, or will once they are asked for.
+
+        With a model's name, only the workers of that are returned.
+        """
         ready = self.ready()
-        yield from ready
-        for worker in self:
-            if worker.on_demand and not worker.has_failed and worker not in ready:
+        for worker in self if model is None else self.of_model(model):
+            if worker in ready or (worker.on_demand and not worker.has_failed):
                 yield worker
+
+    def lists(self, model: str) -> bool:
+        """Return whether a model has such a worker; of many that cannot serve now, not all are looked at."""
+        some = itertools.islice(self._index.of_model(model), REASONS_MAX)
+        return self._index.ready(model) is not None or any(one.on_demand and not one.has_failed for one in some)
+
+    def names_near(self, model: str, is_shown: Callable[[str], bool]) -> set[str]:
+        """Return some names of models near to this one."""
+        return self._index.names.around(model, is_shown)
 
     def _refresh_due(self, now: float) -> None:
         for worker in self._changes.pop(now):
@@ -201,12 +216,12 @@ class WorkerTable:
         return self._index.models()
 
     def group_of(self, worker: WorkerRecord) -> Collection[WorkerRecord]:
-        """Return the workers of a worker's group, if it is in one."""
+        """Return the workers that name a worker's group, if it names one: `groups` says which of them are members."""
         return self._index.of_group(worker)
 
     def break_group_of(self, gone: WorkerRecord, why: str) -> None:
         """Record for the other members of a group that one has ended: none of them is of any use now."""
-        for other in groups.broken_by(gone, self.group_of(gone)):
+        for other in groups.broken_by(gone, self.group_of(gone), self._clock()):
             log.error("the group of worker %s is broken: worker %s %s", other.id, gone.id, why)
             other.lost = groups.loss_of(gone, why, is_certain=True)
             self.refresh(other)

@@ -7,6 +7,7 @@ from this machine proves nothing, since any program, page and proxy of it does. 
 and the page that asks must be right (`origins.py`).
 """
 
+import heapq
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
@@ -30,6 +31,7 @@ from ichat.security.addresses import (
 from ichat.security.keys import digest_of, key_in, proof_of
 from ichat.security.origins import Page, Site, is_from_here
 from ichat.security.rules import Rule
+from ichat.texts import NAMED_MAX, some_of
 
 Kind = Literal["anonymous", "invalid", "data", "admin", "worker", "own"]
 """The kind of key that came: none, an unknown one, a client's, the operator's, the workers', the gateway's secret."""
@@ -347,7 +349,7 @@ class Auth:
         """Raise ApiError 403 if the caller's key is not for this model."""
         allowed = caller.key.models if caller.key is not None else None
         if allowed is not None and model not in allowed:
-            names = ", ".join(sorted(allowed)) or "none"
+            names = some_of(heapq.nsmallest(NAMED_MAX + 1, allowed), "GET /v1/models lists all") or "none"
             key = f"The key `{caller.fairness_key}`"
             raise errors.forbidden(f"{key} is not for the model `{model}`. Its models: {names}.")
 

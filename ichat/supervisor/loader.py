@@ -311,7 +311,7 @@ class Loader:
         found = [one for one in self._workers.values() if not one.is_leaving and model in one.record.names]
         on_demand = [one for one in found if one.is_on_demand]
         if not on_demand and not self._registry.has(model):
-            raise errors.model_not_found(model, self._registry.names())
+            raise errors.model_not_found(model, self._registry.names_near(model, self._registry.has))
         if not on_demand:
             raise _conflict("not_on_demand", f'The model `{model}` has no worker with load = "on_demand".')
         return on_demand

@@ -15,6 +15,7 @@ from ichat.config.load import read_worker
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
 from ichat.hardware.gpus import has_nvidia
+from ichat.http.parties import party_of
 from ichat.observability.logs.store import LogStore
 from ichat.protocol import Heartbeat, parse_heartbeat
 from ichat.routing.balancer import Balancer
@@ -105,7 +106,8 @@ class Supervisor:
             with contextlib.suppress(ApiError):
                 heartbeat = parse_heartbeat(heard.heartbeat)
                 age_s, can_return = max(0.0, time.time() - heard.at), heard.token == self._token()
-                self._registry.restore(heartbeat, age_s, can_return=can_return)
+                sender = party_of(heartbeat.host)
+                self._registry.restore(heartbeat, age_s, can_return=can_return, sender=sender)
                 self._context.log_store.resume(heartbeat.worker_id, heartbeat.start_id, is_managed=False)
             await trio.lowlevel.checkpoint()
         async with trio.open_nursery() as nursery:

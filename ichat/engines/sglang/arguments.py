@@ -21,6 +21,7 @@ from ichat.engines.ray_check import check_ray
 from ichat.engines.sglang.memory import why_no_sleep
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.protocol import Group
+from ichat.protocol.json_text import parsed
 from ichat.security.redact import masked
 
 _SERVER_FLAGS: Mapping[str, object] = {
@@ -162,7 +163,7 @@ def engine_info(
     return EngineInfo(
         model_path=args.model_path,
         model_names=names or [args.served_model_name or args.model_path],
-        args=json.loads(json.dumps(shown, default=str)),
+        args=parsed(json.dumps(shown, default=str)),
         versions={
             "ichat": ichat.__version__,
             "sglang": version,

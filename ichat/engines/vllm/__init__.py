@@ -44,6 +44,7 @@ from ichat.engines.vllm.sleep import fall_asleep, wake_up, why_no_sleep
 from ichat.engines.vllm.usage import note_usage
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.protocol import ModelCard
+from ichat.protocol.json_text import parsed
 from ichat.security.redact import masked
 
 OLDEST = (0, 12)
@@ -380,7 +381,7 @@ def _info(
     return EngineInfo(
         model_path=args.model,
         model_names=list(args.served_model_name or [args.model]),
-        args=json.loads(json.dumps(masked(vars(args)), default=str)),
+        args=parsed(json.dumps(masked(vars(args)), default=str)),
         versions={
             "ichat": ichat.__version__,
             "vllm": version,

@@ -32,6 +32,8 @@ _FORMS: Mapping[str, str] = {
     "day": "%Y-%m-%d",
     "month": "%Y-%m",
 }
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+"""What begins a formula in a spreadsheet."""
 COUNTED = (
     "requests", "errors", "input_tokens", "output_tokens", "cached_tokens", "estimated_tokens", "busy_s", "cost",
 )  # fmt: skip
@@ -68,7 +70,10 @@ def report_of(question: UsageQuestion, groups: Groups, prices: Prices) -> UsageR
 
 
 def csv_lines(report: UsageReport) -> Iterator[str]:
-    """Return the rows as lines of CSV (RFC 4180), the first one with the names of the columns."""
+    """Return the rows as lines of CSV (RFC 4180), the first one with the names of the columns.
+
+    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
     columns = (*report.by, *COUNTED)
     yield _csv_line(columns)
     for row in report.rows:
@@ -105,7 +110,11 @@ def _plus(cost: float | None, more: float | None) -> float | None:
     return cost + more
 
 
+def _as_text(value: str) -> str:
+    return f"'{value}" if value.startswith(_FORMULAS) else value
+
+
 def _csv_line(values: Sequence[object]) -> str:
     line = io.StringIO()
-    csv.writer(line).writerow(values)
+    csv.writer(line).writerow([_as_text(value) if isinstance(value, str) else value for value in values])
     return line.getvalue()

@@ -259,8 +259,8 @@ def test_a_beat_from_elsewhere_needs_little():
     assert found.state == "ready"
 
 
-def member(rank, state="ready", worker_id=None, pid=1):
-    group = Group("10.0.0.1:29500", rank, 2)
+def member(rank, state="ready", worker_id=None, pid=1, size=2):
+    group = Group("10.0.0.1:29500", rank, size)
     return heartbeat(worker_id or f"node-{rank}", state=state, group=group, pid=pid)
 
 
@@ -361,9 +361,9 @@ def test_a_late_goodbye_is_none_of_those_who_came_later(registry, clock):
 def test_every_silent_member_is_named(registry, clock):
     """One that is cut off from the gateway alone does not hide another that is dead."""
     for rank in range(3):
-        registry.record_heartbeat(member(rank))
+        registry.record_heartbeat(member(rank, size=3))
     clock.now += 31
-    registry.record_heartbeat(member(0))
+    registry.record_heartbeat(member(0, size=3))
     assert {lost.worker_id for lost in registry.lost("node-0")} == {"node-1", "node-2"}
 
 

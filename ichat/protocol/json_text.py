@@ -1,0 +1,30 @@
+"""JSON as RFC 8259 has it, in both directions: Python's own also reads and writes numbers that are none."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+
+def encoder(default: Callable[[Any], Any] | None = None) -> Callable[[object], str]:
+    """Return a function that writes values as ASCII; `default` makes a plain value of what JSON cannot hold.
+
+    NaN and the infinities become texts, so that what has one of them is still read by every client.
+    """
+    strict, lenient = json.JSONEncoder(default=default, allow_nan=False), json.JSONEncoder(default=default)
+
+    def encode(value: object) -> str:
+        try:
+            return strict.encode(value)
+        except ValueError:
+            return strict.encode(parsed(lenient.encode(value)))
+
+    return encode
+
+
+to_json = encoder()
+"""Return a value that JSON can hold as ASCII."""
+
+
+def parsed(text: str | bytes | bytearray) -> Any:
+    """Return what a text of JSON says, with NaN and the infinities as texts. Raises ValueError, RecursionError."""
+    return json.loads(text, parse_constant=str)

@@ -1,0 +1,66 @@
+"""The models of external routes and workers by their names. Purely synchronous."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+
+from ichat.protocol import ModelCard
+from ichat.routing.availability import Availability, Ready, without_ill
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.near_names import NearNames
+from ichat.routing.views import model_steps, result_of
+from ichat.routing.worker_table import RETRY_AFTER_S, WorkerTable
+
+
+class ModelDirectory:
+    """What is asked of models, whoever serves them."""
+
+    def __init__(self, external: Mapping[str, Sequence[Endpoint]], table: WorkerTable) -> None:
+        """`external` has the endpoints of each external model."""
+        self.external = external
+        self._table = table
+        self._has_ill_routes = False
+        self._routes_near = external, NearNames(external)
+
+    def availability(self, model: str) -> Availability:
+        """Return whether a model can be served now: by its external routes, else by its ready workers."""
+        external = self.external.get(model)
+        if external is not None:
+            return without_ill(external, RETRY_AFTER_S) if self._has_ill_routes else Ready(external)
+        return self._table.availability(model)
+
+    def has(self, model: str) -> bool:
+        """Return whether a model has this name, whether it can be served now or not."""
+        return model in self.external or bool(self._table.of_model(model))
+
+    def names(self) -> set[str]:
+        """Return every name of a model, whether it can be served now or not."""
+        return {*self.external, *self._table.models()}
+
+    def names_near(self, model: str, is_shown: Callable[[str], bool]) -> set[str]:
+        """Return some of the names that may be shown, those near to this one among them."""
+        if self._routes_near[0] is not self.external:
+            self._routes_near = self.external, NearNames(self.external)
+        return self._table.names_near(model, is_shown) | self._routes_near[1].around(model, is_shown)
+
+    def lists(self, model: str) -> bool:
+        """Return whether a model is among the `models`."""
+        routes = self.external.get(model, ())
+        return not all(route.health_failure for route in routes) or self._table.lists(model)
+
+    def models(self) -> dict[str, tuple[ModelCard, str]]:
+        """Return the models that can be served now, or once they are loaded, by their names, each with its owner."""
+        return result_of(self.model_steps())
+
+    def model_steps(self) -> Generator[None, None, dict[str, tuple[ModelCard, str]]]:
+        """Return the `models` in steps of a millisecond or so."""
+        return model_steps(self.external, list(self._table.listed()))
+
+    def model(self, name: str) -> tuple[ModelCard, str] | None:
+        """Return one of the `models`, with its owner."""
+        routes = {name: self.external[name]} if name in self.external else {}
+        return result_of(model_steps(routes, self._table.listed(name), name)).get(name)
+
+    def is_loaded(self, model: str) -> bool | None:
+        """Return whether a model that is loaded on demand can be served at once; None: it is no such model."""
+        if model in self.external or not any(worker.on_demand for worker in self._table.of_model(model)):
+            return None
+        return isinstance(self._table.availability(model), Ready)

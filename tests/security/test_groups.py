@@ -1,0 +1,126 @@
+"""A group is broken by its members alone, whoever else names it in a heartbeat."""
+
+import itertools
+
+import pytest
+
+from ichat.protocol import Group, Heartbeat
+from ichat.routing.groups import members_of
+from ichat.routing.registry import Registry
+from ichat.routing.worker_record import WorkerEnd
+
+INTERVAL_S = 10
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def claim(worker_id, rank, size=2, state="following", **more):
+    group = Group("10.0.0.1:29500", rank, size)
+    return Heartbeat(
+        worker_id, "m", "10.0.0.9", 1, state=state, group=group, heartbeat_interval=INTERVAL_S, start_id="s", **more
+    )
+
+
+class Site:
+    """A registry with a group of two, which is well."""
+
+    def __init__(self, managed=()):
+        self.clock = Clock()
+        self.registry = Registry({}, self.clock, 5)
+        self.managed = [self.registry.expect(name, ["m"]) for name in managed]
+        self.say(claim("leader", 0, state="ready"), claim("follower", 1))
+
+    def say(self, *heartbeats):
+        for one in heartbeats:
+            self.registry.record_heartbeat(one)
+
+    def members(self):
+        named = [one for one in self.registry if one.heartbeat and one.heartbeat.state != "gone"]
+        return {one.id for one in members_of(named, self.clock.now)}
+
+    def is_whole(self):
+        return all(not self.registry.lost(name) for name in ("leader", "follower"))
+
+
+STRANGERS = [(7, 2), (1, 2), (0, 2), (2, 3), (1, 1), (2, 2), (1, 65536)]
+
+
+@pytest.mark.parametrize("managed", [(), ("leader",), ("follower",), ("leader", "follower")])
+@pytest.mark.parametrize(("rank", "size"), STRANGERS)
+@pytest.mark.parametrize("end", ["gone", "failed", "silent", "started again"])
+def test_a_stranger_breaks_no_group(managed, rank, size, end):
+    """Another rank than a free one, or another size, makes no member: neither its good-bye nor its silence counts."""
+    site = Site(managed)
+    site.clock.now += 1
+    site.say(claim("evil", rank, size))
+    assert site.members() == {"leader", "follower"}
+    match end:
+        case "gone":
+            site.say(claim("evil", rank, size, state="gone"))
+        case "failed":
+            site.say(claim("evil", rank, size, state="gone", failure="It broke."))
+        case "started again":
+            site.say(claim("evil", rank, size, pid=5))
+        case _:
+            site.clock.now += INTERVAL_S * 3 - 1
+            site.say(claim("leader", 0, state="ready"), claim("follower", 1))
+            site.clock.now += 5
+    assert site.is_whole()
+    assert site.registry.state(site.registry.get("leader")) == "ready"
+    assert site.registry.lost("evil") == []
+
+
+@pytest.mark.parametrize("managed", [(), ("leader",), ("follower",), ("leader", "follower")])
+def test_a_member_still_breaks_its_group(managed):
+    """Whoever is in it: a gateway may have started one of the members, or all of them on its machine."""
+    site = Site(managed)
+    site.clock.now += 1
+    if "follower" in managed:
+        site.registry.fail(site.registry.get("follower"), WorkerEnd("ended", 0.0))
+    else:
+        site.say(claim("follower", 1, state="gone"))
+    assert [one.worker_id for one in site.registry.lost("leader")] == ["follower"]
+
+
+def test_a_managed_worker_takes_its_rank_from_a_stranger_that_came_first():
+    """The stranger is no member from then on."""
+    clock = Clock()
+    registry = Registry({}, clock, 5)
+    registry.record_heartbeat(claim("evil", 1))
+    registry.expect("leader", ["m"])
+    registry.expect("follower", ["m"])
+    clock.now += 1
+    registry.record_heartbeat(claim("leader", 0, state="ready"))
+    registry.record_heartbeat(claim("follower", 1))
+    registry.record_heartbeat(claim("evil", 1, state="gone"))
+    assert registry.lost("leader") == registry.lost("follower") == []
+
+
+def test_a_group_that_was_started_again_is_one():
+    """Its ranks are free once those of the run before are missed, though all came back within one heartbeat."""
+    site = Site()
+    site.clock.now += 1
+    site.say(claim("leader-2", 0, state="ready"), claim("follower-2", 1))
+    for _ in range(5):
+        site.clock.now += INTERVAL_S - 1
+        site.say(claim("leader-2", 0, state="ready"), claim("follower-2", 1))
+    site.say(claim("follower-2", 1, state="gone"))
+    assert "follower-2" in [one.worker_id for one in site.registry.lost("leader-2")]
+
+
+def test_membership_does_not_depend_on_the_order_of_the_table():
+    """It is a function of who names the group, and since when."""
+    site = Site(("follower",))
+    for number, (rank, size) in enumerate(STRANGERS):
+        site.clock.now += 0.1
+        site.say(claim(f"evil-{number}", rank, size))
+    workers = [one for one in site.registry if one.heartbeat]
+    expected = [one.id for one in members_of(workers, site.clock.now)]
+    assert set(expected) == {"leader", "follower"}
+    for order in itertools.islice(itertools.permutations(workers), 200):
+        assert [one.id for one in members_of(order, site.clock.now)] == expected
