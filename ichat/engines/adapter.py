@@ -6,7 +6,6 @@ In a stream, only error events and the name of a model's thoughts are changed.
 
 import json
 import re
-import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import cast
 
@@ -21,6 +20,7 @@ from ichat.http.request import Request
 from ichat.http.sse import is_events
 from ichat.protocol import ModelCard
 from ichat.protocol.model_entry import entry_of
+from ichat.protocol.responses import is_background, new_response_id
 
 BodyTransform = Callable[[int, bytes], tuple[int, bytes]]
 """Maps the status and the whole body of a response to others of the same type; an error's body is JSON."""
@@ -122,9 +122,11 @@ class ProtocolAdapter:
     async def _name_response(self, request: Request) -> None:
         members = await members_of(request.body)
         given = {member.name: member for member in members}
-        background = given.get("background")
-        self.check_background(is_asked=background is not None and value_of(request.body, background) is True)
-        response_id = self.new_response_id()
+        background, model = (
+            value_of(request.body, given[name]) if name in given else None for name in ("background", "model")
+        )
+        self.check_background(is_asked=is_background(background))
+        response_id = self.new_response_id(model)
         if response_id and "request_id" in given:
             new = {"request_id": json.dumps(response_id).encode()}
             request.body = rewrite_json(request.body, members, new, ())
@@ -136,10 +138,10 @@ class ProtocolAdapter:
         if is_asked and self.is_background_full():
             raise background_full(self.settings.responses_max)
 
-    def new_response_id(self) -> str:
-        """Return the id of a new response, which names the worker; empty if the engine makes the id."""
+    def new_response_id(self, model: object) -> str:
+        """Return the id of a new response of the model that a request names; empty if the engine makes the id."""
         tag = self.settings.response_tag
-        return f"resp_{tag}_{secrets.token_hex(16)}" if tag else ""
+        return new_response_id(tag, model if isinstance(model, str) else "") if tag else ""
 
     def admit(self, request: Request, under_way: Collection[Request]) -> None:
         """Raise ApiError if the engine must not get this request beside those that are `under_way`.

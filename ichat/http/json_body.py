@@ -66,14 +66,18 @@ class Member:
 async def read_members(body: Body, wanted: Container[str]) -> dict[str, object]:
     """Return the top-level members of a JSON body by name; the last one of a name counts. Raises ApiError 400.
 
-    In a body over PARSED_BYTES_MAX only `wanted` members of at most NAME_BYTES_MAX have their value; others have None.
+    In a body over PARSED_BYTES_MAX only `wanted` members have their value, and must not have more than NAME_BYTES_MAX;
+    others have None.
     """
     if len(body) <= PARSED_BYTES_MAX:
         return object_of(body)
     found: dict[str, object] = {}
     for member in await members_of(body):
-        is_read = member.name in wanted and member.end - member.value_start <= NAME_BYTES_MAX
-        found[member.name] = value_of(body, member) if is_read else None
+        is_wanted = member.name in wanted
+        if is_wanted and member.end - member.value_start > NAME_BYTES_MAX:
+            message = f"`{member.name}` must have at most {NAME_BYTES_MAX} bytes in a request as long as this one."
+            raise bad_request(message, param=member.name)
+        found[member.name] = value_of(body, member) if is_wanted else None
     return found
 
 
@@ -278,17 +282,14 @@ class Cursor:
             await self.step(len(parts) + len(brackets))
         raise self.expected("the end of a value")
 
-    async def skip_to_delimiter(self, delimiter: bytes) -> bool:
-        """Skip to the end of a form's next delimiter that is no part of a longer line; return whether there is one."""
-        body = self.body
-        while self.at < len(body):
-            found = body.find(delimiter, self.at, self.at + WINDOW_BYTES_MAX + len(delimiter))
-            if found < 0:
-                self.at += WINDOW_BYTES_MAX
-            else:
-                self.at = found + len(delimiter)
-                if self.stands_at(b"\r\n\t -"):
-                    return True
+    async def skip_behind(self, expected: bytes) -> bool:
+        """Skip to the end of where these bytes come next; return whether they do."""
+        while self.at < len(self.body):
+            found = self.body.find(expected, self.at, self.at + WINDOW_BYTES_MAX + len(expected))
+            if found >= 0:
+                self.at = found + len(expected)
+                return True
+            self.at += WINDOW_BYTES_MAX
             await self.step()
         return False
 

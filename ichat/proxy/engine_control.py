@@ -14,7 +14,7 @@ from typing import cast
 from ichat.errors import bad_request
 from ichat.http.heads import form_type
 from ichat.http.json_body import PARSED_BYTES_MAX, Body, Member, members_of, rewrite_json, value_of
-from ichat.http.multipart import as_members, fields_of
+from ichat.http.multipart import as_members, fields_of, rewrite_form
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +87,14 @@ async def without_control(
     of more than PARSED_BYTES_MAX.
     """
     form = form_type(by_name)
-    members = as_members(await fields_of(body, form)) if form else await members_of(body)
+    fields = await fields_of(body, form) if form else []
+    members = as_members(fields) if form else await members_of(body)
     there = {member.name for member in members}
     off = [name for name in MEMBERS if name in there and name not in kept]
     carriers = [] if CARRIER in kept else [member for member in members if member.name == CARRIER]
     replace, inner = _uncarried(body, carriers)
     if off or inner:
-        body = rewrite_json(body, members, replace, off)
+        body = rewrite_form(body, fields, replace, off) if form else rewrite_json(body, members, replace, off)
     of_head = sorted(name.decode() for name in by_name if name in HEADER_NAMES)
     return body, [*off, *(f"{CARRIER}.{name}" for name in inner), *of_head]
 

@@ -22,10 +22,11 @@ from ichat.proxy.attempt import Attempt, end_with_error
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.engine_control import is_suspect
 from ichat.proxy.forwarded_request import ForwardedRequest
+from ichat.proxy.kept_responses import check_continued, kept_response
 from ichat.proxy.model_request import read_model_request
 from ichat.proxy.prefix_truth import take_back
 from ichat.proxy.records import client_address, shown_path
-from ichat.proxy.refusals import WaitBound, no_lease, over_limit, response_missing
+from ichat.proxy.refusals import WaitBound, no_lease, over_limit
 from ichat.proxy.shadow import is_copied
 from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, continue_response, passed_over, reason_of
 from ichat.routing.availability import Full, Loadable, Ready, Refusal
@@ -34,7 +35,6 @@ from ichat.routing.model_list import near_models
 from ichat.routing.prefix_chain import chain_of
 from ichat.routing.prompt_lengths import is_measurable
 from ichat.routing.request import Lease, RoutingRequest
-from ichat.routing.responses import ResponseMissing, holder_of
 from ichat.routing.waiting import wait_lease
 from ichat.security.auth import Caller
 from ichat.security.rate_limits import QuotaRefusal
@@ -119,6 +119,8 @@ class Exchange:
             plan = context.aliases.plan(self._model, request.by_name.get(context.session_header, b""))
         if asked.previous_response_id is not None and request.path.endswith(b"/responses"):
             plan, self._only = continue_response(context.registry, asked.previous_response_id, self._model, plan)
+            if self._only is not None:
+                check_continued(context, caller, asked.previous_response_id)
         self.forwarded.names = asked.names
         self.forwarded.is_suspect = not context.auth.lets_steer(caller) and is_suspect(asked.names, request.by_name)
         if plan is not None:
@@ -132,19 +134,8 @@ class Exchange:
 
         The path is `/v1/responses/{id}`, and maybe more.
         """
-        response_id = self._request.path.split(b"/")[3].decode("latin-1")
         self.forwarded.path = RESPONSE_PATH
-        worker = holder_of(self._context.registry, response_id)
-        if isinstance(worker, ResponseMissing):
-            raise response_missing(worker)
-        allowed = None if self.caller.key is None else self.caller.key.models
-        if allowed is not None:
-            allowed = allowed.union(self._context.aliases.models_of(allowed))
-        names = [name for name in worker.names if allowed is None or name in allowed]
-        endpoint = self._context.registry.endpoint_of(worker)
-        if not names or endpoint is None:
-            raise errors.response_not_found(response_id, "it is of a model that this key is not for")
-        self._model, self._only = names[0], endpoint
+        self._model, self._only = kept_response(self._context, self._request, self.caller)
         await self._forward_within_limits()
 
     async def forward_to_control_plane(self, endpoint: Endpoint, internal: Headers, taker: Taker) -> None:

@@ -89,7 +89,7 @@ class Route:
         if content_type:
             if self.upstream_model is None:
                 return body
-            return rewrite_form(body, await fields_of(body, content_type), {b"model": self.upstream_model.encode()})
+            return rewrite_form(body, await fields_of(body, content_type), {"model": self.upstream_model.encode()})
         if self.upstream_model is None and not self.rules.concerns(names):
             return body
         members = await members_of(body)

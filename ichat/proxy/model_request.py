@@ -7,15 +7,19 @@ from typing import NamedTuple
 from ichat import errors
 from ichat.http.heads import form_type
 from ichat.http.json_body import model_of, read_members
-from ichat.http.multipart import fields_of, model_of_form
+from ichat.http.multipart import model_of_form, read_form
 from ichat.http.request import Request
 from ichat.observability.request_record import ROUTES
+from ichat.protocol.responses import is_background
 from ichat.proxy.upstream_request import hops_of
 
 HOPS_MAX = 4
+_CONTENT_TYPE = b"content-type"
+_URL_ENCODED = b"application/x-www-form-urlencoded"
+"""What engines would read fields from, where the gateway reads JSON."""
 _READ_MEMBERS = frozenset(("model", "stream", "previous_response_id", "background"))
 """Members of a body whose values are read."""
-_TWO_WAYS = re.compile(rb"[%#]|//|/\.{1,2}(?:/|$)")
+_TWO_WAYS = re.compile(rb"[%#;\\]|//|/\.{1,2}(?:/|$)")
 """Path forms that an upstream might read differently (as another route, or a way out of its base path): refused."""
 
 
@@ -32,17 +36,34 @@ class ModelRequest(NamedTuple):
     """Whether the response is made after the request has ended."""
 
 
+def check_path(path: bytes) -> None:
+    """Raise ApiError 400 for a path that an upstream might read differently."""
+    if _TWO_WAYS.search(path):
+        raise errors.bad_request("The path must be plain: no `%`, `#`, `;`, `\\` or `//`, no segments `.` or `..`.")
+
+
 async def read_model_request(request: Request) -> ModelRequest:
-    """Return what a request asks for. Raises ApiError for one that no upstream may get."""
-    if request.path not in ROUTES and _TWO_WAYS.search(request.path):
-        raise errors.bad_request("The path must be plain: no `%`, `#` or `//`, no segments `.` or `..`.")
+    """Return what a request asks for. Raises ApiError for one that no upstream may get.
+
+    A form becomes one that all parsers read in the same way.
+    """
+    if request.path not in ROUTES:
+        check_path(request.path)
     if hops_of(request.by_name) >= HOPS_MAX:
         raise errors.loop_detected()
+    _check_content_type(request)
     content_type = form_type(request.by_name)
     if content_type:
-        fields = await fields_of(request.body, content_type)
-        names = [field.name.decode("latin-1") for field in fields]
-        return ModelRequest(model_of_form(request.body, fields), names, False, None)
+        form = await read_form(request.body, content_type)
+        request.body = form.body
+        others = [header for header in request.headers if header[0] != _CONTENT_TYPE]
+        request.replace_headers([*others, (_CONTENT_TYPE, form.content_type)])
+        return ModelRequest(
+            model_of_form(form.body, form.fields),
+            [field.name for field in form.fields],
+            is_stream=False,
+            previous_response_id=None,
+        )
     members = await read_members(request.body, _READ_MEMBERS)
     previous = members.get("previous_response_id")
     return ModelRequest(
@@ -50,5 +71,16 @@ async def read_model_request(request: Request) -> ModelRequest:
         (*members,),
         members.get("stream") is True,
         None if previous is None else str(previous),
-        request.path.endswith(b"/responses") and members.get("background") not in (None, False),
+        request.path.endswith(b"/responses") and is_background(members.get("background")),
     )
+
+
+def _check_content_type(request: Request) -> None:
+    """Raise ApiError 400 where an upstream could take the body for another one than the gateway."""
+    by_name, headers = request.by_name, request.headers
+    if len(by_name) < len(headers) and sum(name == _CONTENT_TYPE for name, _ in headers) > 1:
+        raise errors.bad_request("A request must have one content type.")
+    if by_name.get(_CONTENT_TYPE, b"")[: len(_URL_ENCODED)].lower() == _URL_ENCODED:
+        raise errors.bad_request(
+            "The content type says that the body is an HTML form; send JSON, with `content-type: application/json`."
+        )

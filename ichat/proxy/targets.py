@@ -5,8 +5,9 @@ name allows. What a worker may have worked on goes nowhere else; of external rou
 """
 
 import json
+import re
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -14,7 +15,7 @@ from ichat import errors
 from ichat.errors import ApiError
 from ichat.http.heads import Headers, form_type
 from ichat.http.json_body import PARSED_BYTES_MAX, Body, find_model, members_of, rewrite_json
-from ichat.http.multipart import as_members, fields_of, written_fields
+from ichat.http.multipart import fields_of, is_field_name, rewrite_form
 from ichat.observability.request_record import RequestRecord
 from ichat.proxy.client_head import ATTEMPTS_HEADER, MODEL_HEADER
 from ichat.proxy.refusals import response_missing
@@ -33,6 +34,7 @@ _LATER = frozenset(("busy", "loading"))
 AGAIN_FIRST_S = 0.25
 """The pause before the only endpoint of a model is asked again; twice as long each further time."""
 AGAIN_LONGEST_S = 4.0
+_LINE_BREAK = re.compile(rb"[\r\n]")
 _QUEUES = frozenset(("routing.queue_max", "timeouts.queue_s", "timeouts.load_wait_s"))
 
 
@@ -179,15 +181,16 @@ class TargetWalk:
                 place = names.index("model")
                 names = (*names[:place], *given, *names[place:])
                 return rewrite_json(body, (found,), {"model": model}, (), before=_written_members(given)), names
-        fields = await fields_of(body, form) if form else []
-        members = as_members(fields) if form else await members_of(body)
-        replace = {"model": self.model.encode() if form else model}
-        there = {member.name for member in members}
-        values = _as_fields(given) if form else given
-        replace |= {name: value for name, value in values.items() if name in there}
-        new = {name: value for name, value in values.items() if name not in there}
-        before = written_fields(body, fields, new) if form else _written_members(new)
-        body = rewrite_json(body, members, replace, drop, before=before)
+        if form:
+            values = _as_fields(given)
+            drop |= given.keys() - values  # what a form cannot have is not the client's to choose either
+            fields = await fields_of(body, form)
+            replace, new = _apart(values, {field.name for field in fields})
+            body = rewrite_form(body, fields, {**replace, "model": self.model.encode()}, drop, new)
+        else:
+            members = await members_of(body)
+            replace, new = _apart(given, {member.name for member in members})
+            body = rewrite_json(body, members, {**replace, "model": model}, drop, before=_written_members(new))
         return body, (*new, *(name for name in names if name not in drop))
 
 
@@ -289,6 +292,12 @@ def _told(model: str, error: ApiError) -> str:
     return f"`{model}` {rest}" if rest != words else f"`{model}`: {words}"
 
 
+def _apart(values: Mapping[str, bytes], there: Container[str]) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Return the values whose names are there, and the others."""
+    old = {name: value for name, value in values.items() if name in there}
+    return old, {name: value for name, value in values.items() if name not in there}
+
+
 def _written_members(values: Mapping[str, bytes]) -> bytes:
     return b"".join(b"%b:%b," % (json.dumps(name).encode(), value) for name, value in values.items())
 
@@ -297,7 +306,7 @@ def _as_fields(values: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return those values that a form can have: of one line, and no tables or arrays."""
     parsed: Iterable[tuple[str, bytes, object]] = ((name, value, json.loads(value)) for name, value in values.items())
     found = {name: one.encode() if isinstance(one, str) else value for name, value, one in parsed if _is_plain(one)}
-    return {name: value for name, value in found.items() if b"\n" not in value and b"\r" not in value}
+    return {name: value for name, value in found.items() if is_field_name(name) and not _LINE_BREAK.search(value)}
 
 
 def _is_plain(value: object) -> bool:

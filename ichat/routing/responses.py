@@ -1,16 +1,13 @@
 """Responses that a worker keeps: their ids say which worker that is."""
 
-import re
 from collections.abc import Sequence
 
 import attrs
 
+from ichat.protocol.responses import RESPONSE_ID
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import WorkerRecord
-
-_RESPONSE_ID = re.compile(r"resp_([0-9a-f]{12})_[0-9a-f]{32}")
-"""As `engines.adapter.ProtocolAdapter.new_response_id` makes them."""
 
 
 @attrs.frozen
@@ -23,7 +20,7 @@ class ResponseMissing:
 
 def holder_of(registry: Registry, response_id: str) -> WorkerRecord | ResponseMissing:
     """Return the worker that keeps a response."""
-    match = _RESPONSE_ID.fullmatch(response_id)
+    match = RESPONSE_ID.fullmatch(response_id)
     if match is None:
         return ResponseMissing(response_id[:128], "no worker gives such an id")
     worker = registry.keeper(match[1])

@@ -83,7 +83,7 @@ def form(*parts):
 FORMS = [
     ([(b"model", b"m"), (b"file", b"RIFF\r\n")], [0, 1], []),
     ([(b"priority", b"1"), (b"rid", b"x"), (b"model", b"m")], [2], ["priority", "rid"]),
-    ([(b"model", b"m"), (b"priority", b"1"), (b"file", b"x--bound"), (b"priority", b"2")], [0, 2], ["priority"]),
+    ([(b"model", b"m"), (b"priority", b"1"), (b"file", b"x--boun"), (b"priority", b"2")], [0, 2], ["priority"]),
     ([(b"model", b"m"), (b"request_id", b"1"), (b"rid", b"2")], [0], ["rid", "request_id"]),
 ]
 

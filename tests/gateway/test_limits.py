@@ -194,12 +194,14 @@ async def test_where_tokens_are_limited_none_are_used_in_the_background(serve, g
     _, port = await serve(hello)
     client = await connect(await gateway_to({"m": port}, with_keys(limit)))
     seen = []
-    for key, background in (("a", True), ("a", False), ("b", True)):
-        data = json.dumps({"model": "m", "background": background}).encode()
+    long = b'{"model":"m","pad":"%b","background":1.%b}' % (b"x" * 70_000, b"0" * 4200)
+    asked = [("a", True), ("a", False), ("b", True), ("a", 1), ("a", "yes"), ("a", 0)]
+    for key, background in [*asked, ("a", None)]:
+        data = long if background is None else json.dumps({"model": "m", "background": background}).encode()
         head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEYS[key]}\r\n"
         await client.send(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         seen.append((await client.response())[0])
-    assert seen == [status, 200, 200]
+    assert seen == [status, 200, 200, status, status, 200, 400]
 
 
 async def test_tokens_of_a_stream_count_though_it_says_nothing(serve, gateway_to, connect):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 import trio
@@ -10,9 +11,12 @@ from support.peers import JSON_POST, LIMIT_S, code_of, plain, until
 from ichat.engines import responses
 from ichat.engines.adapter import RESPONSES_PATH, VLLM_PATHS, AdapterSettings, ProtocolAdapter
 from ichat.engines.responses import ResponseStore
+from ichat.engines.sglang.adapter import SGLangAdapter
 from ichat.errors import ApiError
+from ichat.http.json_body import PARSED_BYTES_MAX
 from ichat.http.request import Request
 from ichat.protocol import response_tag
+from ichat.protocol.responses import is_background, is_of_model, new_response_id
 from ichat.security.keys import hash_of
 
 IDS = {
@@ -107,33 +111,81 @@ async def test_other_methods_are_refused(serve, gateway_to, connect):
     assert status == 200
 
 
-async def test_a_key_reads_responses_of_its_models_only(serve, gateway_to, connect):
-    """Of others it is not even told that they are there."""
+@pytest.fixture
+async def keyed(serve, gateway_to, connect):
+    """Start a gateway with a worker of two models, and a key for each, for both, and for a name of one.
+
+    `status, code = await keyed(key, method, target, body)`.
+    """
+    models = {"good": ["m"], "other": ["n"], "all": None, "named": ["fast"]}
     keys = "".join(
-        f'[[security.keys]]\nname = "{name}"\nkey_hash = "{hash_of(name)}"\nmodels = ["{model}"]\n'
-        for name, model in (("good", "m"), ("bad", "n"))
+        f'[[security.keys]]\nname = "{name}"\nkey_hash = "{hash_of(name)}"\n'
+        + (f"models = {json.dumps(of)}\n" if of else "")
+        for name, of in models.items()
     )
-    config = f'[security]\njoin_token_env = "PATH"\n{keys}'
+    names = '[[models]]\nname = "fast"\ntargets = [{ model = "m" }]\n'
     upstream, port = await serve(lambda stream, head, body: stream.send_all(plain(b"{}")))
-    client = await connect(await gateway_to({}, config))
-    body = json.dumps(
-        {"worker_id": "w1", "model_name": "m", "host": "127.0.0.1", "port": port, "start_id": "s"}
-    ).encode()
-    await client.send(
-        b"POST /v1/workers/heartbeat HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n"
-        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-        % (os.environ["PATH"].encode(), len(body), body)
-    )
-    assert (await client.response())[0] == 200
-    seen = []
-    for key in (b"good", b"bad"):
-        await client.send(
-            b"GET /v1/responses/%b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n\r\n"
-            % (IDS["w1"].encode(), key)
-        )
-        seen.append((await client.response(b"GET"))[0])
-    assert seen == [200, 404]
-    assert len(asked_of(upstream)) == 1
+    client = await connect(await gateway_to({}, f'[security]\njoin_token_env = "PATH"\n{keys}{names}'))
+
+    async def ask(key, method, target, body=b""):
+        head = "%s %s HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        await client.send((head % (method, target, key, len(body))).encode() + body)
+        status, _, answer = await client.response(method.encode())
+        return status, code_of(answer) if status != 200 else ""
+
+    heartbeat = {
+        "worker_id": "w1",
+        "model_name": "m",
+        "host": "127.0.0.1",
+        "port": port,
+        "start_id": "s",
+        "model_names": ["m", "n"],
+    }
+    assert await ask(os.environ["PATH"], "POST", "/v1/workers/heartbeat", json.dumps(heartbeat).encode()) == (200, "")
+    ask.upstream = upstream
+    return ask
+
+
+MISSING = (404, "response_not_found")
+
+
+@pytest.mark.parametrize(
+    ("model", "allowed"), [("m", ("good", "all", "named")), ("n", ("other", "all")), ("gone", ("all",))]
+)
+async def test_a_key_has_responses_of_its_models_only(keyed, model, allowed):
+    """Also where one worker has both models; of others it is not even told that they are there."""
+    id_ = new_response_id(response_tag("w1", "s"), model)
+    path = f"/v1/responses/{id_}"
+    continued = json.dumps({"model": "m", "previous_response_id": id_}).encode()
+    for key in ("good", "other", "all", "named"):
+        expected = (200, "") if key in allowed else MISSING
+        for method, target in (
+            ("GET", path),
+            ("DELETE", path),
+            ("POST", path + "/cancel"),
+            ("GET", path + "/input_items"),
+        ):
+            assert await keyed(key, method, target) == expected
+    for key in ("good", "all"):
+        assert await keyed(key, "POST", "/v1/responses", continued) == ((200, "") if key in allowed else MISSING)
+    assert len(asked_of(keyed.upstream)) == 4 * len(allowed) + len({"good", "all"} & {*allowed})
+
+
+PATHS = [  # what follows an id -> for whom, with what
+    ("/../../../metrics", 400), ("/%2e%2e/metrics", 400), ("//cancel", 400), ("/cancel#x", 400), ("/..;/metrics", 400),
+    ("/.\\metrics", 400), ("/", 404), ("/cancel/", 404), ("/x", 404), ("/cancel/x", 404), ("/input_items/x", 404), ("/cancel", 405),
+    ("?stream=true", 200), ("/input_items?limit=1", 200),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("below", "status"), PATHS)
+async def test_what_follows_an_id_is_known(keyed, below, status):
+    """Nothing below a response's id reaches a worker that it might read as another route."""
+    id_ = new_response_id(response_tag("w1", "s"), "m")
+    assert (await keyed("all", "GET", f"/v1/responses/{id_}{below}"))[0] == status
+    assert len(asked_of(keyed.upstream)) == (status == 200)
+    if status in (400, 404):
+        assert (await keyed("all", "POST", f"/v1/responses/{id_}{below}"))[0] == status
 
 
 async def test_who_waits_for_one_worker_holds_up_nobody(serve, gateway_to, connect, nursery):
@@ -178,8 +230,39 @@ def request_for(body):
     )  # fmt: skip
 
 
+def test_an_id_says_which_model_a_response_is_of():
+    """And otherwise which worker keeps it; no two are the same."""
+    ids = {new_response_id("0123456789ab", model) for model in ("m", "n", "größe", "\ud800") for _ in range(50)}
+    assert len(ids) == 200
+    assert all(re.fullmatch(r"resp_0123456789ab_[0-9a-f]{32}", id_) for id_ in ids)
+    assert sum(is_of_model(id_, "m") for id_ in ids) == 50
+    assert is_of_model(new_response_id("0123456789ab", "\ud800"), "\ud800")
+
+
+BACKGROUND = [
+    (b"null", False), (b"false", False), (b"0", False), (b"0.0", False), (b"-0", False), (b"true", True), (b"1", True),
+    (b"1.0", True), (b'"true"', True), (b'"yes"', True), (b'"on"', True), (b'"false"', True), (b"[]", True), (b"2", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "is_asked"), BACKGROUND)
+@pytest.mark.parametrize("pad", [0, PARSED_BYTES_MAX])
+async def test_whatever_an_engine_may_take_for_true_counts_as_in_the_background(value, is_asked, pad):
+    """By both engines' adapters: with a full store it is refused, and what an engine takes for false is not."""
+    assert is_background(json.loads(value)) == is_asked
+    for adapter in (ProtocolAdapter(VLLM_PATHS), SGLangAdapter(lambda: (("m",), ()))):
+        adapter.is_background_full = lambda: True
+        request = request_for(b'{"model":"m","input":"%b","background":%b}' % (b"x" * pad, value))
+        if is_asked:
+            with pytest.raises(ApiError, match="in the background already"):
+                await adapter.request(request)
+        else:
+            await adapter.request(request)
+
+
 @pytest.mark.parametrize(
-    "body", [b'{"input":"x"}', b"{}", b'{"request_id":"resp_mine","input":"x"}', b'{"\\u0072equest_id":1}']
+    "body",
+    [b'{"input":"x"}', b"{}", b'{"model":"m"}', b'{"request_id":"resp_mine","input":"x"}', b'{"\\u0072equest_id":1}'],
 )
 async def test_a_response_gets_an_id_that_names_its_worker(body):
     """Whatever id the client wanted, and nothing else of the body changes."""
@@ -188,9 +271,11 @@ async def test_a_response_gets_an_id_that_names_its_worker(body):
     request = request_for(body)
     await adapter.request(request)
     sent = json.loads(request.body)
-    kind, tag, rest = sent.pop("request_id").split("_")
+    id_ = sent.pop("request_id")
+    kind, tag, rest = id_.split("_")
     assert (kind, tag, len(rest)) == ("resp", "0123456789ab", 32)
     given = json.loads(body)
+    assert is_of_model(id_, given.get("model", ""))
     given.pop("request_id", None)
     assert sent == given
 

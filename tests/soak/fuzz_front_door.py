@@ -188,7 +188,7 @@ def json_body(dice, mark):
 def form_body(dice, mark):
     """Make a multipart form, its boundary `b`."""
     file = dice.randbytes(dice.choice([0, 50, 5000]))
-    parts = [(b'name="model"', b"m"), (b'name="mark"', mark), (b'name="file"; filename="a\\".wav"', file)]
+    parts = [(b'name="model"', b"m"), (b'name="mark"', mark), (b'name="file"; filename="a%22.wav"', file)]
     if dice.random() < 0.2:
         parts.append(dice.choice(parts))
     dice.shuffle(parts)

@@ -29,6 +29,7 @@ from ichat.http.heads import Headers, form_type
 from ichat.http.json_body import NAME_BYTES_MAX, PARSED_BYTES_MAX, Body, members_of, object_of, rewrite_json, value_of
 from ichat.http.multipart import model_in_form
 from ichat.http.request import Request
+from ichat.protocol.responses import is_background
 
 PATHS = {
     b"/rerank": b"/v1/rerank",
@@ -163,8 +164,8 @@ class SGLangAdapter(ProtocolAdapter):
         """Return the members by which SGLang knows a request or a response. Raises ApiError 429."""
         path = request.path
         if path == _RESPONSES:
-            self.check_background(is_asked=given.get("background") is True)
-            response_id = self.new_response_id()
+            self.check_background(is_asked=is_background(given.get("background")))
+            response_id = self.new_response_id(given.get("model"))
             return {"request_id": response_id} if response_id else {}
         if path not in _WITH_RID or (path in _SINGLE and not isinstance(given.get("input"), str)):
             return {}

@@ -369,8 +369,18 @@ async def test_members_and_their_names_are_bounded():
     assert len(await members_of(b'{"%b":0}' % name)) == 1
     with pytest.raises(ApiError, match="at most 4096 bytes"):
         await members_of(b'{"n%b":0}' % name)
-    with pytest.raises(ApiError, match="must name its model"):
+    with pytest.raises(ApiError, match="`model` must have at most 4096 bytes"):
         await model_in_json(b'{"model":"%b"}' % (b"m" * bodies.PARSED_BYTES_MAX))
+
+
+@pytest.mark.parametrize("value", [b"1." + b"0" * 4200, b'"%b"' % (b" " * 4200), b"[" + b"1," * 3000 + b"1]"])
+async def test_a_value_that_is_too_long_to_be_read_is_not_taken_for_an_absent_one(value):
+    """In a large body it is refused, and the client is told which; nobody asks for what is read nowhere."""
+    body = b'{"pad":"%b","a":%b,"model":"m"}' % (b"x" * bodies.PARSED_BYTES_MAX, value)
+    with pytest.raises(ApiError, match="`a` must have at most 4096 bytes") as refused:
+        await read_members(body, {"model", "a"})
+    assert (refused.value.status, refused.value.param) == (400, "a")
+    assert (await read_members(body, {"model"}))["model"] == "m"
 
 
 SIZE = 2_000_000

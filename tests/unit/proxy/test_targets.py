@@ -184,16 +184,16 @@ async def test_a_name_that_is_its_own_model_changes_nothing():
 
 
 async def test_a_form_is_changed_as_well():
-    """Text of one line is set; a form cannot have a table, and a line break could be taken for a boundary."""
+    """Text of one line is set; what a form cannot have so, a table or a line break, is not the client's to set either."""
     head = b'Content-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
-    parts = [(b"model", b"n"), (b"language", b"de"), (b"prompt", b"x")]
-    form = b"\r\n--b\r\n" + b"--b\r\n".join(head % part for part in parts) + b"--b--\r\n"
-    values = {"language": b'"en"', "temperature": b"0.5", "table": b"{}", "lines": b'"a\\nb"'}
+    parts = [(b"model", b"n"), (b"language", b"de"), (b"prompt", b"x"), (b"table", b"-1"), (b"lines", b"1")]
+    form = b"--b\r\n" + b"--b\r\n".join(head % part for part in parts) + b"--b--\r\n"
+    values = {"language": b'"en"', "temperature": b"0.5", "table": b"{}", "lines": b'"a\\nb"', 'no"name': b"1"}
     walk = walk_of("a", set=values, drop=frozenset(("prompt",)))
     by_name = {b"content-type": b"multipart/form-data; boundary=b"}
-    body, names = await walk.fit(form, by_name, ["model", "language", "prompt"])
+    body, names = await walk.fit(form, by_name, ["model", "language", "prompt", "table", "lines"])
     parts = [(b"temperature", b"0.5"), (b"model", b"a"), (b"language", b"en")]
-    assert body == b"\r\n--b\r\n" + b"--b\r\n".join(head % part for part in parts) + b"--b--\r\n"
+    assert body == b"--b\r\n" + b"--b\r\n".join(head % part for part in parts) + b"--b--\r\n"
     assert names == ("temperature", "model", "language")
 
 

@@ -1,0 +1,58 @@
+"""Requests about a response that a worker keeps: what may be asked, and whose key is for the response's model."""
+
+from collections.abc import Collection, Mapping
+
+from ichat import errors
+from ichat.http.request import Request
+from ichat.protocol.responses import is_of_model
+from ichat.proxy.context import GatewayContext
+from ichat.proxy.model_request import check_path
+from ichat.proxy.records import shown_path
+from ichat.proxy.refusals import response_missing
+from ichat.routing.endpoint import Endpoint
+from ichat.routing.responses import ResponseMissing, holder_of
+from ichat.security.auth import Caller
+
+_NOT_FOR = "it is of a model that this key is not for"
+_READS = (b"GET", b"HEAD")
+_METHODS: Mapping[bytes, tuple[bytes, ...]] = {b"": (b"DELETE", *_READS), b"input_items": _READS, b"cancel": (b"POST",)}
+"""What may follow a response's id in a path, and by which methods it is asked for."""
+
+
+def kept_response(context: GatewayContext, request: Request, caller: Caller) -> tuple[str, Endpoint]:
+    """Return a model and the endpoint of the worker that keeps the response which a request is about.
+
+    The path is `/v1/responses/{id}`, and maybe more. Raises ApiError: 400, 404, 405.
+    """
+    check_path(request.path)
+    _, _, _, id_, *rest = request.path.split(b"/", 4)
+    response_id, below = id_.decode("latin-1"), b"".join(rest)
+    worker = holder_of(context.registry, response_id)
+    if isinstance(worker, ResponseMissing):
+        raise response_missing(worker)
+    methods = _METHODS.get(below)
+    if methods is None or (rest and not below):
+        raise errors.not_found(shown_path(request.path))
+    if request.method not in methods:
+        allowed = b", ".join(methods).decode()
+        raise errors.method_not_allowed(request.method.decode("latin-1"), shown_path(request.path), allowed)
+    models = worker.names[:1]
+    if (allowed := _models_of(context, caller)) is not None:
+        models = [model for model in allowed if worker.serves(model) and is_of_model(response_id, model)]
+    endpoint = context.registry.endpoint_of(worker)
+    if not models or endpoint is None:
+        raise errors.response_not_found(response_id, _NOT_FOR)
+    return models[0], endpoint
+
+
+def check_continued(context: GatewayContext, caller: Caller, response_id: str) -> None:
+    """Raise ApiError 404 if the caller's key is not for the model of a response, which a worker keeps."""
+    allowed = _models_of(context, caller)
+    if allowed is not None and not any(is_of_model(response_id, model) for model in allowed):
+        raise errors.response_not_found(response_id, _NOT_FOR, "previous_response_id")
+
+
+def _models_of(context: GatewayContext, caller: Caller) -> Collection[str] | None:
+    """Return the models that a caller's key is for, and those that its names lead to; None: every model."""
+    names = None if caller.key is None else caller.key.models
+    return names if names is None else names | context.aliases.models_of(names)
