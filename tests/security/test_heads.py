@@ -13,11 +13,11 @@ from ichat.http.parties import party_of
 from ichat.security.auth import Caller, ClientKey
 
 BODY = b'{"model":"m"}'
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 LENGTH = b"Content-Length: 13\r\n"
 CHUNKS = b"Transfer-Encoding: chunked\r\n"
 HEADS = {
-    "line feeds alone": b"POST /v1/completions HTTP/1.1\nHost: x\nContent-Length: 13\n\n",
+    "line feeds alone": b"POST /v1/completions HTTP/1.1\nHost: localhost\nContent-Length: 13\n\n",
     "a line feed in a value": POST + b"X: y\nTransfer-Encoding: chunked\r\n" + LENGTH + b"\r\n",
     "an empty line of a line feed": POST + LENGTH + b"\n",
     "a folded line": POST + b"X: y\r\n z\r\n" + LENGTH + b"\r\n",

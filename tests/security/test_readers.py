@@ -73,7 +73,8 @@ def read_nothing():
 
 def asking(path, key="", method=b"GET", body=b""):
     bearer = f"Authorization: Bearer {key}\r\n".encode() if key else b""
-    length = b"Content-Length: %d\r\n" % len(body) if method == b"POST" else b""
+    json_ = b"Content-Type: application/json\r\nContent-Length: %d\r\n"
+    length = json_ % len(body) if method == b"POST" else b""
     return b"%b %b HTTP/1.1\r\nHost: localhost\r\n%b%b\r\n%b" % (method, path, bearer, length, body)
 
 
