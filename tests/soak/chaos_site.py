@@ -19,7 +19,8 @@ import sys
 import attrs
 import psutil
 import trio
-from chaos_wire import Connection, Link, written
+from chaos_wire import TOKEN, Connection, Link, written
+from support.peers import write_secret
 from support.programs import ROOT, Program
 from support.real_engines import ENV, LOAD_S, MODELS, ON_THE_CPU, python_of, toml
 
@@ -41,6 +42,8 @@ SETTINGS = """
 [server_settings]
 port = 0
 state_directory = "{directory}/state"
+[security]
+join_token_env = "ICHAT_JOIN_TOKEN"
 [routing]
 queue_max = {queue_max}
 [limits]
@@ -125,7 +128,8 @@ class Far:
             "--worker-id", self.id, "--advertise-host", FAR_HOST, "-ga", f"http://127.0.0.1:{self.heartbeats.port}",
             "--hi", "1", "--drain-s", "3", "--stop-s", "6", "--children", "1", "--needs-children",
         )  # fmt: skip
-        self.program = Program(command, self._site.directory / f"{self.id}-{self._starts}.log")
+        log = self._site.directory / f"{self.id}-{self._starts}.log"
+        self.program = Program(command, log, {"ICHAT_JOIN_TOKEN": TOKEN})
 
     async def keep_forever(self):
         """Start it, and again a moment after each end, as systemd would."""
@@ -185,7 +189,9 @@ class Site:
     async def start(self, nursery):
         """Start everything, and wait until all of it is ready."""
         self.path.write_text(self.text(self.base))
-        self.program = Program(self.command("gateway", "-c", self.path), self.directory / "gateway.log")
+        write_secret(self.directory / "state")
+        log = self.directory / "gateway.log"
+        self.program = Program(self.command("gateway", "-c", self.path), log, {"ICHAT_JOIN_TOKEN": TOKEN})
         with trio.fail_after(self.ready_s):
             while " listens on " not in self.program.text():
                 assert self.program.process.poll() is None, self.program.text()

@@ -119,10 +119,19 @@ def _reply(head, body, end):
     return Reply(head.status_code, dict(head.headers), bytes(body), end)
 
 
+TOKEN = "sk-token-of-all-workers"
+WORKERS_OWN = ("/die", "/print", "/metrics")
+"""Paths of workers that are asked at their own ports."""
+
+
 def written(method, path, body=None, headers=(), version="1.1"):
     """Write a request; a body that is no bytes is written as JSON."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"{method} {path} HTTP/{version}", "host: localhost", *headers]
+    if path.startswith("/v1/workers/") or path in WORKERS_OWN:
+        lines.append(f"authorization: Bearer {TOKEN}")
+    elif path.startswith("/v1/admin/"):
+        lines.append(f"authorization: Bearer {peers.OWN_SECRET}")
     if data or method == "POST":
         lines += ["content-type: application/json", f"content-length: {len(data)}"]
     return "\r\n".join([*lines, "", ""]).encode() + data

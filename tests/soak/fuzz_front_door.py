@@ -34,7 +34,7 @@ from running import ROOT, end, port_in, start_gateway
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.corpus import CASES, passed_on, read_by_h11  # noqa: E402
-from support.peers import code_of  # noqa: E402
+from support.peers import AS_OWN, OWN_SECRET, code_of, write_secret  # noqa: E402
 
 from ichat.proxy.handler import is_control  # noqa: E402
 from ichat.security.keys import hash_of  # noqa: E402
@@ -62,6 +62,8 @@ KEPT_S = 60.0
 FINDINGS_MAX = 50
 REFUSED = (400, 401, 403, 405, 408, 411, 413, 415, 431)
 """With these the gateway refuses what is no request, or whose body need not be read."""
+JSON = b"Content-Type: application/json"
+OWN = AS_OWN[:-2]
 _UNCLEAR = re.compile(rb"(?i)(?<!\r)\n|\n[ \t]|[\0-\x08\x0b-\x0c\x0e-\x1f\x7f]|content-length:[^\r\n]*,|HTTP/1\.0")
 _TWO_LENGTHS = re.compile(rb"(?is)content-length:(?:(?!\r\n\r\n).)*content-length:")
 _REPEATED = re.compile(r"(.{1,80}?)\1{7,}")
@@ -105,6 +107,7 @@ NOT_COMPARED = (
 
 def settings(port, directory, tls="", *, keyed=False):
     """Write the gateway's configuration; `port` is the upstream's, `keyed` says whether clients need a key."""
+    write_secret(pathlib.Path(directory))
     more = {"head": HEAD_BYTES_MAX, "body": BODY_BYTES_MAX, "keys": KEYS if keyed else ""}
     return TOML.format(port=port, directory=directory, tls=tls, **more)
 
@@ -233,16 +236,14 @@ def valid_request(dice, mark):
             dice.choice(list(BEAT)): dice.choice([None, -1, "", "w", [], {"a": [1]}, 1e300, "x" * 500]),
         }
         body = json.dumps(dice.choice([BEAT, heartbeat])).encode()
-        return framed(dice, b"POST /v1/workers/heartbeat %b" % version, body, host=b"Host: localhost")
+        return framed(dice, b"POST /v1/workers/heartbeat %b" % version, body, JSON, OWN, host=b"Host: localhost")
     if kind < 0.78:
         body = json.dumps({"model_name": 5, "model_path": dice.choice(["", None, "/m"]), "mark": mark.decode()})
-        return framed(dice, b"POST /v1/admin/workers/launch %b" % version, body.encode(), host=b"Host: localhost")
+        line = b"POST /v1/admin/workers/launch %b" % version
+        return framed(dice, line, body.encode(), JSON, OWN, host=b"Host: localhost")
     if kind < 0.8:
-        return b"%b /v1/admin/workers/%b %b\r\nHost: localhost\r\n\r\n" % (
-            dice.choice([b"DELETE", b"PUT"]),
-            mark,
-            version,
-        )
+        line = b"%b /v1/admin/workers/%b %b" % (dice.choice([b"DELETE", b"PUT"]), mark, version)
+        return b"%b\r\nHost: localhost\r\n%b\r\n\r\n" % (line, OWN)
     if kind < 0.9:
         method = dice.choice([b"GET", b"GET", b"GET", b"HEAD", b"OPTIONS", b"get", b"PROPFIND"])
         return b"%b %b %b\r\nHost: localhost\r\n\r\n" % (method, with_mark(dice.choice(ASKED), mark), version)
@@ -925,8 +926,10 @@ def _is_unclear(data):
 
 
 def _is_here(head):
-    """Return whether a request may be the operator's: it is for this machine by name, and comes through nobody."""
+    """Return whether a request may read, or be the operator's: it has the secret, or is for this machine by name."""
     headers = dict(head.headers)
+    if OWN_SECRET.encode() in headers.get(b"authorization", b""):
+        return True
     return headers.get(b"host", b"").lower().startswith(b"localhost") and b"x-forwarded-for" not in headers
 
 

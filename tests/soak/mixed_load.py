@@ -26,6 +26,9 @@ import urllib.request
 import attrs
 from running import FROM_SOURCE, LIMIT_S, ROOT, ending, percentile, running_gateway
 
+sys.path.insert(0, str(ROOT / "tests"))
+from support.peers import AS_OWN, OWN_SECRET, write_secret
+
 try:
     from uvloop import run
 except ImportError:
@@ -59,10 +62,14 @@ api_base = "http://127.0.0.1:{port}/v1"
 
 def request_of(path, body):
     data = json.dumps(body).encode()
-    return b"POST %b HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
-        path.encode(),
-        len(data),
-        data,
+    return (
+        b"POST %b HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b"
+        % (
+            path.encode(),
+            AS_OWN,
+            len(data),
+            data,
+        )
     )
 
 
@@ -234,7 +241,7 @@ class Site:
                 urllib.request.Request(
                     f"http://127.0.0.1:{self.port}/v1/workers/heartbeat",
                     json.dumps(whole).encode(),
-                    {"content-type": "application/json"},
+                    {"content-type": "application/json", "authorization": f"Bearer {OWN_SECRET}"},
                 ),
                 timeout=LIMIT_S,
             ) as response:
@@ -267,6 +274,7 @@ class Site:
 def running_site(directory, program):
     """Yield a gateway before an upstream, each a process."""
     with ending(subprocess.Popen([sys.executable, UPSTREAM, "0"], stdout=subprocess.PIPE, text=True)) as upstream:
+        write_secret(pathlib.Path(directory, "state"))
         config = TOML.format(directory=directory, port=int(upstream.stdout.readline()))
         with running_gateway(directory, config, program) as (_, port):
             yield Site(directory, port)

@@ -52,6 +52,15 @@ OWN_SECRET = "own-secret-of-the-gateways-in-this-process-"
 """By which gateways in a test's process know their own user."""
 AS_OWN = f"authorization: Bearer {OWN_SECRET}\r\n".encode()
 """What it sends."""
+
+
+def write_secret(directory):
+    """Give the gateway that will have this state directory OWN_SECRET as its secret."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    (directory / "secret").write_text(OWN_SECRET)
+    (directory / "secret").chmod(0o600)
+
+
 JSON_POST = (
     b"POST %b HTTP/1.1\r\nhost: localhost\r\n"
     + AS_OWN
