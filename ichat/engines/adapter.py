@@ -138,7 +138,7 @@ class ProtocolAdapter:
         if is_asked and self.is_background_full():
             raise background_full(self.settings.responses_max)
 
-    def new_response_id(self, model: object) -> str:
+    def new_response_id(self, model: object = None) -> str:
         """Return the id of a new response of the model that a request names; empty if the engine makes the id."""
         tag = self.settings.response_tag
         return new_response_id(tag, model if isinstance(model, str) else "") if tag else ""

@@ -56,8 +56,9 @@ async def read_model_request(request: Request) -> ModelRequest:
     if content_type:
         form = await read_form(request.body, content_type)
         request.body = form.body
-        others = [header for header in request.headers if header[0] != _CONTENT_TYPE]
-        request.replace_headers([*others, (_CONTENT_TYPE, form.content_type)])
+        request.replace_headers([
+            (name, form.content_type if name == _CONTENT_TYPE else value) for name, value in request.headers
+        ])  # fmt: skip
         return ModelRequest(
             model_of_form(form.body, form.fields),
             [field.name for field in form.fields],
