@@ -30,7 +30,8 @@ class Options:
     heartbeat_interval: float
     worker_id: str
     host: str
-    port: int
+    port: int | None
+    """None: the worker listens on `unix_socket` only."""
     advertise_host: str | None
     unix_socket: str | None
     max_in_flight: int
@@ -73,7 +74,10 @@ def parser() -> CommandLineParser:
     add("--heartbeat-interval", "--hi", type=float, default=30.0, metavar="S", help="seconds between heartbeats (30)")
     add("--worker-id", default="", metavar="ID", help="made from host and process if it is not given")
     add("--host", default="127.0.0.1", metavar="HOST", help="where to listen (127.0.0.1; 0.0.0.0: all)")
-    add("--port", type=int, default=8000, metavar="PORT", help="where to listen (8000; 0 for any free port)")
+    add(
+        "--port", type=_port, default=8000, metavar="PORT",
+        help="where to listen (8000; 0 for any free port; none: on --unix-socket only)",
+    )  # fmt: skip
     add(
         "--advertise-host",
         metavar="HOST",
@@ -128,6 +132,14 @@ def parser() -> CommandLineParser:
     return usage
 
 
+def _port(word: str) -> int | None:
+    if word == "none":
+        return None
+    if not word.isdecimal() or int(word) > 65535:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, or none, not {word!r}")
+    return int(word)
+
+
 def _truth(word: str) -> bool:
     if word.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"must be true or false, not {word!r}")
@@ -163,8 +175,8 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
                 if action.nargs is None:
                     break
     options = Options(**vars(usage.parse_args(ours)))
-    if not 0 <= options.port < 65536:
-        raise Exit(EXIT_USAGE, f"{usage.prog}: --port must be from 0 to 65535, not {options.port}")
+    if options.port is None and options.unix_socket is None:
+        raise Exit(EXIT_USAGE, f"{usage.prog}: --port none needs --unix-socket: nobody could reach the worker")
     if not 0 <= options.orphan_after_s < math.inf:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --orphan-after-s must be 0 or more, not {options.orphan_after_s}")
     if options.responses_max < 0 or options.responses_bytes_max < 0:
