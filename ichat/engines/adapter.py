@@ -4,6 +4,7 @@ Errors get OpenAI's form (`error_translation`). Reranking accepts and returns wh
 In a stream, only error events and the name of a model's thoughts are changed.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -74,6 +75,8 @@ class ProtocolAdapter:
         """Set by the worker before the engine starts."""
         self.is_background_full: Callable[[], bool] = lambda: False
         """Returns whether the engine can make no more responses in the background; `bound_responses` sets it."""
+        self._count = itertools.count(1)
+        """Numbers the requests, so that the engine's ids of them differ; next() may be called in any thread."""
         self._unserved: dict[bytes, str] = {}
         """Routes that the model cannot serve, each with its name."""
         self._served: tuple[str, Collection[str]] = ("", ())
@@ -116,7 +119,7 @@ class ProtocolAdapter:
         elif request.method == b"POST" and request.path == RESPONSES_PATH:
             await self._name_response(request)
         self.redirect(request)
-        sync_headers(request)
+        sync_headers(request, next(self._count))
         return rewrite
 
     async def _name_response(self, request: Request) -> None:
@@ -201,10 +204,13 @@ def _what_would(name: str, served: Collection[str]) -> str:
     return ": a worker that was started with `--runner pooling` would, if the model can do it"
 
 
-def sync_headers(request: Request) -> None:
-    """Write the request's id, which vLLM reads there, and the length of its body into its headers."""
+def sync_headers(request: Request, number: int) -> None:
+    """Write the id that vLLM reads there, and the length of the request's body into its headers.
+
+    `number` is another one for each request: clients choose ids, and an engine may refuse, or confuse, equal ones.
+    """
     headers = [header for header in request.headers if header[0] not in _RESTATED]
-    headers.append((b"x-request-id", request.id))
+    headers.append((b"x-request-id", b"%08x-%b" % (number, request.id)))
     if request.body:
         headers.append((b"content-length", b"%d" % len(request.body)))
     request.replace_headers(headers)

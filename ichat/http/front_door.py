@@ -295,7 +295,7 @@ class FrontDoor(Generic[Caller]):
 
     def _note_refused(self, client: Client, error: ApiError) -> bytes:
         """Report that no request came of what the client sent, and return the id: the client's own, if it sent one."""
-        request_id = self.ids.of(client.head.by_name if client.head is not None else {})
+        request_id, _ = self.ids.of(client.head.by_name if client.head is not None else {})
         self.refused(error, request_id, client.peer, client.head)
         return request_id
 

@@ -4,7 +4,6 @@ A plain head is parsed by `heads.py`, all others by h11, made stricter (`h11_pat
 smuggling: a head that is accepted can be read in one way only.
 """
 
-import itertools
 import math
 import os
 import re
@@ -33,6 +32,9 @@ RECV_BYTES = 65536
 _BUFFER = bytearray(256 * 1024)
 _VIEW = memoryview(_BUFFER)
 _NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
+_ID_BYTES = 12
+_IDS_AT_ONCE = 512
+"""Ids that are made of one read of the kernel's randomness."""
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
@@ -56,6 +58,8 @@ class Request:
     """The client's `x-request-id` if it is valid, else one of ours."""
     keep_alive: bool
     """Whether the client lets the connection carry another request."""
+    own_id: bytes = b""
+    """The id that this process made: another one for each request, and not known to other clients."""
     by_name: Mapping[bytes, bytes] = attrs.Factory(_by_name, takes_self=True)
     """Each header's value by its name; the first one's where a name is repeated."""
 
@@ -73,18 +77,20 @@ class Request:
 
 @attrs.define
 class RequestIds:
-    """Unique ids that do not ask the kernel for randomness each time."""
+    """Unique ids of 96 random bits, which do not ask the kernel for randomness each time."""
 
-    prefix: str = attrs.field(factory=lambda: os.urandom(6).hex())
-    count: "itertools.count[int]" = attrs.field(factory=lambda: itertools.count(1))
+    fresh: list[bytes] = attrs.field(factory=list[bytes])
 
     def next(self) -> bytes:
-        return f"req-{self.prefix}-{next(self.count):x}".encode()
+        if not self.fresh:
+            digits = os.urandom(_ID_BYTES * _IDS_AT_ONCE).hex().encode()
+            self.fresh = [b"req-" + digits[at : at + 2 * _ID_BYTES] for at in range(0, len(digits), 2 * _ID_BYTES)]
+        return self.fresh.pop()
 
-    def of(self, by_name: Mapping[bytes, bytes]) -> bytes:
-        """Return the id that a request with these headers came with, if it is valid, else a new one."""
-        found = by_name.get(b"x-request-id")
-        return found if found is not None and _REQUEST_ID.fullmatch(found) else self.next()
+    def of(self, by_name: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
+        """Return the id that a request with these headers came with, if it is valid, else a new one; and a new one."""
+        own, found = self.next(), by_name.get(b"x-request-id")
+        return (found if found is not None and _REQUEST_ID.fullmatch(found) else own), own
 
 
 class Bounds(Protocol):
@@ -278,6 +284,7 @@ class RequestReader:
             name == b"connection" and b"close" in value.lower() for name, value in head.headers
         ):
             keep_alive = False
+        shown_id, own_id = self._bounds.ids.of(by_name)
         return Request(
             head.method,
             head.target,
@@ -285,8 +292,9 @@ class RequestReader:
             head.version,
             head.headers,
             body,
-            self._bounds.ids.of(by_name),
+            shown_id,
             keep_alive,
+            own_id,
             by_name,
         )
 

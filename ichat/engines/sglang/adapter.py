@@ -5,7 +5,6 @@ its own, or a name with a colon, names it. It reranks in a form of its own, and 
 """
 
 import functools
-import itertools
 import json
 import math
 import time
@@ -78,7 +77,6 @@ class SGLangAdapter(ProtocolAdapter):
         """`names` returns the names of the model, SGLang's own first, and those of its adapters."""
         super().__init__(PATHS)
         self._names = names
-        self._count = itertools.count(1)
         self.memory = Memory(lambda: names()[0][0])
         self.can_rerank = True
         """Whether the model can rerank; otherwise such a request would end SGLang."""
@@ -99,7 +97,7 @@ class SGLangAdapter(ProtocolAdapter):
                 rewrite = await self._translate(request)
         elif request.method == b"POST" and request.path in _NATIVE:
             await self._check_native(request)
-        sync_headers(request)
+        sync_headers(request, next(self._count))
         return rewrite
 
     def admit(self, request: Request, under_way: Collection[Request]) -> None:
