@@ -266,6 +266,11 @@ class ManagedWorkerConfig:
     """The most responses of /v1/responses that the worker keeps."""
     reasoning_field: str = checked(one_of("engine", "reasoning", "reasoning_content", "both"), "engine")
     """The name of the field of a chat that holds the model's reasoning."""
+    media_domains: list[str] = checked(checks.are_media_domains, attrs.Factory(list[str]))
+    """The domains from which requests may have the engine fetch pictures, sounds and videos; by default none.
+
+    `file:` among them lets SGLang open files of this machine, too.
+    """
     prefix_reports: str = checked(one_of("auto", "true", "false"), "auto")
     """Whether the worker reports which beginnings of prompts its engine's cache has lost; `auto`: where it can."""
     python: str | None = None

@@ -8,11 +8,13 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import attrs
 
 from ichat.engines.error_translation import anthropic_error, openai_error
+from ichat.engines.flags import FlagOutcome
+from ichat.engines.media import check_media, media_flag
 from ichat.engines.reasoning import RENAMES
 from ichat.errors import ApiError, background_full, bad_request, unsupported_by_model
 from ichat.http.heads import Headers
@@ -55,6 +57,8 @@ class AdapterSettings:
     """Whether the worker reports which prefixes the engine's cache holds: `auto`, `true` or `false`."""
     events_directory: str = ""
     """Where the engine makes a directory for the socket of its events, if prefixes may be reported."""
+    media_domains: frozenset[str] = frozenset()
+    """From where requests may have the engine fetch pictures, sounds and videos; see `media`."""
 
 
 class ProtocolAdapter:
@@ -88,6 +92,16 @@ class ProtocolAdapter:
             for path in (f"/v1/{name}", f"/{name}", *(("/v2/rerank",) if name == "rerank" else ())):
                 self._unserved[path.encode()] = name
 
+    def guard_media(self, args: Any) -> list[FlagOutcome]:
+        """Have an engine that can fetch from the allowed domains only, those in its own arguments among them."""
+        given = getattr(args, "allowed_media_domains", None)
+        self.settings = attrs.evolve(self.settings, media_domains=self.settings.media_domains.union(given or ()))
+        if given or not hasattr(args, "allowed_media_domains"):
+            return []
+        flag = media_flag(self.settings.media_domains)
+        args.allowed_media_domains = list(flag.passed[1:])
+        return [flag]
+
     def check_served(self, request: Request) -> None:
         """Raise ApiError 400 if the model cannot serve the request's route."""
         name = self._unserved.get(request.path)
@@ -113,6 +127,7 @@ class ProtocolAdapter:
         Raises ApiError if the engine must not get the request.
         """
         self.check_served(request)
+        await check_media(request, self.settings.media_domains, guards_files=False)
         rewrite = None
         if request.method == b"POST" and request.path in RERANK_PATHS:
             rewrite = await _rerank(request)

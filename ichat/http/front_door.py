@@ -23,7 +23,8 @@ from ichat.http.heads import Headers, RequestHead
 from ichat.http.hub import HANG_UP, READABLE, Hub
 from ichat.http.listeners import close_all
 from ichat.http.parties import party_of
-from ichat.http.request import Request, RequestIds
+from ichat.http.request import Request
+from ichat.http.request_ids import RequestIds
 from ichat.http.server import Client
 from ichat.http.tls import CLOSE_S, Bridge, make_bridge
 

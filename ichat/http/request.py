@@ -5,8 +5,6 @@ smuggling: a head that is accepted can be read in one way only.
 """
 
 import math
-import os
-import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
@@ -22,6 +20,7 @@ from ichat.errors import ApiError
 from ichat.http.h11_patch import server_parser
 from ichat.http.heads import Headers, RequestHead, parse_plain_request_head
 from ichat.http.hub import Hub
+from ichat.http.request_ids import RequestIds
 
 PIECES_MAX = 128
 """Pieces of a body taken before other tasks get their turn."""
@@ -32,10 +31,6 @@ RECV_BYTES = 65536
 _BUFFER = bytearray(256 * 1024)
 _VIEW = memoryview(_BUFFER)
 _NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
-_ID_BYTES = 12
-_IDS_AT_ONCE = 512
-"""Ids that are made of one read of the kernel's randomness."""
-_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 def _by_name(request: "Request") -> Mapping[bytes, bytes]:
@@ -73,24 +68,6 @@ class Request:
         self.body = b""
         self.headers = []
         self.by_name = _NOTHING
-
-
-@attrs.define
-class RequestIds:
-    """Unique ids of 96 random bits, which do not ask the kernel for randomness each time."""
-
-    fresh: list[bytes] = attrs.field(factory=list[bytes])
-
-    def next(self) -> bytes:
-        if not self.fresh:
-            digits = os.urandom(_ID_BYTES * _IDS_AT_ONCE).hex().encode()
-            self.fresh = [b"req-" + digits[at : at + 2 * _ID_BYTES] for at in range(0, len(digits), 2 * _ID_BYTES)]
-        return self.fresh.pop()
-
-    def of(self, by_name: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
-        """Return the id that a request with these headers came with, if it is valid, else a new one; and a new one."""
-        own, found = self.next(), by_name.get(b"x-request-id")
-        return (found if found is not None and _REQUEST_ID.fullmatch(found) else own), own
 
 
 class Bounds(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from ichat import errors
+from ichat.config.checks import are_media_domains
 from ichat.config.command_line import CommandLineParser
 from ichat.config.schema import Limits, Timeouts
 from ichat.engines.adapter import AdapterSettings
@@ -48,6 +49,7 @@ class Options:
     responses_bytes_max: int
     reasoning_field: str
     prefix_reports: str
+    media_domains: list[str]
     explain_args: bool
     list_flags: bool
 
@@ -103,7 +105,22 @@ def parser() -> CommandLineParser:
         ("--connections-max", limits.connections_max, "open connections"),
     ):
         add(name, type=int, default=default, metavar="N", help=f"{help_} ({default})")
-    defaults = AdapterSettings()
+    _add_adapter_settings(usage)
+    stall_s = Timeouts().client_stall_s
+    add(
+        "--client-stall-s", type=float, default=stall_s, metavar="S",
+        help=f"how long a client may read nothing before it counts as disconnected ({stall_s:g})",
+    )  # fmt: skip
+    add("--drain-s", type=float, default=30.0, metavar="S", help="how long exchanges may take to end at shutdown (30)")
+    add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
+    add("--explain-args", action="store_true", help="print what the engine would get, and why, then exit")
+    add("--list-flags", action="store_true", help="print the engine's flags as JSON, then exit")
+    return usage
+
+
+def _add_adapter_settings(usage: CommandLineParser) -> None:
+    """Add the flags that say how requests and responses are treated."""
+    add, defaults = usage.add_argument, AdapterSettings()
     add(
         "--responses-max", type=int, default=defaults.responses_max, metavar="N",
         help=f"responses of /v1/responses to keep, the oldest go first; 0: none ({defaults.responses_max})",
@@ -120,16 +137,10 @@ def parser() -> CommandLineParser:
         "--prefix-reports", choices=PREFIX_REPORTS, default="auto",
         help="tell the gateway which beginnings of prompts the engine's cache has lost (auto: where the engine can)",
     )  # fmt: skip
-    stall_s = Timeouts().client_stall_s
     add(
-        "--client-stall-s", type=float, default=stall_s, metavar="S",
-        help=f"how long a client may read nothing before it counts as disconnected ({stall_s:g})",
+        "--media-domains", nargs="+", default=[], metavar="DOMAIN",
+        help="domains from which requests may have the engine fetch pictures, sounds and videos (none)",
     )  # fmt: skip
-    add("--drain-s", type=float, default=30.0, metavar="S", help="how long exchanges may take to end at shutdown (30)")
-    add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
-    add("--explain-args", action="store_true", help="print what the engine would get, and why, then exit")
-    add("--list-flags", action="store_true", help="print the engine's flags as JSON, then exit")
-    return usage
 
 
 def _port(word: str) -> int | None:
@@ -181,6 +192,10 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --orphan-after-s must be 0 or more, not {options.orphan_after_s}")
     if options.responses_max < 0 or options.responses_bytes_max < 0:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --responses-max and --responses-bytes-max must be 0 or more")
+    try:
+        are_media_domains(options.media_domains)
+    except ValueError as error:
+        raise Exit(EXIT_USAGE, f"{usage.prog}: --media-domains {error}") from error
     _check_heartbeat(options, usage.prog)
     if options.gateway_address is not None and not is_address(options.gateway_address):
         raise Exit(

@@ -106,6 +106,7 @@ class WorkerServer:
             options.reasoning_field,
             options.prefix_reports if events_directory else "false",
             events_directory,
+            frozenset(options.media_domains),
         )
 
     def state(self) -> WorkerState:

@@ -101,6 +101,7 @@ def command_of(
         f"--responses-max={worker.responses_max}",
         f"--reasoning-field={worker.reasoning_field}",
         f"--prefix-reports={worker.prefix_reports}",
+        *(["--media-domains", *worker.media_domains] if worker.media_domains else []),
         f"--orphan-after-s={timeouts.orphan_after_s if keeps else 0:g}",
         # the gateway's own bounds: what it lets through, its worker must not refuse
         f"--head-bytes-max={limits.head_bytes_max + HEAD_BYTES_MORE}",

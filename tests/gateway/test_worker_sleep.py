@@ -51,7 +51,7 @@ async def test_an_engine_sleeps_and_wakes(make_worker, connect):
     assert (status, headers[b"x-ichat-code"], headers[b"retry-after"]) == (503, b"model_not_ready", b"5")
     assert headers[b"x-ichat-code"] in errors.DECLINED
     assert json.loads(body)["error"]["message"] == "The model `m` is not ready: its engine is asleep."
-    assert (await client.get(b"/health"))[::2] == (503, b'{"status": "unavailable", "phase": "asleep"}')
+    assert (await client.get(b"/health"))[::2] == (503, b'{"status": "unavailable"}')
     assert (await client.get(b"/v1/models"))[0] == 200
     assert (await client.get(b"/metrics"))[0] == 200
     assert (await client.get(b"/health_generate"))[0] == 503

@@ -22,6 +22,7 @@ from ichat.engines.adapter import (
     sync_headers,
     with_members,
 )
+from ichat.engines.media import check_media
 from ichat.engines.sglang.memory import Memory
 from ichat.errors import ApiError, bad_request
 from ichat.http.heads import Headers, form_type
@@ -88,6 +89,7 @@ class SGLangAdapter(ProtocolAdapter):
     async def request(self, request: Request) -> BodyTransform | None:
         """Check the model, add the request's id and adapter, and translate; see `ProtocolAdapter.request`."""
         self.check_served(request)
+        await check_media(request, self.settings.media_domains, guards_files=True)
         self.redirect(request)
         rewrite: BodyTransform | None = None
         if request.method == b"POST" and request.path in _WITH_MODEL:
