@@ -35,7 +35,6 @@ async def _requests() -> Response:
 
 @routes.delete("/v1/admin/requests/<path:request_id>")
 async def _cancel(request_id: str) -> Response:
-    cancelled = context().overview.in_flight.cancel(request_id)
-    if not cancelled:
+    if not context().overview.in_flight.cancel(request_id):
         raise ApiError(404, "not_found", f"There is no request {request_id} in flight.")
-    return json_response(views.RequestCancelled(request_id, cancelled))
+    return json_response(views.RequestCancelled(request_id, 1))

@@ -48,13 +48,24 @@ def paths_of_live() -> dict[str, Schema]:
             "get": operation_of("cluster", "get_requests", "The requests in flight", json_of("RequestsInFlight"))
         },
         "/v1/admin/requests/{request_id}": {
-            "parameters": [{"name": "request_id", "in": "path", "required": True, "schema": text}],
+            "parameters": [
+                {
+                    "name": "request_id",
+                    "in": "path",
+                    "required": True,
+                    "schema": text,
+                    "description": "The request's `own_id`, or its `id` if no other request has that one.",
+                }
+            ],
             "delete": operation_of(
                 "cluster",
                 "cancel_request",
                 "Cancel a request in flight: its client gets 503 `request_cancelled`, or its response breaks off",
                 json_of("RequestCancelled"),
-                failures={"404": "There is no such request in flight."},
+                failures={
+                    "404": "There is no such request in flight.",
+                    "409": "Several requests have this id of their clients' (`ambiguous_id`): use their `own_id`.",
+                },
             ),
         },
     }

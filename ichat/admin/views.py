@@ -108,11 +108,11 @@ class Stopped:
 
 @frozen
 class RequestCancelled:
-    """Requests that were cancelled."""
+    """A request that was cancelled."""
 
     id: str
     cancelled: Count
-    """How many had this id."""
+    """How many it were: 1."""
 
 
 @frozen

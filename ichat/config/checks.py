@@ -18,6 +18,9 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 KEY_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
 """The names that keys may have."""
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+MEDIA_FILES = "file:"
+"""Stands among the domains of media for the files of the worker's machine, where the engine itself restricts none."""
+_MEDIA_DOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 _FRAMING_HEADERS = frozenset(("host", "content-length", "transfer-encoding", "connection", "expect", "x-request-id"))
 
 MODEL_NAME_CHARACTERS_MAX = 256
@@ -152,3 +155,10 @@ def is_one_line(value: str) -> None:
     """Raise ValueError unless this is one line of printable characters."""
     if not value.isprintable():
         raise ValueError("must be one line of printable characters")
+
+
+def are_media_domains(values: list[str]) -> None:
+    """Raise ValueError unless each is the name of a host, or `MEDIA_FILES`."""
+    for value in values:
+        if value != MEDIA_FILES and not _MEDIA_DOMAIN.fullmatch(value):
+            raise ValueError(f'must be domains in lower case, such as "example.com", and not {value!r}')

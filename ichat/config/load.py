@@ -124,6 +124,7 @@ def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
 _NOT_THE_ENGINES = frozenset((
     "served_model_name", "model", "backend", "host", "port", "worker_id", "gateway_address", "heartbeat_interval",
     "advertise_host", "unix_socket", "max_in_flight", "drain_s", "stop_s", "log_streaming", "orphan_after_s",
+    "media_domains",
 ))  # fmt: skip
 
 

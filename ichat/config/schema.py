@@ -240,10 +240,10 @@ class ManagedWorkerConfig:
     """`vllm`, `sglang`, or the name of another engine that is installed."""
     gpu_ids: list[int] | None = None
     """GPU numbers as nvidia-smi shows them; None: all of them."""
-    host: str = "127.0.0.1"
-    """The address on which the worker listens."""
-    port: int = checked(_PORT, 0)
-    """The port on which the worker listens; 0: any free one."""
+    host: str | None = None
+    """The address on which the worker listens beside its unix socket; None: 127.0.0.1 if there is a `port`."""
+    port: int | None = checked(_PORT, None)
+    """The port on which the worker listens beside its unix socket; 0: any free one; None: none, without a `host`."""
     heartbeat_interval: float = checked(Between(0.1, 3600), 3.0)
     """Seconds between two heartbeats of the worker."""
     max_in_flight: int | None = checked(_COUNT, None)
@@ -266,6 +266,11 @@ class ManagedWorkerConfig:
     """The most responses of /v1/responses that the worker keeps."""
     reasoning_field: str = checked(one_of("engine", "reasoning", "reasoning_content", "both"), "engine")
     """The name of the field of a chat that holds the model's reasoning."""
+    media_domains: list[str] = checked(checks.are_media_domains, attrs.Factory(list[str]))
+    """The domains from which requests may have the engine fetch pictures, sounds and videos; by default none.
+
+    `file:` among them lets SGLang open files of this machine, too.
+    """
     prefix_reports: str = checked(one_of("auto", "true", "false"), "auto")
     """Whether the worker reports which beginnings of prompts its engine's cache has lost; `auto`: where it can."""
     python: str | None = None
@@ -274,6 +279,12 @@ class ManagedWorkerConfig:
     """Variables to add to the worker's environment."""
     backend_args: dict[str, EngineValue] = field(factory=dict[str, EngineValue])
     """Arguments of the engine, also those whose names are keys of this table."""
+
+    def tcp_address(self) -> tuple[str, int] | None:
+        """Return the host and the port (0: any free one) on which the worker listens; None: on its unix socket only."""
+        if self.host is None and self.port is None:
+            return None
+        return "127.0.0.1" if self.host is None else self.host, self.port or 0
 
 
 @frozen

@@ -4,14 +4,17 @@ Errors get OpenAI's form (`error_translation`). Reranking accepts and returns wh
 In a stream, only error events and the name of a model's thoughts are changed.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import attrs
 
 from ichat.engines.error_translation import anthropic_error, openai_error
+from ichat.engines.flags import FlagOutcome
+from ichat.engines.media import check_media, media_flag
 from ichat.engines.reasoning import RENAMES
 from ichat.errors import ApiError, background_full, bad_request, unsupported_by_model
 from ichat.http.heads import Headers
@@ -54,6 +57,8 @@ class AdapterSettings:
     """Whether the worker reports which prefixes the engine's cache holds: `auto`, `true` or `false`."""
     events_directory: str = ""
     """Where the engine makes a directory for the socket of its events, if prefixes may be reported."""
+    media_domains: frozenset[str] = frozenset()
+    """From where requests may have the engine fetch pictures, sounds and videos; see `media`."""
 
 
 class ProtocolAdapter:
@@ -74,6 +79,8 @@ class ProtocolAdapter:
         """Set by the worker before the engine starts."""
         self.is_background_full: Callable[[], bool] = lambda: False
         """Returns whether the engine can make no more responses in the background; `bound_responses` sets it."""
+        self._count = itertools.count(1)
+        """Numbers the requests, so that the engine's ids of them differ; next() may be called in any thread."""
         self._unserved: dict[bytes, str] = {}
         """Routes that the model cannot serve, each with its name."""
         self._served: tuple[str, Collection[str]] = ("", ())
@@ -84,6 +91,16 @@ class ProtocolAdapter:
         for name in lacking:
             for path in (f"/v1/{name}", f"/{name}", *(("/v2/rerank",) if name == "rerank" else ())):
                 self._unserved[path.encode()] = name
+
+    def guard_media(self, args: Any) -> list[FlagOutcome]:
+        """Have an engine that can fetch from the allowed domains only, those in its own arguments among them."""
+        given = getattr(args, "allowed_media_domains", None)
+        self.settings = attrs.evolve(self.settings, media_domains=self.settings.media_domains.union(given or ()))
+        if given or not hasattr(args, "allowed_media_domains"):
+            return []
+        flag = media_flag(self.settings.media_domains)
+        args.allowed_media_domains = list(flag.passed[1:])
+        return [flag]
 
     def check_served(self, request: Request) -> None:
         """Raise ApiError 400 if the model cannot serve the request's route."""
@@ -110,13 +127,14 @@ class ProtocolAdapter:
         Raises ApiError if the engine must not get the request.
         """
         self.check_served(request)
+        await check_media(request, self.settings.media_domains, guards_files=False)
         rewrite = None
         if request.method == b"POST" and request.path in RERANK_PATHS:
             rewrite = await _rerank(request)
         elif request.method == b"POST" and request.path == RESPONSES_PATH:
             await self._name_response(request)
         self.redirect(request)
-        sync_headers(request)
+        sync_headers(request, next(self._count))
         return rewrite
 
     async def _name_response(self, request: Request) -> None:
@@ -201,10 +219,13 @@ def _what_would(name: str, served: Collection[str]) -> str:
     return ": a worker that was started with `--runner pooling` would, if the model can do it"
 
 
-def sync_headers(request: Request) -> None:
-    """Write the request's id, which vLLM reads there, and the length of its body into its headers."""
+def sync_headers(request: Request, number: int) -> None:
+    """Write the id that vLLM reads there, and the length of the request's body into its headers.
+
+    `number` is another one for each request: clients choose ids, and an engine may refuse, or confuse, equal ones.
+    """
     headers = [header for header in request.headers if header[0] not in _RESTATED]
-    headers.append((b"x-request-id", request.id))
+    headers.append((b"x-request-id", b"%08x-%b" % (number, request.id)))
     if request.body:
         headers.append((b"content-length", b"%d" % len(request.body)))
     request.replace_headers(headers)

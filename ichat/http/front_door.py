@@ -23,7 +23,8 @@ from ichat.http.heads import Headers, RequestHead
 from ichat.http.hub import HANG_UP, READABLE, Hub
 from ichat.http.listeners import close_all
 from ichat.http.parties import party_of
-from ichat.http.request import Request, RequestIds
+from ichat.http.request import Request
+from ichat.http.request_ids import RequestIds
 from ichat.http.server import Client
 from ichat.http.tls import CLOSE_S, Bridge, make_bridge
 
@@ -295,7 +296,7 @@ class FrontDoor(Generic[Caller]):
 
     def _note_refused(self, client: Client, error: ApiError) -> bytes:
         """Report that no request came of what the client sent, and return the id: the client's own, if it sent one."""
-        request_id = self.ids.of(client.head.by_name if client.head is not None else {})
+        request_id, _ = self.ids.of(client.head.by_name if client.head is not None else {})
         self.refused(error, request_id, client.peer, client.head)
         return request_id
 

@@ -38,6 +38,13 @@ async def open_listeners(host: str, port: int) -> list[socket.socket]:
     return listeners
 
 
+def reserve_port() -> socket.socket:
+    """Return a socket that has a free port of 127.0.0.1 but does not listen: nothing can connect to it or bind it."""
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    return sock
+
+
 def open_unix_listener(path: str) -> socket.socket:
     """Listen on a unix socket; its directory must be closed to all but its users. Raises Exit 69.
 

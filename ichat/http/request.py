@@ -4,10 +4,7 @@ A plain head is parsed by `heads.py`, all others by h11, made stricter (`h11_pat
 smuggling: a head that is accepted can be read in one way only.
 """
 
-import itertools
 import math
-import os
-import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
@@ -23,6 +20,7 @@ from ichat.errors import ApiError
 from ichat.http.h11_patch import server_parser
 from ichat.http.heads import Headers, RequestHead, parse_plain_request_head
 from ichat.http.hub import Hub
+from ichat.http.request_ids import RequestIds
 
 PIECES_MAX = 128
 """Pieces of a body taken before other tasks get their turn."""
@@ -33,7 +31,6 @@ RECV_BYTES = 65536
 _BUFFER = bytearray(256 * 1024)
 _VIEW = memoryview(_BUFFER)
 _NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
-_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 def _by_name(request: "Request") -> Mapping[bytes, bytes]:
@@ -56,6 +53,8 @@ class Request:
     """The client's `x-request-id` if it is valid, else one of ours."""
     keep_alive: bool
     """Whether the client lets the connection carry another request."""
+    own_id: bytes = b""
+    """The id that this process made: another one for each request, and not known to other clients."""
     by_name: Mapping[bytes, bytes] = attrs.Factory(_by_name, takes_self=True)
     """Each header's value by its name; the first one's where a name is repeated."""
 
@@ -69,22 +68,6 @@ class Request:
         self.body = b""
         self.headers = []
         self.by_name = _NOTHING
-
-
-@attrs.define
-class RequestIds:
-    """Unique ids that do not ask the kernel for randomness each time."""
-
-    prefix: str = attrs.field(factory=lambda: os.urandom(6).hex())
-    count: "itertools.count[int]" = attrs.field(factory=lambda: itertools.count(1))
-
-    def next(self) -> bytes:
-        return f"req-{self.prefix}-{next(self.count):x}".encode()
-
-    def of(self, by_name: Mapping[bytes, bytes]) -> bytes:
-        """Return the id that a request with these headers came with, if it is valid, else a new one."""
-        found = by_name.get(b"x-request-id")
-        return found if found is not None and _REQUEST_ID.fullmatch(found) else self.next()
 
 
 class Bounds(Protocol):
@@ -278,6 +261,7 @@ class RequestReader:
             name == b"connection" and b"close" in value.lower() for name, value in head.headers
         ):
             keep_alive = False
+        shown_id, own_id = self._bounds.ids.of(by_name)
         return Request(
             head.method,
             head.target,
@@ -285,8 +269,9 @@ class RequestReader:
             head.version,
             head.headers,
             body,
-            self._bounds.ids.of(by_name),
+            shown_id,
             keep_alive,
+            own_id,
             by_name,
         )
 

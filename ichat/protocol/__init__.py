@@ -247,7 +247,8 @@ class Heartbeat:
     model_name: str = checked(_is_name, schema=_NAME)
     host: str = checked(_is_host)
     """The name or address at which the gateway reaches the worker."""
-    port: int = checked(Between(1, 65535))
+    port: int = checked(Between(0, 65535))
+    """0: none; only a worker that the gateway has started may listen on its unix socket alone."""
     model_names: list[str] = checked(_are_names, attrs.Factory(list[str]), _NAMES)
     """Every name that requests may use for the worker's model, `model_name` included."""
     models: list[ModelCard] = checked(

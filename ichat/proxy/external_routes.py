@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from ichat.http.tls import client_context
 from ichat.proxy.drop_params import ParamRules
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint
+from ichat.security.keys import read_key
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def read_route(route: ExternalRoute, config: Config, where: str) -> tuple[Route,
     """
     headers = [(name.lower().encode(), value.encode()) for name, value in route.headers.items()]
     if route.api_key_env is not None:
-        key = os.environ.get(route.api_key_env, "")
+        key = read_key(route.api_key_env)
         if not key or not key.isascii() or not key.isprintable() or key != key.strip():
             raise Exit(EXIT_USAGE, f"{where}: the environment has no usable key in {route.api_key_env}.")
         headers.append((b"authorization", b"Bearer " + key.encode()))

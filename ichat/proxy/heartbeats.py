@@ -109,6 +109,7 @@ class HeartbeatReceiver:
             raise errors.registration_not_found(parse_short_heartbeat(sent).worker_id)
         async with turn:
             told = parse_heartbeat(sent)
+        self._check_port(told)
         registration = _Registration(
             digest, told.registration, told.heartbeat_interval, told.host, self._sender(caller), trio.current_time()
         )
@@ -185,6 +186,13 @@ class HeartbeatReceiver:
         Managed workers are trusted.
         """
         return host if caller.is_managed_worker else await self._auth().check_worker(host, caller)
+
+    def _check_port(self, heartbeat: Heartbeat) -> None:
+        """Raise ApiError 400 if a heartbeat names no port, and the gateway knows no unix socket of its worker."""
+        known = self._registry.get(heartbeat.worker_id)
+        has_socket = heartbeat.unix_socket and known is not None and known.unix_socket is not None
+        if heartbeat.port == 0 and heartbeat.state != "gone" and not has_socket:
+            raise errors.bad_request("This is not a heartbeat: port: must be from 1 to 65535.")
 
     def _check_id(self, heartbeat: Heartbeat, caller: Caller) -> None:
         """Raise ApiError 403 if the id of a heartbeat is another worker's."""

@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from ichat import errors
+from ichat.errors import ApiError
 from ichat.observability.request_record import RequestRecord
 from ichat.protocol import Count
 from ichat.proxy.attempt import end_with_error
@@ -16,6 +17,8 @@ from ichat.proxy.exchange import Exchange
 
 SHOWN_MAX = 200
 """Requests that are shown, the oldest ones, at most."""
+NAMED_MAX = 20
+"""Requests of one id that an error names, at most."""
 REPLY_S = 5.0
 """How long the client of a request that was cancelled may take to get the error."""
 
@@ -25,6 +28,9 @@ class RequestView:
     """A request to a model that has begun and not ended."""
 
     id: str
+    """The client's own, if it sent one; several requests may have it."""
+    own_id: str
+    """The gateway's, by which one request can be cancelled."""
     key: str
     """The name of the client's key; empty if it has none."""
     client: str
@@ -80,14 +86,27 @@ class RequestsInFlight:
                 break
         return RequestsView([_view_of(exchange, now) for exchange in chosen], len(self.exchanges))
 
-    def cancel(self, request_id: str) -> int:
-        """Cancel the requests of this id, which clients may choose and share; return how many these are."""
+    def cancel(self, request_id: str) -> bool:
+        """Cancel the request of this id, the gateway's or the client's own; return whether there is one.
+
+        Raises ApiError 409 for an id that clients have given several requests.
+        """
         wanted = request_id.encode()
-        found = [one for one in self.exchanges if one.forwarded.request.id == wanted]
+        requests = [(one, one.forwarded.request) for one in self.exchanges]
+        found = [one for one, request in requests if request.own_id == wanted]
+        found = found or [one for one, request in requests if request.id == wanted]
+        if len(found) > 1:
+            own = ", ".join(one.forwarded.request.own_id.decode() for one in found[:NAMED_MAX])
+            more = ", …" if len(found) > NAMED_MAX else ""
+            raise ApiError(
+                409,
+                "ambiguous_id",
+                f"{len(found)} requests have the id {request_id}: cancel one by its own: {own}{more}",
+            )
         for exchange in found:
             self.exchanges[exchange] = True
             exchange.forwarded.client.scope.cancel()
-        return len(found)
+        return bool(found)
 
     async def end_if_cancelled(self, exchange: Exchange) -> bool:
         """End the response of a request that was cancelled; return whether an operator has cancelled it.
@@ -117,11 +136,13 @@ class RequestsInFlight:
 
 
 def _view_of(exchange: Exchange, now: float) -> RequestView:
-    phase, age_s = exchange.phase, now - exchange.forwarded.started_at
+    forwarded, phase = exchange.forwarded, exchange.phase
+    age_s = now - forwarded.started_at
     record: RequestRecord = exchange.record(phase)
     is_stream = exchange.is_stream or phase in ("first_token", "streaming")
     return RequestView(
         id=record.id,
+        own_id=forwarded.request.own_id.decode(),
         key=record.key_name,
         client=record.client,
         model=record.model,

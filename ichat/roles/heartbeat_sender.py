@@ -296,7 +296,12 @@ def _lost(answer: Mapping[str, Any]) -> list[PeerLoss]:
 
 
 async def _answers(lost: PeerLoss) -> bool:
-    """Return whether this worker still answers at its address, or the address is not valid."""
+    """Return whether this worker still answers at its address, or cannot be asked.
+
+    One without a port cannot: its gateway has started it, and tells for certain when it ends.
+    """
+    if not lost.port:
+        return True
     host = f"[{lost.host}]" if ":" in lost.host else lost.host
     async with httpx.AsyncClient(timeout=HEARTBEAT_TIMEOUT_S, trust_env=False) as client:
         try:

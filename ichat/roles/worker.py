@@ -27,7 +27,7 @@ from ichat.engines.translation import explain
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub
-from ichat.http.listeners import open_listeners, open_unix_listener, port_of
+from ichat.http.listeners import open_listeners, open_unix_listener, port_of, reserve_port
 from ichat.observability.logs.capture import Capture
 from ichat.protocol import sentence
 from ichat.roles.heartbeat_sender import HeartbeatSender
@@ -53,7 +53,8 @@ def explain_args(options: Options, engine_argv: Sequence[str]) -> str:
     """Return a text that says what the engine would get for these arguments, and why. Raises Exit."""
     engine = find(options.backend)
     engine.check()
-    return explain(engine.parse([*engine_argv, "--host", options.host, "--port", str(options.port)]).flag_outcomes)
+    port = str(options.port or 0)
+    return explain(engine.parse([*engine_argv, "--host", options.host, "--port", port]).flag_outcomes)
 
 
 def list_flags(options: Options) -> str:
@@ -108,13 +109,14 @@ async def run(
     *,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a worker until a signal ends it; `started` with its port. Raises Exit if the engine fails.
+    """Run a worker until a signal ends it; `started` with its port, 0 for none. Raises Exit if the engine fails.
 
     `capture` keeps the output of this process, if any does; `token` is that of its gateway.
     """
     engine = find(options.backend)
     engine.check()
-    listeners = await open_listeners(options.host, options.port)
+    listeners = await open_listeners(options.host, options.port) if options.port is not None else []
+    port = port_of(listeners) if listeners else 0
     if options.unix_socket is not None:
         listeners.append(open_unix_listener(options.unix_socket))
     timeouts = Timeouts(drain_s=options.drain_s, client_stall_s=options.client_stall_s)
@@ -124,14 +126,15 @@ async def run(
         options.connections_max,
         connections_per_address_max=options.connections_max,  # all of them may be its gateway's
     )
-    port = port_of(listeners)
-    argv = [*engine_argv, "--host", options.host, "--port", str(port)]
+    reserved = None if port else reserve_port()  # engines derive names and further ports from a number of their own
+    number = port_of([reserved]) if reserved else port
+    argv = [*engine_argv, "--host", options.host, "--port", str(number)]
     thread = EngineThread(engine, argv, client_stall_s=timeouts.client_stall_s)
     worker = WorkerServer(options, engine, thread, port, capture=capture, token=token)
     hub = Hub()
     door = FrontDoor(b"worker", worker.answer, worker.authenticate, hub, limits, timeouts)
-    log.info("worker %s listens on %s:%d", worker.id, options.host, worker.port)
-    if not token and not is_loopback(listeners[0].getsockname()[0]):
+    log.info("worker %s listens on %s", worker.id, f"{options.host}:{port}" if port else f"unix:{options.unix_socket}")
+    if port and not token and not is_loopback(listeners[0].getsockname()[0]):
         log.warning("only this machine may ask this worker: others need a token in ICHAT_JOIN_TOKEN, the gateway too")
     task_status.started(worker.port)
     sender = None
@@ -146,10 +149,15 @@ async def run(
             orphan_after_s=options.orphan_after_s or math.inf,
         )
         worker.changed = sender.changed
-        worker.grouped = sender.warn_of_loopback
+        if port:
+            worker.grouped = sender.warn_of_loopback
     deadlines = ShutdownDeadlines(door)
     pipe = launcher_pipe()
-    with trio.open_signal_receiver(*_ending_signals(options)) as signals, _events_directory(options) as directory:
+    with (
+        trio.open_signal_receiver(*_ending_signals(options)) as signals,
+        _events_directory(options) as directory,
+        reserved or contextlib.nullcontext(),
+    ):
         engine.adapter.settings = worker.adapter_settings(directory)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hub.run_forever)

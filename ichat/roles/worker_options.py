@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from ichat import errors
+from ichat.config.checks import are_media_domains
 from ichat.config.command_line import CommandLineParser
 from ichat.config.schema import Limits, Timeouts
 from ichat.engines.adapter import AdapterSettings
@@ -30,7 +31,8 @@ class Options:
     heartbeat_interval: float
     worker_id: str
     host: str
-    port: int
+    port: int | None
+    """None: the worker listens on `unix_socket` only."""
     advertise_host: str | None
     unix_socket: str | None
     max_in_flight: int
@@ -47,6 +49,7 @@ class Options:
     responses_bytes_max: int
     reasoning_field: str
     prefix_reports: str
+    media_domains: list[str]
     explain_args: bool
     list_flags: bool
 
@@ -73,7 +76,10 @@ def parser() -> CommandLineParser:
     add("--heartbeat-interval", "--hi", type=float, default=30.0, metavar="S", help="seconds between heartbeats (30)")
     add("--worker-id", default="", metavar="ID", help="made from host and process if it is not given")
     add("--host", default="127.0.0.1", metavar="HOST", help="where to listen (127.0.0.1; 0.0.0.0: all)")
-    add("--port", type=int, default=8000, metavar="PORT", help="where to listen (8000; 0 for any free port)")
+    add(
+        "--port", type=_port, default=8000, metavar="PORT",
+        help="where to listen (8000; 0 for any free port; none: on --unix-socket only)",
+    )  # fmt: skip
     add(
         "--advertise-host",
         metavar="HOST",
@@ -99,7 +105,22 @@ def parser() -> CommandLineParser:
         ("--connections-max", limits.connections_max, "open connections"),
     ):
         add(name, type=int, default=default, metavar="N", help=f"{help_} ({default})")
-    defaults = AdapterSettings()
+    _add_adapter_settings(usage)
+    stall_s = Timeouts().client_stall_s
+    add(
+        "--client-stall-s", type=float, default=stall_s, metavar="S",
+        help=f"how long a client may read nothing before it counts as disconnected ({stall_s:g})",
+    )  # fmt: skip
+    add("--drain-s", type=float, default=30.0, metavar="S", help="how long exchanges may take to end at shutdown (30)")
+    add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
+    add("--explain-args", action="store_true", help="print what the engine would get, and why, then exit")
+    add("--list-flags", action="store_true", help="print the engine's flags as JSON, then exit")
+    return usage
+
+
+def _add_adapter_settings(usage: CommandLineParser) -> None:
+    """Add the flags that say how requests and responses are treated."""
+    add, defaults = usage.add_argument, AdapterSettings()
     add(
         "--responses-max", type=int, default=defaults.responses_max, metavar="N",
         help=f"responses of /v1/responses to keep, the oldest go first; 0: none ({defaults.responses_max})",
@@ -116,16 +137,18 @@ def parser() -> CommandLineParser:
         "--prefix-reports", choices=PREFIX_REPORTS, default="auto",
         help="tell the gateway which beginnings of prompts the engine's cache has lost (auto: where the engine can)",
     )  # fmt: skip
-    stall_s = Timeouts().client_stall_s
     add(
-        "--client-stall-s", type=float, default=stall_s, metavar="S",
-        help=f"how long a client may read nothing before it counts as disconnected ({stall_s:g})",
+        "--media-domains", nargs="+", default=[], metavar="DOMAIN",
+        help="domains from which requests may have the engine fetch pictures, sounds and videos (none)",
     )  # fmt: skip
-    add("--drain-s", type=float, default=30.0, metavar="S", help="how long exchanges may take to end at shutdown (30)")
-    add("--stop-s", type=float, default=10.0, metavar="S", help="how long the engine may take to end after that (10)")
-    add("--explain-args", action="store_true", help="print what the engine would get, and why, then exit")
-    add("--list-flags", action="store_true", help="print the engine's flags as JSON, then exit")
-    return usage
+
+
+def _port(word: str) -> int | None:
+    if word == "none":
+        return None
+    if not word.isdecimal() or int(word) > 65535:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, or none, not {word!r}")
+    return int(word)
 
 
 def _truth(word: str) -> bool:
@@ -163,12 +186,16 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
                 if action.nargs is None:
                     break
     options = Options(**vars(usage.parse_args(ours)))
-    if not 0 <= options.port < 65536:
-        raise Exit(EXIT_USAGE, f"{usage.prog}: --port must be from 0 to 65535, not {options.port}")
+    if options.port is None and options.unix_socket is None:
+        raise Exit(EXIT_USAGE, f"{usage.prog}: --port none needs --unix-socket: nobody could reach the worker")
     if not 0 <= options.orphan_after_s < math.inf:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --orphan-after-s must be 0 or more, not {options.orphan_after_s}")
     if options.responses_max < 0 or options.responses_bytes_max < 0:
         raise Exit(EXIT_USAGE, f"{usage.prog}: --responses-max and --responses-bytes-max must be 0 or more")
+    try:
+        are_media_domains(options.media_domains)
+    except ValueError as error:
+        raise Exit(EXIT_USAGE, f"{usage.prog}: --media-domains {error}") from error
     _check_heartbeat(options, usage.prog)
     if options.gateway_address is not None and not is_address(options.gateway_address):
         raise Exit(

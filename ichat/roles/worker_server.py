@@ -106,6 +106,7 @@ class WorkerServer:
             options.reasoning_field,
             options.prefix_reports if events_directory else "false",
             events_directory,
+            frozenset(options.media_domains),
         )
 
     def state(self) -> WorkerState:
@@ -123,9 +124,12 @@ class WorkerServer:
         self.changed()
 
     def authenticate(self, head: RequestHead, peer: str) -> None:
-        """Admit this machine, clients with the token, and all requests for the health. Raises ApiError 401, 403."""
+        """Admit the unix socket, the token and its proof, without a token this machine, and all who ask for the health.
+
+        Raises ApiError 401, 403.
+        """
         address = address_in(peer)
-        if not address or is_from_here(head, address, self._site.page(head)):
+        if not address or (not self._token_digests and is_from_here(head, address, self._site.page(head))):
             return
         if head.path == b"/health" and head.method in (b"GET", b"HEAD"):
             return
@@ -136,8 +140,8 @@ class WorkerServer:
             )
         if not self._is_proven(head.headers):
             raise errors.invalid_api_key(
-                "This worker answers its own machine, its gateway, and clients with their token (ICHAT_JOIN_TOKEN) as"
-                " `Authorization: Bearer`."
+                "This worker has a token: it answers its gateway, and clients that send the token (ICHAT_JOIN_TOKEN) as"
+                " `Authorization: Bearer`. Its gateway needs the same one (security.join_token_env)."
             )
 
     def _is_admitted(self, request: Request, client: Client) -> bool:

@@ -128,7 +128,7 @@ def summarize(
         **_facts(worker, endpoint, state, lost, now),
         backend=heartbeat.backend if heartbeat else worker.settings.get("backend"),
         host=heartbeat.host if heartbeat else None,
-        port=heartbeat.port if heartbeat else None,
+        port=heartbeat.port or None if heartbeat else None,
         pid=heartbeat.pid if heartbeat else None,
         phase=heartbeat.phase if heartbeat else None,
         progress=progress,

@@ -9,7 +9,7 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from ichat.errors import EXIT_USAGE, Exit
 
@@ -22,6 +22,12 @@ CHARACTERS_MIN = 16
 """A key shorter than this could be guessed."""
 _TOKEN_BYTES_MAX = 4096
 _KEY = re.compile(rf"[!-~]{{{CHARACTERS_MIN},1024}}")
+
+
+_KEY_VARIABLE = re.compile(r"ICHAT_\w*(?:KEY|TOKEN)\w*")
+"""Variables of iChat's own that have keys, whether or not a configuration names them: the commands read some."""
+_read: set[str] = set()
+"""The variables of this process' environment that keys were read from, by whichever configuration."""
 
 
 def new_key() -> str:
@@ -44,9 +50,22 @@ def proof_of(token: bytes) -> bytes:
     return hmac.new(token, b"ichat gateway", hashlib.sha256).hexdigest().encode()
 
 
+def read_key(variable: str) -> str:
+    """Return what a variable of the environment has, "" if there is none, and remember that it holds a key."""
+    _read.add(variable)
+    return os.environ.get(variable, "")
+
+
+def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for another program: without the variables that hold keys, or have held one."""
+    return {
+        name: value for name, value in environment.items() if name not in _read and not _KEY_VARIABLE.fullmatch(name)
+    }
+
+
 def key_in(variable: str, where: str) -> str:
     """Return a key of the environment; `where` is what messages call the place that names it. Raises Exit 64."""
-    key = os.environ.get(variable, "")
+    key = read_key(variable)
     if not _KEY.fullmatch(key):
         raise Exit(
             EXIT_USAGE,

@@ -22,8 +22,11 @@ def conflicts(one: ManagedWorkerConfig, other: ManagedWorkerConfig, *, has_gpus:
 
 def have_one_port(one: ManagedWorkerConfig, other: ManagedWorkerConfig) -> bool:
     """Return whether both listen on one port of the same address."""
-    is_same_host = one.host == other.host or not _ALL_ADDRESSES.isdisjoint((one.host, other.host))
-    return one.port != 0 and one.port == other.port and is_same_host
+    first, second = one.tcp_address(), other.tcp_address()
+    if first is None or second is None:
+        return False
+    is_same_host = first[0] == second[0] or not _ALL_ADDRESSES.isdisjoint((first[0], second[0]))
+    return first[1] != 0 and first[1] == second[1] and is_same_host
 
 
 def _need_one_gpu(one: ManagedWorkerConfig, other: ManagedWorkerConfig, *, has_gpus: bool) -> bool:

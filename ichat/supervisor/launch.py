@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import ichat
 from ichat.config.schema import Config, EngineValue, ManagedWorkerConfig
-from ichat.security.keys import TOKEN_FD_VARIABLE, TOKEN_VARIABLE
+from ichat.security.keys import TOKEN_FD_VARIABLE, read_key, without_keys
 from ichat.supervisor import processes
 from ichat.supervisor.orphans import WORKER_TAG_VAR
 
@@ -81,11 +81,11 @@ def command_of(
     *,
     has_gpus: bool = False,
 ) -> list[str]:
-    """Return the command of a worker that also listens on `unix_socket` and sends its heartbeats to `control`.
+    """Return the command of a worker that listens on `unix_socket` and sends its heartbeats to `control`.
 
     `has_gpus` says whether the machine has any.
     """
-    limits, timeouts = config.limits, config.timeouts
+    limits, timeouts, address = config.limits, config.timeouts, worker.tcp_address()
     keeps = worker.on_gateway_exit == "keep"
     return [
         *program_of(python_of(config, worker)),
@@ -95,13 +95,13 @@ def command_of(
         f"--gateway-address=unix:{control}",
         f"--heartbeat-interval={worker.heartbeat_interval:g}",
         f"--served-model-name={worker.model_name}",
-        f"--host={worker.host}",
-        f"--port={worker.port}",
+        *(["--port=none"] if address is None else [f"--host={address[0]}", f"--port={address[1]}"]),
         f"--unix-socket={unix_socket}",
         f"--log-streaming={'true' if worker.log_streaming else 'false'}",
         f"--responses-max={worker.responses_max}",
         f"--reasoning-field={worker.reasoning_field}",
         f"--prefix-reports={worker.prefix_reports}",
+        *(["--media-domains", *worker.media_domains] if worker.media_domains else []),
         f"--orphan-after-s={timeouts.orphan_after_s if keeps else 0:g}",
         # the gateway's own bounds: what it lets through, its worker must not refuse
         f"--head-bytes-max={limits.head_bytes_max + HEAD_BYTES_MORE}",
@@ -118,20 +118,21 @@ def command_of(
 
 def token_of(config: Config) -> str:
     """Return the token with which workers join; "" if there is none."""
-    return os.environ.get(config.security.join_token_env or "", "")
+    variable = config.security.join_token_env
+    return read_key(variable) if variable is not None else ""
 
 
 def environment_of(
     config: Config, worker: ManagedWorkerConfig, mark: str, watched: int | None = None, token: int | None = None
 ) -> dict[str, str]:
-    """Return a worker's environment, without the keys that the gateway has in its own.
+    """Return a worker's environment, without the keys that the gateway has in its own, or has had.
 
     `watched` is the descriptor by which the worker sees that its gateway is gone, `token` that of the pipe with its
     token. `mark` says which worker a process belongs to.
     """
-    ours = {processes.LAUNCHER_FD, TOKEN_FD_VARIABLE, TOKEN_VARIABLE, *config.security.variables()}
+    ours = {processes.LAUNCHER_FD, *config.security.variables()}
     ours |= {route.api_key_env for route in config.external_routes if route.api_key_env is not None}
-    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment = {name: value for name, value in without_keys(os.environ).items() if name not in ours}
     environment |= {"PYTHONUNBUFFERED": "1", WORKER_TAG_VAR: mark}
     if watched is not None:
         environment[processes.LAUNCHER_FD] = str(watched)

@@ -336,7 +336,7 @@ class ManagedWorker:
             return False
         mine, others = self.holds.gpu_ids, other.spec.gpu_ids
         gpus = mine != [] and others != [] and (mine is None or others is None or set(mine) & set(others))
-        return bool(gpus) or (other.spec.port != 0 and other.spec.port == self.holds.port)
+        return bool(gpus) or (bool(other.spec.port) and other.spec.port == self.holds.port)
 
     async def _supervise(self, process: WorkerProcess) -> RunResult:
         """Wait until a process has ended or is to be ended, and then end all that stems from it."""

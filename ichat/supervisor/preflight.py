@@ -48,7 +48,10 @@ def problems_of(
 def _problems_of_port(
     worker: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig], facts: Facts
 ) -> Iterator[str]:
-    host, port = worker.host, worker.port
+    address = worker.tcp_address()
+    if address is None:
+        return
+    host, port = address
     same = [name for name, other in others.items() if have_one_port(worker, other)]
     if same:
         yield f"Port {port} is worker {same[0]}'s as well: give each a port of its own, or 0 for any free one."

@@ -125,12 +125,13 @@ def read_facts(
 
     It runs a program and may resolve a name, so it belongs in a thread. The interpreter has `probe_s` to answer.
     """
-    port = read_port(worker.host, worker.port)
+    address = worker.tcp_address()
+    port = read_port(*address) if address is not None else "free"
     state, words = _read_python(python, worker.backend, environment, probe_s)
     model, hint = _read_model(worker) if worker.backend in ENGINES else ("unchecked", "")
     return Facts(
         port=port,
-        port_holders=port_holders(worker.port) if port == "taken" else (),
+        port_holders=port_holders(address[1]) if address is not None and port == "taken" else (),
         python=state,
         python_words=words,
         model=model,

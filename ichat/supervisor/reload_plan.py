@@ -191,7 +191,7 @@ def _with_new_first(changes: Sequence[Change], running: Mapping[str, Running]) -
 
 def _is_free(spec: ManagedWorkerConfig, held: Sequence[ManagedWorkerConfig]) -> bool:
     return all(
-        (spec.port == 0 or spec.port != old.port)
+        (not spec.port or spec.port != old.port)
         and spec.gpu_ids is not None
         and old.gpu_ids is not None
         and not set(spec.gpu_ids) & set(old.gpu_ids)

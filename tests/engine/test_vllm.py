@@ -56,6 +56,7 @@ def gateway(tmp_path_factory):
         [[managed_workers]]
         model_name = "tiny"
         model_path = "{MODEL}"
+        port = 0
         heartbeat_interval = 8
         max_model_len = 2048
         enforce_eager = true

@@ -634,7 +634,7 @@ async def test_an_upstreams_key_is_for_inference(serve, gateway_to, connect, mon
     assert len(upstream.requests) == 4
 
 
-def test_a_worker_answers_its_own_machine_and_who_has_the_token():
+def test_a_worker_answers_who_has_the_token_and_without_one_its_own_machine():
     """Everything but its health, which tells nothing."""
     options, _ = read_command_line(["--port", "1"])
 
@@ -653,17 +653,18 @@ def test_a_worker_answers_its_own_machine_and_who_has_the_token():
         for token in ("", TOKEN)
     }  # fmt: skip
     assert table[""] == [200, 200, 200, 200, 200, 200, 200, 200, 403, 403, 403, 403]
-    assert table[TOKEN] == [200, 200, 200, 200, 200, 200, 200, 200, 401, 401, 200, 200]
+    assert table[TOKEN] == [401, 401, 200, 200, 200, 200, 200, 200, 401, 401, 200, 200]
     for path in (b"/logs/stream", b"/metrics", b"/flush_cache", b"/beat", b"/sleep", b"/wake"):
         assert outcome(TOKEN, "10.0.0.1:9", path=path) == 401
     assert outcome(TOKEN, "10.0.0.1:9", path=b"/health") == 401
     assert outcome(TOKEN, "10.0.0.1:9", path=b"/health", method=b"GET") == 200
     assert outcome(TOKEN, "127.0.0.1:9", host=(b"host", b"evil.example")) == 401
     assert outcome("", "127.0.0.1:9", (b"x-forwarded-for", b"1.1.1.1")) == 403
+    assert outcome(TOKEN, "127.0.0.1:9", path=b"/health", method=b"GET") == 200
     for origin, statuses in (
         (b"https://evil.example", (403, 401)),
         (b"http://localhost:3000", (403, 401)),
-        (b"http://127.0.0.1:8000", (200, 200)),
+        (b"http://127.0.0.1:8000", (200, 401)),
     ):
         page = (b"origin", origin)
         assert (outcome("", "127.0.0.1:9", page), outcome(TOKEN, "[::1]:9", page, method=b"OPTIONS")) == statuses

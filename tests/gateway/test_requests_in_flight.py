@@ -1,6 +1,7 @@
 """The requests in flight: what is shown of them, and what cancelling does in each phase."""
 
 import json
+import re
 
 import pytest
 import trio
@@ -168,13 +169,37 @@ async def test_who_is_not_there_cannot_be_cancelled(site):
     assert (await here.listed())["total"] == 0
 
 
-async def test_all_of_one_id_are_cancelled(site):
-    """Clients choose ids, and may choose the same one."""
+async def test_one_request_is_cancelled_and_no_other_of_its_id(site):
+    """Clients choose ids, and may choose the same one: then the gateway's own ids tell the requests apart."""
     here = await site([])
     clients = [await here.begin(b"x-request-id: same\r\n") for _ in range(2)]
     with trio.fail_after(LIMIT_S):
         while (await here.listed())["total"] < 2:
             await trio.sleep(0.01)
-    assert await here.cancel("same") == (200, {"id": "same", "cancelled": 2})
-    for client in clients:
-        assert (await client.response())[0] == 503
+    own = [one["own_id"] for one in (await here.listed())["requests"]]
+    status, answer = await here.cancel("same")
+    assert (status, answer["error"]["code"]) == (409, "ambiguous_id")
+    assert answer["error"]["message"] == f"2 requests have the id same: cancel one by its own: {', '.join(own)}"
+    assert await here.cancel(own[0]) == (200, {"id": own[0], "cancelled": 1})
+    assert (await clients[0].response())[0] == 503
+    assert [one["own_id"] for one in (await here.listed())["requests"]] == own[1:]
+    assert await here.cancel("same") == (200, {"id": "same", "cancelled": 1})
+    assert (await clients[1].response())[0] == 503
+
+
+async def test_no_client_can_take_the_id_of_another(site):
+    """Ids are random, and one that a client copies names its own request only where no other has it from the gateway."""
+    here = await site([])
+    first = await here.begin()
+    victim = await here.in_phase("waiting")
+    assert re.fullmatch("req-[0-9a-f]{24}", victim["id"])
+    copied = await here.begin(b"x-request-id: %b\r\n" % victim["id"].encode())
+    with trio.fail_after(LIMIT_S):
+        while (await here.listed())["total"] < 2:
+            await trio.sleep(0.01)
+    assert await here.cancel(victim["own_id"]) == (200, {"id": victim["own_id"], "cancelled": 1})
+    assert (await first.response())[0] == 503
+    [left] = (await here.listed())["requests"]
+    assert (left["id"], left["own_id"] != left["id"]) == (victim["id"], True)
+    assert (await here.cancel(left["own_id"]))[0] == 200
+    assert (await copied.response())[0] == 503

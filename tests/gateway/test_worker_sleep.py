@@ -39,7 +39,7 @@ async def refusal_of_work(client):
 
 async def test_an_engine_sleeps_and_wakes(make_worker, connect):
     """Asleep, the worker declines work as the gateway understands it, still tells of itself, and is the same afterwards."""
-    rig, port = await make_worker("--sleeps")
+    rig, port = await make_worker("--sleeps", token="t")
     states = []
     rig.worker.changed = lambda: states.append(rig.worker.state())
     client = await connect(port)
@@ -51,7 +51,7 @@ async def test_an_engine_sleeps_and_wakes(make_worker, connect):
     assert (status, headers[b"x-ichat-code"], headers[b"retry-after"]) == (503, b"model_not_ready", b"5")
     assert headers[b"x-ichat-code"] in errors.DECLINED
     assert json.loads(body)["error"]["message"] == "The model `m` is not ready: its engine is asleep."
-    assert (await client.get(b"/health"))[::2] == (503, b'{"status": "unavailable", "phase": "asleep"}')
+    assert (await client.get(b"/health"))[::2] == (503, b'{"status": "unavailable"}')
     assert (await client.get(b"/v1/models"))[0] == 200
     assert (await client.get(b"/metrics"))[0] == 200
     assert (await client.get(b"/health_generate"))[0] == 503
@@ -64,7 +64,7 @@ async def test_an_engine_sleeps_and_wakes(make_worker, connect):
 
 async def test_connections_of_the_engines_loop_are_refused_as_well(make_worker, connect):
     """A connection whose requests the engine's thread reads itself: 503 while the engine sleeps, and on it goes."""
-    rig, port = await make_worker("--sleeps")
+    rig, port = await make_worker("--sleeps", token="t")
     client, gateway = await connect(port), await connect(port)
     for _ in range(3):
         assert (await client.ask())[0] == 200
@@ -78,7 +78,7 @@ async def test_connections_of_the_engines_loop_are_refused_as_well(make_worker, 
 
 async def test_a_worker_with_requests_does_not_sleep(make_worker, connect, tmp_path):
     """409 in one sentence while there is one, which ends as always; a reader of the metrics is no obstacle."""
-    rig, port = await make_worker("--sleeps")
+    rig, port = await make_worker("--sleeps", token="t")
     client, gateway, there = await connect(port), await connect(port), tmp_path / "there"
     body = json.dumps({"until_there": str(there)}).encode()
     await client.send(b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
@@ -97,7 +97,7 @@ async def test_a_worker_with_requests_does_not_sleep(make_worker, connect, tmp_p
 
 async def test_a_second_time_is_harmless(make_worker, connect, nursery):
     """Asked for at once or one after the other, the engine sleeps once, and wakes once."""
-    rig, port = await make_worker("--sleeps")
+    rig, port = await make_worker("--sleeps", token="t")
     clients = [await connect(port) for _ in range(3)]
     assert await change(clients[0], "wake") == (200, {"state": "ready"})
     for name, state in (("sleep", "asleep"), ("wake", "ready")):
@@ -118,7 +118,7 @@ async def test_a_second_time_is_harmless(make_worker, connect, nursery):
 
 async def test_a_wake_in_the_middle_of_the_way_to_sleep(make_worker, connect, nursery):
     """The engine falls asleep first, and wakes then; work is refused all the time, and each caller hears of its own."""
-    rig, port = await make_worker("--sleeps")
+    rig, port = await make_worker("--sleeps", token="t")
     first, second, client = [await connect(port) for _ in range(3)]
     rig.engine.holds, answers = True, {}
 
@@ -140,7 +140,7 @@ async def test_a_wake_in_the_middle_of_the_way_to_sleep(make_worker, connect, nu
 @pytest.mark.parametrize("name", ["sleep", "wake"])
 async def test_a_caller_that_leaves_changes_nothing(make_worker, connect, name):
     """What was begun goes on to its end, and the worker knows where it is."""
-    rig, port = await make_worker("--sleeps")
+    rig, port = await make_worker("--sleeps", token="t")
     gateway = await connect(port)
     if name == "wake":
         await change(gateway, "sleep")
@@ -158,7 +158,7 @@ async def test_a_caller_that_leaves_changes_nothing(make_worker, connect, name):
 
 async def test_an_engine_without_sleep(make_worker, connect):
     """409 with the engine's own reason; the gateway knows it beforehand."""
-    rig, port = await make_worker()
+    rig, port = await make_worker(token="t")
     client = await connect(port)
     status, answer = await change(client, "sleep")
     assert (status, answer["error"]["code"]) == (409, "cannot_sleep")
@@ -170,7 +170,7 @@ async def test_an_engine_without_sleep(make_worker, connect):
 
 async def test_what_is_refused(make_worker, connect):
     """Others than the gateway reach the engine's own route of that name; a GET is told the method; none while it loads."""
-    rig, port = await make_worker("--sleeps")
+    rig, port = await make_worker("--sleeps", token="t")
     client = await connect(port)
     for proof in (b"", b"wrong"):
         assert (await change(client, "sleep", proof=proof))[1]["choices"], "the engine's own answer"
@@ -180,7 +180,7 @@ async def test_what_is_refused(make_worker, connect):
     assert (status, answer["error"]["code"]) == (405, "method_not_allowed")
     rig.worker.draining = True
     assert (await change(client, "sleep"))[1]["error"]["code"] == "draining"
-    rig, port = await make_worker("--sleeps", "--load-s", "3600", wait=False)
+    rig, port = await make_worker("--sleeps", "--load-s", "3600", token="t", wait=False)
     client = await connect(port)
     for name in ("sleep", "wake"):
         assert (await change(client, name))[1]["error"]["code"] == "model_not_ready"
@@ -190,7 +190,7 @@ async def test_what_is_refused(make_worker, connect):
 
 async def test_an_engine_that_refuses_is_as_before(make_worker, connect):
     """Its own error is the answer, and it works on."""
-    rig, port = await make_worker("--sleeps")
+    rig, port = await make_worker("--sleeps", token="t")
     rig.engine.change_failure = ApiError(409, "conflict", "The engine is busy.", retry=False)
     client = await connect(port)
     status, answer = await change(client, "sleep")
@@ -204,7 +204,7 @@ async def test_an_engine_that_refuses_is_as_before(make_worker, connect):
 @pytest.mark.parametrize("how", ["fails", "dies", "hangs"])
 async def test_an_engine_that_fails_in_the_middle_is_given_up(make_worker, connect, monkeypatch, name, how):
     """The caller hears 503, and the worker ends with the reason, so that its gateway can start another one."""
-    rig, port = await make_worker("--sleeps")
+    rig, port = await make_worker("--sleeps", token="t")
     gateway = await connect(port)
     if name == "wake":
         await change(gateway, "sleep")
@@ -230,7 +230,7 @@ async def test_an_engine_that_fails_in_the_middle_is_given_up(make_worker, conne
 @pytest.mark.parametrize("name", ["sleep", "wake"])
 async def test_a_stop_in_the_middle(make_worker, connect, nursery, name):
     """An engine that is stopped while it changes ends, and who waits for the change gets an answer."""
-    rig, port = await make_worker("--sleeps")
+    rig, port = await make_worker("--sleeps", token="t")
     gateway, answers = await connect(port), []
     if name == "wake":
         await change(gateway, "sleep")
@@ -250,7 +250,7 @@ async def test_a_stop_in_the_middle(make_worker, connect, nursery, name):
 
 async def test_a_worker_ends_in_its_sleep(make_worker, connect):
     """It needs not wake up for that."""
-    rig, port = await make_worker("--sleeps")
+    rig, port = await make_worker("--sleeps", token="t")
     await change(await connect(port), "sleep")
     rig.worker.draining = True
     assert rig.worker.state() == "draining"
@@ -260,7 +260,7 @@ async def test_a_worker_ends_in_its_sleep(make_worker, connect):
 
 async def test_the_gateway_hears_that_the_cache_is_gone(make_worker, connect):
     """Nothing of what was held is reported after a sleep, and what comes late is no news; awake, all goes on."""
-    rig, port = await make_worker("--sleeps")
+    rig, port = await make_worker("--sleeps", token="t")
     held = HeldPrefixes()
     object.__setattr__(rig.host.info, "held", held)
 
@@ -280,7 +280,7 @@ async def test_the_gateway_hears_that_the_cache_is_gone(make_worker, connect):
 
 async def test_no_request_is_lost_or_worked_on_asleep(make_worker, connect, nursery):
     """Clients that never rest, beside a gateway that lets the engine sleep whenever it can: all answers are whole."""
-    rig, port = await make_worker("--sleeps")
+    rig, port = await make_worker("--sleeps", token="t")
     gateway, answers, ends = await connect(port), [], False
 
     async def ask():

@@ -340,7 +340,7 @@ def test_a_network_cut_between_gateway_and_worker(start, gateway):
 
 def test_a_full_disk_for_logs(gateway, tmp_path):
     """Nothing waits for it: requests are answered, the buffer goes on, and what the file misses is said in it."""
-    program = gateway(worker()).wait_until_ready("m-0")
+    program = gateway(worker(more="port = 0")).wait_until_ready("m-0")
     found = program.get("/v1/admin/workers/m-0")[1]
     path, url = pathlib.Path(found["log_file"]), f"http://127.0.0.1:{found['port']}"
     assert path.parent == tmp_path / "state" / "logs"
@@ -398,7 +398,7 @@ def test_a_gateway_restart_under_load(gateway):
 
 def test_a_hundred_thousand_lines_while_the_reader_sleeps(gateway):
     """From a worker to a follower of the gateway that does not read: bounded, and every line or an exact count."""
-    program = gateway("[logs]\nring_lines_max = 5000\necho = false\n" + worker()).wait_until_ready("m-0")
+    program = gateway("[logs]\nring_lines_max = 5000\necho = false\n" + worker(more="port = 0")).wait_until_ready("m-0")
     found = program.get("/v1/admin/workers/m-0")[1]
     before = psutil.Process(found["pid"]).memory_info().rss
     with socket.create_connection(("127.0.0.1", program.port)) as sock:

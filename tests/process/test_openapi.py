@@ -241,7 +241,7 @@ def test_a_beat_is_right(said):
     parse_heartbeat(is_right(said, "Beat", {**BEAT, "models": [{"id": "m", "new": 1}], "new": 1}))
     wrong = (
         {"worker_id": "a b"},
-        {"port": 0},
+        {"port": -1},
         {"state": "wedged"},
         {"progress": {"running": -1}},
         {"group": {"id": "g"}},

@@ -391,6 +391,7 @@ def test_who_has_the_port():
         assert facts_of(port=port, host="0.0.0.0").port == "taken"
     assert facts_of(port=port).port == "free"
     assert facts_of(port=0).port == "free"
+    assert facts_of(host=None, port=None).port == "free"
 
 
 @pytest.mark.parametrize(
@@ -537,7 +538,7 @@ async def test_a_look_that_takes_too_long(machine, monkeypatch, caplog):
     machine()
     go_on = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_more: go_on.wait(LIMIT_S))
-    facts = await collect_facts(worker_with(), sys.executable, {}, within_s=3.0)
+    facts = await collect_facts(worker_with(port=0), sys.executable, {}, within_s=3.0)
     go_on.set()
     assert (facts.port, len(facts.gpus)) == ("free", 1)
     assert "could not be checked within 3 s" in caplog.text

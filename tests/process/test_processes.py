@@ -64,8 +64,8 @@ def test_a_managed_worker_serves_and_ends_with_its_gateway(start_gateway, number
 
 
 def test_a_managed_worker_is_reached_the_short_way(start_gateway):
-    """Requests and beats of a worker on the same machine use unix sockets, though it listens on its port as well."""
-    gateway = start_gateway(MANAGED).wait_until_ready("org-m-0")
+    """Requests and beats of a worker on the same machine use unix sockets, also where it listens on a port as well."""
+    gateway = start_gateway(f"{MANAGED}port = 0\n").wait_until_ready("org-m-0")
     assert gateway.ask("/v1/chat/completions", {"model": "org/m"})[0] == 200
     port = gateway.get("/v1/admin/workers/org-m-0")[1]["port"]
     socket.create_connection(("127.0.0.1", port)).close()

@@ -90,7 +90,7 @@ def test_two_builds_are_the_same(tmp_path):
         (["gateway"], 64, "the following arguments are required: --config/-c"),
         (["gateway", "-c", "/none.toml"], 64, "/none.toml cannot be read: No such file or directory"),
         (["worker", "--backend", "none", "--model", "x"], 64, "There is no engine 'none'"),
-        (["worker", "--port", "x"], 64, "argument --port: invalid int value: 'x'"),
+        (["worker", "--port", "x"], 64, "argument --port: must be from 0 to 65535, or none, not 'x'"),
         (["worker", "--model", "x"], 69, "vLLM is not installed for "),
     ],
 )

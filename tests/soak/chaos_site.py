@@ -84,7 +84,7 @@ class Workers:
     keys: dict = attrs.field(factory=dict)
 
     def toml(self, backend):
-        table = {"model_name": self.model, "backend": backend, "heartbeat_interval": 1}
+        table = {"model_name": self.model, "backend": backend, "heartbeat_interval": 1, "port": 0}
         if backend == "fake":
             table |= {"model_path": "/m", "gpu_ids": [], "load_s": 0.1}
         else:

@@ -113,7 +113,7 @@ def history(count=720, models=(), workers=()):
 
 def request(number, phase="streaming", **more):
     return {
-        "id": f"req-{number:04}", "key": "team-a", "client": "10.0.7.3", "model": "llama-70b", "alias": "", "worker":
+        "id": f"req-{number:04}", "own_id": f"req-{number:04}", "key": "team-a", "client": "10.0.7.3", "model": "llama-70b", "alias": "", "worker":
         "llama-70b-0", "route": "/v1/chat/completions", "phase": phase, "age_s": 2.5 * number, "queued_s": 0,
         "is_stream": True, "bytes_in": 2200, "bytes_out": 18000, **more,
     }  # fmt: skip

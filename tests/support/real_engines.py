@@ -71,6 +71,7 @@ def worker_table(engine, model, name, *, env=None, **arguments):
     lines = [
         "[[managed_workers]]", f'model_name = "{name}"', f'model_path = "{MODELS / model}"', f'backend = "{engine}"',
         "heartbeat_interval = 8",  # machines that run tests stand still for seconds at times
+        "port = 0",  # tests ask workers themselves
     ]  # fmt: skip
     lines += [f"env = {toml({**ENV[engine], **(env or {})})}"]
     return lines + [f"{key} = {toml(value)}" for key, value in {**arguments, **ON_THE_CPU[engine]}.items()]

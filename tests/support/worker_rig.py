@@ -19,7 +19,9 @@ from ichat.roles.worker_server import WorkerServer
 class Rig:
     """A worker's parts, without its process."""
 
-    def __init__(self, argv, **timeouts):
+    def __init__(self, argv, *, token="", **timeouts):
+        """`token` is the one without which the engine's loop reads no request itself."""
+        self._token = token
         self.engine = find("fake")
         self.host = EngineThread(self.engine, argv, client_stall_s=timeouts.pop("client_stall_s", 60))
         self.options, _ = read_command_line(["--backend", "fake", "--worker-id", "w"])
@@ -27,7 +29,7 @@ class Rig:
 
     async def open(self, nursery):
         listeners = await open_listeners("127.0.0.1", 0)
-        self.worker = WorkerServer(self.options, self.engine, self.host, port_of(listeners), token="t")
+        self.worker = WorkerServer(self.options, self.engine, self.host, port_of(listeners), token=self._token)
         hub = Hub()
         self.door = FrontDoor(b"worker", self.worker.answer, lambda head, peer: None, hub, Limits(), self.timeouts)
         nursery.start_soon(hub.run_forever)
@@ -38,7 +40,7 @@ class Rig:
 
 @pytest.fixture(name="make_worker")
 async def make_worker_fixture(nursery, monkeypatch):
-    """Start a worker: `rig, port = await make_worker(*arguments, **time_limits)`."""
+    """Start a worker: `rig, port = await make_worker(*arguments, token="", **time_limits)`."""
     monkeypatch.syspath_prepend("tests/support/fake_engine")
     monkeypatch.delitem(sys.modules, "fake_engine", raising=False)
     rigs = []

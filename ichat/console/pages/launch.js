@@ -107,9 +107,9 @@ function More({ draft, set }) {
     onChange=${(event) => set({ [name]: event.target.value })}>
     ${words.map(([word, text]) => html`<option key=${word} value=${word}>${text}</option>`)}</select>`;
   return html`<details class="card"><summary><h2>More of the worker</h2></summary><div class="form">
-    <${Field} label="Port" hint="Empty: any free one.">
+    <${Field} label="Port" hint="0: any free one. Empty: a unix socket is enough.">
       <input type="text" inputmode="numeric" ...${field("port")} /><//>
-    <${Field} label="Host" hint="Where it listens.">
+    <${Field} label="Host" hint="Where it listens, if it has a port.">
       <input type="text" placeholder="127.0.0.1" ...${field("host")} /><//>
     <${Field} label="Requests at the same time" hint="Empty: routing.max_in_flight.">
       <input type="text" inputmode="numeric" ...${field("max_in_flight")} /><//>

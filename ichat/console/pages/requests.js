@@ -63,7 +63,7 @@ export function whyOf(request, models, workers) {
 async function cancel(request) {
   const text = `The client of ${request.id} gets an error, and the engine stops working on it.`;
   if (!(await confirm({ title: "Cancel this request?", text, action: "Cancel it", danger: true }))) return;
-  await api.del(`/v1/admin/requests/${encodeURIComponent(request.id)}`);
+  await api.del(`/v1/admin/requests/${encodeURIComponent(request.own_id)}`);
   toast("The request was cancelled.");
 }
 
@@ -74,7 +74,7 @@ export default function Requests({ params }) {
   const workers = useStore((all) => all.workers);
   const [text, setText] = useState(params.query.find ?? "");
   const all = inFlight?.requests ?? [];
-  const words = (one) => [one.id, one.key, one.client, one.model, one.alias, one.worker, one.phase];
+  const words = (one) => [one.id, one.own_id, one.key, one.client, one.model, one.alias, one.worker, one.phase];
   const found = all.filter((one) => words(one).some((word) => word?.toLowerCase().includes(text.toLowerCase())));
   const columns = [
     {
@@ -144,6 +144,6 @@ export default function Requests({ params }) {
   return html`<${Page} title="Requests in flight" lead=${lead} actions=${html`<input type="search"
       aria-label="Find requests" placeholder="Find ( / )" value=${text}
       onInput=${(event) => setText(event.target.value)} />`}>
-    <${Card} flush><${Table} label="Requests in flight" columns=${columns} rows=${found} keyOf=${(row) => row.id}
+    <${Card} flush><${Table} label="Requests in flight" columns=${columns} rows=${found} keyOf=${(row) => row.own_id}
       sort="-age" empty=${empty} /><//><//>`;
 }

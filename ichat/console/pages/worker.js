@@ -127,7 +127,7 @@ function Now({ worker }) {
     ["Engine", worker.backend && `${worker.backend} ${worker.versions?.[worker.backend] ?? ""}`],
     ["Machine", worker.machine],
     ["GPUs", worker.gpu_ids?.join(", ")],
-    ["Address", worker.host && `${worker.host}:${worker.port}`],
+    ["Address", worker.port ? `${worker.host}:${worker.port}` : worker.unix_socket && "a unix socket"],
     ["Process", worker.pid],
     ["Model", worker.model_path && html`<code>${worker.model_path}</code>`],
     ["Context", worker.models?.[0]?.max_model_len && `${number(worker.models[0].max_model_len)} tokens`],

@@ -48,6 +48,7 @@ from ichat.engines.sglang.encoders import inspect_encoder
 from ichat.engines.sglang.events import obstacle_to_events, tag_requests, why_too_dear
 from ichat.engines.sglang.flags import TABLE
 from ichat.engines.sglang.loopback_requests import LoopbackRequests
+from ichat.engines.sglang.scheduler_process import launch_options
 from ichat.engines.sglang.usage import note_usage
 from ichat.engines.translation import translate
 from ichat.engines.versions import check_version
@@ -123,7 +124,8 @@ class SGLang:
         self._remember_responses(outcomes, parser)
         words = words_of(outcomes)
         given = None if "--config" in words else read_args(words, parser)
-        self._args = make_server_args(words)
+        outcomes += self.adapter.guard_media(given)
+        self._args = make_server_args(words_of(outcomes))
         encoder = inspect_encoder(self._args.model_path, self._args.revision, words)
         if encoder is not None and encoder.flag_outcomes:
             outcomes += encoder.flag_outcomes
@@ -178,7 +180,7 @@ class SGLang:
         else:
             launch_server = http_server.launch_server
         try:
-            launch_server(self._args, launch_callback=self._warm.set)
+            launch_server(self._args, launch_callback=self._warm.set, **launch_options(launch_server))
         except _Served:
             pass
         except (ValueError, TypeError, AssertionError) as error:

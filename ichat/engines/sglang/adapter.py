@@ -5,7 +5,6 @@ its own, or a name with a colon, names it. It reranks in a form of its own, and 
 """
 
 import functools
-import itertools
 import json
 import math
 import time
@@ -23,6 +22,7 @@ from ichat.engines.adapter import (
     sync_headers,
     with_members,
 )
+from ichat.engines.media import check_media
 from ichat.engines.sglang.memory import Memory
 from ichat.errors import ApiError, bad_request
 from ichat.http.heads import Headers, form_type
@@ -78,7 +78,6 @@ class SGLangAdapter(ProtocolAdapter):
         """`names` returns the names of the model, SGLang's own first, and those of its adapters."""
         super().__init__(PATHS)
         self._names = names
-        self._count = itertools.count(1)
         self.memory = Memory(lambda: names()[0][0])
         self.can_rerank = True
         """Whether the model can rerank; otherwise such a request would end SGLang."""
@@ -90,6 +89,7 @@ class SGLangAdapter(ProtocolAdapter):
     async def request(self, request: Request) -> BodyTransform | None:
         """Check the model, add the request's id and adapter, and translate; see `ProtocolAdapter.request`."""
         self.check_served(request)
+        await check_media(request, self.settings.media_domains, guards_files=True)
         self.redirect(request)
         rewrite: BodyTransform | None = None
         if request.method == b"POST" and request.path in _WITH_MODEL:
@@ -99,7 +99,7 @@ class SGLangAdapter(ProtocolAdapter):
                 rewrite = await self._translate(request)
         elif request.method == b"POST" and request.path in _NATIVE:
             await self._check_native(request)
-        sync_headers(request)
+        sync_headers(request, next(self._count))
         return rewrite
 
     def admit(self, request: Request, under_way: Collection[Request]) -> None:

@@ -123,6 +123,7 @@ class VLLM:
         check_version("vLLM", vllm.__version__, OLDEST, NEWEST)
         if self.adapter.settings.responses_max:
             os.environ.setdefault("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+        os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
         _symbol("cli_env_setup")()
         adopt_children()
         self._args, outcomes, defaults = _parse(argv)
@@ -131,6 +132,7 @@ class VLLM:
             _check(self._args)
         except (ValueError, TypeError, KeyError) as error:
             raise _usage(_words(error)) from error
+        outcomes += self.adapter.guard_media(self._args)
         self._listen(outcomes)
         self._info = _info(self._args, outcomes, defaults, vllm.__version__, self._events)
         return self._info

@@ -424,9 +424,21 @@ async def test_the_request_id_reaches_the_engine():
     request = request_of(CHAT, b"{}", headers=[(b"x-request-id", b"\xff"), (b"content-length", b"7")])
     assert await ProtocolAdapter().request(request) is None
     assert request.headers == [
-        (b"content-type", b"application/json"), (b"x-request-id", b"req-1"), (b"content-length", b"2"),
+        (b"content-type", b"application/json"), (b"x-request-id", b"00000001-req-1"), (b"content-length", b"2"),
     ]  # fmt: skip
     assert request.body == b"{}"
+
+
+async def test_no_two_requests_have_one_id_in_an_engine():
+    """Clients may choose the same id, also one that another request has got; the response has the client's own."""
+    adapter, ids = ProtocolAdapter(), set()
+    for name in (b"same", b"same", b"00000001-same", b"-same"):
+        request = request_of(CHAT, b"{}")
+        request.id = name
+        await adapter.request(request)
+        ids |= {value for header, value in request.headers if header == b"x-request-id"}
+        assert request.id == name
+    assert len(ids) == 4
 
 
 @pytest.mark.parametrize(
