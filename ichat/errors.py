@@ -263,15 +263,6 @@ def too_many_workers(workers_max: int) -> ApiError:
     )
 
 
-def too_much_registered(limit: str, allowed: int, who: str) -> ApiError:
-    """429: workers that joined have as much registered as they may, all together or from the address of this one."""
-    where = f"that join from {who}" if "per_address" in limit else "that join"
-    message = (
-        f"Workers {where} have registered as much as they may (limits.{limit}, {allowed}): raise that, or end some."
-    )
-    return ApiError(429, "overloaded", message, kind="rate_limit_error", retry_after_s=60, limit=f"limits.{limit}")
-
-
 def out_of_resources(why: str) -> ApiError:
     """503: this machine has no more of something that a connection needs."""
     return ApiError(503, "overloaded", f"The gateway cannot connect: {why}.", kind="server_error", retry_after_s=1)

@@ -48,7 +48,7 @@ The engine of an `asleep` worker has given its memory back, and a `waking` one t
 """
 
 NAMES_MAX = 256
-MODELS_MAX = 4096
+MODELS_MAX = 2048
 ARGS_BYTES_MAX = 256 * 1024
 ARGS_DEPTH_MAX = 32
 FAILURE_CHARACTERS_MAX = 2000

@@ -31,16 +31,17 @@ from ichat.routing.availability import TooManyWorkers, TooMuchRegistered
 from ichat.routing.registry import Registry
 from ichat.routing.worker_record import WorkerRecord
 from ichat.security.auth import Auth, Caller
+from ichat.security.lookups import HOST_CHECK_S, HostLookups
 
 HEARTBEAT_PATHS = frozenset((b"/v1/workers/heartbeat", b"/register"))
-HEARTBEAT_BYTES_MAX = 1024 * 1024
+HEARTBEAT_BYTES_MAX = 768 * 1024
 """The largest body of a heartbeat that comes over the gateway's port."""
 LARGE_BYTES = 64 * 1024
-"""Heartbeats that are larger are read and recorded one at a time, in steps between which other tasks have a turn."""
+"""Heartbeats that are larger are read and recorded one at a time, in steps."""
+REST_RATIO = 5
+"""After a step with one of them follows a rest of so many times as long as that took."""
 _NO_TURN = contextlib.nullcontext()
 _STATUS = frozenset(STATUS)
-HOST_CHECK_S = 60.0
-"""How long the host of a worker is known to be its own: a name is looked up no more often."""
 
 
 @attrs.define(eq=False)
@@ -59,6 +60,33 @@ class _Registration:
     """By which rules and for which sender the host was last checked."""
     checked_at: float
     """When that was."""
+
+
+class _Turn:
+    """Lets one task at a time do a step that takes long, with a rest after it in which requests go their way."""
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+        self._began_at = self._rests_until = float("-inf")
+
+    def __repr__(self) -> str:
+        return f"<_Turn {self._lock!r}>"
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        is_taken = False
+        try:
+            await trio.sleep_until(self._rests_until)
+            is_taken = True
+        finally:
+            if not is_taken:
+                self._lock.release()
+        self._began_at = trio.current_time()
+
+    async def __aexit__(self, *_: object) -> None:
+        now = trio.current_time()
+        self._rests_until = now + REST_RATIO * (now - self._began_at)
+        self._lock.release()
 
 
 class HeartbeatReceiver:
@@ -82,8 +110,9 @@ class HeartbeatReceiver:
         self._per_second_max = limits.heartbeats_per_second_max
         self.gateway_id = gateway_id
         self._moved = moved
-        self._turn = trio.Lock()
-        """Held for each step with a large heartbeat."""
+        self._lookups = HostLookups()
+        self._turn = _Turn()
+        """Taken for each step with a large heartbeat."""
         self._registrations: WeakKeyDictionary[WorkerRecord, _Registration] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -185,7 +214,10 @@ class HeartbeatReceiver:
 
         Managed workers are trusted.
         """
-        return host if caller.is_managed_worker else await self._auth().check_worker(host, caller)
+        if caller.is_managed_worker:
+            return host
+        found = await self._lookups.addresses_of(host, caller.address)
+        return self._auth().check_worker(host, found, caller)
 
     def _check_port(self, heartbeat: Heartbeat) -> None:
         """Raise ApiError 400 if a heartbeat names no port, and the gateway knows no unix socket of its worker."""
@@ -225,7 +257,9 @@ class HeartbeatReceiver:
         if isinstance(new, TooManyWorkers):
             raise errors.too_many_workers(new.workers_max)
         if isinstance(new, TooMuchRegistered):
-            raise errors.too_much_registered(new.limit, new.allowed, caller.address)
+            who = f"that join from {caller.address}" if "per_address" in new.limit else "that join"
+            sentence = f"Workers {who} have registered as much as they may, {new.allowed}: raise that, or end some."
+            raise errors.rate_limited(sentence, f"limits.{new.limit}", 60)
         if _place_of(registry.get(worker_id)) != before:
             self._moved()
         response = HeartbeatResponse(

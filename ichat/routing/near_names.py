@@ -6,7 +6,7 @@ An error names a few of the models that there are. To look at all of them for th
 import functools
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ichat.texts import NAMED_MAX
 
@@ -17,7 +17,7 @@ _SKIPPED_MAX = 3 * _LOOK
 _COMPARED_MAX = 48
 """So many characters at each end tell how near two names are."""
 _AT_ONCE = 64
-"""More changes than that are made by sorting all names again."""
+"""More changes than that are made by sorting all names again, which mostly are in order."""
 
 
 class NearNames:
@@ -27,6 +27,8 @@ class NearNames:
         self._names = set(names)
         self._changed = set(self._names)
         """What was added or removed since the last look."""
+        self._placed = set[str]()
+        """The names that have a place in the lists."""
         self._starts = list[str]()
         """The folded name, and what follows its last slash, each with the name itself behind a zero."""
         self._ends = list[str]()
@@ -53,26 +55,26 @@ class NearNames:
 
         Where there are more than `NAMED_MAX`, more than that are returned, unless most of them may not be shown.
         """
-        self._catch_up()
+        self.settle()
         found = set[str]()
         for key in _starts_of(name):
             _look(self._starts, f"{key}\0", is_shown, found)
-        _look(self._ends, f"{_end_of(name)}\0", is_shown, found)
+        for key in _ends_of(name):
+            _look(self._ends, f"{key}\0", is_shown, found)
         if len(found) <= NAMED_MAX:
             found.update(_shown(self._starts[: 4 * NAMED_MAX], is_shown))
         return found
 
-    def _catch_up(self) -> None:
-        """Put what has changed into order."""
-        if len(self._changed) > _AT_ONCE:
-            self._starts = sorted(f"{key}\0{name}" for name in self._names for key in _starts_of(name))
-            self._ends = sorted(f"{_end_of(name)}\0{name}" for name in self._names)
-        else:
-            for name in self._changed:
-                for entries, keys in ((self._starts, _starts_of(name)), (self._ends, (_end_of(name),))):
-                    for key in keys:
-                        _set(entries, f"{key}\0{name}", is_there=name in self._names)
+    def settle(self) -> None:
+        """Put what has changed into order: whoever changes many names does so, or the next look."""
+        new = (self._changed & self._names) - self._placed
+        gone = (self._changed & self._placed) - self._names
         self._changed.clear()
+        for entries, keys_of in ((self._starts, _starts_of), (self._ends, _ends_of)):
+            _change(entries, [f"{key}\0{name}" for name in new for key in keys_of(name)], is_there=True)
+            _change(entries, [f"{key}\0{name}" for name in gone for key in keys_of(name)], is_there=False)
+        self._placed |= new
+        self._placed -= gone
 
 
 def nearest(name: str, candidates: Iterable[str], count: int = NAMED_MAX) -> list[str]:
@@ -93,17 +95,22 @@ def _starts_of(name: str) -> list[str]:
     return [folded] if last == folded else [folded, last]
 
 
-def _end_of(name: str) -> str:
-    return name.casefold()[::-1]
+def _ends_of(name: str) -> list[str]:
+    return [name.casefold()[::-1]]
 
 
-def _set(entries: list[str], entry: str, *, is_there: bool) -> None:
-    at = bisect_left(entries, entry)
-    was_there = at < len(entries) and entries[at] == entry
-    if is_there and not was_there:
-        insort(entries, entry)
-    elif was_there and not is_there:
-        del entries[at]
+def _change(entries: list[str], changed: Sequence[str], *, is_there: bool) -> None:
+    """Add entries to a list in order, or remove them; many at once take the time of one look at the list."""
+    if len(changed) > _AT_ONCE:
+        gone = frozenset[str]() if is_there else frozenset(changed)
+        entries[:] = [*entries, *changed] if is_there else [one for one in entries if one not in gone]
+        entries.sort()
+        return
+    for entry in changed:
+        if is_there:
+            insort(entries, entry)
+        else:
+            del entries[bisect_left(entries, entry)]
 
 
 def _look(entries: list[str], entry: str, is_shown: Callable[[str], bool], found: set[str]) -> None:

@@ -13,8 +13,10 @@ from ichat.protocol import Heartbeat, Machine, ModelCard, names_of
 from ichat.routing.availability import TooMuchRegistered
 from ichat.routing.packed_args import PackedArgs
 
-NAME_BYTES = 800
+NAME_BYTES = 1000
 """What a name takes in indexes, beside the name itself."""
+NAME_TIMES = 7
+"""How often indexes have it, in one form or another."""
 CARD_BYTES = 200
 """What a model of one worker takes there, and its card."""
 WORKER_BYTES = 2500
@@ -147,7 +149,7 @@ def _weighed(heartbeat: Heartbeat, args: PackedArgs | None, sender: str, before:
         shared, registration = before.shared, before.registration_bytes
     else:
         found = set(names_of(heartbeat))
-        shared = {name: NAME_BYTES + 3 * sys.getsizeof(name) for name in found}
+        shared = {name: NAME_BYTES + NAME_TIMES * sys.getsizeof(name) for name in found}
         registration = _size_of_registration(heartbeat, len(found))
         if args is not None:
             shared = {**shared, args: len(args.data)}

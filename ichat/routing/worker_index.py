@@ -68,6 +68,7 @@ class WorkerIndex:
         if before != entry:
             self.remove(worker)
             self._add(worker, entry)
+            self.names.settle()
         if ready is not None:
             self._ready[worker] = ready
         else:

@@ -4,15 +4,12 @@ import functools
 import ipaddress
 from collections.abc import Iterable, Sequence
 
-import trio
-
 FORWARDED = frozenset((
     b"forwarded", b"x-forwarded-for", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-port",
     b"x-forwarded-server", b"x-original-forwarded-for", b"via", b"x-client-ip", b"x-cluster-client-ip",
     b"true-client-ip", b"cf-connecting-ip", b"fastly-client-ip", b"x-envoy-external-address",
 ))  # fmt: skip
 """Headers in which proxies name their clients, or themselves."""
-RESOLVE_S = 5.0
 _ADDRESSES_MAX = 4096
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -85,14 +82,3 @@ class Networks:
         if address.is_link_local:  # where clouds keep their secrets: only if configured
             having = [network for network in having if network.is_link_local]
         return bool(having) and not (address.is_unspecified or address.is_multicast)
-
-
-async def resolve(host: str) -> list[str]:
-    """Return the addresses of a host name; none if there are none within RESOLVE_S."""
-    with trio.move_on_after(RESOLVE_S):
-        try:
-            answers = await trio.socket.getaddrinfo(host, None, type=trio.socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
-            return []
-        return [normalized(str(address[0])) for _, _, _, _, address in answers]
-    return []

@@ -1,4 +1,4 @@
-"""Authentication and authorisation. Purely synchronous, but for resolving a worker's address.
+"""Authentication and authorisation. Purely synchronous.
 
 Three kinds of keys, each for one thing: a client's for the data plane, the operator's for the control plane, the
 workers' token for their heartbeats and reports. All come as ``Authorization: Bearer``, ``x-api-key`` or ``api-key``.
@@ -26,7 +26,6 @@ from ichat.security.addresses import (
     is_address,
     is_loopback,
     normalized,
-    resolve,
 )
 from ichat.security.keys import digest_of, key_in, proof_of
 from ichat.security.origins import Page, Site, is_from_here
@@ -353,14 +352,12 @@ class Auth:
             key = f"The key `{caller.fairness_key}`"
             raise errors.forbidden(f"{key} is not for the model `{model}`. Its models: {names}.")
 
-    async def check_worker(self, host: str, caller: Caller) -> str:
-        """Return the address of a worker that says it is at `host`. Raises ApiError 403.
+    def check_worker(self, host: str, found: Sequence[str], caller: Caller) -> str:
+        """Return the address of a worker that says it is at `host`, of its addresses `found`. Raises ApiError 403.
 
         It must be where the heartbeat came from, or in `security.worker_networks`: otherwise a client that may join
         could have the gateway send requests to addresses that only the gateway can reach.
         """
-        address = normalized(host)
-        found = [address] if is_address(address) else await resolve(host)
         for address in found:
             if address in self.worker_networks:
                 return address

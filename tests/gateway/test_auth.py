@@ -26,6 +26,7 @@ from ichat.roles.worker_server import WorkerServer
 from ichat.security.addresses import address_in
 from ichat.security.auth import CALLERS_MAX, Auth, Caller, encode_caller
 from ichat.security.keys import hand_over, hash_of, new_key, proof_of, take_token
+from ichat.security.lookups import HostLookups
 from ichat.security.rules import ROUTES
 
 DATA, ADMIN, TOKEN = "sk-data-0123456789", "sk-admin-0123456789", "sk-token-0123456789"
@@ -392,20 +393,21 @@ async def test_a_worker_is_where_its_beats_come_from_or_where_it_may_be(host, pe
     caller = Caller("worker", peer, is_local=False)
     if accepted is None:
         with pytest.raises(ApiError, match="is not accepted") as refusal:
-            await auth.check_worker(host, caller)
+            auth.check_worker(host, await HostLookups().addresses_of(host, peer), caller)
         assert refusal.value.code == "forbidden"
     else:
-        assert await auth.check_worker(host, caller) in (accepted, "::1")
+        found = await HostLookups().addresses_of(host, peer)
+        assert auth.check_worker(host, found, caller) in (accepted, "::1")
 
 
-async def test_a_proxy_without_trust_is_no_place_for_workers():
+def test_a_proxy_without_trust_is_no_place_for_workers():
     """Its address says nothing of who speaks through it: what it relays may name no address but the allowed ones."""
     auth = Auth(Security(worker_networks=["10.0.0.0/24"]))
     head = RequestHead(b"POST", b"/register", b"1.1", [(b"host", b"gw"), (b"x-forwarded-for", b"10.0.0.7")], 2)
     caller = auth.decode_caller(encode_caller(auth.caller(head, "127.0.0.1:5")).decode())
     with pytest.raises(ApiError, match=r"came through a proxy at 127.0.0.1. Name that in security.trusted_proxies"):
-        await auth.check_worker("127.0.0.1", caller)
-    assert await auth.check_worker("10.0.0.7", caller) == "10.0.0.7"
+        auth.check_worker("127.0.0.1", ["127.0.0.1"], caller)
+    assert auth.check_worker("10.0.0.7", ["10.0.0.7"], caller) == "10.0.0.7"
 
 
 def test_a_key_that_is_withdrawn_on_the_way_is_none():
