@@ -12,8 +12,10 @@ import re
 import secrets
 import urllib.parse
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from ichat.config.schema import ServerSettings
+if TYPE_CHECKING:  # it is heavy, and commands begin quickly
+    from ichat.config.schema import ServerSettings
 
 LOCK_FILE = "lock"
 SECRET_FILE = "secret"  # noqa: S105
@@ -23,14 +25,14 @@ _BYTES_MAX = 65_536
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
-def configured_directory(settings: ServerSettings) -> str | None:
+def configured_directory(settings: "ServerSettings") -> str | None:
     """Return the state directory that the configuration or the service manager names."""
     if settings.state_directory is not None:
         return os.path.abspath(settings.state_directory)
     return os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or None
 
 
-def directory_for(settings: ServerSettings) -> str | None:
+def directory_for(settings: "ServerSettings") -> str | None:
     """Return the state directory that a gateway with these settings uses; None: it makes a temporary one."""
     configured = configured_directory(settings)
     return configured if configured is not None or settings.port == 0 else usual_directory(settings.port)
@@ -64,7 +66,7 @@ def keep_secret(directory: str) -> str:
 
 @contextlib.contextmanager
 def announced(directory: str, addresses: Sequence[tuple[str, int]]) -> Iterator[None]:
-    """Say in the state directory, and beside the usual ones, where this gateway listens, until the end of the context.
+    """Write where this gateway listens into the state directory, and beside the usual ones, until the context ends.
 
     `addresses` are IP addresses with their ports. What cannot be written is left out: then the secret is found by
     `--config` alone.

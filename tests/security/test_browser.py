@@ -87,7 +87,7 @@ class Web:
             do_POST = do_GET
 
             def log_message(self, *_):
-                """Say nothing."""
+                """Write no line of a log."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

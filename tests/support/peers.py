@@ -55,7 +55,7 @@ AS_OWN = f"authorization: Bearer {OWN_SECRET}\r\n".encode()
 
 
 def write_secret(directory):
-    """Give the gateway that will have this state directory OWN_SECRET as its secret."""
+    """Write OWN_SECRET as the secret of the gateway that will have this state directory."""
     directory.mkdir(mode=0o700, exist_ok=True)
     (directory / "secret").write_text(OWN_SECRET)
     (directory / "secret").chmod(0o600)

@@ -35,7 +35,7 @@ class Site:
         self.in_force.append((round(now - BEGAN_AT), names))
 
     async def make(self, name, **more):
-        return await self.store.make({"name": name, **more}, has_admin_key=True)
+        return await self.store.make({"name": name, **more})
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ async def test_no_key_is_made_that_the_next_gateway_would_not_know(tmp_path):
     """It would let everybody in: clients need keys only because there are some."""
     store = KeyStore(NO_KEYS, str(tmp_path / "keys.json"), types.SimpleNamespace(), print, is_kept=False)
     with pytest.raises(ApiError, match="state_directory") as refusal:
-        await store.make({"name": "a"}, has_admin_key=True)
+        await store.make({"name": "a"})
     assert (refusal.value.status, refusal.value.code) == (409, "not_kept")
 
 

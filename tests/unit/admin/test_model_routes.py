@@ -64,7 +64,7 @@ def ask(loader):
     client = make_app(context).test_client()
 
     async def request(verb, body, query=""):
-        headers = {"x-ichat-caller": "anonymous here  127.0.0.1"}
+        headers = {"x-ichat-caller": "own here  127.0.0.1 any -"}
         answer = await client.post(f"/v1/admin/models/{verb}{query}", json=body, headers=headers)
         return answer.status_code, await answer.get_json()
 
