@@ -487,6 +487,8 @@ def read_responses(data, methods, *, ended):
 def digest_of(method, target, headers, body):
     """Return what two readings of one request have in common."""
     kept = [header for header in passed_on(headers) if not header[0].startswith(NOT_COMPARED)]
+    if any(name == b"content-type" and value.lower().startswith(b"multipart/") for name, value in kept):
+        kept, body = [], b"a form, whose parts get heads of the gateway's own"
     text = repr((method, target.removeprefix(b"/v1"), kept, bytes(body)))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest().encode()
 
@@ -878,8 +880,8 @@ class Fuzz:
             self.found("a stranger may do what is the operator's", number, (input_.data, response))
         elif not is_control(path) and response.headers.get(b"x-echo") != digest:
             self.found("the answer to something else", number, (input_.data, response))
-        # What comes behind a connection's last request, after that was answered and closed, resets the answer's rest away.
-        may_be_cut = how == "reset" and len(input_.pieces) > 1 and b"close" in response.headers.get(b"connection", b"")
+        # What a client sends behind a connection's last answer resets the rest of that away, if it reads too slowly.
+        may_be_cut = how == "reset" and (len(input_.pieces) > 1 or input_.data.count(b"HTTP/1.") > 1)
         if not response.complete and how in ("eof", "reset") and input_.end != "half" and not may_be_cut:
             self.found("a whole answer was cut", number, (input_.data, response))
 
