@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # it is heavy, and commands begin quickly
@@ -65,7 +65,7 @@ def keep_secret(directory: str) -> str:
 
 
 @contextlib.contextmanager
-def announced(directory: str, addresses: Sequence[tuple[str, int]]) -> Iterator[None]:
+def announced(directory: str, addresses: Sequence[tuple[str, int]]) -> Generator[None]:
     """Write where this gateway listens into the state directory, and beside the usual ones, until the context ends.
 
     `addresses` are IP addresses with their ports. What cannot be written is left out: then the secret is found by

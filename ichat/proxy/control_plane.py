@@ -90,7 +90,7 @@ class ControlPlane:
     def __repr__(self) -> str:
         return f"<ControlPlane operators {self._operators!r}, clients {self._clients!r}, workers {self.joins!r}>"
 
-    def reconfigure(self, config: Config) -> None:
+    def set_bounds(self, config: Config) -> None:
         """Use the bounds on streams of another configuration from now on."""
         self._log_streams.places_max = config.logs.followers_max
         self._event_streams.places_max = config.limits.event_streams_max

@@ -85,7 +85,7 @@ class Gateway:
     def reconfigure(self, config: Config) -> None:
         """Use the origins, and the bounds on streams of logs and events, of another configuration."""
         self.cors = cors_of(config.server_settings.cors_origins, is_control)
-        self._control.reconfigure(config)
+        self._control.set_bounds(config)
 
     def authenticate(self, head: RequestHead, peer: str) -> Caller:
         """Return the sender of a request. Raises ApiError before the body is read if the key is not right.

@@ -26,7 +26,7 @@ def rows(name):
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
 
 
-def tests_in(path):
+def names_in(path):
     """Return the names of a file's tests."""
     tree = ast.parse((ROOT / path).read_text())
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
@@ -41,7 +41,7 @@ def test_every_promise_is_held_by_tests_that_are_there(row):
     found = _REFERENCE.findall(held_by)
     assert found
     for path, name in found:
-        assert name in tests_in(path) if name else tests_in(path), (path, name)
+        assert name in names_in(path) if name else names_in(path), (path, name)
 
 
 def test_every_attack_that_is_tested_is_in_the_table():

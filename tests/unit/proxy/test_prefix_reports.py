@@ -68,7 +68,7 @@ async def test_a_report_counts_from_where_heartbeats_come_from(site):
     assert await site.report() == 404
     await site.beat()
     assert await site.report(caller(ELSEWHERE)) == 403
-    assert await site.report(caller(kind="anonymous")) == 403
+    assert await site.report(caller(kind="anonymous")) == 401
     assert await site.report(caller(is_relayed=True)) == 403
     assert len(site.index) == 0
     assert await site.report() == "ok"
