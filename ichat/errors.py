@@ -389,11 +389,6 @@ def coded_body(coding: str) -> ApiError:
     return ApiError(415, "unsupported_content_encoding", message)
 
 
-def not_of_a_script(why: str) -> ApiError:
-    """403: a request for a model that no script and no program has sent, but a browser or a page of another origin."""
-    return forbidden(f"Programs, and pages that may read the answer, send requests for models: this one {why}.")
-
-
 def internal_error() -> ApiError:
     """500: a bug; its traceback is in the log and nowhere else."""
     return ApiError(500, "internal_error", "Internal error; the log has the details.", kind="server_error")

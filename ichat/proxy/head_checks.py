@@ -1,6 +1,7 @@
 """Heads of requests for models that are refused before a body is read. Pure functions."""
 
 from ichat import errors
+from ichat.errors import ApiError
 from ichat.http.heads import RequestHead
 
 _JUDGED = frozenset((b"content-encoding", b"sec-fetch-dest", b"sec-fetch-mode"))
@@ -18,7 +19,7 @@ def check_head(head: RequestHead) -> None:
         if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
             raise errors.coded_body(value.decode("latin-1")[:40])
         if name == b"sec-fetch-dest" and value != b"empty":
-            raise errors.not_of_a_script(f"is a browser's own, for a `{value.decode('latin-1')[:40]}`")
+            raise _refused(f"is a browser's own, for a `{value.decode('latin-1')[:40]}`")
         if name == b"sec-fetch-mode":
             _check_mode(value, head.by_name.get(b"sec-fetch-site", b""))
 
@@ -26,6 +27,10 @@ def check_head(head: RequestHead) -> None:
 def _check_mode(mode: bytes, site: bytes) -> None:
     """Raise ApiError for a mode in which no script asks, or in which one of another origin cannot read the answer."""
     if mode not in _MODES:
-        raise errors.not_of_a_script(f"is a browser's own, of the mode `{mode.decode('latin-1')[:40]}`")
+        raise _refused(f"is a browser's own, of the mode `{mode.decode('latin-1')[:40]}`")
     if mode == b"no-cors" and site in _ELSEWHERE:
-        raise errors.not_of_a_script("is of a page of another origin that cannot read it (`no-cors`)")
+        raise _refused("is of a page of another origin that cannot read it (`no-cors`)")
+
+
+def _refused(why: str) -> ApiError:
+    return errors.forbidden(f"Programs, and pages that may read the answer, send requests for models: this one {why}.")
