@@ -149,10 +149,11 @@ def _weighed(heartbeat: Heartbeat, args: PackedArgs | None, sender: str, before:
         shared, registration = before.shared, before.registration_bytes
     else:
         found = set(names_of(heartbeat))
-        shared = {name: NAME_BYTES + NAME_TIMES * sys.getsizeof(name) for name in found}
+        shared = dict[Hashable, int]()
+        shared.update((name, NAME_BYTES + NAME_TIMES * sys.getsizeof(name)) for name in found)
         registration = _size_of_registration(heartbeat, len(found))
         if args is not None:
-            shared = {**shared, args: len(args.data)}
+            shared[args] = len(args.data)
     own = WORKER_BYTES + registration + status + machine
     return Registered(sender, heartbeat, shared, registration, machine, own)
 

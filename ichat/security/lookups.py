@@ -8,6 +8,7 @@ and longer while it cannot be looked up again.
 import socket
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from typing import cast
 
 import attrs
 import trio
@@ -155,5 +156,7 @@ async def resolve(host: str, limiter: _Sender) -> Sequence[str]:
         return [normalized(str(address[0])) for _, _, _, _, address in answers]
 
     with trio.move_on_after(RESOLVE_S):
-        return await trio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=limiter)
+        return await trio.to_thread.run_sync(
+            look_up, abandon_on_cancel=True, limiter=cast("trio.CapacityLimiter", limiter)
+        )
     return []
