@@ -64,7 +64,7 @@ class _OwnSecret(httpx.Auth):
         if not self._found:
             self._found = find_secret(self._address)
         response = yield self._with_secret(request)
-        if response.status_code == httpx.codes.UNAUTHORIZED:
+        if response.status_code == 401:
             before, self._found = self._found, find_secret(self._address)
             if self._found and self._found != before:
                 yield self._with_secret(request)
