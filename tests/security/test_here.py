@@ -8,6 +8,7 @@ import pytest
 from support.peers import AS_OWN, OWN_SECRET, code_of, plain
 from support.programs import ichat
 
+from ichat.config import load as configuration
 from ichat.config.own_secret import announced, find_secret, keep_secret, usual_directory
 from ichat.config.schema import Security, ServerSettings
 from ichat.errors import Exit
@@ -113,6 +114,19 @@ def test_a_name_is_known_or_refused(host, is_known):
     assert (not page.objection) is is_known
     assert is_known or "server_settings.hosts" in page.objection
     assert not page_of(Site(["*"]), host).objection or not host or not is_known
+
+
+@pytest.mark.parametrize(
+    "host", ["http://gw.example", "gw.example:4000", "GW.example", "*", "*.a.*", "", "a b", "[::1]"]
+)
+def test_what_is_no_name_is_said(host):
+    """A name without a scheme and a port, in lower case, perhaps with `*.` before it; or `*` for all."""
+    text = f"[server_settings]\nhosts = [{json.dumps(host)}]\n"
+    if host == "*":
+        assert configuration.parse(text, "test.toml").server_settings.hosts == ["*"]
+        return
+    with pytest.raises(Exit, match=r"server_settings.hosts: .* is neither a name of this gateway, such as"):
+        configuration.parse(text, "test.toml")
 
 
 @pytest.mark.parametrize(
