@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.peers import code_of, plain
+from support.peers import OWN_SECRET, code_of, plain
 
 from ichat.errors import ApiError
 from ichat.http import json_body as bodies
@@ -192,9 +192,13 @@ def worker_behind(serve, gateway_to, ask, monkeypatch):
         gateway_port = await gateway_to(dict.fromkeys(routes, port), more)
         if not routes:
             heartbeat = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": port, "state": "ready"}
-            token = f"Bearer {TOKEN}" if "T_TOKEN" in more else ""
+            token = f"Bearer {TOKEN if 'T_TOKEN' in more else OWN_SECRET}"
             status, _, answer = await ask(
-                gateway_port, json.dumps(heartbeat).encode(), "/v1/workers/heartbeat", authorization=token
+                gateway_port,
+                json.dumps(heartbeat).encode(),
+                "/v1/workers/heartbeat",
+                authorization=token,
+                content_type="application/json",
             )
             assert status == 200, answer
         return upstream, gateway_port
@@ -204,7 +208,8 @@ def worker_behind(serve, gateway_to, ask, monkeypatch):
 
 ADMIN_KEY, JOIN = 'admin_key_env = "T_ADMIN"\n', 'join_token_env = "T_TOKEN"\n'
 CALLERS = {  # [security], a key, an address -> whether a worker gets what steers it
-    "nobody's key, here": ("", "", "", True),
+    "nobody's key, here": ("", "", "", False),
+    "the gateway's own user": ("", OWN_SECRET, "", True),
     "nobody's key, through a proxy": ("", "", "203.0.113.9", False),
     "nobody's key, here, where operators have one": (ADMIN_KEY, "", "", False),
     "the operator's key": (ADMIN_KEY, ADMIN, "203.0.113.9", True),

@@ -487,8 +487,6 @@ def read_responses(data, methods, *, ended):
 def digest_of(method, target, headers, body):
     """Return what two readings of one request have in common."""
     kept = [header for header in passed_on(headers) if not header[0].startswith(NOT_COMPARED)]
-    if any(name == b"content-type" and value.lower().startswith(b"multipart/") for name, value in kept):
-        kept, body = [], b"a form, whose parts get heads of the gateway's own"
     text = repr((method, target.removeprefix(b"/v1"), kept, bytes(body)))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest().encode()
 
