@@ -225,7 +225,8 @@ class Auth:
                     forwarded.append(value)
         kind, key = self._kind(credentials)
         page = self.site.page(head) if kind in ("anonymous", "invalid") else Page()
-        is_here = not self.has_keys and address not in self.proxies and is_from_here(head, address, page)
+        is_here = not self.has_keys and address not in self.proxies and head.version == b"1.1"
+        is_here = is_here and is_from_here(head, address, page)
         if is_forwarded and address in self.proxies:
             address = self._behind(forwarded)
         elif is_forwarded:

@@ -137,7 +137,6 @@ def is_from_here(head: RequestHead, address: str, page: Page) -> bool:
     """
     return (
         is_loopback(address)
-        and head.version == b"1.1"
         and not (page.objection or page.is_listed)
         and FORWARDED.isdisjoint(name for name, _ in head.headers)
         and means_this_machine(next((value for name, value in head.headers if name == b"host"), b""))

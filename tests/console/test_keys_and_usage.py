@@ -113,16 +113,6 @@ def test_a_key_of_the_file_is_changed_there(site, page):
     expect(dialog).to_have_count(0)
 
 
-def test_the_first_key_needs_an_operators_key(make_site, page):
-    """A gateway without one says so before anybody is locked out, and nothing is made."""
-    page.context.watched.allowed.append("/v1/admin/keys")
-    site = make_site()
-    site.open(page, "keys")
-    expect(page.locator("main")).to_contain_text("There are no keys")
-    expect(make_key(page, "first").get_by_role("alert")).to_contain_text("admin_key_env")
-    assert site.program.get("/v1/admin/keys")[1]["keys"] == []
-
-
 def test_a_key_that_cannot_be_made(site, page):
     """The gateway's sentence stands in the form, which keeps what was typed."""
     page.context.watched.allowed.append("/v1/admin/keys")

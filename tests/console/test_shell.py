@@ -150,14 +150,16 @@ def test_the_operators_key_is_asked_for_and_stays_in_the_tab(make_site, page, co
     assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_where_no_key_would_help_the_page_says_what_would(make_site, browser):
-    """Without an admin key the console is for this machine: through a proxy, the gateway's own sentence is shown."""
+def test_without_the_link_the_page_says_how_to_get_it(make_site, browser):
+    """Where clients have keys and operators none, the console is for the gateway's own user, who has a link to it."""
     digest = hashlib.sha256(b"x").hexdigest()
     site = make_site(f'[[security.keys]]\nname = "a"\nkey_hash = "sha256:{digest}"\n')
     context = browser.new_context()
     page = context.new_page()
     page.goto(site.url)
-    expect(page.locator("main")).to_contain_text("unless security.admin_key_env or admin_key_hash gives an admin key")
+    expect(page.locator("main")).to_contain_text("open the link that ./ichat.pyz console prints")
+    page.goto(f"{site.url}#key={site.secret}")
+    page.wait_for_selector("[data-connection=live]")
     context.close()
 
 

@@ -68,7 +68,8 @@ def wait_for_beats(gateway):
 
 def answered_by(gateway):
     """Ask for the model, and give the worker that answered."""
-    request = urllib.request.Request(f"http://127.0.0.1:{gateway.port}/v1/chat/completions", b'{"model": "m"}')
+    url, json_ = f"http://127.0.0.1:{gateway.port}/v1/chat/completions", {"content-type": "application/json"}
+    request = urllib.request.Request(url, b'{"model": "m"}', json_)
     with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
         return answer.headers["x-ichat-worker"]
 

@@ -425,7 +425,8 @@ def test_delete_goes_on_without_its_client(gateway, tmp_path):
     with stream(program, {"model": "m", "until_there": str(tmp_path / "go")}):
         program.until(lambda: program.get("/v1/admin/workers/m-0")[1]["in_flight"] == 1)
         with socket.create_connection(("127.0.0.1", program.port)) as sock:
-            sock.sendall(b"DELETE /v1/admin/workers/m-0?drain_s=600 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            own = f"authorization: Bearer {program.own_secret()}\r\n\r\n".encode()
+            sock.sendall(b"DELETE /v1/admin/workers/m-0?drain_s=600 HTTP/1.1\r\nhost: localhost\r\n" + own)
             program.until(lambda: program.state("m-0") == "draining")
         (tmp_path / "go").touch()
         program.until(lambda: program.state("m-0") is None)

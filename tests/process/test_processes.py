@@ -108,7 +108,8 @@ def test_managed_workers_behind_an_encrypted_front_door(start_gateway, tmp_path)
     body = json.dumps({"model": "org/m"}).encode()
 
     def chat():
-        request = urllib.request.Request(f"https://localhost:{gateway.port}/v1/chat/completions", body)
+        url, json_ = f"https://localhost:{gateway.port}/v1/chat/completions", {"content-type": "application/json"}
+        request = urllib.request.Request(url, body, json_)
         try:
             return urllib.request.urlopen(request, context=context).status
         except urllib.error.HTTPError as error:

@@ -220,7 +220,6 @@ def test_every_name_of_a_worker_routes(registry):
     [
         None, [], 3, "x", {}, {"worker_id": "w"},
         {"worker_id": "", "model_name": "m", "host": "h", "port": 1},
-        {"worker_id": "w", "model_name": "m", "host": "h", "port": 0},
         {"worker_id": "w", "model_name": "m", "host": "h", "port": 99999},
         {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "state": "dancing"},
         {"worker_id": "w\r\nset-cookie: evil=1", "model_name": "m", "host": "h", "port": 1},
