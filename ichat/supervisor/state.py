@@ -218,9 +218,10 @@ def _check_own(path: str) -> None:
     """Raise Exit 69 where others may have put something into the state directory, or it is no gateway's alone."""
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if mode & 0o002:
-        raise _unsafe(path, f"can be written by every user of this machine (mode {mode:o})")
+        raise _unsafe(path, f"can be written by every user of this machine (mode {mode:o})", "chmod 700 it")
     if mode & 0o077 and (strange := [name for name in os.listdir(path) if name.partition(".")[0] not in _ENTRIES]):
-        raise _unsafe(path, f"is open to other users (mode {mode:o}) and holds other things too ({strange[0]!r})")
+        why = f"is open to other users (mode {mode:o}) and holds other things too ({strange[0]!r})"
+        raise _unsafe(path, why, "chmod 700 it")
 
 
 def _make_private(path: str) -> None:
@@ -230,15 +231,15 @@ def _make_private(path: str) -> None:
     except FileNotFoundError:
         return
     if found.st_uid != os.geteuid():
-        raise _unsafe(path, f"belongs to another user (number {found.st_uid})")
+        raise _unsafe(path, f"belongs to another user (number {found.st_uid})", f"chown it to {os.geteuid()}")
     if (mode := stat.S_IMODE(found.st_mode)) & 0o077:
         log.warning("other users could open %s (mode %o): they no longer can", path, mode)
         os.chmod(path, mode & 0o700)
 
 
-def _unsafe(path: str, why: str) -> Exit:
+def _unsafe(path: str, why: str, remedy: str) -> Exit:
     return Exit(
         EXIT_UNAVAILABLE,
-        f"{path} {why}: name a directory for this gateway alone in server_settings.state_directory, or chmod 700 it if"
-        " it is that already.",
+        f"{path} {why}: name a directory for this gateway alone in server_settings.state_directory, or {remedy} if it is"
+        " that already.",
     )
