@@ -240,6 +240,6 @@ def _make_private(path: str) -> None:
 def _unsafe(path: str, why: str, remedy: str) -> Exit:
     return Exit(
         EXIT_UNAVAILABLE,
-        f"{path} {why}: name a directory for this gateway alone in server_settings.state_directory, or {remedy} if it is"
-        " that already.",
+        f"{path} {why}: name a directory for this gateway alone in server_settings.state_directory, or {remedy} if it"
+        " is that already.",
     )
