@@ -130,9 +130,13 @@ def _secret_in(directory: str) -> str:
 
 
 def _addresses_in(directory: str) -> list[tuple[str, int]]:
-    """Return where the gateway listens that runs with a state directory; none if none runs."""
+    """Return where the gateway listens that runs with a state directory; none if its user has no such process."""
     pid, *lines = _read_own(os.path.join(directory, LOCK_FILE), None).splitlines() or [""]
-    if not pid.isdecimal() or not os.path.isdir(f"/proc/{pid}"):
+    try:
+        is_there = pid.isdecimal() and os.stat(f"/proc/{pid}").st_uid == os.stat(directory).st_uid
+    except OSError:
+        is_there = False
+    if not is_there:
         return []
     pairs = [line.split(" ") for line in lines]
     return [(pair[0], int(pair[1])) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()]

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import subprocess
 
 import pytest
 from support.peers import AS_OWN, OWN_SECRET, code_of, plain
@@ -246,6 +247,19 @@ def test_without_a_gateway_there_is_no_secret_to_send(state):
     keep_secret(str(state))
     (state / "lock").write_text("999999999\n127.0.0.1 4000\n")
     assert find_secret("http://127.0.0.1:4000") is None
+    (state / "lock").write_text(f"{os.getpid()}\n127.0.0.1 4000\n")
+    assert find_secret("http://127.0.0.1:4000")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has a process of another user at hand")
+def test_a_process_of_another_user_is_not_the_gateway(state):
+    """Its number may be that of a gateway that has ended."""
+    keep_secret(str(state))
+    with subprocess.Popen(["sleep", "60"], user=12345) as other:
+        (state / "lock").write_text(f"{other.pid}\n127.0.0.1 4000\n")
+        found = find_secret("http://127.0.0.1:4000")
+        other.kill()
+    assert found is None
 
 
 def test_a_directory_that_others_may_change_has_no_secret(state):
