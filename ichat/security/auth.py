@@ -49,6 +49,7 @@ CHANGES_MODELS = frozenset((
     b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/load_lora_adapter", b"/unload_lora_adapter",
 ))  # fmt: skip
 """Routes of the engines that load and unload models: they are the operators'."""
+_OF_OWN_USER = "the secret of the gateway's own user"
 _KINDS: Mapping[str, Kind] = {kind: kind for kind in get_args(Kind)}
 
 
@@ -315,9 +316,9 @@ class Auth:
         if caller.kind != "own":
             raise _refusal(
                 caller,
-                "the secret of the gateway's own user, which a worker that the same user starts on this machine reads"
-                " by itself; for all others name a token in security.join_token_env, which they have in"
-                " ICHAT_JOIN_TOKEN. It comes",
+                _OF_OWN_USER,
+                " A worker that the same user starts on this machine reads it by itself. For all others name a token in"
+                " security.join_token_env, which they have in ICHAT_JOIN_TOKEN.",
             )
 
     def _check_read(self, caller: Caller) -> None:
@@ -336,9 +337,9 @@ class Auth:
             raise errors.forbidden(caller.page.objection)
         raise _refusal(
             caller,
-            "the secret of the gateway's own user: `./ichat.pyz` reads it by itself on the gateway's machine, and"
-            " `./ichat.pyz console` prints a link with it; or configure an admin key (security.admin_key_env or"
-            " admin_key_hash). It comes",
+            _OF_OWN_USER,
+            " On the gateway's machine `./ichat.pyz` reads it by itself, and `./ichat.pyz console` prints a link with"
+            " it. Or configure an admin key (security.admin_key_env or admin_key_hash).",
         )
 
     def lets_steer(self, caller: Caller) -> bool:
@@ -383,8 +384,8 @@ def _digest(hash_: str | None, variable: str | None, where: str) -> bytes | None
     return None if variable is None else digest_of(key_in(variable, where).encode())
 
 
-def _refusal(caller: Caller, wanted: str) -> errors.ApiError:
+def _refusal(caller: Caller, wanted: str, more: str = "") -> errors.ApiError:
     if caller.kind in ("anonymous", "own", "invalid"):
         what = "This key is not known" if caller.kind == "invalid" else "No key was sent"
-        return errors.invalid_api_key(f"{what}: this route takes {wanted}, as `Authorization: Bearer`.")
-    return errors.forbidden(f"This key is for something else: this route takes {wanted}.")
+        return errors.invalid_api_key(f"{what}: this route takes {wanted}, as `Authorization: Bearer`.{more}")
+    return errors.forbidden(f"This key is for something else: this route takes {wanted}.{more}")
