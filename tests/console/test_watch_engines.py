@@ -190,7 +190,7 @@ def test_a_request_is_cancelled_in_the_engine(place, show, page, worker):
     aborts = place.metric("ichat_engine_aborts_total", worker)
     show("requests")
     with Story(place, worker) as story:
-        found = row(page, story.id)
+        found = page.locator("main tbody tr").filter(has_text=story.id)
         expect(cell(found, "Model")).to_have_text(model_of(worker))
         expect(cell(found, "Where it is")).to_contain_text(f"{worker} answers")
         expect(cell(found, "From")).to_contain_text("client")
