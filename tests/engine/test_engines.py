@@ -288,9 +288,10 @@ def test_no_client_steers_the_engine(chat):
     url, path = chat.url, "/v1/chat/completions"
     body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 2}
     sent = [({**body, **fields}, {}, *fields), (body, headers, *headers)]
+    own = f"Bearer {chat.program.own_secret()}"
     for given, extra, name in sent:
-        assert post(url + path, given, **extra)[0] == 400, "from here, without keys"
-        status, answered, _ = post(url + path, given, **extra, **{"x-forwarded-for": "203.0.113.9"})
+        assert post(url + path, given, **extra, authorization=own)[0] == 400, "the gateway's own user"
+        status, answered, _ = post(url + path, given, **extra)
         assert (status, answered["x-ichat-dropped"]) == (200, name)
     text = chat.config.read_text()
     keys = [("plain", ""), ("steering", "engine_control = true\n")]
