@@ -57,6 +57,7 @@ def gateway(tmp_path_factory, packages):
         model_name = "tiny"
         model_path = "{MODEL}"
         backend = "transformers"
+        port = 0
         heartbeat_interval = 3
         device = "cpu"
         chat_template_kwargs = {{ colour = "blue" }}
