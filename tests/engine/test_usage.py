@@ -154,12 +154,13 @@ def test_a_request_that_is_refused_uses_nothing(site):
 def test_who_leaves_is_counted_by_an_estimate(site):
     """The pieces that came, and the request's length."""
     body = json.dumps({**CHAT, "max_tokens": 400, "ignore_eos": True, "stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-request-id: left\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: left\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", site.program.port), LIMIT_S) as sock:
         sock.sendall(head.encode() + body)
         received = b""
         while received.count(b"data:") < 5:
-            received += sock.recv(65536)
+            received += (more := sock.recv(65536))
+            assert more, received
     entry = logged(site, "left")
     assert entry["status"] == 499
     assert entry["tokens_in"] == len(body) // 4
