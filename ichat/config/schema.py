@@ -99,7 +99,7 @@ class Limits:
     connections_max: int = checked(_COUNT, 8192)
     connections_per_address_max: int = checked(_COUNT, 4096)
     workers_max: int = checked(_COUNT, 16384)
-    joined_bytes_max: int = checked(_BYTES, 48 * 1024 * 1024)
+    joined_bytes_max: int = checked(_BYTES, 44 * 1024 * 1024)
     joined_bytes_per_address_max: int = checked(_BYTES, 16 * 1024 * 1024)
     joined_names_max: int = checked(_COUNT, 20_000)
     joined_names_per_address_max: int = checked(_COUNT, 10_000)
