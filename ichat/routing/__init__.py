@@ -1,1 +1,1 @@
-"""The decisions: which workers there are and which one gets a request. Nothing here waits."""
+"""The decisions: which workers there are and which worker gets a request. Nothing here waits."""

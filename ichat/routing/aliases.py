@@ -1,22 +1,24 @@
-"""Names that the configuration maps to models: which models a request for one goes to. Purely synchronous.
+"""Names that the configuration maps to models: which models get requests for a name. Purely synchronous.
 
-A session stays with its target. When weights change, only sessions move that have to, and only to or from the targets
-whose weights have changed: each target draws a number for each session, and the smallest one in relation to its weight
-wins (weighted rendezvous hashing).
+A session stays with its target. When weights change, sessions move only as necessary, and only to or from the targets
+whose weights have changed. Each target draws a number for each session, and the smallest in relation to its weight
+wins (weighted rendezvous hashing). Where a target cannot answer, only its own sessions move, and return later.
 """
 
 import hashlib
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import attrs
 
 from ichat.config.aliases import aliases_of, retries_of
-from ichat.config.models import AliasConfig, ShadowConfig, TargetConfig
+from ichat.config.models import ANY_TEXT, AliasConfig, ShadowConfig, TargetConfig
 from ichat.config.schema import Config
+from ichat.routing.availability import Prospect
+from ichat.routing.name_patterns import NamePatterns
 from ichat.routing.near_names import NearNames
 
 _NUMBERS = 2.0**64
@@ -29,13 +31,13 @@ class Alias:
 
     name: str
     targets: tuple[TargetConfig, ...]
-    """The models that share its requests: one at least, all with a weight."""
+    """The models that share its requests: at least one, all with a weight."""
     fallbacks: tuple[str, ...] = ()
     """The models that are asked where the chosen target cannot answer, in this order."""
     goes_on: frozenset[str] = frozenset()
     """The reasons for which one of those is asked (`config.models.REASONS`)."""
     longer: str | None = None
-    """The model for prompts that are too long for the chosen one."""
+    """The model for prompts that are too long for the chosen model."""
     shadow: ShadowConfig | None = None
     set: Mapping[str, bytes] = attrs.field(factory=dict[str, bytes])
     """Members of the body that requests get, as JSON."""
@@ -44,32 +46,53 @@ class Alias:
     is_hidden: bool = False
     """Whether lists of models leave it out."""
     retries: int = 0
-    """How often the same external route is asked again that has failed."""
-    _draws: tuple["hashlib.blake2b", ...] = attrs.field(init=False, repr=False)
-    """Of each target, what its number for a session is made from."""
+    """How often an external route that has failed is asked again."""
+    strict_shares: bool = False
+    """Whether targets that cannot answer now keep their shares of the requests."""
+    _draws: Mapping[str, "hashlib.blake2b"] = attrs.field(init=False, repr=False)
+    """The hash from which each target's number for a session is made."""
 
     def __attrs_post_init__(self) -> None:
-        draws = (hashlib.blake2b(f"{self.name}\0{one.model}\0".encode(), digest_size=8) for one in self.targets)
-        object.__setattr__(self, "_draws", tuple(draws))
+        models = (one.model for one in self.targets)
+        draws = {model: hashlib.blake2b(f"{self.name}\0{model}\0".encode(), digest_size=8) for model in models}
+        object.__setattr__(self, "_draws", draws)
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it stands for all names that begin and end as its own."""
+        return ANY_TEXT in self.name
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models whose answers its clients may get."""
+        """The models that may answer its clients."""
         longer = () if self.longer is None else (self.longer,)
         return tuple(dict.fromkeys((*(one.model for one in self.targets), *self.fallbacks, *longer)))
 
-    def share_of(self, model: str) -> float | None:
-        """Return the share of requests that goes to a target; None if it is none."""
-        total = sum(one.weight for one in self.targets)
-        return next((one.weight / total for one in self.targets if one.model == model), None)
-
-    def choose(self, session: bytes, draw: Callable[[], float]) -> str:
-        """Return the target of a session, or of a request without one by `draw`, which returns from 0 to below 1."""
+    def counted(self, prospect_of: Callable[[str], Prospect]) -> Sequence[TargetConfig]:
+        """Return the targets that share the requests now: those that can answer soonest, or all if none can."""
         targets = self.targets
+        if self.strict_shares or len(targets) == 1:
+            return targets
+        prospects = [prospect_of(one.model) for one in targets]
+        best = min(prospects)
+        return [one for one, prospect in zip(targets, prospects, strict=True) if prospect == best]
+
+    def share_of(self, model: str, counted: Sequence[TargetConfig]) -> float | None:
+        """Return the share of requests that goes to a target while these are counted; None if it is no target."""
+        if all(one.model != model for one in self.targets):
+            return None
+        total = sum(one.weight for one in counted)
+        return next((one.weight / total for one in counted if one.model == model), 0.0)
+
+    def choose(self, session: bytes, draw: Callable[[], float], targets: Sequence[TargetConfig]) -> str:
+        """Return which of these targets a session belongs to, or a request without a session.
+
+        The latter is decided by `draw`, which returns from 0 to below 1.
+        """
         if len(targets) == 1:
             return targets[0].model
         if session:
-            return min(zip(targets, self._draws, strict=True), key=lambda pair: _rank(*pair, session))[0].model
+            return min(targets, key=lambda one: _rank(one, self._draws[one.model], session)).model
         at = draw() * sum(one.weight for one in targets)
         for one in targets:
             at -= one.weight
@@ -79,7 +102,7 @@ class Alias:
 
 
 def _rank(target: TargetConfig, draw: "hashlib.blake2b", session: bytes) -> float:
-    """Return where a target stands for a session: the one that stands first gets it."""
+    """Return the rank of a target for a session: the target with the lowest rank gets it."""
     drawn = draw.copy()
     drawn.update(session)
     number = (int.from_bytes(drawn.digest(), "big") + 1) / _NUMBERS
@@ -88,7 +111,7 @@ def _rank(target: TargetConfig, draw: "hashlib.blake2b", session: bytes) -> floa
 
 @attrs.frozen
 class Plan:
-    """The models that a request goes to, one after the other until one can answer."""
+    """The models that a request goes to in turn, until a model can answer."""
 
     targets: tuple[str, ...]
     """The chosen target, then the fallbacks; none twice."""
@@ -102,6 +125,8 @@ class Aliases:
         self.by_name = by_name
         self.near = NearNames(by_name)
         """All of the names."""
+        self._patterns = NamePatterns(name for name, alias in by_name.items() if alias.is_pattern)
+        self._has_patterns = any(alias.is_pattern for alias in by_name.values())
 
     def __repr__(self) -> str:
         return f"<Aliases {', '.join(self.by_name)}>"
@@ -112,27 +137,47 @@ class Aliases:
         retries = retries_of(config)
         return cls({one.name: _alias_of(one, retries) for one in aliases_of(config)})
 
-    def plan(self, name: str, session: bytes, draw: Callable[[], float] = random.random) -> Plan | None:
-        """Return the plan of a request for a name; None if it is only a model's."""
+    def name_for(self, model: str, is_model: Callable[[str], bool]) -> str:
+        """Return the name that counts for a request: the model's as it was sent, or the pattern that matches it.
+
+        A name without a `*`, and a model that there is (`is_model`), take precedence over all patterns.
+        """
+        if not self._has_patterns or model in self.by_name or is_model(model):
+            return model
+        return self._patterns.find(model) or model
+
+    def plan(
+        self,
+        name: str,
+        session: bytes,
+        prospect_of: Callable[[str], Prospect],
+        draw: Callable[[], float] = random.random,
+    ) -> Plan | None:
+        """Return the plan of a request for a name; None if it is only a model's.
+
+        `prospect_of` returns when a model can answer.
+        """
         alias = self.by_name.get(name)
         if alias is None:
             return None
-        return Plan(tuple(dict.fromkeys((alias.choose(session, draw), *alias.fallbacks))), alias)
+        chosen = alias.choose(session, draw, alias.counted(prospect_of))
+        return Plan(tuple(dict.fromkeys((chosen, *alias.fallbacks))), alias)
 
     def models_of(self, names: Iterable[str]) -> set[str]:
-        """Return the models that those of the names lead to which are not only models'."""
+        """Return the models to which these names lead; a name that is only a model's leads nowhere."""
         return {model for name in names if name in self.by_name for model in self.by_name[name].models}
 
     def listed(self, models: Mapping[str, _Card]) -> dict[str, _Card]:
-        """Return what is listed of models, by their names, with the names that lead to one of them.
+        """Return the list of models by their names, with the names that lead to a listed model.
 
-        A name has the entry of the first of its models that is there. A model that it hides is left out.
+        A name has the entry of the first of its models that is there. A model that it hides is left out, and so is a
+        pattern: a client could not ask for it by name.
         """
         found = dict(models)
         for name, alias in self.by_name.items():
             found.pop(name, None)
             first = next((model for model in alias.models if model in models), None)
-            if first is not None and not alias.is_hidden:
+            if first is not None and not alias.is_hidden and not alias.is_pattern:
                 found[alias.name] = models[first]
         return found
 
@@ -149,4 +194,5 @@ def _alias_of(given: AliasConfig, retries: int) -> Alias:
         frozenset(given.drop),
         given.hidden,
         retries,
+        given.strict_shares,
     )

@@ -1,5 +1,6 @@
-"""Whether requests for a model can be served now, as values. What a client is told follows at the edge."""
+"""Whether requests for a model can be served now, as values. The text for the client follows at the edge."""
 
+import enum
 import math
 from collections.abc import Sequence
 
@@ -7,6 +8,19 @@ import attrs
 
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.sessions import HashRing
+
+NOT_NOW = "nothing can serve it at the moment"
+
+
+class Prospect(enum.IntEnum):
+    """When a model can answer a new request; the smaller, the sooner."""
+
+    NOW = 0
+    """A place that answers is there, even if the request has to wait for its turn."""
+    LATER = 1
+    """Nothing serves the model now, and its requests wait for a worker that is on its way, or will be."""
+    NEVER = 2
+    """By the present facts."""
 
 
 @attrs.define(eq=False)
@@ -17,7 +31,7 @@ class Ready:
     ring: HashRing | None = attrs.field(default=None, repr=False)
     """Finds the endpoints of sessions, if there are many of them; made for the first session."""
     known: int = 0
-    """How many the model has, with those that are not ready, where that is more."""
+    """How many endpoints the model has, with those that are not ready, if that is more."""
     _members: frozenset[Endpoint] | None = attrs.field(default=None, init=False, repr=False)
 
     def __contains__(self, endpoint: Endpoint) -> bool:
@@ -40,10 +54,24 @@ class Loadable:
     """Nothing serves the model now, and its requests wait while it is loaded."""
 
     reasons: str
+    """Of each of its workers, for operators."""
     ready_at: float | None
     """When it will probably be ready, by the registry's clock; None: not known."""
     known: int = 1
     """How many workers have the model."""
+    is_coming: bool = False
+    """Whether a worker starts by itself, whether the model is wanted or not: it starts, or is started again."""
+    doing: str = ""
+    """The current work of the worker that is expected first, in a few words."""
+    told: str = attrs.field(default=NOT_NOW, eq=False, kw_only=True)
+    """The text for clients: the state without the reasons, since these are the operators' own."""
+
+    def words(self, now: float) -> str:
+        """Return the worker's current work, and how long that will probably go on, as far as it is known."""
+        if self.ready_at is None:
+            return self.doing
+        rest_s = self.ready_at - now
+        return f"{self.doing}; about {math.ceil(rest_s)} s left" if rest_s > 0 else f"{self.doing}, longer than usual"
 
     def rest_s(self, now: float) -> int | None:
         """Return in how many seconds it will probably be ready, at least 1; None: not known."""
@@ -55,11 +83,14 @@ class NotReady:
     """The model is known, and nothing can serve it at the moment."""
 
     reasons: str
+    """Of each of its endpoints, for operators."""
     retry_after_s: int
     limit: str = ""
-    """The section of the configuration that says so, if one does."""
+    """The section of the configuration that sets this limit, if a section does."""
     is_final: bool = False
-    """Whether those who wait are refused as well: a load has failed."""
+    """Whether waiting requests are refused as well: a load has failed."""
+    told: str = attrs.field(default=NOT_NOW, eq=False, kw_only=True)
+    """The text for clients, as for `Loadable`."""
 
 
 @attrs.frozen
@@ -79,7 +110,7 @@ class QueueTimeout:
 
 @attrs.frozen
 class TooManyWorkers:
-    """A heartbeat of a new worker was not recorded: there are so many already."""
+    """A heartbeat of a new worker was not recorded: there are `workers_max` already."""
 
     workers_max: int
 
@@ -103,4 +134,4 @@ def without_ill(routes: Sequence[Endpoint], retry_after_s: int) -> Ready | NotRe
     if well := [route for route in routes if not route.health_failure]:
         return Ready(well, known=len(routes))
     reasons = (f"{route.upstream.name} fails its health checks: {route.health_failure}" for route in routes)
-    return NotReady("; ".join(reasons), retry_after_s)
+    return NotReady("; ".join(reasons), retry_after_s, told="the upstream that serves it fails its health checks")

@@ -1,7 +1,7 @@
 """The decision which endpoint gets a request, and which requests wait. Purely synchronous.
 
 A request that gets an endpoint has a lease on it. If all endpoints of its model are full, it waits in a queue. There
-keys take turns (without keys, addresses), and the requests of one key are served first come, first served.
+keys take turns (without keys, addresses), and the requests of a key are served first come, first served.
 """
 
 import math
@@ -14,6 +14,7 @@ from ichat.routing.availability import (
     Full,
     Loadable,
     NotReady,
+    Prospect,
     QueueTimeout,
     Ready,
     Refusal,
@@ -30,15 +31,15 @@ from ichat.routing.sessions import HashRing, home_of
 RETRY_AFTER_S = 2
 """When it is worth asking again for an endpoint that is away, and for room in a full queue."""
 COMPARED_WAITERS_MAX = 8
-"""So many waiters of a flow are looked at for the one whose prefix the endpoint that has become free holds."""
+"""At most this many waiters of a flow are compared, to find a prefix that the freed endpoint holds."""
 PASSED_OVER_MAX = 8
-"""So many times at most a waiter stays where it is while one behind it is served for that reason."""
+"""At most this many times a waiter stays where it is while a waiter behind it is served for that reason."""
 _RING_ABOVE = 2
-"""With more endpoints, a session's is found faster on a ring than by a look at each."""
+"""With more endpoints, a ring finds a session's endpoint faster than a look at each."""
 
 
 class Balancer:
-    """Gives leases, and keeps a queue for each model whose endpoints are all full."""
+    """Gives leases, and keeps a queue for each model if all its endpoints are full."""
 
     def __init__(self, find: Callable[[str], Availability], clock: Callable[[], float], settings: Routing) -> None:
         """`find` returns whether a model can be served now, and by which endpoints."""
@@ -52,11 +53,11 @@ class Balancer:
         self._policy = self._make_policy()
         self._queues: dict[str, FairQueue] = {}
         self.retry_at = math.inf
-        """When the next circuit can be tried that requests wait for."""
+        """When the next circuit that requests wait for can be tried."""
         self.on_retry_change: Callable[[], None] | None = None
         """Called when `retry_at` has changed."""
         self.on_want: Callable[[str], None] | None = None
-        """Called with the name of a model that is to be loaded, when a request begins to wait for that."""
+        """Called with the name of a model that must be loaded, when a request begins to wait for that."""
 
     def __repr__(self) -> str:
         return f"<Balancer {self.waiting} waiting>"
@@ -71,13 +72,25 @@ class Balancer:
         return len(self._queues.get(model, ()))
 
     def demand(self, *models: str) -> Demand:
-        """Return how much these models are wanted: all names of one worker, for example."""
+        """Return how much these models are wanted: all names of a worker, for example."""
         queues = [queue for model in models if (queue := self._queues.get(model)) is not None]
         return Demand(sum(map(len, queues)), min((queue.oldest_since() for queue in queues), default=math.inf))
 
-    def is_loadable(self, model: str) -> bool:
-        """Return whether nothing serves a model now, and its requests wait while it is loaded."""
-        return isinstance(self._find(model), Loadable)
+    def loadable(self, model: str) -> Loadable | None:
+        """Return the load that a model's requests wait for; None: they wait for no load, or can be served now."""
+        found = self._find(model)
+        return found if isinstance(found, Loadable) else None
+
+    def prospect(self, model: str) -> Prospect:
+        """Return when a model can answer a new request: not by endpoints that all have just failed."""
+        found = self._find(model)
+        if isinstance(found, Loadable):
+            return Prospect.LATER
+        if not isinstance(found, Ready):
+            return Prospect.NEVER
+        now = self._clock()
+        answers = any(one.avoid_until <= now and one.circuit.allows_request(now) for one in found.endpoints)
+        return Prospect.NOW if answers else Prospect.NEVER
 
     def reconfigure(self, config: Config) -> None:
         """Choose by the policy and bounds of another configuration from the next request on."""
@@ -90,30 +103,32 @@ class Balancer:
         name = self._settings.policy
         return PrefixAware(self.prefixes) if name == "prefix_aware" else POLICIES[name]()
 
-    def wants_prefix(self, model: str) -> bool:
-        """Return whether the choice of an endpoint for this model depends on the beginning of a prompt.
-
-        Also while only one of its endpoints is ready: what that one gets then, it has when the others are back.
-        """
-        if self._settings.policy != "prefix_aware":
-            return False
-        found = self._find(model)
-        if isinstance(found, Ready):
-            return found.known > 1 or len(found.endpoints) > 1
-        return isinstance(found, Loadable) and found.known > 1
-
     def lease(self, request: RoutingRequest) -> Lease | Refusal:
-        """Return a lease on an endpoint, or why there is none; for one it can wait if that is Full or Loadable."""
-        now = self._clock()
-        decided = self._decide(request, self._policy, now)
+        """Return a lease on an endpoint, or why there is none. The request can wait if that is Full or Loadable."""
+        found, now = self._find_for(request), self._clock()
+        decided = self._decide(found, request, self._policy, now)
         return self._begin(decided[0], request, now) if isinstance(decided, tuple) else decided
 
     def rehearse(self, request: RoutingRequest) -> tuple[Endpoint, Rule] | Refusal:
-        """Return what `lease` would lease now, and by which rule, or its refusal; this changes nothing."""
-        return self._decide(request, self._policy.rehearsing(request), self._clock())
+        """Return what `lease` would lease now, and by which rule, or its refusal.
 
-    def _decide(self, request: RoutingRequest, policy: Policy, now: float) -> tuple[Endpoint, Rule] | Refusal:
+        This changes nothing but the request's own `prefix`.
+        """
+        found = self._find_for(request)
+        return self._decide(found, request, self._policy.rehearsing(request), self._clock())
+
+    def _find_for(self, request: RoutingRequest) -> Availability:
+        """Return whether the request's model can be served, and have the request know its prefix if that counts."""
         found = self._find(request.model)
+        if request.make_prefix is not None:
+            if self._settings.policy == "prefix_aware" and _has_choice(found):
+                request.prefix = request.make_prefix()
+            request.make_prefix = None
+        return found
+
+    def _decide(
+        self, found: Availability, request: RoutingRequest, policy: Policy, now: float
+    ) -> tuple[Endpoint, Rule] | Refusal:
         if not isinstance(found, Ready):
             return found
         refusal = self._refusal_of(_fit_for(request, found.endpoints), request, now)
@@ -131,10 +146,10 @@ class Balancer:
         )
 
     def _refusal_of(self, endpoints: Sequence[Endpoint], request: RoutingRequest, now: float) -> NotReady | None:
-        """Return why none of the endpoints will take the request soon, if so."""
+        """Return why none of the endpoints will accept the request soon, if so."""
         if not endpoints and request.only is not None:
             why = f"{request.only.upstream.name}, which keeps the response, takes no requests at the moment"
-            return NotReady(why, RETRY_AFTER_S)
+            return NotReady(why, RETRY_AFTER_S, told="the worker that keeps the response takes no requests")
         excluded = request.excluded
         if not request.skips_open:
             for one in endpoints:
@@ -151,12 +166,14 @@ class Balancer:
             f" {math.ceil(wait_s)} s"
             for one, wait_s in zip(left, waits, strict=True)
         )
-        return NotReady(reasons, max(1, math.ceil(min(waits))), "circuit_breaker")
+        rest_s = max(1, math.ceil(min(waits)))
+        told = f"its last requests have failed, and it is tried again in {rest_s} s"
+        return NotReady(reasons, rest_s, "circuit_breaker", told=told)
 
     def wait(self, request: RoutingRequest, granted: Callable[[], None]) -> Waiter | Full | Draining:
         """Join the model's queue, and have `granted` called when there is a lease; `leave` in every case.
 
-        A full queue evicts the newest request of its longest flow for one of a flow that is shorter.
+        A full queue evicts the newest request of its longest flow for a request of a shorter flow.
         """
         if self.is_closed:
             return Draining()
@@ -169,7 +186,7 @@ class Balancer:
             self._remove(evicted)
             evicted.is_evicted = True
             evicted.granted()
-        waiter = Waiter(request, granted, self._clock(), waits_for_load=self.is_loadable(request.model))
+        waiter = Waiter(request, granted, self._clock(), waits_for_load=self.loadable(request.model) is not None)
         self._queues.setdefault(request.model, FairQueue()).add(waiter)
         self.dispatch_waiting()
         if waiter.waits_for_load and self.on_want is not None:
@@ -177,7 +194,7 @@ class Balancer:
         return waiter
 
     def close(self) -> None:
-        """Let no request wait any more: those that do are told, without a lease."""
+        """Let no request wait any more: the waiting requests are woken, without a lease."""
         self.is_closed = True
         for queue in list(self._queues.values()):
             for waiter in list(queue):
@@ -198,7 +215,7 @@ class Balancer:
                 del self._queues[model]
 
     def why_no_lease(self, waiter: Waiter) -> Refusal:
-        """Return why a request got no lease that has waited for too long, was evicted, or found the queue closed."""
+        """Return why a request got no lease: it has waited for too long, was evicted, or found the queue closed."""
         request = waiter.request
         if self.is_closed:
             return Draining()
@@ -212,14 +229,14 @@ class Balancer:
         return self._refusal_of(found.endpoints, request, self._clock()) or QueueTimeout()
 
     def _end(self, endpoint: Endpoint, request: RoutingRequest, probe: int) -> None:
-        """Count the end of a request that had a lease, and give its place to the next one."""
+        """Count the end of a request that had a lease, and give its place to the next request."""
         endpoint.end_request()
         endpoint.circuit.end(probe)
         self._policy.on_end(endpoint, request)
         self.dispatch_waiting(endpoint)
 
     def dispatch_waiting(self, freed: Endpoint | None = None) -> None:
-        """Lease what has become free to the requests whose turn it is; `freed` is where a request has ended."""
+        """Lease free places to the requests next in turn; `freed` is where a request has ended."""
         if not self._queues and self.retry_at == math.inf:
             return
         retry_at = math.inf
@@ -243,7 +260,7 @@ class Balancer:
                 self.on_retry_change()
 
     def _refuse_waiting(self, queue: FairQueue, found: NotReady | Unknown) -> None:
-        """Refuse those for whom nothing will come any more: a load has failed, or its worker was removed."""
+        """Refuse requests that nothing will serve any more: a load has failed, or its worker was removed."""
         for waiter in queue:
             if found.is_final if isinstance(found, NotReady) else waiter.waits_for_load:
                 self._remove(waiter)
@@ -251,7 +268,7 @@ class Balancer:
                 waiter.granted()
 
     def _serve_one(self, queue: FairQueue, found: Ready, freed: Endpoint | None) -> bool:
-        """Lease an endpoint to one waiter whose turn it is; return whether that could be done."""
+        """Lease an endpoint to the waiter next in turn; return whether that could be done."""
         now = self._clock()
         for eligible in queue.eligible():
             waiter = self._nearest(queue, eligible, freed) if freed is not None else eligible
@@ -269,7 +286,7 @@ class Balancer:
         return False
 
     def _nearest(self, queue: FairQueue, head: Waiter, freed: Endpoint) -> Waiter:
-        """Return who goes first of the flow whose turn it is: its head, or one behind whose home the endpoint is."""
+        """Return the next waiter of the flow in turn: its head, or a waiter behind it with the endpoint as its home."""
         if freed.in_flight >= freed.in_flight_max or head.request.is_restricted:
             return head
         for waiter in queue.first_of(head.request.fairness_key, COMPARED_WAITERS_MAX):
@@ -331,7 +348,7 @@ class Balancer:
     def candidates(self, endpoints: Sequence[Endpoint], request: RoutingRequest, now: float) -> Sequence[Endpoint]:
         """Return the endpoints to choose from: with room, and of those the best that there are.
 
-        One with an open circuit that at least answers is only asked if no other endpoint is worth waiting for.
+        An endpoint with an open circuit that at least answers is only asked if no other endpoint is worth waiting for.
         """
         endpoints, excluded = _fit_for(request, endpoints), request.excluded
         free = [one for one in endpoints if one.in_flight < one.in_flight_max and one not in excluded]
@@ -343,6 +360,16 @@ class Balancer:
         if len(allowed) > 1:
             return [one for one in allowed if one.avoid_until <= now] or allowed
         return allowed
+
+
+def _has_choice(found: Availability) -> bool:
+    """Return whether a model has several endpoints.
+
+    Endpoints that are not ready count: the endpoint that gets a prompt now still has it when the others are back.
+    """
+    if isinstance(found, Ready):
+        return found.known > 1 or len(found.endpoints) > 1
+    return isinstance(found, Loadable) and found.known > 1
 
 
 def _fit_for(request: RoutingRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:

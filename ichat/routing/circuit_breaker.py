@@ -1,9 +1,9 @@
-"""The circuit breaker of one worker or external route. Purely synchronous.
+"""The circuit breaker of a worker or external route. Purely synchronous.
 
 Closed: requests go there. After `failures_max` failures in a row it opens, and none goes there for `open_s`, twice as
-long each time. Then it is half open: one request is let through, and its response closes or opens the circuit.
+long each time. Then it is half open: a request is let through, and its response closes or opens the circuit.
 A client's mistake (4xx), or a client that leaves, is no failure. An endpoint that answers with errors is avoided while
-there are others, but is used if it is the only one: single requests may be the cause, and errors are better than none.
+there are others, but is used if it is the only one. Single requests may be the cause, and errors are better than none.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Literal
 import attrs
 
 from ichat.config.schema import CircuitBreaker
-from ichat.protocol import Count
+from ichat.protocol.messages import Count
 
 State = Literal["closed", "open", "half-open"]
 FAILED_STATUSES = frozenset((500, 502, 503, 504))
@@ -33,7 +33,7 @@ class CircuitView:
 
 @attrs.define(eq=False)
 class Circuit:
-    """The state of one endpoint's circuit, by its last requests."""
+    """The state of an endpoint's circuit, by its last requests."""
 
     settings: CircuitBreaker = CircuitBreaker()
     failures: int = 0
@@ -87,7 +87,7 @@ class Circuit:
         return was_open
 
     def record_success(self) -> None:
-        """Record that a response has come whole."""
+        """Record that a response has arrived whole."""
         self.failures = self.opened = 0
         self.open_until = None
 

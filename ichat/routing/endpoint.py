@@ -10,27 +10,24 @@ from ichat.http.heads import Headers
 from ichat.http.json_body import Body
 from ichat.http.pool import Upstream
 from ichat.http.request import Request
+from ichat.protocol.messages import PROOF_HEADER
+from ichat.routing.access import Access
 from ichat.routing.circuit_breaker import Circuit
 
 REPORT_S = 10.0
 """How long a worker's report of its load counts."""
 WORK_S = 30.0
-"""After so many seconds a share of 1/e still counts of the requests that an endpoint got."""
+"""Seconds after which a share of 1/e still counts of the requests that an endpoint got."""
 AVERAGE_S = 10.0
-"""After so many seconds a share of 1/e still counts of what its average load was."""
+"""Seconds after which a share of 1/e still counts of an earlier average load."""
 NOTED_S = 0.02
-"""What is weighted by its age is computed anew no sooner than after so long: its age hardly changes until then."""
+"""How long a decaying average is reused before it is computed again, in seconds: its age hardly changes until then."""
 AVOID_S = 10.0
 """How long an endpoint that could not be reached is chosen only if there is no other."""
 
 
 class RequestTransform(Protocol):
-    """What an external route changes in requests on their way to its upstream."""
-
-    @property
-    def has_key(self) -> bool:
-        """Whether the gateway has a key of its own for the upstream."""
-        ...
+    """The changes of an external route to requests on their way to its upstream."""
 
     @property
     def health_path(self) -> str:
@@ -38,20 +35,12 @@ class RequestTransform(Protocol):
         ...
 
     async def rewrite(self, request: Request, names: Iterable[str]) -> Body:
-        """Return the body for the upstream; `names` are of its members. Raises ApiError 400 or 404."""
-        ...
-
-    def headers_for(self, headers: Headers) -> Headers:
-        """Return the headers for the upstream."""
-        ...
-
-    def target_for(self, target: bytes) -> bytes:
-        """Return the request target for the upstream."""
+        """Return the body for the upstream; `names` are of its members. Raises ApiError 400."""
         ...
 
 
 class CacheHolder:
-    """One start of an endpoint, as far as its engine's cache may hold prefixes. What is noted of it ends with it."""
+    """A start of an endpoint, as far as its engine's cache may hold prefixes. All notes about it end with it."""
 
     __slots__ = ("_average", "_noted_at", "_work", "endpoint", "wrong")
 
@@ -68,9 +57,9 @@ class CacheHolder:
         return f"<CacheHolder {self.endpoint.id.decode()}{'' if self.endpoint.holder is self else ', no more'}>"
 
     def lately(self, load: int, now: float, *, is_noted: bool = False) -> tuple[float, float]:
-        """Return how many requests with a prefix it got lately, the older the less, and what its average load was.
+        """Return how many requests with a prefix it got lately, the older the less, and its average load.
 
-        `load` is the number of requests in progress there now, and `is_noted` says that this is to be remembered; see
+        `load` is the number of requests in progress there now, and `is_noted` says that this will be remembered; see
         WORK_S, AVERAGE_S.
         """
         age_s = now - self._noted_at
@@ -98,7 +87,9 @@ class Endpoint:
     """Its name in `x-ichat-worker` and in the access log."""
     in_flight_max: int
     route: RequestTransform | None = None
-    """What an external route changes in requests."""
+    """The changes of an external route to requests."""
+    access: Access | None = None
+    """The paths and the key of a server that the configuration names."""
     in_flight: int = 0
     """Requests of this process that it works on: counted at once, so never stale."""
     external_load: int = 0
@@ -106,6 +97,8 @@ class Endpoint:
     reported_at: float = -math.inf
     avoid_until: float = -math.inf
     """Until then it is chosen only if there is no other: it could not be reached."""
+    seen_at: float = -math.inf
+    """When a response of it last began, or a health check asked for it."""
     unavailable_reason: str = ""
     """Why it gets no requests until its next heartbeat: no connection could be made, or it declined a request."""
     probe_failures: int | None = None
@@ -113,7 +106,7 @@ class Endpoint:
     health_failure: str = ""
     """Why it gets no requests, if it fails its health checks; else empty."""
     timeouts: tuple[float, float] | None = None
-    """Seconds until its first byte, and between two bytes, if they are not the configured ones."""
+    """Seconds until its first byte, and between two bytes, if they differ from the configuration."""
     circuit: Circuit = attrs.field(factory=Circuit)
     ready_since: float = -math.inf
     """When it was last found ready after it was not."""
@@ -122,21 +115,47 @@ class Endpoint:
     reports_prefixes: bool = False
     """Whether its worker wants the chains of requests, and reports what its engine's cache has lost."""
     reports_usage: bool = False
-    """Whether its worker tells how many tokens each request used."""
+    """Whether its worker reports how many tokens each request used."""
+    reports_late_usage: bool = False
+    """Whether it reports the same of responses that are made in the background, once they are."""
     is_usage_lost: bool = False
-    """Whether what it tells of a stream did not arrive; that is logged once."""
+    """Whether its report about a stream did not arrive; that is logged once."""
     holder: CacheHolder = attrs.field(default=attrs.Factory(CacheHolder, takes_self=True), init=False, repr=False)
-    """What is believed to be in its cache is noted of this one."""
+    """The prefixes believed to be in its cache are noted for this holder."""
     when_troubled: Callable[[], object] | None = attrs.field(default=None, init=False, repr=False)
     """Called when `trouble` begins or ends."""
     when_idle: set[Callable[[], None]] = attrs.field(factory=set[Callable[[], None]], init=False, repr=False)
     """Called when its last request in flight ends."""
 
-    def reconfigure(self, other: "Endpoint") -> None:
-        """Use the certificates and keys of another endpoint for later requests, and keep the counts."""
-        self.route = other.route
+    def reconfigure(self, upstream: Upstream, access: Access | None, route: RequestTransform | None = None) -> None:
+        """Use other certificates and keys of the same upstream for later requests, and keep the counts."""
+        self.route, self.access = route, access
         if self.upstream.tls is not None:
-            self.upstream = other.upstream
+            self.upstream = upstream
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the gateway has a key of its own for it."""
+        return self.access is not None and self.access.has_key
+
+    def check_path(self, path: bytes) -> None:
+        """Raise ApiError 404 for a path that the gateway's key is not for."""
+        if self.access is not None:
+            self.access.check_path(path)
+
+    def headers_for(self, headers: Headers, proof: bytes) -> Headers:
+        """Return the headers of a request with those that it needs.
+
+        A server of the configuration gets its key. A worker gets the proof that its gateway asks, if that is not empty;
+        on a unix socket it needs none.
+        """
+        if self.access is not None:
+            return self.access.headers_for(headers)
+        return [*headers, (PROOF_HEADER, proof)] if proof and self.upstream.port else headers
+
+    def target_at_root(self, path: str) -> str:
+        """Return the target of a path that stands beside `/v1`, such as /health."""
+        return path if self.access is None else self.access.at_root(path.encode()).decode()
 
     def start_request(self) -> None:
         """Count a request that is sent there."""
@@ -163,7 +182,7 @@ class Endpoint:
             self.when_troubled()
 
     def begin(self) -> None:
-        """Forget what was seen of an earlier start of its worker."""
+        """Forget the observations of an earlier start of its worker."""
         self.circuit = Circuit(self.circuit.settings)
         self.is_usage_lost = False
         self.forget_probes()
@@ -189,7 +208,7 @@ class Endpoint:
         self._set_trouble("", self.health_failure)
 
     def fail(self, now: float, why: str = "cannot be reached") -> None:
-        """Record that it could not be reached, or takes no requests for another reason."""
+        """Record that it could not be reached, or accepts no requests for another reason."""
         self.avoid_until = now + AVOID_S
         self._set_trouble(why, self.health_failure)
 

@@ -1,4 +1,4 @@
-"""Names that are near to another one, found among any number of them in a part of a millisecond. Purely synchronous.
+"""Names that are near to another name, found among any number of them in a part of a millisecond. Purely synchronous.
 
 An error names a few of the models that there are. To look at all of them for that would cost more than a request.
 """
@@ -15,7 +15,7 @@ _LOOK = 12
 _SKIPPED_MAX = 3 * _LOOK
 """How many of them may not be shown."""
 _COMPARED_MAX = 48
-"""So many characters at each end tell how near two names are."""
+"""Characters at each end that decide how near two names are."""
 _AT_ONCE = 64
 """More changes than that are made by sorting all names again, which mostly are in order."""
 
@@ -26,7 +26,7 @@ class NearNames:
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = set(names)
         self._changed = set(self._names)
-        """What was added or removed since the last look."""
+        """Names added or removed since the last look."""
         self._placed = set[str]()
         """The names that have a place in the lists."""
         self._starts = list[str]()
@@ -51,7 +51,7 @@ class NearNames:
         self._changed.add(name)
 
     def around(self, name: str, is_shown: Callable[[str], bool] = bool) -> set[str]:
-        """Return some names that may be shown: those that begin or end as this one, and more until they are enough.
+        """Return some names that may be shown: those that begin or end as this name, and more until they are enough.
 
         Where there are more than `NAMED_MAX`, more than that are returned, unless most of them may not be shown.
         """
@@ -66,7 +66,7 @@ class NearNames:
         return found
 
     def settle(self) -> None:
-        """Put what has changed into order: whoever changes many names does so, or the next look."""
+        """Put changed names into order: called after a change of many names, or by the next look."""
         new = (self._changed & self._names) - self._placed
         gone = (self._changed & self._placed) - self._names
         self._changed.clear()
@@ -78,7 +78,7 @@ class NearNames:
 
 
 def nearest(name: str, candidates: Iterable[str], count: int = NAMED_MAX) -> list[str]:
-    """Return so many of the candidates, the nearest first; those that are equally near in alphabetical order."""
+    """Return `count` of the candidates, the nearest first; those that are equally near in alphabetical order."""
     folded = name.casefold()
     return heapq.nsmallest(count, candidates, key=lambda one: (-_nearness(folded, one.casefold()), one))
 
@@ -100,7 +100,7 @@ def _ends_of(name: str) -> list[str]:
 
 
 def _change(entries: list[str], changed: Sequence[str], *, is_there: bool) -> None:
-    """Add entries to a list in order, or remove them; many at once take the time of one look at the list."""
+    """Add entries to a list in order, or remove them; many at once need the time of a single look at the list."""
     if len(changed) > _AT_ONCE:
         gone = frozenset[str]() if is_there else frozenset(changed)
         entries[:] = [*entries, *changed] if is_there else [one for one in entries if one not in gone]

@@ -12,7 +12,7 @@ from ichat.routing.endpoint import Endpoint
 from ichat.routing.request import RoutingRequest
 
 COMPARED_MAX = 16
-"""So many endpoints are compared for a request. Of more, it is as many neighbours in the list of all."""
+"""At most this many endpoints are compared for a request. Of more, it is as many neighbours in the list of all."""
 Rule = Literal["only", "session", "single", "prefix", "spill", "least_loaded", "power_of_two", "round_robin", "random"]
 """Why an endpoint gets a request.
 
@@ -23,17 +23,17 @@ The others are policies; `least_loaded` is also that of `prefix_aware` where non
 
 
 class Policy(Protocol):
-    """Chooses endpoints, and is told of each request that one of them gets."""
+    """Chooses endpoints, and is informed of each request that an endpoint gets."""
 
     rule: Rule
-    """By which the newest choice was made."""
+    """The rule of the newest choice."""
 
     def compared(self, found: Ready, request: RoutingRequest) -> Sequence[Endpoint]:
         """Return some of many endpoints, of which the request gets the best."""
         return _neighbours(found.endpoints, random.randrange(len(found.endpoints)))
 
     def choose(self, candidates: Sequence[Endpoint], request: RoutingRequest, now: float) -> Endpoint:
-        """Return one of the candidates, of which there is at least one."""
+        """Return one of the candidates; there is at least one."""
         ...
 
     def rehearsing(self, request: RoutingRequest) -> "Policy":
@@ -74,7 +74,7 @@ class PowerOfTwo(LeastLoaded):
 
 
 class RoundRobin(Policy):
-    """The endpoint whose last request began longest ago."""
+    """The endpoint to which no request has gone for the longest time."""
 
     rule: Rule = "round_robin"
 
@@ -84,7 +84,7 @@ class RoundRobin(Policy):
         self._newest: weakref.WeakKeyDictionary[Endpoint, int] = weakref.WeakKeyDictionary()
 
     def compared(self, found: Ready, request: RoutingRequest) -> Sequence[Endpoint]:
-        """Return some of many endpoints, at each request from the next one on."""
+        """Return some of many endpoints, at each request from the next endpoint on."""
         self._look += 1
         return _neighbours(found.endpoints, self._look % len(found.endpoints))
 
@@ -94,7 +94,7 @@ class RoundRobin(Policy):
         return min(candidates, key=lambda endpoint: newest.get(endpoint, 0))
 
     def rehearsing(self, request: RoutingRequest) -> Policy:
-        """Return a copy, which has a place of its own in the list of many endpoints."""
+        """Return a copy with a place of its own in the list of many endpoints."""
         return copy.copy(self)
 
     def on_start(self, endpoint: Endpoint, request: RoutingRequest, now: float) -> None:

@@ -3,9 +3,9 @@
 A client that goes on with a conversation sends the same bytes again and more after them, since it serializes alike. So
 two requests that share the beginning of their prompts share the beginning of their chains.
 
-A digest is the one before it times a constant, plus the Adler-32 of the bytes between the two. That is a sum and no
-proof: who wants two prompts to have one digest can have it, and then one goes where the other is cached, which is all.
-But its code is short and needs no table: in a gateway, which does other work in between, SHA-1 takes twice as long.
+A digest is the digest before it times a constant, plus the Adler-32 of the bytes between the two. That is a sum and no
+proof: a client can construct two prompts with the same digest. The only effect: one goes where the other is cached.
+But its code is short and needs no table: in a gateway, which does other work in between, SHA-1 needs twice the time.
 """
 
 import functools
@@ -33,7 +33,7 @@ PROMPTS: Mapping[bytes, str] = {
 _BEFORE = dict.fromkeys(
     ("tools", "functions", "system", "instructions", "documents", "chat_template", "chat_template_kwargs", "cache_salt")
 )
-"""Members that stand before that in an engine's prompt, or decide what is shared with whom; a dictionary for `keys`."""
+"""Members that stand before that in an engine's prompt, or decide which clients share it; a dictionary for `keys`."""
 _PIECES = [slice(start, end) for start, end in itertools.pairwise((0, *BOUNDARIES))]
 """What lies between two boundaries."""
 _FACTOR = 0x9E3779B97F4A7C15
@@ -41,16 +41,16 @@ _FACTOR = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _bytes_of = struct.Struct(">Q").pack
 _MODELS_MAX = 1024
-"""So many models are remembered with what their chains begin with."""
+"""At most this many models are remembered with the beginnings of their chains."""
 _SPAN_BYTES_MAX = BOUNDARIES[-1]
 _TAIL_BYTES = 512
-"""What follows a prompt is mostly so short, and is looked for there first."""
+"""The part of a body after its prompt is mostly shorter than this, and is searched first."""
 _SEARCHED_BYTES_MAX = 1024 * 1024
 """A member that begins later in the body is not looked for."""
 
 
 class PrefixChain:
-    """The digests of a request's prefix at BOUNDARIES, and what was believed of them when its endpoint was chosen."""
+    """The digests of a request's prefix at BOUNDARIES, and the beliefs about them when its endpoint was chosen."""
 
     __slots__ = ("deepest", "digests", "holders", "length", "matched", "was_wrong")
 
@@ -65,7 +65,7 @@ class PrefixChain:
         self.holders = 0
         """How many endpoints were believed to hold a part of it."""
         self.was_wrong = False
-        """Whether the response showed that the chosen one held far less."""
+        """Whether the response showed that the chosen endpoint held far less."""
 
     def __repr__(self) -> str:
         return f"<PrefixChain {self.matched}/{self.length} bytes, {len(self.digests)} digests>"
@@ -75,7 +75,7 @@ def chain_of(path: bytes, body: Body, names: Sequence[str], model: str) -> Prefi
     """Return the chain of a request, or None if its prefix is too short or its route has no prompt.
 
     `names` are those of the body's members in their order. The search for a member is quick, not exact: a body may be
-    written so that another place is found, which is the same one in the conversation's next request.
+    written so that another place is found. The conversation's next request leads to the same place.
     """
     member = PROMPTS.get(path)
     if member is None or len(body) <= BOUNDARIES[0]:
@@ -97,8 +97,8 @@ def chain_of(path: bytes, body: Body, names: Sequence[str], model: str) -> Prefi
 
 
 def _seed(value: bytes) -> int:
-    """Return what a chain begins with that belongs to this: with another one, all its digests are others."""
-    return int.from_bytes(hashlib.sha1(value, usedforsecurity=False).digest()[:8])
+    """Return the beginning of a chain with this value: with another value, all digests of the chain differ."""
+    return int.from_bytes(hashlib.sha1(value, usedforsecurity=False).digest()[:8], "big")
 
 
 @functools.lru_cache(_MODELS_MAX)

@@ -1,11 +1,11 @@
 """Which endpoints are believed to have which prefixes in their engines' caches. Purely synchronous.
 
-What the gateway has sent there is believed, until a worker reports or a response shows that it is not so. There is no
-tree: each digest stands for a whole prefix, so nothing has to be split or merged, and what is not used goes by itself.
+A prefix that the gateway has sent is believed to be there, until a worker's report or a response contradicts it. There
+is no tree: each digest stands for a whole prefix, so nothing must be split or merged, and unused entries expire.
 
-What is known of a prefix is one integer: no garbage collection looks at it, and the digests of a request share it.
+The entry of a prefix is a single integer: no garbage collection looks at it, and the digests of a request share it.
 
-The two loops over a chain are plain: other work empties the caches of the processor between two requests, so that a few
+The two loops over a chain are plain. Other work empties the caches of the processor between two requests, so a few
 more functions of Python's own cost more than sixteen turns of a loop.
 """
 
@@ -21,42 +21,42 @@ from ichat.routing.endpoint import CacheHolder, Endpoint
 from ichat.routing.prefix_chain import PrefixChain
 
 HOLDERS_MAX = 4
-"""So many endpoints are remembered of a prefix, the newest ones."""
+"""At most this many endpoints are remembered of a prefix: the newest."""
 _HOLDER_BITS, _USES_BITS = 20, 16
 _HOLDERS_MASK = (1 << HOLDERS_MAX * _HOLDER_BITS) - 1
 _HOLDER_MASK = (1 << _HOLDER_BITS) - 1
 _USES_MAX = (1 << _USES_BITS) - 1
 _FREED_MAX = 256
-"""So many entries are freed at a time, since to free thousands of them takes milliseconds."""
+"""At most this many entries are freed at a time, since to free thousands of them needs milliseconds."""
 
 
 class Match(NamedTuple):
-    """What is known of a request's chain."""
+    """The knowledge about a request's chain."""
 
     bytes_of: Mapping[Endpoint, int]
-    """The bytes that each endpoint holds which holds any."""
+    """The bytes of each endpoint that holds any."""
     deepest: int
     """The most that one of them holds."""
     uses: int
-    """How many requests had just so much in common with earlier ones, the older the less."""
+    """How many requests had exactly this length in common with earlier requests, the older the less."""
     known: Sequence[int | None]
-    """What was known of the chain's digests, in the index' own form."""
+    """The earlier knowledge about the chain's digests, in the index' own form."""
 
 
 class PrefixIndex:
-    """What is known of prefixes by their digests: those used in the last while, and those of the while before."""
+    """The knowledge about prefixes by their digests: those used in the last while, and those of the while before."""
 
     def __init__(self, clock: Callable[[], float], settings: Routing) -> None:
         self._clock = clock
         self._young: dict[bytes, int] = {}
         self._old: dict[bytes, int] = {}
         self._freed: dict[bytes, int] = {}
-        """What is forgotten, and freed bit by bit."""
+        """Forgotten entries, which are freed bit by bit."""
         self._holders: dict[int, CacheHolder] = {}
         self._numbers: dict[CacheHolder, int] = {}
         self._next_number = itertools.cycle(range(1, _HOLDER_MASK)).__next__
         self._turn_at = math.inf
-        """When the young ones become the old ones."""
+        """When the young entries become the old entries."""
         self.reconfigure(settings)
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ class PrefixIndex:
         self._turn_at = min(self._turn_at, self._clock() + self._turn_s)
 
     def _turn(self, now: float) -> None:
-        """Forget what has not been used for a while, or make room."""
+        """Forget entries that have not been used for a while, or make room."""
         for _ in range(min(_FREED_MAX, len(self._freed))):
             self._freed.popitem()
         if now >= self._turn_at or len(self._young) >= self._young_max:
@@ -95,7 +95,7 @@ class PrefixIndex:
         return number
 
     def _holders_of(self, known: int) -> Iterator[CacheHolder]:
-        """Yield the holders that count in what is known of a prefix."""
+        """Yield the holders that count in the entry of a prefix."""
         known >>= _USES_BITS
         while known:
             holder = self._holders.get(known & _HOLDER_MASK)
@@ -104,7 +104,7 @@ class PrefixIndex:
             known >>= _HOLDER_BITS
 
     def _known(self, digest: bytes) -> int | None:
-        """Return what is known of a digest; what is old is young again."""
+        """Return the entry of a digest; an old entry becomes young again."""
         known = self._young.get(digest)
         if known is None:
             known = self._old.pop(digest, None)
@@ -114,7 +114,7 @@ class PrefixIndex:
         return known
 
     def match(self, chain: PrefixChain, now: float | None = None) -> Match:
-        """Return what is known of a chain; `now` saves a look at the clock."""
+        """Return the knowledge about a chain; `now` saves a look at the clock."""
         if now is None:
             now = self._clock()
         if now >= self._turn_at or len(self._young) >= self._young_max or self._freed:
@@ -142,7 +142,7 @@ class PrefixIndex:
         return Match(found, deepest, uses, known)
 
     def part_of(self, chain: PrefixChain) -> "PrefixIndex":
-        """Return an index that knows the same of a chain, and can be asked without a change of this one."""
+        """Return an index that knows the same of a chain, and can be asked without a change of this index."""
         part = copy.copy(self)
         part._young = {one: self._young[one] for one in chain.digests if one in self._young}
         part._old = {one: self._old[one] for one in chain.digests if one in self._old}
@@ -177,7 +177,7 @@ class PrefixIndex:
                 young[digest] = after
 
     def _with(self, known: int, number: int) -> int:
-        """Return what is known of a prefix that one endpoint more has."""
+        """Return the entry of a prefix with another endpoint."""
         holders = known >> _USES_BITS
         while holders:
             if holders & _HOLDER_MASK == number:
@@ -194,7 +194,7 @@ class PrefixIndex:
             self._young[digest] = self._with(self._known(digest) or 0, number)
 
     def discard(self, digests: Iterable[bytes], endpoint: Endpoint) -> int:
-        """Record that an endpoint has these prefixes no longer; return of how many it was believed."""
+        """Record that an endpoint has these prefixes no longer; return how many it was believed to have."""
         number, count = self._numbers.get(endpoint.holder), 0
         for digest in digests:
             place = self._young if digest in self._young else self._old
@@ -207,7 +207,7 @@ class PrefixIndex:
 
 
 def _without(known: int, number: int | None) -> int:
-    """Return what is known of a prefix that one endpoint has no longer."""
+    """Return the entry of a prefix without an endpoint that has it no longer."""
     holders, kept, shift = known >> _USES_BITS, 0, 0
     while holders:
         if holders & _HOLDER_MASK != number:

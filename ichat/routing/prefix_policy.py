@@ -1,7 +1,7 @@
 """The policy `prefix_aware`: a request goes where the beginning of its prompt is cached, unless that costs too much.
 
-The decision is a pure function of what is known of each endpoint (`decide`). A prefix that many requests share spreads
-as soon as one endpoint has more to do than another. A conversation, which nobody shares, stays where it is.
+The decision is a pure function of the facts about each endpoint (`decide`). A prefix that many requests share spreads
+as soon as an endpoint has more to do than another. A conversation is not shared and stays where it is.
 """
 
 import random
@@ -16,32 +16,32 @@ from ichat.routing.prefix_index import Match, PrefixIndex
 from ichat.routing.request import RoutingRequest
 
 REQUEST_BYTES = 64
-"""One request more in progress weighs as much as so many bytes of a prompt that are computed once more."""
+"""An additional request in progress weighs as much as this many bytes of a prompt that are computed once more."""
 OVERLOAD = 1.5
 OVERLOAD_REQUESTS_MIN, OVERLOAD_REQUESTS_MAX = 4, 64
-"""An endpoint has too much to do with OVERLOAD times the requests of the average that are also so many more.
+"""An endpoint is overloaded with OVERLOAD times the average number of requests, and this many more than the average.
 
-How many: a sixteenth of what it may have, within these bounds.
+How many: a sixteenth of the most that it may have, within these bounds.
 """
 WORK_REQUESTS, WORK_REQUESTS_MAX = 48, 4
-"""An endpoint that lately got twice the requests of an average one counts WORK_REQUESTS more, one that got a tenth more
-a tenth of that, and none more than WORK_REQUESTS_MAX: a slow endpoint may well have got fewer. So new conversations go
-where few were lately. Where nobody holds anything, this decides only among the least loaded.
+"""Penalty for recent work, in requests: WORK_REQUESTS x (its recent requests - the fewest) / their average, at most
+WORK_REQUESTS_MAX: a slow endpoint may well have got fewer. It sends new conversations to endpoints that had few
+lately. If no endpoint holds anything, it decides only among the least loaded.
 """
 PULL_BYTES, CALM = 1024, 2
-"""The same for one request more than CALM times what the calmest endpoint has had on average of late.
+"""The same in bytes, for each request of its recent average beyond CALM times the lowest recent average.
 
 It counts as far as the endpoint has more to do at present, too. A conversation that moves goes on elsewhere, so it may
-cost more where one endpoint has had far more to do for long: an endpoint that comes back gets its part of them. One
-whose load is high for a moment keeps its own.
+cost more where an endpoint has had far more to do for long. A returning endpoint thus gets its part of them.
+An endpoint with a high load for a moment keeps its own.
 """
 RAMP_S = 30.0
 RAMP_REQUESTS = 2
-"""An endpoint that has been ready for less than RAMP_S counts so many requests more."""
+"""An endpoint that has been ready for less than RAMP_S counts this many requests more."""
 
 
 class Candidate(NamedTuple):
-    """What the decision depends on of one endpoint."""
+    """The facts about an endpoint on which the decision depends."""
 
     matched: int
     """The bytes of the request's prefix that it is believed to hold."""
@@ -55,7 +55,7 @@ class Candidate(NamedTuple):
 
 
 def decide(candidates: Sequence[Candidate], uses: int) -> tuple[int, Rule]:
-    """Return which of at least one candidate gets a request, by its place, and by which rule.
+    """Return the place of the candidate that gets a request, and the rule; there must be a candidate.
 
     `uses` says how many requests went other ways where the deepest match ends: as many will gain by another holder.
     """
@@ -79,7 +79,7 @@ def decide(candidates: Sequence[Candidate], uses: int) -> tuple[int, Rule]:
 
 
 def _best(costs: list[tuple[float, ...]]) -> int:
-    """Return the place of the least of them, of equal ones any."""
+    """Return the place of the least of them; of equals, any."""
     least = min(costs)
     if costs.count(least) == 1:
         return costs.index(least)
@@ -87,7 +87,7 @@ def _best(costs: list[tuple[float, ...]]) -> int:
 
 
 def is_overloaded(candidate: Candidate, mean: float) -> bool:
-    """Return whether an endpoint has so many requests more than the average that it gets no more."""
+    """Return whether an endpoint has too many requests above the average to get more."""
     more = max(OVERLOAD_REQUESTS_MIN, min(OVERLOAD_REQUESTS_MAX, candidate.in_flight_max // 16))
     return candidate.load > mean * OVERLOAD and candidate.load > mean + more
 
@@ -100,7 +100,7 @@ class PrefixAware(LeastLoaded):
         self._index = index
         self._is_rehearsal = is_rehearsal
         self._found: tuple[PrefixChain, Match] | None = None
-        """What is known of the request whose endpoint has just been chosen."""
+        """The knowledge about the request that has just got its endpoint."""
 
     def compared(self, found: Ready, request: RoutingRequest) -> Sequence[Endpoint]:
         """Return some of many endpoints: neighbours, and those of any place that hold a part of the prefix."""
@@ -133,12 +133,12 @@ class PrefixAware(LeastLoaded):
         return request.prefix is not None and self._index.is_deepest(request.prefix, endpoint)
 
     def _match(self, prefix: PrefixChain, now: float) -> Match:
-        """Return what is known of the chain of the request whose endpoint is chosen now; it is looked up once."""
+        """Return the knowledge about the chain of the request that gets its endpoint now; it is looked up once."""
         found, self._found = self._found, None
         return found[1] if found is not None and found[0] is prefix else self._index.match(prefix, now)
 
     def on_start(self, endpoint: Endpoint, request: RoutingRequest, now: float) -> None:
-        """Note that the endpoint will have the request's prefix, so that the next one of the kind follows it."""
+        """Note that the endpoint will have the request's prefix, so that the next request of the kind follows it."""
         prefix = request.prefix
         if prefix is not None:
             match = self._match(prefix, now)
@@ -149,9 +149,9 @@ class PrefixAware(LeastLoaded):
 
 
 def describe(endpoints: Iterable[Endpoint], match: Match, now: float, *, is_noted: bool = False) -> Sequence[Candidate]:
-    """Return what the decision depends on of each endpoint, for a request of which this is known.
+    """Return the facts about each endpoint on which the decision depends, for a request with this match.
 
-    `is_noted` says that what is seen of the endpoints is to be remembered.
+    `is_noted` says that the observations of the endpoints will be remembered.
     """
     bytes_of, described = match.bytes_of, list[Candidate]()
     for one in endpoints:

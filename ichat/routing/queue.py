@@ -12,7 +12,7 @@ from ichat.routing.request import Lease, RoutingRequest
 
 @attrs.define(eq=False)
 class Waiter:
-    """One request in a queue."""
+    """A request in a queue."""
 
     request: RoutingRequest
     granted: Callable[[], None]
@@ -25,7 +25,7 @@ class Waiter:
     waits_for_load: bool = False
     """Whether it began to wait since nothing served its model, but could be loaded."""
     passed_over: int = 0
-    """How often another one of its flow was served first, since the endpoint suited that one better."""
+    """How often another request of its flow was served first, since the endpoint suited that request better."""
     is_evicted: bool = False
     """Whether it had to leave a full queue, in which its flow had the most requests."""
 
@@ -41,7 +41,7 @@ class Demand:
 
 
 class FairQueue:
-    """The requests that wait for one model."""
+    """The requests that wait for a model."""
 
     def __init__(self) -> None:
         self._flows: dict[str, dict[Waiter, None]] = {}
@@ -65,7 +65,7 @@ class FairQueue:
         self._count += 1
 
     def first_of(self, key: str, count: int) -> Iterator[Waiter]:
-        """Return the oldest waiters of a flow, at most so many."""
+        """Return the oldest waiters of a flow, at most `count`."""
         return itertools.islice(self._flows.get(key, ()), count)
 
     def oldest_since(self) -> float:
@@ -96,7 +96,7 @@ class FairQueue:
             self._flows[key] = flow
 
     def eligible(self) -> Iterator[Waiter]:
-        """Yield the waiters eligible for the next slot: the head of each flow, and those behind a restricted one."""
+        """Yield the waiters eligible for the next slot: the head of each flow, and those behind a restricted waiter."""
         for flow in list(self._flows.values()):
             for waiter in list(flow):
                 yield waiter
@@ -104,7 +104,7 @@ class FairQueue:
                     break
 
     def eviction_victim(self, key: str) -> Waiter | None:
-        """Return the waiter to evict for a new one of this flow: the newest of the longest flow, if that is longer."""
+        """Return the waiter to evict for a new waiter of this flow: the newest of the longest flow, if longer."""
         longest = max(self._flows.values(), key=len, default=None)
         if longest is None or len(longest) <= len(self._flows.get(key, ())) + 1:
             return None

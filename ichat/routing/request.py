@@ -1,4 +1,4 @@
-"""What the balancer knows of a request, and what the request gets."""
+"""The balancer's knowledge about a request, and the lease that the request gets."""
 
 from collections.abc import Callable, Collection
 
@@ -8,33 +8,36 @@ from ichat.routing.endpoint import Endpoint
 from ichat.routing.prefix_chain import PrefixChain
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class RoutingRequest:
-    """One request for a model, as far as its route depends on it."""
+    """A request for a model, as far as its route depends on it. Only the balancer changes it (`make_prefix`)."""
 
     model: str
     session: bytes = b""
-    """Requests with the same one go to the same endpoint; empty: to any."""
+    """Requests with the same session go to the same endpoint; empty: to any."""
     fairness_key: str = ""
     """Flows with different keys take turns in a queue."""
     excluded: Collection[Endpoint] = ()
     """Endpoints that have failed with it."""
     only: Endpoint | None = None
-    """The one endpoint that can answer it, if there is just one: it keeps the response that the request continues."""
+    """The only endpoint that can answer it, if there is just one: it keeps the response that the request continues."""
 
     prefix: PrefixChain | None = None
     """The beginning of its prompt, if its route may depend on that."""
+    make_prefix: Callable[[], PrefixChain | None] | None = attrs.field(default=None, repr=False)
+    """Returns `prefix`. The balancer calls it if its choice depends on that, and forgets it when the request is routed
+    first: it holds the request's body."""
     skips_open: bool = False
     """Whether an endpoint with an open circuit is not asked even if it answers: another model can be asked instead."""
 
     @property
     def is_restricted(self) -> bool:
-        """Whether a request behind it in the queue may be served while this one cannot."""
+        """Whether a request behind it in the queue may be served while this request cannot."""
         return bool(self.excluded) or self.only is not None
 
 
 class Lease:
-    """One request's place at an endpoint."""
+    """A request's place at an endpoint."""
 
     __slots__ = ("_on_end", "_probe", "_request", "endpoint")
 

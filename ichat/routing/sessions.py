@@ -1,7 +1,7 @@
 """Which of several endpoints a session belongs to. Purely synchronous.
 
 Endpoints have points on a circle, and so has a session. The session goes to the endpoint with the point that follows
-one of the session's points most closely. So only the sessions of an endpoint that comes or goes move, and the endpoint
+one of the session's points most closely. So only the sessions of a new or removed endpoint move, and the endpoint
 is found without looking at all of them.
 """
 
@@ -17,7 +17,7 @@ _POINTS = struct.Struct(">8Q")
 """With eight points each, sessions are spread well over two endpoints as over thousands."""
 _CIRCLE = 2**64
 _STEPS_MAX = 32
-"""So many points that follow a session's are looked at for an endpoint that is free."""
+"""At most this many points that follow a session's are looked at for an endpoint that is free."""
 
 
 @functools.lru_cache(maxsize=16384)

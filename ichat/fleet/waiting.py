@@ -1,19 +1,19 @@
-"""Waiting for what the registry and the balancer know: no loop polls them."""
+"""Waiting for changes of the registry and the balancer: no loop polls them."""
 
 from collections.abc import Callable
 
 import trio
 
-from ichat.routing.availability import Refusal
+from ichat.fleet.registry import Registry
+from ichat.routing.availability import Loadable, Refusal
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.queue import Waiter
-from ichat.routing.registry import Registry
 from ichat.routing.request import Lease, RoutingRequest
 
 
 async def wait_changed(registry: Registry) -> None:
-    """Wait until something in the registry has changed, but for what only time changes."""
+    """Wait for a change in the registry, except changes by time alone."""
     changed = trio.Event()
     registry.add_listener(changed.set)
     try:
@@ -34,23 +34,22 @@ async def wait_idle(endpoint: Endpoint) -> None:
 
 
 async def wait_lease(
-    balancer: Balancer, request: RoutingRequest, queue_s: float, load_wait_s: float, loading: Callable[[], None]
+    balancer: Balancer, request: RoutingRequest, queue_s: float, loading: Callable[[Loadable], float]
 ) -> Lease | Refusal:
     """Wait for a lease in the queue of the request's model, or return why there is none after `queue_s`.
 
-    While the model is being loaded, the request waits for `load_wait_s` in all; `loading` is called when that begins.
+    `loading` is called when it begins to wait for the model to be loaded, and returns for how long it does so in all.
     """
     granted = trio.Event()
     waiter = balancer.wait(request, granted.set)
     if not isinstance(waiter, Waiter):
         return waiter
     try:
-        if not balancer.is_loadable(request.model):
+        if balancer.loadable(request.model) is None:
             with trio.move_on_after(queue_s):
                 await granted.wait()
-        if not granted.is_set() and balancer.is_loadable(request.model):
-            loading()
-            with trio.move_on_at(waiter.since + load_wait_s):
+        if not granted.is_set() and (load := balancer.loadable(request.model)) is not None:
+            with trio.move_on_at(waiter.since + loading(load)):
                 await granted.wait()
     except trio.Cancelled:
         if waiter.lease is not None:

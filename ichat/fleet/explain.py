@@ -10,18 +10,18 @@ from typing import Any, Literal
 import attrs
 
 from ichat.config.schema import Routing
-from ichat.protocol import Count, Share
+from ichat.fleet.load_view import LoadView
+from ichat.fleet.registry import Registry
+from ichat.fleet.worker_record import State, WorkerRecord
+from ichat.protocol.messages import Count, Share
 from ichat.routing.availability import Loadable, NotReady, Ready, Refusal, Unknown
 from ichat.routing.balancer import Balancer
 from ichat.routing.circuit_breaker import CircuitView
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.load_view import LoadView
 from ichat.routing.policies import Rule
 from ichat.routing.prefix_index import Match
 from ichat.routing.prefix_policy import describe, is_overloaded
-from ichat.routing.registry import Registry
 from ichat.routing.request import RoutingRequest
-from ichat.routing.worker_record import State, WorkerRecord
 
 Outcome = Rule | Literal["loading", "queued", "queue_full", "not_ready", "draining"]
 """The rule by which an endpoint gets a request, or what becomes of the request if none does."""
@@ -71,7 +71,10 @@ class TargetView:
 
     model: str
     share: Share | None
-    """Of the name's requests, by the weights; None: this is a fallback, or for prompts that are too long."""
+    """Of the name's requests now, by the weights of the targets that can answer; 0: this one cannot.
+
+    None: this is a fallback, or for prompts that are too long.
+    """
     place: Count | None
     """The place among those that the request goes to, from 1 on; None: the request goes to another target."""
     rule: Outcome
@@ -106,7 +109,8 @@ class RouteView:
     candidates: Sequence[CandidateView]
     """All that have the model, those that are not ready too, in the order of their ids."""
     alias: str | None = None
-    """The name that was asked for, if it stands for models; `model` is then the one that gets the request."""
+    """The name that was asked for, or the pattern that matches it, if that stands for models; `model` is then the one
+    that gets the request."""
     plan: Sequence[TargetView] = ()
     """Those models, if it does: its targets, then its fallbacks. Without a session, the plan of the largest share."""
     load: LoadView | None = None
@@ -116,7 +120,7 @@ class RouteView:
 def explain(
     registry: Registry, balancer: Balancer, settings: Routing, request: RoutingRequest, now: float
 ) -> RouteView | Unknown:
-    """Return where a request would go now, and why; what a load would take is known to the supervisor."""
+    """Return where a request would go now, and why; the supervisor knows the cost of a load."""
     decided = balancer.rehearse(request)
     if isinstance(decided, Unknown):
         return decided
@@ -126,24 +130,24 @@ def explain(
     match = balancer.prefixes.part_of(chain).match(chain) if chain is not None else NO_MATCH
     candidates = balancer.candidates(ready, request, now)
     overloaded = _overloaded(candidates, match, now) if settings.policy == "prefix_aware" else ()
-    views: list[CandidateView] = []
-    for endpoint, worker in _having(registry, request.model):
+
+    def view_of(endpoint: Endpoint | None, worker: WorkerRecord | None) -> CandidateView:
         why_not = None
         if endpoint is None or endpoint not in ready:
             why_not = _why_not_ready(registry, endpoint, worker)
         elif endpoint not in candidates:
             why_not = _why_not(endpoint, request, now)
         state = registry.state(worker) if worker is not None else "ready" if endpoint in ready else "unhealthy"
-        views.append(
-            CandidateView(
-                worker_id=worker.id if worker is not None else endpoint.id.decode() if endpoint is not None else "",
-                state=state,
-                chosen=endpoint is not None and endpoint is chosen,
-                why_not=why_not,
-                overloaded=endpoint in overloaded,
-                **_counts_of(endpoint, match, now),
-            )
+        return CandidateView(
+            worker_id=worker.id if worker is not None else endpoint.id.decode() if endpoint is not None else "",
+            state=state,
+            chosen=endpoint is not None and endpoint is chosen,
+            why_not=why_not,
+            overloaded=endpoint in overloaded,
+            **_counts_of(endpoint, match, now),
         )
+
+    views = [view_of(endpoint, worker) for endpoint, worker in _having(registry, request.model)]
     if isinstance(decided, tuple):
         outcome, reason = decided[1], None
     else:
@@ -222,5 +226,6 @@ def _without(refusal: Refusal, model: str, balancer: Balancer, settings: Routing
     waiting = balancer.waiting_for(model)
     outcome, why = ("loading", refusal.reasons) if isinstance(refusal, Loadable) else ("queued", "all are full")
     if waiting >= settings.queue_max:
-        return "queue_full", f"{why}, and the queue has {waiting} requests already (routing.queue_max)"
-    return outcome, f"{why}, and {waiting} requests wait already" if waiting else why
+        return "queue_full", f"{why}, and the queue is full: it has {waiting} (routing.queue_max)"
+    already = "1 request waits already" if waiting == 1 else f"{waiting} requests wait already"
+    return outcome, f"{why}, and {already}" if waiting else why

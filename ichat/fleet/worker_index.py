@@ -1,13 +1,13 @@
-"""The workers by what is asked for: a model, a group, or a response that one of them keeps. Purely synchronous."""
+"""The workers by model, by group, and by the responses that they keep. Purely synchronous."""
 
 from collections.abc import Collection
 
 import attrs
 
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.routing.availability import Ready
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.near_names import NearNames
-from ichat.routing.worker_record import WorkerRecord
 
 
 @attrs.frozen
@@ -21,7 +21,7 @@ class _Entry:
 
 @attrs.define(eq=False)
 class _ModelWorkers:
-    """The workers of one model name."""
+    """The workers of a model name."""
 
     workers: dict[WorkerRecord, None] = attrs.field(factory=dict[WorkerRecord, None])
     ready: dict[WorkerRecord, Endpoint] = attrs.field(factory=dict[WorkerRecord, Endpoint])
@@ -44,7 +44,7 @@ class _ModelWorkers:
 
 
 class WorkerIndex:
-    """Knows of each worker what `update` was last told, so that nothing looks at all workers."""
+    """Knows the state of each worker at its last `update`, so that nothing looks at all workers."""
 
     def __init__(self) -> None:
         self._entries: dict[WorkerRecord, _Entry] = {}
@@ -75,6 +75,14 @@ class WorkerIndex:
             self._ready.pop(worker, None)
         for name in entry.names:
             self._models[name].set_ready(worker, ready)
+        return True
+
+    def set_not_ready(self, worker: WorkerRecord) -> bool:
+        """Record that a worker cannot serve now; return whether it could before."""
+        if self._ready.pop(worker, None) is None:
+            return False
+        for name in self._entries[worker].names:
+            self._models[name].set_ready(worker, None)
         return True
 
     def _add(self, worker: WorkerRecord, entry: _Entry) -> None:
@@ -125,7 +133,7 @@ class WorkerIndex:
         return self._ready.keys()
 
     def is_ready(self, worker: WorkerRecord) -> bool:
-        """Return whether a worker could serve when `update` was last told."""
+        """Return whether a worker could serve at its last `update`."""
         return worker in self._ready
 
     def of_model(self, model: str) -> Collection[WorkerRecord]:
@@ -134,12 +142,12 @@ class WorkerIndex:
         return workers.workers.keys() if workers is not None else ()
 
     def of_group(self, worker: WorkerRecord) -> Collection[WorkerRecord]:
-        """Return the workers that name a worker's group, if it names one."""
+        """Return the workers that name a worker's group, if it names any."""
         entry = self._entries.get(worker)
         return self._groups[entry.group].keys() if entry is not None and entry.group is not None else ()
 
     def of_tag(self, tag: str) -> WorkerRecord | None:
-        """Return the worker whose responses have this tag in their ids."""
+        """Return the worker with this tag in the ids of its responses."""
         return self._tags.get(tag)
 
     def models(self) -> Collection[str]:

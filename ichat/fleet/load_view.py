@@ -1,4 +1,4 @@
-"""What it would take to load a model that is not loaded, for operators who ask before they do it."""
+"""The cost of loading a model that is not loaded, for operators before they do it."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal

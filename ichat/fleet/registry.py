@@ -1,6 +1,5 @@
-"""The gateway's picture of its workers and models. Purely synchronous: what is decided is decided in one step."""
+"""The gateway's picture of its workers and models. Purely synchronous: each decision is made in a single step."""
 
-import itertools
 import logging
 import math
 import time
@@ -10,25 +9,31 @@ from typing import Any
 import attrs
 
 from ichat.config.schema import CircuitBreaker, Config, Limits
-from ichat.protocol import Heartbeat, Machine, PeerLoss, names_of
-from ichat.routing import groups
+from ichat.fleet import groups
+from ichat.fleet.packed_args import ArgsPacker, PackedArgs
+from ichat.fleet.probes import ProbedFleet
+from ichat.fleet.registered_servers import Server
+from ichat.fleet.views import describe
+from ichat.fleet.worker_record import AWAY, Registration, State, WorkerEnd, WorkerRecord
+from ichat.fleet.worker_table import FORGET_S, WorkerTable
+from ichat.protocol.messages import Heartbeat, Machine, PeerLoss, names_of
 from ichat.routing.availability import TooManyWorkers, TooMuchRegistered
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.listened import Listened
-from ichat.routing.model_directory import ModelDirectory
-from ichat.routing.packed_args import ArgsPacker, PackedArgs
-from ichat.routing.probes import record_probe
-from ichat.routing.views import describe
-from ichat.routing.worker_record import AWAY, State, WorkerEnd, WorkerRecord
-from ichat.routing.worker_table import FORGET_S, WorkerTable
 
 log = logging.getLogger(__name__)
 
-KEEP_S = 600.0
-"""How often, at most, the state directory is told that a worker still answers its health checks."""
+
+@attrs.frozen
+class Recorded:
+    """The result of a heartbeat that was recorded."""
+
+    is_new: bool = False
+    """Whether the worker was not known before."""
+    has_moved: bool = False
+    """Whether another start of it is reached now, or it is reached elsewhere or no longer."""
 
 
-class Registry(ModelDirectory, Listened):
+class Registry(ProbedFleet):
     """The workers by their ids, and the endpoints of each model."""
 
     def __init__(
@@ -40,22 +45,19 @@ class Registry(ModelDirectory, Listened):
     ) -> None:
         """`external` has the endpoints of each external model; `max_in_flight` is the default of a worker."""
         table = WorkerTable(clock, wedged_after_s)
-        ModelDirectory.__init__(self, external, table)
-        Listened.__init__(self)
-        self._clock, self._table = clock, table
-        self.max_in_flight = max_in_flight
+        super().__init__(external, table, clock, max_in_flight)
         self._workers_max = Limits().workers_max
         self._packer = ArgsPacker()
         self._circuit_breaker = CircuitBreaker()
-        self._kept_at = -math.inf
-        self.version = 0
-        """Grows when the state directory or a log follower has to look: a worker comes, goes, or is elsewhere."""
 
     def __repr__(self) -> str:
         return f"<Registry {', '.join(worker.id for worker in self)}>"
 
     def __iter__(self) -> Iterator[WorkerRecord]:
         return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
 
     def get(self, worker_id: str) -> WorkerRecord | None:
         """Return the worker of this id."""
@@ -77,12 +79,6 @@ class Registry(ModelDirectory, Listened):
         """Return in a few words why a worker that is not ready gets no requests."""
         return self._table.why_not_ready(worker)
 
-    def _begin(self, worker: WorkerRecord) -> None:
-        """Forget what was known of an earlier start of a worker."""
-        worker.begin()
-        if (endpoint := self._table.endpoint_of(worker)) is not None:
-            endpoint.begin()
-
     def state_until(self, worker: WorkerRecord) -> float:
         """Return the time at which the state of a worker changes if nothing is heard of it until then."""
         return self._table.state_until(worker)
@@ -91,79 +87,11 @@ class Registry(ModelDirectory, Listened):
         """Return whether a worker has been silent for a while, or has ended."""
         return self.state(worker) in AWAY
 
-    def expect(self, worker_id: str, names: list[str], unix_socket: str | None = None) -> WorkerRecord:
-        """Add a worker that is being started here, before its first heartbeat."""
-        worker = WorkerRecord(worker_id, managed=True, expected=names, unix_socket=unix_socket)
-        self._table.add(worker)
-        self._record_change(worker)
-        return worker
-
-    def configure(
-        self,
-        worker: WorkerRecord,
-        *,
-        names: list[str],
-        max_in_flight: int | None,
-        settings: Mapping[str, Any],
-        on_demand: bool = False,
-    ) -> None:
-        """Set what a managed worker will serve, how many requests at once, and what operators see of its settings.
-
-        `on_demand` says that it has a process only while its model is wanted. Such a worker keeps its adapters' names.
-        """
-        if not on_demand or worker.expected[:1] != names[:1]:
-            worker.expected = names
-        worker.max_in_flight, worker.settings, worker.on_demand = max_in_flight, settings, on_demand
-        self._set_concurrency(worker)
-        self._record_change(worker)
-
-    def drain(self, worker: WorkerRecord) -> None:
-        """Send a managed worker no more requests: it is about to be stopped."""
-        worker.is_draining = True
-        self._table.refresh(worker)
-        self._notify()
-
-    def resume(self, worker: WorkerRecord) -> None:
-        """Send a managed worker requests again: it is not stopped after all."""
-        worker.is_draining = False
-        self._table.refresh(worker)
-        self._notify()
-
-    def cool(self, worker: WorkerRecord, end: WorkerEnd | None = None) -> None:
-        """Record that a worker that is loaded on demand has no process now, and is loaded once somebody asks for it.
-
-        `end` says how its process ended, if that was not asked for.
-        """
-        self._begin(worker)
-        worker.is_cold, worker.ready_at, worker.end = True, None, end or worker.end
-        self._record_change(worker)
-
-    def expect_ready(self, worker: WorkerRecord, at: float | None) -> None:
-        """Record when a worker that is being loaded will probably be ready; None: not known."""
-        worker.ready_at = at
-
-    def restart(self, worker: WorkerRecord) -> None:
-        """Count another start of a managed worker, unless it was cold, and forget what was known of the one before."""
-        worker.restarts += not worker.is_cold
-        self._begin(worker)
-        self._record_change(worker)
-
-    def set_piped(self, worker: WorkerRecord, *, is_piped: bool) -> None:
-        """Set whether the output of a managed worker comes through a pipe of this gateway."""
-        worker.is_piped = is_piped
-        self._record_change(worker)
-
     def remove(self, worker: WorkerRecord) -> None:
         """Forget a worker."""
         if self._table.get(worker.id) is worker:
             self._table.remove(worker)
             self._record_change(worker)
-
-    def _record_change(self, worker: WorkerRecord) -> None:
-        """Record a change of a worker that the next gateway should know of."""
-        self._table.refresh(worker)
-        self.version += 1
-        self._notify()
 
     def snapshot(self) -> list[tuple[Heartbeat, float, PackedArgs | None]]:
         """Return the newest heartbeats of the workers that were not started here, each with its age in seconds.
@@ -174,7 +102,7 @@ class Registry(ModelDirectory, Listened):
         return [
             (worker.heartbeat, now - worker.heard_at, worker.args if worker.is_foreign else None)
             for worker in self._table
-            if worker.heartbeat and not worker.managed and not worker.is_down
+            if worker.heartbeat and not worker.managed and not worker.is_down and worker.server is None
         ]
 
     def restore(
@@ -191,19 +119,32 @@ class Registry(ModelDirectory, Listened):
                 return
             worker = WorkerRecord(heartbeat.worker_id, managed=False)
             self._record(worker, heartbeat, self._clock() - age_s)
-            worker.is_stale, worker.can_return = True, can_return and worker.is_foreign
+            worker.is_stale, worker.can_return, worker.load = True, can_return and worker.is_foreign, None
             self._table.add(worker)
             if worker.can_return:
                 self._place(worker, heartbeat)
             self._table.refresh(worker)
 
     def record_heartbeat(
-        self, heartbeat: Heartbeat, sender: str | None = None
-    ) -> bool | TooManyWorkers | TooMuchRegistered:
-        """Record a heartbeat; return whether the worker was new. A good-bye removes a worker from elsewhere.
+        self, heartbeat: Heartbeat, sender: str | None = None, registration: Registration | None = None
+    ) -> Recorded | TooManyWorkers | TooMuchRegistered:
+        """Record a heartbeat, or return the limit that it would pass. A good-bye removes a worker from elsewhere.
 
-        `sender` is whose share of what may be registered a worker from elsewhere takes; None: nobody's.
+        `sender` is the party with the share of registrations that a worker from elsewhere counts in; None: no party.
+        `registration` is that of a whole heartbeat.
         """
+        known = self._table.get(heartbeat.worker_id)
+        before = known.place if known is not None else None
+        is_new = self._admit(heartbeat, sender)
+        if not isinstance(is_new, bool):
+            return is_new
+        worker = self._table.get(heartbeat.worker_id)
+        if worker is not None and registration is not None and heartbeat.state != "gone":
+            worker.registration = registration
+        return Recorded(is_new, (worker.place if worker is not None else None) != before)
+
+    def _admit(self, heartbeat: Heartbeat, sender: str | None) -> bool | TooManyWorkers | TooMuchRegistered:
+        """Record a heartbeat; return whether the worker was new, or the limit that it would pass."""
         for silent in self._table.pop_expired():
             self.remove(silent)
         known = self._table.get(heartbeat.worker_id)
@@ -231,11 +172,11 @@ class Registry(ModelDirectory, Listened):
         self._place(worker, heartbeat)
         self._table.refresh(worker)
         if worker.managed or changes != (self.version, self._table.changes):
-            self._notify()
+            self.notify()
         return known is None
 
     def _weigh(self, heartbeat: Heartbeat, known: WorkerRecord | None, sender: str | None) -> TooMuchRegistered | None:
-        """Count what a worker from elsewhere has the gateway keep; return the limit that it would pass, if it does."""
+        """Count the memory for a worker from elsewhere in the gateway; return the limit that it would pass, if any."""
         if sender is None or (known is not None and known.managed):
             return None
         args = self._packer.pack(heartbeat.args) if heartbeat.args else known.args if known is not None else None
@@ -249,35 +190,55 @@ class Registry(ModelDirectory, Listened):
             log.warning("worker %s gets no requests for %s: external routes have that name", worker.id, sorted(hidden))
         return worker
 
-    def _set_concurrency(self, worker: WorkerRecord) -> None:
-        if (endpoint := self._table.endpoint_of(worker)) is not None and worker.heartbeat:
-            endpoint.in_flight_max = worker.max_in_flight or worker.heartbeat.max_in_flight or self.max_in_flight
-
     def reconfigure(self, config: Config) -> None:
         """Use the limits and circuit breakers of another configuration; counts and circuits keep their state."""
-        self.max_in_flight, self._workers_max = config.routing.max_in_flight, config.limits.workers_max
-        self._circuit_breaker, self._table.weights.limits = config.circuit_breaker, config.limits
-        for worker in self._table:
-            self._set_concurrency(worker)
-        for endpoint in (*self._table.endpoints(), *self._routes()):
-            endpoint.circuit.settings = config.circuit_breaker
-        self._table.refresh_all(config.timeouts.wedged_after_s)
-        self._notify()
+        before, self.max_in_flight = self.max_in_flight, config.routing.max_in_flight
+        self._workers_max, self._table.weights.limits = config.limits.workers_max, config.limits
+        self._table.restart_wait_s = config.timeouts.restart_wait_s
+        if before != self.max_in_flight:
+            for worker in self._table:
+                self._set_concurrency(worker)
+        for route in self.routes():  # they may be new
+            route.circuit.settings = config.circuit_breaker
+        if self._circuit_breaker != config.circuit_breaker:
+            self._circuit_breaker = config.circuit_breaker
+            for endpoint in self._table.endpoints():
+                endpoint.circuit.settings = config.circuit_breaker
+        self._table.set_wedged_after(config.timeouts.wedged_after_s)
+        self.notify()
 
-    def _routes(self) -> Iterator[Endpoint]:
-        """Return the endpoints of all external routes."""
-        return itertools.chain.from_iterable(self.external.values())
+    def use_servers(self, servers: Mapping[str, Server]) -> None:
+        """Make these servers of the configuration workers, in place of those of the configuration before.
+
+        A server keeps its counts if its table is the same, and gets its new certificates and key.
+        """
+        for worker in self:
+            if worker.server is not None and worker.id not in servers:
+                self.remove(worker)
+        for server in servers.values():
+            known = self.get(server.worker_id)
+            endpoint = self.endpoint_of(known) if known is not None else None
+            before = known.server if known is not None else None
+            if known is not None and endpoint is not None and before is not None and before.settings == server.settings:
+                known.server = server
+                endpoint.reconfigure(server.upstream, server.access)
+                continue
+            settings, upstream = server.settings, server.upstream
+            worker = WorkerRecord(server.worker_id, managed=False, server=server, max_in_flight=settings.max_in_flight)
+            worker.settings = {"api_base": settings.api_base}
+            heartbeat = Heartbeat(server.worker_id, settings.model_name, upstream.host, upstream.port)
+            self._record(worker, heartbeat, self._clock())
+            self._table.add(worker)
+            self._place(worker, heartbeat)
+            self._record_change(worker)
 
     def require_reauthentication(self) -> None:
         """Send workers from elsewhere nothing until their next heartbeat, since they must now know another token."""
-        for worker in self._table:
-            worker.is_stale = worker.is_stale or not worker.managed
-            worker.can_return = False
-        self._table.refresh_all()
-        self._notify()
+        self._table.set_stale()
+        self.notify()
 
     def _record_goodbye(self, worker: WorkerRecord, heartbeat: Heartbeat) -> None:
-        """Forget a worker that has ended in good order; one that failed is shown for a while."""
+        """Forget a worker that has ended in good order; a worker that failed is shown for a while."""
         if not heartbeat.failure:
             self.remove(worker)
             return
@@ -300,80 +261,26 @@ class Registry(ModelDirectory, Listened):
         if heartbeat.args:
             worker.args = self._packer.pack(heartbeat.args)
             heartbeat = attrs.evolve(heartbeat, args={})
-        worker.record_heartbeat(heartbeat, now)
+        self.loads.record(worker, worker.record_heartbeat(heartbeat, now))
 
     def _place(self, worker: WorkerRecord, heartbeat: Heartbeat) -> None:
-        """Make the worker's endpoint, or correct it by what the worker says of itself."""
+        """Make the worker's endpoint, or correct it by the worker's own report."""
         endpoint = self._table.place(worker, heartbeat, self._circuit_breaker)
         self._set_concurrency(worker)
         endpoint.reports_prefixes, endpoint.reports_usage = heartbeat.prefix_reports, heartbeat.usage_reports
+        endpoint.reports_late_usage = heartbeat.late_usage_reports
         if heartbeat.state == "asleep":  # with an empty cache
             endpoint.forget_prefixes()
         counts = (heartbeat.progress.get("running"), heartbeat.progress.get("waiting"))
         endpoint.report(int(sum(count for count in counts if count is not None)), self._clock())
 
-    def stopped(self, worker: WorkerRecord) -> None:
-        """Record that a managed worker was ended on purpose."""
-        self._table.break_group_of(worker, "was stopped")
-
-    def fail(self, worker: WorkerRecord, end: WorkerEnd, retry_at: float | None = None) -> None:
-        """Record how a worker ended by itself, and when it will be started again."""
-        if not worker.is_down:
-            self._table.break_group_of(worker, end.why)
-        worker.end, worker.is_down, worker.retry_at, worker.ready_at = end, True, retry_at, None
-        self._record_change(worker)
-
     def lost(self, worker_id: str) -> list[PeerLoss]:
-        """Return what the group of a worker has lost, or seems to have lost, since this worker is there."""
+        """Return the members that a worker's group has lost, or seems to have lost, since this worker is there."""
         worker = self._table.get(worker_id)
         return [] if worker is None else groups.losses_of(worker, self._table.group_of(worker), self._clock())
 
-    def to_probe(self) -> list[tuple[Endpoint, WorkerRecord | None]]:
-        """Return what health checks ask: workers that are not iChat's own, and routes with a health path."""
-        return [
-            *(
-                (endpoint, worker)
-                for worker in self._table
-                if worker.is_foreign and (endpoint := self.endpoint_of(worker)) is not None and not worker.is_down
-                if worker.can_return or not worker.is_stale
-            ),
-            *((endpoint, None) for endpoint in self._routes() if endpoint.route and endpoint.route.health_path),
-        ]
-
-    def probed(
-        self, endpoint: Endpoint, worker: WorkerRecord | None, why: str, *, is_well: bool, failures_max: int
-    ) -> None:
-        """Record the result of a health check: healthy, `why` not, or nothing.
-
-        A healthy worker can be reached, and need not send heartbeats.
-        """
-        now, changes = self._clock(), (self.version, self._table.changes)
-        has_changed = record_probe(endpoint, worker, why, now, is_well=is_well, failures_max=failures_max)
-        if worker is None:
-            self._has_ill_routes = any(route.health_failure for route in self._routes())
-        else:
-            if is_well and now - self._kept_at > KEEP_S:  # the time is kept, if roughly
-                self._kept_at, self.version = now, self.version + 1
-            self._table.refresh(worker)
-        if has_changed or changes != (self.version, self._table.changes):
-            self._notify()
-
-    def forget_probes(self) -> None:
-        """Forget the results of health checks: there are none any more."""
-        for endpoint in (*self._table.endpoints(), *self._routes()):
-            endpoint.forget_probes()
-        self._has_ill_routes = False
-        for worker in self._table:
-            worker.answers = False
-            self._table.refresh(worker)
-
-    def wants_machine(self, worker_id: str) -> bool:
-        """Return whether a worker has not told yet, at this start of the gateway, what machine it runs on."""
-        worker = self._table.get(worker_id)
-        return worker is not None and worker.machine is None
-
     def machines(self) -> list[tuple[str, Machine]]:
-        """Return what the workers that are there tell of their machines, by their ids, the newest first."""
+        """Return the machines that the present workers report, by the workers' ids, the newest first."""
         newest = sorted(self._table, key=lambda worker: worker.heartbeat_at, reverse=True)
         return [(worker.id, worker.machine) for worker in newest if worker.machine and not self.is_away(worker)]
 

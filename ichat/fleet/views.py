@@ -6,14 +6,17 @@ from typing import Annotated, Any, Literal, TypeVar
 import attrs
 
 from ichat.config.strict import Between
-from ichat.protocol import Count, ModelCard, PeerLoss
+from ichat.fleet.worker_record import HEALTHY, State, WorkerRecord
+from ichat.protocol.load_story import LoadStory
+from ichat.protocol.messages import Count, ModelCard, PeerLoss
 from ichat.routing.availability import Availability, Ready
 from ichat.routing.circuit_breaker import CircuitView
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.worker_record import HEALTHY, State, WorkerRecord
 
 _Result = TypeVar("_Result")
 
+LOADING: frozenset[State] = frozenset(("starting", "loading", "waking"))
+"""In other states it is not known that a load goes on."""
 CARDS_AT_ONCE = 500
 """How many models are looked at in one step, or those of one worker."""
 
@@ -47,12 +50,18 @@ class WorkerFacts:
     """Seconds until the worker is started again; None: the worker is not down, or stays down."""
     on_demand: bool
     """Whether the worker has a process only while its model is wanted."""
+    coming: bool
+    """Whether the worker will probably be ready soon without being asked for: it starts, or is started again."""
     ready_in_s: Annotated[float, Between(0)] | None
-    """Seconds until the worker will probably be ready; None: not known, or it is not being loaded on demand."""
+    """Seconds until the worker will probably be ready; None: not known, or it is not being loaded."""
+    load: LoadStory | None
+    """The load that is under way; None: there is none."""
+    last_load: LoadStory | None
+    """The last load after which the worker was ready; None: not known."""
     lost: Sequence[PeerLoss]
     """Workers that the worker's group has lost."""
-    beat_age_s: float | None
-    """Seconds since the newest heartbeat; None: there was none yet."""
+    heartbeat_age_s: float | None
+    """Seconds since the newest heartbeat; None: there was none yet, or the configuration registers the server."""
 
 
 @attrs.frozen(kw_only=True)
@@ -82,7 +91,7 @@ class WorkerSummary(WorkerFacts):
     pid: int | None
     """The worker's first process, on its own machine."""
     phase: str | None
-    """What the worker is doing, in a few words."""
+    """What the worker is doing, in a few words; None: the worker has no process, or does not say."""
     progress: Mapping[str, float | None] | None
     """What the engine is doing, by its own account."""
     running: float | None
@@ -103,9 +112,9 @@ def describe(
     known: dict[str, Any] = {}
     if heartbeat:
         args = worker.args.unpack() if worker.args is not None else {}
-        left_out = ("args", "backend_args", "machine", "registration")
+        left_out = ("args", "backend_args", "load", "loaded", "machine", "registration")
         known = attrs.asdict(heartbeat, filter=lambda field, _: field.name not in left_out)
-        known |= {"args": args, "backend_args": args}
+        known |= {"args": args, "backend_args": args, "phase": worker.phase}
     view = WorkerView(
         **_facts(worker, endpoint, state, lost, now),
         exit_code=end.exit_code if end else None,
@@ -130,7 +139,7 @@ def summarize(
         host=heartbeat.host if heartbeat else None,
         port=heartbeat.port or None if heartbeat else None,
         pid=heartbeat.pid if heartbeat else None,
-        phase=heartbeat.phase if heartbeat else None,
+        phase=worker.phase or None,
         progress=progress,
         running=told.get("running"),
         waiting=told.get("waiting"),
@@ -159,9 +168,12 @@ def _facts(
         "cause": end.cause or None if end else None,
         "retry_in_s": _rest_s(worker.retry_at, now),
         "on_demand": worker.on_demand,
+        "coming": worker.is_coming(state, endpoint.trouble if endpoint else ""),
         "ready_in_s": _rest_s(worker.ready_at, now) if state != "ready" else None,
+        "load": worker.load.story(now) if worker.load and state in LOADING else None,
+        "last_load": worker.last_load.story(now) if worker.last_load else None,
         "lost": lost,
-        "beat_age_s": round(now - worker.heartbeat_at, 3) if heartbeat else None,
+        "heartbeat_age_s": round(now - worker.heartbeat_at, 3) if heartbeat and not worker.server else None,
     }
 
 
@@ -193,11 +205,15 @@ def model_steps(
             if only is not None and card.id != only:
                 continue
             known, owner = found.get(card.id, (card, backend))
-            lengths = [one.max_model_len for one in (known, card) if one.max_model_len is not None]
-            shortest = min(lengths, default=None)
-            same = known if known.max_model_len == shortest else attrs.evolve(known, max_model_len=shortest)
-            found[card.id] = (same, owner)
+            found[card.id] = (_with_shortest(known, card), owner)
     return found
+
+
+def _with_shortest(known: ModelCard, other: ModelCard) -> ModelCard:
+    """Return a model's card with the shorter context of two."""
+    lengths = [one.max_model_len for one in (known, other) if one.max_model_len is not None]
+    shortest = min(lengths, default=None)
+    return known if known.max_model_len == shortest else attrs.evolve(known, max_model_len=shortest)
 
 
 def result_of(steps: Generator[None, None, _Result]) -> _Result:

@@ -1,19 +1,19 @@
-"""When each worker is to be looked at again, without looking at all of them. Purely synchronous."""
+"""When each worker must be looked at again, without looking at all of them. Purely synchronous."""
 
 import heapq
 import itertools
 import math
 
-from ichat.routing.worker_record import WorkerRecord
+from ichat.fleet.worker_record import WorkerRecord
 
 _STALE_ENTRIES_MAX = 64
-"""So many entries more than twice the workers may wait in the heap that count no longer."""
+"""The heap may have this many entries more than twice the workers before stale entries are removed."""
 
 
 class Deadlines:
     """A time for each worker, of which the earliest is known.
 
-    To set a later time costs nothing: the worker is then handed out too early, and has to be set again.
+    To set a later time costs nothing: the worker is then handed out too early, and must be set again.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Deadlines:
                 heapq.heapify(self._heap)
 
     def pop(self, now: float) -> list[WorkerRecord]:
-        """Return the workers whose time has come, which are forgotten until they are set again."""
+        """Return the workers whose time has passed, and forget them until they are set again."""
         found: list[WorkerRecord] = []
         while self._heap and self._heap[0][0] <= now:
             at, _, worker = heapq.heappop(self._heap)

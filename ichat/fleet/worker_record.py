@@ -1,31 +1,62 @@
-"""One worker as the gateway knows it, and the state that follows from that. Purely synchronous."""
+"""A worker as the gateway knows it, and the state that follows from that. Purely synchronous."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
 
-from ichat.protocol import Heartbeat, Machine, ModelCard, PeerLoss, WorkerState, names_of, response_tag
-from ichat.routing.packed_args import PackedArgs
-from ichat.routing.prefix_hits import PrefixHits
+from ichat.errors import DECLINED
+from ichat.fleet.packed_args import PackedArgs
+from ichat.fleet.prefix_hits import PrefixHits
+from ichat.fleet.registered_servers import Server
+from ichat.fleet.worker_load import WorkerLoad, load_after, load_of
+from ichat.protocol.messages import Heartbeat, Machine, ModelCard, PeerLoss, WorkerState, names_of, response_tag
+from ichat.routing.availability import NOT_NOW
 
 HEARTBEATS_MISSED_MAX = 3
-"""A worker that has been silent for so many of its intervals is unhealthy."""
+"""A worker that has been silent for this many of its intervals is unhealthy."""
 
 State = WorkerState | Literal["cold", "unhealthy", "wedged", "stale", "restarting", "failed", "broken"]
-"""What a worker says of itself, or what the gateway knows better.
+"""A worker's state by its own report, or by the gateway's observation.
 
-`cold` is loaded on demand and has no process now; `wedged` has requests and makes no step; `stale` is from before the
-gateway's start, with no heartbeat since then; `restarting` has ended and will be started again, `failed` has not;
+`cold` is loaded on demand and has no process now; `wedged` has requests and makes no step. `stale` is from before the
+gateway's start, with no heartbeat since then. `restarting` has ended and will be started again, `failed` has not.
 `broken` has lost another member of its group.
 """
 HEALTHY: frozenset[State] = frozenset(("ready", "following", "cold", "asleep"))
-"""The states in which a worker gets requests, works for the one of its group that does, or waits to be wanted."""
+"""The states in which a worker gets requests, works for the worker of its group that does, or waits to be wanted."""
 LOADABLE: frozenset[State] = frozenset(("cold", "asleep", "waking", "starting", "loading", "draining"))
-"""The states of workers loaded on demand that will be ready once somebody has asked for them and waited."""
+"""The states of workers loaded on demand that will be ready once a request has waited for them."""
+COMING: frozenset[State] = frozenset(("starting", "loading", "waking"))
+"""The states of workers that are on their way, whether their models are wanted or not."""
 AWAY: frozenset[State] = frozenset(("unhealthy", "stale", "failed", "gone"))
 """The states of workers that have been silent for a while, or have ended."""
+_ENGINE_LOST = DECLINED[b"engine_dead"]
+"""The trouble of a worker that ends soon, since its engine has died."""
+
+_TOLD: Mapping[State, str] = {
+    "loading": "it is being loaded",
+    "starting": "it is being started",
+    "waking": "it is being woken",
+    "restarting": "it is being restarted",
+    "draining": "it is being stopped",
+    "cold": "it is not loaded",
+    "asleep": "it is asleep",
+    "following": "the leader of its group is not ready",
+    "stale": "its worker has not been heard of since the gateway was started",
+    "unhealthy": "its worker is unhealthy",
+    "wedged": "its worker is stuck",
+    "broken": "its group of workers has lost a member",
+    "gone": "its worker has ended",
+    "failed": "it has failed; an operator sees why in the console, or with `ichat.pyz workers`",
+}
+"""The text for clients about a model with workers in these states: the first of them counts."""
+
+
+def told_of(states: Collection[State]) -> str:
+    """Return the text for clients about a model that nothing serves, by the states of its workers."""
+    return next((words for state, words in _TOLD.items() if state in states), NOT_NOW)
 
 
 @attrs.frozen
@@ -33,7 +64,7 @@ class WorkerEnd:
     """How a worker's process ended, and why."""
 
     why: str
-    """In a few words, to be put after the worker's name."""
+    """In a few words, for use after the worker's name."""
     at: float
     """In seconds since 1970."""
     exit_code: int | None = None
@@ -49,44 +80,70 @@ class WorkerEnd:
         return f"{self.why}: {self.cause.removesuffix('.')}" if self.cause else self.why
 
 
+@attrs.frozen(eq=False)
+class Registration:
+    """The registration in a worker's newest whole heartbeat, and the sender and rules of the last check of its host."""
+
+    digest: bytes | None
+    """The digest of all its members, as it was received; None where there can be none."""
+    name: str
+    """The worker's own digest of it; empty if it gave none."""
+    interval_s: float
+    """The worker's own interval, in seconds."""
+    host: str
+    """The worker's host by its own account."""
+    checked_for: object
+    """The rules and the sender for which the host was last checked."""
+    checked_at: float
+    """The time of that check, in seconds of Trio's clock."""
+
+
 @attrs.define(eq=False)
 class WorkerRecord:
-    """One worker as the gateway knows it."""
+    """A worker as the gateway knows it."""
 
     id: str
     managed: bool
     heartbeat: Heartbeat | None = None
-    """The newest one, without its arguments; None for a managed worker before its first."""
+    """The newest heartbeat, without its arguments; None for a managed worker before its first."""
     args: PackedArgs | None = None
     """The engine's arguments, once a heartbeat of this start had them."""
     _served: frozenset[str] = frozenset()
     """The names in that heartbeat."""
+    registration: Registration | None = None
+    """That of its newest whole heartbeat, if this gateway has received any of this start."""
     tag: str = ""
-    """What the ids of the responses have in them that it keeps."""
+    """The part of the ids of the responses that it keeps."""
     heartbeat_at: float = -math.inf
     known_since: float = math.inf
-    """When the first heartbeat of its newest start came."""
+    """When the first heartbeat of its newest start arrived."""
     last_healthy_at: float = -math.inf
-    """When its newest heartbeat came that was no good-bye: later workers are not in its group."""
+    """When its newest heartbeat arrived that was no good-bye: later workers are not in its group."""
     lost: PeerLoss | None = None
-    """What its group has lost for good."""
+    """The member that its group has lost for good."""
     expected: list[str] = attrs.field(factory=list[str])
     """The names that a managed worker will serve, known before its first heartbeat."""
     end: WorkerEnd | None = None
     """How it last ended by itself; it may have been started again since."""
     is_down: bool = False
-    """Whether `end` is how things are now."""
+    """Whether `end` is the current state."""
     retry_at: float | None = None
-    """When a worker that is down will be started again; one that is loaded on demand, not before somebody asks."""
+    """When a worker that is down will be started again; if it is loaded on demand, not before a request."""
     on_demand: bool = False
     """Whether a managed worker has a process only while its model is wanted."""
     is_cold: bool = False
-    """Whether it has none now, since nobody wants its model."""
+    """Whether it has none now, since its model is not wanted."""
     ready_at: float | None = None
     """When a worker that is being loaded will probably be ready."""
     cards: Sequence[ModelCard] = ()
     """Of a worker that is cold: its models, as its last process described them."""
     restarts: int = 0
+    began_at: float | None = None
+    """When its newest start began, known of a managed worker."""
+    was_ready: bool = False
+    """Whether it was ready in its newest start."""
+    returns: bool = False
+    """Whether it is drained in order to be started anew."""
     is_draining: bool = False
     """Whether it gets no more requests, since it is about to be stopped."""
     is_stale: bool = False
@@ -102,22 +159,35 @@ class WorkerRecord:
     stuck_since: float = math.inf
     """Since when it has had requests and that count has stood still."""
     is_piped: bool = False
-    """Whether its lines come through a pipe, since its newest start was here."""
+    """Whether its lines arrive through a pipe, since its newest start was here."""
     unix_socket: str | None = None
     """Where it is reached by a shorter way than its port, known of a managed worker."""
     max_in_flight: int | None = None
     """Requests under way at once, at most, where the gateway's configuration says so."""
+    server: Server | None = None
+    """The server, if the configuration registers it; such a worker sends no heartbeats."""
     settings: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
-    """What operators see of how a managed worker is run."""
+    """The settings of a managed worker that operators see."""
     machine: Machine | None = None
-    """Its machine, by the newest heartbeat that told of one."""
+    """Its machine, by the newest heartbeat that reported any."""
+    load: WorkerLoad | None = None
+    """The load that is under way."""
+    last_load: WorkerLoad | None = None
+    """The last load after which it was ready."""
     prefix_hits: PrefixHits = attrs.field(factory=PrefixHits)
     """How much of its prompts its engine had in its cache lately."""
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is not iChat's own: those say of each start of theirs which one it is."""
+        """Whether it is not iChat's own: iChat's own workers identify each of their starts."""
         return not self.managed and self.heartbeat is not None and not self.heartbeat.start_id
+
+    @property
+    def place(self) -> tuple[str, str, int] | None:
+        """Its start, host and port; None if it must not be reached."""
+        if self.heartbeat is None or self.is_down:
+            return None
+        return self.heartbeat.start_id, self.heartbeat.host, self.heartbeat.port
 
     @property
     def has_failed(self) -> bool:
@@ -129,6 +199,15 @@ class WorkerRecord:
         if self.on_demand:
             return model in self.names
         return model in (self._served if self.heartbeat and self.heartbeat.model_name else self.expected)
+
+    @property
+    def phase(self) -> str:
+        """Its current phase, by its newest heartbeat or the gateway's own steps; nothing while it is down."""
+        if self.is_down or self.is_cold:
+            return ""
+        if self.heartbeat is None:
+            return self.load.phase if self.load else ""
+        return self.heartbeat.phase
 
     @property
     def names(self) -> list[str]:
@@ -175,18 +254,25 @@ class WorkerRecord:
         return self.heartbeat.state
 
     def state_until(self, now: float, wedged_after_s: float) -> float:
-        """Return the time from which the state is another one if nothing is heard of it until then."""
+        """Return the time from which the state is different if nothing is heard of it until then."""
         ends = (self._silent_at, self.stuck_since + wedged_after_s)
         return math.nextafter(min((end for end in ends if end >= now), default=math.inf), math.inf)
 
     @property
     def _silent_at(self) -> float:
         """When it has missed too many heartbeats."""
+        if self.server is not None:
+            return math.inf
         interval_s = self.heartbeat.heartbeat_interval if self.heartbeat else math.inf
         return self.heartbeat_at + interval_s * HEARTBEATS_MISSED_MAX
 
-    def record_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
-        """Record its newest heartbeat, and what that tells of the machine, if anything."""
+    def registered(self, registration: Registration) -> None:
+        """Record its registration."""
+        self.registration = registration
+
+    def record_heartbeat(self, heartbeat: Heartbeat, now: float) -> WorkerLoad | None:
+        """Record its newest heartbeat, and its machine if that is reported. Return a load that it has ended."""
+        self.was_ready = self.was_ready or heartbeat.state == "ready"
         self.machine = heartbeat.machine or self.machine
         self.heartbeat = attrs.evolve(heartbeat, machine=None) if heartbeat.machine else heartbeat
         self.heartbeat_at, self.heard_at, self.is_stale = now, now, False
@@ -194,6 +280,18 @@ class WorkerRecord:
         self._served = frozenset(names_of(heartbeat))
         if self.on_demand and heartbeat.models:
             self.expected, self.cards = self.names, heartbeat.models
+        return self._record_load(heartbeat, now)
+
+    def _record_load(self, heartbeat: Heartbeat, now: float) -> WorkerLoad | None:
+        """Record a heartbeat's report on a load; return that load if it has ended."""
+        load = load_after(self.load, heartbeat, now)
+        if load is None or load.ended_at is None:
+            self.load = load
+            if self.last_load is None or (not self.managed and self.last_load.is_unlike(heartbeat)):
+                self.last_load = load_of(heartbeat, now)
+            return None
+        self.load, self.last_load, self.ready_at = None, load, None
+        return load
 
     def note_steps(self, heartbeat: Heartbeat, now: float) -> None:
         """Record the engine's progress: an engine that is busy while its count of steps stands still is stuck."""
@@ -207,28 +305,56 @@ class WorkerRecord:
             self.busy_steps = steps if busy else None
 
     def begin(self) -> None:
-        """Forget what was known of its earlier start: there is a new one."""
+        """Forget the facts of its earlier start: there is a new start."""
         self.heartbeat, self.args, self.heartbeat_at, self.lost, self.machine = None, None, -math.inf, None, None
         self.known_since, self.last_healthy_at = math.inf, -math.inf
         self.is_down, self.retry_at, self.is_draining, self.is_cold = False, None, False, False
-        self.tag = ""
+        self.was_ready, self.returns = False, False
+        self.tag, self.registration = "", None
         self.busy_steps, self.stuck_since = None, math.inf
         self.answers = False
+        self.load = None
         self.prefix_hits = PrefixHits()
 
     def is_loadable(self, now: float, state: State) -> bool:
-        """Return whether it will be ready once somebody has asked for it and waited, if this is its state now."""
+        """Return whether it will be ready once a request has waited for it, if this is its state now."""
         if not self.on_demand:
             return False
         return state in LOADABLE or (state == "restarting" and self.retry_at is not None and now >= self.retry_at)
 
+    def is_coming(self, state: State, trouble: str) -> bool:
+        """Return whether it will probably be ready soon, without being asked for, if these are its state and trouble.
+
+        A worker that ended before it was ready may end so again: it is not waited for until it is started again.
+        """
+        if self.on_demand:
+            return False
+        if state in COMING or (state == "restarting" and self.was_ready):
+            return True
+        return self.managed and (state == "gone" or trouble == _ENGINE_LOST or (state == "draining" and self.returns))
+
+    def comes_at(self) -> float | None:
+        """Return when a worker that is on its way will probably be ready; None: not known."""
+        if self.ready_at is not None or self.last_load is None or self.began_at is None:
+            return self.ready_at
+        begins_at = self.began_at if not self.is_down or self.retry_at is None else self.retry_at
+        return begins_at + self.last_load.seconds
+
+    def doing(self, state: State) -> str:
+        """Return the activity of a worker in this state that is waited for, in a few words."""
+        if state == "cold":
+            return "about to start"
+        if state not in COMING and state != "asleep":
+            return "about to start again"
+        return self.phase or state
+
     def overlapped_with(self, other: "WorkerRecord") -> bool:
-        """Return whether the other was healthy at some time during this run, with a tolerance of one heartbeat."""
+        """Return whether the other was healthy at some time during this run, with the tolerance of a heartbeat."""
         interval = other.heartbeat.heartbeat_interval if other.heartbeat else 0
         return self.known_since <= other.last_healthy_at + interval
 
     def why_not_ready(self, now: float, wedged_after_s: float, trouble: str) -> str:
-        """Return in a few words why it gets no requests; `trouble` is its endpoint's."""
+        """Return to operators in a few words why it gets no requests; `trouble` is its endpoint's."""
         state = self.state(now, wedged_after_s, trouble)
         if self.is_down:
             words = "it can be asked for again" if self.on_demand else "it is started again"
@@ -244,5 +370,6 @@ class WorkerRecord:
             return f"worker {self.id} has not been heard of for {now - self.heard_at:.0f} s"
         if self.lost is not None:
             return f"worker {self.id} lost {self.lost.worker_id}, which {self.lost.why}"
-        phase = self.heartbeat.phase if self.heartbeat else ""
-        return f"worker {self.id} is {state}" + (f" ({phase})" if phase and phase != state else "")
+        if self.phase.startswith(state):
+            return f"worker {self.id} is {self.phase}"
+        return f"worker {self.id} is {state}" + (f" ({self.phase})" if self.phase else "")

@@ -1,17 +1,19 @@
 """The models of external routes and workers by their names. Purely synchronous."""
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 
-from ichat.protocol import ModelCard
+from ichat.fleet.views import model_steps, result_of
+from ichat.fleet.worker_table import RETRY_AFTER_S, WorkerTable
+from ichat.protocol.load_story import LoadStory
+from ichat.protocol.messages import ModelCard
 from ichat.routing.availability import Availability, Ready, without_ill
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.near_names import NearNames
-from ichat.routing.views import model_steps, result_of
-from ichat.routing.worker_table import RETRY_AFTER_S, WorkerTable
 
 
 class ModelDirectory:
-    """What is asked of models, whoever serves them."""
+    """Answers questions about models, for workers and external routes alike."""
 
     def __init__(self, external: Mapping[str, Sequence[Endpoint]], table: WorkerTable) -> None:
         """`external` has the endpoints of each external model."""
@@ -19,6 +21,10 @@ class ModelDirectory:
         self._table = table
         self._has_ill_routes = False
         self._routes_near = external, NearNames(external)
+
+    def use_routes(self, external: Mapping[str, Sequence[Endpoint]]) -> None:
+        """Go on with these endpoints of external models."""
+        self.external = external
 
     def availability(self, model: str) -> Availability:
         """Return whether a model can be served now: by its external routes, else by its ready workers."""
@@ -36,7 +42,7 @@ class ModelDirectory:
         return {*self.external, *self._table.models()}
 
     def names_near(self, model: str, is_shown: Callable[[str], bool]) -> set[str]:
-        """Return some of the names that may be shown, those near to this one among them."""
+        """Return some of the names that may be shown, those near to this name among them."""
         if self._routes_near[0] is not self.external:
             self._routes_near = self.external, NearNames(self.external)
         return self._table.names_near(model, is_shown) | self._routes_near[1].around(model, is_shown)
@@ -58,6 +64,20 @@ class ModelDirectory:
         """Return one of the `models`, with its owner."""
         routes = {name: self.external[name]} if name in self.external else {}
         return result_of(model_steps(routes, self._table.listed(name), name)).get(name)
+
+    def story(self, model: str, now: float) -> LoadStory | None:
+        """Return the load of a model that will end first; None while none is under way."""
+        stories = [worker.load.story(now) for worker in self._table.of_model(model) if worker.load is not None]
+        return min(stories, key=lambda one: math.inf if one.rest_s is None else one.rest_s, default=None)
+
+    def owner_of(self, model: str) -> str:
+        """Return what serves a model, now or once it is ready: an engine, or `external`; empty if it is not known."""
+        if model in self.external:
+            return "external"
+        worker = next(iter(self._table.of_model(model)), None)
+        if worker is None:
+            return ""
+        return worker.heartbeat.backend if worker.heartbeat else str(worker.settings.get("backend", ""))
 
     def is_loaded(self, model: str) -> bool | None:
         """Return whether a model that is loaded on demand can be served at once; None: it is no such model."""

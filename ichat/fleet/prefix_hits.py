@@ -1,11 +1,11 @@
 """How much of its prompts an engine had in its prefix cache lately, from the two counts in its worker's heartbeats."""
 
 WINDOW_S = 150.0
-"""The rate is of the time since a mark that is so old, or up to twice as old."""
+"""The rate covers the time since a mark of this age, or up to twice this age."""
 
 
 class PrefixHits:
-    """The rate of one start of an engine."""
+    """The rate of a start of an engine."""
 
     __slots__ = ("_marked_at", "_newest", "_older", "_recent")
 
@@ -19,7 +19,7 @@ class PrefixHits:
         return f"<PrefixHits {self.rate()}>"
 
     def record(self, prompt_tokens: float | None, cached_tokens: float | None, now: float) -> None:
-        """Record what a heartbeat counts since the engine's start."""
+        """Record the counts of a heartbeat since the engine's start."""
         if prompt_tokens is None or cached_tokens is None:
             return
         counts = (prompt_tokens, cached_tokens)
@@ -31,7 +31,7 @@ class PrefixHits:
         self._newest = counts
 
     def rate(self) -> float | None:
-        """Return the cached share of the prompts' tokens, 0 to 1; None where there were none."""
+        """Return the cached share of the prompts' tokens, 0 to 1; None if there were none."""
         prompts = self._newest[0] - self._older[0]
         if prompts <= 0:
             return None

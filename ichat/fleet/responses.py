@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import attrs
 
+from ichat.fleet.registry import Registry
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.protocol.responses import RESPONSE_ID
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.registry import Registry
-from ichat.routing.worker_record import WorkerRecord
 
 
 @attrs.frozen

@@ -12,7 +12,7 @@ import attrs
 
 @attrs.frozen(eq=False, weakref_slot=True)
 class PackedArgs:
-    """The arguments of one engine, compressed."""
+    """The arguments of an engine, compressed."""
 
     data: bytes = attrs.field(repr=False)
 
@@ -22,7 +22,7 @@ class PackedArgs:
 
 
 class ArgsPacker:
-    """Packs arguments, those of workers with the same ones once."""
+    """Packs arguments; workers with the same arguments share them."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[bytes, PackedArgs] = weakref.WeakValueDictionary()

@@ -1,16 +1,16 @@
-"""Groups of workers that serve one model together: who is in one, and what it means for the others when a member ends.
+"""Groups of workers that serve a model together: their members, and the effect of a member's end on the others.
 
-Every worker may name any group in its heartbeats. It is a member only where it fits in, and only members break a group.
+Every worker may name any group in its heartbeats. It is a member only if it fits in, and only members break a group.
 """
 
 from collections.abc import Iterable, Sequence
 
-from ichat.protocol import PeerLoss
-from ichat.routing.worker_record import HEARTBEATS_MISSED_MAX, WorkerRecord
+from ichat.fleet.worker_record import HEARTBEATS_MISSED_MAX, WorkerRecord
+from ichat.protocol.messages import PeerLoss
 
 
 def loss_of(worker: WorkerRecord, why: str, *, is_certain: bool) -> PeerLoss:
-    """Return the loss of a worker, which has sent heartbeats, as its group is told of it."""
+    """Return the loss of a worker that has sent heartbeats, as its group gets it."""
     assert worker.heartbeat is not None
     return PeerLoss(worker.id, why, worker.heartbeat.host, worker.heartbeat.port, is_certain=is_certain)
 
@@ -21,7 +21,7 @@ def broken_by(gone: WorkerRecord, claimants: Iterable[WorkerRecord], now: float)
 
 
 def losses_of(worker: WorkerRecord, claimants: Iterable[WorkerRecord], now: float) -> list[PeerLoss]:
-    """Return what a worker's group has lost for certain, else the members that have been silent for too long.
+    """Return the certain losses of a worker's group, else the members that have been silent for too long.
 
     `claimants` are the workers that name its group.
     """
@@ -35,7 +35,7 @@ def losses_of(worker: WorkerRecord, claimants: Iterable[WorkerRecord], now: floa
 
 
 def others_of(worker: WorkerRecord, claimants: Iterable[WorkerRecord], now: float) -> list[WorkerRecord]:
-    """Return the other members of a worker's group; none if it is in no group, or no member of the one it names."""
+    """Return the other members of a worker's group; none if it is in no group, or no member of the group it names."""
     group = worker.heartbeat.group if worker.heartbeat else None
     if group is None:
         return []
@@ -52,7 +52,7 @@ def others_of(worker: WorkerRecord, claimants: Iterable[WorkerRecord], now: floa
 def members_of(claimants: Sequence[WorkerRecord], now: float) -> list[WorkerRecord]:
     """Return the members of a group, of the workers that name it in their newest heartbeats.
 
-    Managed workers come first, as nobody else takes their ranks, and then who came first. A worker is a member if it
+    Managed workers stand first, as no other worker gets their ranks, then the earliest. A worker is a member if it
     fits the members before it that are of the same run: it has their size, and a rank that is free.
     """
     members = list[WorkerRecord]()
@@ -63,9 +63,9 @@ def members_of(claimants: Sequence[WorkerRecord], now: float) -> list[WorkerReco
 
 
 def _are_of_one_run(one: WorkerRecord, other: WorkerRecord, now: float) -> bool:
-    """Return whether two workers were healthy at the same time, or may have been until the earlier one is silent.
+    """Return whether two workers were healthy at the same time, or may have been until the earlier is silent.
 
-    A group that is started again soon after its end has other ids, while the old ones have not been missed yet.
+    A group that is started again soon after its end has other ids, while the old workers have not been missed yet.
     """
     first, second = (one, other) if one.known_since <= other.known_since else (other, one)
     if second.known_since <= first.last_healthy_at:

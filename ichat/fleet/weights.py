@@ -1,6 +1,6 @@
-"""How much of the gateway's memory the workers that joined take, all together and by sender. Purely synchronous.
+"""The gateway's memory for the workers that joined, all together and by sender. Purely synchronous.
 
-What several of them say, such as the same names and arguments, is kept once and counted once.
+Things that several of them share, such as the same names and arguments, are kept once and counted once.
 """
 
 import sys
@@ -9,31 +9,35 @@ from collections.abc import Hashable, Iterable, Mapping
 import attrs
 
 from ichat.config.schema import Limits
-from ichat.protocol import Heartbeat, Machine, ModelCard, names_of
+from ichat.fleet.packed_args import PackedArgs
+from ichat.protocol.messages import Heartbeat, LoadPhase, Machine, ModelCard, names_of
 from ichat.routing.availability import TooMuchRegistered
-from ichat.routing.packed_args import PackedArgs
 
 NAME_BYTES = 1000
-"""What a name takes in indexes, beside the name itself."""
+"""The size of a name in indexes, beside the name itself."""
 NAME_TIMES = 7
-"""How often indexes have it, in one form or another."""
+"""How often indexes have it, in some form."""
 CARD_BYTES = 200
-"""What a model of one worker takes there, and its card."""
+"""The size of a model of a worker there, with its card."""
+PHASE_BYTES = 200
+"""The size of a phase of a load beside its texts."""
+LOAD_BYTES = 4000
+"""The size of a load that is under way beside its phases: those of the last load of its model."""
 WORKER_BYTES = 2500
-"""What a worker takes beside the texts that it sends."""
+"""The size of a worker beside the texts that it sends."""
 
 
 @attrs.frozen
 class Registered:
-    """What is kept of one worker."""
+    """The things that are kept of a worker."""
 
     sender: str
     told: Heartbeat
     """The heartbeat that was weighed."""
     shared: Mapping[Hashable, int]
-    """Its names and its arguments, each with the bytes that it takes."""
+    """Its names and its arguments, each with its size in bytes."""
     registration_bytes: int
-    """What else its registration takes."""
+    """The size of the rest of its registration."""
     machine_bytes: int
     own_bytes: int
     """All that is not shared."""
@@ -41,7 +45,7 @@ class Registered:
 
 @attrs.define
 class _Account:
-    """What some workers take together."""
+    """The size of some workers together."""
 
     bytes: int = 0
     names: int = 0
@@ -70,7 +74,7 @@ class _Account:
 
 
 class Weights:
-    """What is kept of the workers that joined, by their ids."""
+    """The sizes of the workers that joined, by their ids."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -82,10 +86,10 @@ class Weights:
         return f"<Weights {self._all.bytes} bytes, {self._all.names} names, {len(self._by_sender)} senders>"
 
     def admit(self, heartbeat: Heartbeat, args: PackedArgs | None, sender: str) -> TooMuchRegistered | None:
-        """Count what a heartbeat from this sender has the gateway keep, in place of its worker's last one.
+        """Count the memory for a heartbeat from this sender, in place of its worker's last heartbeat.
 
-        Return the limit that it would pass, if it does: then the last one counts as before. What takes no more than
-        the last one is always admitted.
+        Return the limit that it would pass, if it does: then the last heartbeat counts as before. A heartbeat not
+        larger than the last is always admitted.
         """
         before = self._registered.get(heartbeat.worker_id)
         one = _weighed(heartbeat, args, sender, before)
@@ -140,8 +144,10 @@ def _is_no_more(one: Registered, before: Registered) -> bool:
 
 
 def _weighed(heartbeat: Heartbeat, args: PackedArgs | None, sender: str, before: Registered | None) -> Registered:
-    """Return what is to be kept of a heartbeat; the parts that are those of the one before are not weighed again."""
+    """Return the sizes of a heartbeat; parts that are those of the heartbeat before are not weighed again."""
     status = _size_of((heartbeat.phase, heartbeat.failure, *heartbeat.progress)) + 32 * len(heartbeat.progress)
+    if heartbeat.load:
+        status += LOAD_BYTES + _size_of_phases(heartbeat.load)
     machine = before.machine_bytes if before is not None else 0
     if heartbeat.machine is not None:
         machine = _size_of_machine(heartbeat.machine)
@@ -164,11 +170,23 @@ def _size_of_registration(heartbeat: Heartbeat, names: int) -> int:
     listed = (*one.model_names, *(one.changed_args or ()), *one.versions, *one.versions.values())
     group = _size_of((one.group.id,)) if one.group is not None else 0
     cards = sum(map(_size_of_card, one.models))
-    return _size_of(texts) + _size_of(listed) + 16 * len(listed) + group + cards + CARD_BYTES * names
+    return (
+        _size_of(texts)
+        + _size_of(listed)
+        + 16 * len(listed)
+        + group
+        + cards
+        + CARD_BYTES * names
+        + _size_of_phases(one.loaded)
+    )
 
 
 def _size_of_card(card: ModelCard) -> int:
     return sys.getsizeof(card.id) + sys.getsizeof(card.root) + sys.getsizeof(card.parent)
+
+
+def _size_of_phases(phases: Iterable[LoadPhase]) -> int:
+    return sum(PHASE_BYTES + _size_of((phase.name, phase.detail)) for phase in phases)
 
 
 def _size_of_machine(machine: Machine) -> int:

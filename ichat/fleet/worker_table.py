@@ -1,7 +1,7 @@
 """The workers with their endpoints, and which of them can serve a model now. Purely synchronous.
 
-A request costs one look at a table, and a heartbeat that changes nothing costs no more however many workers there are:
-what time alone changes is found by its deadline.
+A request costs one look at a table. A heartbeat without changes costs no more, however many workers there are:
+changes by time alone are found by their deadlines.
 """
 
 import functools
@@ -11,16 +11,16 @@ import math
 from collections.abc import Callable, Collection, Iterator
 
 from ichat.config.schema import CircuitBreaker, Limits
+from ichat.fleet import groups
+from ichat.fleet.deadlines import Deadlines
+from ichat.fleet.weights import Weights
+from ichat.fleet.worker_index import WorkerIndex
+from ichat.fleet.worker_record import HEARTBEATS_MISSED_MAX, State, WorkerRecord, told_of
 from ichat.http.pool import Upstream
-from ichat.protocol import Heartbeat
-from ichat.routing import groups
+from ichat.protocol.messages import Heartbeat
 from ichat.routing.availability import Availability, Loadable, NotReady, Unknown
 from ichat.routing.circuit_breaker import Circuit
-from ichat.routing.deadlines import Deadlines
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.weights import Weights
-from ichat.routing.worker_index import WorkerIndex
-from ichat.routing.worker_record import HEARTBEATS_MISSED_MAX, State, WorkerRecord
 
 log = logging.getLogger(__name__)
 
@@ -29,25 +29,27 @@ FAILED_S = 600.0
 """How long a worker is shown that failed and said good-bye."""
 RETRY_AFTER_S = 5
 REASONS_MAX = 8
-"""Of so many workers a client is told why they do not serve its model."""
+"""The most workers with a reason why they do not serve a model."""
 
 
 class WorkerTable:
-    """The workers by their ids; `refresh` has to be called after each change of one of them."""
+    """The workers by their ids; call `refresh` after each change of a worker."""
 
     def __init__(self, clock: Callable[[], float], wedged_after_s: float) -> None:
         self._clock = clock
+        self.restart_wait_s = 0.0
+        """Requests wait for a worker that is on its way if it needs no longer; see `[timeouts]`. 0: none waits."""
         self._wedged_after_s = wedged_after_s
         self._workers: dict[str, WorkerRecord] = {}
         self._endpoints: dict[str, Endpoint] = {}
         """Where the requests of workers go, by the workers' ids, with what this process has seen there."""
         self._index = WorkerIndex()
         self.weights = Weights(Limits())
-        """What the workers that joined have the gateway keep."""
+        """The gateway's memory for the workers that joined."""
         self._changes = Deadlines()
         """When time alone may change the state of a worker."""
         self._expiries = Deadlines()
-        """When a worker that was not started here may have been silent for so long that it is forgotten."""
+        """When a worker that was not started here may have been silent long enough to be forgotten."""
         self.changes = 0
         """Grows when a worker begins or ends to be able to serve, or has other names."""
 
@@ -92,14 +94,17 @@ class WorkerTable:
         self._workers[worker.id] = worker
 
     def place(self, worker: WorkerRecord, heartbeat: Heartbeat, breaker: CircuitBreaker) -> Endpoint:
-        """Return where a worker's requests go: made, or corrected, by what the worker says of itself."""
+        """Return where a worker's requests go: made, or corrected, by the worker's own report."""
         host, port = heartbeat.host, heartbeat.port
         if worker.unix_socket and heartbeat.unix_socket:
             host, port = worker.unix_socket, 0
         endpoint = self._endpoints.get(worker.id)
         if endpoint is None:
-            upstream, circuit = Upstream(f"worker {worker.id}", host, port), Circuit(breaker)
-            endpoint = Endpoint(upstream, worker.id.encode(), heartbeat.max_in_flight, circuit=circuit)
+            server, circuit = worker.server, Circuit(breaker)
+            upstream = Upstream(f"worker {worker.id}", host, port) if server is None else server.upstream
+            access = None if server is None else server.access
+            in_flight_max = heartbeat.max_in_flight
+            endpoint = Endpoint(upstream, worker.id.encode(), in_flight_max, access=access, circuit=circuit)
             endpoint.when_troubled = functools.partial(self.refresh, worker)
             self._endpoints[worker.id] = endpoint
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
@@ -125,22 +130,31 @@ class WorkerTable:
             return
         is_ready = self.state(worker) == "ready"
         self._changes.set(worker, self.state_until(worker))
-        if not worker.managed:
+        if not worker.managed and worker.server is None:
             self._expiries.set(worker, _expires_at(worker))
         endpoint = self._endpoints.get(worker.id) if is_ready else None
         if endpoint is not None and not self._index.is_ready(worker):
             endpoint.ready_since, endpoint.context_tokens = self._clock(), worker.context_tokens
         self.changes += self._index.update(worker, endpoint)
 
-    def refresh_all(self, wedged_after_s: float | None = None) -> None:
-        """Find out anew about all workers, which are wedged after so many seconds from now on."""
-        if wedged_after_s is not None:
-            self._wedged_after_s = wedged_after_s
+    def set_stale(self) -> None:
+        """Have no worker from elsewhere serve until its next heartbeat; no health check is enough."""
         for worker in self._workers.values():
-            self.refresh(worker)
+            worker.can_return = False
+            if not worker.managed and worker.server is None:  # what time alone changes of it stays as it is
+                worker.is_stale = True
+                self.changes += self._index.set_not_ready(worker)
+
+    def set_wedged_after(self, seconds: float) -> None:
+        """Update the workers with busy engines: from now on they are wedged after this time, in seconds."""
+        if seconds != self._wedged_after_s:
+            self._wedged_after_s = seconds
+            for worker in self._workers.values():
+                if worker.stuck_since < math.inf:
+                    self.refresh(worker)
 
     def pop_expired(self) -> list[WorkerRecord]:
-        """Return the workers that have been silent for too long, once; they are to be removed."""
+        """Return the workers that have been silent for too long, once; the caller removes them."""
         now, expired = self._clock(), list[WorkerRecord]()
         if now >= self._expiries.next_at:
             for worker in self._expiries.pop(now):
@@ -164,7 +178,7 @@ class WorkerTable:
         return self._index.all_ready()
 
     def listed(self, model: str | None = None) -> Iterator[WorkerRecord]:
-        """Return the workers whose models are listed: those that can serve now, or will once they are asked for.
+        """Return the workers with listed models: those that can serve now, or will once they are asked for.
 
         With a model's name, only the workers of that are returned.
         """
@@ -179,7 +193,7 @@ class WorkerTable:
         return self._index.ready(model) is not None or any(one.on_demand and not one.has_failed for one in some)
 
     def names_near(self, model: str, is_shown: Callable[[str], bool]) -> set[str]:
-        """Return some names of models near to this one."""
+        """Return some names of models near to this name."""
         return self._index.names.around(model, is_shown)
 
     def _refresh_due(self, now: float) -> None:
@@ -193,15 +207,23 @@ class WorkerTable:
         reasons = [self.why_not_ready(worker) for worker in itertools.islice(having, REASONS_MAX)]
         if len(having) > REASONS_MAX:
             reasons.append(f"{len(having) - REASONS_MAX} more workers are not ready")
-        on_demand = [worker for worker in having if worker.on_demand]
-        loadable = [worker for worker in on_demand if worker.is_loadable(now, self.state(worker))]
-        if loadable:
-            ready_at = min((worker.ready_at for worker in loadable if worker.ready_at is not None), default=None)
-            return Loadable("; ".join(reasons), ready_at, len(having))
-        is_final = len(on_demand) == len(having) and all(worker.is_down for worker in on_demand)
-        retry_at = [worker.retry_at for worker in on_demand if worker.retry_at is not None] if is_final else ()
-        retry_after_s = max(1, math.ceil(min(retry_at) - now)) if retry_at else RETRY_AFTER_S
-        return NotReady("; ".join(reasons), retry_after_s, is_final=is_final)
+        states: dict[WorkerRecord, State] = {worker: self.state(worker) for worker in having}
+        expected = [worker for worker, state in states.items() if worker.is_loadable(now, state)]
+        told, coming = told_of([*states.values()]), not expected
+        if coming and self.restart_wait_s:
+            expected = [one for one, state in states.items() if one.is_coming(state, self._trouble_of(one))]
+        if expected:
+            times = {worker: worker.comes_at() for worker in expected}
+            first = min(expected, key=lambda worker: _known_or_inf(times[worker]))
+            found = Loadable(
+                "; ".join(reasons), times[first], len(having), coming, first.doing(states[first]), told=told
+            )
+            rest_s = found.rest_s(now)
+            if not coming or rest_s is None or rest_s <= self.restart_wait_s:
+                return found
+            why = f"{found.reasons}; it takes about {rest_s} s"
+            return NotReady(why, rest_s, "timeouts.restart_wait_s", told=f"{told}, which takes about {rest_s} s")
+        return _not_ready(having, now, "; ".join(reasons), told)
 
     def why_not_ready(self, worker: WorkerRecord) -> str:
         """Return in a few words why a worker that is not ready gets no requests."""
@@ -216,11 +238,11 @@ class WorkerTable:
         return self._index.models()
 
     def group_of(self, worker: WorkerRecord) -> Collection[WorkerRecord]:
-        """Return the workers that name a worker's group, if it names one: `groups` says which of them are members."""
+        """Return the workers that name a worker's group, if it names any: `groups` says which of them are members."""
         return self._index.of_group(worker)
 
     def break_group_of(self, gone: WorkerRecord, why: str) -> None:
-        """Record for the other members of a group that one has ended: none of them is of any use now."""
+        """Record for the other members of a group that a member has ended: none of them is of any use now."""
         for other in groups.broken_by(gone, self.group_of(gone), self._clock()):
             log.error("the group of worker %s is broken: worker %s %s", other.id, gone.id, why)
             other.lost = groups.loss_of(gone, why, is_certain=True)
@@ -231,8 +253,22 @@ class WorkerTable:
         return self._index.of_tag(tag)
 
 
+def _not_ready(having: Collection[WorkerRecord], now: float, reasons: str, told: str) -> NotReady:
+    """Return why none of these workers serves its model; it is final where only another request, or nothing, helps."""
+    is_final = all(one.is_down and (one.on_demand or one.has_failed or not one.was_ready) for one in having)
+    retry_at = [one.retry_at for one in having if one.on_demand and one.retry_at is not None] if is_final else ()
+    retry_after_s = max(1, math.ceil(min(retry_at) - now)) if retry_at else RETRY_AFTER_S
+    if retry_at:
+        told = f"it has failed, and can be asked for again in {retry_after_s} s"
+    return NotReady(reasons, retry_after_s, is_final=is_final, told=told)
+
+
+def _known_or_inf(at: float | None) -> float:
+    return math.inf if at is None else at
+
+
 def _expires_at(worker: WorkerRecord) -> float:
-    """Return when a worker from elsewhere has been silent for so long that it is forgotten."""
+    """Return when a worker from elsewhere has been silent long enough to be forgotten."""
     interval_s = worker.heartbeat.heartbeat_interval if worker.heartbeat else 0
     keep_s = FAILED_S if worker.is_down else max(FORGET_S, interval_s * HEARTBEATS_MISSED_MAX)
     return math.nextafter(worker.heard_at + keep_s, math.inf)

@@ -1,0 +1,1 @@
+"""The gateway's knowledge of its workers: heartbeats, health, and which of them are ready for a model."""

@@ -1,0 +1,82 @@
+"""The durations of loads of models, learnt from their last loads. Purely synchronous."""
+
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from ichat.fleet.worker_load import ExpectedLoad, LoadKind
+from ichat.protocol.load_story import LoadStory
+
+TIMES_MAX = 8
+"""How many of the newest loads of a model count."""
+PHASES_KEPT_MAX = 16
+"""The most phases of a load with known durations; an engine has about ten."""
+KNOWN_MAX = 256
+"""The most models with known loads, starts and wakes apart; the latest loaded models are kept."""
+
+SavedLoadTimes = dict[str, dict[str, list[float]]]
+"""By model and kind of load, `start` or `wake`: the seconds of the last loads."""
+SavedPhaseTimes = dict[str, dict[str, dict[str, float]]]
+"""By model and kind of load: the seconds of each phase of the last load."""
+
+
+@attrs.define
+class _Known:
+    """The last loads of a model and kind."""
+
+    seconds: deque[float] = attrs.field(factory=lambda: deque[float](maxlen=TIMES_MAX))
+    phases: dict[str, float] = attrs.field(factory=dict[str, float])
+    """Of the last load."""
+
+
+class LoadTimes:
+    """The seconds of the last loads of each model: of starts, and of wakes, which are much shorter."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], _Known] = {}
+
+    def __repr__(self) -> str:
+        return f"<LoadTimes of {len(self._known)} kinds of loads>"
+
+    def add(self, model: str, kind: LoadKind, load: LoadStory) -> None:
+        """Record a load that has ended well."""
+        known = self._take(model, kind)
+        known.seconds.append(round(load.elapsed_s, 3))
+        known.phases = {phase.name: round(phase.seconds, 3) for phase in load.phases[:PHASES_KEPT_MAX]}
+
+    def _take(self, model: str, kind: str) -> _Known:
+        """Return the known loads, and make them the latest."""
+        known = self._known[model, kind] = self._known.pop((model, kind), None) or _Known()
+        while len(self._known) > KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+        return known
+
+    def expected(self, model: str, kind: LoadKind) -> float | None:
+        """Return the probable duration of a load of this kind: the median; None if there was none yet."""
+        known = self._known.get((model, kind))
+        return statistics.median(known.seconds) if known is not None and known.seconds else None
+
+    def expected_load(self, model: str, kind: LoadKind) -> ExpectedLoad:
+        """Return the probable duration of a load of this kind and of its phases."""
+        known = self._known.get((model, kind))
+        return ExpectedLoad(self.expected(model, kind), known.phases if known is not None else {})
+
+    def saved(self) -> tuple[SavedLoadTimes, SavedPhaseTimes]:
+        """Return the facts for the next gateway."""
+        seconds, phases = SavedLoadTimes(), SavedPhaseTimes()
+        for (model, kind), known in self._known.items():
+            seconds.setdefault(model, {})[kind] = list(known.seconds)
+            phases.setdefault(model, {})[kind] = dict(known.phases)
+        return seconds, phases
+
+    def restore(
+        self, seconds: Mapping[str, Mapping[str, Sequence[float]]], phases: Mapping[str, Mapping[str, dict[str, float]]]
+    ) -> None:
+        """Go on with the facts that an earlier gateway has learnt."""
+        for model, kinds in seconds.items():
+            for kind, times in kinds.items():
+                known = self._take(model, kind)
+                known.seconds.extend(times)
+                known.phases = dict(phases.get(model, {}).get(kind, {}))

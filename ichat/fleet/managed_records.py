@@ -1,0 +1,138 @@
+"""The changes of workers' records by the processes that the gateway starts."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ichat.fleet.worker_loads import WorkerLoads
+from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
+from ichat.fleet.worker_table import WorkerTable
+
+
+class Listened:
+    """Has functions called after its changes."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[Callable[[], None], None] = {}
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Have a function called after every change."""
+        self._listeners[listener] = None
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        """Have it called no longer."""
+        del self._listeners[listener]
+
+    def notify(self) -> None:
+        """Call the listeners: something has changed."""
+        for listener in list(self._listeners):
+            listener()
+
+
+class ManagedRecords(Listened):
+    """Workers in a table, with records that change with their processes."""
+
+    def __init__(self, table: WorkerTable, clock: Callable[[], float], max_in_flight: int) -> None:
+        """`max_in_flight` is the default of a worker."""
+        super().__init__()
+        self._table, self._clock = table, clock
+        self.max_in_flight = max_in_flight
+        self.loads = WorkerLoads(clock)
+        self.version = 0
+        """Grows with each change of which the state directory or a log follower must know."""
+
+    def expect(self, worker_id: str, names: list[str], unix_socket: str | None = None) -> WorkerRecord:
+        """Add a worker that is being started here, before its first heartbeat."""
+        worker = WorkerRecord(worker_id, managed=True, expected=names, unix_socket=unix_socket)
+        worker.began_at = self._clock()
+        self._table.add(worker)
+        self._record_change(worker)
+        return worker
+
+    def configure(
+        self,
+        worker: WorkerRecord,
+        *,
+        names: list[str],
+        max_in_flight: int | None,
+        settings: Mapping[str, Any],
+        on_demand: bool = False,
+    ) -> None:
+        """Set a managed worker's models, its number of concurrent requests, and the settings shown to operators.
+
+        `on_demand` says that it has a process only while its model is wanted. Such a worker keeps its adapters' names.
+        """
+        if not on_demand or worker.expected[:1] != names[:1]:
+            worker.expected = names
+        worker.max_in_flight, worker.settings, worker.on_demand = max_in_flight, settings, on_demand
+        self._set_concurrency(worker)
+        self._record_change(worker)
+
+    def drain(self, worker: WorkerRecord, *, returns: bool = False) -> None:
+        """Send a managed worker no more requests: it is about to be stopped, and started anew if it `returns`."""
+        worker.is_draining, worker.returns = True, worker.returns or returns
+        self._table.refresh(worker)
+        self.notify()
+
+    def resume(self, worker: WorkerRecord) -> None:
+        """Send a managed worker requests again: it is not stopped after all."""
+        worker.is_draining = False
+        self._table.refresh(worker)
+        self.notify()
+
+    def cool(self, worker: WorkerRecord, end: WorkerEnd | None = None) -> None:
+        """Record that a worker that is loaded on demand has no process now, and is loaded at the next request.
+
+        `end` says how its process ended, if that was not asked for.
+        """
+        self._begin(worker)
+        worker.is_cold, worker.ready_at, worker.end = True, None, end or worker.end
+        self._record_change(worker)
+
+    def expect_ready(self, worker: WorkerRecord, at: float | None) -> None:
+        """Record when a worker that is being loaded will probably be ready; None: not known."""
+        worker.ready_at = at
+
+    def enter_load(self, worker: WorkerRecord, phase: str) -> None:
+        """Record the gateway's own steps in starting a managed worker."""
+        if self.loads.enter(worker, phase):
+            self.notify()
+
+    def restart(self, worker: WorkerRecord) -> None:
+        """Count another start of a managed worker, unless it was cold, and forget the facts of the start before."""
+        worker.restarts += not worker.is_cold
+        self._begin(worker)
+        self._record_change(worker)
+
+    def set_piped(self, worker: WorkerRecord, *, is_piped: bool) -> None:
+        """Set whether the output of a managed worker arrives through a pipe of this gateway."""
+        worker.is_piped = is_piped
+        self._record_change(worker)
+
+    def stopped(self, worker: WorkerRecord) -> None:
+        """Record that a managed worker was ended on purpose."""
+        self._table.break_group_of(worker, "was stopped")
+
+    def fail(self, worker: WorkerRecord, end: WorkerEnd, retry_at: float | None = None) -> None:
+        """Record how a worker ended by itself, and when it will be started again."""
+        if not worker.is_down:
+            self._table.break_group_of(worker, end.why)
+        worker.end, worker.is_down, worker.retry_at, worker.ready_at = end, True, retry_at, None
+        worker.load = None
+        self._record_change(worker)
+
+    def _begin(self, worker: WorkerRecord) -> None:
+        """Forget the facts of an earlier start of a worker."""
+        worker.begin()
+        worker.began_at = self._clock() if worker.managed else None
+        if (endpoint := self._table.endpoint_of(worker)) is not None:
+            endpoint.begin()
+
+    def _set_concurrency(self, worker: WorkerRecord) -> None:
+        if (endpoint := self._table.endpoint_of(worker)) is not None and worker.heartbeat:
+            endpoint.in_flight_max = worker.max_in_flight or worker.heartbeat.max_in_flight or self.max_in_flight
+
+    def _record_change(self, worker: WorkerRecord) -> None:
+        """Record a change of a worker that the next gateway should know of."""
+        self._table.refresh(worker)
+        self.version += 1
+        self.notify()

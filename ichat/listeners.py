@@ -1,0 +1,50 @@
+"""How an object hears of another's changes: `Listeners` are called, and a task waits for `Changed`."""
+
+from collections.abc import Callable
+from typing import Generic, ParamSpec
+
+import trio
+
+_News = ParamSpec("_News")
+
+
+class Listeners(Generic[_News]):
+    """Functions that are called with each piece of news, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[Callable[_News, object], None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Listeners {len(self._listeners)}>"
+
+    def add(self, listener: Callable[_News, object]) -> None:
+        """Call a function from now on; a function that was added twice is called once."""
+        self._listeners[listener] = None
+
+    def remove(self, listener: Callable[_News, object]) -> None:
+        """Call it no longer. Raises KeyError for a function that is not there."""
+        del self._listeners[listener]
+
+    def __call__(self, *args: _News.args, **kwargs: _News.kwargs) -> None:
+        """Call all of them."""
+        for listener in list(self._listeners):
+            listener(*args, **kwargs)
+
+
+class Changed:
+    """What tasks wait for: each change wakes all that wait."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Changed, {self._event.statistics().tasks_waiting} tasks wait>"
+
+    def notify(self) -> None:
+        """Wake every task that waits."""
+        self._event.set()
+        self._event = trio.Event()
+
+    async def wait(self) -> None:
+        """Wait for the next change."""
+        await self._event.wait()

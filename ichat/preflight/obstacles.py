@@ -1,0 +1,315 @@
+"""Obstacles that would keep a managed worker from starting: every problem at once, each with its remedy.
+
+`problems_of` only decides; `preflight_facts.collect_facts` asks the system. Unknown facts are no problem: the worker
+itself reports the rest.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import attrs
+
+from ichat.config.schema import ManagedWorkerConfig
+from ichat.engines.flag_check import refusals_of
+from ichat.engines.flags import KEY_VARIABLE, engine_flags
+from ichat.hardware.gpus import Gpu, GpuProcess
+from ichat.preflight.claims import do_shares_fit, have_one_port, memory_share, number_in_arguments, shares_of
+from ichat.preflight.facts import (
+    ENGINES,
+    PROBE_S,
+    PYTHON_NEEDED,
+    Facts,
+    Holder,
+    PortState,
+    arguments_of,
+)
+from ichat.preflight.hub import problems_of_hub
+
+HOLDERS_MAX = 3
+BALANCE = 0.9
+"""SGLang refuses GPUs if any of them has less free memory than this share of another's."""
+
+OF_THE_WORKER = frozenset((
+    "backend", "be", "gateway_address", "ga", "served_model_name", "model_name", "n", "heartbeat_interval", "hi",
+    "worker_id", "host", "port", "advertise_host", "unix_socket", "max_in_flight", "gateway_ca", "orphan_after_s",
+    "log_streaming", "no_log_streaming", "ls", "head_bytes_max", "body_bytes_max", "connections_max",
+    "client_stall_s", "drain_s", "stop_s", "responses_max", "responses_bytes_max", "reasoning_field",
+    "prefix_reports", "media_domains", "explain_args", "list_flags", "help",
+))  # fmt: skip
+"""The worker's own flags, which no engine gets, as they would be arguments of a managed worker."""
+
+_GIB = 1024**3
+
+Subject = Literal["port", "python", "model", "hub", "flags", "sharing", "gpus", "memory"]
+
+
+@attrs.frozen
+class Obstacle:
+    """An obstacle to a worker's start."""
+
+    subject: Subject
+    """The subject of the problem."""
+    sentence: str
+    """The problem, and the remedy."""
+
+
+def problems_of(
+    worker: ManagedWorkerConfig, python: str, others: Mapping[str, ManagedWorkerConfig], facts: Facts
+) -> list[str]:
+    """Return every reason why this worker would not start, each a sentence that says what to do."""
+    return [obstacle.sentence for obstacle in obstacles_of(worker, python, others, facts)]
+
+
+def obstacles_of(
+    worker: ManagedWorkerConfig,
+    python: str,
+    others: Mapping[str, ManagedWorkerConfig],
+    facts: Facts,
+    *,
+    is_later: bool = False,
+) -> list[Obstacle]:
+    """Return everything that would keep this worker from starting.
+
+    `others` are the managed workers that run or are about to, by their ids; `python` is this worker's interpreter.
+    `is_later` leaves out resources that another worker may have now and will give back: the port, and GPU memory.
+    """
+    if is_later and facts.port == "taken":
+        facts = attrs.evolve(facts, port="free", port_holders=())
+    found: Sequence[tuple[Subject, Iterable[str]]] = (
+        ("port", _problems_of_port(worker, others, facts)),
+        ("python", _problems_of_python(worker, python, facts)),
+        ("model", problems_of_model(worker.model_path, facts, "model_path")),
+        ("hub", problems_of_hub(facts.hub) if facts.hub is not None else ()),
+        ("flags", _problems_of_flags(worker, facts)),
+        ("sharing", _problems_of_sharing(worker, others)),
+        ("gpus", _problems_of_gpus(worker, facts)),
+        ("memory", () if is_later else _problems_of_memory(worker, facts)),
+    )
+    return [Obstacle(subject, sentence) for subject, sentences in found for sentence in sentences]
+
+
+def _problems_of_flags(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[str]:
+    given = {name: value for name, value in arguments_of(worker).items() if name not in OF_THE_WORKER}
+    if given and facts.flags is not None:
+        for refusal in refusals_of(worker.backend, engine_flags(given), facts.flags):
+            yield f"{refusal}."
+    if facts.has_engine_key:
+        yield (
+            f"{KEY_VARIABLE} in the worker's environment has the engine ask for a key that no request has: take it"
+            " out of the environment of the gateway, or of the worker's env."
+        )
+
+
+def _problems_of_port(
+    worker: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig], facts: Facts
+) -> Iterator[str]:
+    address = worker.tcp_address()
+    if address is None:
+        return
+    host, port = address
+    same = [name for name, other in others.items() if have_one_port(worker, other)]
+    if same:
+        yield f"Port {port} is worker {same[0]}'s as well: give each a port of its own, or 0 for any free one."
+    else:
+        yield from problems_of_port(host, port, facts.port, facts.port_holders)
+
+
+def problems_of_port(host: str, port: int, state: PortState, holders: Sequence[Holder]) -> Iterator[str]:
+    """Return why nothing can listen on this port of a host, in a sentence that says what to do."""
+    if state == "taken":
+        by = " and ".join(f"{one.program} (process {one.pid})" for one in holders[:HOLDERS_MAX])
+        by = by or "a process that this user cannot see"
+        yield f"Port {port} of {host} is taken by {by}: end that, or choose another port (0 takes any free one)."
+    elif state == "forbidden":
+        yield f"Port {port} is not for this user to take: choose one above 1023, or 0 for any free one."
+    elif state == "elsewhere":
+        yield f"The host {host} is no address of this machine: use 127.0.0.1, 0.0.0.0 or an address that it has."
+    elif state == "unknown_host":
+        yield f"The host {host!r} cannot be resolved: correct its name, or use an address."
+    elif state == "refused":
+        yield f"{host}:{port} cannot be bound: choose another host or port."
+
+
+def _problems_of_python(worker: ManagedWorkerConfig, python: str, facts: Facts) -> Iterator[str]:
+    engine, words = ENGINES.get(worker.backend, worker.backend), facts.python_words
+    make = f"make one with `./build engine {worker.backend}`"
+    if worker.backend not in ENGINES:
+        make = "install the package that brings it there"
+    says = f"set python of this worker, or of [engines.{worker.backend}]"
+    if facts.python == "missing":
+        meant = f" ({words} may be meant)" if words else ""
+        yield f"There is no interpreter {python}{meant}: {says}, or {make}."
+    elif facts.python == "directory":
+        meant = f"probably to {words}" if words else "to the interpreter in it"
+        yield f"The interpreter {python} is a directory: {says}, {meant}."
+    elif facts.python == "not_executable":
+        yield f"The interpreter {python} may not be executed by this user: correct its permissions, or {says}."
+    elif facts.python == "old":
+        needed = ".".join(map(str, PYTHON_NEEDED))
+        yield f"The interpreter {python} is older than Python {needed}, which iChat needs: {says}, to a newer one."
+    elif facts.python == "without_engine":
+        yield f"{engine} is not installed for {python}: {says}, to an interpreter that has it, or {make}."
+    elif facts.python == "broken":
+        yield f"The interpreter {python} does not run ({words or 'it writes nothing'}): repair it, or {says}."
+    elif facts.python == "silent":
+        yield f"The interpreter {python} did not answer within {PROBE_S:g} s: see what holds it up, or {says}."
+
+
+def problems_of_model(path: str, facts: Facts, key: str) -> Iterator[str]:
+    """Return why a model here cannot be loaded, each in a sentence; `key` is where its path was given."""
+    hint = f"; {facts.model_hint} may be meant" if facts.model_hint else ""
+    here = "" if os.path.isabs(path) else f" (seen from {facts.directory})"
+    if facts.model == "missing":
+        yield f"There is no model {path}{here}: correct {key}{hint}."
+    elif facts.model == "unreadable":
+        yield f"The model {path} may not be read by this user: correct the permissions of its files, or {key}."
+    elif facts.model == "without_config":
+        yield f"The directory {path} has no config.json: set {key} to a model's own directory{hint}."
+    elif facts.model == "incomplete":
+        yield f"The model {path} is not whole ({facts.model_hint}): download what is missing, or correct {key}."
+    elif facts.model == "not_a_model":
+        yield f"The file {path} is no GGUF model: set {key} to the model's directory, or to a GGUF file{hint}."
+    elif facts.model == "without_architecture":
+        yield (
+            f"The config.json of {path} names no architectures, so no engine knows what it is: download it again, or"
+            f" correct {key}."
+        )
+
+
+def _problems_of_sharing(worker: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig]) -> Iterator[str]:
+    for number in dict.fromkeys(worker.gpu_ids or ()):
+        holders = {name: other for name, other in others.items() if number in (other.gpu_ids or ())}
+        apart = [name for name, other in holders.items() if not (worker.share_gpus and other.share_gpus)]
+        if apart:
+            yield (
+                f"GPU {number} is worker {apart[0]}'s: choose other gpu_ids, or set share_gpus = true for both and"
+                " see that their shares of its memory fit together."
+            )
+        elif holders and worker.backend == "vllm" and not do_shares_fit(worker, *holders.values()):
+            yield (
+                f"The vLLM workers that share GPU {number} take {100 * shares_of(worker, *holders.values()):.0f} % of"
+                f" its memory together (this one and {', '.join(holders)}): lower their gpu_memory_utilization, to"
+                " 100 % in all."
+            )
+
+
+def _problems_of_gpus(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[str]:
+    needed = _ranks(worker)
+    ids = _ids(worker, facts)
+    if ids is None:
+        return
+    key = "gpu_ids" if worker.gpu_ids is not None and facts.devices not in worker.env else facts.devices
+    if len(set(ids)) < len(ids):
+        yield f"{key} has a GPU twice ({', '.join(map(str, ids))}): name each one once."
+    if ids and needed > len(set(ids)) and not _is_spread(worker):
+        yield (
+            f"The model is spread over {needed} GPUs, and the worker has {len(set(ids))} ({', '.join(map(str, ids))}):"
+            " lower tensor_parallel_size or pipeline_parallel_size, or give it more gpu_ids."
+        )
+    if facts.gpus is None:
+        return
+    known = {gpu.index: gpu for gpu in facts.gpus}
+    absent = [number for number in dict.fromkeys(ids) if number not in known]
+    if absent and not known:
+        yield (
+            f"There is no GPU {' and no GPU '.join(map(str, absent))}: no NVIDIA GPU answers on this machine; set"
+            f" {'gpu_ids = []' if key == 'gpu_ids' else f'{key} to nothing'} to use the processor, or name the variable"
+            f" of another vendor's GPUs in [engines.{worker.backend}] devices."
+        )
+        return
+    for number in absent:
+        there = f"those here are {', '.join(map(str, sorted(known)))}"
+        yield f"There is no GPU {number}: {there} (as nvidia-smi numbers them); correct {key}."
+    for gpu in _used_gpus(worker, facts):
+        if gpu.failure and gpu.memory_free_bytes is None:
+            yield (
+                f"GPU {gpu.index} does not answer ({gpu.failure}): choose other gpu_ids, or reset it"
+                f" (nvidia-smi --gpu-reset -i {gpu.index})."
+            )
+
+
+def _used_gpus(worker: ManagedWorkerConfig, facts: Facts) -> list[Gpu]:
+    """Return those of the GPUs here that the worker will use."""
+    known = {gpu.index: gpu for gpu in facts.gpus or ()}
+    return [known[number] for number in dict.fromkeys((_ids(worker, facts) or [])[: _ranks(worker)]) if number in known]
+
+
+def _problems_of_memory(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[str]:
+    """Apply the engines' own rules: vLLM needs a share of all memory, SGLang GPUs with about equal free memory."""
+    if {"base_gpu_id", "gpu_id_step"}.intersection(arguments_of(worker)):
+        return
+    gpus = _used_gpus(worker, facts)
+    sizes = [(gpu, gpu.memory_total_bytes, gpu.memory_free_bytes) for gpu in gpus if not gpu.is_split]
+    known = [(gpu, total, free) for gpu, total, free in sizes if total and free is not None]
+    if worker.backend == "vllm":
+        share = memory_share(worker)
+        for gpu, total, free in known:
+            if share * total > free:
+                fitting = math.floor(100 * free / total) / 100
+                lower = f"lower gpu_memory_utilization to {fitting:g}, " if fitting >= 0.05 else ""
+                yield (
+                    f"GPU {gpu.index} has {_gib(free)} of {_gib(total)} GiB free, and vLLM needs {_gib(share * total)}"
+                    f" (gpu_memory_utilization {share:g}): {_held(gpu)}; end what holds it, {lower}or choose another"
+                    " GPU."
+                )
+    elif worker.backend == "sglang" and len(known) > 1:
+        most = max(free for _, _, free in known)
+        for gpu, _, free in known:
+            if free < BALANCE * most:
+                yield (
+                    f"GPU {gpu.index} has {_gib(free)} GiB free and another of this worker's {_gib(most)}, and SGLang"
+                    f" refuses GPUs that differ so much: {_held(gpu)}; end what holds it, or choose another GPU."
+                )
+
+
+def _held(gpu: Gpu) -> str:
+    if not gpu.processes:
+        return "what holds the rest cannot be seen from here"
+    more = len(gpu.processes) - HOLDERS_MAX
+    words = [_process(process) for process in gpu.processes[:HOLDERS_MAX]]
+    return ", ".join([*words, f"{more} more"] if more > 0 else words)
+
+
+def _process(process: GpuProcess) -> str:
+    program = f" ({process.program})" if process.program else ""
+    size = "some" if process.memory_bytes is None else f"{_gib(process.memory_bytes)} GiB"
+    return f"process {process.pid}{program} holds {size}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:.1f}"
+
+
+def _ids(worker: ManagedWorkerConfig, facts: Facts) -> list[int] | None:
+    """Return the numbers of the GPUs that the worker sees, all by default; None where they are not known."""
+    if facts.visible is None:
+        if worker.gpu_ids is not None:
+            return worker.gpu_ids
+        return None if not facts.gpus else [gpu.index for gpu in facts.gpus]
+    ids: list[int] = []
+    for word in filter(None, map(str.strip, facts.visible.split(","))):
+        named = [gpu.index for gpu in facts.gpus or () if word.startswith("GPU-") and gpu.uuid.startswith(word)]
+        if word.isdecimal():
+            ids.append(int(word))
+        elif len(named) == 1:
+            ids += named
+        else:
+            return None
+    return ids
+
+
+def _ranks(worker: ManagedWorkerConfig) -> int:
+    if worker.backend not in ENGINES:
+        return 1
+    tensor = number_in_arguments(worker, "tensor_parallel_size", "tp_size", "tp", default=1)
+    pipeline = number_in_arguments(worker, "pipeline_parallel_size", "pp_size", "pp", default=1)
+    return max(int(tensor), 1) * max(int(pipeline), 1)
+
+
+def _is_spread(worker: ManagedWorkerConfig) -> bool:
+    """Return whether the GPUs of other machines count as well."""
+    arguments = arguments_of(worker)
+    is_ray = arguments.get("distributed_executor_backend") == "ray" or arguments.get("use_ray") is True
+    return is_ray or number_in_arguments(worker, "nnodes", default=1) > 1
