@@ -1,1 +1,1 @@
-"""What a machine has: GPUs, processors, memory."""
+"""The hardware of a machine: GPUs, processors, memory."""

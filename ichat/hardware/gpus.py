@@ -22,7 +22,7 @@ import attrs
 import psutil
 import trio
 
-from ichat.protocol import GPUS_MAX
+from ichat.protocol.messages import GPUS_MAX
 
 READ_S = 5.0
 """How long a reading may take, apart from the call in progress; and how long it waits for another reading."""
@@ -34,6 +34,8 @@ PROCESSES_MAX = 256
 _MODULE = "pynvml"
 _DRIVER = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
 """Files that exist if NVIDIA's driver is loaded; the last is for Linux on Windows."""
+_OTHERS = ("/dev/kfd", "/dev/davinci_manager", "/dev/accel")
+"""Files that exist with AMD's driver, Ascend's, or that of another accelerator."""
 _VENDORS = "sys/bus/pci/devices/*/vendor"
 _NVIDIA = "0x10de"
 _USUAL_ERRORS = (3, 4, 13)
@@ -45,7 +47,7 @@ _PROCESSES = (
 )
 """Three kinds of processes; the second name of each is for older drivers."""
 _turn = threading.Lock()
-"""A driver that hangs holds one thread, not one for each reading."""
+"""A driver that hangs holds a single thread, not a thread for each reading."""
 
 
 @attrs.frozen
@@ -60,7 +62,7 @@ class GpuProcess:
 
 @attrs.frozen
 class Gpu:
-    """One GPU; what is None is not known."""
+    """A GPU; a field that is None is not known."""
 
     index: int
     """Its number in the order of the PCI bus."""
@@ -86,7 +88,7 @@ async def find_gpus() -> list[Gpu] | None:
 
 
 def read_gpus() -> list[Gpu] | None:
-    """Read the GPUs, which takes from milliseconds to seconds; None where NVML is not there. Raises nothing.
+    """Read the GPUs within milliseconds to seconds; None where NVML is not there. Raises nothing.
 
     Each GPU that the driver counts is in the list, with its `failure` where it does not answer. A single call into
     a driver that hangs cannot be ended: a caller on an event loop uses `find_gpus`.
@@ -101,7 +103,7 @@ def read_gpus() -> list[Gpu] | None:
 
 
 def read_driver() -> tuple[str, tuple[int, int]] | None:
-    """Return the driver's version, and the newest CUDA that it can run; None where NVML does not tell both."""
+    """Return the driver's version, and the newest CUDA that it can run; None where NVML does not report both."""
     driver = _driver()
     if driver is None or not _turn.acquire(timeout=READ_S):
         return None
@@ -109,6 +111,11 @@ def read_driver() -> tuple[str, tuple[int, int]] | None:
         return driver.read_versions()
     finally:
         _turn.release()
+
+
+def has_other_gpus() -> bool:
+    """Return whether this machine may have GPUs that NVML does not report now: NVIDIA's, or another vendor's."""
+    return has_nvidia() or any(os.path.exists(path) for path in _OTHERS)
 
 
 def has_nvidia() -> bool:
@@ -132,7 +139,7 @@ def _driver() -> "_Driver | None":
 
 
 class _Driver:
-    """NVML for the time of one reading: what it cannot answer is None."""
+    """NVML for the time of a reading: values that it cannot report are None."""
 
     def __init__(self, nvml: Any, error: type[Exception]) -> None:
         self._nvml = nvml
@@ -187,7 +194,7 @@ class _Driver:
     def _handles(self, count: int) -> list[tuple[Any, str]]:
         """Return each handle, or why there is none.
 
-        They are sorted by the PCI bus if all of them answer: NVML promises no order, though it has that one.
+        They are sorted by the PCI bus if all of them answer: NVML promises no order, though it has that order.
         """
         found: list[tuple[Any, str]] = []
         places: list[Any] = []
@@ -249,5 +256,5 @@ def _text(value: Any) -> str:
 
 
 def _count(value: Any) -> int | None:
-    """Read a number; NVML says 2^64 - 1 for one that it does not know."""
+    """Read a number; NVML says 2^64 - 1 for a number that it does not know."""
     return value if isinstance(value, int) and 0 <= value < 2**64 - 1 else None

@@ -1,4 +1,4 @@
-"""What this machine has and how much of it is in use: processors, memory, GPUs and who holds them."""
+"""The hardware of this machine and how much of it is in use: processors, memory, GPUs and their processes."""
 
 import os
 import time
@@ -8,7 +8,7 @@ import attrs
 import psutil
 
 from ichat.hardware.gpus import Gpu
-from ichat.protocol import Count, Share
+from ichat.protocol.messages import Count, Share
 
 APART_S = 1.0
 """The least time over which the use of the processors is measured: over a millisecond it would be noise."""
@@ -78,7 +78,7 @@ class GpuStatus:
 
 @attrs.frozen
 class HostResources:
-    """The gateway's machine; what is None is not known."""
+    """The gateway's machine; a field that is None is not known."""
 
     cpu: CpuUse
     memory: MemoryUse
@@ -99,7 +99,7 @@ class CpuMeter:
         return f"<CpuMeter use={self._use}>"
 
     def read(self) -> float | None:
-        """Return the busy share, 0 to 1, since a reading that is `APART_S` old; None until there is one."""
+        """Return the busy share, 0 to 1, since a reading that is `APART_S` old; None until such a reading exists."""
         now = self._clock()
         then, idle_then, all_then = self._before
         if now - then >= APART_S:
@@ -112,9 +112,9 @@ class CpuMeter:
 
 
 def read_resources(meter: CpuMeter, gpus: Sequence[Gpu] | None, workers: Mapping[int, str]) -> HostResources:
-    """Return what this machine has and how much of it is in use; takes about a millisecond.
+    """Return the hardware of this machine and how much of it is in use, in about a millisecond.
 
-    `gpus` comes from `find_gpus`; `workers` has the ids of the managed workers by the pids of their first processes.
+    `gpus` is from `find_gpus`; `workers` has the ids of the managed workers by the pids of their first processes.
     """
     memory = psutil.virtual_memory()
     own = psutil.Process()
@@ -129,7 +129,7 @@ def read_resources(meter: CpuMeter, gpus: Sequence[Gpu] | None, workers: Mapping
 def worker_of(pid: int, workers: Mapping[int, str]) -> str | None:
     """Return the id of the worker that a process belongs to: one of the process's parents started the worker.
 
-    A process whose parent has ended is found by its session, since every managed worker has its own.
+    If its parent has ended, a process is found by its session, since every managed worker has its own.
     """
     if pid in workers:
         return workers[pid]

@@ -1,4 +1,4 @@
-"""What machines have and how much of it is in use, as the gateway and the workers on them report it.
+"""The hardware of machines and how much of it is in use, as the gateway and the workers on them report it.
 
 Several workers may report the same machine, in containers each with other GPUs: `machines_of` merges the reports.
 Nothing is added up, so that nothing is counted twice.
@@ -16,12 +16,14 @@ import attrs
 import psutil
 import trio
 
+from ichat.config.checks import WORKER_ID
 from ichat.hardware.gpus import Gpu, find_gpus
 from ichat.hardware.host import CpuMeter, worker_of
-from ichat.protocol import ID, MACHINE_NAME_CHARACTERS_MAX, Machine, MachineGpu
+from ichat.protocol.field_checks import MACHINE_NAME_CHARACTERS_MAX
+from ichat.protocol.messages import Machine, MachineGpu
 
 LOOK_S = 10.0
-"""The least time between two readings of a machine: reading its GPUs takes milliseconds of a thread."""
+"""The least time between two readings of a machine: reading its GPUs costs milliseconds of a thread."""
 STEP = 0.05
 """The use of processors and memory is rounded to this share of the whole, since it always changes a little."""
 
@@ -35,7 +37,7 @@ Held = Mapping[int, Mapping[str, int]]
 
 @attrs.frozen
 class MachineReport:
-    """What a worker or the gateway reports of its machine; `by` is the worker's id, "" for the gateway."""
+    """The report of a worker or the gateway on its machine; `by` is the worker's id, "" for the gateway."""
 
     by: str
     machine: Machine
@@ -89,7 +91,9 @@ def own_id() -> str:
         found = pathlib.Path(_BOOT_ID).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         found = ""
-    return found if ID.fullmatch(found) else re.sub(r"[^A-Za-z0-9._:-]", "-", socket.gethostname())[:128] or "unknown"
+    if WORKER_ID.fullmatch(found):
+        return found
+    return re.sub(r"[^A-Za-z0-9._:-]", "-", socket.gethostname())[:128] or "unknown"
 
 
 class MachineMonitor:
@@ -119,9 +123,9 @@ class MachineMonitor:
 def read_machine(
     meter: CpuMeter, gpus: Sequence[Gpu] | None, workers: Mapping[int, str], by: str = ""
 ) -> MachineReport:
-    """Return what this machine has, and what workers hold of its GPUs; takes about a millisecond.
+    """Return the hardware of this machine, and the use of its GPUs by workers, in about a millisecond.
 
-    `gpus` comes from `find_gpus`; `workers` has ids by the pids of first processes; `by` is the worker that reports.
+    `gpus` is from `find_gpus`; `workers` has ids by the pids of first processes; `by` is the worker that reports.
     """
     memory = psutil.virtual_memory()
     use = meter.read()
@@ -186,11 +190,11 @@ def report_of(worker_id: str, machine: Machine) -> MachineReport:
 
 
 def machines_of(own: MachineReport | None, told: Iterable[tuple[str, Machine]]) -> Iterator[MachineView]:
-    """Return the machines in several reports, one at a time; the first report of a value wins.
+    """Return the merged machines of several reports, lazily; the first report of a value wins.
 
-    `own` is the gateway's report; `told` has those of workers, which know best what they hold themselves. With
-    thousands of workers the first machine takes some milliseconds, each other one a part of one. Names are unique, and
-    so are the labels of a machine's GPUs.
+    `own` is the gateway's report; `told` has the reports of workers, which know their own use best. With
+    thousands of workers the first machine costs some milliseconds, and each other machine less than a millisecond.
+    Names are unique, and so are the labels of a machine's GPUs.
     """
     by_id: dict[str, list[MachineReport]] = {}
     for report in itertools.chain([own] if own else [], itertools.starmap(report_of, told)):
@@ -209,7 +213,7 @@ def machines_of(own: MachineReport | None, told: Iterable[tuple[str, Machine]]) 
 
 
 def _gpus_of(reports: Sequence[MachineReport]) -> list[GpuView] | None:
-    """Return the merged GPUs of one machine; the same GPU has the same uuid, or without one the same index."""
+    """Return the merged GPUs of a machine; the same GPU has the same uuid, or without a uuid the same index."""
     if all(report.machine.gpus is None for report in reports):
         return None
     found: list[tuple[MachineGpu, dict[str, int]]] = []

@@ -1,66 +1,104 @@
-"""What the starts of all managed workers share: the configuration, and where what is known of workers goes."""
+"""The shared parts of all managed workers' starts: the configuration, and the places for facts about workers."""
 
-import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.fleet.registry import Registry
+from ichat.fleet.waiting import wait_changed
+from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
 from ichat.observability.logs.store import LogStore
-from ichat.routing.registry import Registry
-from ichat.routing.waiting import wait_changed
-from ichat.routing.worker_record import WorkerRecord
-from ichat.supervisor.launch import environment_of, python_of
-from ichat.supervisor.preflight import problems_of
-from ichat.supervisor.preflight_facts import collect_facts
-from ichat.supervisor.run_progress import RunProgress
-from ichat.supervisor.state import StateDirectory
-from ichat.supervisor.worker_process import SweepTimes, WorkerProcess
+from ichat.preflight.obstacles import obstacles_of
+from ichat.protocol.load_story import STARTING
+from ichat.supervisor import sleep_calls
+from ichat.supervisor.host import Host, HostProcess
+from ichat.supervisor.last_words import LINES_MAX
+from ichat.supervisor.launch import python_of
+from ichat.supervisor.orphans import AdoptedProcess
+from ichat.supervisor.run_progress import RunProgress, RunResult, end_of
 
 
 @attrs.define(eq=False)
 class SupervisorContext:
-    """What all managed workers share."""
+    """The shared parts of all managed workers."""
 
     config: Config
-    """The newest one."""
+    """The newest configuration."""
     registry: Registry
-    log_store: LogStore
-    state: StateDirectory
+    host: Host
+    """Where the workers run."""
     remember: Callable[[], None]
     """Called when there is something new that the next gateway should know."""
-    times: SweepTimes = attrs.field(factory=SweepTimes)
     hurry: trio.Event = attrs.field(factory=trio.Event)
     """Set when nothing is waited for any more."""
+
+    @property
+    def log_store(self) -> LogStore:
+        """The output of the workers."""
+        return self.host.logs
+
+    def shown_settings(self, worker_id: str, spec: ManagedWorkerConfig, *, is_launched: bool) -> Mapping[str, object]:
+        """Return the settings of a worker that operators see."""
+        return {
+            "backend": spec.backend,
+            "model_path": spec.model_path,
+            "gpu_ids": spec.gpu_ids,
+            "on_gateway_exit": spec.on_gateway_exit,
+            "origin": "api" if is_launched else "configuration",
+            "log_file": self.log_store.path_of(worker_id),
+        }
 
     async def preflight(
         self,
         spec: ManagedWorkerConfig,
         others: Mapping[str, ManagedWorkerConfig],
         limiter: trio.CapacityLimiter | None = None,
+        *,
+        is_later: bool = False,
     ) -> Sequence[str]:
-        """Return what would keep a worker from starting beside the others, each in a sentence."""
+        """Return the obstacles to a worker's start beside the others, each in a sentence.
+
+        `is_later` leaves out resources that another worker may have now and will give back.
+        """
+        facts = await self.host.facts(self.config, spec, limiter)
         python = python_of(self.config, spec)
-        facts = await collect_facts(spec, python, environment_of(self.config, spec, ""), limiter=limiter)
-        return problems_of(spec, python, others, facts)
+        return [one.sentence for one in obstacles_of(spec, python, others, facts, is_later=is_later)]
 
-    async def spawn(self, worker: WorkerRecord, spec: ManagedWorkerConfig) -> WorkerProcess:
-        """Start a worker's first process. Raises OSError or ValueError where that cannot be."""
-        output, process = self.log_store.begin(worker.id), None
+    async def spawn(self, worker: WorkerRecord, spec: ManagedWorkerConfig) -> HostProcess:
+        """Start a worker's first process. Raises OSError or ValueError if that cannot be."""
+        self.registry.enter_load(worker, STARTING)
         self.registry.set_piped(worker, is_piped=True)
-        try:
-            process = await WorkerProcess.spawn(
-                worker.id, spec, self.config, self.state, output=output, times=self.times
-            )
-            return process
-        finally:
-            os.close(output)
-            if process is None:
-                with trio.CancelScope(shield=True):
-                    await self.log_store.end(worker.id)
+        return await self.host.spawn(self.config, worker.id, spec)
 
-    async def wait_for_failure(self, worker: WorkerRecord, process: WorkerProcess, progress: RunProgress) -> str:
+    def adopt(self, worker: WorkerRecord, spec: ManagedWorkerConfig, adopted: AdoptedProcess) -> HostProcess:
+        """Go on with a process that an earlier gateway has started."""
+        self.registry.set_piped(worker, is_piped=False)
+        return self.host.adopt(worker.id, spec, adopted)
+
+    async def put_to_sleep(self, worker: WorkerRecord) -> None:
+        """Have a worker's engine free its memory. Raises one of `client.FAILURES`."""
+        await sleep_calls.put_to_sleep(self.config, self.registry, worker)
+
+    async def wake(self, worker: WorkerRecord) -> None:
+        """Have a worker's engine allocate its memory again. Raises one of `client.FAILURES`."""
+        await sleep_calls.wake(self.config, self.registry, worker)
+
+    def not_started(self, worker: WorkerRecord, cause: str) -> RunResult:
+        """Return the result of a start that had no process."""
+        lines = self.log_store.last_lines(worker.id, self.config.logs.last_lines_max)
+        end = WorkerEnd("cannot be started", time.time(), cause=cause, last_lines=lines)
+        return RunResult(end, was_started=False)
+
+    def end_of(self, worker: WorkerRecord, code: int | None, why: str, progress: RunProgress) -> WorkerEnd:
+        """Return the known facts about the end of a process; `why` is set if the gateway has ended it."""
+        lines = self.log_store.tail(worker.id, LINES_MAX)
+        told = worker.heartbeat.failure if worker.heartbeat else ""
+        return end_of(code, why, progress, lines, told=told, lines_max=self.config.logs.last_lines_max)
+
+    async def wait_for_failure(self, worker: WorkerRecord, process: HostProcess, progress: RunProgress) -> str:
         """Wait until a worker has been loading or stuck for too long, and return which."""
         while True:
             now, timeouts = trio.current_time(), self.config.timeouts

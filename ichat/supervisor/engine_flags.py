@@ -1,38 +1,38 @@
-"""The flags of the engines here, as their interpreters tell them: each is asked once, by a process of its own.
+"""The flags of the engines here, as their interpreters report them: each is asked once, by a process of its own.
 
-An interpreter with an engine takes ten seconds and more to answer, since it imports the engine. So what it says is kept
-until it, or what is installed for it, changes. The engine's version is read from its package's directory, without
-running anything.
+An interpreter with an engine needs ten seconds and more to answer, since it imports the engine. So its answer is kept
+on disk (`engines/kept_flags.py`) until the interpreter, or a package that is installed for it, changes.
 """
 
 import json
 import math
 import os
-import pathlib
-import re
-import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import attrs
 import trio
 
+from ichat.config.command_line import own_command
 from ichat.config.schema import Config, ManagedWorkerConfig
-from ichat.engines import BUILT_IN
+from ichat.engines.engine import BUILT_IN
+from ichat.engines.kept_flags import Interpreter, KeptFlags, keep, read_kept, version_of
 from ichat.errors import ApiError
-from ichat.supervisor.launch import environment_of, program_of, python_of
+from ichat.supervisor.launch import environment_of, python_of
 
-KNOWN_MAX = 16
-"""The number of interpreters whose flags are kept, or why they cannot be had."""
+FAILED_MAX = 16
+"""The most interpreters with a kept reason why their flags cannot be had."""
 FAILURE_KEPT_S = 30.0
-"""How long a failure is told again before the interpreter is asked once more: it takes seconds each time."""
+"""How long a failure is repeated before the interpreter is asked once more: asking needs seconds each time."""
 OUTPUT_BYTES_MAX = 16 * 1024 * 1024
-"""What is read of an interpreter's output: the end of it, where the flags are."""
-_LIBRARIES = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "lib64/python3*/site-packages")
-_Key = tuple[Any, ...]
+"""The most that is read of an interpreter's output: the end of it, with the flags."""
+CHECK_S = 30.0
+"""How long a check of arguments waits for an interpreter that has not reported its flags; then they go unchecked."""
+_HIDDEN = ("off_names", "needs_value", "is_hidden")
+"""The keys of a flag in a list that are for checks only."""
 
 
 @attrs.frozen
@@ -58,66 +58,92 @@ def engines_of(config: Config) -> list[InstalledEngine]:
 
 
 class EngineFlags:
-    """Asks interpreters, one at a time, and keeps what they say."""
+    """Asks interpreters, singly, and has their answers kept."""
 
     def __init__(self) -> None:
-        self._known: dict[_Key, Sequence[Any]] = {}
-        self._failed: dict[_Key, tuple[float, str]] = {}
-        """When interpreters were asked in vain, and what is said of it."""
+        self._failed: dict[str, tuple[float, str]] = {}
+        """When interpreters, as they are, were asked in vain, and the reason."""
         self._lock = trio.Lock()
 
     def __repr__(self) -> str:
-        return f"<EngineFlags of {len(self._known)} interpreters>"
+        return f"<EngineFlags, {len(self._failed)} interpreters failed>"
 
     async def ask(self, config: Config, backend: str) -> tuple[str, Sequence[Any]]:
-        """Return an engine's interpreter, and its flags as `EngineFlag` has them.
+        """Return an engine's interpreter, and the flags that a form shows, as `EngineFlag` has them.
 
-        Raises ApiError: 404 for an engine that is not known here, 409 for one that does not tell its flags.
+        Raises ApiError: 404 for an engine that is not known here, 409 for an engine that does not report its flags.
         """
         known = {one.name: one.python for one in await trio.to_thread.run_sync(engines_of, config)}
         if backend not in known:
             raise ApiError(404, "not_found", f"There is no engine {backend}. Engines here: {', '.join(known)}.")
-        python, within_s = known[backend], config.timeouts.engine_flags_s
+        kept = await self._kept(config, _placeholder(backend), config.timeouts.engine_flags_s, needs_help=True)
+        shown = [flag for flag in kept.flags if not flag.get("is_hidden")]
+        return known[backend], [{name: value for name, value in flag.items() if name not in _HIDDEN} for flag in shown]
+
+    async def prepare(self, config: Config, worker: ManagedWorkerConfig, within_s: float = CHECK_S) -> str:
+        """Have the flags of a worker's engine kept, if it has arguments to check; return why that failed, or ""."""
+        if not worker.backend_args:
+            return ""
+        try:
+            await self._kept(config, worker, within_s, needs_help=False)
+        except ApiError as error:
+            return error.message
+        return ""
+
+    async def _kept(
+        self, config: Config, worker: ManagedWorkerConfig, within_s: float, *, needs_help: bool
+    ) -> KeptFlags:
+        """Return the kept list of a worker's engine; its interpreter is asked where there is none. Raises ApiError."""
+        interpreter, backend = interpreter_of(config, worker), worker.backend
+        bound = " (timeouts.engine_flags_s)" if within_s == config.timeouts.engine_flags_s else ""
         too_slow = (
-            f"The interpreter {python} did not tell the flags of {backend} within {within_s:g} s"
-            " (timeouts.engine_flags_s)."
+            f"The interpreter {python_of(config, worker)} did not tell the flags of {backend} within"
+            f" {within_s:g} s{bound}."
         )
-        key: _Key | None = None
+        state = ""
         with trio.move_on_after(within_s):
             async with self._lock:
-                key = await trio.to_thread.run_sync(_key_of, python, backend)
-                if key not in self._known:
-                    self._check_failed(key)
-                    try:
-                        flags = await _ask(config, python, backend)
-                    except ApiError as error:
-                        self._note_failure(key, error.message)
-                        raise
-                    _make_room(self._known)
-                    self._known[key] = flags
-                return python, self._known[key]
-        if key is not None:
-            self._note_failure(key, too_slow)
+                kept = await trio.to_thread.run_sync(read_kept, interpreter)
+                if kept is not None and (kept.has_help or not needs_help):
+                    return kept
+                state = json.dumps(await trio.to_thread.run_sync(interpreter.state))
+                self._check_failed(state)
+                try:
+                    kept = KeptFlags(await _ask(config, worker), has_help=True)
+                except ApiError as error:
+                    self._note_failure(state, error.message)
+                    raise
+                await trio.to_thread.run_sync(keep, interpreter, kept)
+                return kept
+        if state:
+            self._note_failure(state, too_slow)
         raise _unusable(too_slow)
 
-    def _check_failed(self, key: _Key) -> None:
+    def _check_failed(self, state: str) -> None:
         """Raise ApiError where this interpreter, as it is, was asked in vain just now."""
-        failed_at, sentence = self._failed.get(key, (-math.inf, ""))
+        failed_at, sentence = self._failed.get(state, (-math.inf, ""))
         if trio.current_time() < failed_at + FAILURE_KEPT_S:
             raise _unusable(sentence)
 
-    def _note_failure(self, key: _Key, sentence: str) -> None:
-        _make_room(self._failed)
-        self._failed[key] = trio.current_time(), sentence
+    def _note_failure(self, state: str, sentence: str) -> None:
+        if len(self._failed) >= FAILED_MAX:
+            del self._failed[next(iter(self._failed))]
+        self._failed[state] = trio.current_time(), sentence
 
 
-async def _ask(config: Config, python: str, backend: str) -> Sequence[Any]:
+def interpreter_of(config: Config, worker: ManagedWorkerConfig) -> Interpreter:
+    """Return the interpreter of a worker, under which its engine's list is kept."""
+    return Interpreter.of(python_of(config, worker), worker.backend, environment_of(config, worker, ""))
+
+
+async def _ask(config: Config, worker: ManagedWorkerConfig) -> Sequence[Any]:
     """Run a worker that only lists its engine's flags, and leave nothing of it behind."""
-    command = [*program_of(python), "worker", f"--backend={backend}", "--list-flags"]
+    python, backend = python_of(config, worker), worker.backend
+    command = [*own_command(python), "worker", f"--backend={backend}", "--list-flags"]
     watched, ours = os.pipe()
     try:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            environment = environment_of(config, _placeholder(backend), "", watched)
+            environment = environment_of(config, worker, "", watched)
             try:
                 process = await trio.lowlevel.open_process(
                     command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
@@ -137,13 +163,8 @@ async def _ask(config: Config, python: str, backend: str) -> Sequence[Any]:
         os.close(ours)
 
 
-def _make_room(kept: dict[_Key, Any]) -> None:
-    if len(kept) >= KNOWN_MAX:
-        del kept[next(iter(kept))]
-
-
 def _kill_session(pid: int) -> None:
-    """Kill a process and all that it has started; they are one process group."""
+    """Kill a process and all that it has started; they are a process group."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -173,34 +194,3 @@ def _unusable(sentence: str) -> ApiError:
 
 def _placeholder(backend: str) -> ManagedWorkerConfig:
     return ManagedWorkerConfig(model_name=backend, model_path="", backend=backend)
-
-
-def libraries_of(python: str) -> list[pathlib.Path]:
-    """Return the directories in which packages of an interpreter are."""
-    path = python if os.path.dirname(python) else shutil.which(python) or python
-    prefix = pathlib.Path(path).parent.parent
-    return [found for pattern in _LIBRARIES for found in sorted(prefix.glob(pattern))]
-
-
-def version_of(backend: str, python: str) -> str | None:
-    """Return the version of an engine's package; that of vLLM for processors has a name of its own."""
-    pattern = re.compile(rf"{re.escape(backend.replace('-', '_'))}(?:_cpu)?-([^-]+)\.dist-info")
-    try:
-        for library in libraries_of(python):
-            for entry in os.listdir(library):
-                if found := pattern.fullmatch(entry):
-                    return found[1]
-    except OSError:
-        pass
-    return None
-
-
-def _key_of(python: str, backend: str) -> _Key:
-    """Return what changes when an interpreter, or what is installed for it, changes."""
-    times: Mapping[str, int] = {}
-    try:
-        paths = [os.path.realpath(python), *map(str, libraries_of(python))]
-        times = {path: os.stat(path).st_mtime_ns for path in paths if os.path.exists(path)}
-    except OSError:
-        pass
-    return (backend, python, *times.items())

@@ -1,4 +1,4 @@
-"""Why a worker ended, in a few words, from what is known afterwards: its last lines, its exit code, the kernel."""
+"""Why a worker ended, in a few words, from later knowledge: its last lines, its exit code, the kernel."""
 
 import contextlib
 import os
@@ -7,10 +7,8 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE
+from ichat.supervisor.last_words import EXCEPTION, LINES_MAX, are_errors, plain
 
-LINES_MAX = 400
-"""How many of the last lines are searched, and how many characters of each: the root cause stands far above the end."""
-LINE_CHARS_MAX = 1000
 CAUSE_CHARS_MAX = 300
 
 _ILLEGAL = (
@@ -18,6 +16,10 @@ _ILLEGAL = (
     " this processor, or use another machine"
 )
 _OOM = "the kernel ended it since the machine ran out of memory (OOM killer)"
+_KILLED_BY_OTHERS = "it was killed from outside (SIGKILL)"
+_NO_OOM = f"{_KILLED_BY_OTHERS}; the kernel's log shows no lack of memory"
+_GUESS = "perhaps: "
+"""Before a cause that nothing proves."""
 _SIGNALS = {int(number): number.name for number in signal.Signals}
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _BY_CODE = {
@@ -27,7 +29,7 @@ _BY_CODE = {
     -signal.SIGILL: _ILLEGAL,
     128 + signal.SIGILL: _ILLEGAL,
 }
-"""Exit codes that say everything: of a good end or a requested one, nothing that was written is the reason."""
+"""Exit codes that say everything: after a good or a requested end, no written line is the reason."""
 
 _HUB = r"(?:huggingface|hf\.co|hf-mirror|modelscope)"
 _ROOTS = (
@@ -215,7 +217,7 @@ _ROOTS = (
     (r"Too many open files(?!`)", "it may not open so many files: raise the limit (ulimit -n, LimitNOFILE)"),
     (r"can't start new thread|pthread_create failed", "it may not start so many threads: raise TasksMax or pids.max"),
 )
-"""Patterns in a worker's lines, and what they mean; of several the first here is the root of the others."""
+"""Patterns in a worker's lines, and their meanings; of several the first here is the root of the others."""
 
 _VAGUE = (
     (
@@ -257,12 +259,10 @@ _VAGUE = (
 )
 """Patterns that may also follow from a cause without a line, such as a process that the kernel ended."""
 
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _CONSEQUENCE = re.compile(
     r"root cause|See stack trace|Engine ?[Cc]ore\b.* (?:failed|died|encountered)|died unexpectedly|EngineDead"
     r"|error messages above|initialization failed|EOFError|BrokenPipe|ConnectionReset|Cancelled|KeyboardInterrupt"
 )
-_EXCEPTION = re.compile(r"(?:^|[\s:\]])(?:\w+\.)*(\w+(?:Error|Exception|Failure)): +(\S.*)$")
 _SENTENCE = re.compile(r"(?:[A-Z]|vLLM|ichat\.pyz|/)\S* \S")
 _NO_SENTENCE = re.compile(
     r"[A-Z]+ +\d|(?:DEBUG|INFO|WARNING|ERROR)\b|.*(?:Warning: |Error: |Exception)|Traceback |File "
@@ -271,7 +271,7 @@ _VALIDATION = re.compile(r"\d+ validation errors? for \w+; (?:Value error, )?| \
 
 
 def describe_exit(code: int | None) -> str:
-    """Return how a process ended, to be put after its name. A negative code is a signal's number, None is unknown."""
+    """Return how a process ended, in words after its name. A negative code is a signal's number, None is unknown."""
     if code is None:
         return "ended"
     if code < 0:
@@ -279,34 +279,50 @@ def describe_exit(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-def cause_of(lines: Sequence[str], code: int | None, *, oom_killed: bool, told: str = "") -> str:
+def cause_of(lines: Sequence[str], code: int | None, *, oom_killed: bool | None, told: str = "") -> str:
     """Return in a few words why a worker ended, and what to do if that is certain; "" if it is not known.
 
-    `lines` are its last ones, oldest first; the cause stands above what follows from it, so 200 tell more than 20.
-    `oom_killed` means that the kernel has ended some process for want of memory meanwhile, here or nearby. `told` is
-    the reason that the worker itself gave: if the code is unknown, no exception of an earlier request replaces it.
+    `lines` are those that its end was about (`last_words.lines_of_end`), oldest first; the cause stands above what
+    follows from it. A guess begins with `perhaps: `: it is based on a line that is not marked as an error, or on lines
+    about an end by a signal. Lines say nothing of a SIGKILL, since it is sent from outside.
+
+    `oom_killed` means that the kernel has ended some process for want of memory meanwhile, here or nearby; None: it is
+    not known. `told` is the reason that the worker itself gave: if the code is unknown, no exception of an earlier
+    request replaces it.
     """
     if code in _BY_CODE:
         return _BY_CODE[code]
-    if oom_killed and code in _KILLED:
-        return _OOM
-    tail = [_COLOUR.sub("", line[:LINE_CHARS_MAX]).rstrip() for line in lines[-LINES_MAX:]]
+    if code in _KILLED:
+        return _OOM if oom_killed else _KILLED_BY_OTHERS if oom_killed is None else _NO_OOM
+    return _cause_in(lines, code, told, is_oom=bool(oom_killed))
+
+
+def _cause_in(lines: Sequence[str], code: int | None, told: str, *, is_oom: bool) -> str:
+    tail = [plain(line) for line in lines[-LINES_MAX:]]
     sentence = _sentence(tail) if code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE) else told
     if sentence and code == EXIT_UNAVAILABLE:
         return _short(sentence)
-    text = sentence if sentence and code == EXIT_USAGE else "\n".join(tail)
-    cause = _first(_ROOTS, text) or (_OOM if oom_killed else "") or _first(_VAGUE, text)
+    marked = list(zip(tail, are_errors(tail), strict=True))
+    errors = [line for line, is_error in marked if is_error]
+    if sentence and code == EXIT_USAGE:
+        certain, unsure = sentence, ""
+    else:
+        certain, unsure = "\n".join(errors), "\n".join(line for line, is_error in marked if is_error is None)
+    is_signal = code is not None and code < 0
+    cause = _first(_ROOTS, certain) or (_OOM if is_oom else "") or _first(_VAGUE, certain)
+    if cause and is_signal and cause != _OOM:
+        cause = _GUESS + cause
+    cause = cause or _guess(_ROOTS, unsure)
     if cause or (sentence and not _CONSEQUENCE.search(sentence)):
         return _short(cause or sentence)
-    is_signal = code is not None and code < 0
-    return _short(("" if is_signal else _exception(tail)) or sentence)
+    return _short(("" if is_signal else _exception(errors)) or _guess(_VAGUE, unsure) or sentence)
 
 
 def oom_kills(root: str = "/") -> int | None:
     """Return how many processes the kernel has ended for want of memory so far; None if that is not known.
 
     It is the count of this process's own control group, where its children are as well, else that of the whole machine.
-    Two readings are to be compared. `root` is where /proc and /sys are.
+    Compare two readings. `root` is where /proc and /sys are.
     """
     for path, name in [*_own_groups(root), (os.path.join(root, "proc/vmstat"), "oom_kill")]:
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii", errors="replace") as file:
@@ -344,6 +360,11 @@ def _first(causes: Sequence[tuple[str, str]], text: str) -> str:
     return ""
 
 
+def _guess(causes: Sequence[tuple[str, str]], text: str) -> str:
+    cause = _first(causes, text)
+    return _GUESS + cause if cause else ""
+
+
 def _sentence(lines: Sequence[str]) -> str:
     """Return the sentence that iChat's command line ends with; interpreters that end may still write after it."""
     for index in range(len(lines) - 1, -1, -1):
@@ -357,7 +378,7 @@ def _sentence(lines: Sequence[str]) -> str:
 def _exception(lines: Sequence[str]) -> str:
     """Return the last exception that is not about what happened to another process."""
     for line in reversed(lines):
-        found = _EXCEPTION.search(line)
+        found = EXCEPTION.search(line)
         if found and not _CONSEQUENCE.search(found[0]):
             return f"{found[1]}: {found[2]}"
     return ""

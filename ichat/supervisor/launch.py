@@ -1,67 +1,48 @@
 """How a managed worker is started: its id, its command line and its environment."""
 
-import json
 import os
-import re
 import sys
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import ichat
-from ichat.config.schema import Config, EngineValue, ManagedWorkerConfig
+from ichat.config.command_line import own_command
+from ichat.config.interpreters import find_interpreter
+from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig
+from ichat.engines.flags import engine_flags
 from ichat.security.keys import TOKEN_FD_VARIABLE, read_key, without_keys
 from ichat.supervisor import processes
 from ichat.supervisor.orphans import WORKER_TAG_VAR
 
 HEAD_BYTES_MORE = 8192
-"""What the gateway may add to the head of a request."""
+"""The most that the gateway adds to the head of a request."""
 SLEEP_FLAGS: Mapping[str, Sequence[str]] = {
     "vllm": ("enable_sleep_mode",),
     "sglang": ("enable_memory_saver", "enable_weights_cpu_backup"),
 }
-"""What each engine needs in order to sleep; without the last one, SGLang would lose the model's weights."""
+"""The arguments of each engine for sleep; without SGLang's last argument, SGLang would lose the model's weights."""
 _SLEEP_SWITCHES = ("enable_sleep_mode", "enable_memory_saver")
-"""One name of it in each engine's vocabulary: both engines know both."""
-
-
-def id_for(model_name: str, taken: Collection[str]) -> str:
-    """Return a worker id for a model's name: readable, fit for a path, and the same at every start."""
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", model_name)[:100].strip("-") or "worker"
-    number = 0
-    while f"{slug}-{number}" in taken:
-        number += 1
-    return f"{slug}-{number}"
-
-
-def engine_flags(arguments: Mapping[str, EngineValue]) -> list[str]:
-    """Return engine arguments as flags: `max_model_len = 2048` is ``--max-model-len 2048``.
-
-    true is the flag alone, false its ``--no-`` form, a list several values, a table JSON.
-    """
-    flags: list[str] = []
-    for key, value in arguments.items():
-        name = key.replace("_", "-")
-        if value is True:
-            flags.append(f"--{name}")
-        elif value is False:
-            flags.append(f"--no-{name}")
-        elif isinstance(value, list):
-            flags += [f"--{name}", *(json.dumps(one) if isinstance(one, dict | list) else str(one) for one in value)]
-        elif isinstance(value, dict):
-            flags += [f"--{name}", json.dumps(value)]
-        else:
-            flags.append(f"--{name}={value}")
-    return flags
+"""A name of it in each engine's vocabulary: both engines know both."""
 
 
 def python_of(config: Config, worker: ManagedWorkerConfig) -> str:
-    """Return the interpreter that runs a worker."""
+    """Return the interpreter that runs a worker: the configured interpreter, else the first that has its engine.
+
+    If none is configured it looks at files.
+    """
     engine = config.engines.get(worker.backend)
-    return worker.python or (engine.python if engine else None) or sys.executable
+    named = worker.python or (engine.python if engine else None)
+    return named or find_interpreter(worker.backend) or sys.executable
+
+
+def devices_of(config: Config, worker: ManagedWorkerConfig) -> str:
+    """Return the variable that says which GPUs a worker may use."""
+    engine = config.engines.get(worker.backend)
+    return engine.devices if engine else EngineSettings().devices
 
 
 def sleep_flags(worker: ManagedWorkerConfig, *, has_gpus: bool) -> list[str]:
-    """Return the flags with which the engine of a worker can sleep, if the worker is to and the flags are not set.
+    """Return the flags with which the engine of a worker can sleep, if the worker should and the flags are not set.
 
     `has_gpus` says whether the machine has any: without them no engine can, and vLLM refuses the flag.
     """
@@ -88,7 +69,7 @@ def command_of(
     limits, timeouts, address = config.limits, config.timeouts, worker.tcp_address()
     keeps = worker.on_gateway_exit == "keep"
     return [
-        *program_of(python_of(config, worker)),
+        *own_command(python_of(config, worker)),
         "worker",
         f"--backend={worker.backend}",
         f"--worker-id={worker_id}",
@@ -103,7 +84,7 @@ def command_of(
         f"--prefix-reports={worker.prefix_reports}",
         *(["--media-domains", *worker.media_domains] if worker.media_domains else []),
         f"--orphan-after-s={timeouts.orphan_after_s if keeps else 0:g}",
-        # the gateway's own bounds: what it lets through, its worker must not refuse
+        # the gateway's own bounds: its worker must accept every request that it lets through
         f"--head-bytes-max={limits.head_bytes_max + HEAD_BYTES_MORE}",
         f"--body-bytes-max={limits.body_bytes_max}",
         f"--connections-max={limits.connections_max}",
@@ -131,7 +112,8 @@ def environment_of(
     token. `mark` says which worker a process belongs to.
     """
     ours = {processes.LAUNCHER_FD, *config.security.variables()}
-    ours |= {route.api_key_env for route in config.external_routes if route.api_key_env is not None}
+    upstreams = (*config.external_routes, *config.registered_servers)
+    ours |= {one.api_key_env for one in upstreams if one.api_key_env is not None}
     environment = {name: value for name, value in without_keys(os.environ).items() if name not in ours}
     environment |= {"PYTHONUNBUFFERED": "1", WORKER_TAG_VAR: mark}
     if watched is not None:
@@ -139,16 +121,11 @@ def environment_of(
     if token is not None:
         environment[TOKEN_FD_VARIABLE] = str(token)
     if worker.gpu_ids is not None:
-        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts them
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, worker.gpu_ids))
+        devices = devices_of(config, worker)
+        if devices == "CUDA_VISIBLE_DEVICES":
+            environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts them
+        environment[devices] = ",".join(map(str, worker.gpu_ids))
     if not zipfile.is_zipfile(sys.argv[0]):
         source = os.path.dirname(os.path.dirname(os.path.abspath(ichat.__file__)))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     return {**environment, **worker.env}
-
-
-def program_of(python: str) -> Sequence[str]:
-    """Return the command that runs iChat as this process was started: the same pyz, or the same source."""
-    if zipfile.is_zipfile(sys.argv[0]):
-        return [python, os.path.abspath(sys.argv[0])]
-    return [python, "-m", "ichat"]

@@ -1,41 +1,38 @@
 """Loads the models of on-demand workers when they are wanted, and makes room for them.
 
-`swaps.decide` says what is to happen. The loader tells it what there is, and has it carried out: at every change of a
-worker, when a request begins to wait, and when a worker has become idle. Nothing here waits for one worker only.
+`swaps.decide` returns the actions. The loader gives it the facts, and has the actions carried out. It does so when a
+worker changes, a request begins to wait, or a worker has become idle. Nothing here waits for a single worker only.
 """
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import trio
 
 from ichat import errors
 from ichat.errors import ApiError
+from ichat.fleet.load_view import EvictionView, LoadView, ObstacleView
+from ichat.fleet.waiting import wait_changed, wait_lease
+from ichat.fleet.worker_load import LoadKind
 from ichat.hardware.gpus import has_nvidia
-from ichat.http import client
 from ichat.observability.model_loads import LoadCounts
 from ichat.routing.availability import Draining, Full, NotReady, Ready, Refusal, Unknown
 from ichat.routing.balancer import RETRY_AFTER_S, Balancer
-from ichat.routing.load_view import LoadView
 from ichat.routing.queue import Demand
 from ichat.routing.request import Lease, RoutingRequest
-from ichat.routing.waiting import wait_changed, wait_lease
 from ichat.supervisor.context import SupervisorContext
-from ichat.supervisor.load_times import LoadTimes, view_of
 from ichat.supervisor.managed_worker import ManagedWorker
-from ichat.supervisor.sleep_calls import put_to_sleep, wake
-from ichat.supervisor.state import SavedLoadTimes
-from ichat.supervisor.swaps import SwapAction, SwapCandidate, SwapSet, decide, evictions_for
-from ichat.supervisor.watched_worker import ConflictTable, LoadUnderWay, WatchedWorker
+from ichat.supervisor.swaps import LoadPlan, SwapAction, SwapCandidate, SwapSet, decide, evictions_for
+from ichat.supervisor.watched_worker import LoadUnderWay, WatchedWorker
 
 log = logging.getLogger(__name__)
 
 GAP_S = 0.01
 """The shortest time between two decisions."""
 BUG_S = 1.0
-"""How long it waits after a bug in a decision, before the next one."""
+"""The pause after a bug in a decision, before the next decision."""
 END_S = 30.0
 """How long a command waits for an unloaded process, beside the times for its requests and its end."""
 
@@ -46,7 +43,7 @@ class Loader:
     def __init__(self, context: SupervisorContext, balancer: Balancer, workers: Mapping[str, ManagedWorker]) -> None:
         """`workers` are all managed workers; those that are not loaded on demand are left alone."""
         self.counts = LoadCounts()
-        self.times = LoadTimes()
+        self._times = context.registry.loads.times
         self._context = context
         self._registry = context.registry
         self._balancer = balancer
@@ -59,8 +56,7 @@ class Loader:
         self._look_at = math.inf
         self._is_pressed = False
         """Whether requests wait for a model, by the newest decision."""
-        self._nursery: trio.Nursery | None = None
-        self._conflicts = ConflictTable(has_gpus=has_nvidia())
+        self._has_gpus = has_nvidia()
 
     def __repr__(self) -> str:
         return f"<Loader {[watched.worker for watched in self._watched.values()]}>"
@@ -69,27 +65,21 @@ class Loader:
         """Decide again soon: there may be other workers, or another configuration."""
         self._changed.set()
 
-    def saved_times(self) -> SavedLoadTimes:
-        """Return what the next gateway has to know of how long the models take."""
-        return self.times.saved([worker.spec.model_name for worker in self._workers.values() if worker.is_on_demand])
-
     async def run_forever(self) -> None:
         """Decide, and have that carried out."""
         self._registry.add_listener(self._on_registry_change)
         self._balancer.on_want = self._on_want
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            while True:
-                self._changed = trio.Event()
-                pause_s = GAP_S
-                try:
-                    self._look_at = self._decide(trio.current_time())
-                except Exception:
-                    log.exception("a bug in deciding which models are loaded")
-                    self._look_at, pause_s = math.inf, BUG_S
-                await trio.sleep(pause_s)
-                with trio.move_on_at(self._look_at):
-                    await self._changed.wait()
+        while True:
+            self._changed = trio.Event()
+            pause_s = GAP_S
+            try:
+                self._look_at = self._decide(trio.current_time())
+            except Exception:
+                log.exception("a bug in deciding which models are loaded")
+                self._look_at, pause_s = math.inf, BUG_S
+            await trio.sleep(pause_s)
+            with trio.move_on_at(self._look_at):
+                await self._changed.wait()
 
     def _on_registry_change(self) -> None:
         if self._watched:
@@ -126,9 +116,9 @@ class Loader:
         return [SwapSet(frozenset(one.members), one.loaded_max) for one in self._context.config.swap_sets]
 
     def _demand(self) -> dict[str, Demand]:
-        """Return how much the models are wanted for which requests wait.
+        """Return the demand for the models that requests wait for.
 
-        A model that others serve, and whose queue only waits for a place there, wants no worker to be loaded.
+        If others serve a model, and its queue only waits for a place there, it wants no worker to be loaded.
         """
         found: dict[str, Demand] = {}
         for watched in self._watched.values():
@@ -150,29 +140,25 @@ class Loader:
         for one in watched:
             one.follow(self._registry.endpoint_of(one.worker.record))
             self._note_load(one, now)
-        self._conflicts.update(found)
-        return [one.candidate(self._conflicts, now) for one in watched]
+        return [one.candidate(now, has_gpus=self._has_gpus) for one in watched]
 
     def _note_load(self, watched: WatchedWorker, now: float) -> None:
         """Note how a load has ended, once it has."""
-        load, phase, model = watched.load, watched.worker.phase, watched.model
+        load, phase = watched.load, watched.worker.phase
         if load is None:
             return
         if phase in ("ready", "draining"):
-            seconds = now - load.began_at
-            self.times.add(model, load.kind, seconds)
-            self.times.keep_only({one.model for one in self._watched.values()})
-            self._context.remember()
-            self._end_load(watched, "ready", seconds)
+            self._end_load(watched, "ready", now - load.began_at)
         elif phase in ("cold", "down"):
-            self._end_load(watched, "failed" if phase == "down" else "stopped")
+            is_failure = phase == "down" or watched.worker.failed_change == "ready"
+            self._end_load(watched, "failed" if is_failure else "stopped")
 
     def _end_load(self, watched: WatchedWorker, result: str, seconds: float | None = None) -> None:
         if watched.load is not None:
             self.counts.loaded(watched.model, watched.load.reason, result, seconds)
             watched.load = None
 
-    # What is done.
+    # Actions.
 
     def _carry_out(self, action: SwapAction, now: float) -> None:
         watched = self._watched[action.worker_id]
@@ -183,49 +169,21 @@ class Loader:
         if action.kind in ("start", "wake"):
             reason = "command" if self._commands[worker.spec.model_name] else "request"
             watched.load = LoadUnderWay(action.kind, reason, now)
-            if action.kind == "start":
-                worker.load()
-            else:
-                self._start_soon(watched, "wake", 0.0)
+            worker.load()
             self._expect(watched, action.kind, now)
         elif action.kind == "drain":
-            self._registry.drain(worker.record)
+            worker.pause()
         elif action.kind == "resume":
-            self._registry.resume(worker.record)
+            worker.resume()
         elif action.kind == "stop":
             worker.unload()
         else:
-            self._start_soon(watched, "sleep", self._context.config.timeouts.drain_s)
+            worker.sleep()
 
-    def _expect(self, watched: WatchedWorker, kind: str, began_at: float) -> None:
-        expected_s = self.times.expected(watched.model, kind)
+    def _expect(self, watched: WatchedWorker, kind: LoadKind, began_at: float) -> None:
+        expected_s = self._times.expected(watched.model, kind)
         at = None if expected_s is None else began_at + expected_s
         self._registry.expect_ready(watched.worker.record, at)
-
-    def _start_soon(self, watched: WatchedWorker, kind: str, drain_s: float) -> trio.Event:
-        """Begin to put an engine to sleep or to wake it; the event is set when that is done, or has failed."""
-        done, worker = trio.Event(), watched.worker
-        worker.transition = "waking" if kind == "wake" else "ending"
-
-        async def change() -> None:
-            try:
-                if kind == "wake":
-                    await wake(self._context, worker)
-                else:
-                    await put_to_sleep(self._context, worker, drain_s)
-            except client.FAILURES as error:
-                log.error("worker %s did not go to %s: %s", worker.id, "sleep" if kind == "sleep" else "work", error)
-                watched.cannot_sleep = True
-                if kind == "wake":  # its process ends, and a new one is started if it is still wanted
-                    self._end_load(watched, "failed")
-                    worker.unload(0.0)
-            finally:
-                self.review()
-                done.set()
-
-        assert self._nursery is not None
-        self._nursery.start_soon(change)
-        return done
 
     # Commands.
 
@@ -245,9 +203,9 @@ class Loader:
         name, within_s = workers[0].spec.model_name, timeouts.load_s + timeouts.load_wait_s
         self._commands[name] += 1
         try:
-            lease = await wait_lease(self._balancer, RoutingRequest(model), within_s, within_s, _no_comment)
+            lease = await wait_lease(self._balancer, RoutingRequest(model), within_s, lambda _: within_s)
         finally:
-            self._commands -= Counter([name])  # without what is 0 then
+            self._commands -= Counter([name])  # without counts of 0
         if not isinstance(lease, Lease):
             raise _error_of(lease, model, within_s)
         lease.release()
@@ -268,7 +226,7 @@ class Loader:
         raise errors.model_not_ready(model, f"worker {workers[0].id} does not end", RETRY_AFTER_S)
 
     async def sleep(self, model: str) -> str:
-        """Have an engine of this model give its memory back; return the id of its worker.
+        """Have an engine of this model free its memory; return the id of its worker.
 
         It goes on if the caller is cancelled. Raises ApiError 404, and 409 where it is not loaded or cannot sleep.
         """
@@ -278,17 +236,18 @@ class Loader:
         ready = [one for one in workers if one.phase in ("ready", "draining")]
         if not ready:
             raise _conflict("not_loaded", f"The model `{model}` is not loaded.")
-        worker, watched = ready[0], self._watched.setdefault(ready[0].id, WatchedWorker(ready[0], self._on_idle))
+        worker = ready[0]
         if worker.record.heartbeat is None or not worker.record.heartbeat.can_sleep:
             raise _conflict("cannot_sleep", f"The engine of worker {worker.id} cannot give its memory back: unload it.")
-        watched.cannot_sleep = False
-        await self._start_soon(watched, "sleep", self._context.config.timeouts.drain_s).wait()
-        if watched.cannot_sleep:
+        worker.sleep()
+        while worker.is_falling_asleep:
+            await wait_changed(self._registry)
+        if worker.failed_change or not worker.pid:
             raise _conflict("cannot_sleep", f"The engine of worker {worker.id} has not gone to sleep.")
         return worker.id
 
     async def wake(self, model: str) -> str:
-        """Have an engine of this model that is asleep take its memory again; return the id of its worker.
+        """Have an engine of this model that is asleep allocate its memory again; return the id of its worker.
 
         Raises ApiError as `load` does, and 409 where none is asleep.
         """
@@ -297,14 +256,14 @@ class Loader:
         return await self.load(model)
 
     def preview(self, model: str) -> LoadView | None:
-        """Return what loading this model would take now; None where there is nothing to load, or no way to do it."""
+        """Return the cost of loading this model now; None if there is nothing to load, or no way to do it."""
         now, candidates = trio.current_time(), self._candidates(trio.current_time())
         names = [one.model for one in candidates if model in self._workers[one.worker_id].record.names]
         plan = evictions_for(names[0], now, candidates, self._demand(), self._sets()) if names else None
         if plan is None:
             return None
         kind = "wake" if plan.worker.phase == "asleep" else "start"
-        return view_of(plan, candidates, now, self.times.expected(plan.worker.model, kind))
+        return _preview_of(plan, candidates, now, self._times.expected(plan.worker.model, kind))
 
     def _workers_of(self, model: str) -> list[ManagedWorker]:
         """Return the on-demand workers of this model. Raises ApiError 404, and 409 where none is loaded on demand."""
@@ -315,10 +274,6 @@ class Loader:
         if not on_demand:
             raise _conflict("not_on_demand", f'The model `{model}` has no worker with load = "on_demand".')
         return on_demand
-
-
-def _no_comment() -> None:
-    """Do nothing when a load begins."""
 
 
 def _conflict(code: str, message: str) -> ApiError:
@@ -339,3 +294,27 @@ def _error_of(refusal: Refusal, model: str, waited_s: float) -> ApiError:
             return errors.model_not_ready(model, reasons, retry_after_s)
         case _:
             return errors.model_not_ready(model, f"it was not loaded within {waited_s:g} s", RETRY_AFTER_S)
+
+
+def _preview_of(plan: LoadPlan, workers: Sequence[SwapCandidate], now: float, expected_s: float | None) -> LoadView:
+    """Return the cost of loading a model, for operators."""
+    evicts = [
+        EvictionView(
+            one.worker_id,
+            one.model,
+            "stop" if one.worker_id in plan.stops or one.phase == "asleep" else one.when_idle,
+            None if one.requests else max(0.0, round(now - one.idle_since, 3)),
+        )
+        for one in plan.evicts
+    ]
+    waits_for = [
+        ObstacleView(one.worker_id, one.model, _state_of(one)) for one in workers if one.worker_id in plan.waits_for
+    ]
+    return LoadView(plan.worker.worker_id, evicts, waits_for, expected_s)
+
+
+def _state_of(one: SwapCandidate) -> str:
+    """Return the activity of a worker that others wait for, in a few words."""
+    if one.requests:
+        return f"has {one.requests} requests"
+    return "is loaded first, for older requests" if one.phase in ("cold", "down", "asleep") else f"is {one.phase}"

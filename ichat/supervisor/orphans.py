@@ -1,6 +1,6 @@
 """Processes that have lost their parent: which worker they belong to, and that none of them stays a zombie.
 
-The gateway is a child subreaper (prctl(2)): what a worker leaves behind becomes a child of the gateway, not of init.
+The gateway is a child subreaper (prctl(2)): a process left by a worker becomes a child of the gateway, not of init.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ import trio
 from ichat.supervisor.processes import is_alive
 
 WORKER_TAG_VAR = "ICHAT_WORKER"
-"""The variable that says which worker a process belongs to, in whatever session it is."""
+"""The variable that says which worker a process belongs to, in any session."""
 _PR_SET_CHILD_SUBREAPER = 36
 REAP_S = 2.0
-"""How long a child stays a zombie at least before it is reaped: other code may still wait for a new one."""
+"""How long a child stays a zombie at least before it is reaped: other code may still wait for a new child."""
 
 
 def become_subreaper() -> None:
@@ -68,7 +68,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def marked_by(beginning: str) -> list[tuple[psutil.Process, str]]:
-    """Return the live processes other than this one whose mark begins so, each with its mark."""
+    """Return the live processes other than this process with a mark that begins so, each with its mark."""
     name, found = f"{WORKER_TAG_VAR}=".encode(), list[tuple[psutil.Process, str]]()
     for pid in set(psutil.pids()) - {os.getpid()}:
         with contextlib.suppress(OSError, psutil.Error):
@@ -81,7 +81,7 @@ def marked_by(beginning: str) -> list[tuple[psutil.Process, str]]:
 
 
 def process_identity(pid: int) -> str:
-    """Return what tells a process from all others with its pid: the boot, and the time of its start since then.
+    """Return the identity of a process among all with its pid: the boot, and the time of its start since then.
 
     Empty if there is no such process. proc_pid_stat(5), field 22. Raises OSError if that cannot be read.
     """
@@ -94,7 +94,7 @@ def process_identity(pid: int) -> str:
 
 
 class AdoptedProcess:
-    """A process that another one started: as much of `trio.Process` as is possible for it."""
+    """A process that another process started: as much of `trio.Process` as is possible for it."""
 
     def __init__(self, pid: int) -> None:
         """Open a process that is alive. Raises ProcessLookupError."""

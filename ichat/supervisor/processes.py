@@ -12,13 +12,13 @@ import psutil
 import trio
 
 LAUNCHER_FD = "ICHAT_LAUNCHER_FD"
-"""Names the descriptor of a pipe whose other end a worker's launcher holds: it ends when the launcher does."""
+"""Names the descriptor of a pipe to a worker's launcher: the pipe ends when the launcher does."""
 AUTOGROUP_NICE = 5
 NICE_TRIES, NICE_RETRY_S = 20, 0.12
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Return every process that stems from this one, without itself."""
+    """Return every process that stems from this process, without itself."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -50,7 +50,7 @@ def _lower_weight(group: pathlib.Path) -> bool:
 
 
 def session_members(session: int) -> list[psutil.Process]:
-    """Return every live process of a session, wherever its parent has gone; none for 0, which is no session.
+    """Return every live process of a session, wherever its parent has gone; none for 0, since that is no session.
 
     In a container the kernel reports 0 for processes that were started from outside.
     """
@@ -97,7 +97,7 @@ def launcher_pipe() -> int | None:
 
 
 def end_without_launcher(pipe: int, grace_s: float, kill_s: float, code: int) -> None:
-    """End this process with all its children some time after its launcher, whose pipe this is.
+    """End this process with all its children some time after its launcher, at the other end of this pipe.
 
     After `grace_s` everything is killed, with `kill_s` to disappear, and the process ends with `code`. A thread of its
     own does that, since the rest of the process may hang.

@@ -1,4 +1,4 @@
-"""How one start of a managed worker goes, and what is known of its end."""
+"""The course of a start of a managed worker, and the facts about its end."""
 
 import math
 import signal
@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import attrs
 
 from ichat.config.schema import Timeouts
-from ichat.routing.worker_record import State, WorkerEnd
+from ichat.fleet.worker_record import State, WorkerEnd
+from ichat.observability.logs.lines import Line
 from ichat.supervisor.failure_causes import cause_of, describe_exit, oom_kills
+from ichat.supervisor.last_words import lines_of_end
 
 _KILLED = ("SIGKILL", "exit code: -9")
 _UP: frozenset[State] = frozenset(("ready", "following", "asleep", "waking"))
@@ -19,18 +21,25 @@ _STUCK: frozenset[State] = frozenset(("unhealthy", "wedged"))
 
 @attrs.define
 class RunProgress:
-    """How one start of a worker goes, by the states it has been in."""
+    """The course of a start of a worker, by the states it has been in."""
 
     began: float
     up_since: float | None = None
+    up_at: float | None = None
+    """The same in seconds since 1970."""
+    ended_at: float | None = None
+    """When its process ended, or was to end, in seconds since 1970."""
+    ooms: int | None = attrs.field(factory=oom_kills)
+    """How many processes the kernel had ended for want of memory before; None: not known."""
     stuck_since: float | None = None
     is_loading: bool = True
     is_wedged: bool = False
 
     def record(self, state: State, now: float, *, is_unheard: bool = False) -> None:
-        """Note the state of the worker now; `is_unheard` says that an adopted one has not sent a heartbeat yet."""
+        """Note the state of the worker now; `is_unheard` says that an adopted worker has not sent a heartbeat yet."""
         if state in _UP:
             self.up_since = now if self.up_since is None else self.up_since
+            self.up_at = time.time() if self.up_at is None else self.up_at
         self.is_loading, self.is_wedged = state in _NOT_UP_YET, state == "wedged"
         if not (is_unheard or state in _STUCK):
             self.stuck_since = None
@@ -42,13 +51,13 @@ class RunProgress:
         return -1.0 if self.up_since is None else now - self.up_since
 
     def deadlines(self, timeouts: Timeouts) -> tuple[float, float]:
-        """Return when the worker is to be ended, unless its state changes: for loading, and for being stuck."""
+        """Return when the worker must end, unless its state changes: for loading, and for being stuck."""
         loading = self.began + timeouts.load_s if self.is_loading else math.inf
         stuck = math.inf if self.stuck_since is None or not timeouts.stuck_s else self.stuck_since + timeouts.stuck_s
         return loading, stuck
 
     def failure(self, timeouts: Timeouts, now: float) -> str:
-        """Return why the worker is to be ended now, to be put after its name; "" while it may go on."""
+        """Return why the worker must end now, as words after its name; "" while it may go on."""
         loading, stuck = self.deadlines(timeouts)
         if now >= loading:
             return f"was not ready within {timeouts.load_s:g} s"
@@ -59,21 +68,21 @@ class RunProgress:
 
 @attrs.frozen
 class RunResult:
-    """How one start of a worker went."""
+    """The result of a start of a worker."""
 
     end: WorkerEnd | None
     """How it ended; None: as requested."""
     was_up: bool = False
     """Whether it was ready before."""
     was_well: bool = False
-    """Whether it was ready for so long that earlier failures do not count any more."""
+    """Whether it was ready long enough that earlier failures do not count any more."""
     was_started: bool = True
     """Whether there was a process."""
 
     def count_failure(self, failures: int, attempts_max: int, *, is_on_demand: bool) -> int:
         """Return the failures in a row after this start, where there were `failures` before it.
 
-        What keeps an on-demand worker from being started may be gone when its model is wanted again: a full GPU, for
+        The obstacle to an on-demand worker's start may be gone when its model is wanted again: a full GPU, for
         example. So that alone never makes `attempts_max`.
         """
         if self.end is None:
@@ -85,22 +94,22 @@ class RunResult:
 
 
 def end_of(
-    code: int | None, why: str, lines: Sequence[str], *, ooms: int | None, told: str, lines_max: int
+    code: int | None, why: str, progress: RunProgress, lines: Sequence[Line], *, told: str, lines_max: int
 ) -> WorkerEnd:
-    """Return what is known of the end of a worker with this exit code and these last lines.
+    """Return the facts about the end of a start with this exit code and these last lines.
 
-    `why` is set where the gateway has ended it, `ooms` is the kernel's count of such ends before it, and `told` what
-    the worker itself said. `lines_max` lines are kept.
+    `why` is set if the gateway has ended it, and `told` is the worker's own reason. `lines_max` lines are kept.
     """
-    now = oom_kills()
-    was_killed = code == -signal.SIGKILL or any(word in line for line in lines for word in _KILLED)
-    oom_killed = bool(not why and was_killed and ooms is not None and now is not None and now > ooms)
+    ended_at = progress.ended_at or time.time()
+    now, about = oom_kills(), lines_of_end(lines, ended_at, progress.up_at)
+    was_killed = code == -signal.SIGKILL or any(word in line for line in about for word in _KILLED)
+    oom_killed = None if progress.ooms is None or now is None else now > progress.ooms and was_killed and not why
     return WorkerEnd(
         why or describe_exit(code),
-        time.time(),
+        ended_at,
         exit_code=code if code is not None and code >= 0 else None,
         signal=describe_exit(code).rpartition(" ")[2] if code is not None and code < 0 else None,
-        oom_killed=oom_killed,
-        cause="" if why else cause_of(lines, code, oom_killed=oom_killed, told=told) or told,
-        last_lines=lines[len(lines) - min(len(lines), lines_max) :],
+        oom_killed=bool(oom_killed),
+        cause="" if why else cause_of(about, code, oom_killed=oom_killed, told=told) or told,
+        last_lines=[line.text for line in lines[len(lines) - min(len(lines), lines_max) :]],
     )

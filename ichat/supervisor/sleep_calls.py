@@ -1,66 +1,53 @@
-"""A worker's engine gives its memory back, and takes it again, while the worker goes on: asked for by the gateway."""
+"""The calls that have a worker's engine free its memory, and allocate it again, while the worker goes on."""
 
 import trio
 
+from ichat.config.schema import Config
+from ichat.fleet.recall import upstream_of
+from ichat.fleet.registry import Registry
+from ichat.fleet.waiting import wait_changed
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import client
-from ichat.protocol import PROOF_HEADER, WorkerState
-from ichat.routing.registry import Registry
-from ichat.routing.waiting import wait_changed
-from ichat.routing.worker_record import WorkerRecord
+from ichat.protocol.messages import PROOF_HEADER
 from ichat.security.keys import proof_of
-from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.launch import token_of
-from ichat.supervisor.managed_worker import ManagedWorker
-from ichat.supervisor.recall import upstream_of
 
 SLEEP_S = 120.0
-"""How long an engine may take to give its memory back."""
+"""The limit on an engine's freeing of its memory, in seconds."""
 ANSWER_BYTES_MAX = 4096
-"""So much is read of what a worker says about why it refuses."""
+"""The bytes that are read of a worker's reason for a refusal."""
 
 
-async def put_to_sleep(context: SupervisorContext, worker: ManagedWorker, drain_s: float) -> None:
-    """Drain a worker for this time at most, and have its engine give its memory back.
+async def put_to_sleep(config: Config, registry: Registry, worker: WorkerRecord) -> None:
+    """Have a worker's engine free its memory.
 
-    Raises one of `client.FAILURES` where the worker refuses, or does not do it in time.
+    Raises one of `client.FAILURES` if the worker refuses, or does not do it in time.
     """
-    worker.transition = "ending"
-    try:
-        await worker.drain(drain_s)
-        await _change(context, worker.record, "/sleep", "asleep", SLEEP_S)
-    finally:
-        worker.transition = ""
-        if worker.phase == "draining":
-            context.registry.resume(worker.record)
+    with trio.fail_after(SLEEP_S):
+        await _call(config, worker, "/sleep")
+        await _wait_state(registry, worker, "asleep")
 
 
-async def wake(context: SupervisorContext, worker: ManagedWorker) -> None:
-    """Have a worker's engine take its memory again. Raises one of `client.FAILURES`."""
-    worker.transition = "waking"
-    try:
-        await _change(context, worker.record, "/wake", "ready", context.config.timeouts.load_s)
-    finally:
-        worker.transition = ""
+async def wake(config: Config, registry: Registry, worker: WorkerRecord) -> None:
+    """Have a worker's engine allocate its memory again. Raises one of `client.FAILURES`."""
+    with trio.fail_after(config.timeouts.load_s):
+        await _call(config, worker, "/wake")
+        await _wait_state(registry, worker, "ready")
 
 
-async def _change(
-    context: SupervisorContext, worker: WorkerRecord, target: str, state: WorkerState, within_s: float
-) -> None:
-    """Ask a worker, and wait until its heartbeats say that it is in this state. Raises one of `client.FAILURES`."""
-    token = token_of(context.config).encode()
+async def _call(config: Config, worker: WorkerRecord, target: str) -> None:
+    token = token_of(config).encode()
     headers = [(PROOF_HEADER, proof_of(token))] if token else []
-    with trio.fail_after(within_s):
-        async with await client.request(upstream_of(worker), target, headers, method="POST") as response:
-            text = b""
-            async for piece in response:
-                text = (text + piece)[:ANSWER_BYTES_MAX]
-        if response.status != 200:
-            raise ValueError(f"it answered {response.status}: {text.decode(errors='replace')}")
-        await _wait_state(context.registry, worker, state)
+    async with await client.request(upstream_of(worker), target, headers, method="POST") as response:
+        text = b""
+        async for piece in response:
+            text = (text + piece)[:ANSWER_BYTES_MAX]
+    if response.status != 200:
+        raise ValueError(f"it answered {response.status}: {text.decode(errors='replace')}")
 
 
-async def _wait_state(registry: Registry, worker: WorkerRecord, state: WorkerState) -> None:
-    """Wait until a worker says that it is in this state. Raises ConnectionError once it has ended."""
+async def _wait_state(registry: Registry, worker: WorkerRecord, state: str) -> None:
+    """Wait until a worker reports this state. Raises ConnectionError once it has ended."""
     while worker.heartbeat is not None and worker.heartbeat.state != state:
         await wait_changed(registry)
     if worker.heartbeat is None:

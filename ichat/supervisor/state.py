@@ -1,7 +1,7 @@
-"""What the gateway keeps from one start to the next, in one directory that no other gateway uses.
+"""The gateway's lasting state from each start to the next, in a directory that no other gateway uses.
 
-`lock` is held while it runs, `secret` shows who is its own user (`config/own_secret.py`), `control` is the socket
-of its control plane, `sockets/` has those of its workers, `logs/` their lines, `workers.json` whom it knows, and
+`lock` is held while it runs. `secret` identifies its own user (`config/own_secret.py`). `control` is the socket
+of its control plane; `sockets/` has those of its workers, `logs/` their lines. `workers.json` has known workers, and
 `keys.json` the keys that were made over the API (`security/key_file.py`). A file is replaced as a whole, or not at all.
 """
 
@@ -24,32 +24,30 @@ from cattrs.errors import BaseValidationError
 from ichat.config.own_secret import LOCK_FILE, SECRET_FILE, configured_directory, directory_for, keep_secret
 from ichat.config.schema import ServerSettings
 from ichat.errors import EXIT_UNAVAILABLE, Exit
+from ichat.fleet.load_times import SavedLoadTimes, SavedPhaseTimes
 
 log = logging.getLogger(__name__)
 
 UNIX_PATH_BYTES_MAX = 107
-"""unix(7): what fits into an address, without the byte that ends it."""
+"""unix(7): the bytes that fit into an address, without the byte that ends it."""
 VERSION = 1
 WORKERS_FILE = "workers.json"
 PRIVATE_FILES = (WORKERS_FILE, "keys.json", "usage.sqlite3", SECRET_FILE)
 """Files of the state directory that are for the gateway's user only."""
 _SOCKET_NAME = "12345678"
 _ENTRIES = frozenset(("lock", "secret", "control", "sockets", "logs", "workers", "keys", "usage"))
-"""What the names of files in a state directory begin with, up to a dot."""
-
-SavedLoadTimes = dict[str, dict[str, list[float]]]
-"""By model and kind of load, `start` or `wake`: the seconds that the last ones took."""
+"""The beginnings of file names in a state directory, up to a dot."""
 
 
 @attrs.frozen
 class SavedManagedWorker:
-    """A managed worker as the next gateway has to know it."""
+    """A managed worker as the next gateway must know it."""
 
     worker_id: str
     spec: dict[str, Any]
     """Its table of the configuration."""
     is_launched: bool
-    """Whether it was asked for over the API, and is to be started again."""
+    """Whether it was asked for over the API, and must be started again."""
     pid: int = 0
     """Of its first process; 0 while there is none."""
     stamp: str = ""
@@ -63,9 +61,9 @@ class SavedRemoteWorker:
     heartbeat: dict[str, Any]
     """Without its empty parts, and without arguments that the worker sends again."""
     at: float
-    """When its newest heartbeat came, or it answered a health check, in seconds since 1970."""
+    """When its newest heartbeat arrived, or it answered a health check, in seconds since 1970."""
     token: str = ""
-    """What tells the token that it has shown from others."""
+    """A digest of the token that it has shown."""
 
 
 @attrs.frozen
@@ -76,7 +74,8 @@ class SavedState:
     started: list[SavedManagedWorker] = attrs.field(factory=list[SavedManagedWorker])
     heard: list[SavedRemoteWorker] = attrs.field(factory=list[SavedRemoteWorker])
     load_seconds: SavedLoadTimes = attrs.field(factory=SavedLoadTimes)
-    """Of models that are loaded on demand."""
+    """Of the models of managed workers."""
+    load_phases: SavedPhaseTimes = attrs.field(factory=SavedPhaseTimes)
 
 
 @attrs.frozen
@@ -89,7 +88,7 @@ class StateDirectory:
     """Whether the next gateway has it too, where that matters: a directory that cannot be made is replaced for now."""
 
     secret: str = attrs.field(default="", repr=False)
-    """What shows that a request comes from the gateway's own user (`ichat/config/own_secret.py`)."""
+    """The proof that a request is from the gateway's own user (`ichat/config/own_secret.py`)."""
 
     @property
     def control_socket(self) -> str:
@@ -102,12 +101,12 @@ class StateDirectory:
         return os.path.join(self.path, "keys.json")
 
     def socket_of(self, worker_id: str) -> str:
-        """Return where a managed worker listens: the same at every start, and short whatever its id is."""
+        """Return where a managed worker listens: the same at every start, and short for every id."""
         digest = hashlib.blake2b(worker_id.encode(), digest_size=len(_SOCKET_NAME) // 2).hexdigest()
         return os.path.join(self.path, "sockets", digest)
 
     def load(self) -> SavedState:
-        """Read what the gateway before this one knew: nothing where there was none, or what it left is damaged."""
+        """Read the state of the previous gateway: nothing if there was none, or if its file is damaged."""
         path = self._known_path()
         known, reason = read_saved(path)
         if reason:
@@ -126,9 +125,9 @@ class StateDirectory:
         written = path.with_suffix(".new")
         with open(written, "w", encoding="utf-8", opener=_private) as file:  # environments may hold keys
             started = json.dumps([attrs.asdict(one) for one in known.started])
-            times = json.dumps(known.load_seconds)
-            file.write(f'{{"version": {known.version}, "load_seconds": {times}, "started": {started}, "heard": [')
-            for number, one in enumerate(known.heard):  # thousands of workers are not one text
+            times = f'"load_seconds": {json.dumps(known.load_seconds)}, "load_phases": {json.dumps(known.load_phases)}'
+            file.write(f'{{"version": {known.version}, {times}, "started": {started}, "heard": [')
+            for number, one in enumerate(known.heard):  # thousands of workers are not a single text
                 saved = {"heartbeat": one.heartbeat, "at": one.at, "token": one.token}
                 file.write((",\n" if number else "\n") + json.dumps(saved))
             file.write("]}\n")
@@ -139,7 +138,7 @@ class StateDirectory:
 
 
 def read_saved(path: pathlib.Path) -> tuple[SavedState, str]:
-    """Return what a file of known workers says, and why it cannot be used: "" if it can, or is not there."""
+    """Return the contents of a file of known workers, and why it cannot be used: "" if it can, or is not there."""
     try:
         known = cattrs.structure(json.loads(path.read_text(encoding="utf-8")), SavedState)
     except FileNotFoundError:
@@ -153,9 +152,9 @@ def read_saved(path: pathlib.Path) -> tuple[SavedState, str]:
 
 @contextlib.contextmanager
 def open_state(settings: ServerSettings, log_directory: str | None) -> Generator[StateDirectory]:
-    """Take the directory for this gateway alone, until the end of the context.
+    """Lock the directory for this gateway alone, until the end of the context.
 
-    With port 0 and no directory given it is a temporary one. Raises Exit 69 where another gateway has it, or where
+    With port 0 and no directory given it is a temporary directory. Raises Exit 69 if another gateway has it, or if
     it cannot be used.
     """
     with contextlib.ExitStack() as stack:
@@ -173,9 +172,9 @@ def open_state(settings: ServerSettings, log_directory: str | None) -> Generator
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(lock, 0)
             os.write(lock, b"%d\n" % os.getpid())
+            secret = keep_secret(path)
             for name in (*PRIVATE_FILES, "sockets"):
                 _make_private(os.path.join(path, name))
-            secret = keep_secret(path)
         except BlockingIOError as error:
             pid = pathlib.Path(path, LOCK_FILE).read_text(errors="replace").partition("\n")[0]
             raise Exit(
@@ -225,7 +224,7 @@ def _check_own(path: str) -> None:
 
 
 def _make_private(path: str) -> None:
-    """Take what other users may do with a file or a directory off it. Raises Exit 69 if it belongs to another."""
+    """Remove other users' rights on a file or a directory. Raises Exit 69 if it belongs to another."""
     try:
         found = os.stat(path)
     except FileNotFoundError:

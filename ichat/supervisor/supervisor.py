@@ -1,4 +1,4 @@
-"""The workers that the gateway starts: which there are, those of the gateway before it included."""
+"""The workers that the gateway starts, including those of the gateway before it."""
 
 import contextlib
 import logging
@@ -14,36 +14,38 @@ from ichat import errors
 from ichat.config.load import read_worker
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
+from ichat.fleet.packed_args import PackedArgs
+from ichat.fleet.recall import request_heartbeats
+from ichat.fleet.registered_servers import id_for
+from ichat.fleet.registry import Registry
+from ichat.fleet.waiting import wait_changed
 from ichat.hardware.gpus import has_nvidia
 from ichat.http.parties import party_of
 from ichat.observability.logs.store import LogStore
-from ichat.protocol import Heartbeat, parse_heartbeat
+from ichat.protocol.messages import Heartbeat, parse_heartbeat
 from ichat.routing.balancer import Balancer
-from ichat.routing.packed_args import PackedArgs
-from ichat.routing.registry import Registry
-from ichat.routing.waiting import wait_changed
 from ichat.security.keys import digest_of, proof_of
 from ichat.security.redact import shown
 from ichat.supervisor import processes
 from ichat.supervisor.context import SupervisorContext
-from ichat.supervisor.launch import command_of, id_for, token_of
+from ichat.supervisor.host import LocalHost
+from ichat.supervisor.launch import command_of, token_of
 from ichat.supervisor.loader import Loader
 from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.orphans import AdoptedProcess, marked_by, process_identity
-from ichat.supervisor.recall import request_heartbeats
 from ichat.supervisor.reload_plan import Change, Running, changes_of_workers
 from ichat.supervisor.state import SavedManagedWorker, SavedRemoteWorker, SavedState, StateDirectory
 
 log = logging.getLogger(__name__)
 
 REMEMBER_S = 1.0
-"""How often heartbeats that change what is remembered are written; managed workers are written at once."""
+"""How often heartbeats that change the saved state are written; managed workers are written at once."""
 REMEMBER_SHARE = 0.05
 """The most of the time that is spent on writing heartbeats."""
 FIND_S = 10.0
-"""How long the search for processes of an earlier gateway may take."""
+"""The limit on the search for processes of an earlier gateway."""
 TRIALS_MAX = 2
-"""How many launches on trial are examined at once; a thread and an interpreter may take half a minute for each."""
+"""How many launches on trial are examined at once; a thread and an interpreter may need half a minute for each."""
 
 
 class Supervisor:
@@ -64,7 +66,7 @@ class Supervisor:
         self._changed = trio.Event()
         """Set when there is something to save."""
         self._urgent = trio.Event()
-        """Set when that has to be saved at once."""
+        """Set when that must be saved at once."""
         self._written_version = -1
         self._is_failing = False
         self._is_stopping = False
@@ -72,7 +74,7 @@ class Supervisor:
         self._remember_s = remember_s
         self._trials = trio.CapacityLimiter(TRIALS_MAX)
         self._workers: dict[str, ManagedWorker] = {}
-        self._context = SupervisorContext(config, registry, log_store, state, self._remember_soon)
+        self._context = SupervisorContext(config, registry, LocalHost(state, log_store), self._remember_soon)
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
 
@@ -84,7 +86,7 @@ class Supervisor:
         self._context.hurry.set()
 
     def stop(self) -> None:
-        """Make `run` end every worker that is not to outlive the gateway, and return."""
+        """Make `run` end every worker that must not outlive the gateway, and return."""
         self._is_stopping = True
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
@@ -95,12 +97,12 @@ class Supervisor:
         return {worker.pid: worker.id for worker in self._workers.values() if worker.pid}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take over what an earlier gateway left, start what is configured, and supervise all of it until stopped.
+        """Adopt an earlier gateway's workers, start the configured workers, and supervise all of them until stopped.
 
         `started` once every worker is known.
         """
         known = await trio.to_thread.run_sync(self._state.load)
-        self.loader.times.restore(known.load_seconds)
+        self._registry.loads.times.restore(known.load_seconds, known.load_phases)
         await self._end_unknown({one.worker_id for one in known.started if _lives(one)})
         for heard in known.heard:
             with contextlib.suppress(ApiError):
@@ -137,7 +139,7 @@ class Supervisor:
                 processes.kill([process])
 
     def _take_over(self, started: Sequence[SavedManagedWorker]) -> None:
-        """Adopt the workers that an earlier gateway has left; those that are not to be kept are then restarted.
+        """Adopt the workers that an earlier gateway has left; those that must not be kept are then restarted.
 
         A worker that was launched over the API and does not run is started again.
         """
@@ -175,7 +177,7 @@ class Supervisor:
         return worker
 
     async def launch(self, spec: ManagedWorkerConfig) -> ManagedWorker:
-        """Start a worker that the configuration does not have; one that is loaded on demand is cold at first.
+        """Start a worker that the configuration does not have; a worker that is loaded on demand is cold at first.
 
         Raises ApiError: 409 where it could not start now, 503 where the gateway is about to end.
         """
@@ -187,17 +189,16 @@ class Supervisor:
         return self._start(self._new_id(spec), spec, is_launched=True)
 
     async def objections_to(self, spec: ManagedWorkerConfig, *, is_trial: bool = False) -> Sequence[str]:
-        """Return what would keep such a worker from being launched now, each in a sentence.
+        """Return the obstacles to launching such a worker now, each in a sentence.
 
         Few trials are examined at once, however many are asked for: all else goes on meanwhile.
         """
-        checked, others = spec, dict[str, ManagedWorkerConfig]()
-        if spec.load == "on_demand":  # its GPUs and its port may be taken now, and free once it is wanted
-            checked = attrs.evolve(spec, gpu_ids=[], port=0)
-        else:
+        others = dict[str, ManagedWorkerConfig]()
+        is_later = spec.load == "on_demand"
+        if not is_later:
             holding = [one for one in self._workers.values() if one.pid or (one.is_wanted and not one.has_failed)]
             others = {one.id: one.occupies for one in holding}
-        return await self._context.preflight(checked, others, self._trials if is_trial else None)
+        return await self._context.preflight(spec, others, self._trials if is_trial else None, is_later=is_later)
 
     def command_of(self, spec: ManagedWorkerConfig) -> str:
         """Return the command with which such a worker would be launched, as a shell would read it, without secrets."""
@@ -227,7 +228,7 @@ class Supervisor:
             done.set()
 
         assert self._nursery is not None
-        worker.begin_removal()
+        worker.begin_removal(drain_s)
         self._nursery.start_soon(remove)
         return done
 
@@ -238,11 +239,15 @@ class Supervisor:
     def _new_id(self, spec: ManagedWorkerConfig) -> str:
         return id_for(spec.model_name, {*self._workers, *(worker.id for worker in self._registry)})
 
-    def changes(self, config: Config) -> list[Change]:
-        """Return what this configuration would do to the workers."""
+    def changes(self, config: Config, *, restart_failed: bool = False) -> list[Change]:
+        """Return the changes of the workers by this configuration; those that have failed may be started anew."""
         workers = [one for one in self._workers.values() if not one.is_leaving]
-        running = [Running(one.id, one.spec, one.is_launched, one.has_failed) for one in workers]
-        changes = changes_of_workers(running, config.managed_workers, self._context.config.engines, config.engines)
+        running = [
+            Running(one.id, one.spec, one.is_launched, one.has_failed, one.record.is_cold, one.record.is_down)
+            for one in workers
+        ]
+        engines = self._context.config.engines, config.engines
+        changes = changes_of_workers(running, config.managed_workers, *engines, restart_failed=restart_failed)
         kept = {change.worker_id for change in changes if change.action != "stop"}
         replaced = {one.replaces.id for one in workers if one.replaces and one.id in kept}
         return [change for change in changes if change.action != "stop" or change.worker_id not in replaced]
@@ -272,7 +277,7 @@ class Supervisor:
                     worker.restart(change.spec)
 
     async def _replace(self, new: ManagedWorker, old: ManagedWorker) -> None:
-        """End the old worker once the new one is ready, or is to be loaded on demand; until then it goes on serving."""
+        """End the old worker once the new worker is ready, or will be loaded on demand; until then it still serves."""
         log.info("worker %s will replace worker %s once it is ready", new.id, old.id)
         while new.is_wanted and not (new.is_leaving or old.is_leaving or self._registry.state(new.record) == "ready"):
             await wait_changed(self._registry)
@@ -281,7 +286,7 @@ class Supervisor:
         new.replaces = None
 
     def _token(self) -> str:
-        """Return a digest that tells the workers' token from others without revealing it."""
+        """Return a digest that distinguishes the workers' token from others without revealing it."""
         return digest_of(b"known " + token_of(self._context.config).encode()).hex()
 
     def _remember_soon(self) -> None:
@@ -293,9 +298,9 @@ class Supervisor:
             self._changed.set()
 
     async def _remember_forever(self) -> None:
-        """Save what has changed: at once for managed workers, at most every `remember_s` for others.
+        """Save changes: at once for managed workers, at most every `remember_s` for others.
 
-        Thousands are saved less often, since that takes time.
+        Thousands are saved less often, since saving them needs time.
         """
         while True:
             await self._changed.wait()
@@ -308,10 +313,13 @@ class Supervisor:
                 await self._urgent.wait()
 
     async def _remember(self) -> None:
-        """Save what the next gateway has to know."""
+        """Save the state for the next gateway."""
         self._changed, self._urgent, self._written_version = trio.Event(), trio.Event(), self._registry.version
         now, heartbeats, token = time.time(), self._registry.snapshot(), self._token()
-        started, load_seconds = [one.saved() for one in self._workers.values()], self.loader.saved_times()
+        started, (load_seconds, load_phases) = (
+            [one.saved() for one in self._workers.values()],
+            self._registry.loads.times.saved(),
+        )
 
         def save() -> None:
             heard = [
@@ -319,11 +327,11 @@ class Supervisor:
                 for heartbeat, age_s, args in heartbeats
             ]
             kept = [one for one in started if one.is_launched or one.pid]
-            self._state.save(SavedState(started=kept, heard=heard, load_seconds=load_seconds))
+            self._state.save(SavedState(started=kept, heard=heard, load_seconds=load_seconds, load_phases=load_phases))
 
         try:
             await trio.to_thread.run_sync(save)
-        except Exception as error:  # whatever it is, no worker may be affected by it
+        except Exception as error:  # no worker may be affected by any error here
             if not self._is_failing:
                 log.error("%s cannot be written: %s; the next gateway will not know", self._state.path, error)
             self._is_failing = True
@@ -333,10 +341,11 @@ class Supervisor:
 
 
 def saved_form(heartbeat: Heartbeat, args: PackedArgs | None) -> dict[str, Any]:
-    """Return a heartbeat as JSON can hold it, without what is empty by default."""
+    """Return a heartbeat as JSON can hold it, without parts that are empty by default."""
     known = {field.name: getattr(heartbeat, field.name) for field in attrs.fields(Heartbeat)}
     known["models"] = [attrs.asdict(model) for model in heartbeat.models]
     known["group"] = attrs.asdict(heartbeat.group) if heartbeat.group is not None else None
+    known["load"], known["loaded"] = [], [attrs.asdict(phase) for phase in heartbeat.loaded]
     known["args"] = args.unpack() if args is not None else None
     return {name: value for name, value in known.items() if value or name == "model_name"}
 

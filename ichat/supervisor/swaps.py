@@ -1,30 +1,32 @@
-"""What goes to make room: which on-demand workers are started, woken, drained, put to sleep or stopped.
+"""Room for models: which on-demand workers are started, woken, drained, put to sleep or stopped.
 
-`decide` is sync, has no clock and keeps nothing. The loader gathers what it takes, carries out what it returns, and
+`decide` is sync, has no clock and keeps nothing. The loader gathers its input, carries out its actions, and
 asks again after every change, and at `look_at`.
 
-The models that are wanted take their turns, the one with the oldest waiter first. What one of them needs is kept from
-those after it, so that models that need the same room are loaded in the order in which they were asked for.
+The models that are wanted have their turns, the oldest waiter first. Resources for each of them are kept from
+the later models, so that models that need the same room are loaded in the order of the requests for them.
 
-A worker leaves its room for another one if nobody misses it (it has answered everything, and no request has come for
-PAUSE_S), or if it had its time (`min_loaded_s`) and the other model has the older waiter. Nothing is evicted while it
-has requests, or while it is being loaded.
+A worker leaves its room for another worker if it is not missed: it has answered everything, and for PAUSE_S no request
+arrived. It also does if it had its time (`min_loaded_s`) and the other model has the older waiter. Nothing is evicted
+while it has requests, or while it is being loaded.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Literal
 
 from attrs import frozen
 
+from ichat.preflight.claims import Claims, do_share_gpu, do_share_port, fit, overfull_gpus
 from ichat.routing.queue import Demand
 
 PAUSE_S = 1.0
-"""A worker that has just answered keeps its room for so long: its clients often come back at once."""
+"""A worker that has just answered keeps its room for this time: its clients often return at once."""
 
 Phase = Literal["cold", "starting", "ready", "draining", "asleep", "waking", "ending", "down"]
-"""`starting` has a process and is not ready; `draining` was drained by a decision; `ending` is being stopped or put to
-sleep, for whatever reason, so that nothing has to be done to get its room; `down` has failed to load."""
+"""`starting` has a process and is not ready; `draining` was drained by a decision. `ending` is being stopped or put to
+sleep, for any reason, so its room is freed without an action; `down` has failed to load."""
 _UP: frozenset[Phase] = frozenset(("ready", "starting", "waking"))
 _HOLDS_NOTHING: frozenset[Phase] = frozenset(("cold", "down"))
 _HOLDS_NO_GPU: frozenset[Phase] = frozenset(("cold", "down", "asleep"))
@@ -32,7 +34,7 @@ _HOLDS_NO_GPU: frozenset[Phase] = frozenset(("cold", "down", "asleep"))
 
 @frozen
 class SwapCandidate:
-    """One on-demand worker as it is now. Times are of the loader's clock."""
+    """An on-demand worker as it is now. Times are of the loader's clock."""
 
     worker_id: str
     model: str
@@ -42,11 +44,9 @@ class SwapCandidate:
     ready_since: float = -math.inf
     idle_since: float = math.inf
     """When its last request ended, or when it became ready; `inf` while it has requests."""
-    conflicts: frozenset[str] = frozenset()
-    """The ids of the workers that cannot stand beside it. Those that are no candidates are left out of account:
+    claims: Claims = Claims()
+    """Its GPUs and its port, which it keeps while it sleeps. Workers that are no candidates are left out of account:
     the start itself finds them in its way."""
-    port_conflicts: frozenset[str] = frozenset()
-    """Those of them that have its port, which a worker keeps while it sleeps."""
     idle_s: float = 0.0
     min_loaded_s: float = 30.0
     when_idle: Literal["stop", "sleep"] = "stop"
@@ -65,7 +65,7 @@ class SwapSet:
 
 @frozen
 class SwapAction:
-    """One thing to do now. All of a decision's actions can be begun at once."""
+    """An action for now. All of a decision's actions can be begun at once."""
 
     kind: Literal["start", "wake", "drain", "resume", "stop", "sleep"]
     worker_id: str
@@ -82,7 +82,7 @@ class Decision:
 
 @frozen
 class LoadPlan:
-    """How a model is loaded: by which worker, and what has to happen before that."""
+    """How a model is loaded: by which worker, and after which actions."""
 
     worker: SwapCandidate
     evicts: Sequence[SwapCandidate]
@@ -90,13 +90,13 @@ class LoadPlan:
     stops: frozenset[str]
     """The ids of those for which it is not enough to sleep."""
     older: Sequence[str]
-    """The ids of workers that are loaded before, for older waiters, in room that this one needs too."""
+    """The ids of workers that are loaded before, for older waiters, in room that this worker needs too."""
     at: float
     """When it may begin, as far as the time alone decides that; `inf` where it does not."""
 
     @property
     def waits_for(self) -> list[str]:
-        """The ids of the workers that are loaded, end, or answer their last requests before this one is loaded."""
+        """The ids of the workers that are loaded, end, or answer their last requests before this worker is loaded."""
         itself = [self.worker.worker_id] if self.worker.phase in ("draining", "ending") else []
         busy = [one.worker_id for one in self.evicts if one.requests or one.phase not in ("ready", "asleep")]
         return [*self.older, *itself, *busy]
@@ -105,7 +105,7 @@ class LoadPlan:
 def decide(
     now: float, workers: Sequence[SwapCandidate], demand: Mapping[str, Demand], sets: Sequence[SwapSet]
 ) -> Decision:
-    """Return what to do now. `demand` says by model who waits, commands that ask for a model included."""
+    """Return the actions for now. `demand` has the waiters by model, commands that ask for a model included."""
     turns = _Turns(now, workers, demand, sets)
     for model in turns.wanted():
         turns.serve(model)
@@ -117,12 +117,22 @@ def decide(
 def evictions_for(
     model: str, now: float, workers: Sequence[SwapCandidate], demand: Mapping[str, Demand], sets: Sequence[SwapSet]
 ) -> LoadPlan | None:
-    """Return how a model would be loaded for a request that came now; None if it is loaded or cannot be."""
+    """Return how a model would be loaded for a request at this moment; None if it is loaded or cannot be."""
     if model not in demand or demand[model].since == math.inf:
         demand = {**demand, model: Demand(1, now)}
     turns = _Turns(now, workers, demand, sets)
     plans = {name: turns.serve(name) for name in turns.wanted()}
     return plans.get(model)
+
+
+class _Rank(IntEnum):
+    """How much is lost if a worker goes, among those that may go at the same time."""
+
+    GOING = 0
+    ASLEEP = 1
+    UNNEEDED = 2
+    DRAINING = 3
+    NEEDED = 4
 
 
 class _Turns:
@@ -149,7 +159,7 @@ class _Turns:
         return sorted((model for model in models if self._since(model) < math.inf), key=self._since)
 
     def serve(self, model: str) -> LoadPlan | None:
-        """Do what can be done now so that this model is loaded, and keep the rest of what it needs from the others.
+        """Do all that can be done now so that this model is loaded, and keep its other needs from the other models.
 
         It evicts nothing before everything that it needs may go: otherwise the room would stand empty.
         """
@@ -168,13 +178,13 @@ class _Turns:
         return plan
 
     def resume_others(self) -> None:
-        """Take back the drains that nobody needs any more."""
+        """Reverse the drains that are not needed any more."""
         for one in self.workers:
             if one.phase == "draining" and one.worker_id not in self.leaving:
                 self.actions.append(SwapAction("resume", one.worker_id, "room"))
 
     def unload_idle(self) -> None:
-        """Unload what has been idle for its `idle_s`."""
+        """Unload workers that have been idle for their `idle_s`."""
         for one in self.workers:
             if one.phase != "ready" or not one.idle_s or one.worker_id in self.leaving or self._is_needed(one):
                 continue
@@ -194,7 +204,7 @@ class _Turns:
         self.look_at = min(self.look_at, time)
 
     def _plan(self, model: str) -> LoadPlan | None:
-        """Return the best way to load a model; None if it has none now, or needs none since its drain is taken back."""
+        """Return the best way to load a model; None if it has none now, or needs none since its drain is reversed."""
         mine = [one for one in self.workers if one.model == model]
         if any(one.phase == "draining" and one.worker_id not in self.leaving for one in mine):
             return None
@@ -205,39 +215,63 @@ class _Turns:
         return min(plans, key=self._effort, default=None)
 
     def _plan_of(self, worker: SwapCandidate) -> LoadPlan:
+        """Return how this worker would be loaded.
+
+        A worker goes if its claims do not fit beside the new worker's. If the rest does not fit together either, those
+        go that cost least, GPU by GPU, and then those that are too many for a swap set. Workers that are reserved for
+        older waiters do not go: the new worker waits for them.
+        """
         since = self._since(worker.model)
-        in_the_way = [one for one in self.workers if one is not worker and self._is_in_the_way(one, worker)]
-        older = [one.worker_id for one in in_the_way if one.worker_id in self.reserved]
+        in_the_way = self._in_the_way(worker, since)
         evicts = [one for one in in_the_way if one.worker_id not in self.reserved]
-        stops = {one.worker_id for one in evicts if _have_one_port(one, worker)}
-        for one in self.sets:
-            if worker.model not in one.members:
-                continue
-            others = [other for other in self.workers if other is not worker and self._counts(other, one)]
-            going = [other for other in others if other.worker_id not in self.reserved]
-            going.sort(key=lambda other: (other not in evicts, self._cost(other, since)))
-            surplus = max(len(others) - one.loaded_max + 1, 0)
-            if surplus > len(going):
-                older += [other.worker_id for other in others if other.worker_id in self.reserved]
-            stops.update(other.worker_id for other in going[:surplus])
-            evicts += [other for other in going[:surplus] if other not in evicts]
+        older = [one.worker_id for one in in_the_way if one.worker_id in self.reserved]
+        stops = {one.worker_id for one in evicts if do_share_port(one.claims, worker.claims)}
+        for swap_set in self.sets:
+            if worker.model in swap_set.members:
+                surplus, reserved = self._surplus(worker, swap_set, evicts, since)
+                stops.update(one.worker_id for one in surplus)
+                evicts += [one for one in surplus if one not in evicts]
+                older += reserved
         at = max((self._may_go_at(one, since) for one in evicts), default=-math.inf)
         if older or worker.phase in ("draining", "ending"):
             at = math.inf
         return LoadPlan(worker, evicts, frozenset(stops), list(dict.fromkeys(older)), at)
 
-    def _is_in_the_way(self, one: SwapCandidate, worker: SwapCandidate) -> bool:
-        """Return whether one has, or is to have, what a worker needs to be loaded."""
-        if one.worker_id not in worker.conflicts and worker.worker_id not in one.conflicts:
-            return False
-        free = _HOLDS_NOTHING if _have_one_port(one, worker) else _HOLDS_NO_GPU
-        return one.phase not in free or one.worker_id in self.reserved
+    def _in_the_way(self, worker: SwapCandidate, since: float) -> list[SwapCandidate]:
+        """Return the workers with claims that must go, or be waited for, before a worker can be loaded."""
+        rest = [(one, held) for one in self.workers if one is not worker and (held := self._held(one)) is not None]
+        found = [one for one, held in rest if not fit(worker.claims, held)]
+        rest = [(one, held) for one, held in rest if one not in found]
+        while overfull_gpus(worker.claims, [held for _, held in rest]):
+            sharing = [one for one, held in rest if do_share_gpu(worker.claims, held)]
+            going = [one for one in sharing if one.worker_id not in self.reserved]
+            goes = [min(going, key=lambda one: self._cost(one, since))] if going else sharing
+            found += goes
+            rest = [(one, held) for one, held in rest if one not in goes]
+        return found
+
+    def _held(self, one: SwapCandidate) -> Claims | None:
+        """Return the claims that a worker has now, or will have since it is reserved; None if there are none."""
+        if one.worker_id in self.reserved or one.phase not in _HOLDS_NO_GPU:
+            return one.claims
+        return None if one.phase in _HOLDS_NOTHING else one.claims.without_gpus()
+
+    def _surplus(
+        self, worker: SwapCandidate, swap_set: SwapSet, evicts: Sequence[SwapCandidate], since: float
+    ) -> tuple[list[SwapCandidate], list[str]]:
+        """Return the workers that have to stop for a worker of this set, and the ids of those to wait for."""
+        others = [other for other in self.workers if other is not worker and self._counts(other, swap_set)]
+        going = [other for other in others if other.worker_id not in self.reserved]
+        going.sort(key=lambda other: (other not in evicts, self._cost(other, since)))
+        surplus = max(len(others) - swap_set.loaded_max + 1, 0)
+        is_short = surplus > len(going)
+        return going[:surplus], [one.worker_id for one in others if is_short and one.worker_id in self.reserved]
 
     def _counts(self, one: SwapCandidate, swap_set: SwapSet) -> bool:
         return one.model in swap_set.members and (one.phase not in _HOLDS_NOTHING or one.worker_id in self.reserved)
 
     def _may_go_at(self, one: SwapCandidate, since: float) -> float:
-        """Return when a worker may be drained or evicted for one who waits since then; `inf` if that is not known."""
+        """Return when a worker may be drained or evicted for a waiter since then; `inf` if that is not known."""
         if one.phase in ("asleep", "ending") or one.worker_id in self.leaving:
             return -math.inf
         if one.phase in ("starting", "waking"):
@@ -247,20 +281,22 @@ class _Turns:
         return min(when_idle, had_its_time)
 
     def _cost(self, one: SwapCandidate, since: float) -> tuple[float, ...]:
-        """Return what is lost if this one goes, to be compared: what goes soonest, and is missed least, comes first."""
-        if one.phase == "ending" or one.worker_id in self.leaving:
-            rank = 0
-        elif one.phase == "asleep":
-            rank = 1
-        elif not self._is_needed(one):
-            rank = 2
-        else:
-            rank = 3 if one.phase == "draining" else 4
+        """Return the loss if this worker goes, for sorting: the soonest to go and the least missed sorts first."""
         was_used = one.idle_since > one.ready_since
-        return (max(self._may_go_at(one, since), self.now), rank, -self._since(one.model), was_used, one.idle_since)
+        may_go_at = max(self._may_go_at(one, since), self.now)
+        return (may_go_at, self._rank(one), -self._since(one.model), was_used, one.idle_since)
+
+    def _rank(self, one: SwapCandidate) -> _Rank:
+        if one.phase == "ending" or one.worker_id in self.leaving:
+            return _Rank.GOING
+        if one.phase == "asleep":
+            return _Rank.ASLEEP
+        if not self._is_needed(one):
+            return _Rank.UNNEEDED
+        return _Rank.DRAINING if one.phase == "draining" else _Rank.NEEDED
 
     def _effort(self, plan: LoadPlan) -> tuple[object, ...]:
-        """Return what a way to load a model takes, to be compared: the soonest, then what evicts least, comes first."""
+        """Return the effort of a way to load a model, for sorting: the soonest, then the fewest evictions, first."""
         since, phase = self._since(plan.worker.model), plan.worker.phase
         costs = sorted((self._cost(one, since) for one in plan.evicts), reverse=True)
         return (max(plan.at, self.now), costs, phase != "asleep", phase == "down")
@@ -275,7 +311,3 @@ class _Turns:
             self.actions.append(SwapAction(kind, one.worker_id, "room"))
         elif one.phase == "ready":
             self.actions.append(SwapAction("drain", one.worker_id, "room"))
-
-
-def _have_one_port(one: SwapCandidate, other: SwapCandidate) -> bool:
-    return other.worker_id in one.port_conflicts or one.worker_id in other.port_conflicts

@@ -1,6 +1,6 @@
 """The process of a managed worker: started, and ended so that nothing of it is left.
 
-What stems from it is found by its session and by the tag in its environment, wherever its parents have gone.
+Its descendants are found by its session and by the tag in its environment, wherever their parents have gone.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 @attrs.frozen
 class SweepTimes:
-    """How long the system may take to clear away what has ended, and how often it is asked, in seconds."""
+    """The limits on waiting until ended processes are cleared away, and how often the system is asked, in seconds."""
 
     sweep_s: float = 5.0
-    """How long killed processes may take to disappear."""
+    """The limit until killed processes have disappeared."""
     poll_s: float = 0.05
     gpu_free_s: float = 10.0
-    """How long the driver may take to free the memory of processes that have ended."""
+    """The limit until the driver has freed the memory of ended processes."""
     gpu_poll_s: float = 0.5
 
 
@@ -51,7 +51,7 @@ async def wait_any(*waits: Callable[[], Awaitable[object]]) -> None:
 
 
 class WorkerProcess:
-    """The first process of one start of a worker, with everything that stems from it."""
+    """The first process of a start of a worker, with everything that stems from it."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class WorkerProcess:
         state: StateDirectory,
         times: SweepTimes,
     ) -> None:
-        """`spec` is what the process was started with."""
+        """`spec` is the table that the process was started with."""
         self.spec = spec
         self.identity = ""
-        """Tells it from later processes with its pid; empty where that is not known."""
+        """Identifies it among later processes with its pid; empty if that is not known."""
         self.is_adopted = isinstance(process, AdoptedProcess)
         self._worker_id = worker_id
         self._process = process
@@ -72,7 +72,7 @@ class WorkerProcess:
         self._mark = state.mark_of(worker_id)
         self._times = times
         self._held = contextlib.ExitStack()
-        """The gateway's end of the pipe by whose end the worker sees that its gateway is gone."""
+        """The gateway's end of a pipe; when it closes, the worker sees that its gateway is gone."""
         with contextlib.suppress(OSError):
             self.identity = process_identity(process.pid)
 
@@ -118,7 +118,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is its session's as well."""
+        """Its process id, also that of its session."""
         return self._process.pid
 
     @property
@@ -137,7 +137,7 @@ class WorkerProcess:
         await self._process.wait()
 
     def close(self) -> None:
-        """Release what the gateway holds of it."""
+        """Release the gateway's handles of it."""
         self._held.close()
         if isinstance(self._process, AdoptedProcess):
             self._process.close()
@@ -168,7 +168,7 @@ class WorkerProcess:
             log.info("worker %s has ended, and nothing of it is left", self._worker_id)
 
     async def sweep(self, family: list[psutil.Process]) -> list[psutil.Process]:
-        """Kill what an ended worker has left, resource trackers last; return what is still there after a while."""
+        """Kill the remaining processes of an ended worker, resource trackers last; return those that do not end."""
         deadline = trio.current_time() + self._times.sweep_s
 
         def find() -> list[psutil.Process]:

@@ -1,0 +1,119 @@
+"""The place of managed workers: a machine that reports its resources, starts their processes and keeps their output."""
+
+import os
+from typing import Protocol
+
+import psutil
+import trio
+
+from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.observability.logs.store import LogStore
+from ichat.preflight.facts import Facts, KnownPythons, collect_facts
+from ichat.supervisor.launch import devices_of, environment_of, python_of
+from ichat.supervisor.orphans import AdoptedProcess
+from ichat.supervisor.state import StateDirectory
+from ichat.supervisor.worker_process import SweepTimes, WorkerProcess
+
+
+class HostProcess(Protocol):
+    """The first process of a start of a worker, on any host."""
+
+    spec: ManagedWorkerConfig
+    identity: str
+    is_adopted: bool
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, a signal's number if negative; None while it runs, or if it is not known."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    async def wait(self) -> None:
+        """Wait until it has ended."""
+        ...
+
+    async def end(self, stop_s: float, hurry: trio.Event) -> None:
+        """Signal it to end, kill it after `stop_s` or once `hurry`, and sweep what stems from it."""
+        ...
+
+    async def sweep(self, family: list[psutil.Process]) -> list[psutil.Process]:
+        """Kill the remaining processes; return those that are still there after a while."""
+        ...
+
+    def close(self) -> None:
+        """Release the gateway's handles of it."""
+        ...
+
+
+class Host(Protocol):
+    """A machine on which workers run."""
+
+    @property
+    def logs(self) -> LogStore:
+        """The output of its workers."""
+        ...
+
+    def socket_of(self, worker_id: str) -> str:
+        """Return the unix socket by which the gateway reaches a worker."""
+        ...
+
+    async def facts(self, config: Config, spec: ManagedWorkerConfig, limiter: trio.CapacityLimiter | None) -> Facts:
+        """Return the machine's facts about a worker before its start. `limiter` bounds how many ask at once."""
+        ...
+
+    async def spawn(self, config: Config, worker_id: str, spec: ManagedWorkerConfig) -> HostProcess:
+        """Start a worker's first process. Raises OSError or ValueError where that cannot be."""
+        ...
+
+    def adopt(self, worker_id: str, spec: ManagedWorkerConfig, adopted: AdoptedProcess) -> HostProcess:
+        """Go on with a process that an earlier gateway has started."""
+        ...
+
+
+class LocalHost:
+    """The gateway's own machine."""
+
+    def __init__(self, state: StateDirectory, logs: LogStore, times: SweepTimes | None = None) -> None:
+        self.logs = logs
+        self._state = state
+        self._times = times or SweepTimes()
+        self._pythons = KnownPythons()
+
+    def __repr__(self) -> str:
+        return f"<LocalHost {self._state.path}>"
+
+    def socket_of(self, worker_id: str) -> str:
+        """Return the unix socket by which the gateway reaches a worker."""
+        return self._state.socket_of(worker_id)
+
+    async def facts(self, config: Config, spec: ManagedWorkerConfig, limiter: trio.CapacityLimiter | None) -> Facts:
+        """Return this machine's facts about a worker before its start. `limiter` bounds how many ask at once."""
+        python, environment = python_of(config, spec), environment_of(config, spec, "")
+        devices = devices_of(config, spec)
+        return await collect_facts(spec, python, environment, devices, self._pythons, limiter=limiter)
+
+    async def spawn(self, config: Config, worker_id: str, spec: ManagedWorkerConfig) -> WorkerProcess:
+        """Start a worker's first process. Raises OSError or ValueError where that cannot be."""
+        output, process = self.logs.begin(worker_id), None
+        try:
+            process = await WorkerProcess.spawn(worker_id, spec, config, self._state, output=output, times=self._times)
+            return process
+        finally:
+            os.close(output)
+            if process is None:
+                with trio.CancelScope(shield=True):
+                    await self.logs.end(worker_id)
+
+    def adopt(self, worker_id: str, spec: ManagedWorkerConfig, adopted: AdoptedProcess) -> WorkerProcess:
+        """Go on with a process that an earlier gateway has started."""
+        self.logs.resume(worker_id)
+        return WorkerProcess(worker_id, spec, adopted, self._state, self._times)
