@@ -1,13 +1,13 @@
 """Every failure that a client can see, and the exit codes that an operator can see.
 
-Inside, code raises one of these nouns; `http/front_door.py` is the one place where they become a response.
-The shape is OpenAI's: ``{"error": {"message": str, "type": str, "param": str | null, "code": str}}``.
+Inside, code raises an error made here; only `http/front_door.py` turns it into a response.
+The shape is that of the route's API (`error_shapes.py`).
 """
 
-import json
 from collections.abc import Iterable
 
-from ichat.texts import shortened, some_of
+from ichat.error_shapes import Members, error_body, error_event
+from ichat.texts import probably_meant, shortened, some_of
 
 EXIT_USAGE = 64
 """A wrong command line or configuration (EX_USAGE of sysexits.h): nothing was started."""
@@ -15,6 +15,8 @@ EXIT_UNAVAILABLE = 69
 """Something that is needed is not there, such as the engine's package (EX_UNAVAILABLE)."""
 EXIT_SOFTWARE = 70
 """The engine could not start or died, or iChat has a bug (EX_SOFTWARE)."""
+EXIT_INTERRUPTED = 130
+"""Ctrl-C, as shells count it: 128 and the number of the signal."""
 
 
 WHY_CHARACTERS_MAX = 500
@@ -26,7 +28,7 @@ DECLINED = {
 }
 """The codes of a worker's 503 that mean that its engine has not seen the request, each with the reason."""
 DECLINED_RETRY_S = 5
-"""The Retry-After of a request that its worker declined and no other worker can take."""
+"""The Retry-After of a request, in seconds, that its worker declined and no other worker can process."""
 
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
@@ -34,7 +36,7 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
 class Exit(Exception):
-    """Ends the process: one sentence for standard error and an exit code."""
+    """Ends the process: a sentence for standard error and an exit code."""
 
     def __init__(self, code: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -71,28 +73,24 @@ class ApiError(Exception):
         self.retry = retry
         self.allow = allow
         self.limit = limit
-        """What in the configuration refuses it, where a code can have several reasons."""
+        """The setting that refuses it, if a code can have several reasons."""
 
     def __repr__(self) -> str:
         return f"<ApiError {self.status} {self.code}: {self.message}>"
 
-    def body(self) -> bytes:
-        """Return the JSON body."""
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return json.dumps({"error": error}).encode()
+    def _members(self) -> Members:
+        return {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+
+    def body(self, path: bytes = b"", request_id: bytes = b"") -> bytes:
+        """Return the JSON body in the shape of the route `path`: OpenAI's for most."""
+        return error_body(self.status, self._members(), path, request_id)
 
     def event(self, path: bytes) -> bytes:
         """Return the event that ends a stream of the route `path`, in the form that the route's clients know."""
-        error: dict[str, object] = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        if b"/messages" in path:  # Anthropic's
-            return b"event: error\ndata: " + json.dumps({"type": "error", "error": error}).encode() + b"\n\n"
-        if b"/responses" in path:
-            flat = {"type": "error", "code": self.code, "message": self.message, "param": self.param}
-            return b"event: error\ndata: " + json.dumps({**flat, "error": error}).encode() + b"\n\n"
-        return b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
+        return error_event(self.status, self._members(), path)
 
     def why(self) -> bytes:
-        """Return what follows the subject of the message, fit for a header; empty where nothing does."""
+        """Return the message's text after its subject, fit for a header; empty if there is none."""
         text = self.message.partition(": ")[2].removesuffix(".")[:WHY_CHARACTERS_MAX]
         return "".join(character if " " <= character <= "~" else "?" for character in text).encode()
 
@@ -116,18 +114,18 @@ def bad_request(message: str, *, param: str | None = None) -> ApiError:
 
 
 def invalid_api_key(message: str) -> ApiError:
-    """401: keys are configured, and none, or an unknown one, was sent."""
+    """401: keys are configured, and the request has no key, or an unknown key."""
     return ApiError(401, "invalid_api_key", message)
 
 
 def forbidden(message: str) -> ApiError:
-    """403: it is known who asks, or where from, and that is not allowed."""
+    """403: the client, or its address, is known and not allowed to do this."""
     return ApiError(403, "forbidden", message)
 
 
-def not_found(path: str) -> ApiError:
-    """404: no such route."""
-    return ApiError(404, "not_found", f"There is no route {path}.")
+def not_found(path: str, hint: str = "") -> ApiError:
+    """404: no such route; `hint` is a sentence about what may have been meant."""
+    return ApiError(404, "not_found", f"There is no route {path}. {hint}".rstrip())
 
 
 def method_not_allowed(method: str, path: str, allow: str) -> ApiError:
@@ -136,14 +134,17 @@ def method_not_allowed(method: str, path: str, allow: str) -> ApiError:
 
 
 def model_not_found(model: str, known: Iterable[str]) -> ApiError:
-    """404: no worker and no external route has this model; the message lists those there are, or the first of many."""
-    there = some_of(known, "GET /v1/models lists all") or "none yet"
-    message = f"The model `{shortened(model)}` does not exist. Models here: {there}."
+    """404: no worker and no external route has this model; the message lists the models, or the first of many."""
+    names = list(known)
+    near = probably_meant(model, names)
+    hint = f" Did you mean `{shortened(near)}`?" if near is not None else ""
+    there = some_of(names, "GET /v1/models lists all") or "none yet"
+    message = f"The model `{shortened(model)}` does not exist.{hint} Models here: {there}."
     return ApiError(404, "model_not_found", message, param="model")
 
 
 def model_not_ready(model: str, why: str, retry_after_s: int, limit: str = "") -> ApiError:
-    """503: the model is known but nothing can serve it at the moment; `limit` is what in the configuration says so."""
+    """503: the model is known but nothing can serve it at the moment; `limit` is the setting that says so."""
     return ApiError(
         503,
         "model_not_ready",
@@ -154,15 +155,21 @@ def model_not_ready(model: str, why: str, retry_after_s: int, limit: str = "") -
     )
 
 
+def declined(model: str, why: str) -> ApiError:
+    """503: no other worker can process a declined request; the cause of an engine's death is for operators only."""
+    dead = DECLINED[b"engine_dead"]
+    return model_not_ready(model, f"its worker {dead if why.startswith(dead) else why}", DECLINED_RETRY_S)
+
+
 def engine_busy(who: str, count: int) -> ApiError:
-    """409: the engine must be idle for what it is asked to do; `who` works on so many requests."""
+    """409: the engine must be idle for this operation; `who` works on `count` requests."""
     requests = "1 request" if count == 1 else f"{count} requests"
     message = f"{who} works on {requests}, and sleeps only when it is idle: ask again when they have ended."
     return ApiError(409, "conflict", message, retry=False)
 
 
 def engine_dead(model: str, why: str, retry_after_s: int) -> ApiError:
-    """503: the engine had died before the request came, and has not worked on it."""
+    """503: the engine had died before the request arrived, and has not worked on it."""
     return ApiError(
         503,
         "engine_dead",
@@ -208,7 +215,7 @@ def insufficient_quota(message: str, limit: str, retry_after_s: int) -> ApiError
 
 
 def client_left() -> ApiError:
-    """The client left before its whole request had come: only the log shows this failure."""
+    """The client disconnected before its whole request had arrived: only the log shows this failure."""
     return ApiError(499, "client_left", "The client left in the middle of its request.")
 
 
@@ -240,14 +247,14 @@ def too_many_connections() -> ApiError:
 
 
 def too_many_connections_of(address: str, connections_max: int) -> ApiError:
-    """429: one address has `limits.connections_per_address_max` connections."""
+    """429: an address has `limits.connections_per_address_max` connections."""
     limit = "limits.connections_per_address_max"
     sentence = f"{address} may have {connections_max} connections at once, unless it is in security.trusted_proxies."
     return rate_limited(sentence, limit, 1)
 
 
 def too_many_control_requests() -> ApiError:
-    """503: the control plane is busy with as many requests as it takes."""
+    """503: the control plane is busy with its maximum of requests."""
     return ApiError(503, "overloaded", "Too many requests to the control plane.", kind="server_error", retry_after_s=1)
 
 
@@ -280,20 +287,10 @@ def queue_full(model: str, waiting: int, retry_after_s: int) -> ApiError:
     )
 
 
-def background_uncounted() -> ApiError:
-    """Return the error for a response in the background where tokens are limited: its tokens are not counted."""
-    return bad_request("background must not be true for a key with a limit of tokens or a budget.", param="background")
-
-
 def background_full(responses_max: int) -> ApiError:
     """429: as many responses are being made in the background as the worker keeps (`--responses-max`)."""
-    return ApiError(
-        429,
-        "overloaded",
-        f"{responses_max} responses are being made in the background already (--responses-max): cancel some, or wait.",
-        kind="rate_limit_error",
-        retry_after_s=5,
-    )
+    sentence = f"{responses_max} responses are being made in the background already (--responses-max): cancel some."
+    return ApiError(429, "overloaded", sentence, kind="rate_limit_error", retry_after_s=5)
 
 
 def response_not_found(response_id: str, why: str, param: str | None = None) -> ApiError:
@@ -318,7 +315,7 @@ def start_not_found(worker_id: str) -> ApiError:
 
 
 def queue_timeout(model: str, waited_s: float, retry_after_s: int, limit: str) -> ApiError:
-    """503: no endpoint of the model had room in time; `limit` is what in the configuration says how long that is."""
+    """503: no endpoint of the model had room in time; `limit` is the setting that limits the wait."""
     return ApiError(
         503,
         "overloaded",
@@ -346,7 +343,7 @@ def upstream_unreachable(name: str, why: str) -> ApiError:
 
 
 def upstream_failed(name: str, why: str, *, retry: bool | None = None) -> ApiError:
-    """502: the upstream took the request and gave no usable, or no whole, response."""
+    """502: the upstream accepted the request and sent no usable, or no whole, response."""
     return ApiError(502, "upstream_failed", f"{name} failed: {why}.", kind="server_error", retry=retry)
 
 
@@ -360,8 +357,13 @@ def engine_failed(why: str) -> ApiError:
     return ApiError(500, "engine_failed", f"The engine failed: {why}.", kind="server_error")
 
 
+def engine_aborted() -> ApiError:
+    """502: the engine itself aborted the request, as it does when its process gets a signal to end."""
+    return ApiError(502, "engine_aborted", "The engine has aborted this request by itself.", kind="server_error")
+
+
 def loop_detected() -> ApiError:
-    """508: the request has come through several gateways, so it seems to go round."""
+    """508: the request has passed through several gateways, so it seems to circulate."""
     return ApiError(
         508,
         "loop_detected",
@@ -372,7 +374,7 @@ def loop_detected() -> ApiError:
 
 
 def length_required(path: str) -> ApiError:
-    """411: a body in chunks, where the length must be known before it is read."""
+    """411: a body in chunks, but the length must be known before it is read."""
     return ApiError(411, "length_required", f"{path} takes a body with a Content-Length only.")
 
 

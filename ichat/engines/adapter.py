@@ -21,9 +21,10 @@ from ichat.http.heads import Headers
 from ichat.http.json_body import Body, Member, members_of, rewrite_json, value_of
 from ichat.http.request import Request
 from ichat.http.sse import is_events
-from ichat.protocol import ModelCard
+from ichat.protocol.messages import ModelCard
 from ichat.protocol.model_entry import entry_of
 from ichat.protocol.responses import is_background, new_response_id
+from ichat.protocol.usage import Usage
 
 BodyTransform = Callable[[int, bytes], tuple[int, bytes]]
 """Maps the status and the whole body of a response to others of the same type; an error's body is JSON."""
@@ -43,7 +44,7 @@ _EMPTY = re.compile(rb"\s*\}")
 
 @attrs.frozen
 class AdapterSettings:
-    """What the worker's command line says about requests and responses."""
+    """The settings of requests and responses from the worker's command line."""
 
     response_tag: str = ""
     """A part of each response's id; see `protocol.response_tag`. Empty: the engine makes the ids."""
@@ -64,6 +65,8 @@ class AdapterSettings:
 class ProtocolAdapter:
     """How an engine's requests and responses differ from a worker's. This class is right for vLLM."""
 
+    reports_late_usage = False
+    """Whether the engine reports the tokens of background responses, too; `bound_responses` sets it."""
     reports_usage = False
     """Whether the engine notes at a call how many tokens it used (`Call.usage`); set once it serves."""
     request_never_waits = True
@@ -79,6 +82,8 @@ class ProtocolAdapter:
         """Set by the worker before the engine starts."""
         self.is_background_full: Callable[[], bool] = lambda: False
         """Returns whether the engine can make no more responses in the background; `bound_responses` sets it."""
+        self.late_usage: Callable[[str, Usage], None] = lambda _ticket, _usage: None
+        """Called on the engine's loop with the tokens that a background response used; the worker sets it."""
         self._count = itertools.count(1)
         """Numbers the requests, so that the engine's ids of them differ; next() may be called in any thread."""
         self._unserved: dict[bytes, str] = {}
@@ -93,7 +98,7 @@ class ProtocolAdapter:
                 self._unserved[path.encode()] = name
 
     def guard_media(self, args: Any) -> list[FlagOutcome]:
-        """Have an engine that can fetch from the allowed domains only, those in its own arguments among them."""
+        """Have an engine fetch from the allowed domains only, including those in its own arguments, if it can."""
         given = getattr(args, "allowed_media_domains", None)
         self.settings = attrs.evolve(self.settings, media_domains=self.settings.media_domains.union(given or ()))
         if given or not hasattr(args, "allowed_media_domains"):
@@ -152,7 +157,7 @@ class ProtocolAdapter:
             request.body = with_members(request.body, {"request_id": response_id})
 
     def check_background(self, *, is_asked: bool) -> None:
-        """Raise ApiError 429 if one more response is requested in the background than there may be."""
+        """Raise ApiError 429 if a response is requested in the background and their limit is reached."""
         if is_asked and self.is_background_full():
             raise background_full(self.settings.responses_max)
 
@@ -164,7 +169,7 @@ class ProtocolAdapter:
     def admit(self, request: Request, under_way: Collection[Request]) -> None:
         """Raise ApiError if the engine must not get this request beside those that are `under_way`.
 
-        Called after `request` and just before the engine gets it, in the same thread, by one thread at a time.
+        Called after `request` and just before the engine gets it, in the same thread. Calls never overlap.
         """
 
     def redirect(self, request: Request) -> None:
@@ -209,7 +214,7 @@ def with_members(body: Body, new: Mapping[str, str]) -> bytes:
 
 
 def _what_would(name: str, served: Collection[str]) -> str:
-    """Return what would serve this route instead, as the end of the sentence that the model does not."""
+    """Return the routes or models to use instead, as the end of the sentence that the model does not serve this."""
     if name in HEARS:
         return ": models that transcribe speech do"
     if name in GENERATES:
@@ -220,9 +225,9 @@ def _what_would(name: str, served: Collection[str]) -> str:
 
 
 def sync_headers(request: Request, number: int) -> None:
-    """Write the id that vLLM reads there, and the length of the request's body into its headers.
+    """Write the request's id, where vLLM reads it, and the length of its body into its headers.
 
-    `number` is another one for each request: clients choose ids, and an engine may refuse, or confuse, equal ones.
+    `number` differs for each request: clients choose ids, and an engine may refuse, or confuse, equal ids.
     """
     headers = [header for header in request.headers if header[0] not in _RESTATED]
     headers.append((b"x-request-id", b"%08x-%b" % (number, request.id)))
@@ -268,7 +273,7 @@ def _without_documents(status: int, body: bytes) -> tuple[int, bytes]:
 
 
 def model_body(model: ModelCard, created: int, owner: str) -> bytes:
-    """Return the answer to `GET /v1/models/{name}`: since when the model exists, and who serves it."""
+    """Return the answer to `GET /v1/models/{name}`: since when the model exists, and its owner."""
     return json.dumps(entry_of(model, created, owner)).encode()
 
 

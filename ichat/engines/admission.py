@@ -17,7 +17,7 @@ class Admission:
         self._under_way: set[Request] = set()
         self._lock = threading.Lock()
         self.closed = ""
-        """What the engine does in place of work, such as `asleep`; empty while it is given work."""
+        """The engine's state while it is given no work, such as `asleep`; empty while it is given work."""
 
     def __repr__(self) -> str:
         return f"<Admission {self.closed or 'open'}, {len(self)} under way>"

@@ -1,9 +1,8 @@
-"""One request across the threads: an ASGI call on the engine's loop that writes to the client's socket itself.
+"""A request across the threads: an ASGI call on the engine's loop that writes to the client's socket itself.
 
 Trio reads the request and sleeps. The call runs on the engine's thread, which writes head, chunk framing and body
 straight to the client's socket. Only the end of the exchange crosses back to Trio, and only a client's disconnect
-crosses over meanwhile. The protocol is version 2.3 of ASGI's HTTP specification: from 2.4 on Starlette no longer
-listens for the disconnect.
+crosses over meanwhile. The protocol is ASGI's HTTP 2.3: from 2.4 on Starlette does not listen for the disconnect.
 """
 
 import asyncio
@@ -13,18 +12,19 @@ import logging
 import socket
 import urllib.parse
 from collections.abc import Callable
+from typing import Any
 
 from ichat import errors
-from ichat.engines import Application, Message, Scope
 from ichat.engines.adapter import BodyTransform, ProtocolAdapter
 from ichat.engines.context_length import SIGN
+from ichat.engines.engine import Application, Message, Scope
 from ichat.engines.error_translation import ERROR_BEGINNINGS, error_event
 from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
 from ichat.http.request import Request
 from ichat.http.server import Ending
 from ichat.http.sse import is_events
-from ichat.protocol import CODE_HEADER
-from ichat.protocol.usage import USAGE_HEADER, Usage, value_of_usage
+from ichat.protocol.messages import CODE_HEADER
+from ichat.protocol.usage import USAGE_HEADER, Usage, difference, sum_of_usage, ticket_in, value_of_usage
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _UNDER_WAY: contextvars.ContextVar["Call | None"] = contextvars.ContextVar("call
 
 
 class Call:
-    """One ASGI call. Everything except the constructor runs on the engine's loop."""
+    """An ASGI call. Everything except the constructor runs on the engine's loop."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Call:
         adapter: ProtocolAdapter = _DEFAULT_ADAPTER,
         rewrite: BodyTransform | None = None,
     ) -> None:
-        """`rewrite` is what the adapter returned for this request."""
+        """`rewrite` is the transform that the adapter returned for this request."""
         self.request = request
         self._adapter = adapter
         self._rewrite = rewrite
@@ -69,18 +69,26 @@ class Call:
         self.failure: errors.ApiError | None = None
         """Why there is no complete response, if the client is still connected."""
         self.hung_up = False
+        self._is_over = False
+        """Whether further output of the application is dropped."""
         self.parts: dict[str, Callable[[], None]] = {}
         """How each of the engine's own requests for this call is aborted, by their ids, if the engine noted them."""
         self.usage: list[Callable[[], Usage]] | None = [] if USAGE_HEADER in request.by_name else None
-        """What the engine's own requests for this call used, known when they have ended; None if nobody asks."""
+        """The tokens of the engine's own requests for this call, known when they have ended; None: not asked for."""
+        self._ticket = ticket_in(request.by_name.get(USAGE_HEADER, b""))
+        """The ticket under which the gateway gets the tokens used after the response's end; "": it wants no report."""
+        self._told: Usage = (0, 0, 0)
+        """The tokens that the response itself has reported."""
+        self._in_background: set[asyncio.Task[Any]] = set()
+        """The tasks that continue after the call has ended."""
         self.task: asyncio.Task[None]
         """Known when the call has started."""
         self.is_tagged = False
-        """Whether one of these has the tag for the events about its prompt."""
+        """Whether one of the engine's requests has the tag for the events about its prompt."""
         self._gone = asyncio.Event()
         self._head = b""
         self._gathered: bytearray | None = None
-        """The body so far, if it is to be rewritten."""
+        """The body so far, if it will be rewritten."""
         self._given: Headers = []
         self._edit: Callable[[bytes], bytes] | None = None
         """Changes each piece of the body, if it is a stream that is changed."""
@@ -103,14 +111,14 @@ class Call:
 
     @property
     def ending(self) -> Ending:
-        """What becomes of the connection, known when the call has ended."""
+        """What happens to the connection, known when the call has ended."""
         if self.head_sent and self.ends_with_connection and not self.complete:
             return Ending.RESET
         return Ending.KEEP if self.keep_alive else Ending.CLOSE
 
     def start(self, app: Application, calls: "set[Call]", context: contextvars.Context) -> None:
         """Start in this context; the call is a member of `calls` until the application is done with it."""
-        self.task = asyncio.get_running_loop().create_task(self._run(app, calls), context=context)
+        self.task = context.run(asyncio.get_running_loop().create_task, self._run(app, calls))
         calls.add(self)
 
     def refuse(self, failure: errors.ApiError) -> None:
@@ -119,8 +127,8 @@ class Call:
         self._end()
 
     def hang_up(self) -> None:
-        """Report the client's disconnect to the application; what that still sends is dropped, as in ASGI 2.3."""
-        self.hung_up = True
+        """Report the client's disconnect to the application; its further output is dropped, as in ASGI 2.3."""
+        self.hung_up = self._is_over = True
         self._gone.set()
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
@@ -134,8 +142,8 @@ class Call:
             abort()
 
     def abandon(self, failure: errors.ApiError) -> None:
-        """Cancel the call, whatever the application is waiting for."""
-        self.failure = failure
+        """Cancel the call, even while the application waits for something; its further output is dropped."""
+        self.failure, self._is_over = failure, True
         self.task.cancel()
 
     async def _run(self, app: Application, calls: "set[Call]") -> None:
@@ -160,10 +168,28 @@ class Call:
             self._end()
 
     def _end(self) -> None:
-        """Report the end, once: that of the response, since applications may have things to do afterwards."""
+        """Report the end of the response, once; applications may have things to do afterwards."""
         ended, self._ended = self._ended, None
         if ended is not None:
             ended()
+            self._tell_late_usage()
+
+    def note_background(self, task: asyncio.Task[Any]) -> None:
+        """Note a task that makes the response, and that goes on after the call's end."""
+        if self._ticket:
+            self._in_background.add(task)
+            task.add_done_callback(self._background_ended)
+
+    def _background_ended(self, task: asyncio.Task[Any]) -> None:
+        self._in_background.discard(task)
+        self._tell_late_usage()
+
+    def _tell_late_usage(self) -> None:
+        """Report to the worker the tokens that the response has not reported, once call and background have ended."""
+        if not self._ticket or self._in_background or self._ended is not None:
+            return
+        ticket, self._ticket = self._ticket, ""
+        self._adapter.late_usage(ticket, difference(sum_of_usage(self.usage or ()), self._told))
 
     def _send_failure(self) -> None:
         """Send an error as the last event of a failed stream, if the socket accepts it at once."""
@@ -204,7 +230,7 @@ class Call:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        if self.hung_up:
+        if self._is_over:
             return
         if message["type"] == "http.response.body":
             more = message.get("more_body", False)
@@ -218,7 +244,7 @@ class Call:
             if self._is_stream and body[:14] in ERROR_BEGINNINGS and self._left is None:
                 body = error_event(self.request.path, body)
             if more and self.usage and body[-len(DONE) :] == DONE:
-                self._last_event = body  # clients leave at it, and the usage must be before them
+                self._last_event = body  # clients disconnect at it, and the usage must precede that
                 return
             if self._last_event:
                 body, self._last_event = self._last_event + body, b""
@@ -249,7 +275,7 @@ class Call:
             self._gathered = bytearray()
 
     def _gather(self, gathered: bytearray, body: bytes, *, more: bool) -> bytes | None:
-        """Add a piece to a body that is to be rewritten; after the last, make the head and return the new body."""
+        """Add a piece to a body that will be rewritten; after the last, make the head and return the new body."""
         gathered += body
         if self.failure is None and len(gathered) > REWRITTEN_BYTES_MAX:
             self.abandon(errors.engine_failed(f"its answer has more than {REWRITTEN_BYTES_MAX} bytes"))
@@ -297,7 +323,7 @@ class Call:
                 self.ends_with_connection = True
                 self.keep_alive = False
         if self.usage and not self._chunked:
-            out.append((USAGE_HEADER, value_of_usage(self.usage)))
+            out.append((USAGE_HEADER, self._usage_now()))
         if not self.keep_alive:
             out.append((b"connection", b"close"))
         self._head = response_head(status, out)
@@ -319,7 +345,11 @@ class Call:
 
     def _last_chunk(self) -> bytes:
         """Return the end of a body in chunks, with the tokens that the call used as a trailer."""
-        return b"0\r\n%b: %b\r\n\r\n" % (USAGE_HEADER, value_of_usage(self.usage)) if self.usage else b"0\r\n\r\n"
+        return b"0\r\n%b: %b\r\n\r\n" % (USAGE_HEADER, self._usage_now()) if self.usage else b"0\r\n\r\n"
+
+    def _usage_now(self) -> bytes:
+        self._told = sum_of_usage(self.usage or ())
+        return value_of_usage(self._told)
 
     async def _write(self, data: bytes) -> None:
         """Write without blocking; wait while the socket is full, which also pauses the application."""
@@ -347,7 +377,7 @@ class Call:
             self._drained = None
 
     def _writable(self) -> None:
-        """Write what the socket accepts; any progress restarts the client's time limit."""
+        """Write as much as the socket accepts; any progress restarts the client's time limit."""
         if self._drained is None or self._drained.done():
             return
         try:

@@ -59,7 +59,7 @@ class Child:
     process: BaseProcess | psutil.Process
     """A process of multiprocessing's if this process has started it itself."""
     title: str
-    """The title that it has set, which is known only while it runs."""
+    """The title that it has set. It is known only while the process runs."""
 
     def has_ended(self) -> bool:
         """Return whether it has ended."""
@@ -74,7 +74,7 @@ class Child:
 def children(prefix: str = "") -> list[Child]:
     """Return the running processes that multiprocessing started from here.
 
-    If `prefix` is given, the result includes all other descendants whose title begins with it.
+    If `prefix` is given, the result includes all other descendants with a title that begins with it.
     """
     own = {process.pid: process for process in multiprocessing.active_children()}
     found: list[Child] = []
@@ -90,7 +90,7 @@ def children(prefix: str = "") -> list[Child]:
 
 
 class ProcessFamily:
-    """Processes that an engine cannot work without. Checking whether one has ended costs one system call for all."""
+    """Processes that an engine cannot work without. A single system call checks whether any of them has ended."""
 
     def __init__(self, members: Iterable[Child] = ()) -> None:
         self._members = list(members)

@@ -1,6 +1,6 @@
-"""What engines say of a request that does not fit into the model's context, restated alike for all of them.
+"""Engines' errors for a request that does not fit into the model's context, restated alike for all engines.
 
-These are the words of vLLM and SGLang at every place where they refuse a prompt, or a prompt with what is to follow it.
+These are the words of vLLM and SGLang at every place where they refuse a prompt, or a prompt with its output tokens.
 """
 
 import re
@@ -8,7 +8,7 @@ import re
 from ichat.errors import CONTEXT_LENGTH_EXCEEDED
 
 SIGN = f'"code": "{CONTEXT_LENGTH_EXCEEDED}"'.encode()
-"""Found in the body of such an error, and of no other: quotes in what a client sent are escaped there."""
+"""Found in the body of such an error, and of no other: quotes in a client's text are escaped there."""
 
 _TOO_LONG = tuple(
     re.compile(words)
@@ -45,7 +45,7 @@ _TOO_LONG = tuple(
 
 
 def restated(message: str) -> str | None:
-    """Return the one sentence for a request that is too long, or None if the message says something else."""
+    """Return the restated sentence for a request that is too long, or None if the message says something else."""
     match = next((match for words in _TOO_LONG if (match := words.match(message))), None)
     if match is None:
         return None

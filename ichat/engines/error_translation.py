@@ -1,8 +1,8 @@
 """An engine's errors in the form that a worker's clients know.
 
 Types and codes are those that the gateway gives for the same status; the words are the engine's. A 422 becomes a 400,
-with which both engines answer most wrong bodies. A request that is too long gets one message and OpenAI's code
-(`context_length`), by which the gateway and clients tell it from other mistakes.
+with which both engines answer most wrong bodies. A request that is too long gets a common message and OpenAI's
+code (`context_length`), by which the gateway and clients distinguish it from other mistakes.
 """
 
 import ast
@@ -12,17 +12,19 @@ import re
 from collections.abc import Sequence
 from typing import cast
 
+from ichat import error_shapes
 from ichat.engines.context_length import restated
-from ichat.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
+from ichat.error_shapes import ANTHROPIC_STATUSES, anthropic_kind
+from ichat.errors import CONTEXT_LENGTH_EXCEEDED
 
 ERROR_BEGINNINGS = (b'data: {"error"', b"event: error\nd")
 """The first 14 bytes of the engines' own error events."""
 MESSAGE_CHARS_MAX = 4000
 """Characters of an error's message that the client gets."""
 READ_CHARS_MAX = 64 * 1024
-"""Characters of it that are parsed: engines quote the request, whatever its size."""
+"""Characters of it that are parsed: engines quote the request, of any size."""
 DETAILS_MAX = 5
-"""Mistakes that one message names; a value that fits none of several types is one mistake for each."""
+"""Mistakes that a message names; a value that fits none of several types counts as a mistake for each type."""
 DETAILS_READ_MAX = 500
 
 _PHRASES = {int(status): status.phrase for status in http.HTTPStatus}
@@ -42,17 +44,6 @@ _KINDS = {
     504: (_SERVER, "upstream_timeout"),
 }
 """Type and code by status."""
-_ANTHROPIC_KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
-
-_STATUSES = {kind: status for status, kind in _ANTHROPIC_KINDS.items()} | {_REQUEST: 400}
-"""Statuses by Anthropic's types: its errors have no code."""
 
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _PLACE = rf"\((?:{_STRING}|\d+|, ?)*\)|\[(?:{_STRING}|\d+|, ?)*\]|{_STRING}"
@@ -61,11 +52,11 @@ _CAUSE = re.compile(rf"'ctx': \{{'error': ({_STRING})")
 _VALIDATION = re.compile(r"\d+ validation errors?:\n")
 """The beginning of both engines' reports of pydantic; each mistake is a line with a Python dictionary."""
 _ATTACHED = " (parameter="
-"""What vLLM appends to a message about a parameter, followed by its name and value."""
+"""The text that vLLM appends to a message about a parameter, followed by its name and value."""
 _MODEL = re.compile(r"the model [`'\"]", re.IGNORECASE)
 _FIELD = re.compile(r"[a-z0-9_]+")
 _KIND_NAMES = frozenset(("str", "int", "float", "bool", "bytes", "list", "tuple", "dict", "set", "none", "nullable"))
-"""What pydantic writes into a place for the types that it tried."""
+"""The words that pydantic writes into a place for the types that it tried."""
 _SUBJECT = re.compile(r"`?([A-Za-z_]+)`?(?:: | (?:must|cannot|should|contains|has|is|are)\b)")
 _SUBJECTS = {
     name: name
@@ -77,13 +68,13 @@ _SUBJECTS = {
 } | {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}  # fmt: skip
 """Fields that a message without a place may begin with, and their names in a request."""
 _NO_FIELDS = frozenset(("", "input_tokens", "input_text"))
-"""What vLLM names for a prompt that is too long."""
+"""The fields that vLLM names for a prompt that is too long."""
 
 
 def openai_error(status: int, body: bytes) -> tuple[int, bytes]:
     """Return any error of an engine in OpenAI's form."""
     status = 400 if status == 422 else status
-    return status, json.dumps({"error": _read_error(status, body)}).encode()
+    return status, json.dumps({"error": read_error(status, body)}).encode()
 
 
 def error_event(path: bytes, event: bytes) -> bytes:
@@ -102,27 +93,21 @@ def error_event(path: bytes, event: bytes) -> bytes:
         return event
     error = cast("dict[str, object]", error)
     given = str(error.get("code"))
-    status = int(given) if given.isdigit() else _STATUSES.get(str(error.get("type")), 500)
+    status = int(given) if given.isdigit() else ANTHROPIC_STATUSES.get(str(error.get("type")), 500)
     status = 400 if status == 422 else status if 400 <= status < 600 else 500
-    read = _read_error(status, data)
-    kind = _anthropic_kind(status) if b"/messages" in path else str(read["type"])
-    told = ApiError(status, str(read["code"]), str(read["message"]), kind=kind, param=read["param"])
-    return told.event(path) + rest
+    read = read_error(status, data)
+    return error_shapes.error_event(status, read, path) + rest
 
 
 def anthropic_error(status: int, body: bytes) -> tuple[int, bytes]:
     """Return any error of an engine in Anthropic's form, which OpenAI's clients can read as well."""
     status = 400 if status == 422 else status
-    kind = _anthropic_kind(status)
-    return status, json.dumps({"type": "error", "error": {**_read_error(status, body), "type": kind}}).encode()
+    kind = anthropic_kind(status)
+    return status, json.dumps({"type": "error", "error": {**read_error(status, body), "type": kind}}).encode()
 
 
-def _anthropic_kind(status: int) -> str:
-    return _ANTHROPIC_KINDS.get(status, _REQUEST if status < 500 else "api_error")
-
-
-def _read_error(status: int, body: bytes) -> dict[str, str | None]:
-    """Return the members of OpenAI's error, from any form that engines and their frameworks use."""
+def read_error(status: int, body: bytes) -> dict[str, str | None]:
+    """Return the members of OpenAI's error: from any form that engines, other servers and their frameworks use."""
     given = _given(body)
     words = next((given[key] for key in ("message", "detail", "error_message") if given.get(key)), None)
     message, places = _read_words(words)
@@ -199,7 +184,7 @@ def _read_words(words: object) -> tuple[str, list[str]]:
 
 
 def _detail(place: object, text: str, cause: str) -> tuple[str, str]:
-    """Return the field and the words of one mistake that pydantic found."""
+    """Return the field and the words of a mistake that pydantic found."""
     if cause:
         return "", f"The request body is not JSON: {cause}"
     while text.startswith("Value error, "):

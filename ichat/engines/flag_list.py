@@ -1,6 +1,7 @@
-"""What flags an engine has, as its own parser says: their names, values, defaults and help.
+"""The flags of an engine, from its own parser: their names, values, defaults and help.
 
-An operator's form shows them. Nothing is checked by them: a worker's engine reads its arguments itself.
+An operator's form shows the flags that are not hidden. All of them together reveal a mistake before an engine is
+imported (`flag_check.py`).
 """
 
 import argparse
@@ -15,11 +16,11 @@ import attrs
 Kind = Literal["switch", "integer", "number", "text", "json"]
 
 TEXT_CHARACTERS_MAX = 4000
-"""The longest help of a flag; the rest of a longer one is cut off."""
+"""The longest help of a flag; a longer text is cut off there."""
 DEFAULT_CHARACTERS_MAX = 200
-"""The longest default that is shown; a longer one, which is an object of the engine's, is left out."""
+"""The longest default that is shown; a longer default is an object of the engine's and is left out."""
 _WRAPPED_MAX = 4
-"""How deep the function is looked for that reads a value, inside others that allow `None` or a better error."""
+"""The depth of the search for the function that reads a value, inside others that allow `None` or a better error."""
 _LINE_END = re.compile(r"(?<!\n) ?\n ?(?!\n| ?[-*] )")
 """The end of a line that only keeps it short: neither a paragraph ends there, nor begins the next item of a list."""
 _KINDS: dict[Any, Kind] = {int: "integer", float: "number", str: "text", json.loads: "json"}
@@ -27,7 +28,7 @@ _KINDS: dict[Any, Kind] = {int: "integer", float: "number", str: "text", json.lo
 
 @attrs.frozen
 class EngineFlag:
-    """One flag of an engine."""
+    """A flag of an engine."""
 
     name: str
     """For example `--max-model-len`."""
@@ -36,32 +37,41 @@ class EngineFlag:
     aliases: Sequence[str]
     """Its other names, without those that begin with `--no-`."""
     kind: Kind
-    """What its value is; a switch is true or false, and `integer` may be written as 32k."""
+    """The kind of its value; a switch is true or false, and `integer` may be written as 32k."""
     is_list: bool
-    """Whether it takes several values."""
+    """Whether it accepts several values."""
     choices: Sequence[str]
-    """The only values that it takes; empty: it takes others."""
+    """The only values that it accepts; empty: it accepts others."""
     default: Any
     """Its default; None: it has none, or the engine chooses."""
     help: str
-    """What the engine's own help says of it."""
+    """The engine's own help for it."""
     group: str
     """The heading under which the engine's help lists it."""
+    off_names: Sequence[str] = ()
+    """The names that turn it off, for example `--no-enable-prefix-caching`."""
+    needs_value: bool = True
+    """Whether it cannot stand alone, as a switch can."""
+    is_hidden: bool = False
+    """Whether no form shows it: the engine's help does not, or the worker sets it."""
 
 
 def flags_of(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> list[EngineFlag]:
-    """Return the flags that a parser's help shows, in its order, without those of these destinations."""
+    """Return all flags of a parser, in its order. Flags that its help hides, or with these destinations, are hidden."""
     found: list[EngineFlag] = []
     for group in parser._action_groups:
         for action in group._group_actions:
-            names = [name for name in action.option_strings if name.startswith("--") and name[:5] != "--no-"]
-            is_shown = action.help != argparse.SUPPRESS and not isinstance(action, argparse._HelpAction)
-            if names and is_shown and action.dest not in without:
-                found.append(_flag_of(parser, action, names, group.title or ""))
+            names = [name for name in action.option_strings if name.startswith("--")]
+            on_names = [name for name in names if name[:5] != "--no-"] or names
+            if on_names and not isinstance(action, argparse._HelpAction):
+                is_hidden = action.help == argparse.SUPPRESS or action.dest in without or on_names[0][:5] == "--no-"
+                found.append(_flag_of(parser, action, on_names, group.title or "", is_hidden=is_hidden))
     return found
 
 
-def _flag_of(parser: argparse.ArgumentParser, action: argparse.Action, names: Sequence[str], group: str) -> EngineFlag:
+def _flag_of(
+    parser: argparse.ArgumentParser, action: argparse.Action, names: Sequence[str], group: str, *, is_hidden: bool
+) -> EngineFlag:
     return EngineFlag(
         name=names[0].replace("_", "-"),
         key=names[0].removeprefix("--").replace("-", "_"),
@@ -70,8 +80,11 @@ def _flag_of(parser: argparse.ArgumentParser, action: argparse.Action, names: Se
         is_list=action.nargs in ("+", "*") or (isinstance(action.nargs, int) and action.nargs > 1),
         choices=[str(_plain(one)) for one in action.choices or () if one is not None],
         default=_default_of(action),
-        help=_help_of(parser, action)[:TEXT_CHARACTERS_MAX],
+        help="" if is_hidden else _help_of(parser, action)[:TEXT_CHARACTERS_MAX],
         group=group,
+        off_names=[name for name in action.option_strings if name[:5] == "--no-" and name not in names],
+        needs_value=action.nargs not in (0, "?", "*"),
+        is_hidden=is_hidden,
     )
 
 

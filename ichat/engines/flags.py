@@ -1,26 +1,72 @@
-"""What an engine's table of flags is made of.
+"""The parts of an engine's table of flags.
 
-Every engine has a table with a rule for each flag that its own parser does not know: a flag of vLLM (whose names are
-the common ones), of the other engine, or of an older release. Flags that the parser knows pass as they were typed.
-Names are matched whole. Argparse accepts any unambiguous prefix, which may turn an old flag into an unrelated new one.
+Every engine has a table with a rule for each flag that its own parser does not know: a flag of vLLM (its names are
+the common names), of the other engine, or of an older release. Flags that the parser knows pass as they were typed.
+Names are matched whole. Argparse accepts any unambiguous prefix, and may so turn an old flag into an unrelated flag.
 The content of a file given to the engine's own ``--config`` is not translated.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import attrs
 
+from ichat.config.schema import EngineValue
 from ichat.security.redact import is_flag, shown
 
+ENGINE_KEYS = ("api_key", "admin_api_key")
+"""Arguments by which an engine asks for a key; the gateway has none for it, so that every request would get 401."""
+_NO_KEY = "clients' keys belong to the gateway ([[security.keys]] in its configuration)"
+KEY_VARIABLE = "VLLM_API_KEY"
+"""The variable that vLLM reads where it gets no such argument."""
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+
+def refuse_engine_keys(args: object, usage_error: Callable[[str], Exception]) -> None:
+    """Raise the exception that `usage_error` makes of a sentence if the engine would ask for a key of its own.
+
+    The tables refuse the flags before (`KEY_RULES`); this also finds them in a file given to ``--config``.
+    """
+    given = [f"--{name.replace('_', '-')}" for name in ENGINE_KEYS if getattr(args, name, None)]
+    for what in given:
+        raise usage_error(f"{what} is not for a worker: {_NO_KEY}")
+    if refusal := refusal_of_variable(os.environ):
+        raise usage_error(refusal)
+
+
+def refusal_of_variable(environment: Mapping[str, str]) -> str:
+    """Return why a worker cannot have this environment, in a clause; "" where it asks for no key of the engine's."""
+    has_key = environment.get(KEY_VARIABLE)
+    return f"the environment variable {KEY_VARIABLE} is not for a worker: {_NO_KEY}" if has_key else ""
+
+
+def engine_flags(arguments: Mapping[str, EngineValue]) -> list[str]:
+    """Return engine arguments as flags: `max_model_len = 2048` is ``--max-model-len 2048``.
+
+    true is the flag alone, false its ``--no-`` form, a list several values, a table JSON.
+    """
+    flags: list[str] = []
+    for key, value in arguments.items():
+        name = key.replace("_", "-")
+        if value is True:
+            flags.append(f"--{name}")
+        elif value is False:
+            flags.append(f"--no-{name}")
+        elif isinstance(value, list):
+            flags += [f"--{name}", *(json.dumps(one) if isinstance(one, dict | list) else str(one) for one in value)]
+        elif isinstance(value, dict):
+            flags += [f"--{name}", json.dumps(value)]
+        else:
+            flags.append(f"--{name}={value}")
+    return flags
 
 
 @attrs.frozen(repr=False)
 class FlagOutcome:
-    """What became of one argument."""
+    """The outcome of an argument."""
 
     given: Sequence[str]
     """The words that were typed."""
@@ -38,7 +84,7 @@ class FlagOutcome:
 
 @attrs.frozen
 class Flag:
-    """One flag, taken apart."""
+    """A flag, split into its parts."""
 
     name: str
     """With ``-`` for ``_``, for example ``--max-model-len``."""
@@ -46,7 +92,7 @@ class Flag:
     path: Sequence[str] = ()
     """The keys of ``--name.key.key``."""
     is_part: bool = False
-    """Whether a rule made it as a part of the JSON that `name` takes; `values` holds that part as JSON."""
+    """Whether a rule made it as a part of the JSON that `name` accepts; `values` holds that part as JSON."""
 
     def words(self) -> list[str]:
         """Return the words that the engine's parser reads."""
@@ -73,7 +119,7 @@ Outcome = Replacement | Refusal
 
 
 class FlagValueError(Exception):
-    """A value that a rule cannot accept; the message says what it must be."""
+    """A value that a rule cannot accept; the message says which form it must have."""
 
 
 @attrs.frozen
@@ -81,7 +127,7 @@ class CommandLine:
     """The whole command line, for rules that depend on other flags."""
 
     options: Mapping[str, bool]
-    """Each option of the engine's own parser, and whether it takes no value."""
+    """Each option of the engine's own parser, and whether it has no value."""
     flags: Sequence[Flag]
     long_names: Mapping[str, str] = attrs.field(factory=dict[str, str])
     """The long name of each short option."""
@@ -101,29 +147,29 @@ class CommandLine:
 
 
 Rule = Callable[[Flag, CommandLine], Outcome | None]
-"""Returns what becomes of a flag; None leaves it as it is. Raises FlagValueError."""
+"""Returns the outcome of a flag; None leaves it unchanged. Raises FlagValueError."""
 
 
 @attrs.frozen
 class FlagRule:
-    """One line of an engine's table."""
+    """A line of an engine's table."""
 
     rule: Rule
     is_for_native: bool = False
     """Whether it also applies to a flag that the engine's parser knows."""
     is_object: bool = False
-    """Whether the flag takes JSON, merged from several flags before the rule sees it."""
+    """Whether the flag's value is JSON, merged from several flags before the rule sees it."""
 
 
 @attrs.frozen
 class Table:
-    """What an engine does with flags that are not its own."""
+    """How an engine treats flags that are not its own."""
 
     engine: str
     entries: Mapping[str, FlagRule]
 
 
-# What the tables are written with.
+# The tables are written with these.
 
 
 def replace_with(*words: str, why: str = "") -> Replacement:
@@ -132,7 +178,7 @@ def replace_with(*words: str, why: str = "") -> Replacement:
 
 
 def renamed(to: str, why: str = "", convert: Callable[[str], str] = str) -> FlagRule:
-    """Return the rule of a flag with one value that is called `to` here; `convert` translates the value."""
+    """Return the rule of a flag with a single value that is called `to` here; `convert` translates the value."""
     return FlagRule(lambda flag, _: Replacement([Flag(to, [convert(single_value(flag))])], why))
 
 
@@ -157,12 +203,12 @@ def chosen(outcomes: Mapping[str, Outcome | None], other: Outcome | None = None)
 
 
 def part(target: str, *path: str, value: Any) -> Flag:
-    """Return a part of the JSON that the flag `target` takes."""
+    """Return a part of the JSON that the flag `target` accepts."""
     return Flag(target, [json.dumps(value)], path, is_part=True)
 
 
 def nested_in(target: str, *path: str, convert: Callable[[str], Any] = str, why: str = "") -> FlagRule:
-    """Return the rule of a flag whose value is now inside the JSON of `target`."""
+    """Return the rule of a flag with a value that is now inside the JSON of `target`."""
     reason = why or f"it is {'.'.join([target, *path])}"
     return FlagRule(lambda flag, _: Replacement([part(target, *path, value=convert(single_value(flag)))], reason))
 
@@ -178,12 +224,16 @@ def also_native(rule: FlagRule) -> FlagRule:
 
 
 def same(names: str, rule: FlagRule) -> dict[str, FlagRule]:
-    """Return one rule for several flags, whose names are separated by blanks."""
+    """Return the same rule for several flags; blanks separate their names."""
     return dict.fromkeys(names.split(), rule)
 
 
+KEY_RULES = same(" ".join(f"--{name.replace('_', '-')}" for name in ENGINE_KEYS), also_native(refused(_NO_KEY)))
+"""The rules of flags by which an engine asks for a key, the same for every engine."""
+
+
 def renaming(name: str, values: Mapping[str, str], engine: str) -> FlagRule:
-    """Return the rule of a flag whose values have other names at an engine."""
+    """Return the rule of a flag with values that have other names at an engine."""
 
     def rule(flag: Flag, _: CommandLine) -> Outcome | None:
         new = values.get(single_value(flag).lower())
@@ -193,7 +243,7 @@ def renaming(name: str, values: Mapping[str, str], engine: str) -> FlagRule:
 
 
 def single_value(flag: Flag) -> str:
-    """Return the one value of a flag. Raises FlagValueError."""
+    """Return the single value of a flag. Raises FlagValueError."""
     if len(flag.values) != 1:
         raise FlagValueError(f"takes one value, not {len(flag.values)}")
     return flag.values[0]

@@ -1,8 +1,8 @@
 """Which prefixes an engine's cache holds: the gateway's digests, tied to the cache's blocks by the engine's events.
 
 The gateway sends the chain of a request, and the engine says which blocks it stores for that request. So each digest
-is tied to one block, the last one that ends before its boundary, and is held for as long as that block is there. Where
-a boundary lies among the prompt's tokens is estimated from its place among the bytes. Nothing here needs the tokens.
+is tied to a single block, the last that ends before its boundary, and is held for as long as that block is there. The
+place of a boundary among the prompt's tokens is estimated from its place among the bytes. No tokens are needed here.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, SentChain
 BLOCKS_MAX = 1_000_000
 """More blocks than this are not followed: then everything is forgotten."""
 CHAINS_MAX = 1024
-"""Requests whose blocks are awaited; the oldest is given up."""
+"""The most requests that await their blocks; beyond that the oldest is given up."""
 DIGESTS_MAX = 65_536
 """Digests that are tied to blocks; the oldest is reported as gone."""
 RECENT_MAX = 2 * REPORTED_MAX
@@ -39,14 +39,14 @@ class _Block:
 
 @attrs.define
 class _Chain:
-    """The chain of one request, and how much of it is tied."""
+    """The chain of a request, and how much of it is tied."""
 
     digests: Sequence[bytes]
     prefix_bytes: int
     body_bytes: int
     prompt_tokens: int
     round: int
-    """Which reports the gateway had got when the request came."""
+    """The round of reports that the gateway had received when the request arrived."""
     tied: int = 0
 
     def tokens_of_next(self) -> int:
@@ -57,7 +57,7 @@ class _Chain:
 
 @attrs.frozen
 class CacheChanges:
-    """What the gateway is to be told, as in `PrefixReport`."""
+    """The changes that will be reported to the gateway, as in `PrefixReport`."""
 
     cleared: bool
     have: Sequence[bytes]
@@ -74,18 +74,18 @@ class HeldPrefixes:
         self._chains: dict[str, _Chain] = {}
         self._tags = itertools.count(1)
         self._have: dict[bytes, None] = {}
-        """What is to be reported as held; the gateway knows or believes the rest."""
+        """Digests that must be reported as held; the gateway knows or believes the rest."""
         self._gone: dict[bytes, None] = {}
         self._recent: dict[bytes, None] = {}
-        """What was reported as gone last. A request may have come meanwhile, so it is reported when it is held."""
+        """Digests last reported as gone. A request may have arrived meanwhile, so they are reported again when held."""
         self.reports = 0
-        """How many reports the gateway has got."""
+        """How many reports the gateway has received."""
         self._cleared = False
         """Whether the next report begins anew."""
         self._round = 0
         self._is_asleep = False
         self._is_clearing = False
-        """Whether such a report is on its way: what the gateway notes meanwhile may be lost by it."""
+        """Whether such a report is on its way: it may erase the notes that the gateway makes meanwhile."""
 
     def __repr__(self) -> str:
         return f"<HeldPrefixes: {len(self._tied)} digests, {len(self._blocks)} blocks, {len(self._chains)} awaited>"
@@ -101,9 +101,9 @@ class HeldPrefixes:
             return set(self._tied)
 
     def expect(self, chain: SentChain, prompt_tokens: int, body_bytes: int) -> str:
-        """Return the tag for the events of a request with this chain and so many tokens.
+        """Return the tag for the events of a request with this chain and `prompt_tokens` tokens.
 
-        The prefix is the end of the prompt: what stands before it (tools, a template) has tokens too, by its share
+        The prefix is the end of the prompt: the text before it (tools, a template) has tokens too, by its share
         of the body.
         """
         with self._lock:
@@ -155,12 +155,12 @@ class HeldPrefixes:
                 self._cleared = True
 
     def cleared(self) -> None:
-        """Note that the cache is empty, or that nothing is known of it any more."""
+        """Note that the cache is empty, or that its contents are no longer known."""
         with self._lock:
             self._forget()
 
     def set_asleep(self, *, is_asleep: bool) -> None:
-        """Note that the cache is empty, and stays so while the engine sleeps: what comes late was before the sleep."""
+        """Note that the cache is empty, and stays so while the engine sleeps: late events are from before the sleep."""
         with self._lock:
             self._is_asleep = is_asleep
             self._forget()
@@ -171,7 +171,7 @@ class HeldPrefixes:
             self._cleared = True
 
     def next_changes(self) -> CacheChanges | None:
-        """Return what is to be reported next, or None; `sent` follows, or `report_all` if the report failed."""
+        """Return the changes to report next, or None; `sent` follows, or `report_all` if the report failed."""
         with self._lock:
             cleared, self._cleared = self._cleared, False
             if cleared:
@@ -188,7 +188,7 @@ class HeldPrefixes:
             return CacheChanges(cleared, have, gone)
 
     def sent(self) -> None:
-        """Called when the gateway has got what `next_changes` returned."""
+        """Called when the gateway has received the result of `next_changes`."""
         with self._lock:
             self.reports += 1
             if self._is_clearing:
@@ -237,7 +237,7 @@ def _places(due: Sequence[tuple[int, bytes]], last: _Block) -> Iterator[tuple[_B
 
 
 def _taken(digests: dict[bytes, None]) -> list[bytes]:
-    """Take the first digests out, as many as one report may have."""
+    """Remove and return the first digests, as many as a report may have."""
     taken = list(itertools.islice(digests, REPORTED_MAX))
     for digest in taken:
         del digests[digest]

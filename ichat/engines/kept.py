@@ -1,7 +1,7 @@
 """A client's connection in the hands of the engine's thread, which reads the next requests itself.
 
 A request that crosses from Trio to the engine's thread and back wakes both threads, and they wait for each other's
-turn. So after the first response the connection stays on the engine's loop: it takes each request that is small, plain
+turn. So after the first response the connection stays on the engine's loop: it serves each request that is small, plain
 and for the engine. Everything else is for Trio, which gets the connection back with the bytes that were received.
 """
 
@@ -14,7 +14,7 @@ from ichat.http.json_body import PARSED_BYTES_MAX
 from ichat.http.server import Client
 
 REQUEST_BYTES_MAX = PARSED_BYTES_MAX
-"""Head and body of a request that is read on the engine's loop; a larger one is for Trio."""
+"""Head and body of a request that is read on the engine's loop; a larger request is for Trio."""
 _BUFFER = bytearray(REQUEST_BYTES_MAX)
 _VIEW = memoryview(_BUFFER)
 
@@ -23,20 +23,20 @@ Begin = Callable[["KeptConnection", RequestHead, bytes], bool]
 
 
 class KeptConnection:
-    """One connection. Everything except the constructor runs on the engine's loop."""
+    """A kept connection. Everything except the constructor runs on the engine's loop."""
 
     def __init__(self, client: Client, *, begin: Begin | None, give_back: Callable[[], None]) -> None:
         """`give_back` is called once: after the first response if `begin` is None."""
         self.client = client
         self.call: Call
-        """The one under way, or the last one."""
+        """The call under way, or the last call."""
         self._begin = begin
         self._give_back = give_back
         self._fd = client.sock.fileno()
         self._received = b""
         """The beginning of a request."""
         self._idle_since: float | None = None
-        """Since when it waits for a request, on the loop's clock; None while a call is under way."""
+        """The time since which it waits for a request, on the loop's clock; None while a call is under way."""
         self._is_late = False
         """Whether `check` has seen the beginning of the request."""
         self._is_watched = False
@@ -75,7 +75,7 @@ class KeptConnection:
             loop.add_reader(self._fd, self._readable)
 
     def check(self, now: float) -> None:
-        """Called at intervals: give back a connection that is idle for too long, or whose request does not arrive."""
+        """Called at intervals: give back a connection that is idle for too long, or waits too long for a request."""
         if self._idle_since is None:
             return
         if self._received:
@@ -86,7 +86,7 @@ class KeptConnection:
             self.give_back_idle(close=True)
 
     def give_back_idle(self, *, close: bool = False) -> None:
-        """Return it to Trio, which is to `close` it, if no request has come until now."""
+        """Return it to Trio if no request has arrived until now; Trio closes it if `close`."""
         if self.is_idle:
             self._readable()
         if self.is_idle and not self._is_given_back:
@@ -107,7 +107,7 @@ class KeptConnection:
             asyncio.get_running_loop().remove_reader(self._fd)
 
     def _readable(self) -> None:
-        """Receive a request, or the beginning of one; also while the call under way ends, after its response."""
+        """Receive a request, or a part of it; also while the call under way ends, after its response."""
         is_idle = self.is_idle
         if not is_idle and (self._received or not self.call.complete):
             self._unwatch()
@@ -125,7 +125,7 @@ class KeptConnection:
             self._return()
 
     def _take(self) -> bool:
-        """Begin the call for what was received, once that is a whole request; return whether it is none for Trio."""
+        """Begin the call for the received bytes, once they are a whole request; return False if it is for Trio."""
         data = self._received
         limits = self.client.reader.limits
         end = data.find(b"\r\n\r\n", 0, limits.head_bytes_max)

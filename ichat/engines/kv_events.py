@@ -1,11 +1,11 @@
-"""The engine's events about its KV cache: how the engine is asked for them, and who listens.
+"""The engine's events about its KV cache: how the engine is asked for them, and how they are read.
 
 The engine's scheduler publishes them by ZeroMQ, to a socket in a directory that only this user may enter: they contain
 the tokens of prompts. The directory is removed once the connection is there. vLLM and SGLang encode events alike;
 the tokens are skipped while they are decoded.
 """
 
-# ZeroMQ and msgspec come with the engines and are not there where types are checked.
+# ZeroMQ and msgspec are installed with the engines and are not there where types are checked.
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false
 
@@ -37,7 +37,7 @@ _ON_THE_GPU = (None, "GPU")
 
 
 def wanted_events(settings: AdapterSettings, obstacle: str | None, too_dear: str | None = None) -> "KvEvents | None":
-    """Return what listens to the engine's events, or None if they are not wanted, or cannot be had.
+    """Return the listener to the engine's events, or None if they are not wanted, or not available.
 
     `obstacle` is a clause that says why not, and `too_dear` why not unless it is asked for. Raises Exit 64.
     """
@@ -49,7 +49,7 @@ def wanted_events(settings: AdapterSettings, obstacle: str | None, too_dear: str
 
 
 class KvEvents:
-    """Listens to the events of one engine."""
+    """Listens to the events of an engine."""
 
     def __init__(self, directory: str) -> None:
         """`directory` is made here, and only this user may enter it."""
@@ -61,14 +61,14 @@ class KvEvents:
         """The number of the next batch."""
         self._decode: Callable[[bytes], Any]
         self._unreadable: type[Exception] = ValueError
-        """What that raises."""
+        """The exception that it raises."""
         self._context: Any = None
         self._socket: Any
         self._loop: asyncio.AbstractEventLoop
         self._gathering: asyncio.TimerHandle | None = None
 
     def flag(self, **more: object) -> list[str]:
-        """Return the engine's flag; `more` is what this engine wants besides."""
+        """Return the engine's flag; `more` has further settings for this engine."""
         settings = {**more, "publisher": "zmq", "endpoint": self._endpoint, "buffer_steps": 1}
         return ["--kv-events-config", json.dumps(settings)]
 
@@ -120,7 +120,7 @@ class KvEvents:
         self._gathering = self._loop.call_later(GATHER_S, self._read)
 
     def _read(self) -> None:
-        """Read what has come, then wait for more: ZeroMQ's descriptor tells of news only after all has been read."""
+        """Read all events, then wait for more: ZeroMQ's descriptor signals new events only after all have been read."""
         import zmq
 
         for _ in range(BATCHES_MAX):
@@ -133,7 +133,7 @@ class KvEvents:
         self._gathering = self._loop.call_later(0, self._read)
 
     def note(self, number: int, payload: bytes) -> None:
-        """Note the events of one batch."""
+        """Note the events of a batch."""
         try:
             events: Sequence[Any] = self._decode(payload).events
         except self._unreadable as error:

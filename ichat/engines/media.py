@@ -1,6 +1,6 @@
 """Pictures, sounds and videos in requests: engines fetch none of them, but from the domains that the operator allows.
 
-An engine fetches what a prompt names by its URL, as itself: from its own machine, its network, or the service where a
+An engine fetches the URLs in a prompt as itself: from its own machine, its network, or the service where a
 cloud keeps credentials. So a URL is refused here, in the forms that the routes of all engines have, before the engine
 gets the request. Where an engine has a setting of its own for this, that is a second wall, which holds for redirects.
 """
@@ -22,13 +22,13 @@ from ichat.http.json_body import PARSED_BYTES_MAX, Body
 from ichat.http.request import Request
 
 NOWHERE = "none.invalid"
-"""A domain that cannot exist (RFC 2606): engines take an empty list of domains for all of them."""
+"""A domain that cannot exist (RFC 2606): for engines an empty list of domains means all of them."""
 _MEDIA = frozenset(
     f"{kind}{ending}" for kind in ("image", "video", "audio") for ending in ("", "s", "_url", "_data")
 ) | {"input_image", "input_video", "input_audio", "file_url"}
-"""The members whose strings are fetched, at any depth below them."""
+"""The members with strings that are fetched, at any depth below them."""
 _NOT_FETCHED = frozenset(("tools", "functions", "response_format", "metadata", "arguments", "chat_template_kwargs"))
-"""The members whose strings are only data, whatever they contain."""
+"""The members with strings that are only data, regardless of their content."""
 _NAMES = re.compile(rb'"(?:image|video|audio|input_|file_url|source)')
 """How the name of every such member begins, unless it is written with escapes."""
 _ESCAPED = re.compile(rb"\\u00(?:2[fF]|[567])")
@@ -63,7 +63,7 @@ async def check_media(request: Request, domains: Collection[str], *, guards_file
 def _may_name_media(body: Body, *, has_slash: bool) -> bool:
     """Return whether a body may be JSON that names media; engines also read UTF-16 and UTF-32.
 
-    `has_slash` says that what it names must have a slash, which most prompts have not.
+    `has_slash` says that the media's names must have a slash; most prompts have none.
     """
     if ord("\\") in body and _ESCAPED.search(body):
         return True
@@ -89,22 +89,22 @@ def without_data(body: Body) -> Body:
 
 
 def _check(body: Body, domains: frozenset[str], *, guards_files: bool) -> None:
-    try:  # numbers stay as they are written: one that is too long must not end the check
+    try:  # numbers stay as they are written: a number that is too long must not end the check
         parsed = json.loads(body, object_pairs_hook=_Pairs, parse_int=_no_media, parse_float=_no_media)
         for name, url in _media_in(parsed):
             _check_url(name, url, domains, guards_files=guards_files)
     except RecursionError:
         raise bad_request("The request body is nested too deep.") from None
     except ValueError:
-        return  # a form, or what no engine takes for JSON
+        return  # a form, or bytes that no engine reads as JSON
 
 
 def _no_media(_: str) -> None:
-    """Return what stands for a number."""
+    """Return the placeholder for a number."""
 
 
 def _media_in(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Return each string that an engine may fetch, with the name of the member that says so."""
+    """Return each string that an engine may fetch, with the name of its member."""
     if isinstance(value, str):
         if name:
             yield name, value
@@ -135,7 +135,7 @@ def _check_url(name: str, url: str, domains: frozenset[str], *, guards_files: bo
 
 
 def _is_file(text: str) -> bool:
-    """Return whether a text leads to a file of this machine in the ways in which SGLang reads one."""
+    """Return whether a text leads to a file of this machine in the ways in which SGLang reads files."""
     if _FILE.match(text):
         return True
     if len(text) > _PATH_CHARACTERS_MAX or "\0" in text:
@@ -155,6 +155,6 @@ def _refused(what: str, entry: str, name: str) -> ApiError:
 
 
 def media_flag(domains: Collection[str]) -> FlagOutcome:
-    """Return the flag with which an engine that has one fetches from these domains alone."""
+    """Return the flag with which an engine, if it has such a flag, fetches from these domains alone."""
     allowed = sorted(set(domains) - {MEDIA_FILES}) or [NOWHERE]
     return FlagOutcome([], ["--allowed-media-domains", *allowed], "requests have it fetch from nowhere else")

@@ -21,9 +21,9 @@ REASON_CHARS_MAX = 200
 
 
 def check_ray(gpus: int) -> None:
-    """Check that a Ray cluster can be reached and has so many GPUs. Raises Exit 69 with what to type.
+    """Check that a Ray cluster can be reached and has `gpus` GPUs. Raises Exit 69 with what to type.
 
-    It is the one at `RAY_ADDRESS`, or the one that runs on this machine. Blocks for `CONNECT_S` at most.
+    It is the cluster at `RAY_ADDRESS`, or the cluster that runs on this machine. Blocks for `CONNECT_S` at most.
     """
     if importlib.util.find_spec("ray") is None:
         raise Exit(

@@ -1,4 +1,4 @@
-"""One name for a model's thoughts in chats: vLLM calls the field `reasoning`, SGLang `reasoning_content`.
+"""A common name for a model's thoughts in chats: vLLM calls the field `reasoning`, SGLang `reasoning_content`.
 
 Bytes are replaced without parsing: inside a JSON string every quote is escaped, so a name in plain quotes with a colon
 behind it is a member's name.

@@ -1,7 +1,7 @@
-"""What an engine remembers for the Responses API, within bounds.
+"""The memory of an engine for the Responses API, within bounds.
 
 Both engines keep a response (`store`), its messages and its events in dictionaries by its id, and remove nothing.
-Here each of these dictionaries reports what is added, so that the oldest responses are removed. The engine's
+Here each of these dictionaries reports its new items, so that the oldest responses are removed. The engine's
 application gets the route `DELETE /v1/responses/{id}`, which neither engine has.
 """
 
@@ -21,18 +21,19 @@ _STORES = ("response_store", "msg_store", "event_store")
 
 
 class ResponseStore:
-    """The responses that one engine remembers. Used on the engine's loop, except `is_full`."""
+    """The responses that an engine remembers. Used on the engine's loop, except `is_full`."""
 
     def __init__(self, serving: Any, responses_max: int, bytes_max: int) -> None:
         """`serving` is the engine's object for the Responses API.
 
-        At most `responses_max` are kept, whose requests have at most `bytes_max` in all.
+        At most `responses_max` are kept; their requests have at most `bytes_max` in all.
         """
         self._serving = serving
         self._responses_max = responses_max
         self._bytes_max = bytes_max
         self._sizes: dict[str, int] = {}
         """Bytes of the request of each response, oldest first."""
+        serving.background_tasks = _Tasks(serving.background_tasks)
         self._stores = [_Store(self, serving, name) for name in _STORES if hasattr(serving, name)]
 
     def __repr__(self) -> str:
@@ -49,7 +50,7 @@ class ResponseStore:
         """Called when the engine stores something of a response: forget the oldest if there are too many."""
         if response_id not in self._sizes:
             if store is self._stores[0] and len(self._stores) > 1 and response_id not in self._stores[1]:
-                dict.pop(store, response_id, None)  # it took so long that its messages were forgotten
+                dict.pop(store, response_id, None)  # its messages were forgotten before it ended
                 return
             call = call_under_way()
             self._sizes[response_id] = call.bytes_in if call is not None else 0
@@ -75,7 +76,7 @@ class ResponseStore:
 
 
 class _Store(dict[str, Any]):
-    """One of the engine's dictionaries, which reports what is added."""
+    """A dictionary of the engine that reports its new items."""
 
     def __init__(self, of: ResponseStore, serving: Any, name: str) -> None:
         super().__init__(getattr(serving, name))
@@ -87,8 +88,21 @@ class _Store(dict[str, Any]):
         self._of.note(self, response_id)
 
 
+class _Tasks(dict[str, Any]):
+    """The engine's dictionary of its background tasks, each by the id of its response.
+
+    Each task is noted at the call that it is for.
+    """
+
+    def __setitem__(self, response_id: str, task: Any) -> None:
+        super().__setitem__(response_id, task)
+        call = call_under_way()
+        if call is not None:
+            call.note_background(task)
+
+
 def bound_responses(app: Any, adapter: ProtocolAdapter) -> None:
-    """Bound what a FastAPI application remembers of responses, and let it delete one; see `ResponseStore`.
+    """Bound the responses that a FastAPI application remembers, and let it delete them; see `ResponseStore`.
 
     Does nothing if no responses are kept, or this version of the engine has no Responses API.
     """
@@ -104,6 +118,7 @@ def bound_responses(app: Any, adapter: ProtocolAdapter) -> None:
         return
     store = ResponseStore(serving, adapter.settings.responses_max, adapter.settings.responses_bytes_max)
     adapter.is_background_full = store.is_full
+    adapter.reports_late_usage = True
 
     async def delete(request: Request) -> Response:
         response_id = request.path_params["response_id"]

@@ -1,7 +1,7 @@
 """The thread that an engine runs on, as seen from Trio.
 
 Engines are asyncio programs that block for long while they load, and their children must be started by a thread that
-lasts (`children.py`). So exactly one thread belongs to the engine, from parsing its arguments to its end, and Trio
+lasts (`children.py`). So a single thread belongs to the engine, from parsing its arguments to its end, and Trio
 never waits for it without a limit.
 """
 
@@ -19,11 +19,12 @@ from typing import Any
 import trio
 
 from ichat import errors
-from ichat.engines import Application, Engine, EngineInfo
 from ichat.engines.adapter import BodyTransform
 from ichat.engines.admission import RETRY_AFTER_S, Admission
 from ichat.engines.asgi import Call
+from ichat.engines.engine import Application, Engine, EngineInfo
 from ichat.engines.kept import KeptConnection
+from ichat.engines.load_phases import LoadTracker
 from ichat.errors import EXIT_SOFTWARE, Exit
 from ichat.http.heads import RequestHead
 from ichat.http.request import Request
@@ -47,8 +48,12 @@ Next = Callable[[RequestHead, bytes], Request | None]
 class EngineThread:
     """An engine on its thread: start it, send it requests, stop it."""
 
-    def __init__(self, engine: Engine, argv: Sequence[str], *, client_stall_s: float) -> None:
+    def __init__(
+        self, engine: Engine, argv: Sequence[str], *, client_stall_s: float, load: LoadTracker | None = None
+    ) -> None:
+        """`load` gets the phases of the engine's load."""
         self._engine = engine
+        self.load = load or LoadTracker(engine.name)
         self._argv = argv
         self._stall_s = client_stall_s
         self._token = trio.lowlevel.current_trio_token()
@@ -58,7 +63,7 @@ class EngineThread:
         self._follows = False
         self._stopping: asyncio.Event | None = None
         self._context = contextvars.copy_context()
-        """In which calls begin: nothing of Trio's, and nothing of other calls."""
+        """The context in which calls begin: without variables of Trio or of other calls."""
         self._calls: set[Call] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.failure: Exit | None = None
@@ -66,8 +71,6 @@ class EngineThread:
         self._failed_by: str | None = None
         self._stop_asked = False
         self.info: EngineInfo | None = None
-        self.phase = "starting"
-        """What the engine is doing, in a few words; `ready` or `following` once it serves."""
         self.parsed = trio.Event()
         self.ready = trio.Event()
         self.unready = trio.Event()
@@ -75,17 +78,22 @@ class EngineThread:
         self.ended = trio.Event()
         """Set when the thread has ended, or is no longer waited for; `failure` has the reason."""
         self.load_s = 0.0
-        """How long the engine took from its start until it was ready."""
+        """The time from the engine's start until it was ready."""
         self._started_at = 0.0
         self.aborts = 0
         """Requests that their clients left before the end."""
         self.connections: dict[KeptConnection, trio.Event] = {}
-        """Those on the engine's loop; the event gives one back to Trio."""
+        """The connections on the engine's loop; the event gives a connection back to Trio."""
         self._gives_back = False
         self.admission = Admission(engine.adapter)
 
     def __repr__(self) -> str:
         return f"<EngineThread of {self._engine.name}: {self.phase}, {self.in_flight} in flight>"
+
+    @property
+    def phase(self) -> str:
+        """The engine's present activity, in a few words; `ready` or `following` once it serves."""
+        return self.load.phase
 
     @property
     def in_flight(self) -> int:
@@ -141,7 +149,7 @@ class EngineThread:
         may_keep = vars(type(adapter)).get("request_never_waits") and not client.reader.has_received()
         begin = functools.partial(self._begin_next, next_request) if next_request is not None and may_keep else None
         done = trio.Event()
-        kept = KeptConnection(client, begin=begin, give_back=lambda: self._run_in_trio(done.set))
+        kept = KeptConnection(client, begin=begin, give_back=lambda: self.run_in_trio(done.set))
         first = kept.call = self._call(kept, request, rewrite or found)
         self.connections[kept] = done
         if begin is not None:
@@ -172,7 +180,8 @@ class EngineThread:
             failure = call.failure or errors.engine_failed("it ended")
             if call is first or call.head_sent:
                 raise failure
-            await client.send_all(client.error_response(failure, call.request.id, call.request.method))
+            last = call.request
+            await client.send_all(client.error_response(failure, last.id, last.method, last.path))
 
     def _call(self, kept: KeptConnection, request: Request, rewrite: BodyTransform | None) -> Call:
         client = kept.client
@@ -203,11 +212,11 @@ class EngineThread:
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             if not task.cancelled():
-                self._run_in_trio(functools.partial(ended, task.exception()))
+                self.run_in_trio(functools.partial(ended, task.exception()))
 
         def start() -> None:
             limited = asyncio.wait_for(function(), within_s)
-            task = asyncio.get_running_loop().create_task(limited, context=self._context.copy())
+            task = self._context.copy().run(asyncio.get_running_loop().create_task, limited)
             self._tasks.add(task)
             task.add_done_callback(done)
 
@@ -224,7 +233,7 @@ class EngineThread:
                 return False
             rewrite = _at_once(self._engine.adapter.request(request))
             self.admission.admit(request, self.name)
-        except Exception:  # Trio reads the request again, and reports what is wrong
+        except Exception:  # Trio reads the request again, and reports the mistake
             return False
         client = kept.client
         client.begin_exchange()
@@ -235,7 +244,7 @@ class EngineThread:
         return True
 
     def give_back_connections(self) -> None:
-        """Let each connection come back to Trio once no request is under way, as a drain needs it."""
+        """Return each connection to Trio once no request is under way, as a drain needs it."""
         self._gives_back = True
         if self._loop is not None:
             self._in_engine(self._give_back_idle)
@@ -257,9 +266,9 @@ class EngineThread:
         return errors.engine_dead(self.name, why, RETRY_AFTER_S)
 
     def _begin(self, call: Call, app: Application) -> None:
-        """Start a call on the engine's loop, unless the engine has died, which is checked just before.
+        """Start a call on the engine's loop, unless the engine has died; that is checked just before.
 
-        So a refused request was never worked on. One that fails later may have been.
+        So a refused request was never worked on. A request that fails later may have been.
         """
         if self._check_alive() is None:
             call.start(app, self._calls, self._context.copy())
@@ -267,7 +276,7 @@ class EngineThread:
             call.refuse(self._dead())
 
     def _check_alive(self) -> str | None:
-        """Return why the engine is dead, which ends it, or None. Runs on the engine's loop."""
+        """Return why the engine is dead, or None; a dead engine is ended. Runs on the engine's loop."""
         assert self._stopping is not None
         self._failed_by = self._failed_by or self._engine.why_dead()
         if self._failed_by is not None:
@@ -287,7 +296,8 @@ class EngineThread:
             with trio.move_on_after(stop_s):
                 await self.ended.wait()
 
-    def _run_in_trio(self, function: Callable[[], None]) -> None:
+    def run_in_trio(self, function: Callable[[], None]) -> None:
+        """Have a function called in the worker's Trio thread; called in any thread."""
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(function)
 
@@ -306,9 +316,9 @@ class EngineThread:
     def _run(self) -> None:
         """The engine's thread."""
         try:
-            self._enter(f"importing {self._engine.name}")
+            self._enter(self.load.importing)
             self._parsed(self._engine.parse(self._argv))
-            self._enter(f"loading {self.name}")
+            self._enter(self.load.reading or f"loading {self.name}")
             self._engine.run(phase=self._enter, serve=self._serve)
         except Exit as exit_:
             if not self._stop_asked:
@@ -318,17 +328,17 @@ class EngineThread:
                 log.exception("the engine failed after %.1f s", time.monotonic() - self._started_at)
                 self.failure = Exit(EXIT_SOFTWARE, f"The engine failed while {self.phase}: {_one_line(error)}")
         self._app = None
-        self._run_in_trio(self.give_up)
+        self.run_in_trio(self.give_up)
 
     def _parsed(self, info: EngineInfo) -> None:
         self.info = info
         for outcome in info.flag_outcomes:
             if outcome.why:
                 log.warning("%s", outcome)
-        self._run_in_trio(self.parsed.set)
+        self.run_in_trio(self.parsed.set)
 
     def _enter(self, phase: str) -> None:
-        self.phase = phase
+        self.load.enter(phase)
         log.info("%s", phase)
 
     async def _serve(self, app: Application | None) -> None:
@@ -337,13 +347,13 @@ class EngineThread:
         self._context = contextvars.copy_context()
         self._stopping = asyncio.Event()
         gc.collect()
-        gc.freeze()  # what was loaded stays, so no later collection need look at it
+        gc.freeze()  # the loaded objects stay, so no later collection need look at them
+        self.load.end("following" if app is None else "ready")
         self._app = app
         self._follows = app is None
-        self.phase = "following" if self._follows else "ready"
         self.load_s = time.monotonic() - self._started_at
         log.info("%s after %.1f s", self.phase, self.load_s)
-        self._run_in_trio(self.ready.set)
+        self.run_in_trio(self.ready.set)
         try:
             while not self._stop_asked:
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -354,18 +364,18 @@ class EngineThread:
                 if why is not None:
                     self._failed_by = why
                     self.failure = Exit(EXIT_SOFTWARE, f"The engine died: {why}")
-                    self.phase = "dead"
+                    self.load.end("dead")
                     break
         finally:
             self._app = None
-            self._run_in_trio(self.unready.set)
+            self.run_in_trio(self.unready.set)
             await self._abandon_calls()  # noqa: ASYNC102
 
     async def _abandon_calls(self) -> None:
         """Wait a moment for the calls under way, then end them."""
         self._give_back_idle()
         await self._wait_for_calls()
-        failure = errors.engine_failed(str(self.failure)) if self.failure else errors.draining()
+        failure = errors.engine_failed("it has died") if self.failure else errors.draining()
         for call in self._calls:
             call.abandon(failure)
         await self._wait_for_calls()

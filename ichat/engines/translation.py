@@ -1,4 +1,4 @@
-"""How a table is applied to a command line: what the engine gets for each argument, and why."""
+"""How a table is applied to a command line: the engine's words for each argument, and the reasons."""
 
 import argparse
 import difflib
@@ -32,7 +32,7 @@ _GIVEN_WIDTH_MAX, _WHY_WIDTH = 44, 76
 
 @attrs.define
 class _Draft:
-    """The outcome of one argument while it is being made."""
+    """The outcome of an argument while it is being made."""
 
     given: Sequence[str]
     flags: list[Flag] = attrs.Factory(list[Flag])
@@ -47,11 +47,27 @@ class _Draft:
 
 
 def translate(argv: Sequence[str], parser: argparse.ArgumentParser, table: Table) -> list[FlagOutcome]:
-    """Return what the engine gets for each argument.
+    """Return the outcome of each argument for the engine.
 
-    `argv` is what the worker hands to the engine, `parser` is the engine's own. The parser gets the words of all
-    `FlagOutcome.passed`, in this order. Raises one Exit 64 that names every argument which is refused.
+    `argv` has the worker's words for the engine, `parser` is the engine's own. The parser gets the words of all
+    `FlagOutcome.passed`, in this order. Raises a single Exit 64 that names every argument which is refused.
     """
+    outcomes, refusals = try_translation(argv, parser, table)
+    if refusals:
+        raise refusal_of(table.engine, refusals)
+    return outcomes
+
+
+def refusal_of(engine: str, refusals: Sequence[str]) -> Exit:
+    """Return the Exit 64 that names every argument which is refused."""
+    text = " " + refusals[0] if len(refusals) == 1 else "".join(f"\n  {refusal}" for refusal in refusals)
+    return Exit(EXIT_USAGE, f"{engine} refuses these arguments:{text}")
+
+
+def try_translation(
+    argv: Sequence[str], parser: argparse.ArgumentParser, table: Table
+) -> tuple[list[FlagOutcome], list[str]]:
+    """Return the outcome of each argument for the engine, and a clause for each refused argument that names it."""
     strays, given = split_flags(argv)
     actions = [(option, action) for action in parser._actions for option in action.option_strings]
     options = {option: action.nargs == 0 for option, action in actions}
@@ -62,11 +78,7 @@ def translate(argv: Sequence[str], parser: argparse.ArgumentParser, table: Table
     drafts = [translation.begin(words, flag) for words, flag in given]
     translation.open_objects(drafts)
     translation.merge_objects(drafts)
-    if translation.refusals:
-        refusals = list(dict.fromkeys(translation.refusals))
-        text = " " + refusals[0] if len(refusals) == 1 else "".join(f"\n  {refusal}" for refusal in refusals)
-        raise Exit(EXIT_USAGE, f"{table.engine} refuses these arguments:{text}")
-    return [draft.finish() for draft in drafts]
+    return [draft.finish() for draft in drafts], list(dict.fromkeys(translation.refusals))
 
 
 @attrs.define
@@ -87,7 +99,7 @@ class _Translation:
             self.refusals.append(f"{name} {wrong}")
 
     def _find(self, flag: Flag) -> tuple[FlagRule | None, Flag]:
-        """Return the table's rule for a flag, also for one that is written ``--no-NAME``."""
+        """Return the table's rule for a flag, also if it is written ``--no-NAME``."""
         entry = self.table.entries.get(flag.name)
         if entry is None and flag.name.startswith("--no-") and flag.name not in self.line.options:
             name = "--" + flag.name[5:]
@@ -97,7 +109,7 @@ class _Translation:
         return entry, flag
 
     def _apply(self, flag: Flag, draft: _Draft, seen: Sequence[str] = ()) -> None:
-        """Add to the draft what a flag becomes, and what that becomes in turn. Raises FlagValueError."""
+        """Add to the draft the translation of a flag, and the translation of that in turn. Raises FlagValueError."""
         entry, flag = self._find(flag)
         is_own = flag.name in self.line.options
         if flag.is_part or (entry is not None and entry.is_object and not is_own):
@@ -170,7 +182,7 @@ class _Translation:
             draft.whys.append(f"it goes with {_names(holders[:1])}")
 
     def merge_objects(self, drafts: Sequence[_Draft]) -> None:
-        """Merge the parts of each JSON, and what the engine's own flag says of it, into one flag."""
+        """Merge the parts of each JSON, and the value of the engine's own flag for it, into a single flag."""
         for name in dict.fromkeys(flag.name for draft in drafts for flag in draft.flags if flag.is_part):
             self._guarded(name, lambda name=name: self._merge(name, drafts))
 
@@ -185,7 +197,7 @@ class _Translation:
                 draft.whys.append(f"it stands with {_names([first])}")
 
     def _gathered(self, name: str, drafts: Sequence[_Draft]) -> tuple[list[_Draft], dict[str, Any]]:
-        """Remove the parts of one JSON from their drafts; return these and the merged JSON. Raises FlagValueError."""
+        """Remove the parts of a JSON from their drafts; return these and the merged JSON. Raises FlagValueError."""
         holders: list[_Draft] = []
         taken: list[Flag] = []
         for draft in drafts:
@@ -219,7 +231,7 @@ def _put(into: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def explain(outcomes: Sequence[FlagOutcome]) -> str:
-    """Return a text with each argument, what the engine gets for it and why, and then the whole command line."""
+    """Return a text with each argument, the engine's words for it and the reason, and then the whole command line."""
     rows = [
         (shown(outcome.given) or "(iChat's own)", shown(outcome.passed) or "(nothing)", outcome.why)
         for outcome in outcomes

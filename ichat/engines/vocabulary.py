@@ -51,7 +51,7 @@ NOTHING = Replacement((), "vLLM does so anyway")
 
 
 def _rope_scaling(flag: Flag, line: CommandLine) -> Outcome:
-    """RoPE's parameters are one object now: SGLang merges it into the model's, vLLM replaces the model's."""
+    """RoPE's parameters are a single object now: SGLang merges it into the model's, vLLM replaces the model's."""
     scaling = mapping(single_value(flag))
     if "type" in scaling:
         scaling.setdefault("rope_type", scaling.pop("type"))
@@ -104,7 +104,7 @@ def _prompt_lookup(key: str) -> FlagRule:
 
 
 def _media_limits(flag: Flag, _: CommandLine) -> Outcome | None:
-    """Read ``image=16,video=2``, which is JSON now."""
+    """Read ``image=16,video=2``; the present form is JSON."""
     text = single_value(flag)
     if flag.path or text[:1] == "{":
         return None

@@ -6,9 +6,9 @@ from typing import Any
 
 
 def encoder(default: Callable[[Any], Any] | None = None) -> Callable[[object], str]:
-    """Return a function that writes values as ASCII; `default` makes a plain value of what JSON cannot hold.
+    """Return a function that writes values as ASCII; `default` makes a plain value of any other object.
 
-    NaN and the infinities become texts, so that what has one of them is still read by every client.
+    NaN and the infinities become texts, so that every client can still read the values around them.
     """
     strict, lenient = json.JSONEncoder(default=default, allow_nan=False), json.JSONEncoder(default=default)
 
@@ -26,5 +26,5 @@ to_json = encoder()
 
 
 def parsed(text: str | bytes | bytearray) -> Any:
-    """Return what a text of JSON says, with NaN and the infinities as texts. Raises ValueError, RecursionError."""
+    """Return the value of a text of JSON, with NaN and the infinities as texts. Raises ValueError, RecursionError."""
     return json.loads(text, parse_constant=str)

@@ -1,15 +1,15 @@
-"""One entry of `/v1/models`, as gateway and workers write it."""
+"""An entry of `/v1/models`, as gateway and workers write it."""
 
 from typing import Any, Literal
 
 import attrs
 
-from ichat.protocol import Count, ModelCard
+from ichat.protocol.messages import Count, ModelCard
 
 
 @attrs.frozen(kw_only=True)
 class ModelEntry(ModelCard):
-    """One entry of `/v1/models`."""
+    """An entry of `/v1/models`."""
 
     object: Literal["model"] = "model"
     created: Count

@@ -1,6 +1,6 @@
-"""Prefixes: what the gateway and its workers tell each other of what the engines' caches hold.
+"""Prefixes: the messages between the gateway and its workers about the contents of the engines' caches.
 
-A *prefix* is the beginning of what a request's prompt is made of, as bytes of its body. Its *chain* is the digests of
+A *prefix* is the beginning of the source of a request's prompt, as bytes of its body. Its *chain* is the digests of
 its first 256 bytes, its first 512, and so on: see BOUNDARIES. The gateway sends the chain of a request to the worker,
 and the worker reports later which of the digests its engine no longer holds. Neither needs the model's tokenizer.
 """
@@ -28,9 +28,9 @@ BOUNDARIES: Sequence[int] = tuple(
     )
     for boundary in range(start, end + 1, step)
 )  # fmt: skip
-"""The lengths in bytes that have digests: a chain is at most so long, and its n-th digest is of the n-th length."""
+"""The lengths in bytes that have digests: a chain ends at the last, and its n-th digest is of the n-th length."""
 REPORTED_MAX = 4096
-"""So many digests of each kind are in one report at most."""
+"""The most digests of each kind in a report."""
 _CHAIN = re.compile(rb"([0-9]{1,12});((?:[0-9a-f]{16}){1,%d})" % len(BOUNDARIES))
 _DIGESTS = re.compile(r"(?:[0-9a-f]{16} )*")
 
@@ -59,7 +59,7 @@ def parse_chain(value: bytes) -> SentChain | None:
 
 
 def _are_digests(values: list[str]) -> None:
-    """Raise ValueError for anything but digests; thousands of them are looked at as one text, as that is quick."""
+    """Raise ValueError for anything but digests; thousands of them are checked as a single text, as that is quick."""
     try:
         text = " ".join([*values, ""])
     except TypeError:
@@ -71,17 +71,17 @@ def _are_digests(values: list[str]) -> None:
 
 @attrs.frozen
 class PrefixReport:
-    """What a worker says of its engine's cache. The parts apply in the order `cleared`, `have`, `gone`."""
+    """A worker's report of its engine's cache. The parts apply in the order `cleared`, `have`, `gone`."""
 
     worker_id: str
     start_id: str
-    """Of which start of the worker, as in its heartbeats."""
+    """Identifies the start of the worker, as in its heartbeats."""
     cleared: bool = False
-    """Whether nothing counts that the gateway knew of the cache."""
+    """Whether the gateway must forget its knowledge of the cache."""
     have: list[str] = checked(_are_digests, attrs.Factory(list[str]), {"maxItems": REPORTED_MAX})
-    """Digests in hexadecimal whose prefixes the cache holds."""
+    """Digests in hexadecimal of prefixes that the cache holds."""
     gone: list[str] = checked(_are_digests, attrs.Factory(list[str]), {"maxItems": REPORTED_MAX})
-    """Digests whose prefixes it no longer holds."""
+    """Digests of prefixes that it no longer holds."""
 
 
 _converter = strict_converter(forbid_extra_keys=False)

@@ -1,4 +1,4 @@
-"""What gateway and workers agree on about responses: their ids, and which are made in the background."""
+"""The agreement of gateway and workers about responses: their ids, and which are made in the background."""
 
 import hashlib
 import re
@@ -13,7 +13,7 @@ _MARK_BYTES = 3
 def is_background(value: object) -> bool:
     """Return whether the value of a request's `background` asks for a response that is made after its end.
 
-    Engines take more than `true` for true. So all counts but null, which stands for an absent one, false and 0.
+    Engines read more values than `true` as true. So every value counts but false, 0, and null (an absent value).
     """
     return value is not None and value != 0
 

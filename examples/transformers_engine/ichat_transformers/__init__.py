@@ -1,7 +1,7 @@
 """Hugging Face transformers' own server as an engine of iChat.
 
-This is what iChat asks of an engine (`ichat.engines.Engine`); what knows transformers is in `server.py`, which is
-imported only by `Transformers.parse`.
+This is what iChat asks of an engine (`Engine` in `ichat.engines.engine`). What knows transformers is in `server.py`,
+which is imported only by `Transformers.parse`.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import ichat
-from ichat.engines import (
+from ichat.engines.engine import (
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
     BodyTransform,

@@ -19,8 +19,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.cli.serve import Serve
 from transformers.cli.serving.utils import GenerateManager, split_model_id
 
-from ichat.engines import Exit, Message, ModelCard, Progress, Receive, Scope, Send
-from ichat.engines import Serve as ServeUntilTheEnd
+from ichat.engines.engine import Exit, Message, ModelCard, Progress, Receive, Scope, Send
+from ichat.engines.engine import Serve as ServeUntilTheEnd
 
 REFUSED: Any = typer.BadParameter.__base__
 """What the parser raises for any wrong argument (`UsageError`, which has no public name)."""

@@ -46,14 +46,14 @@ _RESPONSES, _TRANSCRIPTIONS = RESPONSES_PATH, b"/v1/audio/transcriptions"
 _WITH_RID = {_CHAT: "chatcmpl", b"/invocations": "chatcmpl", _COMPLETIONS: "cmpl", _EMBEDDINGS: "embd"} | {
     _CLASSIFY: "classify"
 }
-"""Routes that take a request's id, and vLLM's prefix of it there."""
+"""Routes that accept a request's id, and vLLM's prefix of it there."""
 _SINGLE = frozenset((_EMBEDDINGS, _CLASSIFY))
-"""Those of them that fail with one id for a list of inputs."""
+"""Those of them that fail with a single id for a list of inputs."""
 _PREFIXES = tuple(f"{prefix}-" for prefix in set(_WITH_RID.values()))
 _NATIVE = frozenset((b"/generate", b"/encode", b"/classify"))
 """Routes of SGLang's own, on which the client may set the request's id."""
 _LORA_PATH = frozenset((_CHAT, b"/invocations", _COMPLETIONS, _EMBEDDINGS))
-"""Routes that take an adapter in a field of its own."""
+"""Routes that accept an adapter in a field of its own."""
 _ANY_NAME = frozenset((
     b"/tokenize", b"/v1/tokenize", b"/detokenize", b"/v1/detokenize", b"/v1/messages/count_tokens",
 ))  # fmt: skip
@@ -138,7 +138,7 @@ class SGLangAdapter(ProtocolAdapter):
         if model is not None and not isinstance(model, str):
             return None
         name, adapter = self._named(path, model)
-        if given.get("lora_path") and given["lora_path"] != adapter:  # else a key for one model could have another
+        if given.get("lora_path") and given["lora_path"] != adapter:  # else a key for this model could reach others
             raise bad_request("An adapter is asked for by its name, in `model`.", param="lora_path")
         if translate is not None and (transform := translate(request, given, name, self.apply_sigmoid)):
             return transform
@@ -320,7 +320,7 @@ def _translate_score(
     model: str,
     apply_sigmoid: bool,  # noqa: FBT001
 ) -> BodyTransform | None:
-    """Turn vLLM's score request into a rerank request of one text against others. Raises ApiError 400."""
+    """Turn vLLM's score request into a rerank request of a text against others. Raises ApiError 400."""
     pair = next((pair for pair in _PAIRS if set(pair) <= given.keys()), None)
     if pair is None:
         return None
@@ -354,7 +354,7 @@ def _scored(status: int, body: bytes, *, request_id: str, model: str, apply_sigm
 
 
 def _scores(body: bytes, *, apply_sigmoid: bool) -> list[dict[str, Any]]:
-    """Return SGLang's scores, one for each document. Raises ValueError for an unknown form."""
+    """Return SGLang's score of each document. Raises ValueError for an unknown form."""
     found: object = json.loads(body)
     scores = cast("list[dict[str, Any]]", found) if isinstance(found, list) else []
     if not scores or not all("index" in one and "score" in one for one in scores):

@@ -1,4 +1,4 @@
-"""SGLang's arguments: reading them with its own parser, checking them, and what they say about the model."""
+"""SGLang's arguments: reading them with its own parser, checking them, and the facts about the model in them."""
 
 # SGLang is not there where types are checked, so nothing about it is known to them.
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ichat
-from ichat.engines import EngineInfo
+from ichat.engines.engine import EngineInfo
 from ichat.engines.flag_list import EngineFlag, flags_of
-from ichat.engines.flags import FlagOutcome
+from ichat.engines.flags import ENGINE_KEYS, FlagOutcome, refuse_engine_keys
 from ichat.engines.kv_events import KvEvents
 from ichat.engines.ray_check import check_ray
 from ichat.engines.sglang.memory import why_no_sleep
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.protocol import Group
 from ichat.protocol.json_text import parsed
+from ichat.protocol.messages import Group
 from ichat.security.redact import masked
 
 _SERVER_FLAGS: Mapping[str, object] = {
@@ -49,17 +49,22 @@ class Parser(argparse.ArgumentParser):
 
 
 def list_flags() -> list[EngineFlag]:
-    """Return SGLang's flags, without those of its own HTTP server."""
+    """Return SGLang's flags, those of its own HTTP server hidden."""
     from sglang.srt.server_args import ServerArgs
 
     parser = Parser()
     ServerArgs.add_cli_args(parser)
-    return flags_of(parser, without=[*_SERVER_FLAGS])
+    return marked_flags(parser)
+
+
+def marked_flags(parser: argparse.ArgumentParser) -> list[EngineFlag]:
+    """Return the flags of SGLang's parser, those of its own HTTP server hidden."""
+    return flags_of(parser, without=[*_SERVER_FLAGS, *ENGINE_KEYS])
 
 
 def read_args(words: list[str], parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Return the arguments as they were given. Raises Exit 64; Exit 0 after `--help`."""
-    logging.disable()  # the same warnings come again when SGLang reads them
+    logging.disable()  # the same warnings appear again when SGLang reads them
     try:
         args = parser.parse_args(words)
     except SystemExit as exit_:
@@ -100,7 +105,7 @@ def make_server_args(words: list[str]) -> Any:
 
 
 def check_args(args: Any, parser: argparse.ArgumentParser) -> None:
-    """Check before the load what SGLang would check after it. Raises Exit 64, Exit 69."""
+    """Check before the load the conditions that SGLang would check after it. Raises Exit 64, Exit 69."""
     _check_given(args, parser)
     if getattr(args, "use_ray", False):
         check_ray(args.tp_size * args.pp_size)
@@ -110,6 +115,7 @@ def _check_given(args: Any, parser: argparse.ArgumentParser) -> None:
     path = pathlib.Path(args.model_path).expanduser()
     if args.model_path.startswith(("/", "./", "../", "~")) and not path.exists():
         raise usage_error(f"the model {args.model_path} does not exist")
+    refuse_engine_keys(args, usage_error)
     flags = {action.dest for action in parser._actions}
     for name, allowed in _SERVER_FLAGS.items():
         if name in flags and getattr(args, name, allowed) != allowed:
@@ -138,9 +144,9 @@ def words_of(outcomes: Sequence[FlagOutcome]) -> list[str]:
 
 
 def changed_args(given: object, resolved: Mapping[str, Any], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the names of arguments that were given, or whose effective value is not SGLang's default.
+    """Return the names of arguments that were given, or have an effective value other than SGLang's default.
 
-    A default of None or `auto` lets SGLang choose, which is no change.
+    A default of None or `auto` lets SGLang choose; its choice is no change.
     """
     defaults = {action.dest: action.default for action in parser._actions}
     return [
@@ -154,7 +160,7 @@ def changed_args(given: object, resolved: Mapping[str, Any], parser: argparse.Ar
 def engine_info(
     args: Any, outcomes: Sequence[FlagOutcome], changed: Sequence[str], version: str, events: KvEvents | None
 ) -> EngineInfo:
-    """Return what the arguments say about the engine."""
+    """Return the facts about the engine in its arguments."""
     import torch
 
     shown = masked({name: value for name, value in resolved_args(args).items() if name[0] != "_"})

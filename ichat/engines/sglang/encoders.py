@@ -1,11 +1,11 @@
-"""What SGLang must be told about an encoder (BERT and similar models), read from the model's own files.
+"""The flags that SGLang needs for an encoder (BERT and similar models), read from the model's own files.
 
-By default SGLang divides an encoder's prompts and uses its prefix cache, which makes wrong vectors. It always takes
+By default SGLang divides an encoder's prompts and uses its prefix cache, which makes wrong vectors. It always uses
 the first token's vector. A rerank request to a model that is no cross-encoder ends it. It returns a cross-encoder's
 raw score, which vLLM maps to 0..1.
 """
 
-# huggingface_hub comes with SGLang and is not there where types are checked.
+# huggingface_hub is installed with SGLang and is not there where types are checked.
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false
 
@@ -41,7 +41,7 @@ class Encoder:
 def inspect_encoder(model: str, revision: str | None, given: Sequence[str]) -> Encoder | None:
     """Return how to serve an encoder; None for other models. `given` are the flags that SGLang gets already.
 
-    Raises Exit 64 for an encoder whose vectors would be wrong.
+    Raises Exit 64 for an encoder that would give wrong vectors.
     """
     config = _read(model, "config.json", revision)
     architecture = str(next(iter(config.get("architectures") or ()), ""))
@@ -80,7 +80,7 @@ def _find(model: str, name: str, revision: str | None) -> pathlib.Path | None:
 
     try:
         return pathlib.Path(str(hf_hub_download(model, name, revision=revision)))
-    except errors.LocalEntryNotFoundError as error:  # a subclass of the next one: the hub cannot be asked
+    except errors.LocalEntryNotFoundError as error:  # a subclass of the next class: the hub cannot be asked
         if name == "config.json":
             return None  # SGLang has read it already, so it has the model from elsewhere
         raise OSError(" ".join(str(error).split())[:300]) from error

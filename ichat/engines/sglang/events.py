@@ -42,7 +42,7 @@ def why_too_dear(args: Mapping[str, Any]) -> str | None:
 
 
 def tag_requests(manager: Any, events: KvEvents) -> None:
-    """Tag what SGLang's tokenizer manager sends to the scheduler: one call a request, which knows the tokens."""
+    """Tag the requests of SGLang's tokenizer manager to the scheduler: a single call each, which knows the tokens."""
     send = manager._send_one_request
 
     def send_tagged(*given: Any) -> Awaitable[None]:

@@ -1,4 +1,4 @@
-"""Rules for arguments of SGLang that take more than another name."""
+"""Rules for arguments of SGLang that need more than another name."""
 
 import json
 from collections.abc import Mapping
@@ -33,11 +33,6 @@ def one_name(flag: Flag, _: CommandLine) -> Outcome | None:
     return replace_with(
         flag.name, flag.values[0], why=f"SGLang knows its model by one name; the worker also answers to {others}"
     )
-
-
-def one_key(flag: Flag, _: CommandLine) -> Outcome | None:
-    """Refuse more than one API key."""
-    return Refusal("SGLang takes one key, not several") if len(flag.values) > 1 else None
 
 
 def context_length(flag: Flag, _: CommandLine) -> Outcome:
@@ -193,7 +188,7 @@ def template_file(flag: Flag, _: CommandLine) -> Outcome | None:
 
 
 def window_ratio(flag: Flag, _: CommandLine) -> Outcome:
-    """The old ratio went from 0, equal pools, to 1; the new one is the quotient of the pools' sizes."""
+    """The old ratio went from 0, equal pools, to 1; the new ratio is the quotient of the pools' sizes."""
     if fraction(single_value(flag)) == 0:
         return replace_with(
             "--swa-full-tokens-ratio", "1", why="SGLang says it by the quotient of both pools' sizes now"

@@ -1,9 +1,10 @@
-"""What becomes of arguments that SGLang does not know: vLLM's, old and new, and those of its own older releases."""
+"""The rules for arguments that SGLang does not know: vLLM's, old and new, and those of its own older releases."""
 
 from collections.abc import Mapping
 
 import ichat.engines.sglang.flag_rules as rules
 from ichat.engines.flags import (
+    KEY_RULES,
     Flag,
     FlagRule,
     Refusal,
@@ -33,7 +34,7 @@ _SHARE = (
 
 
 def _only(value: str, why: str) -> FlagRule:
-    """Return the rule of a flag that accepts only what SGLang does anyway."""
+    """Return the rule of a flag that accepts only SGLang's own behaviour."""
     return chosen({value: NOTHING}, Refusal(why))
 
 
@@ -55,7 +56,6 @@ _COMMON: Mapping[str, FlagRule] = {
     "-sc": renamed("--speculative-config"),
     "-cc": renamed("--compilation-config"),
     "--served-model-name": also_native(FlagRule(rules.one_name)),
-    "--api-key": also_native(FlagRule(rules.one_key)),
     "--tokenizer": renamed("--tokenizer-path"),
     "--tokenizer-mode": also_native(chosen({
         "auto": None, "slow": None, "hf": replace_with("--tokenizer-mode", "auto"),
@@ -161,9 +161,6 @@ _COMMON: Mapping[str, FlagRule] = {
     "--disable-log-stats": switch(Refusal("SGLang makes it rarer by --decode-log-interval"), NOTHING),
     "--log-level": also_native(FlagRule(rules.lower_case)),
     "--log-config-file": refused("SGLang reads the environment variable SGLANG_LOGGING_CONFIG_PATH"),
-    "--uvicorn-log-level": renamed("--log-level-http"),
-    "--disable-uvicorn-access-log": dropped("the worker serves without uvicorn, and the gateway logs the requests"),
-    "--root-path": renamed("--fastapi-root-path"),
     "--enable-request-id-headers": dropped("the gateway puts x-request-id on every response"),
     "--enable-prompt-tokens-details": switch(replace_with("--enable-cache-report"), NOTHING),
     "--enable-force-include-usage": switch(replace_with("--stream-response-default-include-usage"), NOTHING),
@@ -172,7 +169,6 @@ _COMMON: Mapping[str, FlagRule] = {
     "--allowed-origins": _only('["*"]', _CORS),
     "--allowed-methods": _only('["*"]', _CORS),
     "--allowed-headers": _only('["*"]', _CORS),
-    "--ssl-cert-reqs": _only("0", "SGLang asks clients for no certificates"),
     "--middleware": refused("SGLang takes no middleware; put it before iChat"),
     "--disable-fastapi-docs": refused("SGLang reads the environment variable DISABLE_OPENAPI_DOC=1"),
     "--return-tokens-as-token-ids": refused("SGLang writes no tokens so; leave it out"),
@@ -188,7 +184,7 @@ _COMMON: Mapping[str, FlagRule] = {
     **same("--worker-cls --worker-extension-cls", refused("SGLang's workers cannot be exchanged; leave it out")),
     "--additional-config": refused("SGLang has a flag for everything that it can be told; leave it out"),
 }  # fmt: skip
-"""vLLM's names, which are the common ones."""
+"""vLLM's names, which are the common names."""
 
 _NOW = "it is measured whenever --enable-metrics is given"
 _PDLB = "SGLang finds this out from the other side now"
@@ -233,4 +229,27 @@ _OLD: Mapping[str, FlagRule] = {
 }
 """Flags of older SGLang releases, and their successors."""
 
-TABLE = Table("SGLang", {**OLD_VLLM, **_COMMON, **_OLD})
+_NO_SERVER = "it concerns SGLang's own HTTP server, which an iChat worker replaces"
+_NO_TLS = "the worker speaks no TLS itself; the gateway does (server_settings.tls_certificate)"
+_NO_ACCESS_LOG = "the worker serves without uvicorn, and the gateway logs the requests"
+_SERVER: Mapping[str, FlagRule] = {
+    **same("--ssl-keyfile --ssl-certfile --ssl-ca-certs", also_native(refused(f"{_NO_SERVER}; {_NO_TLS}"))),
+    "--enable-ssl-refresh": also_native(
+        switch(Refusal(f"{_NO_SERVER}; {_NO_TLS}"), Replacement((), "the worker is without it anyway"))
+    ),
+    **same("--ssl-cert-reqs --ssl-keyfile-password", also_native(dropped(_NO_TLS))),
+    **same("--fastapi-root-path --root-path", also_native(refused(f"{_NO_SERVER}; let the proxy take the prefix off"))),
+    **same(
+        "--enable-http2 --grpc-mode --smg-grpc-mode --encoder-only",
+        also_native(switch(Refusal(_NO_SERVER), Replacement((), "the worker is without it anyway"))),
+    ),
+    "--grpc-port": also_native(refused(_NO_SERVER)),
+    "--tokenizer-worker-num": also_native(chosen({"1": None}, Refusal(_NO_SERVER))),
+    **same("--log-level-http --uvicorn-log-level", also_native(dropped("the worker serves without uvicorn"))),
+    "--uvicorn-access-log-exclude-prefixes": also_native(dropped(_NO_ACCESS_LOG)),
+    "--disable-uvicorn-access-log": dropped(_NO_ACCESS_LOG),
+    **KEY_RULES,
+}
+"""Flags of SGLang's own HTTP server: flags without effect are refused, or left out with the reason."""
+
+TABLE = Table("SGLang", {**OLD_VLLM, **_COMMON, **_OLD, **_SERVER})

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from ichat.engines import Application
+from ichat.engines.engine import Application
 
 
 class LoopbackResponse:
@@ -32,7 +32,7 @@ class LoopbackRequests:
     """
 
     def __init__(self, app: Application, loop: asyncio.AbstractEventLoop, real: Any) -> None:
-        """`real` is the module that is replaced, and whose exceptions are raised."""
+        """`real` is the module that is replaced; its exceptions are raised."""
         self._real = real
         self._app: Any = app
         self._loop = loop
@@ -77,7 +77,7 @@ class LoopbackRequests:
         self._calls.add(call)
         try:
             return LoopbackResponse(call.result(limit_s), self._real.HTTPError)
-        except TimeoutError as error:
+        except concurrent.futures.TimeoutError as error:  # Python's own only from 3.11 on
             call.cancel()
             raise self._real.Timeout(f"no answer within {limit_s:g} s") from error
         finally:

@@ -1,6 +1,6 @@
 """SGLang's memory while it is released: `/release_memory_occupation` and `/resume_memory_occupation`, and sleep.
 
-SGLang's scheduler dies of either request at a wrong time: it asserts that it is idle, and that what it resumes was
+SGLang's scheduler dies of either request at a wrong time: it asserts that it is idle, and that the memory to resume was
 released. So such requests are refused, and so is work while memory is released.
 """
 
@@ -29,7 +29,7 @@ _WORK = re.compile(
 )
 """Routes that need the scheduler."""
 _TAGS = frozenset(("kv_cache", "weights", "cuda_graph"))
-"""What can be released; all of it if a request names nothing."""
+"""The tags of memory that can be released; all of them if a request names none."""
 
 
 class _Refused(Exception):
@@ -37,13 +37,13 @@ class _Refused(Exception):
 
 
 class Memory:
-    """What SGLang has released. `admit` is called by one thread at a time, all else on the engine's loop."""
+    """The memory that SGLang has released. Calls of `admit` never overlap, all else runs on the engine's loop."""
 
     def __init__(self, model: Callable[[], str]) -> None:
         """`model` returns the model's name."""
         self._model = model
         self.released: set[str] = set()
-        """The tags of what is released."""
+        """The tags of the released memory."""
         self._release: Request | None = None
         """The last request to release memory."""
 
@@ -67,7 +67,7 @@ class Memory:
             self._release = None
 
     def watch(self, manager: Any) -> None:
-        """Let a tokenizer manager release memory only when the scheduler is idle, and resume only what is released."""
+        """Let a tokenizer manager release memory only when the scheduler is idle, and resume only released memory."""
         release, resume = manager.release_memory_occupation, manager.resume_memory_occupation
         turn = asyncio.Lock()
 
@@ -131,7 +131,7 @@ def _listed(tags: Collection[str]) -> str:
 
 
 def _conflict(message: str) -> ApiError:
-    """Return the error of a request that does not fit what the engine is doing."""
+    """Return the error of a request that does not fit the engine's present state."""
     return ApiError(409, "conflict", message, retry=False)
 
 

@@ -1,7 +1,7 @@
-"""What runs in a process of SGLang's scheduler before SGLang itself.
+"""The code that runs in a process of SGLang's scheduler before SGLang itself.
 
-PyTorch's store, by which ranks find each other, listens on all addresses of the machine, whatever its host is, and asks
-nobody for anything. Where that host is this machine's loopback, the store gets a socket that listens there alone.
+PyTorch's store, by which ranks find each other, listens on all addresses of the machine for any value of its host, and
+has no authentication. Where that host is this machine's loopback, the store gets a socket that listens there alone.
 """
 
 # SGLang and PyTorch are not there where types are checked.
@@ -36,7 +36,7 @@ def run(*args: Any, **named: Any) -> None:
 
 
 def _open_store(make: Callable[..., object], /, host_name: str, port: int, *args: Any, **named: Any) -> object:
-    """Return a store that listens on loopback only, where it listens and its host is that."""
+    """Return a store that listens on loopback only, if it listens and its host is loopback."""
     listening = _listen(host_name, port) if named.get("is_master") and host_name and is_loopback(host_name) else None
     if listening is None:
         return make(host_name, port, *args, **named)
@@ -47,7 +47,7 @@ def _open_store(make: Callable[..., object], /, host_name: str, port: int, *args
 
 
 def _listen(host: str, port: int) -> socket.socket | None:
-    """Return a socket that listens there; None if another one does, which the store may share."""
+    """Return a socket that listens there; None if another socket does, which the store may share."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError:

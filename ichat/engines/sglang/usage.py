@@ -1,4 +1,4 @@
-"""How many tokens SGLang used for a call: what it would log of each request that has ended."""
+"""How many tokens SGLang used for a call: the figures that it would log of each ended request."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def note_usage(manager: Any) -> bool:
 
 
 def _usage_of(asked: Any, told: dict[str, Any]) -> Usage:
-    """Return the tokens of one request of the engine.
+    """Return the tokens of a request of the engine.
 
     Where several answers are wanted, SGLang sends the prompt ahead in a request without an answer: it counts there.
     """

@@ -30,7 +30,7 @@ def obstacle_to_events(args: argparse.Namespace, *, is_alone: bool) -> str | Non
 
 
 def tag_requests(client: Any, events: KvEvents) -> None:
-    """Tag what vLLM's client sends to the engine core: one call a request, which knows the prompt's tokens."""
+    """Tag the requests of vLLM's client to the engine core: a single call each, which knows the prompt's tokens."""
     add = client.engine_core.add_request_async
 
     def add_tagged(request: Any) -> Awaitable[None]:

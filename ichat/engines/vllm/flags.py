@@ -1,9 +1,10 @@
-"""What becomes of arguments that vLLM does not know: those of its older releases, and those of SGLang."""
+"""The rules for arguments that vLLM does not know: those of its older releases, and those of SGLang."""
 
 import json
 from collections.abc import Mapping
 
 from ichat.engines.flags import (
+    KEY_RULES,
     CommandLine,
     Flag,
     FlagRule,
@@ -30,7 +31,7 @@ from ichat.engines.flags import (
 )
 from ichat.engines.vocabulary import ATTENTION, GRAMMARS, METHODS, NOTHING, OLD_VLLM, REASONING, TOOLS
 
-_SPECULATIVE, _OVERRIDES = "--speculative-config", "--hf-overrides"
+_SPECULATIVE, _OVERRIDES, _LOGGING = "--speculative-config", "--hf-overrides", "--logging-config"
 
 
 def _chunk(flag: Flag, _: CommandLine) -> Outcome:
@@ -130,6 +131,16 @@ def _capital(flag: Flag, _: CommandLine) -> Outcome | None:
     )
 
 
+def _log_config(flag: Flag, line: CommandLine) -> Outcome | None:
+    if _LOGGING not in line.options:
+        why = "this vLLM has it for uvicorn, which the worker does without; set the variable VLLM_LOGGING_CONFIG_PATH"
+        return Refusal(why)
+    if flag.name in line.options:
+        return None
+    target = f"{_LOGGING}.pylogging_config_file"
+    return Replacement([part(*target.split("."), value=single_value(flag))], f"it is {target}")
+
+
 def _named(target: str, key: str, name: str) -> Outcome:
     return Replacement([part(target, key, value=name)], f"it is {target}.{key}")
 
@@ -180,6 +191,29 @@ _NOT_HERE: Mapping[str, str] = {
 }
 """Reasons for which vLLM refuses several of SGLang's flags."""
 
+_NO_SERVER = "it concerns vLLM's own HTTP server, which an iChat worker replaces"
+_NO_TLS = "the worker speaks no TLS itself; the gateway does (server_settings.tls_certificate)"
+_SERVER: Mapping[str, FlagRule] = {
+    "--uds": also_native(refused(f"{_NO_SERVER}; the worker's own flag is --unix-socket")),
+    **same("--ssl-keyfile --ssl-certfile --ssl-ca-certs", also_native(refused(f"{_NO_SERVER}; {_NO_TLS}"))),
+    "--grpc": also_native(switch(Refusal(_NO_SERVER), Replacement((), "the worker is without it anyway"))),
+    "--grpc-port": also_native(refused(_NO_SERVER)),
+    "--api-server-count": also_native(chosen({"1": None}, Refusal(_NO_SERVER))),
+    **same("--enable-ssl-refresh --ssl-cert-reqs --ssl-ciphers", also_native(dropped(_NO_TLS))),
+    **same("--uvicorn-log-level --log-level-http", also_native(dropped("the worker serves without uvicorn"))),
+    **same(
+        "--disable-uvicorn-access-log --disable-access-log-for-endpoints",
+        also_native(dropped("the worker serves without uvicorn, and the gateway logs the requests")),
+    ),
+    **same(
+        "--h11-max-incomplete-event-size --h11-max-header-count",
+        also_native(dropped("the worker's own bound is --head-bytes-max")),
+    ),
+    "--log-config-file": also_native(FlagRule(_log_config)),
+    **KEY_RULES,
+}
+"""Flags of vLLM's own HTTP server: flags without effect are refused, or left out with the reason."""
+
 _SGLANG: Mapping[str, FlagRule] = {
     **{name: refused(why) for why, names in _NOT_HERE.items() for name in names.split()},
     "--model-path": renamed("--model"),
@@ -223,7 +257,6 @@ _SGLANG: Mapping[str, FlagRule] = {
     "--enable-cache-report": switch(replace_with("--enable-prompt-tokens-details"), NOTHING),
     "--load-balance-method": refused("vLLM balances its data parallel ranks itself; leave it out"),
     "--log-level": also_native(FlagRule(_capital)),
-    "--log-level-http": renamed("--uvicorn-log-level"),
     "--log-requests": switch(replace_with("--enable-log-requests"), NOTHING),
     "--log-requests-level": refused("vLLM shortens what it logs of a request by --max-log-len"),
     "--enable-metrics": dropped("vLLM always has metrics"),
@@ -313,4 +346,4 @@ _SGLANG: Mapping[str, FlagRule] = {
     "--disable-fast-image-processor": refused('vLLM says it by --mm-processor-kwargs \'{"use_fast": false}\''),
 }  # fmt: skip
 
-TABLE = Table("vLLM", {**OLD_VLLM, **_SGLANG})
+TABLE = Table("vLLM", {**OLD_VLLM, **_SGLANG, **_SERVER})

@@ -2,7 +2,7 @@
 
 import argparse
 
-from ichat.protocol import Group
+from ichat.protocol.messages import Group
 
 _ALONE, _RPC_PORT = "127.0.0.1", 29550
 """vLLM's defaults for the address at which the machines of a data-parallel model meet."""

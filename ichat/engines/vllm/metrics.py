@@ -1,8 +1,8 @@
-"""What vLLM reports about its load, from the registry of its metrics."""
+"""vLLM's own figures about its load, from the registry of its metrics."""
 
 from collections.abc import Callable, Sequence
 
-from ichat.engines import Progress
+from ichat.engines.engine import Progress
 
 
 def read_progress() -> Progress:

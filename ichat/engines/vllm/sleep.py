@@ -12,7 +12,7 @@ from ichat.errors import engine_busy
 ON_THE_CPU = "ICHAT_SLEEP_ON_THE_CPU"
 """Set to 1 by tests: on the CPU, vLLM refuses its flag, but does all that belongs to a sleep except to free memory."""
 LEVEL = 1
-"""Level 2 drops the weights as well: they would have to be loaded again before the first request."""
+"""Level 2 drops the weights as well: the engine would load them again before the first request."""
 
 
 def why_no_sleep(args: argparse.Namespace, *, is_alone: bool) -> str:
@@ -34,6 +34,6 @@ async def fall_asleep(client: Any) -> None:
 
 
 async def wake_up(client: Any) -> None:
-    """Let vLLM's client take the memory again. Raises RuntimeError if a part of it stays away."""
+    """Let vLLM's client allocate the memory again. Raises RuntimeError if a part of it stays away."""
     if await client.wake_up() is False:  # older versions return None
         raise RuntimeError("a part of vLLM's memory did not come back")

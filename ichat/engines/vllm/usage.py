@@ -1,4 +1,4 @@
-"""How many tokens vLLM used for a call: what its output processor knows of each request, read when the call ends."""
+"""How many tokens vLLM used for a call: its output processor's figures for each request, read when the call ends."""
 
 # vLLM is not there where types are checked, so nothing about it is known to them.
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -38,7 +38,7 @@ def _can_count() -> bool:
 
 
 def _usage_of(state: Any) -> Usage:
-    """Return the tokens of one request of the engine; the prompt of several answers counts with the first."""
+    """Return the tokens of a request of the engine; the prompt of several answers counts with the first."""
     made = state.detokenizer.num_output_tokens() if state.detokenizer is not None else 0
     if state.parent_req is not None and state.request_index:
         return 0, made, 0

@@ -1,0 +1,160 @@
+"""The phases of a load, by the steps of the engine's thread and by the lines that the engine writes meanwhile.
+
+Phases only go forward. So a line that several processes write, or an unknown line, changes nothing.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import attrs
+
+from ichat.protocol.field_checks import PHASE_CHARACTERS_MAX, PHASES_MAX
+from ichat.protocol.messages import LoadPhase
+
+READING = "reading the configuration"
+PROCESSES = "starting its processes"
+WEIGHTS = "loading weights"
+COMPILING = "compiling"
+KV_CACHE = "sizing the KV cache"
+GRAPHS = "capturing graphs"
+WARMING = "warming up"
+_BAR = re.compile(r"\b(\d{1,6})/(\d{1,6}) \[")
+"""Where a progress bar says how much is done."""
+_NOUNS = {WEIGHTS: " shards"}
+
+TimedText = tuple[float, str]
+"""The time at which a line was read, in seconds since 1970, and the line."""
+
+
+@attrs.frozen
+class LoadMark:
+    """A phase, and the engine's output when it begins."""
+
+    phase: str
+    begins: re.Pattern[str]
+
+
+@attrs.frozen
+class LoadLines:
+    """The output of an engine while it loads."""
+
+    title: str
+    """Its name as its makers write it."""
+    marks: Sequence[LoadMark] = ()
+    """In the order of their phases, from the first phase after its arguments are parsed."""
+
+
+def mark(phase: str, *patterns: str) -> LoadMark:
+    """Return the mark of a phase that begins with a line in which one of these patterns is."""
+    return LoadMark(phase, re.compile("|".join(patterns)))
+
+
+class LoadTracker:
+    """The progress of a load; the engine's thread enters phases, and any thread reads them."""
+
+    def __init__(
+        self,
+        engine: LoadLines | str,
+        lines: Callable[[], Iterable[TimedText]] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`engine` has its known lines, or is its name alone; `lines` returns the new lines, where they are read.
+
+        `clock` returns seconds since 1970.
+        """
+        known = LoadLines(engine) if isinstance(engine, str) else engine
+        self._marks = known.marks if lines is not None else ()
+        self._lines = lines
+        self._clock = clock
+        self.importing = f"importing {known.title}"
+        """The first phase."""
+        self.reading = READING if self._marks else ""
+        """The phase in which the engine reads its configuration; empty: its lines do not show when that ends."""
+        self._after = ""
+        """The engine's state since it was loaded."""
+        self._lock = threading.Lock()
+        self._began: list[TimedText] = []
+        """When each phase began."""
+        self._details: dict[str, str] = {}
+        self._next_mark = 0
+        self._ended_at: float | None = None
+        self.version = 0
+        """Grows when another phase begins, or one of them is further."""
+
+    def __repr__(self) -> str:
+        return f"<LoadTracker {self.phase}>"
+
+    @property
+    def phase(self) -> str:
+        """The phase that is under way, or the engine's state since it was loaded."""
+        return self._after or (self._began[-1][1] if self._began else "starting")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the engine has been loaded."""
+        return self._ended_at is not None
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase now."""
+        with self._lock:
+            self._begin(phase, self._clock())
+
+    def catch_up(self) -> None:
+        """Read the lines that were written since the last time."""
+        if self._lines is None:
+            return
+        with self._lock:
+            if self._ended_at is None:
+                for at, line in self._lines():
+                    self._read(line, at)
+
+    def note(self, detail: str) -> None:
+        """Record how far the phase that is under way is; "" changes nothing."""
+        with self._lock:
+            self._note(detail)
+
+    def _note(self, detail: str) -> None:
+        if detail and self._ended_at is None and self._details.get(self.phase) != detail:
+            self._details[self.phase] = detail
+            self.version += 1
+
+    def end(self, phase: str) -> None:
+        """Read all lines until now: the engine is loaded, and is `ready` for example."""
+        self.catch_up()
+        with self._lock:
+            self._ended_at = self._clock() if self._ended_at is None else self._ended_at
+            self._after = phase
+
+    def phases(self) -> list[LoadPhase]:
+        """Return the phases until now, in their order, each with its seconds."""
+        with self._lock:
+            until = self._clock() if self._ended_at is None else self._ended_at
+            ends = [*(at for at, _ in self._began[1:]), until][: len(self._began)]
+            return [
+                LoadPhase(name, round(max(0.0, end - at), 2), self._details.get(name, ""))
+                for (at, name), end in zip(self._began, ends, strict=True)
+            ]
+
+    def _begin(self, phase: str, at: float) -> None:
+        if len(self._began) < PHASES_MAX and phase != self.phase and self._ended_at is None:
+            at = max(at, self._began[-1][0]) if self._began else at
+            self._began.append((at, phase[:PHASE_CHARACTERS_MAX]))
+            self.version += 1
+
+    def _read(self, line: str, at: float) -> None:
+        for number in range(self._next_mark, len(self._marks)):
+            one = self._marks[number]
+            if one.begins.search(line):
+                self._next_mark = number + 1
+                self._begin(one.phase, at)
+                break
+        bar = _BAR.search(line)
+        if bar is not None and self._is_of_phase(line):
+            self._note(f"{bar[1]} of {bar[2]}{_NOUNS.get(self.phase, '')}")
+
+    def _is_of_phase(self, line: str) -> bool:
+        """Return whether the phase that is under way could have begun with this line."""
+        one = self._marks[self._next_mark - 1] if self._next_mark else None
+        return one is not None and one.phase == self.phase and one.begins.search(line) is not None
