@@ -1,14 +1,15 @@
-"""A small HTTP/1.1 client for the gateway's own questions: one request per connection, no redirects, nothing decoded.
+"""A small HTTP/1.1 client for the gateway's own requests: a connection for each, no redirects, nothing decoded.
 
 Requests of clients go through the pool and the relay instead. Timeouts are scopes of the caller.
 """
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import h11
 import trio
+from typing_extensions import Self
 
 from ichat.http.pool import Upstream
 
@@ -30,7 +31,7 @@ class HttpResponse:
         self._parser = parser
         self._stream = stream
         self.status = 0
-        """0 until the head has come."""
+        """0 until the head is received."""
         self.headers: dict[bytes, bytes] = {}
         """Their names in lower case."""
         self.is_complete = False
@@ -46,7 +47,7 @@ class HttpResponse:
         await trio.aclose_forcefully(self._stream)
 
     async def receive_head(self) -> None:
-        """Receive until the head has come. Raises one of BROKEN."""
+        """Receive until the head is complete. Raises one of BROKEN."""
         while not self.status:
             event = self._parser.next_event()
             if event is h11.NEED_DATA:
@@ -96,7 +97,7 @@ async def request(
     method: str = "GET",
     connect_s: float = math.inf,
 ) -> HttpResponse:
-    """Send a request without a body; return its response once the head has come. Raises one of FAILURES."""
+    """Send a request without a body; return its response once its head is received. Raises one of FAILURES."""
     parser = h11.Connection(h11.CLIENT)
     own = [(b"host", upstream.authority), (b"connection", b"close")]
     if method != "GET":
@@ -116,7 +117,7 @@ async def request(
 
 
 async def ask_each(asked: Collection[_Asked], ask: Callable[[_Asked], Awaitable[None]]) -> None:
-    """Call `ask` for each of those that are asked, for ASKED_AT_ONCE_MAX of them at a time."""
+    """Call `ask` for each of `asked`, for ASKED_AT_ONCE_MAX of them at a time."""
 
     async def ask_next(left: Iterator[_Asked]) -> None:
         for one in left:

@@ -1,4 +1,4 @@
-"""Why a response does not come as it should: raised inside a relay, caught by what asked the upstream."""
+"""Why a response does not arrive as it should: raised inside a relay, caught by the code that asked the upstream."""
 
 
 class ResponseRejected(Exception):
@@ -29,6 +29,6 @@ class UpstreamError(Exception):
         self.retry = retry
         """Whether it makes sense that the client tries again; None if that is not known."""
         self.can_report = can_report
-        """Whether one more event can tell the client: it has whole chunks of an event stream so far."""
+        """Whether another event can report it to the client: it has whole chunks of an event stream so far."""
         self.declined = declined
         """Whether it said that it did not work on the request."""

@@ -1,7 +1,7 @@
 """Where the body of an HTTP/1.1 message ends (RFC 9112, sections 6 and 7), without copying or decoding it.
 
 Every framing has ``feed(data, start, end)``, which follows the bytes ``data[start:end]`` and returns the index after
-the body's last one, and ``done``, true when the body is complete. Bytes may be split anywhere.
+the body's last byte, and ``done``, true when the body is complete. Bytes may be split anywhere.
 """
 
 import re
@@ -17,7 +17,7 @@ _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\0\n-\r]*\r\n")
 
 
 _SIZE, _DATA, _CR, _LF, _TRAILER, _DONE = range(6)
-"""What comes next in the chunked coding."""
+"""The next part in the chunked coding."""
 
 
 class FramingError(Exception):
@@ -25,7 +25,7 @@ class FramingError(Exception):
 
 
 class Framing(Protocol):
-    """Follows one body; see the module's docstring."""
+    """Follows a body; see the module's docstring."""
 
     @property
     def done(self) -> bool:
@@ -34,7 +34,7 @@ class Framing(Protocol):
 
     @property
     def cut(self) -> int:
-        """How many bytes fewer are to be sent on than were followed, of the piece with the body's end."""
+        """How many bytes fewer to send on than were followed, of the piece with the body's end."""
         ...
 
     @property
@@ -135,7 +135,7 @@ class Chunked:
 
     @staticmethod
     def _feed_whole(data: bytearray, start: int, end: int) -> int:
-        """Follow chunks that have arrived whole, except for the last one: the common case, in few steps."""
+        """Follow chunks that have arrived whole, except for the last chunk: the common case, in few steps."""
         while start < end:
             match = _SIZE_LINE.match(data, start, end)
             if match is None:
@@ -198,7 +198,7 @@ class Chunked:
 
 
 class Unchunk:
-    """Takes a body out of its chunks, for clients of HTTP/1.0; `Chunked` has checked it."""
+    """Removes the chunk framing of a body, for clients of HTTP/1.0; `Chunked` has checked it."""
 
     may_insert = False
 
@@ -214,7 +214,7 @@ class Unchunk:
 
     def feed(self, piece: bytes | bytearray | memoryview, *, is_last: bool = False) -> bytes:
         """Return the data in the next piece of the body. Raises FramingError where h11 is stricter than `Chunked`."""
-        if piece:  # h11 takes an empty piece for the end
+        if piece:  # h11 regards an empty piece as the end
             self._parser.receive_data(bytes(piece))
         found: list[bytes | bytearray] = []
         try:
@@ -226,10 +226,10 @@ class Unchunk:
 
 
 class Reframed:
-    """Puts a body in chunks of our own, as one event if it is no event stream."""
+    """Puts a body in chunks of our own, as a single event if it is no event stream."""
 
     def __init__(self, framing: Framing, before: bytes = b"") -> None:
-        """`framing` is the upstream's; `before` begins the event, if the body is to become one."""
+        """`framing` is the upstream's; `before` begins the event, if the body becomes a single event."""
         self._unchunk = Unchunk() if isinstance(framing, Chunked) else None
         self._before = before
         self._is_event = bool(before)
@@ -251,5 +251,14 @@ class Reframed:
         return chunk + b"0\r\n\r\n" if is_last else chunk
 
 
-Transform = Unchunk | Reframed
-"""Makes another body of one that a framing follows."""
+class Transform(Protocol):
+    """Makes another body of a body that a framing follows."""
+
+    @property
+    def may_insert(self) -> bool:
+        """Whether a chunk of our own could be inserted between two pieces."""
+        ...
+
+    def feed(self, piece: bytes | bytearray | memoryview, *, is_last: bool) -> bytes:
+        """Return the bytes to send for the next piece of the body. Raises FramingError."""
+        ...

@@ -1,7 +1,7 @@
 """The front door: accept connections, read their requests, have each answered.
 
-Requests are read strictly, which is the protection against smuggling: what is let through can be read in one way only
-(`request.py`). There is one task and one cancel scope for each connection, so a client that hangs up cancels its
+Requests are read strictly, as a protection against smuggling: an accepted request has a single reading
+(`request.py`). There is a task and a cancel scope for each connection, so a client that hangs up cancels its
 request in every phase.
 """
 
@@ -32,19 +32,19 @@ log = logging.getLogger(__name__)
 
 ACCEPT_RETRY_S = 0.1
 ACCEPT_MAX = 16
-"""Connections accepted before other tasks get their turn. Each brings a request, and their turn is one of the loop's:
-with 64, all streams and first bytes waited for 64 requests when many clients came at once."""
+"""Accept at most this many connections before other tasks run. Each brings a request.
+With 64, a burst of new clients delayed all streams and first bytes by 64 requests."""
 LINGER_S = 1.0
 LINGER_RECVS_MAX = 4096
 
 Caller = TypeVar("Caller")
-"""What the role knows of the client that sent a request."""
+"""The role's facts about the client that sent a request."""
 Refused = Callable[[ApiError, bytes, str, RequestHead | None], None]
-"""Called when no request came of what a client sent: with the id, the peer's address, and the head if it was read."""
+"""Called when the received bytes were no request: with the id, the peer's address, and the head if it was read."""
 
 
 def _ignore(_error: ApiError, _id: bytes, _peer: str, _head: RequestHead | None) -> None:
-    """Tell nothing but the client of an error."""
+    """Report an error to the client only."""
 
 
 def _no_headers(_head: RequestHead) -> Headers:
@@ -54,7 +54,7 @@ def _no_headers(_head: RequestHead) -> Headers:
 
 @attrs.define(eq=False)
 class FrontDoor(Generic[Caller]):
-    """Everything that the connections of one port share."""
+    """Everything that the connections of a port share."""
 
     role: bytes
     """`gateway` or `worker`: sent with errors, as `x-ichat-error`."""
@@ -89,6 +89,10 @@ class FrontDoor(Generic[Caller]):
         """Apply the bounds of another configuration from now on."""
         self.limits, self.timeouts = config.limits, config.timeouts
 
+    def use_certificate(self, tls: ssl.SSLContext | None) -> None:
+        """Encrypt new connections by this from now on; None: not at all."""
+        self.tls = tls
+
     async def serve_forever(self, listeners: list[socket.socket]) -> None:
         """Accept and serve until cancelled, which cuts every exchange; ``drain`` first. Closes the listeners."""
         h11_patch.apply()
@@ -121,22 +125,22 @@ class FrontDoor(Generic[Caller]):
             log.warning("%d exchanges are cut: they did not end in time", left)
 
     async def wait_until_left(self, wait_s: float) -> None:
-        """Wait for the end of exempt exchanges too, for at most so long."""
+        """Wait for the end of exempt exchanges too, at most `wait_s`."""
         with trio.move_on_after(wait_s):
             while self.clients:
                 self._one_left = trio.Event()
                 await self._one_left.wait()
 
     def hurry(self) -> None:
-        """Cut short a drain that is under way or to come."""
+        """Cut short a drain that is under way or will follow."""
         self._drain_wait.cancel()
 
     def check_drained(self) -> None:
-        """End the drain, if there is one, unless it has an exchange to wait for."""
+        """End the drain, if the server drains, unless it has an exchange to wait for."""
         if self.draining and not any(client.blocks_drain for client in self.clients):
             self._drained.set()
 
-    # One connection: accepted, bounded, encrypted, served, forgotten.
+    # A connection: accepted, bounded, encrypted, served, forgotten.
 
     async def _accept_forever(self, listener: socket.socket, connections: trio.Nursery) -> None:
         while True:
@@ -173,7 +177,7 @@ class FrontDoor(Generic[Caller]):
             connections.start_soon(self._run, client)
 
     def _refusal(self, peer: str) -> ApiError | None:
-        """Return the error for a connection beyond the limits; None for one within them."""
+        """Return the error for a connection beyond the limits; None for a connection within them."""
         limits = self.limits
         if len(self.clients) + self._handshakes >= limits.connections_max:
             return errors.too_many_connections()
@@ -253,7 +257,7 @@ class FrontDoor(Generic[Caller]):
 
     def _forget(self, client: Client) -> None:
         self.clients.discard(client)
-        del client.reader  # it refers to the client, and the garbage collector is to have nothing to do
+        del client.reader  # it refers to the client, and the garbage collector must have nothing to do
         self._one_left.set()
         self.check_drained()
 
@@ -263,7 +267,7 @@ class FrontDoor(Generic[Caller]):
         if not self._by_address[party]:
             del self._by_address[party]
 
-    # The requests of one connection.
+    # The requests of a connection.
 
     async def _serve_requests(self, client: Client) -> None:
         reader = client.reader
@@ -277,7 +281,9 @@ class FrontDoor(Generic[Caller]):
                 request = reader.take_request(head) or await reader.read_body(head)
             except ApiError as error:
                 client.close_after_response()
-                await client.send_all(client.error_response(error, self._note_refused(client, error)))
+                path = client.head.path if client.head is not None else b""
+                response = client.error_response(error, self._note_refused(client, error), path=path)
+                await client.send_all(response)
                 await _linger(client)
                 return
             except trio.Cancelled:
@@ -289,19 +295,19 @@ class FrontDoor(Generic[Caller]):
                 return
             if not request.keep_alive:
                 client.close_after_response()
-            del head  # the response may take an hour, and the client frees it
+            del head  # the response may last an hour, and the client frees it
             await self._answer(request, client, caller)
         if reader.has_more() and not client.must_reset:
             await _linger(client)
 
     def _note_refused(self, client: Client, error: ApiError) -> bytes:
-        """Report that no request came of what the client sent, and return the id: the client's own, if it sent one."""
+        """Report that the client sent no valid request, and return the id: the client's own, if it has sent an id."""
         request_id, _ = self.ids.of(client.head.by_name if client.head is not None else {})
         self.refused(error, request_id, client.peer, client.head)
         return request_id
 
     async def _answer(self, request: Request, client: Client, caller: Caller) -> None:
-        """Have one request answered: the edge where every failure becomes a response."""
+        """Have a request answered: the edge where every failure becomes a response."""
         client.begin_exchange()
         try:
             await self.answer(request, client, caller)
@@ -317,7 +323,7 @@ class FrontDoor(Generic[Caller]):
         if client.head_sent:
             client.close_after_response()
         else:
-            await client.send_all(client.error_response(failure, request.id, request.method))
+            await client.send_all(client.error_response(failure, request.id, request.method, request.path))
 
 
 def _party_in(peer: str) -> str:
@@ -326,7 +332,7 @@ def _party_in(peer: str) -> str:
 
 
 async def _linger(client: Client) -> None:
-    """Read and drop what the client still sends, for a while: a close at once would reset the response away."""
+    """Read and drop further bytes of the client, for a while: a close at once would reset the response away."""
     with contextlib.suppress(OSError):
         client.sock.shutdown(socket.SHUT_WR)
     deadline = trio.current_time() + LINGER_S

@@ -1,10 +1,11 @@
-"""What is changed in h11: a linear expression for header lines, and heads of requests that have one reading only.
+r"""Our changes to h11: a linear expression for header lines, and heads of requests that have a single reading.
 
-h11's expression can give blanks back to what follows them. A line of many blanks that does not match costs quadratic
-time: half a minute of the only thread for one head of 64 KiB, which any client can send. Ours differs in its possessive
-blanks only, and reads the same lines in the same way (tests/unit/http/test_heads.py). It can go with h11's expression.
+h11's expression can give blanks back to the part after them. A line of many blanks that does not match costs quadratic
+time. Any client can so block the only thread for half a minute, with a head of 64 KiB. Ours differs in that
+blanks are never given back (`(?![ \t])`), and reads the same lines in the same way (tests/unit/http/test_heads.py).
+It can go with h11's expression.
 
-h11 also takes lines that end with a line feed alone, folded lines, control characters and repeated lengths. Proxies
+h11 also accepts lines that end with a line feed alone, folded lines, control characters and repeated lengths. Proxies
 read these in different ways, so that none of them is let through (`server_parser`).
 """
 
@@ -16,9 +17,9 @@ import h11._receivebuffer
 _TOKEN = rb"[-!#$%&'*+.^_`|~0-9a-zA-Z]+"
 _TEXT = rb"[^\x00\s]+"
 HEADER_FIELD = re.compile(
-    rb"(?P<field_name>%b):[ \t]*+(?P<field_value>(%b(?:[ \t]+%b)*)?)[ \t]*+" % (_TOKEN, _TEXT, _TEXT)
+    rb"(?P<field_name>%b):[ \t]*(?![ \t])(?P<field_value>(%b(?:[ \t]+%b)*)?)[ \t]*(?![ \t])" % (_TOKEN, _TEXT, _TEXT)
 )
-_REPLACED = HEADER_FIELD.pattern.replace(rb"[ \t]*+", rb"[ \t]*")
+_REPLACED = HEADER_FIELD.pattern.replace(rb"(?![ \t])", b"")
 _EMPTY_LINE = re.compile(rb"\n\r?\n")
 _LENGTH = b"\ncontent-length:"
 _CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
@@ -36,17 +37,17 @@ def apply() -> None:
 
 
 def server_parser(head_bytes_max: int) -> h11.Connection:
-    """Return a parser of one request, which refuses heads and trailers that could be read in two ways."""
+    """Return a parser of a single request, which refuses heads and trailers that could be read in two ways."""
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes_max)
     parser._receive_buffer = StrictBuffer()
     return parser
 
 
 class StrictBuffer(h11._receivebuffer.ReceiveBuffer):
-    """What h11 has received of one message: its heads and trailers must be clear."""
+    """The bytes that h11 has received of a message: its heads and trailers must be clear."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
-        """Return the lines up to the next empty one; None until that has come. Raises LocalProtocolError."""
+        """Return the lines up to the next empty line; None until that is received. Raises LocalProtocolError."""
         data = self._data
         if data.startswith(b"\n"):
             raise h11.LocalProtocolError(LINE_FEED)
@@ -63,7 +64,7 @@ class StrictBuffer(h11._receivebuffer.ReceiveBuffer):
 
 
 def check_clear(head: bytes | bytearray) -> None:
-    """Raise LocalProtocolError unless a head, or a trailer, given with its final empty line, has one reading only."""
+    """Raise LocalProtocolError unless a head or trailer, given with its final empty line, has a single reading."""
     ends = head.count(b"\r\n")
     if head.count(b"\n") != ends:
         raise h11.LocalProtocolError(LINE_FEED)

@@ -1,9 +1,9 @@
-"""The hub: one epoll object for all sockets whose events must cost little.
+"""The hub: a single epoll object for all sockets whose events must cost little.
 
 A Trio task that waits for a socket costs a registration, a wake-up and a scheduling for every chunk. The hub waits once
-for all sockets, where Trio would wait (`trio_wait.py`), and calls one plain function for each that is ready. Where Trio
-does not allow that, it watches the hub as one descriptor, and a task serves it. Registrations are persistent and
-edge-triggered: a function is called when something new arrives, not again for what it left unread (`rearm`).
+for all sockets, where Trio would wait (`trio_wait.py`), and calls a plain function for each that is ready. Where Trio
+does not allow that, it watches the hub as a single descriptor, and a task serves it. Registrations are persistent and
+edge-triggered: a function is called when something new arrives, not again for bytes that it left unread (`rearm`).
 """
 
 import logging
@@ -21,12 +21,12 @@ HANG_UP = select.EPOLLRDHUP | select.EPOLLET
 """The peer closed its end, or the connection broke (errors are always reported as well)."""
 READABLE = select.EPOLLIN | HANG_UP
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-"""Among the events that a function is called with: nothing will follow what can be read now."""
+"""Among the events that a function is called with: nothing will follow the bytes that can be read now."""
 
 READY_MAX = 256
 """Sockets handled before tasks get their turn."""
 SWEEP_S = 0.5
-"""How often deadlines are compared with the clock, and so how late one may be noticed."""
+"""How often deadlines are compared with the clock, and so the longest delay until an expiry is noticed."""
 
 
 class Timed(Protocol):
@@ -41,7 +41,7 @@ class Timed(Protocol):
 
 
 class Hub:
-    """Calls a plain function when a socket is ready, and expires what has passed its deadline."""
+    """Calls a plain function when a socket is ready, and expires entries that have passed their deadline."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -62,7 +62,7 @@ class Hub:
     def watch(self, fd: int, events: int, ready: Callable[[int], None]) -> None:
         """Call ``ready(events)`` whenever the socket is ready, until ``forget``.
 
-        It must not block, nor raise, nor set the deadline of a scope; it may cancel one, or set an event.
+        It must not block, nor raise, nor set the deadline of a scope; it may cancel a scope, or set an event.
         """
         self._epoll.register(fd, events)
         self._ready[fd] = ready
@@ -73,7 +73,7 @@ class Hub:
             self._ready[fd] = ready
 
     def rearm(self, fd: int, events: int) -> None:
-        """Call, in a later turn, for what is there already, too; harmless for a socket that is not watched."""
+        """Call, in a later turn, also for bytes that are already there; harmless for a socket that is not watched."""
         if fd in self._ready:
             self._epoll.modify(fd, events)
 
@@ -110,7 +110,7 @@ class Hub:
                 self.serve(0)
 
     def serve(self, wait_s: float) -> int:
-        """Wait for events for so long, call the functions of `READY_MAX` at most, and return for how many."""
+        """Wait for events, at most `wait_s`, call the functions of `READY_MAX` at most, and return for how many."""
         events = self._epoll.poll(wait_s, READY_MAX)
         self.update_clock()
         find = self._ready.get

@@ -1,8 +1,8 @@
 """Read and change members of a JSON request body by spans of bytes, without parsing the whole.
 
 The body is scanned for its top-level members (a form is scanned for its fields, in `multipart.py`). The insides of
-values are skipped; the upstream will check them. Other tasks run while a body is read, whatever its size and content.
-A changed body is slices of the old one and new values, joined once.
+values are skipped; the upstream will check them. Other tasks run while a body is read, for any size and content.
+A changed body is slices of the old body and new values, joined once.
 """
 
 import codecs
@@ -27,9 +27,9 @@ NAME_BYTES_MAX = 4096
 """Bytes of a member's name, and of a model's name if the body is not parsed."""
 STEPS_MAX = 2000
 TURN_BYTES_MAX = 256 * 1024
-"""After so many steps or bytes, other tasks get their turn."""
+"""After this many steps or bytes, other tasks get their turn."""
 WINDOW_BYTES_MAX = 64 * 1024
-"""Bytes scanned in one step, except for the fast search for the end of a string."""
+"""Bytes scanned in a step, except for the fast search for the end of a string."""
 _WINDOW_BYTES_MIN = 256
 _NESTED_BYTES_MAX = 16 * 1024
 """The same while brackets are counted, which costs more."""
@@ -37,7 +37,7 @@ _NESTED_BYTES_MAX = 16 * 1024
 _NAME = re.compile(rb'"(?:([ !#-\[\]-~]*)"|[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
 """A string; the group is its text if that needs no decoding."""
 _SPACE = re.compile(rb"[ \t\n\r]{0,65536}")
-"""White space in one place; more of it is refused."""
+"""White space in a single place; more of it is refused."""
 _SCALAR = re.compile(
     rb"-?(?:0|[1-9][0-9]{0,4299})(?:\.[0-9]{1,4299})?(?:[eE][-+]?[0-9]{1,4299})?|true|false|null|NaN|-?Infinity"
 )
@@ -45,7 +45,7 @@ _SCALAR = re.compile(
 
 _decode = json.JSONDecoder().decode
 """`json.loads` without its options."""
-_MODEL = re.compile(rb'"model"[ \t\n\r]*+:[ \t\n\r]*+("(?:[^"\\]|\\.)*+")')
+_MODEL = re.compile(rb'"model"[ \t\n\r]*:[ \t\n\r]*("[^"\\]*(?:\\.[^"\\]*)*")')
 _BRACKET = re.compile(rb"[{}\[\]]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _IS_OPENING = bytes(byte in b"{[" for byte in range(256))
@@ -53,7 +53,7 @@ _IS_OPENING = bytes(byte in b"{[" for byte in range(256))
 
 @attrs.frozen
 class Member:
-    """One member of a JSON object, and its place in the body."""
+    """A member of a JSON object, and its place in the body."""
 
     name: str
     start: int
@@ -150,7 +150,7 @@ def rewrite_json(
 ) -> bytes:
     """Return the body with new values and without some members; all else stays byte for byte.
 
-    ``before`` comes before the first member, of which one must stay then.
+    ``before`` is put before the first member: at least one member must stay then.
 
     ``members`` are all of the body's. ``replace`` has values as JSON; it and ``drop`` apply to every member of a name,
     and ``drop`` wins. A member is dropped with the comma and the white space after it, or before it if it is the last.
@@ -169,7 +169,7 @@ def rewrite_json(
 
 
 def find_model(body: Body) -> Member | None:
-    r"""Return the member `model` of a JSON object that has one with a string, if a quick search finds it for certain.
+    r"""Return the member `model` of a JSON object if it is a string, and a quick search finds it for certain.
 
     That is so where its name stands in the body only once, and cannot be written in another way: `\u006` begins the
     escapes of all its letters.
@@ -191,11 +191,11 @@ class Cursor:
         self._turn_end = at + TURN_BYTES_MAX
 
     def stands_at(self, any_of: bytes) -> bool:
-        """Return whether one of these bytes comes next."""
+        """Return whether one of these bytes is next."""
         return self.at < len(self.body) and self.body[self.at] in any_of
 
     def takes(self, expected: bytes) -> bool:
-        """Skip these bytes if they come next; return whether they did."""
+        """Skip these bytes if they are next; return whether they were."""
         found = self.body.startswith(expected, self.at)
         if found:
             self.at += len(expected)
@@ -283,7 +283,7 @@ class Cursor:
         raise self.expected("the end of a value")
 
     async def skip_behind(self, expected: bytes) -> bool:
-        """Skip to the end of where these bytes come next; return whether they do."""
+        """Skip to the end of the place where these bytes are next; return whether they are."""
         while self.at < len(self.body):
             found = self.body.find(expected, self.at, self.at + WINDOW_BYTES_MAX + len(expected))
             if found >= 0:

@@ -17,14 +17,16 @@ from ichat.http.hub import Hub
 from ichat.http.server import Client
 
 COMMENT = b": keep-alive\n\n"
-COMMENT_BYTES_MAX = 128
-"""A longer piece is not taken for a comment."""
+FIRST_S = 1.0
+"""How long after the first comment of `announce` the second is sent; twice as long each further time."""
+COMMENT_BYTES_MAX = 256
+"""A longer piece is not regarded as a comment."""
 _HEADERS = (
     *sse.HEADERS,
     (b"transfer-encoding", b"chunked"),
 )
-_COMMENTS = re.compile(rb"(?:(?:[0-9a-fA-F]{1,8}\r\n)?(?::[^\r\n]*+(?:\r?\n)++)+(?:\r\n)?)+")
-"""Only comments, in chunks or not; the end of a chunk looks like an empty line."""
+_COMMENTS = re.compile(rb"(?:(?:[0-9a-fA-F]{1,8}\r\n)?:[^\r\n]*(?:\r?\n)+)+")
+"""Only comments, in chunks or not; the end of a chunk looks like an empty line. It has a single way to read a byte."""
 
 
 def is_comment(buffer: bytearray, start: int, end: int) -> bool:
@@ -33,7 +35,7 @@ def is_comment(buffer: bytearray, start: int, end: int) -> bool:
 
 
 class Response(Protocol):
-    """How far the upstream's response has come."""
+    """How much of the upstream's response has arrived."""
 
     @property
     def has_head(self) -> bool:
@@ -47,18 +49,30 @@ class Response(Protocol):
 
 
 class KeepAlive:
-    """The comments of one stream: `start` when the wait begins, `stop` when the body does."""
+    """The comments of a stream: `start` when the wait begins, `stop` when the body does."""
 
-    __slots__ = ("_client", "_hub", "_request_id", "deadline", "has_begun", "interval_s", "response", "text")
+    __slots__ = (
+        "_client",
+        "_hub",
+        "_pause_s",
+        "_request_id",
+        "deadline",
+        "has_begun",
+        "interval_s",
+        "response",
+        "text",
+    )
 
     def __init__(self, hub: Hub, client: Client, request_id: bytes, interval_s: float) -> None:
         self._hub = hub
         self._client = client
         self._request_id = request_id
         self.interval_s = interval_s
-        """How often a comment is sent; takes effect with `start`."""
+        """How often a comment is sent; in effect from `start` on."""
         self.text: Callable[[], bytes] | None = None
-        """Returns what the next comment says, in one line; None: that the stream is alive."""
+        """Returns the text of the next comment, in a single line; None: that the stream is alive."""
+        self._pause_s = FIRST_S
+        """Until the next comment of `announce`, if that is less than the interval."""
         self.deadline = 0.0
         self.has_begun = False
         """Whether the client was sent that head."""
@@ -70,8 +84,19 @@ class KeepAlive:
 
     def start(self) -> None:
         """Send a comment after each interval from now on."""
-        self.deadline = trio.current_time() + self.interval_s
+        pause_s = self.interval_s
+        if self.text is not None:
+            pause_s, self._pause_s = min(pause_s, self._pause_s), 2 * self._pause_s
+        self.deadline = trio.current_time() + pause_s
         self._hub.time(self)
+
+    def announce(self, text: Callable[[], bytes], interval_s: float) -> None:
+        """Send a comment that says this, now and again: soon at first, since more happens then, later every interval.
+
+        It ends where `text` is set to None.
+        """
+        self.text, self.interval_s, self._pause_s = text, interval_s, FIRST_S
+        self.expire()
 
     def stop(self) -> None:
         """Send no more comments; harmless if none are sent."""
@@ -99,7 +124,7 @@ class KeepAlive:
         return response_head(200, headers)
 
     def _send(self, data: bytes) -> None:
-        """Send all of it, or give the client up: one without room for so little has not read for long."""
+        """Send all of it, or give the client up: a client without room for this little has not read for long."""
         if self._client.send_some(data) != len(data):
             self.stop()
             self._client.on_disconnect()

@@ -12,7 +12,7 @@ BACKLOG = 4096
 
 
 async def open_listeners(host: str, port: int) -> list[socket.socket]:
-    """Listen on every address of the host (all interfaces for "" and "0.0.0.0" or "::"); port 0 means a free one.
+    """Listen on every address of the host (all interfaces for "" and "0.0.0.0" or "::"); port 0 means any free port.
 
     Raises Exit 69 if an address cannot be bound.
     """
@@ -69,7 +69,7 @@ def _remove_stale(path: str) -> None:
 
 
 def close_all(sockets: list[socket.socket]) -> None:
-    """Close the sockets; harmless for closed ones."""
+    """Close the sockets; harmless for closed sockets."""
     for sock in sockets:
         sock.close()
 

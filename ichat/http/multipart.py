@@ -18,7 +18,7 @@ PARTS_MAX = 1000
 PART_HEAD_BYTES_MAX = 8192
 FIELD_NAME_CHARACTERS_MAX = 256
 FILE_NAME_CHARACTERS_MAX = 200
-"""Of a longer name of a file the end is kept, which says what it is."""
+"""Of a longer name of a file the end is kept, since it has the file's type."""
 _STEPS_A_PART = 50
 """The cost of reading the head of a part."""
 
@@ -30,7 +30,7 @@ _MEDIA_TYPE = re.compile(rb"(" + _TOKEN + rb"/" + _TOKEN + rb")[ \t]*(?:;.*)?")
 _BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,\-./:=?]{1,70}")
 """A boundary of RFC 2046 without blanks."""
 _PLAIN_BOUNDARY = re.compile(rb"[0-9A-Za-z+_\-.]+")
-"""One that needs no quotes."""
+"""A boundary that needs no quotes."""
 _END = re.compile(rb"(?:\r?\n){0,2}")
 _UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
 _CHARSET = "_charset_"
@@ -45,7 +45,7 @@ _FIELD = b'Content-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
 
 @attrs.frozen
 class Field:
-    """One part of a form, and its place in the body."""
+    """A part of a form, and its place in the body."""
 
     name: str
     start: int
@@ -172,9 +172,9 @@ def rewrite_form(
     drop: Container[str] = (),
     new: Mapping[str, bytes] | None = None,
 ) -> bytes:
-    """Return the body of a `Form` with other values, without some fields, and with new ones before the first.
+    """Return the body of a `Form` with other values, without some fields, and with new fields before the first.
 
-    One field at least must stay. `replace` and `drop` apply to every field of a name; all else stays byte for byte.
+    At least one field must stay. `replace` and `drop` apply to every field of a name; all else stays byte for byte.
     Raises ApiError 400 where the client's boundary is part of a value.
     """
     opening = bytes(body[: fields[0].start])
@@ -240,7 +240,7 @@ def _read_part_head(head: bytes) -> tuple[str, bytes, bool]:
 
 
 def _read_disposition(value: bytes) -> tuple[str, bytes | None]:
-    """Return the name of a part, and that of its file in the way it is passed on, if it is one. Raises ApiError 400."""
+    """Return the name of a part, and that of its file as it is passed on, if it is a file. Raises ApiError 400."""
     try:
         kind, parameters = _read_parameters(value)
         name = parameters.pop(b"name", b"").decode()

@@ -1,4 +1,4 @@
-"""Whom a bound by address counts: a machine may have as many IPv6 addresses as it likes, but hardly more than a /64."""
+"""The parties of bounds by address: a machine may have any number of IPv6 addresses, but hardly more than a /64."""
 
 import functools
 import ipaddress
@@ -7,7 +7,7 @@ _PARTIES_MAX = 4096
 
 
 def party_of(address: str) -> str:
-    """Return the party that has an address: the /64 of an IPv6 one; any other text stands for itself."""
+    """Return the party that has an address: the /64 of an IPv6 address; any other text stands for itself."""
     return _network_of(address) if ":" in address else address
 
 

@@ -24,7 +24,7 @@ _OUR_OWN = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDR
 EXPIRE_EVERY_S = 5.0
 CONNECT_RETRY_S = 0.01
 LOOKUPS_MAX = 4
-"""Threads that may look up one upstream's name at the same time."""
+"""Threads that may look up an upstream's name at the same time."""
 
 
 def _authority_of(upstream: "Upstream") -> bytes:
@@ -51,7 +51,7 @@ class Upstream:
 
 
 class Connection:
-    """One connection to an upstream, registered with the hub for as long as it is open."""
+    """A connection to an upstream, registered with the hub for as long as it is open."""
 
     __slots__ = ("_bridge", "_fd", "_pool", "idle_since", "sock", "upstream")
 
@@ -115,7 +115,7 @@ def _ignore(_events: int) -> None:
 
 
 class Pool:
-    """Idle connections by upstream, newest first; an idle one that becomes readable is closed at once."""
+    """Idle connections by upstream, newest first; an idle connection that becomes readable is closed at once."""
 
     def __init__(self, hub: Hub, *, connect_s: float, idle_s: float) -> None:
         self.hub = hub
@@ -214,7 +214,7 @@ class Pool:
         self.connect_s, self.idle_s = config.timeouts.connect_s, config.timeouts.upstream_idle_s
 
     async def run_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve encrypted connections and close old idle ones, for as long as anything uses this pool."""
+        """Serve encrypted connections and close old idle connections, for as long as anything uses this pool."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             while True:
@@ -239,7 +239,7 @@ async def _connect(family: int, address: Any) -> socket.socket:
         sock.setblocking(False)
         if family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A unix socket whose backlog is full fails with EAGAIN, and no event says when there is room again.
+        # A unix socket with a full backlog fails with EAGAIN, and no event says when there is room again.
         while (number := sock.connect_ex(address)) == errno.EAGAIN:  # noqa: ASYNC110
             await trio.sleep(CONNECT_RETRY_S)
         if number == errno.EINPROGRESS:

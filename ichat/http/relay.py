@@ -1,9 +1,9 @@
-"""Moving one response from an upstream to a client, as bytes.
+"""Moving a response from an upstream to a client, as bytes.
 
-The head is parsed and written anew (`on_head`). What follows goes to the client as it is, chunk framing included.
-The hub calls `readable` for every piece: one `recv_into` a buffer that all relays share, one search for the body's end,
-one `send`. The request's task sleeps meanwhile. It is woken when the response has ended or failed, and when the client
-does not take its bytes: then the task sends them while the upstream is paused, so a slow client delays only its own
+The head is parsed and written anew (`on_head`). The rest goes to the client unchanged, chunk framing included.
+The hub calls `readable` for every piece: a `recv_into` a buffer that all relays share, a search for the body's end,
+a `send`. The request's task sleeps meanwhile. It is woken when the response has ended or failed, and when the client
+does not accept its bytes. Then the task sends them while the upstream is paused: a slow client delays only its own
 upstream.
 
 The time between two pieces of an event stream is how far its deadline moves; it is counted in a list that all relays of
@@ -17,7 +17,7 @@ from typing import Protocol
 import trio
 
 from ichat.http.failures import Declined, ResponseRejected, UpstreamError
-from ichat.http.framing import Chunked, Framing, FramingError, Reframed, Transform, Unchunk, UntilClose
+from ichat.http.framing import Chunked, Framing, FramingError, Transform, Unchunk, UntilClose
 from ichat.http.heads import HeadError, ResponseHead, parse_response_head
 from ichat.http.hub import ENDED, Hub
 from ichat.http.keepalive import COMMENT_BYTES_MAX, KeepAlive, is_comment
@@ -33,8 +33,8 @@ _VIEW = memoryview(_BUFFER)
 _HEAD_BYTES_MAX = 64 * 1024
 
 ChunkGapHistogram = list[float]
-"""How often a gap of less than 2**index ms came between two pieces of a stream. The last item is the sum of the gaps in
-seconds, for streams that have ended. The time in which a client takes nothing is left out."""
+"""How often two pieces of a stream were less than 2**index ms apart. The last item is the sum of the gaps in
+seconds, for streams that have ended. The time in which a client accepts nothing is left out."""
 _GAPS_INDEX_MAX = 63  # no gap is as long as 2**63 ms
 
 OnHead = Callable[[ResponseHead], bytes]
@@ -47,7 +47,7 @@ def empty_gap_histogram() -> ChunkGapHistogram:
 
 
 _UNCOUNTED = empty_gap_histogram()
-"""Takes the gaps of responses that are not measured."""
+"""Receives the gaps of responses that are not measured."""
 
 
 class ByteObserver(Protocol):
@@ -59,7 +59,7 @@ class ByteObserver(Protocol):
 
 
 class Relay:
-    """One response on its way. ``await relay.run()`` from the request's task, once."""
+    """A response on its way. ``await relay.run()`` from the request's task, once."""
 
     __slots__ = (
         "_client", "_connection", "_done", "_failure", "_framing", "_gaps", "_head", "_held_s", "_hub", "_is_events",
@@ -110,7 +110,7 @@ class Relay:
         self.chunks = 0
         """Pieces of the body, as they were read."""
         self.first_at: float | None = None
-        """When the first piece of the body came, on Trio's clock."""
+        """When the first piece of the body arrived, on Trio's clock."""
 
         # The client's side.
         self._client = client
@@ -118,7 +118,7 @@ class Relay:
         self._transform: Transform | None = None
         self._reportable = False
         self._rest = b""
-        """What the client did not take at once."""
+        """Bytes that the client did not accept at once."""
         self._held_s = 0.0
         """For how long the client held up the body."""
         self.bytes_out = 0
@@ -128,7 +128,7 @@ class Relay:
         self._task: trio.lowlevel.Task | None = None
         self._sending: trio.CancelScope | None = None
         self._unsent = 0
-        """Bytes of the request that the upstream did not take."""
+        """Bytes of the request that the upstream did not accept."""
 
     def __repr__(self) -> str:
         state = "head" if self._framing is None else "done" if self._done else "body"
@@ -162,7 +162,7 @@ class Relay:
             self._hub.untime(self)
             if not self._done:
                 self._connection.pause()
-            del self._on_head  # its owner keeps this relay, and the garbage collector is to have nothing to do
+            del self._on_head  # its owner keeps this relay, and the garbage collector must have nothing to do
             if self.first_at is not None:
                 self._gaps[-1] += self.deadline - self._stall_s - self.first_at - self._held_s
 
@@ -277,9 +277,9 @@ class Relay:
         if self._keepalive is not None:
             self._keepalive.stop()
 
-    def reframe(self, reframed: Reframed) -> None:
-        """Send the body as this makes it: the client has the head of another response. Called by `on_head`."""
-        self._transform = reframed
+    def reframe(self, transform: Transform) -> None:
+        """Send the body as this makes it, and head too where the client has none. Called by `on_head`."""
+        self._transform = transform
 
     @property
     def has_head(self) -> bool:
@@ -297,20 +297,20 @@ class Relay:
         return self._reportable and body is not None and body.may_insert
 
     def _send_transformed(self, data: memoryview) -> int:
-        """Send a piece of the body as the transform makes it; keep the bytes not taken. Return the piece's length."""
+        """Send a piece of the body as the transform makes it; keep bytes not accepted. Return the piece's length."""
         assert self._transform is not None
         assert self._framing is not None
         self._send_ours(self._transform.feed(data, is_last=self._framing.done))
         return len(data)
 
     def _send_ours(self, payload: bytes) -> None:
-        """Send bytes made here; keep those that the client does not take at once."""
+        """Send bytes made here; keep those that the client does not accept at once."""
         sent = self._client.send_some(payload) if payload else 0
         if sent != len(payload):
             self._keep(payload[sent:])
 
     async def _send_piece(self, rest: memoryview) -> None:
-        """Send the rest of a piece of the request, or what the upstream takes before it answers or fails."""
+        """Send the rest of a piece of the request, or as much as the upstream accepts before it answers or fails."""
         while rest and not await self._is_over():
             try:
                 rest = rest[self._connection.sock.send(rest) :]
@@ -318,13 +318,13 @@ class Relay:
                 with trio.CancelScope() as self._sending:
                     await trio.lowlevel.wait_writable(self._connection.sock)
                 self._sending = None
-            except OSError:  # a truncated response would have ended in this error, which is consumed now
+            except OSError:  # a truncated response would have ended in this error, now consumed
                 self._is_torn = True
                 break
         self._unsent += len(rest)
 
     async def _is_over(self) -> bool:
-        """Send what the client did not take at once; return whether the response has ended. Raises UpstreamError."""
+        """Send bytes that the client did not accept; return whether the response has ended. Raises UpstreamError."""
         while self._rest:
             self._hub.untime(self)
             await self._client.send_all(self._rest)
@@ -342,7 +342,7 @@ class Relay:
         return self._done
 
     def _keep(self, data: bytes | memoryview) -> None:
-        """Leave these bytes to the request's task, and read no more until the client has taken them."""
+        """Leave these bytes to the request's task, and read no more until the client has accepted them."""
         self._rest = bytes(data)
         self._connection.pause()
         self._wake()

@@ -1,7 +1,7 @@
 """Read requests from a client's connection, each whole.
 
 A plain head is parsed by `heads.py`, all others by h11, made stricter (`h11_patch.py`). That protects against request
-smuggling: a head that is accepted can be read in one way only.
+smuggling: a head that is accepted has a single reading.
 """
 
 import math
@@ -23,9 +23,9 @@ from ichat.http.hub import Hub
 from ichat.http.request_ids import RequestIds
 
 PIECES_MAX = 128
-"""Pieces of a body taken before other tasks get their turn."""
+"""Pieces of a body received before other tasks get their turn."""
 UNWAITED_MAX = 16
-"""What is received in a row, each without a wait for it, before other tasks get their turn."""
+"""Receives in a row without a wait, before other tasks get their turn."""
 RECV_BYTES = 65536
 """Bytes received at a time, at most, while a head or a body in chunks is read."""
 _BUFFER = bytearray(256 * 1024)
@@ -39,7 +39,7 @@ def _by_name(request: "Request") -> Mapping[bytes, bytes]:
 
 @attrs.define(eq=False)
 class Request:
-    """One request, including its body."""
+    """A request, including its body."""
 
     method: bytes
     target: bytes
@@ -54,9 +54,9 @@ class Request:
     keep_alive: bool
     """Whether the client lets the connection carry another request."""
     own_id: bytes = b""
-    """The id that this process made: another one for each request, and not known to other clients."""
+    """The id that this process made: different for each request, and not known to other clients."""
     by_name: Mapping[bytes, bytes] = attrs.Factory(_by_name, takes_self=True)
-    """Each header's value by its name; the first one's where a name is repeated."""
+    """Each header's value by its name; the first value where a name is repeated."""
 
     def replace_headers(self, headers: Headers) -> None:
         """Have these headers from now on."""
@@ -64,7 +64,7 @@ class Request:
         self.by_name = dict(reversed(headers))
 
     def release_body(self) -> None:
-        """Free body and headers when they are no longer needed: the response may take an hour."""
+        """Free body and headers when they are no longer needed: the response may last an hour."""
         self.body = b""
         self.headers = []
         self.by_name = _NOTHING
@@ -79,9 +79,9 @@ class Bounds(Protocol):
 
 
 class RequestReader:
-    """Reads the requests of one connection one after the other: the head, then the body.
+    """Reads the requests of a connection one after the other: the head, then the body.
 
-    The hub calls `wake` when something can be received, and `expire` when nothing came in time.
+    The hub calls `wake` when something can be received, and `expire` when nothing arrived in time.
     """
 
     __slots__ = (
@@ -100,15 +100,15 @@ class RequestReader:
         self._leftover = b""
         """Bytes received but not yet read."""
         self._parser: h11.Connection | None = None
-        """Has read the current head, unless that is a plain one."""
+        """Has read the current head, unless that is a plain head."""
         self._fed = 0
         """Bytes given to the parser."""
         self._is_readable = True
-        """Whether something may have come since the socket was last found empty."""
+        """Whether bytes may have arrived since the socket was last found empty."""
         self._unwaited = 0
         """How often something was received since the last wait."""
         self._task: trio.lowlevel.Task | None = None
-        """The task that waits for something to come."""
+        """The task that waits for bytes."""
         self._has_expired = False
         self.deadline = math.inf
         """Of the wait, on Trio's clock."""
@@ -207,7 +207,7 @@ class RequestReader:
             parser.receive_data(data)
 
     def _announced_length(self, head: h11.Request) -> int | None:
-        """Return the length of the body, or None for one in chunks. Raises ApiError if that is not clear."""
+        """Return the length of the body, or None for a body in chunks. Raises ApiError if that is not clear."""
         length = b"0"
         is_chunked = False
         is_announced = False
@@ -239,7 +239,7 @@ class RequestReader:
         return body if isinstance(event, h11.EndOfMessage) else None
 
     async def _read_exactly(self, length: int, data: bytes, deadline: float) -> bytes | bytearray | None:
-        """Return a body of a known length: the bytes received with the head, and the rest with one copy only."""
+        """Return a body of a known length: the bytes received with the head, and the rest with a single copy."""
         if len(data) >= length:
             self._leftover = data[length:]
             return data[:length]
@@ -305,7 +305,7 @@ class RequestReader:
             return False
 
     async def receive(self, deadline: float) -> bytes | None:
-        """Return some bytes: none at the end of the stream, None if nothing came in time."""
+        """Return some bytes: none at the end of the stream, None if nothing arrived in time."""
         received = await self._receive_into(RECV_BYTES, deadline)
         return None if received is None else bytes(received)
 
@@ -323,7 +323,7 @@ class RequestReader:
         return received
 
     def _receive_now(self, bytes_max: int) -> memoryview | None:
-        """Return a view of what has come: nothing at the end of the stream, None if nothing has."""
+        """Return a view of the received bytes: empty at the end of the stream, None if none have arrived."""
         bytes_max = min(bytes_max, len(_BUFFER))
         try:
             received = self._sock.recv_into(_BUFFER, bytes_max)
@@ -334,7 +334,7 @@ class RequestReader:
             return _VIEW[:0]
         self._unwaited += 1
         if 0 < received < bytes_max:
-            self._is_readable = False  # the socket is empty: what comes from now on is told
+            self._is_readable = False  # the socket is empty: the hub reports all later bytes
         return _VIEW[:received]
 
     async def _let_others_run(self) -> None:
@@ -342,7 +342,7 @@ class RequestReader:
         await trio.lowlevel.checkpoint()
 
     async def _wait(self, deadline: float) -> bool:
-        """Wait for something to come; return whether it came in time."""
+        """Wait for bytes; return whether they arrived in time."""
         self._unwaited = 0
         self._has_expired = False
         self.deadline = deadline
@@ -353,7 +353,7 @@ class RequestReader:
         return not self._has_expired
 
     def wake(self) -> None:
-        """Called when something has come."""
+        """Called when bytes have arrived."""
         self._is_readable = True
         task = self._task
         if task is not None:
@@ -361,7 +361,7 @@ class RequestReader:
             trio.lowlevel.reschedule(task)
 
     def expire(self) -> None:
-        """Called by the hub when nothing came in time."""
+        """Called by the hub when nothing arrived in time."""
         task, self._task = self._task, None
         if task is not None:
             self._has_expired = True

@@ -1,4 +1,4 @@
-"""The ids of requests: what a client calls its request, and what this process calls it."""
+"""The ids of requests: the client's name for its request, and this process' name for it."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import attrs
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _ID_BYTES = 12
 _IDS_AT_ONCE = 512
-"""Ids that are made of one read of the kernel's randomness."""
+"""Ids that are made of a single read of the kernel's randomness."""
 
 
 @attrs.define
@@ -25,6 +25,6 @@ class RequestIds:
         return self.fresh.pop()
 
     def of(self, by_name: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
-        """Return the id that a request with these headers came with, if it is valid, else a new one; and a new one."""
+        """Return the id that a request with these headers has, if it is valid, else a new id; and a new id."""
         own, found = self.next(), by_name.get(b"x-request-id")
         return (found if found is not None and _REQUEST_ID.fullmatch(found) else own), own

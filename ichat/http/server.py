@@ -17,7 +17,7 @@ from ichat.http.heads import Headers, RequestHead, date_header, response_head
 from ichat.http.hub import ENDED, HANG_UP, READABLE, Hub
 from ichat.http.request import Bounds, Request, RequestReader
 from ichat.http.tls import RESET
-from ichat.protocol import CODE_HEADER, ERROR_HEADER, WHY_HEADER
+from ichat.protocol.messages import CODE_HEADER, ERROR_HEADER, WHY_HEADER
 
 NO_CONTENT = 204
 _WITHOUT_LENGTH = frozenset((NO_CONTENT, 304))
@@ -25,7 +25,7 @@ _WITHOUT_LENGTH = frozenset((NO_CONTENT, 304))
 
 
 class OwnResponse(NamedTuple):
-    """A response of our own making, but for what each response has."""
+    """A response of our own making, without the headers that each response has."""
 
     status: int
     headers: Headers
@@ -33,13 +33,13 @@ class OwnResponse(NamedTuple):
 
 
 class Sends(Protocol):
-    """What a response is sent to as a socket takes it."""
+    """An object to which a response is sent as to a socket."""
 
     def send(self, data: bytes | memoryview, /) -> int: ...
 
 
 class Taker(Protocol):
-    """What takes a response as it comes: its client, or what keeps it for one until it is whole (`unread.py`)."""
+    """Receives a response in pieces: its client, or an object that keeps it for the client (`unread.py`)."""
 
     @property
     def sock(self) -> Sends: ...
@@ -52,7 +52,7 @@ class Taker(Protocol):
 
 
 class Door(Bounds, Protocol):
-    """What the connections of one port share; see `FrontDoor`."""
+    """Everything that the connections of a port share; see `FrontDoor`."""
 
     role: bytes
     hub: Hub
@@ -69,7 +69,7 @@ class Ending(enum.Enum):
     """It may carry another request."""
     CLOSE = "close"
     RESET = "reset"
-    """It ends in an error: the client would take an end in good order for the end of the response."""
+    """It ends in an error: the client would regard an end in good order as the end of the response."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -81,7 +81,7 @@ class Client:
     peer: str
     reader: RequestReader = attrs.field(init=False)
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
-    """What is done for the client; cancelled when it disconnects."""
+    """The work for the client; cancelled when it disconnects."""
     head: RequestHead | None = attrs.field(default=None, init=False)
     """The head of the current request, until its response begins."""
     _more: Headers = attrs.field(factory=list[tuple[bytes, bytes]], init=False)
@@ -150,7 +150,7 @@ class Client:
             self._ending = ending
 
     def send_some(self, data: bytes | memoryview) -> int:
-        """Send as much as the socket takes at once, and return how much that is."""
+        """Send as much as the socket accepts at once, and return how much that is."""
         self._head_sent = True
         try:
             return self.sock.send(data)
@@ -158,13 +158,13 @@ class Client:
             return self.not_sent(error)
 
     def not_sent(self, error: OSError) -> int:
-        """Return how much was sent: 0, as the client takes nothing at the moment or, which is noted, has left."""
+        """Return how much was sent: 0, as the client accepts nothing now, or has left. A departure is noted."""
         if not isinstance(error, BlockingIOError):
             self.on_disconnect()
         return 0
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send everything; a client that takes nothing for `timeouts.client_stall_s` is given up (cancelled)."""
+        """Send everything; a client that accepts nothing for `timeouts.client_stall_s` is given up (cancelled)."""
         view = memoryview(data)
         self._head_sent = True
         while view:
@@ -179,6 +179,11 @@ class Client:
                 await self.abandon()
             else:
                 view = view[sent:]
+
+    async def end_with_event(self, event: bytes) -> None:
+        """End a stream in chunks with an event, and the connection with it."""
+        self.close_after_response()
+        await self.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
 
     async def abandon(self) -> None:
         """Abandon this client; does not return."""
@@ -204,11 +209,11 @@ class Client:
         self.scope.cancel()
 
     def leave_reading(self) -> None:
-        """Be told of a disconnect only: another thread reads the next requests, until `resume_reading`."""
+        """Receive only disconnect events: another thread reads the next requests, until `resume_reading`."""
         self._door.hub.rearm(self.sock.fileno(), HANG_UP)
 
     def resume_reading(self) -> None:
-        """Be told again of what has come."""
+        """Receive events of received bytes again."""
         self._door.hub.rearm(self.sock.fileno(), READABLE)
 
     def exempt_from_drain(self) -> None:
@@ -241,18 +246,18 @@ class Client:
         """Return the headers that the role adds to every response to the current request."""
         if self.head is not None:
             self._more = self._door.more_headers(self.head)
-            self.head = None  # the response may take an hour
+            self.head = None  # the response may last an hour
         return self._more
 
-    def error_response(self, error: ApiError, request_id: bytes, method: bytes = b"") -> bytes:
-        """Return the whole response for an error."""
+    def error_response(self, error: ApiError, request_id: bytes, method: bytes = b"", path: bytes = b"") -> bytes:
+        """Return the whole response for an error, in the shape of the route `path`."""
         headers = [*error.headers(), (ERROR_HEADER, self._door.role)]
         if self._door.role == b"worker":
             code = error.code.encode()
             headers.append((CODE_HEADER, code))
             if code in errors.DECLINED:
                 headers.append((WHY_HEADER, error.why()))
-        return self._response(request_id, method, error.status, headers, error.body())
+        return self._response(request_id, method, error.status, headers, error.body(path, request_id))
 
     def _response(self, request_id: bytes, method: bytes, status: int, headers: Headers, body: bytes) -> bytes:
         if self._door.draining:

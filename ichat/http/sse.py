@@ -1,5 +1,6 @@
 """Server-sent events: written as bytes, and read from a stream piece by piece."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 CONTENT_TYPE = "text/event-stream"
@@ -8,7 +9,7 @@ HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-"""Of a response whose body is events; the last keeps nginx from buffering it."""
+"""Of a response with events as its body; the last keeps nginx from buffering it."""
 COMMENT = b": \n\n"
 """Means nothing; it shows that the connection is alive."""
 
@@ -19,12 +20,12 @@ def is_events(content_type: bytes) -> bool:
 
 
 class Event(NamedTuple):
-    """One event."""
+    """An event of a stream."""
 
     name: str
     data: str
     id: str | None
-    """None if the event has none; the last one before it stays valid then."""
+    """None if the event has none; the last id before it stays valid then."""
 
 
 class EventDecoder:
@@ -34,8 +35,10 @@ class EventDecoder:
     """
 
     def __init__(self, event_bytes_max: int) -> None:
-        """Of an event that is larger no more than this is kept in memory."""
+        """Of a larger event, no more than this is kept in memory."""
         self._bytes_max = event_bytes_max
+        self.on_comment: Callable[[str], None] | None = None
+        """Called with each comment, without its colon."""
         self._partial_line = bytearray()
         self._is_skipping = False
         self._begin()
@@ -50,7 +53,7 @@ class EventDecoder:
         return f"<EventDecoder {self._size + len(self._partial_line)} bytes of a partial event{state}>"
 
     def feed(self, data: bytes) -> list[Event | None]:
-        """Return the events that are complete now; None for each one that was too large."""
+        """Return the events that are complete now; None for each event that was too large."""
         found: list[Event | None] = []
         self._partial_line += data
         if b"\n" in data:
@@ -81,6 +84,8 @@ class EventDecoder:
         value = value.removeprefix(b" ")
         if field == b"data" and not self._is_skipping:
             self._data.append(value)
+        elif not field and self.on_comment is not None:
+            self.on_comment(value.decode(errors="replace"))
         elif field == b"event":
             self._name = value.decode(errors="replace") or "message"
         elif field == b"id" and b"\0" not in value:
@@ -88,7 +93,7 @@ class EventDecoder:
 
 
 def encode(data: str, *, name: str = "", event_id: int | None = None) -> bytes:
-    """Return an event. `data` is one line."""
+    """Return an event. `data` is a single line."""
     head = f"event: {name}\n" if name else ""
     if event_id is not None:
         head += f"id: {event_id}\n"

@@ -1,7 +1,7 @@
 """TLS on either side: a bridge between an encrypted connection and a plain socket of this process.
 
 The front door, the hub and the relays know plain sockets only. Two tasks of a bridge move the bytes between an
-encrypted connection and such a socket. So connections behave alike with and without TLS, at the price of one more copy.
+encrypted connection and such a socket. So connections behave alike with and without TLS, at the price of another copy.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from ichat.errors import EXIT_USAGE, Exit
 
 RECV_BYTES = 65536
 CLOSE_S = 1.0
-"""How long announcing the end of a connection may take."""
+"""How long announcing the end of a connection may last."""
 RESET = struct.pack("ii", 1, 0)
 """Makes `close` reset the connection (socket(7), SO_LINGER)."""
 _ENDED = (trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError)
@@ -45,7 +45,7 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext:
 def client_context(ca_certificates: str | None) -> ssl.SSLContext:
     """Return the context for upstreams, which verifies certificates by the system's or the given authorities.
 
-    Raises Exit 64 if the given ones are not usable.
+    Raises Exit 64 if the given authorities are not usable.
     """
     try:
         context = ssl.create_default_context(cafile=ca_certificates)
@@ -61,7 +61,7 @@ def _no_password() -> str:
 
 @attrs.define(eq=False)
 class Bridge:
-    """One encrypted connection, and the plain socket through which it is used."""
+    """An encrypted connection, and the plain socket through which it is used."""
 
     plain: socket.socket
     """The user's end: closing it closes the connection."""
@@ -81,7 +81,7 @@ class Bridge:
                     nursery.start_soon(self._move_in)
                     is_whole = await self._move_out()
                     with trio.move_on_after(math.inf if is_whole else CLOSE_S):
-                        await self._left.wait()  # the user may want what the peer still sends
+                        await self._left.wait()  # the user may want the peer's further bytes
                     nursery.cancel_scope.cancel()
         finally:
             self._inner.socket.close()
@@ -98,7 +98,7 @@ class Bridge:
         sock.close()
 
     def finish(self, wait_s: float = CLOSE_S) -> None:
-        """Called when the plain socket is closed: what was written to it may still be sent for so long."""
+        """Called when the plain socket is closed: bytes written to it may still be sent for `wait_s` seconds."""
         self._scope.deadline = trio.current_time() + wait_s
         self._left.set()
 

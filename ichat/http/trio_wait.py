@@ -1,6 +1,6 @@
 """Waiting for sockets in the place where Trio waits.
 
-Trio's epoll becomes one entry of ours. Where Trio would wait on its own, it waits on ours, and the events are served
+Trio's epoll becomes an entry of ours. Where Trio would wait on its own, it waits on ours, and the events are served
 there, without a task, until Trio has something to do. So an event costs one `epoll_wait`, and nothing of Trio's.
 
 Trio has no public place for this: an instrument can wait before Trio does, but not instead. All use of its private
@@ -25,20 +25,20 @@ class TrioDiffersError(Exception):
 
 @attrs.frozen
 class PrivateParts:
-    """What Trio keeps to itself, of the current run."""
+    """Trio's private parts, of the current run."""
 
     runner: Any
     """Calls `io_manager.get_events(timeout)` for each wait."""
     io_manager: Any
     """Trio's own."""
     epoll: select.epoll
-    """On which Trio waits."""
+    """The epoll on which Trio waits."""
     runnable: "collections.deque[trio.lowlevel.Task]"
     """The tasks that get a turn next."""
 
 
 class Events(Protocol):
-    """An epoll, and what is to be done for its events."""
+    """An epoll, and the work for its events."""
 
     def watch(self, fd: int, events: int, ready: Callable[[int], None]) -> None:
         """Call ``ready(events)`` whenever the descriptor is ready, until ``forget``."""
@@ -49,7 +49,7 @@ class Events(Protocol):
         ...
 
     def serve(self, wait_s: float) -> int:
-        """Wait for events for so long, serve a bounded number of them, and return how many."""
+        """Wait for events, at most `wait_s`, serve a bounded number of them, and return how many."""
         ...
 
 
@@ -114,7 +114,7 @@ class _HubFirst:
         self._has_own = True
 
     def get_events(self, timeout: float) -> list[tuple[int, int]]:
-        """Return the events that Trio waits for, after so long at most.
+        """Return the events that Trio waits for, after `timeout` at most.
 
         As Trio demands, the list is empty only if the time is over or a task is runnable.
         """
@@ -124,7 +124,7 @@ class _HubFirst:
         while served and not self._has_own and not self._runnable:
             rest_s = until - trio.current_time()
             if rest_s <= 0:
-                self._own.force_wakeup()  # or Trio would take this for a time in which nothing happened
+                self._own.force_wakeup()  # or Trio would assume that nothing happened in this time
                 self._has_own = True
                 break
             served = self._serve(rest_s)

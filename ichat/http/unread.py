@@ -1,8 +1,8 @@
-"""Answers that clients do not take at once: how many of them wait, and for how long.
+"""Answers that clients do not read at once: how many of them wait, and for how long.
 
-Whoever asks for something and does not read it holds a connection and, unless many share them, the answer's bytes. So
-few of these wait for one party, and not many in all: the newest one is let in, and the oldest one is cut. A client is
-cut, too, that takes too little of its answer within `timeouts.unread_s`.
+A client that asks for something and does not read it holds a connection and, unless many share them, the answer's
+bytes. So only a few answers wait for a party, and not many in all: the newest is let in, and the oldest is cut. A
+client is cut, too, that reads too little of its answer within `timeouts.unread_s`.
 """
 
 import contextlib
@@ -13,17 +13,17 @@ import trio
 from ichat.http.server import Client
 
 UNREAD_OF_ONE_MAX = 16
-"""Answers that wait for one party."""
+"""Answers that wait for a single party."""
 UNREAD_MAX = 256
-"""Answers that wait in all; fewer than there are places for requests, so that those cannot take all of them."""
+"""Answers that wait in all; fewer than the places for requests, so that they cannot occupy all of these."""
 TAKEN_BYTES_MIN = 64 * 1024
-"""So much of its answer, or the rest, a client must take within `timeouts.unread_s`."""
+"""Bytes of its answer, or the rest, that a client must read within `timeouts.unread_s`."""
 WHOLE_BYTES_MAX = 256 * 1024
-"""An answer up to this size is kept whole until its client takes it."""
+"""An answer up to this size is kept whole until its client reads it."""
 
 
 class UnreadAnswers:
-    """Clients that have not taken their answers, the oldest first."""
+    """Clients that have not read their answers, the oldest first."""
 
     def __init__(self) -> None:
         self._parties: dict[Client, str] = {}
@@ -49,7 +49,7 @@ class UnreadAnswers:
 
     @contextlib.contextmanager
     def _noted(self, client: Client, party: str) -> Generator[None]:
-        """Count a client while it takes an answer; cut the oldest one where there are too many."""
+        """Count a client while it reads an answer; cut the oldest client where there are too many."""
         mine = self._by_party.setdefault(party, {})
         if len(mine) >= UNREAD_OF_ONE_MAX:
             self._cut_first(mine)
@@ -68,7 +68,7 @@ class UnreadAnswers:
         oldest.cut()
 
     def _forget(self, client: Client) -> None:
-        """Count a client no more; harmless for one that is not counted."""
+        """Count a client no more; harmless for a client that is not counted."""
         party = self._parties.pop(client, None)
         if party is not None:
             del self._by_party[party][client]
@@ -77,9 +77,9 @@ class UnreadAnswers:
 
 
 class WholeAnswer:
-    """Takes an answer from a relay, and keeps it for its client until it is whole: then the relay's place is free.
+    """Accepts an answer from a relay, and keeps it for its client until it is whole: then the relay's place is free.
 
-    A longer answer than WHOLE_BYTES_MAX goes to the client as it takes it.
+    A longer answer than WHOLE_BYTES_MAX goes to the client as fast as it reads.
     """
 
     __slots__ = ("_client", "_kept", "_party", "_unread", "_unread_s")
@@ -97,7 +97,7 @@ class WholeAnswer:
 
     @property
     def sock(self) -> "WholeAnswer":
-        """What a relay sends to."""
+        """The object to which a relay sends."""
         return self
 
     @property
@@ -126,7 +126,7 @@ class WholeAnswer:
         return self._client.not_sent(error)
 
     async def send_all(self, data: bytes, /) -> None:
-        """Send what was kept, and this, to the client, which gets the rest of the answer as it takes it."""
+        """Send the kept bytes, and these, to the client, which gets the rest of the answer as fast as it reads."""
         await self._send_kept()
         await self._unread.send(self._client, self._party, data, self._unread_s)
 
@@ -134,7 +134,7 @@ class WholeAnswer:
         """Called when the relay has the whole answer; the client has it after `finish`."""
 
     async def finish(self) -> None:
-        """Send what was kept to the client, now that the relay has ended."""
+        """Send the kept bytes to the client, now that the relay has ended."""
         await self._send_kept()
         self._client.response_is_whole()
 

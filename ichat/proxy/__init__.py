@@ -1,1 +1,1 @@
-"""One request through the gateway."""
+"""The way of a request through the gateway."""

@@ -1,9 +1,10 @@
-"""One attempt at a request: one endpoint, and what becomes of the request there.
+"""An attempt at a request: a single endpoint, and the fate of the request there.
 
 An endpoint that may have worked on a request does not get it again. The request is sent once more only if a kept
 connection broke at once, without a byte of response.
 """
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -17,10 +18,9 @@ from ichat.http.heads import Headers, ResponseHead
 from ichat.http.json_body import Body
 from ichat.http.pool import Connection
 from ichat.http.relay import Relay
-from ichat.http.server import Client
 from ichat.http.sse import is_events
 from ichat.observability.request_record import RequestRecord, UsedTokens
-from ichat.protocol import (
+from ichat.protocol.messages import (
     CODE_HEADER,
     DROPPED_HEADER,
     ERROR_HEADER,
@@ -30,13 +30,14 @@ from ichat.protocol import (
     sentence,
 )
 from ichat.protocol.prefixes import PREFIX_HEADER, chain_header
-from ichat.protocol.usage import USAGE_WANTED
+from ichat.protocol.usage import usage_wanted
 from ichat.proxy.client_head import client_head
 from ichat.proxy.engine_control import without_control
 from ichat.proxy.forwarded_request import ForwardedRequest
 from ichat.proxy.prefix_truth import correct
 from ichat.proxy.shadow import copy_of
 from ichat.proxy.token_usage import ReportedUsage, TokenUsage, is_counted, tokens_used
+from ichat.proxy.upstream_errors import HeldError, may_be_held
 from ichat.proxy.upstream_request import build_upstream_request
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.routing.endpoint import Endpoint
@@ -45,11 +46,11 @@ log = logging.getLogger(__name__)
 
 _TOO_LONG = errors.CONTEXT_LENGTH_EXCEEDED.encode()
 KEPT_RACE_S = 1.0
-"""How soon a kept connection breaks that its upstream was about to close."""
+"""How soon a kept connection breaks if its upstream was about to close it."""
 
 
 class Attempt:
-    """One endpoint's answer to a request, and what becomes known of it."""
+    """An endpoint's answer to a request, and the facts learnt about it."""
 
     __slots__ = (
         "_body", "_context", "_dropped", "_forwarded", "_is_too_long", "_model", "_relay", "_usage", "answered_at",
@@ -57,24 +58,24 @@ class Attempt:
     )  # fmt: skip
 
     def __init__(self, forwarded: ForwardedRequest, endpoint: Endpoint, model: str) -> None:
-        """`model` is the one that the endpoint serves; empty for the control plane."""
+        """`model` is the model that the endpoint serves; empty for the control plane."""
         self._forwarded = forwarded
         self._context = forwarded.context
         self._model = model
         self._body: Body = forwarded.request.body
         """As the endpoint gets it; kept until there is a response."""
         self._dropped: Sequence[str] = ()
-        """What the worker did not get."""
+        """Names of members and headers that the worker did not get."""
         self._relay: Relay | None = None
         self._usage: TokenUsage | ReportedUsage | None = None
-        """What is told of the request's tokens, once it is sent."""
+        """The reported tokens of the request, once it is sent."""
         self.endpoint = endpoint
         self._is_too_long = False
-        """Whether its engine has refused it for that, and another model may take it."""
+        """Whether its engine has refused it as too long, and another model may accept it."""
         self.rejected = 0
         """The status of a response that the client does not get, since another model may answer."""
         self.status = 0
-        """Of the response, once there is one."""
+        """Of the response, once it has begun."""
         self.error = ""
         """The code of the error, if the response did not go well."""
         self.asked_at: float | None = None
@@ -87,12 +88,12 @@ class Attempt:
 
     @property
     def _overhead_s(self) -> float | None:
-        """How long the gateway itself took before it asked the upstream: not the time in a queue."""
+        """How long the gateway itself needed before it asked the upstream: not the time in a queue."""
         forwarded = self._forwarded
         return None if self.asked_at is None else self.asked_at - forwarded.started_at - forwarded.queued_s
 
     def note_in(self, record: RequestRecord) -> None:
-        """Add what is known of this attempt to the record of its request."""
+        """Add the facts about this attempt to the record of its request."""
         record.worker = self.endpoint.id.decode()
         record.answered_at = self.answered_at
         record.overhead_s = self._overhead_s
@@ -102,7 +103,7 @@ class Attempt:
 
     @property
     def phase(self) -> str:
-        """How far it has come since it was sent; see `Exchange.phase`."""
+        """How far it has got since it was sent; see `Exchange.phase`."""
         if self.answered_at is None:
             return "waiting"
         if not self.is_stream:
@@ -114,6 +115,8 @@ class Attempt:
         usage, relay, has_left = self._usage, self._relay, self._forwarded.client.has_left
         if usage is None or relay is None:
             return None
+        if self._forwarded.ticket:
+            return usage.said()
         is_good = self.answered_at is not None and self.status < 400
         bytes_out, chunks = relay.bytes_out, relay.chunks
         return tokens_used(
@@ -124,16 +127,17 @@ class Attempt:
         """Have the request answered by the endpoint. Raises ApiError if nothing has been sent.
 
         A kept connection may have been closed by the upstream just now, so that the request never got there: then it
-        is sent once more, on a fresh one. If that breaks later, or cannot be made, the request may have been worked on,
-        and may be the reason: it goes nowhere else.
+        is sent once more, on a fresh connection. If that breaks later, or cannot be made, the request may have been
+        worked on, and may be the reason: it goes nowhere else.
         """
         endpoint, forwarded = self.endpoint, self._forwarded
+        endpoint.check_path(forwarded.request.path)
         if endpoint.route is not None:
             self._body = await endpoint.route.rewrite(forwarded.request, forwarded.names)
         elif forwarded.is_suspect:
             kept = forwarded.walk.alias.set if forwarded.walk is not None else ()
             self._body, self._dropped = await without_control(self._body, forwarded.request.by_name, kept)
-            self._context.drop_notices.log_dropped(forwarded.caller.key_name, self._dropped)
+            self._context.drop_notices.log_dropped(forwarded.grant.key_name, self._dropped)
         pool = self._context.pool
         connection = pool.acquire(endpoint.upstream)
         if connection is not None:
@@ -218,7 +222,7 @@ class Attempt:
                 context.pool.discard(connection)
 
     def _learn_from(self, usage: TokenUsage | ReportedUsage) -> None:
-        """Learn from what a response has said of its tokens, if it has said anything."""
+        """Learn from the tokens that a response has reported, if it has reported any."""
         context, forwarded = self._context, self._forwarded
         if self.is_stream and isinstance(usage, ReportedUsage) and not usage.has_arrived:
             self._note_lost_usage()
@@ -228,7 +232,7 @@ class Attempt:
             context.prompt_lengths.learn(self._model, forwarded.prompt_bytes, said.input)
 
     def _note_lost_usage(self) -> None:
-        """Log, once for each start of a worker, that a whole stream came without the tokens that it used."""
+        """Log, once for each start of a worker, that a whole stream arrived without the tokens that it used."""
         endpoint = self.endpoint
         if not endpoint.is_usage_lost and self._forwarded.path.endswith(b"/completions"):
             endpoint.is_usage_lost = True
@@ -247,16 +251,15 @@ class Attempt:
             chain = chain_header(forwarded.prefix.length, forwarded.prefix.digests)
             added = [*added, (PREFIX_HEADER, chain)]
         if isinstance(self._usage, ReportedUsage):
-            added = [*added, USAGE_WANTED]
-        reads_response = forwarded.keepalive is not None or endpoint.route is not None
+            added = [*added, usage_wanted(forwarded.ticket)]
         return build_upstream_request(
             forwarded.request,
             self._body,
             endpoint,
-            auth=self._context.auth,
-            caller=forwarded.caller,
+            grant=forwarded.grant,
+            proof=self._context.auth.proof,
             added=added,
-            reads_response=reads_response,
+            reads_response=forwarded.keepalive is not None or endpoint.route is not None,
         )
 
     def _timeouts(self) -> tuple[float, float]:
@@ -264,14 +267,14 @@ class Attempt:
         return self.endpoint.timeouts or (timeouts.first_byte_s, timeouts.stream_stall_s)
 
     async def _fail_response(self, lost: UpstreamError) -> None:
-        """End a response that its upstream did not finish, so that no client can take it for a whole one."""
+        """End a response that its upstream did not finish, so that no client can mistake it for a whole response."""
         forwarded, name = self._forwarded, self.endpoint.upstream.name
         if self._is_too_long:
             self.endpoint.circuit.record_success()
             raise errors.context_length_exceeded(self._model)
         if lost.declined:
             self.endpoint.fail(trio.current_time(), str(lost))
-            raise errors.model_not_ready(self._model, f"{name} {lost}", errors.DECLINED_RETRY_S)
+            raise errors.declined(self._model, str(lost))
         has_failed = self.answered_at is not None and self.status in FAILED_STATUSES  # and that was recorded
         if lost.retry is not False and not has_failed:
             self.record_failure()
@@ -287,7 +290,7 @@ class Attempt:
         self.error = error.code
         client.close_after_response()
         if lost.can_report:
-            await end_with_error(client, b"\n\n" + error.event(forwarded.path))  # half an event may have come
+            await client.end_with_event(b"\n\n" + error.event(forwarded.path))  # half an event may have been sent
 
     def _on_response_head(self, head: ResponseHead) -> bytes:
         """Called with the upstream's head: record it, and return the client's.
@@ -308,6 +311,10 @@ class Attempt:
         added = self._headers_of_gateway()
         if self.endpoint.route is None and names.get(ERROR_HEADER) == b"worker":
             added.append((ERROR_HEADER, b"worker"))
+        if self.endpoint.route is not None and self._relay and may_be_held(forwarded.request, head):
+            make_head = functools.partial(client_head, added=added, keeps_chunks=True, keep_alive=client.keep_alive)
+            self._relay.reframe(HeldError(head, self.endpoint.upstream.name, forwarded.request, make_head))
+            return b""
         return client_head(
             head, added, keeps_chunks=not is_unchunked, keep_alive=client.keep_alive,
             is_control=bool(forwarded.internal),
@@ -321,7 +328,7 @@ class Attempt:
             if declined is not None:
                 why = sentence(names.get(WHY_HEADER, b"").decode("latin-1"))[: errors.WHY_CHARACTERS_MAX]
                 raise Declined(f"{declined} ({why})" if why else declined)
-        if status == 401 and route is not None and route.has_key:
+        if status == 401 and self.endpoint.has_key:
             raise ResponseRejected("it does not accept the key that the gateway has for it")
         walk = self._forwarded.walk
         if walk is not None and status == 400 and walk.longer and names.get(CODE_HEADER) == _TOO_LONG:
@@ -329,7 +336,7 @@ class Attempt:
             raise Declined("refuses it as too long")
         if walk is not None and route is not None and walk.refuses(status):
             self.rejected = status
-            if status in FAILED_STATUSES and walk.failed is not self.endpoint:  # of one request, a route fails once
+            if status in FAILED_STATUSES and walk.failed is not self.endpoint:  # a request fails a route only once
                 self.record_failure(answers=True)
             raise ResponseRejected(f"it answered {status}")
 
@@ -340,7 +347,7 @@ class Attempt:
             self.record_failure(answers=True)
         elif self.endpoint.circuit.record_response():
             self._context.balancer.dispatch_waiting()
-        self.answered_at = self._context.pool.hub.now
+        self.answered_at = self.endpoint.seen_at = self._context.pool.hub.now
         if self._forwarded.is_copied and status < 400:
             self._send_copy()
         self._forwarded.request.release_body()
@@ -357,8 +364,8 @@ class Attempt:
         forwarded, context = self._forwarded, self._context
         if forwarded.walk is not None:
             context.shadows.start(copy_of(
-                forwarded.request, forwarded.names, forwarded.walk.alias, caller=forwarded.caller,
-                is_suspect=forwarded.is_suspect, auth=context.auth, timeouts=context.timeouts,
+                forwarded.request, forwarded.names, forwarded.walk.alias, grant=forwarded.grant,
+                is_suspect=forwarded.is_suspect, proof=context.auth.proof, timeouts=context.timeouts,
             ))  # fmt: skip
 
     def _headers_of_gateway(self) -> Headers:
@@ -380,7 +387,7 @@ class Attempt:
         return headers
 
     def _continue_after_comments(self, head: ResponseHead) -> None:
-        """Send the body after the head that came with the first comment, as an event if it is not a stream."""
+        """Send the body after the head that was sent with the first comment, as an event if it is not a stream."""
         assert self._relay is not None
         if not self.is_stream:
             is_event = b"/messages" in self._forwarded.path and head.status >= 400
@@ -391,9 +398,3 @@ class Attempt:
         if head.status >= 400:
             self.error = f"upstream_{head.status}"
             self._forwarded.client.close_after_response()
-
-
-async def end_with_error(client: Client, event: bytes) -> None:
-    """End a stream in chunks with an event, and the connection with it."""
-    client.close_after_response()
-    await client.send_all(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 
 from ichat.http.framing import Chunked
 from ichat.http.heads import HOP_BY_HOP, Headers, ResponseHead, date_header, hop_by_hop_of, response_head
-from ichat.protocol import CODE_HEADER
+from ichat.protocol.messages import CODE_HEADER
 from ichat.proxy.header_filter import NOT_OF_ANSWERS, NOT_OF_ANSWERS_BEGIN, left_out
 
 MODEL_HEADER = b"x-ichat-model"
 """The model that answered a request for a name that stands for models."""
 ATTEMPTS_HEADER = b"x-ichat-attempts"
-"""How many endpoints were asked for it, and models that had none to ask."""
+"""How many endpoints were asked for it, and models without an endpoint to ask."""
 SEALED: Sequence[tuple[bytes, bytes]] = (
     (b"content-security-policy", b"sandbox; default-src 'none'"),
     (b"x-content-type-options", b"nosniff"),
 )
 """Every answer about models has these: a browser that shows it as a page runs no script, and loads nothing, for it."""
 _NO_BODY = frozenset((204, 304))
-"""Statuses whose responses have no body; so nothing speaks of its length or coding (RFC 9110, section 8.6)."""
+"""Statuses of responses without a body; so no header has its length or coding (RFC 9110, section 8.6)."""
 _not_of_models = left_out(HOP_BY_HOP | NOT_OF_ANSWERS, NOT_OF_ANSWERS_BEGIN)
 _not_of_control = left_out(HOP_BY_HOP | {b"x-request-id", CODE_HEADER}, ())
 
@@ -28,7 +28,7 @@ def client_head(
     """Return the head of a model's answer with the headers that are `added`, without those that end at the gateway.
 
     `keeps_chunks` says that the body is sent in chunks if the upstream sends it so. With `is_control` the answer is the
-    control plane's, whose own words on browsers pass.
+    control plane's: its own headers for browsers pass.
     """
     is_left_out = _not_of_control if is_control else _not_of_models
     headers: Headers = [header for header in head.headers if not is_left_out(header[0])]

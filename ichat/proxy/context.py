@@ -1,27 +1,29 @@
-"""What all exchanges of a gateway share."""
+"""The objects that all exchanges of a gateway share."""
 
 from collections.abc import Callable
 
 from ichat.config.schema import Config
+from ichat.fleet.registry import Registry
 from ichat.http.pool import Pool
 from ichat.http.relay import ChunkGapHistogram
 from ichat.proxy.engine_control import DropNotices
+from ichat.proxy.late_usage import LateUsageBook
 from ichat.proxy.shadow import Shadows
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
 from ichat.routing.prompt_lengths import PromptLengths
-from ichat.routing.registry import Registry
 from ichat.security.auth import Auth
 from ichat.security.rate_limits import Quotas
 
 
 class GatewayContext:
-    """What all exchanges share; another configuration changes it while they run."""
+    """The objects that all exchanges share; another configuration changes them while they run."""
 
     def __init__(
         self,
         config: Config,
         auth: Auth,
+        quotas: Quotas,
         *,
         registry: Registry,
         balancer: Balancer,
@@ -29,14 +31,15 @@ class GatewayContext:
         gaps: Callable[[str], ChunkGapHistogram],
         shadows: Shadows,
     ) -> None:
-        """`gaps` gives where the gaps in a model's streams are counted."""
+        """`gaps` returns the histogram for the gaps in a model's streams."""
         self.registry = registry
         self.balancer = balancer
         self.pool = pool
         self.gaps = gaps
         self.shadows = shadows
         self.prompt_lengths = PromptLengths()
-        self.quotas = Quotas(config.limits, config.security.keys, config.prices)
+        self.quotas = quotas
+        self.late_usage = LateUsageBook(registry)
         self.drop_notices = DropNotices()
         self.auth = auth
         self.reconfigure(config)

@@ -1,8 +1,8 @@
-"""How the front door has requests to the control plane answered, and for whom it has how many places.
+"""How the front door has requests to the control plane answered, and how many places each kind of caller has.
 
-A request takes a place until its answer is whole in memory, and no longer, however slowly its client reads
-(`http/unread.py`). It takes none before its route's rule lets it through, and none for an open route, whose answers
-are in memory. Operators, clients and workers each have places of their own, and streams have, since they last.
+A request occupies a place until its answer is whole in memory, and no longer, however slowly its client reads
+(`http/unread.py`). It occupies none before its route's rule admits it, and none for an open route: its answers are in
+memory. Operators, clients and workers each have places of their own, and streams have, since they last.
 """
 
 import contextlib
@@ -14,25 +14,27 @@ from ichat.http.pool import Upstream
 from ichat.http.request import Request
 from ichat.http.server import Client, OwnResponse
 from ichat.http.unread import UnreadAnswers, WholeAnswer
-from ichat.protocol import CALLER_HEADER
+from ichat.protocol.messages import CALLER_HEADER
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.exchange import Exchange
 from ichat.proxy.records import shown_path
+from ichat.proxy.wrong_addresses import no_route
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import encode_caller
+from ichat.security.origins import Site
 from ichat.security.rules import find_rule, methods_of
 
 PLACES_MAX = 1000
 """Requests of operators that are answered at the same time; as many of clients, and as many of workers."""
 OF_A_CLIENT_MAX = 250
 OF_A_WORKER_MAX = 500
-"""Of one address."""
+"""Of a single address."""
 SLOW_MAX = 250
 OF_A_SLOW_ONE_MAX = 16
-"""Of one client, on a route whose answer may take seconds: more at once would only wait for each other."""
+"""Of a single client, on a route that may need seconds to answer: more at once would only wait for each other."""
 CONTROL_TIMEOUTS = (DRAIN_S_MAX + 600.0, 120.0)
-"""Seconds until the control plane's first byte, and between two bytes: stopping a worker takes as long as its drain."""
+"""Seconds until the control plane's first byte, and between two bytes: stopping a worker lasts as long as its drain."""
 _LOGS = b"/v1/logs/"
 _EVENTS = b"/v1/admin/events"
 _SLOW = (b"/v1/usage", b"/metrics")
@@ -42,7 +44,7 @@ OpenRoutes = Callable[[Request], OwnResponse]
 
 
 class Places:
-    """How many requests of a kind are answered at the same time: in all, and of one caller."""
+    """How many requests of a kind are answered at the same time: in all, and of a single caller."""
 
     def __init__(self, places_max: int, of_one_max: int) -> None:
         self.places_max = places_max
@@ -55,7 +57,7 @@ class Places:
 
     @contextlib.contextmanager
     def hold(self, caller: str) -> Generator[None]:
-        """Take a place for as long as this lasts. Raises ApiError 503 if there is none."""
+        """Hold a place for as long as this lasts. Raises ApiError 503 if there is none."""
         mine = self._taken.get(caller, 0)
         if self.taken >= self.places_max or mine >= self._of_one_max:
             raise errors.too_many_control_requests()
@@ -100,7 +102,7 @@ class ControlPlane:
         caller, path = exchange.caller, request.path
         rule = find_rule(request.method, path)
         if rule is None:
-            await self._send(exchange, request, client, _answer_elsewhere(request))
+            await self._send(exchange, request, client, _answer_elsewhere(request, self._context.auth.site))
             return
         self._context.auth.check(rule, caller)
         if rule == "open":
@@ -127,11 +129,11 @@ class ControlPlane:
         await self._unread.send(client, exchange.caller.fairness_key, data, unread_s)
 
 
-def _answer_elsewhere(request: Request) -> OwnResponse:
-    """Return the answer to a request that no route takes, where there is one. Raises ApiError: 404, 405."""
+def _answer_elsewhere(request: Request, site: Site) -> OwnResponse:
+    """Return the answer to a request that no route accepts, where there is an answer. Raises ApiError: 404, 405."""
     path, methods = shown_path(request.path), methods_of(request.path)
     if not methods:
-        raise errors.not_found(path)
+        raise no_route(request.path, request.by_name, site)
     if request.method != b"OPTIONS":
         raise errors.method_not_allowed(request.method.decode("latin-1"), path, ", ".join(methods))
     return OwnResponse(200, [(b"allow", ", ".join(methods).encode())], b"")

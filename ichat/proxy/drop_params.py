@@ -1,6 +1,6 @@
-"""Which parameters of a request an external upstream gets: what LiteLLM calls `drop_params`.
+"""Which parameters of a request an external upstream gets: LiteLLM calls this `drop_params`.
 
-Rules decide on the members that `json_body.py` has found and return what has to change; nothing is changed here.
+Rules decide on the members that `json_body.py` has found and return the changes; nothing is changed here.
 """
 
 import json
@@ -18,7 +18,7 @@ from ichat.http.json_body import Body, Member, value_of
 SUPPORTED = KNOWN - {
     "reasoning_effort", "verbosity", "thinking", "context_management", "include_server_side_tool_invocations",
 }  # fmt: skip
-"""What an upstream has that speaks OpenAI's protocol and of which nothing else is known."""
+"""The parameters of an upstream that speaks OpenAI's protocol and of which nothing else is known."""
 _NEVER_REFUSED = frozenset(("user", "stream", "stream_options"))
 
 _PATH_STEP = re.compile(r"[^.\[\]]+")
@@ -29,12 +29,12 @@ PathStep = str | int | None
 
 @attrs.frozen
 class Changes:
-    """What to change in a request's body, as `json_body.rewrite_json` takes it."""
+    """Changes to a request's body, as `json_body.rewrite_json` accepts them."""
 
     replace: Mapping[str, bytes]
     drop: Collection[str]
     dropped: Sequence[str]
-    """What the upstream does not get, for the log: names and paths that were there."""
+    """Names and paths that were there and are left out for the upstream, for the log."""
 
     def __bool__(self) -> bool:
         """Return whether anything changes."""
@@ -43,10 +43,10 @@ class Changes:
 
 @attrs.frozen
 class ParamRules:
-    """The rules of one external route."""
+    """The rules of an external route."""
 
     drop_params: bool = False
-    """Leave out what the upstream does not support, instead of refusing the request."""
+    """Leave out parameters that the upstream does not support, instead of refusing the request."""
     additional_drop_params: Sequence[str] = ()
     """Names, and paths such as `tools[*].function.strict`, that the upstream never gets."""
     allowed_openai_params: Sequence[str] = ()
@@ -55,10 +55,10 @@ class ParamRules:
     """Names that it supports, if these are not `SUPPORTED`."""
 
     def plan(self, body: Body, members: Sequence[Member], *, gated: bool) -> Changes:
-        """Return what has to change in a body with these members.
+        """Return the changes for a body with these members.
 
-        ``gated``: whether the route is one where the upstream's support for a parameter counts (completions and
-        embeddings). Raises ApiError 400 for parameters that it does not support, unless they are to be dropped.
+        ``gated``: whether the upstream's support for a parameter counts on this route (completions and
+        embeddings). Raises ApiError 400 for parameters that it does not support, unless they will be dropped.
         """
         found = {member.name: member for member in members}
         drop = [name for name in found if name in self._never]
@@ -120,7 +120,7 @@ def _steps_of(path: str) -> list[PathStep]:
 
 
 def _drop_nested(value: object, steps: Sequence[PathStep]) -> bool:
-    """Remove what stands at the end of a path in a parsed value; return whether there was anything."""
+    """Remove the values at the end of a path in a parsed value; return whether there were any."""
     places = [value]
     for step in steps[:-1]:
         places = [inner for place in places for inner in _inside(place, step)]
@@ -132,7 +132,7 @@ def _drop_nested(value: object, steps: Sequence[PathStep]) -> bool:
 
 
 def _inside(place: object, step: PathStep) -> Sequence[object]:
-    """Return what is one step inside of a parsed value; nothing if that step does not exist."""
+    """Return the values that are a step inside a parsed value; nothing if that step does not exist."""
     if isinstance(place, dict) and isinstance(step, str):
         table = cast("dict[str, object]", place)
         return [table[step]] if step in table else []

@@ -1,9 +1,9 @@
-"""What in a request steers the engine past the gateway: taken off on the way to a worker.
+"""Parts of a request that steer the engine past the gateway: removed on the way to a worker.
 
-A name is in here when it lets a client act as the engine's own machinery: have it connect somewhere, choose a rank, go
-ahead of others, touch others' requests, or bring code. What only changes a client's own response is not.
-`tests/engine/engine_fields.toml` has the judgement on every other field that the engines know. An external route gets
-all of it: what these names mean there is not ours to know.
+A name is in here when it lets a client act as the engine's own machinery. The client could have it connect somewhere,
+choose a rank, go ahead of others, touch others' requests, or bring code. A name that only changes a client's own
+response is not. `tests/engine/engine_fields.toml` has the judgement on every other field that the engines know. An
+external route gets all of it: we cannot know the meaning of these names there.
 """
 
 import json
@@ -49,7 +49,7 @@ MEMBERS: Mapping[str, str] = {
 }
 """Members of a body, and fields of a form, with what each of them does."""
 CARRIER = "vllm_xargs"
-"""A member whose own members are such fields as well, beside those that extensions of vLLM take."""
+"""A member whose own members are such fields as well, beside those that extensions of vLLM accept."""
 HEADERS: Mapping[bytes, str] = {
     b"x-override-bootstrap-host": _TRANSFER,
     b"x-override-bootstrap-port": _TRANSFER,
@@ -67,23 +67,23 @@ HEADERS: Mapping[bytes, str] = {
 HEADER_PREFIXES = (b"x-override-", b"x-smg-")
 """Others that begin so will be of their kind."""
 WATCHED = frozenset((*MEMBERS, CARRIER))
-"""What to look for in a body."""
+"""The names to look for in a body."""
 HEADER_NAMES = frozenset(HEADERS)
 
 
 def is_suspect(names: Iterable[str], of_head: Iterable[bytes]) -> bool:
-    """Return whether a request with these members or fields, and these headers, may have what steers an engine."""
+    """Return whether a request with these members or fields, and these headers, may steer an engine."""
     return not (WATCHED.isdisjoint(names) and HEADER_NAMES.isdisjoint(of_head))
 
 
 async def without_control(
     body: Body, by_name: Mapping[bytes, bytes], kept: Container[str] = ()
 ) -> tuple[Body, Sequence[str]]:
-    """Return a body without what steers an engine, and the names of what that was, in the headers as well.
+    """Return a body without the members that steer an engine, and the names of these members, and of such headers.
 
     `by_name` are the request's headers, `kept` are members whose values are the operator's by now.
 
-    The rest of the body is the same byte for byte. Raises ApiError 400 for one that cannot be read, and for a CARRIER
+    The rest of the body is the same byte for byte. Raises ApiError 400 for an unreadable body, and for a CARRIER
     of more than PARSED_BYTES_MAX.
     """
     form = form_type(by_name)
@@ -100,7 +100,7 @@ async def without_control(
 
 
 def _uncarried(body: Body, carriers: Sequence[Member]) -> tuple[Mapping[str, bytes], Sequence[str]]:
-    """Return the CARRIER's new value, where it needs one, and the names that it is without; the last one counts."""
+    """Return the CARRIER's new value, if it needs a new value, and the names left out; the last CARRIER counts."""
     kept: dict[str, object] = {}
     off: dict[str, None] = {}
     for carrier in carriers:
@@ -117,7 +117,7 @@ def _uncarried(body: Body, carriers: Sequence[Member]) -> tuple[Mapping[str, byt
 
 
 class DropNotices:
-    """What was logged of names that were taken off: each name once for each key."""
+    """Logged names that were removed: each name once for each key."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()
@@ -126,7 +126,7 @@ class DropNotices:
         return f"<DropNotices {len(self._told)}>"
 
     def log_dropped(self, key_name: str, names: Iterable[str]) -> None:
-        """Log the names that were taken off a request; `key_name` is empty for a client without a key."""
+        """Log the names that were removed from a request; `key_name` is empty for a client without a key."""
         new = [name for name in names if (key_name, name) not in self._told][: TOLD_MAX - len(self._told)]
         if new:
             self._told.update((key_name, name) for name in new)

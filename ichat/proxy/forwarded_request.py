@@ -1,4 +1,4 @@
-"""What every attempt at a request needs to know of it."""
+"""The facts about a request that every attempt at it needs."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,12 @@ from ichat.proxy.context import GatewayContext
 from ichat.proxy.targets import TargetWalk
 from ichat.routing.prefix_chain import PrefixChain
 from ichat.security.auth import Caller
+from ichat.security.grant import Grant
 
 
 @attrs.define(eq=False)
 class ForwardedRequest:
-    """One request, as all attempts at it see it. Times are Trio's clock."""
+    """A request, as all attempts at it see it. Times are Trio's clock."""
 
     context: GatewayContext
     request: Request
@@ -26,6 +27,8 @@ class ForwardedRequest:
     path: bytes
     """Its path, as it is counted."""
     started_at: float
+    grant: Grant = attrs.field(init=False)
+    """Its permissions, once they are known."""
     names: Sequence[str] = ()
     """The names of its body's members, or of its form's fields."""
     prefix: PrefixChain | None = None
@@ -36,16 +39,20 @@ class ForwardedRequest:
     internal: Sequence[tuple[bytes, bytes]] = ()
     """Headers for the upstream that no client can send; only the control plane gets any."""
     taker: Taker | None = None
-    """What takes the response, if that is not the client."""
+    """The receiver of the response, if that is not the client."""
     trace: Trace | None = None
     keepalive: KeepAlive | None = None
     relay: Relay | None = None
-    """What moves the newest attempt's response."""
+    """The relay of the newest attempt's response."""
     is_suspect: bool = False
     """Whether it may have members or headers that no worker gets from this caller."""
+    is_background: bool = False
+    """Whether its response is made after its end."""
+    ticket: str = ""
+    """Its worker reports the later usage under it; "" if there is none, or its upstream cannot report usage."""
     prompt_bytes: int = 0
     """The bytes of its body, if models learn from them how long prompts are; else 0."""
     is_copied: bool = False
-    """Whether it is of the share of which its name's shadow gets copies."""
+    """Whether it belongs to the share of requests that is copied to its name's shadow."""
     walk: TargetWalk | None = None
     """Its way through the models of the name that it asked for; None for a name that is only a model's."""

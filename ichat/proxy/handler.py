@@ -1,16 +1,21 @@
-"""How the gateway answers requests: which plane a request belongs to, who may send it, and what is noted at its end."""
+"""How the gateway answers requests: a request's plane, its permitted senders, and the notes made at its end."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal
 
 import trio
 
 from ichat import errors
 from ichat.config.schema import Config
 from ichat.errors import ApiError
+from ichat.fleet.heartbeats import HEARTBEAT_BYTES_MAX, HEARTBEAT_PATHS, HeartbeatReceiver
+from ichat.fleet.prefix_reports import PREFIXES_PATH, REPORT_BYTES_MAX, PrefixReportReceiver
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client
-from ichat.observability.access_log import AccessLog
+from ichat.observability.access_log import CLIENT_LEFT, AccessLog
 from ichat.observability.metrics import Metrics
-from ichat.observability.request_record import ROUTES, RequestRecord
+from ichat.observability.request_record import ROUTES, RecordSink, UsedTokens
 from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
 from ichat.proxy.client_head import SEALED
@@ -18,14 +23,14 @@ from ichat.proxy.context import GatewayContext
 from ichat.proxy.control_plane import ControlPlane, OpenRoutes
 from ichat.proxy.exchange import Exchange
 from ichat.proxy.head_checks import check_head
-from ichat.proxy.heartbeats import HEARTBEAT_BYTES_MAX, HEARTBEAT_PATHS, HeartbeatReceiver
-from ichat.proxy.prefix_reports import PREFIXES_PATH, REPORT_BYTES_MAX, PrefixReportReceiver
+from ichat.proxy.late_usage import Spender
 from ichat.proxy.records import client_address, shown_path
 from ichat.proxy.refusals import over_limit
 from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.proxy.upstream_request import JOINED_BYTES_MAX
+from ichat.proxy.wrong_addresses import is_googles, is_wrong_base, no_route
 from ichat.security.auth import CHANGES_MODELS, Caller
-from ichat.security.cors import cors_of
+from ichat.security.cors import Cors, cors_of
 from ichat.security.rules import find_rule
 
 CONTROL_BYTES_MAX = 4 * 1024 * 1024
@@ -35,16 +40,17 @@ _METHODS = _READS | {b"POST", b"PATCH", b"DELETE"}
 _JOINS = HEARTBEAT_PATHS | {PREFIXES_PATH}
 """Routes of workers, which are answered here."""
 _BYTES_MAX = {**dict.fromkeys(HEARTBEAT_PATHS, HEARTBEAT_BYTES_MAX), PREFIXES_PATH: REPORT_BYTES_MAX}
-"""The largest bodies of what workers send."""
+"""The largest bodies of workers' requests."""
 _JSON = [(b"content-type", b"application/json")]
 _RESPONSES = b"/v1/responses/"
-CLIENT_LEFT = 499
-"""What stands for a status where the client left."""
 _NO_HEAD = RequestHead(b"", b"", b"1.1", [], 0)
 _CONTROL_EXACT = frozenset((
     b"/", b"/console", b"/health", b"/metrics", b"/v1/models", b"/v1/usage", b"/register", b"/openapi.json",
 ))  # fmt: skip
 _CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/", b"/console/")
+
+RequestKind = Literal["model", "engine", "response", "preflight", "worker", "control", "wrong_method", "nowhere"]
+"""`model` is a known route, `engine` another route of an engine, `response` is about a kept response."""
 
 
 def is_control(path: bytes) -> bool:
@@ -79,7 +85,26 @@ class Gateway:
         self._heartbeats = heartbeats
         self._prefix_reports = prefix_reports
         self.in_flight = RequestsInFlight()
+        heartbeats.settle, context.late_usage.count = context.late_usage.settle, self._count_late
         self._control = ControlPlane(context, control_socket, open_routes)
+        self._sinks: Sequence[RecordSink] = [
+            metrics,
+            *([ledger] if ledger.enabled else ()),
+            context.quotas,
+            *([tracing] if tracing.sends_spans else ()),
+            *([access] if access.enabled else ()),
+        ]
+        """Each of them gets the record of each request when the request has ended."""
+        self._answers: Mapping[RequestKind, Callable[[Exchange, Request, Client], Awaitable[None]]] = {
+            "model": self._answer_model,
+            "engine": self._answer_engine,
+            "response": self._answer_response,
+            "preflight": self._answer_preflight,
+            "worker": self._answer_worker,
+            "control": self._answer_control,
+            "wrong_method": self._refuse_method,
+            "nowhere": self._refuse_route,
+        }
         self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
@@ -106,7 +131,7 @@ class Gateway:
         check_head(head)
         if head.length is None or head.length > JOINED_BYTES_MAX:
             refusal = self.context.quotas.refusal(caller.key_name, trio.current_time())
-            if refusal is not None:  # before a large body comes in vain
+            if refusal is not None:  # before a large body is sent in vain
                 raise over_limit(refusal)
         return caller
 
@@ -115,82 +140,81 @@ class Gateway:
         if head.method not in _METHODS:  # names are case-sensitive (RFC 9110, section 9.1); frameworks forget that
             allowed = b", ".join(sorted(_METHODS)).decode()
             raise errors.method_not_allowed(head.method.decode("latin-1"), shown_path(path), allowed)
+        if head.method == b"POST" and is_googles(path):
+            raise no_route(path, head.by_name, self.context.auth.site)
         if head.method not in _READS:
             self.context.auth.check(find_rule(head.method, path) or "write", caller)
         if head.length is None:
             raise errors.length_required(shown_path(path))
-        is_json = _is_json(head.by_name.get(b"content-type", b""))
-        if head.length and head.method not in _READS and not is_json:
+        if head.length and head.method not in _READS and not _is_json(head.by_name.get(b"content-type", b"")):
             raise errors.not_json(shown_path(path))
         bytes_max = _BYTES_MAX.get(path, CONTROL_BYTES_MAX)
         if head.length > bytes_max:
             raise errors.request_too_large(bytes_max)
 
     def more_headers(self, head: RequestHead) -> Headers:
-        """Return what the response to a request with this head says to browsers."""
+        """Return the headers for browsers in the response to a request with this head."""
         sealed = () if is_control(head.path) else SEALED
         return [*sealed] if self.cors is None else [*sealed, *self.cors.headers_for(head.path, head.headers)]
 
     async def answer(self, request: Request, client: Client, caller: Caller) -> None:
-        """Answer one request through an upstream. Raises ApiError if nothing has been sent."""
-        exchange = Exchange(self.context, request, client, caller)
-        phase, path, is_post = "", request.path, request.method == b"POST"
-        is_counted = is_by_model = is_post and path in ROUTES
+        """Answer a request through an upstream. Raises ApiError if nothing has been sent."""
+        exchange, phase = Exchange(self.context, request, client, caller), ""
         try:
-            if is_by_model:
-                self._begin(exchange, request, is_known=True)
-                await exchange.forward()
-            elif self.cors is not None and self.cors.is_preflight(request.method, path, request.headers):
-                await client.respond(request, NO_CONTENT, self.cors.answer(path, request.headers), b"")
-                exchange.status, exchange.error = NO_CONTENT, ""
-            elif is_post and path in _JOINS:
-                await self._answer_worker(exchange, request, client)
-            elif is_control(path):
-                await self._answer_control(exchange, request, client)
-            elif (is_by_response := path.startswith(_RESPONSES) and _is_about_response(request)) or (
-                is_post and path.startswith(b"/v1/")
-            ):
-                is_counted = True
-                self._begin(exchange, request, is_known=False)
-                await (exchange.forward_to_holder() if is_by_response else exchange.forward())
-            elif path in ROUTES:
-                raise errors.method_not_allowed(request.method.decode("latin-1"), path.decode("latin-1"), "POST")
-            else:
-                raise errors.not_found(path.decode("latin-1"))
+            await self._answers[kind_of(request, self.cors)](exchange, request, client)
         except ApiError as error:
             exchange.status, exchange.error = error.status, error.code
-            self._metrics.refused(error.limit or error.code, exchange.caller.key_name)
+            self._metrics.refused(error.limit or error.code, caller.key_name)
             raise
         except trio.Cancelled:
             phase = exchange.phase
             if not await self.in_flight.end_if_cancelled(exchange):  # noqa: ASYNC102 it has a shield with a bound
                 exchange.status, exchange.error = (CLIENT_LEFT, "client_left") if client.has_left else (503, "draining")
             elif not exchange.is_answered:  # an error after the head is counted by the metrics themselves
-                self._metrics.refused(exchange.error, exchange.caller.key_name)
+                self._metrics.refused(exchange.error, caller.key_name)
             raise
         finally:
+            self.in_flight.exchanges.pop(exchange, None)
             record = exchange.record(phase)
-            if is_counted:
-                self.in_flight.exchanges.pop(exchange, None)
-                self._metrics.request_ended(record)
-                self._account(record)
-            elif exchange.error == "internal_error" and not exchange.is_answered:
-                self._metrics.refused(exchange.error)
-            if exchange.forwarded.trace is not None:
-                self._tracing.end(exchange.forwarded.trace, record)
-            if self._access.enabled:
-                self._access.add_record(record)
+            for sink in self._sinks:
+                sink.ended(record)
 
-    def _account(self, record: RequestRecord) -> None:
-        """Note who used what, and count it towards limits for a day or a month."""
+    async def _answer_model(self, exchange: Exchange, request: Request, _client: Client) -> None:
+        self._begin(exchange, request, is_known=True)
+        await exchange.forward()
+
+    async def _answer_engine(self, exchange: Exchange, request: Request, _client: Client) -> None:
+        self._begin(exchange, request, is_known=False)
+        await exchange.forward()
+
+    async def _answer_response(self, exchange: Exchange, request: Request, _client: Client) -> None:
+        self._begin(exchange, request, is_known=False)
+        await exchange.forward_to_holder()
+
+    async def _answer_preflight(self, exchange: Exchange, request: Request, client: Client) -> None:
+        assert self.cors is not None
+        await client.respond(request, NO_CONTENT, self.cors.answer(request.path, request.headers), b"")
+        exchange.status, exchange.error = NO_CONTENT, ""
+
+    async def _refuse_method(self, _exchange: Exchange, request: Request, _client: Client) -> None:
+        raise errors.method_not_allowed(request.method.decode("latin-1"), request.path.decode("latin-1"), "POST")
+
+    async def _refuse_route(self, _exchange: Exchange, request: Request, _client: Client) -> None:
+        raise no_route(request.path, request.by_name, self.context.auth.site)
+
+    def _count_late(self, spender: Spender, used: UsedTokens) -> None:
+        """Note the tokens of a response that was made in the background."""
+        self._metrics.used_later(spender.key_name, spender.model, used)
         if self._ledger.enabled:
-            self._ledger.add(record)
-        quotas, usage = self.context.quotas, record.usage
-        if quotas.has_periods and usage is not None:
-            quotas.spend(record.key_name, record.model, usage.input, usage.output, usage.cached)
+            self._ledger.add_late(spender.key_name, spender.model, spender.worker, used)
+        quotas = self.context.quotas
+        quotas.spend_late(spender.key_name, used.total, trio.current_time())
+        if quotas.has_periods:
+            quotas.spend(spender.key_name, spender.model, used.input, used.output, used.cached)
 
     def _begin(self, exchange: Exchange, request: Request, *, is_known: bool) -> None:
         """Count and trace a request to a model from now on; `is_known` says that its path is one of few."""
+        exchange.is_counted = True
         self.in_flight.exchanges[exchange] = False
         self._metrics.request_began()
         exchange.forwarded.trace = self._tracing.begin(request.headers, request.path, is_known=is_known)
@@ -209,7 +233,7 @@ class Gateway:
             self._metrics.refused(exchange.error, exchange.caller.key_name)
 
     def refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
-        """Record what was refused before it was a request."""
+        """Record a refusal of bytes that were not yet a request."""
         caller = self.context.auth.caller(head or _NO_HEAD, peer)
         if error.status != CLIENT_LEFT:
             self._metrics.refused(error.limit or error.code, caller.key_name)
@@ -223,13 +247,31 @@ class Gateway:
             self._access.add(entry | {"status": error.status, "error": error.code})
 
 
+def kind_of(request: Request, cors: Cors | None) -> RequestKind:
+    """Return the kind of a request. Raises ApiError 405 for a method that no kept response has."""
+    path, is_post = request.path, request.method == b"POST"
+    if is_post and path in ROUTES:
+        return "model"
+    if cors is not None and cors.is_preflight(request.method, path, request.headers):
+        return "preflight"
+    if is_post and path in _JOINS:
+        return "worker"
+    if is_control(path):
+        return "control"
+    if path.startswith(_RESPONSES) and _is_about_response(request):
+        return "response"
+    if is_post and path.startswith(b"/v1/") and not is_wrong_base(path):
+        return "engine"
+    return "wrong_method" if path in ROUTES else "nowhere"
+
+
 def _is_json(content_type: bytes) -> bool:
     """Return whether a body is said to be JSON, which a page of another origin may not say without being asked."""
     return content_type.partition(b";")[0].strip().lower() == b"application/json"
 
 
 def _is_about_response(request: Request) -> bool:
-    """Return whether a request below `/v1/responses/` is about one that was made before. Raises ApiError 405."""
+    """Return whether a request below `/v1/responses/` is about an earlier response. Raises ApiError 405."""
     if request.method == b"POST":
         return request.path.startswith(_RESPONSES + b"resp_")
     if request.method not in (b"GET", b"HEAD", b"DELETE"):

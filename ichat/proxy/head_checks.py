@@ -6,13 +6,13 @@ from ichat.http.heads import RequestHead
 
 _JUDGED = frozenset((b"content-encoding", b"sec-fetch-dest", b"sec-fetch-mode"))
 _MODES = frozenset((b"cors", b"same-origin", b"no-cors"))
-"""With which scripts send requests (`Sec-Fetch-Mode`, the Fetch Standard)."""
+"""Modes in which scripts send requests (`Sec-Fetch-Mode`, the Fetch Standard)."""
 _ELSEWHERE = frozenset((b"cross-site", b"same-site"))
 """Origins that are not the gateway's own (`Sec-Fetch-Site`); another port of its host is `same-site`."""
 
 
 def check_head(head: RequestHead) -> None:
-    """Raise ApiError for a request that no upstream may get: 403 for one of a browser's own, 415 for a coded body."""
+    """Raise ApiError for a request that no upstream may get: 403 for a browser's own request, 415 for a coded body."""
     if head.by_name.keys().isdisjoint(_JUDGED):
         return
     for name, value in head.headers:
@@ -25,7 +25,7 @@ def check_head(head: RequestHead) -> None:
 
 
 def _check_mode(mode: bytes, site: bytes) -> None:
-    """Raise ApiError for a mode in which no script asks, or in which one of another origin cannot read the answer."""
+    """Raise ApiError for a mode that no script uses, or in which a script of another origin cannot read the answer."""
     if mode not in _MODES:
         raise _refused(f"is a browser's own, of the mode `{mode.decode('latin-1')[:40]}`")
     if mode == b"no-cors" and site in _ELSEWHERE:

@@ -1,16 +1,16 @@
-"""Headers that end at the gateway: what no upstream gets of a request, and what no client gets of a model's answer."""
+"""Headers that end at the gateway: those that no upstream gets, and those that no client gets of a model's answer."""
 
 from collections.abc import Callable, Collection
 
 from ichat.http.heads import RememberedLines
-from ichat.protocol import INTERNAL
+from ichat.protocol.messages import INTERNAL
 from ichat.security.addresses import FORWARDED
 
 IsLeftOut = Callable[[bytes], bool]
 """Returns whether a header of this name, in lower case, goes no further."""
 
 _OF_BROWSERS = frozenset((b"origin", b"referer", b"cookie", b"cookie2", b"proxy-authorization"))
-"""What a browser says of the page that asks, and what it has for this origin or a proxy."""
+"""Headers in which a browser describes the page that asks, and its secrets for this origin or a proxy."""
 _CLIENTS = frozenset((
     b"cf-connecting-ip", b"cf-connecting-ipv6", b"cf-ipcountry", b"cf-pseudo-ipv4", b"client-ip", b"do-connecting-ip",
     b"fastly-client-ip", b"fly-client-ip", b"forwarded-for", b"incap-client-ip", b"proxy-client-ip",
@@ -22,7 +22,7 @@ _CLIENTS = frozenset((
     b"x-remote-addr", b"x-remote-ip", b"x-remote-user", b"x-sucuri-clientip", b"x-true-client-ip",
     b"x-vercel-forwarded-for", b"x-vercel-proxied-for",
 ))  # fmt: skip
-"""In which proxies, load balancers and CDNs say who their client is, and where."""
+"""Headers in which proxies, load balancers and CDNs describe their client's identity and place."""
 _CLIENTS_BEGIN = (
     b"cf-access-", b"cloudfront-viewer-", b"ssl-client-", b"tailscale-user-", b"x-amzn-mtls-", b"x-amzn-oidc-",
     b"x-appengine-", b"x-auth-request-", b"x-authentik-", b"x-forwarded-", b"x-goog-authenticated-user-",
@@ -32,8 +32,8 @@ _CLIENTS_BEGIN = (
 """The same: those of proxies that sign people in carry their tokens and certificates, too."""
 NOT_OF_REQUESTS = FORWARDED | _OF_BROWSERS | _CLIENTS
 NOT_OF_REQUESTS_BEGIN = (INTERNAL, b"sec-", *_CLIENTS_BEGIN)
-"""`sec-` is the browser's word on the page that asks: the gateway has judged it (`head_checks.py`), and a worker
-that found it would refuse what the gateway let in."""
+"""`sec-` is the browser's word on the page that asks. The gateway has judged it (`head_checks.py`), and a worker
+that found it would refuse requests that the gateway let in."""
 
 _ORDERS_TO_BROWSERS = frozenset((
     b"accept-ch", b"activate-storage-access", b"alt-svc", b"clear-site-data", b"critical-ch", b"document-policy",
@@ -46,18 +46,18 @@ _ORDERS_TO_BROWSERS = frozenset((
     b"x-dns-prefetch-control", b"x-frame-options", b"x-permitted-cross-domain-policies", b"x-sourcemap",
     b"x-webkit-csp",
 ))  # fmt: skip
-"""What a browser would keep, open or send for the gateway's origin, which is the console's, at an upstream's word."""
+"""With these an upstream could make a browser keep, open or send something for the gateway's (console's) origin."""
 _ORDERS_BEGIN = (
     INTERNAL, b"access-control-", b"attribution-reporting-", b"content-security-policy", b"cross-origin-",
     b"public-key-pins", b"sec-session-",
 )  # fmt: skip
-"""The same, and what only the gateway nearest to the client says."""
+"""The same, and headers that only the gateway nearest to the client sends."""
 _ORDERS_TO_PROXIES = frozenset((
     b"x-accel-charset", b"x-accel-expires", b"x-accel-limit-rate", b"x-accel-redirect", b"x-lighttpd-send-file",
     b"x-lighttpd-send-tempfile", b"x-reproxy-file", b"x-reproxy-url", b"x-sendfile", b"x-sendfile2",
 ))  # fmt: skip
-"""With which an upstream has a proxy before the gateway send other pages or files. `x-accel-buffering` passes: a stream
-needs it."""
+"""Headers by which an upstream has a proxy before the gateway send other pages or files. `x-accel-buffering` passes:
+a stream needs it."""
 _LEADS_AWAY = frozenset((b"location", b"proxy-authenticate", b"proxy-authentication-info", b"www-authenticate"))
 """Clients follow a redirect with the request's body and with keys that are not in `Authorization`; browsers ask people
 for a password in the gateway's name."""

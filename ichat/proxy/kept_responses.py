@@ -1,8 +1,9 @@
-"""Requests about a response that a worker keeps: what may be asked, and whose key is for the response's model."""
+"""Requests about a response that a worker keeps: the permitted requests, and the keys that may use its model."""
 
 from collections.abc import Collection, Mapping
 
 from ichat import errors
+from ichat.fleet.responses import ResponseMissing, holder_of
 from ichat.http.request import Request
 from ichat.protocol.responses import is_of_model
 from ichat.proxy.context import GatewayContext
@@ -10,13 +11,12 @@ from ichat.proxy.model_request import check_path
 from ichat.proxy.records import shown_path
 from ichat.proxy.refusals import response_missing
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.responses import ResponseMissing, holder_of
 from ichat.security.auth import Caller
 
 _NOT_FOR = "it is of a model that this key is not for"
 _READS = (b"GET", b"HEAD")
 _METHODS: Mapping[bytes, tuple[bytes, ...]] = {b"": (b"DELETE", *_READS), b"input_items": _READS, b"cancel": (b"POST",)}
-"""What may follow a response's id in a path, and by which methods it is asked for."""
+"""The parts that may follow a response's id in a path, with the methods that are accepted there."""
 
 
 def kept_response(context: GatewayContext, request: Request, caller: Caller) -> tuple[str, Endpoint]:

@@ -1,4 +1,4 @@
-"""What a request for a model asks for, as far as the gateway reads it."""
+"""The model and the other parts of a request for a model that the gateway reads."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from ichat.proxy.upstream_request import hops_of
 HOPS_MAX = 4
 _CONTENT_TYPE = b"content-type"
 _URL_ENCODED = b"application/x-www-form-urlencoded"
-"""What engines would read fields from, where the gateway reads JSON."""
+"""The type of bodies from which engines would read fields, where the gateway reads JSON."""
 _READ_MEMBERS = frozenset(("model", "stream", "previous_response_id", "background"))
 """Members of a body whose values are read."""
 _TWO_WAYS = re.compile(rb"[%#;\\]|//|/\.{1,2}(?:/|$)")
@@ -24,14 +24,14 @@ _TWO_WAYS = re.compile(rb"[%#;\\]|//|/\.{1,2}(?:/|$)")
 
 
 class ModelRequest(NamedTuple):
-    """What a request for a model asks for."""
+    """The parts of a request for a model that the gateway reads."""
 
     model: str
     names: Sequence[str]
     """The names of the body's members, or of the form's fields."""
     is_stream: bool
     previous_response_id: str | None
-    """The response that it continues, if it names one."""
+    """The response that it continues, if it names any."""
     is_background: bool = False
     """Whether the response is made after the request has ended."""
 
@@ -43,9 +43,9 @@ def check_path(path: bytes) -> None:
 
 
 async def read_model_request(request: Request) -> ModelRequest:
-    """Return what a request asks for. Raises ApiError for one that no upstream may get.
+    """Return the parts of a request that are read here. Raises ApiError for a request that no upstream may get.
 
-    A form becomes one that all parsers read in the same way.
+    A form becomes a form that all parsers read in the same way.
     """
     if request.path not in ROUTES:
         check_path(request.path)
@@ -77,7 +77,7 @@ async def read_model_request(request: Request) -> ModelRequest:
 
 
 def _check_content_type(request: Request) -> None:
-    """Raise ApiError 400 where an upstream could take the body for another one than the gateway."""
+    """Raise ApiError 400 where an upstream could read the body in another way than the gateway."""
     by_name, headers = request.by_name, request.headers
     if len(by_name) < len(headers) and sum(name == _CONTENT_TYPE for name, _ in headers) > 1:
         raise errors.bad_request("A request must have one content type.")

@@ -1,6 +1,6 @@
-"""What a response tells of the engine's cache, and what was believed when its endpoint was chosen. Purely synchronous.
+"""A response's report of the engine's cache, and the belief when its endpoint was chosen. Purely synchronous.
 
-An engine that has just answered has the whole prompt in its cache, so that one wrong guess is no reason to send the
+An engine that has just answered has the whole prompt in its cache. So a single wrong guess is no reason to send the
 next request of the kind elsewhere. An engine that keeps nothing shows it by being wrong again and again.
 """
 
@@ -12,7 +12,7 @@ from ichat.routing.prefix_chain import PrefixChain
 from ichat.routing.prefix_index import PrefixIndex
 
 WRONG_MAX = 8
-"""After so many matches of an endpoint in a row that were none, it is believed no longer what it gets."""
+"""After this many wrong matches of an endpoint in a row, stop recording the prefixes that it gets."""
 
 
 def held(matched: int, length: int, prompt_tokens: int, cached_tokens: int) -> int | None:
@@ -27,7 +27,7 @@ def held(matched: int, length: int, prompt_tokens: int, cached_tokens: int) -> i
 
 
 def correct(index: PrefixIndex, chain: PrefixChain, endpoint: Endpoint, prompt_tokens: int, cached_tokens: int) -> None:
-    """Compare what was expected with what is told of a prompt's tokens."""
+    """Compare the expectation with the report of a prompt's tokens."""
     if not chain.matched:
         return
     count = held(chain.matched, chain.length, prompt_tokens, cached_tokens)
@@ -41,5 +41,5 @@ def correct(index: PrefixIndex, chain: PrefixChain, endpoint: Endpoint, prompt_t
 
 
 def take_back(index: PrefixIndex, chain: PrefixChain, endpoint: Endpoint) -> None:
-    """Record that an endpoint has not worked on a request after all: it has what it was believed to have before."""
+    """Record that an endpoint has not worked on a request after all: only its earlier prefixes are believed there."""
     index.discard(chain.digests[bisect_right(BOUNDARIES, chain.matched) :], endpoint)

@@ -1,4 +1,4 @@
-"""What records say of clients and paths."""
+"""How records name clients and paths."""
 
 from ichat.observability.access_log import SHOWN_CHARACTERS_MAX
 from ichat.security.addresses import address_in

@@ -1,4 +1,4 @@
-"""What a client is told when its request is refused: the values of the domain become errors with a status here."""
+"""The client's view of a refusal: the values of the domain become errors with a status here."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -7,14 +7,19 @@ import attrs
 
 from ichat import errors
 from ichat.errors import ApiError
+from ichat.fleet.responses import ResponseMissing
+from ichat.http.keepalive import COMMENT_BYTES_MAX
 from ichat.routing.availability import Draining, Full, Loadable, NotReady, QueueTimeout, Refusal
 from ichat.routing.balancer import RETRY_AFTER_S
-from ichat.routing.responses import ResponseMissing
 from ichat.security.period_limits import PeriodStanding
 from ichat.security.rate_limits import QuotaRefusal
 
+_COMMENT_BYTES_MAX = COMMENT_BYTES_MAX - 16
+"""For the words of a comment, in a chunk."""
+_NAME_BYTES_MAX = 72
+"""Bytes of a model's name in a comment, at most."""
 LOAD_RETRY_S = 5
-"""The Retry-After of a request whose model is being loaded, where it is not known how long that takes."""
+"""The Retry-After of a request for a model that is loaded now, if the duration of the load is not known."""
 
 
 @attrs.frozen
@@ -22,28 +27,46 @@ class WaitBound:
     """How long a request may wait for a lease."""
 
     name: str
-    """The key of `[timeouts]` that says so."""
+    """The key of `[timeouts]` that sets it."""
     seconds: float
 
 
 def no_lease(
     refusal: Refusal, model: str, known: Callable[[], Iterable[str]], bound: WaitBound, now: float
 ) -> ApiError:
-    """Return the error of a request for a model that got no lease; `known` returns the models that there are."""
+    """Return the error of a request for a model that got no lease; `known` returns the models that there are.
+
+    It says in which state the model is. Why that is so may name arguments and paths, and is for operators only.
+    """
     match refusal:
         case Full(waiting):
             return errors.queue_full(model, waiting, RETRY_AFTER_S)
-        case Loadable(reasons):
-            why = f"{reasons}; the request has waited for {bound.seconds:g} s"
+        case Loadable():
+            why = f"{refusal.told}; the request has waited for {bound.seconds:g} s"
             return errors.model_not_ready(model, why, refusal.rest_s(now) or LOAD_RETRY_S, f"timeouts.{bound.name}")
-        case NotReady(reasons, retry_after_s, limit):
-            return errors.model_not_ready(model, reasons, retry_after_s, limit)
+        case NotReady(_, retry_after_s, limit):
+            return errors.model_not_ready(model, refusal.told, retry_after_s, limit)
         case Draining():
             return errors.draining()
         case QueueTimeout():
             return errors.queue_timeout(model, bound.seconds, RETRY_AFTER_S, f"timeouts.{bound.name}")
         case _:
             return errors.model_not_found(model, known())
+
+
+def load_comment(model: str, words: str) -> bytes:
+    """Return the comment for a stream that waits for a model: the worker's current work, and its expected duration.
+
+    It has at most `keepalive.COMMENT_BYTES_MAX` with what stands around it.
+    """
+    head = f"loading {_cut(model, _NAME_BYTES_MAX)}"
+    left = _COMMENT_BYTES_MAX - len(f"{head}: ".encode())
+    words = _cut("".join(character if character.isprintable() else "?" for character in words), left)
+    return f"{head}{f': {words}' if words else ''}".encode()
+
+
+def _cut(text: str, bytes_max: int) -> str:
+    return text.encode()[: max(0, bytes_max)].decode(errors="ignore")
 
 
 def response_missing(missing: ResponseMissing, param: str | None = None) -> ApiError:

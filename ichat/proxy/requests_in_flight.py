@@ -1,6 +1,6 @@
-"""The requests in flight: what operators see of those that have begun and not ended, and how they are cancelled.
+"""The requests in flight: the operators' view of those that have begun and not ended, and how they are cancelled.
 
-A request costs an insertion and a deletion. All else is read from its exchange when somebody asks.
+A request costs an insertion and a deletion. All else is read from its exchange when an operator asks.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,14 @@ import trio
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.observability.request_record import RequestRecord
-from ichat.protocol import Count
-from ichat.proxy.attempt import end_with_error
+from ichat.protocol.messages import Count
 from ichat.proxy.exchange import Exchange
+from ichat.texts import some_of
 
 SHOWN_MAX = 200
-"""Requests that are shown, the oldest ones, at most."""
-NAMED_MAX = 20
-"""Requests of one id that an error names, at most."""
+"""Requests that are shown, at most: the oldest."""
 REPLY_S = 5.0
-"""How long the client of a request that was cancelled may take to get the error."""
+"""How long the client of a request that was cancelled may need to receive the error."""
 
 
 @attrs.frozen
@@ -78,7 +76,7 @@ class RequestsInFlight:
         return f"<RequestsInFlight {len(self.exchanges)}>"
 
     def view(self) -> RequestsView:
-        """Return what is known of the oldest ones."""
+        """Return the facts about the oldest requests."""
         now, chosen = trio.current_time(), list[Exchange]()
         for exchange in self.exchanges:
             chosen.append(exchange)
@@ -87,7 +85,7 @@ class RequestsInFlight:
         return RequestsView([_view_of(exchange, now) for exchange in chosen], len(self.exchanges))
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel the request of this id, the gateway's or the client's own; return whether there is one.
+        """Cancel the request of this id, the gateway's or the client's own; return whether there is such a request.
 
         Raises ApiError 409 for an id that clients have given several requests.
         """
@@ -96,12 +94,11 @@ class RequestsInFlight:
         found = [one for one, request in requests if request.own_id == wanted]
         found = found or [one for one, request in requests if request.id == wanted]
         if len(found) > 1:
-            own = ", ".join(one.forwarded.request.own_id.decode() for one in found[:NAMED_MAX])
-            more = ", …" if len(found) > NAMED_MAX else ""
+            own = some_of((one.forwarded.request.own_id.decode() for one in found), "GET /v1/admin/requests lists all")
             raise ApiError(
                 409,
                 "ambiguous_id",
-                f"{len(found)} requests have the id {request_id}: cancel one by its own: {own}{more}",
+                f"{len(found)} requests have the id {request_id}: cancel one by its own: {own}.",
             )
         for exchange in found:
             self.exchanges[exchange] = True
@@ -126,12 +123,12 @@ class RequestsInFlight:
         with trio.move_on_after(REPLY_S, shield=True):
             if not client.head_sent:
                 request = forwarded.request
-                await client.send_all(client.error_response(error, request.id, request.method))
+                await client.send_all(client.error_response(error, request.id, request.method, request.path))
             elif relay is not None and relay.has_head:
                 if relay.may_insert:
-                    await end_with_error(client, b"\n\n" + event)
+                    await client.end_with_event(b"\n\n" + event)
             elif forwarded.keepalive is not None and forwarded.keepalive.has_begun:
-                await end_with_error(client, event)
+                await client.end_with_event(event)
         return True
 
 

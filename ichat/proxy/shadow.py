@@ -1,6 +1,6 @@
-"""Copies of requests for another model, whose responses nobody gets: whether it fails, and how long it takes.
+"""Copies of requests for another model: they show whether it fails, and how fast it is. Responses are dropped.
 
-A copy starts when the response to its original begins, and takes a place at an endpoint that is free at that moment. It
+A copy starts when the response to its original begins, and occupies a place at an endpoint that is free then. It
 waits in no queue, loads no model, has no second attempt, and counts for no limit of a key.
 """
 
@@ -31,14 +31,15 @@ from ichat.routing.availability import Full
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.request import Lease, RoutingRequest
-from ichat.security.auth import CREDENTIALS, Auth, Caller
+from ichat.security.auth import CREDENTIALS
+from ichat.security.grant import Grant
 
 log = logging.getLogger(__name__)
 
 COPIED_BYTES_MAX = 1024 * 1024
 """A larger request has no copy."""
 ID_SUFFIX = b"-shadow"
-"""What the id of a copy ends with: engines tell requests apart by their ids."""
+"""The end of a copy's id: engines distinguish requests by their ids."""
 _NUMBERS = 2.0**64
 
 
@@ -53,13 +54,13 @@ class Copy:
     request: Request
     names: Sequence[str]
     """The names of the body's members."""
-    caller: Caller
+    grant: Grant
     is_suspect: bool
-    """Whether it may have what no worker gets from this caller; see `ForwardedRequest`."""
-    auth: Auth
+    """Whether it may have members or headers that no worker gets from this caller; see `ForwardedRequest`."""
+    proof: bytes
     timeouts: Timeouts
     kept: Collection[str] = ()
-    """Members whose values are the operator's."""
+    """Members with values of the operator."""
 
     async def body_for(self, endpoint: Endpoint) -> Body:
         """Return the body as this endpoint wants it. Raises ApiError where it must not have it."""
@@ -78,14 +79,14 @@ def copy_of(
     names: Sequence[str],
     alias: Alias,
     *,
-    caller: Caller,
+    grant: Grant,
     is_suspect: bool,
-    auth: Auth,
+    proof: bytes,
     timeouts: Timeouts,
 ) -> Copy | None:
     """Return the copy of a request for the shadow of a name, without the client's key; None if there can be none.
 
-    A form has none, and neither has what continues a response, which only one worker keeps.
+    A form has no copy, nor has a request that continues a response, which only a single worker keeps.
     """
     if request.path not in ROUTES or form_type(request.by_name) or "previous_response_id" in names:
         return None
@@ -101,7 +102,7 @@ def copy_of(
         id=request.id + ID_SUFFIX,
         keep_alive=False,
     )
-    return Copy(alias.name, alias.shadow.model, again, names, caller, is_suspect, auth, timeouts, alias.set)
+    return Copy(alias.name, alias.shadow.model, again, names, grant, is_suspect, proof, timeouts, alias.set)
 
 
 def is_copied(alias: str, shadow: ShadowConfig, session: bytes, draw: Callable[[], float] = random.random) -> bool:
@@ -141,7 +142,7 @@ class Shadows:
             self._nursery.cancel_scope.cancel()
 
     def start(self, copy: Copy | None) -> None:
-        """Begin to send a copy, if there is one, and a free place for it; this never waits."""
+        """Begin to send a copy, if it exists and has a free place; this never waits."""
         if copy is not None and (result := self._begin(copy)):
             self._counts.add(copy.alias, copy.model, result)
 
@@ -153,7 +154,7 @@ class Shadows:
             return "too_large"
         if self._under_way >= self._copies_max:
             return "busy"
-        lease = self._balancer.lease(RoutingRequest(copy.model, fairness_key=copy.caller.fairness_key))
+        lease = self._balancer.lease(RoutingRequest(copy.model, fairness_key=copy.grant.fairness_key))
         if not isinstance(lease, Lease):
             return "busy" if isinstance(lease, Full) else "not_ready"
         if lease.is_probe:  # a copy gives no verdict
@@ -164,7 +165,7 @@ class Shadows:
         return ""
 
     async def _send(self, copy: Copy, lease: Lease) -> None:
-        """Send a copy and drop the response. Nothing that goes wrong here concerns anybody else."""
+        """Send a copy and drop the response. Nothing that goes wrong here concerns other requests."""
         usage = TokenUsage(copy.request.path)
         began, result = trio.current_time(), "cancelled"
         try:
@@ -193,7 +194,7 @@ async def _exchange(copy: Copy, endpoint: Endpoint, usage: TokenUsage) -> int:
     first_byte_s, stall_s = endpoint.timeouts or (timeouts.first_byte_s, timeouts.stream_stall_s)
     body = await copy.body_for(endpoint)
     pieces = build_upstream_request(
-        copy.request, body, endpoint, auth=copy.auth, caller=copy.caller,
+        copy.request, body, endpoint, grant=copy.grant, proof=copy.proof,
         added=[(b"connection", b"close")], reads_response=True,
     )  # fmt: skip
     parser = h11.Connection(h11.CLIENT)  # it has to know that a request was sent, though not which

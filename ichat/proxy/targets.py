@@ -1,10 +1,11 @@
-"""The way of a request through the models of its plan: which one is next, with what body, and why the last one was not.
+"""The way of a request through the models of its plan: the next model, its body, and why the last was not used.
 
 A request goes on to the next model only before the client has a byte of a response, and only for the reasons that its
-name allows. What a worker may have worked on goes nowhere else; of external routes a name may allow it.
+name allows. A request that a worker may have worked on goes nowhere else; of external routes a name may allow it.
 """
 
 import json
+import math
 import re
 import urllib.parse
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -13,6 +14,8 @@ import attrs
 
 from ichat import errors
 from ichat.errors import ApiError
+from ichat.fleet.registry import Registry
+from ichat.fleet.responses import ResponseMissing, continued_among, continued_by
 from ichat.http.heads import Headers, form_type
 from ichat.http.json_body import PARSED_BYTES_MAX, Body, find_model, members_of, rewrite_json
 from ichat.http.multipart import fields_of, is_field_name, rewrite_form
@@ -20,17 +23,24 @@ from ichat.observability.request_record import RequestRecord
 from ichat.proxy.client_head import ATTEMPTS_HEADER, MODEL_HEADER
 from ichat.proxy.refusals import response_missing
 from ichat.routing.aliases import Plan
-from ichat.routing.availability import Full, Loadable, NotReady, Refusal, Unknown
+from ichat.routing.availability import Full, Loadable, NotReady, Ready, Refusal, Unknown
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.registry import Registry
-from ichat.routing.responses import ResponseMissing, continued_among, continued_by
+from ichat.routing.prompt_lengths import PromptLengths
 
 _AGAIN = frozenset(("5xx", "429", "timeout"))
 """Reasons for which the same external route may be asked again."""
 TOO_LONG, SEEMS_TOO_LONG = "too_long", "seems_too_long"
 """Reasons to go on to the model for longer prompts: the engine's refusal, and an estimate before it was asked."""
 _LATER = frozenset(("busy", "loading"))
-"""Reasons for which a model is passed over, and waited for if no other one can answer."""
+"""Reasons for which a model is passed over, and waited for if no other model can answer."""
+_STARTING = "model_starting"
+"""The code of a model that is passed over since its worker is started: it is waited for later, too."""
+_PASSED_OVER = {
+    "busy": ("model_busy", "has all its places taken"),
+    "loading": ("model_loading", "is being loaded"),
+    "not_ready": (_STARTING, "is being started"),
+}
+"""The code and the words of the error of a model that is not waited for, by the reason."""
 AGAIN_FIRST_S = 0.25
 """The pause before the only endpoint of a model is asked again; twice as long each further time."""
 AGAIN_LONGEST_S = 4.0
@@ -39,7 +49,7 @@ _QUEUES = frozenset(("routing.queue_max", "timeouts.queue_s", "timeouts.load_wai
 
 
 class TargetWalk:
-    """One request's way through the models of its plan. It begins at the first one."""
+    """A request's way through the models of its plan. It begins at the first model."""
 
     __slots__ = (
         "_again", "_ahead", "_failures", "_is_fit", "_later", "_waits", "alias", "failed", "model", "passed", "tries",
@@ -48,12 +58,12 @@ class TargetWalk:
     def __init__(self, plan: Plan) -> None:
         self.alias = plan.alias
         self.model = plan.targets[0]
-        """The current one."""
+        """The current model."""
         self._ahead = list(plan.targets[1:])
         self._later: list[str] = []
         """Those that were passed over."""
         self._waits = False
-        """Whether it has come back to those, and waits for them."""
+        """Whether it has returned to those, and waits for them."""
         self._again = plan.alias.retries
         self.failed: Endpoint | None = None
         """The route of the current model that has failed, if the model is asked again."""
@@ -64,30 +74,30 @@ class TargetWalk:
         self.passed: list[tuple[str, str]] = []
         """The models that it went on from, each with the reason."""
         self.tries = 1
-        """How many endpoints were asked, and models that had none to ask, the current one included."""
+        """How many endpoints were asked, and models without an endpoint to ask, the current model included."""
 
     def __repr__(self) -> str:
         return f"<TargetWalk {self.alias.name} at {self.model}>"
 
     @property
     def has_more(self) -> bool:
-        """Whether another model can be asked after the current one."""
+        """Whether another model can be asked after the current model."""
         return bool(self._ahead or self._later)
 
     @property
     def skips_open(self) -> bool:
-        """Whether an endpoint whose circuit is open is not asked, since another model can be."""
+        """Whether an endpoint with an open circuit is not asked, since another model can be."""
         return "circuit" in self.alias.goes_on and self.has_more
 
     @property
     def pause_s(self) -> float:
-        """How long to wait before the current model is asked again, if only what has failed can answer."""
+        """How long to wait before the current model is asked again, if only the failed route can answer."""
         if self.failed is None:
             return 0.0
         return min(AGAIN_LONGEST_S, AGAIN_FIRST_S * 2.0 ** (self.alias.retries - self._again - 1))
 
     def passes_over(self, reason: str) -> bool:
-        """Return whether not to wait for the current model, which is `busy` or `loading`."""
+        """Return whether not to wait for the current model, for this reason."""
         return reason in self.alias.goes_on and not self._waits and self.has_more
 
     def refuses(self, status: int) -> bool:
@@ -97,13 +107,21 @@ class TargetWalk:
 
     @property
     def longer(self) -> str | None:
-        """The model for a prompt that is too long for the current one; None if there is none, or it is that."""
+        """The model for a prompt that is too long for the current model; None if there is none, or it is that."""
         return self.alias.longer if self.alias.longer != self.model else None
 
     def go_longer(self, longer: str, reason: str) -> None:
         """Go on to the model for longer prompts, and to no other after it."""
         self.passed.append((self.model, reason))
         self.model, self._ahead, self._later, self._again = longer, [], [], self.alias.retries
+
+    def skips_too_long(self, registry: Registry, lengths: PromptLengths, bytes_in: int) -> bool:
+        """Go on to the model for longer prompts if the prompt seems too long for this model; return whether it does."""
+        longer = self.longer
+        if longer is None or not seems_too_long(registry, lengths, self.model, longer, bytes_in):
+            return False
+        self.go_longer(longer, SEEMS_TOO_LONG)
+        return True
 
     def advance(self, error: ApiError, reason: str, failed: Endpoint | None = None, *, may_repeat: bool = True) -> bool:
         """Go on after the current model could not answer; return False if there is no reason to, or nowhere.
@@ -123,7 +141,7 @@ class TargetWalk:
             self._again -= 1
             self.failed = failed
         else:
-            if reason in _LATER:
+            if reason in _LATER or error.code == _STARTING:
                 self._later.append(self.model)
             if not self._ahead:
                 self._ahead, self._later, self._waits = self._later, [], True
@@ -136,11 +154,11 @@ class TargetWalk:
 
     @property
     def is_told(self) -> bool:
-        """Whether the last model's own error says all: it is the only one that was asked, and exists."""
+        """Whether the last model's own error says all: it is the only model that was asked, and exists."""
         return len(self._failures) == 1 and next(iter(self._failures.values())).code != "model_not_found"
 
     def error(self) -> ApiError:
-        """Return the error of a request that no model has answered: the last one's, with the words of all."""
+        """Return the error of a request that no model has answered: the last model's, with the words of all."""
         last = next(reversed(self._failures.values()))
         told = "; ".join(_told(model, error) for model, error in self._failures.items())
         is_unknown = last.code == "model_not_found"
@@ -161,13 +179,13 @@ class TargetWalk:
         return [(MODEL_HEADER, shown(model)), (ATTEMPTS_HEADER, b"%d" % self.tries)]
 
     def note_in(self, record: RequestRecord) -> None:
-        """Add what is known of the walk to the record of its request."""
+        """Add the facts about the walk to the record of its request."""
         record.alias, record.passed = self.alias.name, self.passed
 
     async def fit(self, body: Body, by_name: Mapping[bytes, bytes], names: Sequence[str]) -> tuple[Body, Sequence[str]]:
         """Return the body for the current model, and the names of its members; `by_name` are the request's headers.
 
-        The first time it gets what the name sets, and loses what that drops. All else stays byte for byte.
+        The first time it gets the members that the name sets, and loses those that it drops. The rest is unchanged.
         """
         alias, is_first = self.alias, not self._is_fit
         self._is_fit = True
@@ -183,7 +201,7 @@ class TargetWalk:
                 return rewrite_json(body, (found,), {"model": model}, (), before=_written_members(given)), names
         if form:
             values = _as_fields(given)
-            drop |= given.keys() - values  # what a form cannot have is not the client's to choose either
+            drop |= given.keys() - values  # nor may the client choose values that a form cannot have
             fields = await fields_of(body, form)
             replace, new = _apart(values, {field.name for field in fields})
             body = rewrite_form(body, fields, {**replace, "model": self.model.encode()}, drop, new)
@@ -197,7 +215,7 @@ class TargetWalk:
 def continue_response(
     registry: Registry, response_id: str, model: str, plan: Plan | None
 ) -> tuple[Plan | None, Endpoint | None]:
-    """Return the plan that is left for a request that continues a response, and the one endpoint that keeps it.
+    """Return the plan that is left for a request that continues a response, and the only endpoint that keeps it.
 
     The plan is None for the name of a model, the endpoint is None where only an upstream knows. Raises ApiError 404.
     """
@@ -212,8 +230,19 @@ def continue_response(
     return Plan(left[0], attrs.evolve(plan.alias, longer=None)), left[1]
 
 
+def seems_too_long(registry: Registry, lengths: PromptLengths, model: str, longer: str, bytes_in: int) -> bool:
+    """Return whether a prompt of this size is clearly too long for a model, by earlier prompts; 0: not measurable.
+
+    That is only an estimate: it counts where `longer`, the model for longer prompts, is ready.
+    """
+    found = registry.availability(model) if bytes_in else None
+    if not isinstance(found, Ready) or not isinstance(registry.availability(longer), Ready):
+        return False
+    return lengths.is_too_long(model, bytes_in, found.endpoints)
+
+
 def reason_of(error: ApiError, *, is_external: bool, rejected: int) -> str:
-    """Return the reason to go on (`config.models.REASONS`) that an error is; empty if it is none.
+    """Return the reason to go on (`config.models.REASONS`) after an error; empty if there is none.
 
     `is_external` says that an external route was asked last and has begun no response, `rejected` is the status of a
     response that the client did not get, or 0.
@@ -223,7 +252,7 @@ def reason_of(error: ApiError, *, is_external: bool, rejected: int) -> str:
             return "unreachable"
         case "model_not_ready":
             return "circuit" if error.limit == "circuit_breaker" else "not_ready"
-        case "model_not_found":
+        case "model_not_found" | "model_starting":
             return "not_ready"
         case "model_busy":
             return "busy"
@@ -241,8 +270,8 @@ def reason_of(error: ApiError, *, is_external: bool, rejected: int) -> str:
             return ""
 
 
-def reason_of_refusal(refusal: Refusal, queue_max: int) -> str:
-    """Return the reason to go on that a refusal is, before any wait; empty if it is none."""
+def reason_of_refusal(refusal: Refusal, queue_max: float = math.inf) -> str:
+    """Return the reason to go on after a refusal, before any wait; empty if there is none."""
     match refusal:
         case NotReady():
             return "circuit" if refusal.limit == "circuit_breaker" else "not_ready"
@@ -250,6 +279,8 @@ def reason_of_refusal(refusal: Refusal, queue_max: int) -> str:
             return "not_ready"
         case Full(waiting):
             return "queue_full" if waiting >= queue_max else "busy"
+        case Loadable(is_coming=True):
+            return "not_ready"
         case Loadable():
             return "loading"
         case _:
@@ -261,9 +292,9 @@ def _reason_of_status(status: int) -> str:
 
 
 def passed_over(model: str, reason: str) -> ApiError:
-    """Return the error of a model that is not waited for, since it is `busy` or `loading`."""
-    words = "has all its places taken" if reason == "busy" else "is being loaded"
-    return ApiError(503, f"model_{reason}", f"The model `{model}` {words}.", kind="server_error", retry_after_s=1)
+    """Return the error of a model that is not waited for, since it is `busy`, `loading` or `not_ready` yet."""
+    code, words = _PASSED_OVER[reason]
+    return ApiError(503, code, f"The model `{model}` {words}.", kind="server_error", retry_after_s=1)
 
 
 def shown(model: str) -> bytes:
@@ -293,7 +324,7 @@ def _told(model: str, error: ApiError) -> str:
 
 
 def _apart(values: Mapping[str, bytes], there: Container[str]) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Return the values whose names are there, and the others."""
+    """Return the values of names that are there, and the others."""
     old = {name: value for name, value in values.items() if name in there}
     return old, {name: value for name, value in values.items() if name not in there}
 
@@ -303,7 +334,7 @@ def _written_members(values: Mapping[str, bytes]) -> bytes:
 
 
 def _as_fields(values: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return those values that a form can have: of one line, and no tables or arrays."""
+    """Return those values that a form can have: of a single line, and no tables or arrays."""
     parsed: Iterable[tuple[str, bytes, object]] = ((name, value, json.loads(value)) for name, value in values.items())
     found = {name: one.encode() if isinstance(one, str) else value for name, value, one in parsed if _is_plain(one)}
     return {name: value for name, value in found.items() if is_field_name(name) and not _LINE_BREAK.search(value)}

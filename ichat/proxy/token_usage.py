@@ -1,7 +1,7 @@
 """How many tokens a response says that it used.
 
-A worker of our own tells it beside the body (`ReportedUsage`). What others send is read in passing (`TokenUsage`): no
-byte of it is changed or held up.
+A worker of our own reports it beside the body (`ReportedUsage`). Others' responses are read in passing (`TokenUsage`):
+no byte of them is changed or held up.
 
 OpenAI's routes say it in a `usage` object: `prompt_tokens`, `completion_tokens`, `total_tokens`; the Responses API and
 Anthropic's messages in `input_tokens` and `output_tokens`. A stream does so near its end, and only if it was asked to.
@@ -21,37 +21,37 @@ _COUNT = re.compile(
     rb'"(prompt|completion|total|input|output|cached|cache_(?:read|creation)_input)_tokens"\s*:\s*(\d{1,12})'
 )
 _NAME_BYTES_MAX = len(b'"cache_creation_input')
-"""What stands before the sign, at most."""
+"""The most bytes before the sign."""
 _NAMES = frozenset((b"prompt", b"completion", b"total", b"cached"))
 _NAMES_BY_ROUTE = {
     b"responses": frozenset((b"input", b"output", b"total", b"cached")),
     b"messages": frozenset((b"input", b"output", b"cache_read_input", b"cache_creation_input")),
 }
-"""What is counted of each route's responses: OpenAI's older routes, its Responses API, Anthropic's messages."""
+"""The counted names of each route's responses: OpenAI's older routes, its Responses API, Anthropic's messages."""
 _SPLIT_BYTES = 64
 """A count and its name are shorter than this."""
 BYTES_PER_TOKEN = 4
 """Of a request, if they are not counted."""
 EVENT_BYTES = 250
-"""Of an event that has one token, if the events are not counted."""
+"""Of an event with a single token, if the events are not counted."""
 REQUEST_TOKENS_MAX = 8192
-"""What is guessed of a request at most: one with a picture in it is long for other reasons."""
+"""The most that is guessed of a request: a request with a picture in it is long for other reasons."""
 
 
 class TokenUsage:
-    """The counts of one response."""
+    """The counts of a response."""
 
     __slots__ = ("_counts", "_names", "_tail", "events")
 
     def __init__(self, path: bytes = b"") -> None:
-        """Read what the responses to requests for this path say.
+        """Read the usage in the responses to requests for this path.
 
         Some have JSON of the client's or the model's own in them: names that the route does not use count nothing.
         """
         self._names = _NAMES_BY_ROUTE.get(path.rpartition(b"/")[2], _NAMES)
         self._counts: dict[bytes, int] = {}
         self._tail = bytearray()
-        """The end of the last piece, once there was a count: the next one may be cut in two."""
+        """The end of the last piece, once there was a count: the next count may be cut in two."""
         self.events = 0
         """How many events the stream had."""
 
@@ -96,15 +96,15 @@ class TokenUsage:
 
 
 def is_counted(path: bytes) -> bool:
-    """Return whether the response to a request for this path may tell of tokens that the request used.
+    """Return whether the response to a request for this path may report tokens that the request used.
 
-    What an earlier request used is told again with its response, and counting tokens uses none.
+    The usage of an earlier request is repeated with its response, and counting tokens uses none.
     """
     return path != RESPONSE_PATH and not path.endswith(b"/count_tokens")
 
 
 class ReportedUsage:
-    """What the worker itself tells of the tokens, beside the response's body, which is not read for it."""
+    """The tokens that the worker itself reports beside the response's body. The body is not read for it."""
 
     __slots__ = ("_header", "_trailers")
 
@@ -116,29 +116,29 @@ class ReportedUsage:
         return f"<ReportedUsage {self.said()}>"
 
     def begin(self, head: ResponseHead) -> None:
-        """Called with the head of the response: tokens are told there, or in a trailer."""
+        """Called with the head of the response: tokens are reported there, or in a trailer."""
         self._header = head.by_name.get(USAGE_HEADER, b"")
         if isinstance(head.framing, Chunked):
             self._trailers = head.framing.trailers
 
     @property
     def has_arrived(self) -> bool:
-        """Whether there was a header or a trailer that may tell them."""
+        """Whether there was a header or a trailer that may report them."""
         return bool(self._header or self._trailers)
 
     def said(self) -> UsedTokens | None:
-        """Return the tokens; None if the response has not told them, or not yet."""
+        """Return the tokens; None if the response has not reported them, or not yet."""
         told = parse_usage(self._header) if self._header else usage_in_trailers(self._trailers)
         return None if told is None else _used(*told)
 
     def prompt(self) -> tuple[int, int] | None:
-        """Return the tokens of the prompt and how many of them were cached; None if the response has not told them."""
+        """Return the tokens of the prompt and how many of them were cached; None if the response has no such report."""
         said = self.said()
         return (said.input, said.cached) if said is not None and said.input else None
 
 
 def _used(given: int, output: int, cached: int) -> UsedTokens:
-    """Return what was told, within reason: cached tokens are a part of the prompt's, and cost less."""
+    """Return the reported tokens, within reason: cached tokens are a part of the prompt's, and cost less."""
     return UsedTokens(given, output, min(cached, given))
 
 
@@ -154,7 +154,7 @@ def tokens_used(
 ) -> UsedTokens | None:
     """Return the tokens that a request used: as its response says, else an estimate if it was a stream.
 
-    `bytes_out` is the size of the response, which came in so many `chunks`: several events may be in one. `has_left`
+    `bytes_out` is the size of the response, received in `chunks` pieces: several events may be in a piece. `has_left`
     says that the client left: the response may have said the length of the prompt by then, and no more. `is_good` says
     that there was a response without an error.
     """
@@ -174,5 +174,5 @@ def tokens_used(
 
 
 def estimate(bytes_in: int, events: int) -> UsedTokens:
-    """Return a guess for a stream without a count: one token an event, and the request's by its length."""
+    """Return a guess for a stream without a count: a token for each event, and the request's by its length."""
     return UsedTokens(min(bytes_in // BYTES_PER_TOKEN, REQUEST_TOKENS_MAX), events, is_estimate=True)

@@ -8,14 +8,15 @@ from ichat.http.heads import HOP_BY_HOP, hop_by_hop_of, request_head
 from ichat.http.json_body import Body
 from ichat.http.request import Request
 from ichat.observability.tracing import NAMES as TRACE_HEADERS
-from ichat.protocol import HOP_HEADER, PROOF_HEADER
+from ichat.protocol.messages import HOP_HEADER
 from ichat.proxy.engine_control import HEADER_NAMES, HEADER_PREFIXES
 from ichat.proxy.header_filter import NOT_OF_REQUESTS, NOT_OF_REQUESTS_BEGIN, IsLeftOut, left_out
 from ichat.routing.endpoint import Endpoint
-from ichat.security.auth import CREDENTIALS, Auth, Caller
+from ichat.security.auth import CREDENTIALS
+from ichat.security.grant import Grant
 
 JOINED_BYTES_MAX = 65536
-"""A body up to this size is sent in one piece with its head; joining larger ones would cost more than it saves."""
+"""A body up to this size is sent in a piece with its head; joining larger bodies would cost more than it saves."""
 _MADE_ANEW = frozenset((b"host", b"content-length", b"expect", b"x-request-id")) | HOP_BY_HOP | TRACE_HEADERS
 _LEFT_OUT: Mapping[tuple[bool, bool, bool], IsLeftOut] = {
     (has_keys, is_guarded, reads_response): left_out(
@@ -28,7 +29,7 @@ _LEFT_OUT: Mapping[tuple[bool, bool, bool], IsLeftOut] = {
     )
     for has_keys, is_guarded, reads_response in itertools.product((False, True), repeat=3)
 }
-"""What no upstream gets, by whether: a key may be among it, engines must not be steered, the answer is read."""
+"""Headers that no upstream gets, by whether: a key may be in them, engines must not be steered, we read the answer."""
 _BESIDE_V1 = re.compile(rb"/v1/(?:tokenize|detokenize|pooling|classify)(?=[?]|$)")
 _BELOW_V1 = re.compile(rb"/(?:chat/completions|completions|embeddings|responses|messages|audio/[a-z]+)(?=[?]|$)")
 
@@ -41,7 +42,7 @@ def engine_target(target: bytes) -> bytes:
 
 
 def hops_of(by_name: Mapping[bytes, bytes]) -> int:
-    """Return how many gateways a request has come through, by its headers."""
+    """Return how many gateways a request has passed, by its headers."""
     value = by_name.get(HOP_HEADER, b"")
     return int(value) if value.isdigit() and len(value) < 3 else 0
 
@@ -51,33 +52,30 @@ def build_upstream_request(
     body: Body,
     endpoint: Endpoint,
     *,
-    auth: Auth,
-    caller: Caller,
+    grant: Grant,
+    proof: bytes,
     added: Iterable[tuple[bytes, bytes]],
     reads_response: bool,
 ) -> list[Body]:
     """Return the pieces of the request to send: the client's end-to-end headers, those `added`, and the body.
 
+    `proof` shows a worker that its gateway sends the request; it is empty if workers have no token.
+
     `reads_response` says that the gateway looks into the response, which must not be compressed then.
     """
     target = engine_target(request.target)
-    route, upstream = endpoint.route, endpoint.upstream
-    is_guarded = route is None and not auth.lets_steer(caller)
-    is_left_out = _LEFT_OUT[
-        auth.has_keys or caller.kind in ("data", "admin", "worker", "own"), is_guarded, reads_response
-    ]
+    upstream = endpoint.upstream
+    is_left_out = _LEFT_OUT[grant.hides_keys, endpoint.route is None and not grant.may_steer, reads_response]
     headers = [header for header in request.headers if not is_left_out(header[0])]
     if b"connection" in request.by_name:
         named = hop_by_hop_of(request.headers)
         if named is not HOP_BY_HOP:
             headers = [header for header in headers if header[0] not in named]
-    if route is None and upstream.port and auth.proof:
-        headers.append((PROOF_HEADER, auth.proof))
     if upstream.port:
         headers.append((HOP_HEADER, b"%d" % (hops_of(request.by_name) + 1)))
-    if route is not None:
-        headers = route.headers_for(headers)
-        target = route.target_for(target)
+    headers = endpoint.headers_for(headers, proof)
+    if endpoint.access is not None:
+        target = endpoint.access.target_for(target)
     headers.append((b"host", upstream.authority))
     headers.append((b"x-request-id", request.id))
     headers += added

@@ -1,1 +1,1 @@
-"""Who may do what, and how much of it: keys, rules, rate limits, what is masked."""
+"""Permissions of callers, and how much each may use: keys, rules, rate limits, masked secrets."""

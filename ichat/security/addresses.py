@@ -4,6 +4,8 @@ import functools
 import ipaddress
 from collections.abc import Iterable, Sequence
 
+from ichat import errors
+
 FORWARDED = frozenset((
     b"forwarded", b"x-forwarded-for", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-port",
     b"x-forwarded-server", b"x-original-forwarded-for", b"via", b"x-client-ip", b"x-cluster-client-ip",
@@ -82,3 +84,25 @@ class Networks:
         if address.is_link_local:  # where clouds keep their secrets: only if configured
             having = [network for network in having if network.is_link_local]
         return bool(having) and not (address.is_unspecified or address.is_multicast)
+
+
+def worker_address(host: str, found: Sequence[str], networks: Networks, sender: str, *, is_relayed: bool) -> str:
+    """Return the address of a worker at `host`, of its addresses `found`, for a heartbeat that `sender` sent.
+
+    It must be the sender's, or in `networks`: otherwise a client that may join could have the gateway send requests
+    to addresses that only the gateway can reach. `is_relayed`: a proxy sent the heartbeat. Raises ApiError 403.
+    """
+    for address in found:
+        is_same = address == sender or (is_loopback(address) and is_loopback(sender))
+        if address in networks or (is_same and not is_relayed):
+            return address
+    known = f"{host} ({', '.join(found) or 'no address'})" if [host] != found else host
+    if is_relayed:
+        raise errors.forbidden(
+            f"A worker at {known} is not accepted: its heartbeat came through a proxy at {sender}. Name"
+            " that in security.trusted_proxies, or the worker's network in security.worker_networks."
+        )
+    raise errors.forbidden(
+        f"A worker at {known} is not accepted: its heartbeat came from {sender}, and its address is not in"
+        " security.worker_networks. Give the worker --advertise-host, or the gateway that network."
+    )

@@ -1,10 +1,10 @@
 """Authentication and authorisation. Purely synchronous.
 
-Three kinds of keys, each for one thing: a client's for the data plane, the operator's for the control plane, the
-workers' token for their heartbeats and reports. All come as ``Authorization: Bearer``, ``x-api-key`` or ``api-key``.
-If the operator's key or the token is not configured, the secret of the gateway's own user takes its place: to come
-from this machine proves nothing, since any program, page and proxy of it does. Where clients need no key, the `Host`
-and the page that asks must be right (`origins.py`).
+Three kinds of keys, each for a single plane: a client's for the data plane, the operator's for the control plane, the
+workers' token for their heartbeats and reports. All are sent as ``Authorization: Bearer``, ``x-api-key`` or
+``api-key``. If the operator's key or the token is not configured, the secret of the gateway's own user replaces it. A
+connection from this machine proves nothing, since any program, page and proxy of it can connect. Where clients need no
+key, the `Host` and the page that asks must be right (`origins.py`).
 """
 
 import heapq
@@ -26,6 +26,7 @@ from ichat.security.addresses import (
     is_address,
     is_loopback,
     normalized,
+    worker_address,
 )
 from ichat.security.keys import digest_of, key_in, proof_of
 from ichat.security.origins import Page, Site, is_from_here
@@ -33,12 +34,12 @@ from ichat.security.rules import Rule
 from ichat.texts import NAMED_MAX, some_of
 
 Kind = Literal["anonymous", "invalid", "data", "admin", "worker", "own"]
-"""The kind of key that came: none, an unknown one, a client's, the operator's, the workers', the gateway's secret."""
+"""The kind of the sent key: none, an unknown key, a client's, the operator's, the workers', the gateway's secret."""
 
 CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"api-key"))
-"""Headers in which a key comes."""
+"""Headers in which a key is sent."""
 _KEY_ALONE = CREDENTIALS - {b"authorization"} | FORWARDED
-"""Headers without which a client's key and address are the whole of what is known of it."""
+"""Without these headers, a client's key and address are everything that is known of it."""
 _OF_PAGES = frozenset((b"origin", b"sec-fetch-site"))
 """Headers of pages in a browser."""
 CALLERS_MAX = 4096
@@ -68,23 +69,23 @@ class ClientKey:
 
 @attrs.frozen(eq=False)
 class Caller:
-    """Who sent a request; many requests may share it."""
+    """The sender of a request; many requests may share it."""
 
     kind: Kind
     address: str
     """The client's, as far as proxies that are trusted say; "" over a unix socket."""
     is_local: bool
-    """Whether it comes from this machine, by no proxy that shows, and from no page but the gateway's own.
+    """Whether it is sent from this machine, by no proxy that shows, and from no page but the gateway's own.
 
     Never where clients have keys: then a proxy that says nothing of its clients must not let each of them read.
     """
     key: ClientKey | None = None
     is_relayed: bool = False
-    """Whether a proxy sent it that is not trusted to say for whom, so that the address is the proxy's."""
+    """Whether a proxy sent it that is not trusted to name its client, so that the address is the proxy's."""
     is_managed_worker: bool = False
     """Whether it is a worker that this gateway has started, over the control plane's own socket."""
     page: Page = attrs.field(factory=Page)
-    """Which page sent it, if one did, as far as it has no key that is known."""
+    """The page that sent it, if a page did, as far as it has no key that is known."""
 
     @property
     def key_name(self) -> str:
@@ -93,7 +94,7 @@ class Caller:
 
     @property
     def fairness_key(self) -> str:
-        """Whose share of a queue the request takes: its key's, or its address's (`http/parties.py`)."""
+        """The owner of the queue share that the request uses: its key, or its address (`http/parties.py`)."""
         return self.key_name or party_of(self.address)
 
 
@@ -104,14 +105,14 @@ def bearer_of(value: bytes) -> bytes:
 
 
 def encode_caller(caller: Caller) -> bytes:
-    """Return what the control plane has to know of a caller, for CALLER_HEADER."""
+    """Return the facts that the control plane needs about a caller, for CALLER_HEADER."""
     where = "here" if caller.is_local else "relayed" if caller.is_relayed else "elsewhere"
     page = "listed" if caller.page.is_listed else "any"
     return f"{caller.kind} {where} {caller.key_name} {caller.address} {page} {caller.page.objection or '-'}".encode()
 
 
 class Auth:
-    """The keys, networks and rules of the configuration."""
+    """The keys, networks and rules of the configuration in force: a single object for the gateway's life."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class Auth:
         secret: str = "",
         site: Site | None = None,
     ) -> None:
-        """Read keys from the environment. Raises Exit 64 if one is missing.
+        """Read keys from the environment. Raises Exit 64 if a key is missing.
 
         `made` are clients' keys that are not in the configuration, by their digests. With `needs_keys` clients need a
         key also where none of them is left. `secret` is the gateway's own (`config/own_secret.py`), "" for none.
@@ -136,9 +137,9 @@ class Auth:
         self._admin = _digest(security.admin_key_hash, security.admin_key_env, "security.admin_key_env")
         token = security.join_token_env
         self.token = key_in(token, "security.join_token_env").encode() if token is not None else b""
-        """What workers say when they join; empty: there is none."""
+        """The token that workers send when they join; empty: there is none."""
         self.proof = proof_of(self.token) if self.token else b""
-        """What shows them that a request comes from their gateway, without the token."""
+        """Shows them that a request is sent by their gateway, without the token."""
         self._token = digest_of(self.token) if self.token else None
         self._keys: dict[bytes, ClientKey] = {}
         for index, key in enumerate(security.keys):
@@ -155,22 +156,17 @@ class Auth:
         self.has_keys = needs_keys or bool(self._keys)
         """Whether clients need a key."""
         self._callers: dict[tuple[bytes, bytes, str], Caller] = {}
-        """Those of whom nothing else is known: by `Authorization`, address, and `Host` if no client needs a key.
+        """Cache of plain callers, by their `Authorization` and address, and by `Host` if no client needs a key.
 
-        Python's hash of them is keyed by a secret of this process, so how long a look takes tells nothing about keys.
+        Python's hash of them is keyed by a secret of this process, so the time of a look-up shows nothing about keys.
         """
-        self._rules: Mapping[Rule, Callable[[Caller], None]] = {
-            "open": lambda _: None,
-            "data": self._check_data,
-            "models": self._check_models,
-            "metrics": self._check_metrics,
-            "read": self._check_read,
-            "write": self._check_write,
-            "join": self._check_join,
-        }
 
     def __repr__(self) -> str:
         return f"<Auth {len(self._keys)} keys>"
+
+    def replace(self, other: "Auth") -> None:
+        """Go on with the keys, networks and rules of another object, made from another configuration."""
+        self.__dict__.update(other.__dict__)
 
     @property
     def has_admin_key(self) -> bool:
@@ -191,7 +187,7 @@ class Auth:
         names, address = head.by_name, address_in(peer)
         authorization, host = names.get(b"authorization", b""), b""
         is_plain = _KEY_ALONE.isdisjoint(names) and len(names) == len(head.headers)
-        if not self.has_keys:  # who is here may do more, and the `Host` shows whether a page sends it
+        if not self.has_keys:  # local callers may do more, and the `Host` shows whether a page sends it
             host = names.get(b"host", b"")
             is_plain = is_plain and head.version == b"1.1" and _OF_PAGES.isdisjoint(names)
         if not is_plain:
@@ -207,7 +203,7 @@ class Auth:
         return caller
 
     def _may_remember(self, caller: Caller, size: int) -> bool:
-        """Return whether a caller with a sign of so many bytes is remembered: clients, but no holders of other keys."""
+        """Return whether a caller with a sign of `size` bytes is remembered: clients, but no holders of other keys."""
         if self.has_keys:
             return caller.kind == "data"
         return caller.kind in ("anonymous", "invalid") and size <= SIGN_BYTES_MAX
@@ -246,7 +242,7 @@ class Auth:
         """Return the kind and owner of a key.
 
         A client's key is found by its digest, of which an attacker cannot choose a single bit. The digests of the
-        others are compared in constant time. So how long it takes tells nothing about keys.
+        others are compared in constant time. So the time of a look-up shows nothing about keys.
         """
         if not (credential and (self._keys or self._admin or self._token or self._secret)):
             return "invalid", None
@@ -280,7 +276,7 @@ class Auth:
     def decode_caller(self, text: str | None) -> Caller:
         """Return the caller that `encode_caller` has written.
 
-        A request without the header comes from a managed worker: only those know the control plane's own socket.
+        A request without the header is a managed worker's: only those know the control plane's own socket.
         """
         if text is None:
             return Caller("worker", "", is_local=False, is_managed_worker=True)
@@ -292,7 +288,7 @@ class Auth:
 
     def check(self, rule: Rule, caller: Caller) -> None:
         """Raise ApiError if the caller may not pass: 401 if another key would help, else 403."""
-        self._rules[rule](caller)
+        _CHECKS[rule](self, caller)
 
     def _check_data(self, caller: Caller) -> None:
         if self.has_keys and caller.kind != "data":
@@ -322,7 +318,7 @@ class Auth:
             )
 
     def _check_read(self, caller: Caller) -> None:
-        """Where no client needs a key, programs of this machine read without one; where nobody does, all do."""
+        """If clients need no key, programs of this machine read without a key; if no key is configured, all do."""
         is_page = bool(caller.page.objection or caller.page.is_listed)
         reads_without = caller.is_local or (self.is_bare and not (is_page or is_loopback(caller.address)))
         if self._admin is not None or not reads_without:
@@ -342,40 +338,28 @@ class Auth:
             " it. Or configure an admin key (security.admin_key_env or admin_key_hash).",
         )
 
-    def lets_steer(self, caller: Caller) -> bool:
-        """Return whether workers get from this caller what steers their engines: an operator, or a key for it."""
-        return caller.key.engine_control if caller.key is not None else self.is_operator(caller)
-
-    def check_model(self, caller: Caller, model: str) -> None:
-        """Raise ApiError 403 if the caller's key is not for this model."""
+    def check_model(self, caller: Caller, model: str, name: str) -> None:
+        """Raise ApiError 403 if the caller's key is not for this model, or for the `name` of it that counts."""
         allowed = caller.key.models if caller.key is not None else None
-        if allowed is not None and model not in allowed:
+        if allowed is not None and model not in allowed and name not in allowed:
             names = some_of(heapq.nsmallest(NAMED_MAX + 1, allowed), "GET /v1/models lists all") or "none"
             key = f"The key `{caller.fairness_key}`"
             raise errors.forbidden(f"{key} is not for the model `{model}`. Its models: {names}.")
 
     def check_worker(self, host: str, found: Sequence[str], caller: Caller) -> str:
-        """Return the address of a worker that says it is at `host`, of its addresses `found`. Raises ApiError 403.
+        """Return the address of a worker that says it is at `host`, of its addresses `found`. Raises ApiError 403."""
+        return worker_address(host, found, self.worker_networks, caller.address, is_relayed=caller.is_relayed)
 
-        It must be where the heartbeat came from, or in `security.worker_networks`: otherwise a client that may join
-        could have the gateway send requests to addresses that only the gateway can reach.
-        """
-        for address in found:
-            if address in self.worker_networks:
-                return address
-            is_same = address == caller.address or (is_loopback(address) and is_loopback(caller.address))
-            if is_same and not caller.is_relayed:
-                return address
-        known = f"{host} ({', '.join(found) or 'no address'})" if [host] != found else host
-        if caller.is_relayed:
-            raise errors.forbidden(
-                f"A worker at {known} is not accepted: its heartbeat came through a proxy at {caller.address}. Name"
-                " that in security.trusted_proxies, or the worker's network in security.worker_networks."
-            )
-        raise errors.forbidden(
-            f"A worker at {known} is not accepted: its heartbeat came from {caller.address}, and its address is not in"
-            " security.worker_networks. Give the worker --advertise-host, or the gateway that network."
-        )
+
+_CHECKS: Mapping[Rule, Callable[[Auth, Caller], None]] = {
+    "open": lambda _auth, _caller: None,
+    "data": Auth._check_data,
+    "models": Auth._check_models,
+    "metrics": Auth._check_metrics,
+    "read": Auth._check_read,
+    "write": Auth._check_write,
+    "join": Auth._check_join,
+}
 
 
 def _digest(hash_: str | None, variable: str | None, where: str) -> bytes | None:

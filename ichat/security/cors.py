@@ -1,8 +1,8 @@
 """Which pages in browsers may use the routes of models, and read what these answer (CORS, the Fetch Standard).
 
-A browser asks first, with a preflight that has no key, whether a page of this origin may send such a request; it shows
+A browser asks first, with a preflight that has no key, whether a page of this origin may send such a request. It shows
 the page only answers that allow its origin. Nothing else is guarded here: programs that are no browsers never ask.
-The control plane is closed to pages of other origins, whatever origins are listed here and whatever key the page has.
+The control plane is closed to pages of other origins, for any list of origins here and any key of the page.
 """
 
 import re
@@ -18,9 +18,9 @@ MAX_AGE_S = 600
 """How long a browser may remember the answer to a preflight."""
 ASKED_BYTES_MAX = 2048
 """Of the names of headers that a preflight asks for."""
-_NAMES = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++(?:[ \t]*+,[ \t]*+[!#$%&'*+\-.^_`|~0-9A-Za-z]++)*+")
+_NAMES = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+(?:[ \t]*,[ \t]*[!#$%&'*+\-.^_`|~0-9A-Za-z]+)*")
 _USUAL = b"authorization, content-type, x-api-key, x-request-id, x-session-id"
-"""Headers that are allowed where a preflight's list of them is too long or not one."""
+"""Headers that are allowed where a preflight's list of them is too long or no list."""
 _EXPOSED_NAMES = (
     "retry-after x-ichat-attempts x-ichat-dropped x-ichat-error x-ichat-model x-ichat-overhead-ms x-ichat-prefix"
     " x-ichat-worker x-request-id x-should-retry"
@@ -31,7 +31,7 @@ _VARY = (b"vary", b"origin")
 
 @attrs.frozen
 class Cors:
-    """The origins whose pages may use the routes of models."""
+    """The origins of pages that may use the routes of models."""
 
     origins: frozenset[bytes]
     """As browsers write them; `*` stands for all."""
@@ -39,7 +39,7 @@ class Cors:
     """Whether a path belongs to the control plane."""
 
     def headers_for(self, path: bytes, headers: Headers) -> Headers:
-        """Return what every response to a request of this path and these headers says of CORS; nothing, where nothing.
+        """Return the CORS headers of every response to a request of this path and these headers; none where none apply.
 
         Without an origin as well: a cache must not give a page what it has kept for a program.
         """
@@ -61,7 +61,7 @@ class Cors:
         )
 
     def answer(self, path: bytes, headers: Headers) -> Headers:
-        """Return what the answer to a preflight has beside `headers_for`. Raises ApiError 403 for other origins."""
+        """Return the headers for a preflight's answer beside `headers_for`. Raises ApiError 403 for other origins."""
         origin = _one(headers, b"origin")
         if b"*" not in self.origins and origin not in self.origins:
             raise errors.forbidden(
@@ -85,11 +85,11 @@ class Cors:
 
 
 def cors_of(origins: Sequence[str], is_control: Callable[[bytes], bool]) -> Cors | None:
-    """Return what the configuration's origins mean; None where it names none."""
+    """Return the meaning of the configuration's origins; None where it names none."""
     return Cors(frozenset(origin.encode() for origin in origins), is_control) if origins else None
 
 
 def _one(headers: Headers, name: bytes) -> bytes:
-    """Return the value of a header that came once, else nothing."""
+    """Return the value of a header that was sent once, else nothing."""
     found = [value for key, value in headers if key == name]
     return found[0] if len(found) == 1 else b""

@@ -1,6 +1,6 @@
-"""The file with the keys that were made over the API: one line each, with the key's hash and never the key itself.
+"""The file with the keys that were made over the API: a line each, with the key's hash and never the key itself.
 
-It is replaced as a whole, or not at all, and is on the disk before a key is given to anybody.
+It is replaced as a whole, or not at all, and is on the disk before a key is given out.
 """
 
 import json
@@ -8,9 +8,10 @@ import os
 import pathlib
 from typing import Any, cast
 
+from ichat.config.checks import is_key_hash
 from ichat.config.load import read_key
 from ichat.errors import EXIT_UNAVAILABLE, ApiError, Exit
-from ichat.security.made_keys import MadeKey, MadeKeys
+from ichat.security.made_keys import MadeKey, MadeKeys, OldSecret
 
 VERSION = 1
 
@@ -18,7 +19,7 @@ VERSION = 1
 def load_keys(path: str) -> MadeKeys:
     """Return the keys in a file; none where there is no file.
 
-    Raises Exit 69 for one that cannot be read: a gateway that knew none of its keys would be closed to their owners,
+    Raises Exit 69 for a file that cannot be read: a gateway that knew none of its keys would be closed to their owners,
     or open to all.
     """
     try:
@@ -43,10 +44,21 @@ def _read(table: dict[str, Any]) -> MadeKey:
     made_at, expires_at = table.pop("made_at"), table.pop("expires_at", None)
     if type(made_at) not in (int, float) or type(expires_at) not in (int, float, type(None)):
         raise ValueError("the time of a key is no number")
+    old = _read_old(table.pop("old", None))
     key = read_key(table)
     if key.key_hash is None:
         raise ValueError(f"the key {key.name} has no hash")
-    return MadeKey(key, cast("float", made_at), cast("float | None", expires_at))
+    return MadeKey(key, cast("float", made_at), cast("float | None", expires_at), old)
+
+
+def _read_old(table: dict[str, Any] | None) -> OldSecret | None:
+    if table is None:
+        return None
+    until = table["until"]
+    if type(until) not in (int, float):
+        raise ValueError("the time of a key is no number")
+    is_key_hash(table["key_hash"])
+    return OldSecret(table["key_hash"], until)
 
 
 def save_keys(path: str, made: MadeKeys) -> None:
@@ -54,7 +66,7 @@ def save_keys(path: str, made: MadeKeys) -> None:
     written = f"{path}.new"
     with open(written, "w", encoding="utf-8", opener=_private) as file:
         file.write(f'{{"version": {VERSION}, "keys": [')
-        # Thousands of keys are not one text.
+        # Thousands of keys are not written as a single text.
         file.writelines((",\n" if number else "\n") + one.line for number, one in enumerate(made.by_name.values()))
         file.write("]}\n")
         file.flush()

@@ -1,6 +1,6 @@
 """Keys: made at random, known by their hashes, and handed to a worker so that no other process sees them.
 
-A key has 256 random bits, so a plain SHA-256 of it tells nothing: it needs neither salt nor slowness, as passwords do.
+A key has 256 random bits, so a plain SHA-256 of it discloses nothing. Unlike a password, it needs no salt or slowness.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _KEY = re.compile(rf"[!-~]{{{CHARACTERS_MIN},1024}}")
 _KEY_VARIABLE = re.compile(r"ICHAT_\w*(?:KEY|TOKEN)\w*")
 """Variables of iChat's own that have keys, whether or not a configuration names them: the commands read some."""
 _read: set[str] = set()
-"""The variables of this process' environment that keys were read from, by whichever configuration."""
+"""The variables of this process' environment that keys were read from, by any configuration."""
 
 
 def new_key() -> str:
@@ -46,18 +46,18 @@ def hash_of(key: str) -> str:
 
 
 def proof_of(token: bytes) -> bytes:
-    """Return what proves knowledge of the token, and cannot be used in its place (RFC 2104)."""
+    """Return a proof of knowledge of the token, which cannot be used in its place (RFC 2104)."""
     return hmac.new(token, b"ichat gateway", hashlib.sha256).hexdigest().encode()
 
 
 def read_key(variable: str) -> str:
-    """Return what a variable of the environment has, "" if there is none, and remember that it holds a key."""
+    """Return the value of an environment variable, "" if there is none, and remember that it holds a key."""
     _read.add(variable)
     return os.environ.get(variable, "")
 
 
 def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for another program: without the variables that hold keys, or have held one."""
+    """Return an environment for another program: without the variables that hold keys, or have held a key."""
     return {
         name: value for name, value in environment.items() if name not in _read and not _KEY_VARIABLE.fullmatch(name)
     }

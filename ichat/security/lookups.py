@@ -1,6 +1,6 @@
-"""Names of hosts that workers give for themselves, looked up so that no sender's names delay anybody else.
+"""Names of hosts that workers give for themselves, looked up so that no sender's names delay other senders.
 
-A lookup takes a thread until the resolver answers, which may be much longer than anybody waits. So lookups have threads
+A lookup occupies a thread until the resolver answers, perhaps much later than the caller waits. So lookups have threads
 of their own, and each sender has a share of these and of all lookups. An address that was found is known for a minute,
 and longer while it cannot be looked up again.
 """
@@ -25,15 +25,15 @@ RESOLVE_S = 5.0
 THREADS = 16
 THREADS_OF_SENDER = 2
 LOOKUPS_A_MINUTE = 30
-"""Of one sender, at once or one after the other."""
+"""Of a single sender, at once or one after the other."""
 NAMES_OF_SENDER_MAX = 64
-"""So many names of a sender are known."""
+"""At most this many names of a sender are known."""
 SENDERS_MAX = 1024
 
 
 @attrs.define
 class _Name:
-    """What is known of a name that a sender gives."""
+    """The facts about a name that a sender gives."""
 
     addresses: Sequence[str] = ()
     until: float = float("-inf")
@@ -56,7 +56,7 @@ class _Sender:
         return f"<_Sender {len(self.names)} names, {self._own.borrowed_tokens} threads>"
 
     def name(self, host: str) -> _Name:
-        """Return what is known of a name, which is the newest one now; the oldest is forgotten if they are many."""
+        """Return the entry of a name and make it the newest; the oldest is forgotten if there are many."""
         found = self.names.setdefault(host, _Name())
         self.names.move_to_end(host)
         while len(self.names) > NAMES_OF_SENDER_MAX:

@@ -1,8 +1,8 @@
-"""Which `Host` and which page in a browser a request without a key may come with.
+"""Which `Host` and which page in a browser a request without a key may have.
 
-A browser sends requests for any page that it shows: also for one of another port of this machine, and for one whose
-name was made to point here after it was loaded (DNS rebinding). It says so in `Host`, in `Origin` (RFC 6454) and in
-`Sec-Fetch-Site` (Fetch Metadata), which no script can write. Programs that are no browsers send a `Host` alone.
+A browser sends requests for any page that it shows. Such a page may be of another port of this machine, or have a
+name that was made to point here after it was loaded (DNS rebinding). It says so in `Host`, `Origin` (RFC 6454)
+and `Sec-Fetch-Site` (Fetch Metadata), which no script can write. Programs that are no browsers send a `Host` alone.
 """
 
 import functools
@@ -21,14 +21,14 @@ _HOST = re.compile(rb"(?:\[([0-9a-fA-F:.]{2,45})\]|([^:\[\]/@\s]{1,253}))(?::\d{
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _HOSTS_MAX = 4096
 TOLD_MAX = 20
-"""How many names are logged that requests were refused for; anybody can think of more."""
+"""How many names are logged that requests were refused for; a client can invent any number of names."""
 
 log = logging.getLogger(__name__)
 
 
 @attrs.frozen
 class Page:
-    """What a request says of the page that sent it."""
+    """The claims of a request about the page that sent it."""
 
     objection: str = ""
     """Why it may ask for nothing without a key, as a sentence; empty: it may."""
@@ -37,7 +37,7 @@ class Page:
 
 
 class Site:
-    """The names and origins of one server."""
+    """The names and origins of a server."""
 
     def __init__(
         self, hosts: Sequence[str] = (), origins: Sequence[str] = (), *, host: str = "", tls: bool = False
@@ -60,7 +60,7 @@ class Site:
         return f"<Site {', '.join(sorted(self._names))}>"
 
     def page(self, head: RequestHead) -> Page:
-        """Return what a request says of the page that sent it, if one did."""
+        """Return the claims of a request about the page that sent it, if a page did."""
         host = b""
         is_proxied = is_strange = False
         origins: list[bytes] = []
@@ -91,10 +91,18 @@ class Site:
             )
         return Page()
 
-    def _look(self, host: bytes) -> bool:
+    def has_name(self, host: bytes) -> bool:
         """Return whether a `Host` is an address, which no name can be made to point away from, or a known name."""
         name, suffixes = name_of(host), (".localhost", *self._suffixes)
-        if self._has_any or (name and (is_address(name) or name in self._names or name.endswith(suffixes))):
+        return bool(name) and (is_address(name) or name in self._names or name.endswith(suffixes))
+
+    def url_of(self, host: bytes) -> str:
+        """Return the address of this server by the `Host` of a request; "" for a `Host` that it does not know."""
+        return f"{self._scheme.decode()}{host.decode('latin-1')}" if self.has_name(host) else ""
+
+    def _look(self, host: bytes) -> bool:
+        """Return whether a `Host` is one of those by which this server is asked; log any other `Host`."""
+        if self._has_any or self.has_name(host):
             return True
         if self._told < TOLD_MAX:
             self._told += 1
@@ -131,9 +139,9 @@ def means_this_machine(host: bytes) -> bool:
 
 
 def is_from_here(head: RequestHead, address: str, page: Page) -> bool:
-    """Return whether a request came from this machine, to it, through no proxy that shows, and from no other's page.
+    """Return whether a request was sent from this machine, to it, through no visible proxy, and from no other's page.
 
-    A proxy that adds nothing cannot be told from a program of this machine: who is here may read, not more.
+    A proxy that adds nothing looks like a program of this machine: such a caller may read, not more.
     """
     return (
         is_loopback(address)
@@ -144,5 +152,5 @@ def is_from_here(head: RequestHead, address: str, page: Page) -> bool:
 
 
 def _shown(text: bytes) -> str:
-    """Return what a request says, as far as a sentence can hold it."""
+    """Return a text of a request, as far as a sentence can hold it."""
     return re.sub(r"[^!-~]", "?", text[:100].decode("latin-1")) or "A request without a `Host`"

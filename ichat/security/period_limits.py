@@ -1,4 +1,4 @@
-"""Limits for a day and a month (UTC): what was used since its beginning, and when it ends. Purely synchronous."""
+"""Limits for a day and a month (UTC): the use since its beginning, and when it ends. Purely synchronous."""
 
 import calendar
 import time
@@ -14,7 +14,7 @@ DAY_S = 86400
 
 
 class ModelTokens(NamedTuple):
-    """What a key has used of a model, as the ledger has it."""
+    """The tokens that a key has used of a model, as the ledger has it."""
 
     key: str
     model: str
@@ -54,12 +54,12 @@ class PeriodStanding(NamedTuple):
 
 @attrs.define(eq=False)
 class Spending:
-    """What one key, or all together, have used today and this month."""
+    """The use of a single key, or of all together, today and this month."""
 
     prices: Prices
     wall: Callable[[], float] = time.time
     is_known: bool = False
-    """Whether what was used before this process is in it."""
+    """Whether the use before this process is in it."""
     tokens_today: int = 0
     tokens_this_month: int = 0
     cost: float = 0.0
@@ -76,7 +76,7 @@ class Spending:
         self._add_to_month(model, input, output, cached)
 
     def set(self, used: Iterable[ModelTokens]) -> None:
-        """Begin anew with what the ledger has, which is all that was used until now."""
+        """Begin anew with the ledger's sums: everything that was used until now."""
         self._models.clear()
         self._day_end = self._month_end = 0
         self._turn()
@@ -87,7 +87,7 @@ class Spending:
         self.is_known = True
 
     def reprice(self, prices: Prices) -> None:
-        """Go on with other prices, for what was used before as well."""
+        """Go on with other prices, for earlier use as well."""
         self.prices, self.cost = prices, 0.0
         for model, (input_, output, cached) in self._models.items():
             self.cost += self._cost_of(model, input_, output, cached)
@@ -105,7 +105,7 @@ class Spending:
         ]
 
     def exceeded(self, limits: Key | Limits) -> PeriodStanding | None:
-        """Return the limit that is used up and ends last, if one is."""
+        """Return the limit that is used up and ends last, if there is any."""
         self._turn()
         day, month, budget = limits.tokens_per_day, limits.tokens_per_month, limits.budget_per_month
         if (
@@ -148,7 +148,7 @@ def has_period_limit(limits: Key | Limits) -> bool:
 
 
 def by_key(used: Iterable[ModelTokens]) -> Mapping[str, list[ModelTokens]]:
-    """Return what each key has used."""
+    """Return the use of each key."""
     found: dict[str, list[ModelTokens]] = {}
     for one in used:
         found.setdefault(one.key, []).append(one)

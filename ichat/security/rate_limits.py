@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import attrs
 
@@ -58,6 +58,44 @@ class Window:
         return 1
 
 
+class SpentTokens(Protocol):
+    """The tokens that a request used."""
+
+    @property
+    def input(self) -> int:
+        """Of its prompt, cached tokens included."""
+        ...
+
+    @property
+    def output(self) -> int:
+        """Of its answer."""
+        ...
+
+    @property
+    def cached(self) -> int:
+        """Those of the prompt that the engine had in its cache."""
+        ...
+
+
+class SpendingRecord(Protocol):
+    """The record of a request, as far as limits read it (`observability.request_record`)."""
+
+    @property
+    def key_name(self) -> str:
+        """The name of the client's key; empty if it has none."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """The model that answered."""
+        ...
+
+    @property
+    def usage(self) -> SpentTokens | None:
+        """The tokens that it used; None where nothing is known of them."""
+        ...
+
+
 @attrs.frozen
 class QuotaRefusal:
     """The limit that a request would exceed."""
@@ -70,12 +108,12 @@ class QuotaRefusal:
     wait_s: int
     """When it is worth asking again."""
     period: PeriodStanding | None = None
-    """What was used, if the limit is for a day or a month."""
+    """The use so far, if the limit is for a day or a month."""
 
 
 @attrs.define(eq=False)
 class Quota:
-    """What one key has used, and may."""
+    """The use and the limits of a single key."""
 
     name: str
     """The key's; empty: of all requests together."""
@@ -86,7 +124,7 @@ class Quota:
     requests: Window = attrs.field(factory=Window)
     tokens: Window = attrs.field(factory=Window)
     spending: Spending | None = None
-    """What was used in the day and the month, if they have limits."""
+    """The use in the day and the month, if they have limits."""
 
     def refusal(self, now: float) -> QuotaRefusal | None:
         """Return why another request would be too many, if it would."""
@@ -116,7 +154,7 @@ class Quotas:
     def __init__(
         self, limits: Limits, keys: Sequence[Key], prices: Prices | None = None, wall: Callable[[], float] = time.time
     ) -> None:
-        """`wall` tells the time of day, which days and months go by."""
+        """`wall` returns the time of day, by which days and months end."""
         self._prices = prices or {}
         self._wall = wall
         self._all = Quota("", limits)
@@ -131,7 +169,7 @@ class Quotas:
         return f"<Quotas of {len(self._by_key)} keys>"
 
     def reconfigure(self, config: Config) -> None:
-        """Use the limits of another configuration; what has been used stays used."""
+        """Use the limits of another configuration; earlier use stays counted."""
         self._all.limits = config.limits
         known, keys = self._by_key, config.security.keys
         self._by_key = {key.name: known.get(key.name) or (Quota(key.name, key), self._all) for key in keys}
@@ -156,11 +194,11 @@ class Quotas:
 
     @property
     def needs_sums(self) -> bool:
-        """Whether a limit for a day or a month does not know yet what was used before."""
+        """Whether a limit for a day or a month does not know the earlier use yet."""
         return self.has_periods and any(one.spending is not None and not one.spending.is_known for one in self._each())
 
     def set_sums(self, used: Sequence[ModelTokens]) -> None:
-        """Take what was used in this month until now, today included."""
+        """Set the use in this month until now, today included."""
         of_keys = by_key(used)
         for one in self._each():
             if one.spending is not None:
@@ -171,6 +209,18 @@ class Quotas:
         for one in self._by_key.get(key, self._keyless):
             if one.spending is not None:
                 one.spending.add(model, input, output, cached)
+
+    def ended(self, record: SpendingRecord) -> None:
+        """Count the tokens of a request that has ended, for limits of a day or a month."""
+        used = record.usage
+        if self.has_periods and used is not None:
+            self.spend(record.key_name, record.model, used.input, used.output, used.cached)
+
+    def spend_late(self, key: str, tokens: int, now: float) -> None:
+        """Count tokens of a request of this key ("" for none) that has ended before, for limits of a minute."""
+        for one in self._by_key.get(key, self._keyless):
+            if tokens and one.limits.tokens_per_minute is not None:
+                one.tokens.add(tokens, now)
 
     def standings(self, key: str) -> list[PeriodStanding]:
         """Return how much of each limit of this key for a day or a month is used."""
@@ -212,12 +262,12 @@ class Quotas:
 
 
 class QuotaReservation(NamedTuple):
-    """One request that was let in. A tuple, as one is made for every request."""
+    """A request that was let in. A tuple, as it is made for every request."""
 
     quotas: Sequence[Quota]
 
     def release(self, tokens: int, now: float) -> None:
-        """Record its end, and what it used."""
+        """Record its end, and its tokens."""
         for quota in self.quotas:
             quota.in_flight -= 1
             if tokens and quota.limits.tokens_per_minute is not None:

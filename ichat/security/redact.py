@@ -48,7 +48,7 @@ def _quoted(word: str) -> str:
 def masked(value: Any) -> Any:
     """Return a value as JSON knows it, with a mask in place of each secret that has a name in it.
 
-    Texts that are JSON themselves are looked into, and so are the engines' own dataclasses; URLs lose who logs in.
+    Texts that are JSON themselves are looked into, and so are the engines' own dataclasses; URLs lose their login.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

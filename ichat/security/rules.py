@@ -6,7 +6,7 @@ from typing import Literal
 from urllib.parse import unquote
 
 Rule = Literal["open", "data", "models", "metrics", "read", "write", "join"]
-"""What a route asks for.
+"""The key that a route asks for.
 
 `open`: nothing. `data`: a client's key, if there are any. `models`: that, or the operator's. `write`: the operator's
 key, or the gateway's own secret. `read`: the same, but nothing where no key of any kind is configured. `metrics`: as
@@ -50,6 +50,7 @@ ROUTES: Mapping[tuple[str, str], Rule] = {
     ("GET", "/v1/usage"): "data",
     ("GET", "/v1/admin/keys"): "read",
     ("POST", "/v1/admin/keys"): "write",
+    ("POST", "/v1/admin/keys/<name>/rotate"): "write",
     ("PATCH", "/v1/admin/keys/<name>"): "write",
     ("DELETE", "/v1/admin/keys/<name>"): "write",
 }
@@ -57,12 +58,12 @@ ROUTES: Mapping[tuple[str, str], Rule] = {
 
 
 def _pattern_of(path: str) -> str:
-    """Return an expression for a path, with one group."""
+    """Return an expression for a path, with a single group."""
     return f"({re.sub(r'<(path:)?[a-z_]+>', lambda found: '.+' if found[1] else '[^/]+', re.escape(path))})"
 
 
 def _by_method() -> Mapping[str, tuple[re.Pattern[str], list[Rule]]]:
-    """Return what finds the rule of a path, for each method; paths without a part that varies come first."""
+    """Return an expression and its rules, for each method; paths without a part that varies are first."""
     ordered = sorted(ROUTES.items(), key=lambda route: "<" in route[0][1])
     found: dict[str, tuple[re.Pattern[str], list[Rule]]] = {}
     for method in {method for (method, _), _ in ordered}:
@@ -76,12 +77,12 @@ _MATCHERS = _by_method()
 
 
 def find_rule(method: bytes, path: bytes) -> Rule | None:
-    """Return what the route of a request asks for, by its method and path as sent; None: there is no such route."""
+    """Return the rule of a route, by the method and path of a request as sent; None: there is no such route."""
     return _find(_method_of(method), unquote(path.decode("latin-1")))
 
 
 def methods_of(path: bytes) -> list[str]:
-    """Return the methods that a path takes; none if there is no such route."""
+    """Return the methods that a path accepts; none if there is no such route."""
     decoded = unquote(path.decode("latin-1"))
     found = [method for method in _MATCHERS if _find(method, decoded) is not None]
     return sorted([*found, "OPTIONS", *(["HEAD"] if "GET" in found else [])]) if found else []
