@@ -15,17 +15,17 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ichat import errors
-from ichat.admin import event_routes, key_routes, model_routes, setting_routes, usage_routes
-from ichat.admin.routes import AdminContext, context, routes
+from ichat.admin.context import AdminContext, context
+from ichat.admin.openapi import HANDLED
 from ichat.errors import ApiError
-from ichat.protocol import CALLER_HEADER, CODE_HEADER, ERROR_HEADER
+from ichat.protocol.messages import CALLER_HEADER, CODE_HEADER, ERROR_HEADER
 from ichat.security.rules import ROUTES
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
-"""The largest body of a control request; the gateway refuses a larger one before it is read."""
+"""The largest body of a control request; the gateway refuses a larger body unread."""
 BODY_S = 30
 KEEP_ALIVE_S = 3600.0
-"""Longer than the gateway's pool keeps an idle connection, so that only the pool closes one."""
+"""Longer than the gateway's pool keeps an idle connection, so that only the pool closes connections."""
 SHUTDOWN_S = 3.0
 BACKLOG = 4096
 
@@ -35,12 +35,8 @@ def make_app(context: AdminContext) -> QuartTrio:
     app = QuartTrio("ichat", static_folder=None)
     app.config.update(MAX_CONTENT_LENGTH=BODY_BYTES_MAX, BODY_TIMEOUT=BODY_S, RESPONSE_TIMEOUT=None, CONTEXT=context)
     app.before_request(_check_access)
-    app.register_blueprint(routes)
-    app.register_blueprint(model_routes.routes)
-    app.register_blueprint(setting_routes.routes)
-    app.register_blueprint(usage_routes.routes)
-    app.register_blueprint(key_routes.routes)
-    app.register_blueprint(event_routes.routes)
+    for operations in HANDLED:
+        app.register_blueprint(operations.blueprint)
     app.register_error_handler(ApiError, _api_error)
     app.register_error_handler(HTTPException, _http_error)
     app.register_error_handler(Exception, _bug)
@@ -49,7 +45,7 @@ def make_app(context: AdminContext) -> QuartTrio:
 
 async def _check_access() -> None:
     """Raise ApiError unless the sender of the request may use its route."""
-    auth = context().auth()
+    auth = context().auth
     g.caller = auth.decode_caller(request.headers.get(CALLER_HEADER.decode()))
     if request.url_rule is not None and request.method != "OPTIONS":
         method = "GET" if request.method == "HEAD" else request.method

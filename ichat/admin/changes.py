@@ -1,38 +1,42 @@
-"""What has changed since followers of the event stream were last told of it. Purely synchronous.
+"""The changes since the last event: which workers, models and machines followers of the event stream need again.
 
-Each thing has facts, which are told at once, and figures, which change all the time: of those only so many are told at
-a time, those first that have waited longest. So what a follower gets is bounded, however much there is.
+Facts (state, address, settings) are sent as soon as they change. Figures (requests in flight, progress) change all the
+time: each round sends at most `FIGURES_AT_ONCE` of them, oldest first, so the size of an event is bounded. Both are
+read from the view that is sent, so that a new field of a view is a fact by itself.
 """
 
 import heapq
-from collections.abc import Hashable
+import operator
 
-from ichat.routing.registry import Registry
-from ichat.routing.worker_record import WorkerRecord
+import attrs
+
+from ichat.admin.views import ModelLoad
+from ichat.fleet.views import WorkerSummary
+from ichat.fleet.worker_record import WorkerRecord
 
 FIGURES_AT_ONCE = 100
-"""Things of one kind whose figures are told at a time, at most."""
+"""The most things of a kind whose figures are sent in a round."""
 
 
 class ToldMarks:
-    """What followers know of the things of one kind, by their ids."""
+    """The facts and figures that followers have of a kind of things, by their ids."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[object, object, int]] = {}
-        """The facts and figures of each, and in which turn they were told."""
+        """The facts and figures of each thing, and the round in which they were sent."""
         self._turn = 0
 
     def __repr__(self) -> str:
         return f"<ToldMarks of {len(self._told)} things>"
 
     def clear(self) -> None:
-        """Forget what was told: nobody listens any more."""
+        """Forget all of it: there are no followers."""
         self._told.clear()
 
     def find(self, now: dict[str, tuple[object, object]], *, with_figures: bool) -> tuple[list[str], list[str]]:
-        """Return the ids that are to be told, of what is there now by its facts and figures, and those that are gone.
+        """Return the ids of things to send, and the ids of things that are gone.
 
-        They count as told from then on.
+        `now` has the present facts and figures of each thing. The returned things count as sent.
         """
         self._turn += 1
         told, urgent, later = self._told, list[str](), list[tuple[int, str]]()
@@ -51,23 +55,42 @@ class ToldMarks:
         return found, gone
 
 
-def marks_of(registry: Registry, worker: WorkerRecord) -> tuple[object, object]:
-    """Return the facts and figures of a worker, from which its view is made: different ones if that may differ.
+def marks_of_worker(view: WorkerSummary, worker: WorkerRecord) -> tuple[object, object]:
+    """Return the facts and figures of a worker: every field of its view except fields that change with the clock alone.
 
-    The age of its newest heartbeat is not among them.
+    The start of a time or load that moves is a fact, and a load's whole seconds are a figure.
     """
-    heartbeat, endpoint = worker.heartbeat, registry.endpoint_of(worker)
-    facts: list[Hashable | object] = [
-        registry.state(worker), worker.end, worker.retry_at, worker.ready_at, worker.restarts, worker.expected,
-        worker.on_demand, worker.settings, worker.lost,
-    ]  # fmt: skip
-    if heartbeat is not None:
-        facts += (
-            heartbeat.phase, heartbeat.start_id, heartbeat.host, heartbeat.port, heartbeat.pid, heartbeat.models,
-            heartbeat.model_names, heartbeat.model_name,
-        )  # fmt: skip
-    figures = (0, 0, heartbeat.progress if heartbeat else None)
-    if endpoint is not None:
-        facts += (endpoint.circuit.open_until, endpoint.health_failure)
-        figures = (endpoint.in_flight, endpoint.circuit.failures, *figures[2:])
-    return facts, figures
+    load, circuit = view.load, view.circuit
+    moving = (
+        worker.retry_at,
+        worker.ready_at,
+        load and (load.expected_s, [(phase.name, phase.detail) for phase in load.phases]),
+        circuit and circuit.state,
+    )
+    return (_facts_of_worker(view), moving), (
+        _figures_of_worker(view),
+        load and int(load.elapsed_s),
+        circuit and circuit.failures,
+    )
+
+
+def marks_of_model(view: ModelLoad) -> tuple[object, object]:
+    """Return the facts and figures of a model."""
+    return (_facts_of_model(view), view.queued > 0), _figures_of_model(view)
+
+
+FIGURES_OF_WORKER = ("in_flight", "progress", "running", "waiting", "kv_use", "prefix_hit_rate")
+MOVING_OF_WORKER = ("load", "circuit")
+"""Fields that the clock changes in part."""
+FIGURES_OF_MODEL = ("in_flight", "queued", "waiting_s")
+
+
+def facts_in(kind: type["attrs.AttrsInstance"], *others: str) -> list[str]:
+    """Return the fields of a view that are facts: all but `others`, and ages and times left, which the clock moves."""
+    return [name for name in attrs.fields_dict(kind) if name not in others and not name.endswith(("_age_s", "_in_s"))]
+
+
+_facts_of_worker = operator.attrgetter(*facts_in(WorkerSummary, *FIGURES_OF_WORKER, *MOVING_OF_WORKER))
+_figures_of_worker = operator.attrgetter(*FIGURES_OF_WORKER)
+_facts_of_model = operator.attrgetter(*facts_in(ModelLoad, *FIGURES_OF_MODEL))
+_figures_of_model = operator.attrgetter(*FIGURES_OF_MODEL)

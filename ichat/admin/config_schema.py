@@ -1,35 +1,23 @@
-"""The configuration as JSON schema, by which editors check and complete `ichat.toml`: `ichat.pyz config schema`.
+"""The configuration as JSON schema, with which editors check and complete `ichat.toml`: `ichat.pyz config schema`.
 
-Names, types and defaults are those of the classes, bounds those of their checks, and descriptions the docstrings of
-fields, else the comments of `ichat.toml.example`. What only the gateway can check (that a model is there, that two
-keys go together) `gateway --check` says.
+Names, types and defaults are from the classes, bounds from their checks, and descriptions from the docstrings of
+fields, else from the comments of `ichat.toml.example`. `gateway --check` reports mistakes that only the gateway can
+find: a model that does not exist, or two keys that contradict each other.
 """
 
 import pathlib
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Union, get_args, get_origin
 
 import attrs
 
 import ichat
-from ichat.admin.schemas import Schema, docs_of, schema_of
-from ichat.config import checks
+from ichat.admin.schemas import Schema, bounds_of, docs_of, schema_of
 from ichat.config.schema import Config, EngineValue, ManagedWorkerConfig
 
 EXAMPLE = "ichat.toml.example"
-_BY_CHECK: Mapping[Callable[..., None], Schema] = {
-    checks.is_key_name: {"pattern": f"^{checks.KEY_NAME.pattern}$"},
-    checks.is_key_hash: {"pattern": "^sha256:[0-9a-f]{64}$"},
-    checks.is_variable: {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
-    checks.is_model_name: {"minLength": 1, "maxLength": checks.MODEL_NAME_CHARACTERS_MAX},
-    checks.is_path: {"minLength": 1},
-    checks.not_empty: {"minLength": 1},
-    checks.is_http: {"pattern": "^https?://"},
-    checks.is_target: {"pattern": "^/"},
-}
-"""What a check allows, as far as a schema can say it."""
 _TABLE = re.compile(r"\[+([\w.]+)")
 _KEY = re.compile(r"#?([A-Za-z_]\w*) = ")
 _ENGINE_VALUE: Schema = {"type": ["string", "number", "boolean", "array", "object"]}
@@ -50,7 +38,7 @@ def _section(owner: type[Any], path: str, comments: Mapping[str, str]) -> Schema
     docs, properties, required = docs_of(owner), dict[str, Schema](), list[str]()
     for one in attrs.fields(owner):
         inner = f"{path}.{one.name}" if path else one.name
-        schema = _of_type(one.type, inner, comments) | _bounds(one)
+        schema = _of_type(one.type, inner, comments) | bounds_of(one)
         default: Any = one.default
         if default is attrs.NOTHING:
             required.append(one.name)
@@ -64,13 +52,13 @@ def _section(owner: type[Any], path: str, comments: Mapping[str, str]) -> Schema
 
 
 def _purpose_of(kind: Any) -> str:
-    """Return what the docstring of a section says of the table; empty for what is no section."""
+    """Return the description of a section from its docstring; empty for other types."""
     owner = next((one for one in (kind, *get_args(kind)) if attrs.has(one)), None)
     return "" if owner is None else " ".join((owner.__doc__ or "").split())
 
 
 def _of_type(kind: Any, path: str, comments: Mapping[str, str]) -> Schema:
-    """Return a type as TOML may have it, which has no null: what may be None may be left out."""
+    """Return a type as TOML has it. TOML has no null: a key that may be None may be left out."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind == EngineValue:
         return dict(_ENGINE_VALUE)
@@ -86,14 +74,6 @@ def _of_type(kind: Any, path: str, comments: Mapping[str, str]) -> Schema:
     return schema_of(kind)
 
 
-def _bounds(field: "attrs.Attribute[Any]") -> Schema:
-    check = field.metadata.get("check")
-    given: Any = field.metadata.get("schema")
-    if given is None:
-        given = getattr(check, "schema", None)
-    return dict(_BY_CHECK.get(check, {}) if given is None and check is not None else given or {})
-
-
 def _example() -> str:
     """Return the example with its comments: in the pyz beside the configuration, in a checkout at its root."""
     package = pathlib.Path(ichat.__file__).parent
@@ -104,7 +84,7 @@ def _example() -> str:
 
 
 def _comments(text: str) -> Mapping[str, str]:
-    """Return what the example says of each key and table, by their paths; keys of one paragraph share its comment."""
+    """Return the example's comment on each key and table, by their paths; the keys of a paragraph share its comment."""
     found: dict[str, str] = {}
     table = ""
     for paragraph in re.split(r"\n\s*\n", text):

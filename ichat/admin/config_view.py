@@ -9,9 +9,9 @@ from ichat.config.schema import Config, ExternalRoute, Key, ManagedWorkerConfig,
 from ichat.security.redact import MASK, masked
 
 HASH_CHARACTERS = len("sha256:") + 8
-"""How much is shown of a key's hash: enough to tell it from others, too little to find a weak key by it."""
+"""How much of a key's hash is shown: enough to identify it, too little to find a weak key by it."""
 _MASKED: Mapping[type[Any], Sequence[str]] = {ExternalRoute: ("headers",), ManagedWorkerConfig: ("env",)}
-"""Tables of which only the names are shown: any of their values may be a secret, whatever its name is."""
+"""Tables that are shown with names only: any value may be a secret, under any name."""
 _HASHES: Mapping[type[Any], Sequence[str]] = {Security: ("admin_key_hash",), Key: ("key_hash",)}
 
 
@@ -49,7 +49,7 @@ def _shown(value: Any) -> Any:
 
 
 def changed_keys(config: Config) -> list[str]:
-    """Return the keys whose values are not the defaults; of lists and of tables with free names, the whole."""
+    """Return the keys with values other than the defaults. Lists, and tables with free names, count as a whole."""
     found: list[str] = []
     for field in attrs.fields(Config):
         section: Any = getattr(config, field.name)

@@ -1,49 +1,50 @@
-"""The event stream: what the gateway shows, first as a whole and then as it changes, for everybody who follows it.
+"""The event stream: the gateway's state as a whole, then its changes, for each follower.
 
-One task makes the bytes, once for all followers. It runs only while there are any, and looks at what there is: nothing
-that happens in the gateway, a request least of all, waits for it or pays for it.
+One task makes the bytes, once for all followers. It runs only while there are followers, and compares the state with
+the state before: no request waits for it.
 """
 
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Never, Self, TypeVar
+from typing import NoReturn, TypeVar
 
 import trio
+from typing_extensions import Self
 
-from ichat.admin.changes import ToldMarks, marks_of
+from ichat.admin.changes import ToldMarks, marks_of_model, marks_of_worker
+from ichat.admin.config_state import ConfigState
 from ichat.admin.lists import Pieces, to_json
 from ichat.admin.overview import Overview
-from ichat.admin.views import ModelLoad
 from ichat.http import sse
 from ichat.observability.history import Sample
 
 GATHER_S = 0.25
-"""The least time between two looks."""
+"""The least time between two looks, in seconds."""
 LOOK_S = 1.0
-"""How often figures are looked at, and whatever changes without a word."""
-REST_RATIO = 20
-"""After a look it rests for so many times as long as that took."""
+"""Seconds between two looks at figures, and at states that change by the clock alone."""
+REST_RATIO = 30
+"""After a look the task rests this many times the look's duration, so that it uses at most 3 % of a core."""
 MACHINES_S = 5.0
-"""How often machines are looked at, whose own reports are at least twice as far apart."""
-AT_ONCE = 64
-"""How many things are looked at before other tasks get their turn."""
+"""Seconds between two looks at machines; their own reports are at least twice as far apart."""
+AT_ONCE = 16
+"""Look at this many things before other tasks run: about 0.3 ms."""
 BEHIND_BYTES_MAX = 4 * 1024 * 1024
-"""Changes that wait for a follower, at most; one that has more is told the whole state anew in their place."""
+"""The most bytes of changes that wait for a follower; beyond that it gets the whole state again instead."""
 BLOCK_BYTES = 64 * 1024
-"""A follower gets pieces of about this size."""
+"""The size of the pieces that a follower gets, about."""
 KEEP_ALIVE_S = 15.0
-"""After so long without an event a follower gets a comment."""
+"""Seconds without an event after which a follower gets a comment."""
 
 
 class Follower:
-    """What one client gets: the state, then changes, until the gateway ends."""
+    """A client of the stream: it gets the state, then changes, until the gateway ends."""
 
     def __init__(self, streams: "EventStreams", *, wants_requests: bool) -> None:
         self._streams = streams
         self.wants_requests = wants_requests
-        """Whether it is told of the requests in flight."""
+        """Whether it gets the requests in flight."""
         self.wants_state = True
         """Whether it waits for the state as a whole."""
         self._state: deque[bytes] = deque()
@@ -51,20 +52,20 @@ class Follower:
         self._changes: deque[bytes] = deque()
         self._changes_bytes = 0
         self._is_behind = False
-        """Whether changes were dropped, so that it has to be told the state again."""
+        """Whether changes were dropped, so that it needs the whole state again."""
         self._arrived = trio.Event()
 
     def __repr__(self) -> str:
         return f"<Follower, {len(self._state)} pieces and {self._changes_bytes} bytes behind>"
 
     def begin(self, state: Iterable[bytes]) -> None:
-        """Have it told the state in these pieces, and from now on changes."""
+        """Send it the state in these pieces, and changes from now on."""
         self._state.extend(state)
         self.wants_state = self._is_behind = False
         self._arrived.set()
 
     def put(self, event: bytes) -> None:
-        """Have it told of a change, unless it has to be told everything."""
+        """Send it a change, unless it waits for the whole state."""
         if self.wants_state or self._is_behind:
             return
         self._changes.append(event)
@@ -75,7 +76,7 @@ class Follower:
         self._arrived.set()
 
     def wake(self) -> None:
-        """Have it look whether the streams end."""
+        """Wake it, so that it notices that the streams end."""
         self._arrived.set()
 
     def __aiter__(self) -> Self:
@@ -92,7 +93,7 @@ class Follower:
                 self._streams.forget(self)
 
     async def _wait_block(self) -> bytes:
-        """Return what comes next, or a comment after a while without. Raises StopAsyncIteration."""
+        """Return the next events, or a comment after `KEEP_ALIVE_S`. Raises StopAsyncIteration."""
         while True:
             await trio.lowlevel.checkpoint()
             if block := self._next():
@@ -109,7 +110,7 @@ class Follower:
                 return sse.COMMENT
 
     def _next(self) -> bytes:
-        """Return what comes next, whole events or a piece of the state; nothing where there is nothing."""
+        """Return the next whole events, or a piece of the state; empty if there are none."""
         found, size = list[bytes](), 0
         while (self._state or self._changes) and size < BLOCK_BYTES:
             if self._state:
@@ -123,22 +124,31 @@ class Follower:
 
 
 class EventStreams:
-    """All followers, and the task that tells them."""
+    """All followers, and the task that sends to them."""
 
-    def __init__(self, overview: Overview) -> None:
+    def __init__(
+        self,
+        overview: Overview,
+        *,
+        usage_storage: Callable[[], str] = lambda: "ok",
+        config: Callable[[], ConfigState | None] = lambda: None,
+    ) -> None:
+        """`usage_storage` returns whether usage can be kept: `ok`, or a sentence.
+
+        `config` returns how the configuration file compares with the configuration in force.
+        """
         self._overview = overview
+        self._usage_storage, self._config = usage_storage, config
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
-        """Weak, since one whose client leaves between two pieces is told nothing of it."""
+        """Weak, since a follower does not notice that its client leaves between two pieces."""
         self._woken, self._asked = trio.Event(), trio.Event()
         """Something has changed; a follower wants the state."""
         self.is_ending = False
-        """Whether the streams end after what they have now."""
+        """Whether the streams end after their present events."""
         self._workers, self._models, self._machines = ToldMarks(), ToldMarks(), ToldMarks()
         self._figures_at = self._machines_at = 0.0
-        """When figures, and machines, are looked at again."""
-        self.usage_storage: Callable[[], str] = lambda: "ok"
-        """Returns whether usage can be kept: `ok`, or a sentence."""
-        overview.history.when_sampled = self._tell_sample
+        """When the task looks at figures, and at machines, again."""
+        overview.history.sampled.add(self._send_sample)
 
     def __repr__(self) -> str:
         return f"<EventStreams of {len(self._followers)} followers>"
@@ -151,7 +161,7 @@ class EventStreams:
         return follower
 
     def forget(self, follower: Follower) -> None:
-        """Forget a follower whose client has left."""
+        """Forget a follower after its client has disconnected."""
         self._followers.discard(follower)
 
     def close(self) -> None:
@@ -177,16 +187,20 @@ class EventStreams:
             for follower in followers:
                 follower.put(event)
 
-    def _tell_sample(self, sample: Sample) -> None:
+    def _send_sample(self, sample: Sample) -> None:
         if self._followers:
-            self.send_to_all("sample", {**sample.describe(), "usage_storage": self.usage_storage()})
+            self.send_to_all("sample", {**sample.describe(), "usage_storage": self._usage_storage()})
 
-    def tell_reload(self, summary: str) -> None:
-        """Tell all followers that another configuration is in force."""
+    def send_reload(self, summary: str) -> None:
+        """Send all followers that another configuration is in force."""
         self.send_to_all("reloaded", {"summary": summary, "at": round(time.time(), 3)})
 
-    async def run_forever(self) -> Never:
-        """Tell followers what changes while there are any."""
+    def send_config(self, config: ConfigState) -> None:
+        """Send all followers how the configuration file compares with the configuration in force."""
+        self.send_to_all("config", config)
+
+    async def run_forever(self) -> NoReturn:
+        """Send changes while there are followers."""
         while True:
             self._woken = trio.Event()
             if not self._followers:
@@ -202,7 +216,7 @@ class EventStreams:
                     known.clear()
 
     async def _look_and_rest(self) -> None:
-        """Look once, and wait until it is time for the next look, or something calls for it."""
+        """Look once, and wait until the next look is due or asked for."""
         self._woken, self._asked, began_at = trio.Event(), trio.Event(), trio.current_time()
         await self._look()
         rest_s = max(GATHER_S, REST_RATIO * (trio.current_time() - began_at))
@@ -212,7 +226,7 @@ class EventStreams:
             await self._asked.wait()
 
     async def _look(self) -> None:
-        """Tell followers what has changed, and new ones everything."""
+        """Send followers the changes, and new followers the whole state."""
         now = trio.current_time()
         with_figures, with_machines = now >= self._figures_at, now >= self._machines_at
         if with_figures:
@@ -235,17 +249,18 @@ class EventStreams:
                 follower.begin([b"event: state\ndata: ", *pieces, b"\n\n"])
 
     async def _find_changes(self, *, with_figures: bool, with_machines: bool) -> list["_Change"]:
-        """Return what to tell, one change of each kind at most."""
+        """Return the changes, at most one of each kind."""
         overview = self._overview
         registry = overview.registry
-        workers = dict(await _in_turns((worker.id, marks_of(registry, worker)) for worker in registry))
-        changed, gone = self._workers.find(workers, with_figures=with_figures)
+        views = await _in_turns((worker, overview.worker(worker)) for worker in registry)
+        workers = {worker.id: view for worker, view in views}
+        marks = {worker.id: marks_of_worker(view, worker) for worker, view in views}
+        changed, gone = self._workers.find(marks, with_figures=with_figures)
         changes: list[_Change] = []
         if changed or gone:
-            there = (one for key in changed if (one := registry.get(key)) is not None)
-            changes.append(("workers", ("changed", map(overview.worker, there)), gone))
+            changes.append(("workers", ("changed", iter([workers[key] for key in changed])), gone))
         models = {one.id: one for one in await _in_turns(map(overview.model, sorted(registry.names())))}
-        marks = {key: _marks_of_model(one) for key, one in models.items()}
+        marks = {key: marks_of_model(one) for key, one in models.items()}
         changed, gone = self._models.find(marks, with_figures=with_figures)
         if changed or gone:
             changes.append(("models", ("models", iter([models[key] for key in changed])), gone))
@@ -259,8 +274,13 @@ class EventStreams:
     def _state(self) -> Iterator[str]:
         """Return the whole state as JSON in parts."""
         overview = self._overview
-        registry, storage = overview.registry, self.usage_storage()
-        short = {"gateway": overview.gateway(), "aliases": overview.names(), "usage_storage": storage}
+        registry, storage = overview.registry, self._usage_storage()
+        short = {
+            "gateway": overview.gateway(),
+            "config": self._config(),
+            "aliases": overview.names(),
+            "usage_storage": storage,
+        }
         yield f'{to_json(short)[:-1]}, "history": '
         yield from overview.history.parts(workers=())
         lists: Sequence[tuple[str, Iterable[object]]] = (
@@ -278,11 +298,11 @@ class EventStreams:
 
 _Item = TypeVar("_Item")
 _Change = tuple[str, tuple[str, Iterable[object]], Sequence[str]]
-"""An event's name, the views of what has changed under their key, and the ids of what is gone."""
+"""An event's name, the views of changed things under their key, and the ids of things that are gone."""
 
 
 async def _in_turns(items: Iterable[_Item]) -> list[_Item]:
-    """Return the items, which are made with turns for other tasks between them."""
+    """Return the items as a list; other tasks run between every `AT_ONCE` of them."""
     found = list[_Item]()
     for number, item in enumerate(items, start=1):
         found.append(item)
@@ -291,14 +311,8 @@ async def _in_turns(items: Iterable[_Item]) -> list[_Item]:
     return found
 
 
-def _marks_of_model(one: ModelLoad) -> tuple[object, object]:
-    """Return the facts and the figures of a model; see `ToldMarks`."""
-    facts = (one.workers, one.circuits_open, one.loaded, one.queued > 0)
-    return facts, (one.in_flight, one.queued, one.waiting_s)
-
-
 async def _event(name: str, changed: tuple[str, Iterable[object]], gone: Sequence[str]) -> bytes:
-    """Return the event that tells of changes of one kind."""
+    """Return the event with the changes of a kind of things."""
     key, views = changed
     texts = await _in_turns(map(to_json, views))
     return sse.encode(f'{{"{key}": [{", ".join(texts)}], "gone": {to_json(gone)}}}', name=name)

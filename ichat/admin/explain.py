@@ -1,5 +1,6 @@
-"""Where a request would go now, by its body: what is read of it, and the plan of a name that stands for models."""
+"""Where a request would go now, by its body: the reading of the body, and the plan of a name that stands for models."""
 
+import functools
 from collections.abc import Container, Mapping, Sequence
 
 import attrs
@@ -7,17 +8,17 @@ import trio
 
 from ichat import errors
 from ichat.config.schema import Routing
+from ichat.fleet.explain import RouteView, TargetView, explain
+from ichat.fleet.model_list import near_models
+from ichat.fleet.registry import Registry
 from ichat.http.json_body import Body, model_of, read_members
-from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, continue_response, reason_of_refusal
+from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, continue_response, reason_of_refusal, seems_too_long
 from ichat.routing.aliases import Alias, Aliases, Plan
-from ichat.routing.availability import Ready, Unknown
+from ichat.routing.availability import Unknown
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.explain import RouteView, TargetView, explain
-from ichat.routing.model_list import near_models
 from ichat.routing.prefix_chain import PROMPTS, chain_of
 from ichat.routing.prompt_lengths import PromptLengths, is_measurable
-from ichat.routing.registry import Registry
 from ichat.routing.request import RoutingRequest
 
 _ABSENT = "no worker and no external route has it"
@@ -30,7 +31,7 @@ class Question:
     path: bytes
     body: Body
     names: Sequence[str]
-    """Of its members."""
+    """The names of its members."""
     model: str
     session: bytes
     previous: str | None
@@ -50,7 +51,7 @@ async def read_question(body: Body, args: Mapping[str, str]) -> Question:
 
 
 def _path_of(members: Container[str]) -> bytes:
-    """Return the path of the route that takes a body with these members."""
+    """Return the path of the route that accepts a body with these members."""
     found = (path for path, member in PROMPTS.items() if member in members)
     return next(found, b"/v1/chat/completions")
 
@@ -66,7 +67,7 @@ async def explain_request(
 ) -> RouteView:
     """Return where a request would go now, and why. Raises ApiError 404 for a model or a response that is not there."""
     inquiry = _Inquiry(registry, balancer, settings, lengths, question)
-    alias = aliases.by_name.get(question.model)
+    alias = aliases.by_name.get(aliases.name_for(question.model, registry.has))
     view: RouteView | Unknown
     if alias is None:
         view = inquiry.explain(question.model)
@@ -79,7 +80,7 @@ async def explain_request(
 
 @attrs.define
 class _Inquiry:
-    """One question, and what answers it."""
+    """A question, and the parts of the gateway that answer it."""
 
     registry: Registry
     balancer: Balancer
@@ -89,11 +90,13 @@ class _Inquiry:
     only: Endpoint | None = None
 
     def routing(self, model: str, *, skips_open: bool = False) -> RoutingRequest:
-        """Return what the balancer would know of the request."""
-        asked, prefix = self.question, None
-        if not asked.session and self.only is None and self.balancer.wants_prefix(model):
-            prefix = chain_of(asked.path, asked.body, asked.names, model)
-        return RoutingRequest(model, asked.session, only=self.only, prefix=prefix, skips_open=skips_open)
+        """Return the request as the balancer would see it."""
+        asked = self.question
+        request = RoutingRequest(model, asked.session, only=self.only, skips_open=skips_open)
+        if not asked.session and self.only is None:
+            request.make_prefix = functools.partial(chain_of, asked.path, asked.body, asked.names, model)
+        self.balancer.rehearse(request)  # makes the prefix if the choice depends on it
+        return request
 
     def explain(self, model: str) -> RouteView | Unknown:
         """Return where a request for a model goes. Raises ApiError 404 for a response that is not there."""
@@ -105,10 +108,11 @@ class _Inquiry:
         return explain(self.registry, self.balancer, self.settings, routing, trio.current_time())
 
     async def explain_plan(self, alias: Alias) -> RouteView | Unknown:
-        """Return where a request for a name goes that stands for models, with all of them."""
+        """Return where a request for a name that stands for models goes, with all its models."""
         asked = self.question
-        heaviest = max(alias.targets, key=lambda one: one.weight).model
-        chosen = alias.choose(asked.session, lambda: 0.0) if asked.session else heaviest
+        counted = alias.counted(self.balancer.prospect)
+        heaviest = max(counted, key=lambda one: one.weight).model
+        chosen = alias.choose(asked.session, lambda: 0.0, counted) if asked.session else heaviest
         plan: Plan | None = Plan(tuple(dict.fromkeys((chosen, *alias.fallbacks))), alias)
         if asked.previous is not None:
             plan, self.only = continue_response(self.registry, asked.previous, asked.model, plan)
@@ -123,16 +127,18 @@ class _Inquiry:
         longer = () if alias.longer is None else (alias.longer,)
         for model in dict.fromkeys((*(one.model for one in alias.targets), *models, *longer)):
             number = models.index(model) + 1 if model in models else None
-            skips_open = "circuit" in alias.goes_on and number is not None and number < len(models)
-            routing = routings[model] = self.routing(model, skips_open=skips_open)
-            view, reason = self._view(routing), self._reason_to_go_on(routing, alias)
-            target = _target_view(alias, model, number, view, reason)
+            has_next = number is not None and number < len(models)
+            routing = routings[model] = self.routing(model, skips_open="circuit" in alias.goes_on and has_next)
+            view = self._view(routing)
+            reason = self._reason_to_go_on(routing, alias) if number is not None else None
+            target = _target_view(alias.share_of(model, counted), model, number, view, reason)
             if tokens is not None and number == 1:
                 why = f"the prompt probably has {tokens} tokens, which is too long"
                 target = attrs.evolve(target, worker=None, reason=why, goes_on=SEEMS_TOO_LONG)
             views.append(target)
         order = sorted((one for one in views if one.place), key=lambda one: one.place or 0)
         answering = next((one for one in order if one.goes_on is None), None) or _waited_for(order)
+        views = [_without_end(one, order) for one in views]
         shown = self._view(routings[answering.model])
         if isinstance(shown, Unknown):
             waiting, has_session = 0, bool(asked.session)
@@ -143,15 +149,12 @@ class _Inquiry:
 
     def _tokens_if_too_long(self, alias: Alias, model: str) -> int | None:
         """Return how many tokens the prompt probably has, if it goes to the model for longer prompts for that."""
-        asked, found = self.question, self.registry.availability(model)
-        if alias.longer is None or alias.longer == model or asked.previous is not None or not isinstance(found, Ready):
+        asked = self.question
+        if alias.longer is None or alias.longer == model or asked.previous is not None:
             return None
-        if not isinstance(self.registry.availability(alias.longer), Ready):
-            return None
-        if not is_measurable(asked.path, asked.names, asked.body):
-            return None
-        is_long = self.lengths.is_too_long(model, len(asked.body), found.endpoints)
-        return self.lengths.tokens(model, len(asked.body)) if is_long else None
+        bytes_in = len(asked.body) if is_measurable(asked.path, asked.names, asked.body) else 0
+        is_long = seems_too_long(self.registry, self.lengths, model, alias.longer, bytes_in)
+        return self.lengths.tokens(model, bytes_in) if is_long else None
 
     def _reason_to_go_on(self, routing: RoutingRequest, alias: Alias) -> str | None:
         decided = self.balancer.rehearse(routing)
@@ -162,14 +165,27 @@ class _Inquiry:
 
 
 def _waited_for(order: Sequence[TargetView]) -> TargetView:
-    """Return which model waits for a request that all others would pass on: the first that may, else the last."""
-    return next((one for one in order if one.goes_on in ("busy", "loading")), order[-1])
+    """Return the model that waits for room if all others pass the request on: the first that may, else the last."""
+    return next((one for one in order if _may_wait(one)), order[-1])
+
+
+def _may_wait(one: TargetView) -> bool:
+    """Return whether a request passes over a model that it would wait for if no other model could answer."""
+    return one.goes_on is not None and one.rule in ("queued", "loading")
+
+
+def _without_end(one: TargetView, order: Sequence[TargetView]) -> TargetView:
+    """Return a model's view that does not say that the request goes on if no model follows.
+
+    From the last model, the request goes back to the first passed-over model that it may wait for.
+    """
+    is_end = one.model == order[-1].model and not any(_may_wait(other) for other in order[:-1])
+    return attrs.evolve(one, goes_on=None) if is_end else one
 
 
 def _target_view(
-    alias: Alias, model: str, place: int | None, view: RouteView | Unknown, goes_on: str | None
+    share: float | None, model: str, place: int | None, view: RouteView | Unknown, goes_on: str | None
 ) -> TargetView:
-    share = alias.share_of(model)
     if isinstance(view, Unknown):
         return TargetView(model, share, place, "not_ready", None, _ABSENT, goes_on)
     return TargetView(model, share, place, view.rule, view.chosen, view.reason, goes_on)

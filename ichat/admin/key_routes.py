@@ -4,15 +4,35 @@ import time
 from typing import Any, cast
 
 import trio
-from quart import Blueprint, Response, request
+from quart import Response
 
 from ichat import errors
-from ichat.admin.key_views import KeyList, KeyView, Moment, WithdrawnKey, view_of_key, views_of_keys, with_secret
-from ichat.admin.lists import Pieces, with_long_list
-from ichat.admin.routes import context, json_response, read_json
+from ichat.admin.context import context, json_response, long_response, read_json
+from ichat.admin.key_store import EXPIRES_IN_S_MAX, OVERLAP_S, OVERLAP_S_MAX
+from ichat.admin.key_views import (
+    KeyList,
+    KeyView,
+    Moment,
+    NewKey,
+    WithdrawnKey,
+    view_of_key,
+    views_of_keys,
+    with_secret,
+)
+from ichat.admin.lists import with_long_list
+from ichat.admin.operations import Operations
+from ichat.admin.schemas import Schema, or_null, properties_of, ref
+from ichat.config.schema import Key
 from ichat.security.made_keys import MadeKey
 
-routes = Blueprint("keys", __name__)
+_WRONG = {"400": "It is no such key; the message has every reason."}
+_KNOWN = {
+    "404": "There is no such key.",
+    "409": "The key is in the gateway's configuration (`configured_key`).",
+}
+_NOT_KEPT = {"503": "The file with the keys cannot be written (`not_kept`); nothing was changed."}
+
+operations = Operations("keys")
 
 
 def _moment() -> Moment:
@@ -23,6 +43,12 @@ def _view_of(made: MadeKey) -> KeyView:
     return view_of_key(made.key, made, context().quotas.of_key(made.key.name), _moment())
 
 
+def _new(made: MadeKey, secret: str, status: int) -> Response:
+    response = json_response(with_secret(_view_of(made), secret), status)
+    response.headers["cache-control"] = "no-store"
+    return response
+
+
 async def _read_table() -> dict[str, Any]:
     table = await read_json()
     if not isinstance(table, dict):
@@ -30,34 +56,93 @@ async def _read_table() -> dict[str, Any]:
     return cast("dict[str, Any]", table)
 
 
-@routes.get("/v1/admin/keys")
-async def _keys() -> Response:
+@operations.add("GET /v1/admin/keys", gives=KeyList)
+async def get_keys() -> Response:
+    """Return clients' keys with their limits and their usage."""
     here = context()
     store = here.key_store
     shown = views_of_keys(store.configured, [*store.made.by_name.values()], here.quotas.of_key, _moment())
-    found = KeyList(here.auth().has_keys, [])
-    return Response(
-        b"" if request.method == "HEAD" else Pieces(with_long_list(found, "keys", shown)),
-        content_type="application/json",
-    )
+    return long_response(with_long_list(KeyList(here.auth.has_keys, []), "keys", shown))
 
 
-@routes.post("/v1/admin/keys")
-async def _make() -> Response:
+@operations.add(
+    "POST /v1/admin/keys",
+    gives=NewKey,
+    status=201,
+    takes=ref("KeyRequest"),
+    failures={
+        **_WRONG,
+        "409": "The name is taken (`key_exists`), or there are `limits.made_keys_max` of them (`too_many_keys`).",
+        **_NOT_KEPT,
+    },
+)
+async def make_key() -> Response:
+    """Make a client's key; only this answer shows the key itself."""
     table = await _read_table()
-    made, secret = await context().key_store.make(table)
-    response = json_response(with_secret(_view_of(made), secret), 201)
-    response.headers["cache-control"] = "no-store"
-    return response
+    return _new(*await context().key_store.make(table), 201)
 
 
-@routes.patch("/v1/admin/keys/<name>")
-async def _alter(name: str) -> Response:
-    return json_response(_view_of(await context().key_store.alter(name, await _read_table())))
+@operations.add(
+    "POST /v1/admin/keys/<name>/rotate",
+    gives=NewKey,
+    takes=ref("KeyRotation"),
+    failures={
+        **_WRONG,
+        "404": _KNOWN["404"],
+        "409": "The key is in the gateway's configuration (`configured_key`), or has expired (`key_expired`).",
+        **_NOT_KEPT,
+    },
+)
+async def rotate_key(name: str) -> Response:
+    """Make another secret for a made key; only this answer shows it. The old secret is accepted for the overlap."""
+    return _new(*await context().key_store.rotate(name, await _read_table()), 200)
 
 
-@routes.delete("/v1/admin/keys/<name>")
-async def _withdraw(name: str) -> Response:
+@operations.add("PATCH /v1/admin/keys/<name>", takes=ref("KeyChange"), failures={**_WRONG, **_KNOWN, **_NOT_KEPT})
+async def change_key(name: str) -> KeyView:
+    """Change the limits, the permissions or the expiry of a made key."""
+    return _view_of(await context().key_store.alter(name, await _read_table()))
+
+
+@operations.add("DELETE /v1/admin/keys/<name>", failures={**_KNOWN, **_NOT_KEPT})
+async def withdraw_key(name: str) -> WithdrawnKey:
+    """Withdraw a made key: its unfinished requests go on, the next request gets 401."""
     store = context().key_store
     await store.withdraw(name)
-    return json_response(WithdrawnKey(name, len(store.configured) + len(store.made.by_name)))
+    return WithdrawnKey(name, len(store.configured) + len(store.made.by_name))
+
+
+def schemas() -> dict[str, Schema]:
+    """Return the schemas of the bodies of these requests, by their names."""
+    overlap_s = {
+        "type": "number",
+        "minimum": 0,
+        "maximum": OVERLAP_S_MAX,
+        "default": OVERLAP_S,
+        "description": "For how many seconds the old secret is accepted too; 0: not at all.",
+    }
+    return {
+        "KeyRequest": _request("A key to be made. What is left out, or null, is its default.", "name"),
+        "KeyChange": _request("What is to change of a key. What is left out stays; null is the default."),
+        "KeyRotation": {"type": "object", "properties": {"overlap_s": overlap_s}, "additionalProperties": False},
+    }
+
+
+def _request(description: str, *required: str) -> Schema:
+    properties = {
+        **properties_of(Key, without=("key_hash", "key_env")),
+        "expires_at": {"type": "number", "description": "When it expires, in seconds since 1970; null: never."},
+        "expires_in_s": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "maximum": EXPIRES_IN_S_MAX,
+            "description": "The same in seconds from now. One of the two may be given.",
+        },
+    }
+    return {
+        "type": "object",
+        "properties": {name: one if name == "name" else or_null(one) for name, one in properties.items()},
+        "required": list(required),
+        "additionalProperties": False,
+        "description": description,
+    }

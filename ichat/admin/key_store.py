@@ -1,4 +1,4 @@
-"""The keys that were made over the API, while the gateway runs: made, changed, withdrawn, and refused once they expire.
+"""The keys that are made over the API while the gateway runs: made, changed, rotated, withdrawn, refused in the end.
 
 Each change is on the disk before it is in force. Then the gateway goes on with another `Auth`, as at a reload:
 connections stay, requests under way go on, and the next request with a key that is gone gets 401.
@@ -8,44 +8,48 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Never
+from typing import Any, NoReturn
 
 import attrs
 import trio
 
-from ichat.admin.reload import Reloader
+from ichat.admin.config_state import ConfigInForce
 from ichat.config.load import read_key
 from ichat.config.schema import Config, Key
 from ichat.errors import ApiError, bad_request
+from ichat.listeners import Changed, Listeners
 from ichat.security.key_file import save_keys
 from ichat.security.keys import hash_of, new_key
-from ichat.security.made_keys import MadeKey, MadeKeys, changeable_key, check_new_name
+from ichat.security.made_keys import MadeKey, MadeKeys, OldSecret, changeable_key, check_new_name
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""How often the time of day is read while a key will expire: somebody may set the clock."""
+"""How often the time of day is read while a key will expire: the clock may be set."""
 EXPIRES_IN_S_MAX = 100 * 366 * 24 * 3600.0
-"""The longest time for which a key may be made; one without an end has none."""
+"""The longest lifetime of a key that expires."""
+OVERLAP_S = 24 * 3600.0
+"""How long the old secret of a rotated key is accepted, in seconds, unless the request says otherwise."""
+OVERLAP_S_MAX = 90 * 24 * 3600.0
 _NEVER_ASKED = ("key_hash", "key_env")
 _EXPIRY = ("expires_at", "expires_in_s")
 
 
 class KeyStore:
-    """Holds the made keys that are known now."""
+    """Holds the made keys."""
 
     def __init__(
         self,
         made: MadeKeys,
         path: str,
-        reloader: Reloader,
+        in_force: ConfigInForce,
         put_in_force: Callable[[MadeKeys, float], None],
         wall_clock: Callable[[], float] = time.time,
         *,
         is_kept: bool = True,
         keeps_usage: bool = True,
     ) -> None:
-        """`path` is where they are kept; `put_in_force` has the gateway go on with those that are active at a time.
+        """`path` is where they are kept; `put_in_force` makes the gateway continue with the keys active at a time.
 
         `is_kept` says that the next gateway finds them there, and `keeps_usage` that limits for a day and a month hold.
         """
@@ -53,40 +57,33 @@ class KeyStore:
         self._keeps_usage = keeps_usage
         self.made = made
         self._path = path
-        self._reloader = reloader
+        self._in_force = in_force
         self._put_in_force = put_in_force
         self._wall_clock = wall_clock
         self._in_force_at = wall_clock()
         """Keys that expired until then are refused already."""
-        self._changed = trio.Event()
-        self._listeners: dict[Callable[[], None], None] = {}
+        self._changed = Changed()
+        self.listeners: Listeners[[]] = Listeners()
+        """Called at every change of a key, and when a key expires."""
 
     def __repr__(self) -> str:
         return f"<KeyStore {self.made!r}>"
 
-    def add_listener(self, listener: Callable[[], None]) -> None:
-        """Have a function called after every change of a key, and when one expires."""
-        self._listeners[listener] = None
-
-    def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Have it called no longer."""
-        del self._listeners[listener]
-
     @property
     def configured(self) -> list[Key]:
         """The keys of the configuration that is in force."""
-        return self._reloader.config.security.keys
+        return self._in_force.config.security.keys
 
     @property
     def _config(self) -> Config:
         """The configuration that is in force; a ledger that it asks for since its start is not there."""
-        config = self._reloader.config
+        config = self._in_force.config
         return config if self._keeps_usage else attrs.evolve(config, usage=attrs.evolve(config.usage, enabled=False))
 
     async def make(self, table: Mapping[str, Any]) -> tuple[MadeKey, str]:
-        """Make the key that a request asks for; return it, and the key itself, which nobody will see again.
+        """Make the key that a request asks for; return it, and the key itself, stored nowhere.
 
-        Raises ApiError: 400 for what is no key, 409 where it cannot be made, 503 where it cannot be kept.
+        Raises ApiError: 400 for a wrong description, 409 if it cannot be made, 503 if it cannot be kept.
         """
         if not self._is_kept:
             raise ApiError(
@@ -98,9 +95,9 @@ class KeyStore:
         now, secret = self._wall_clock(), new_key()
         key = _key_from(table, {}, hash_of(secret), self._config)
         expires_at = _expiry(table, None, now)
-        async with self._reloader.lock:
+        async with self._in_force.lock:
             check_new_name(key.name, self.configured, self.made)
-            kept, most = self.made.without_forgotten(now), self._reloader.config.limits.made_keys_max
+            kept, most = self.made.without_forgotten(now), self._in_force.config.limits.made_keys_max
             if len(kept.by_name) >= most:
                 raise ApiError(
                     409,
@@ -112,8 +109,8 @@ class KeyStore:
         return made, secret
 
     async def alter(self, name: str, table: Mapping[str, Any]) -> MadeKey:
-        """Change what a made key may ask for, or when it expires. Raises ApiError 400, 404, 409 or 503."""
-        async with self._reloader.lock:
+        """Change the limits, the permissions or the expiry of a made key. Raises ApiError 400, 404, 409 or 503."""
+        async with self._in_force.lock:
             before = changeable_key(name, self.configured, self.made)
             if table.get("name", name) != name:
                 raise bad_request("The name of a key stays as it is: make another key.", param="name")
@@ -123,22 +120,37 @@ class KeyStore:
             await self._change(self.made.with_key(made), f"the key {name} was changed over the API")
         return made
 
+    async def rotate(self, name: str, table: Mapping[str, Any]) -> tuple[MadeKey, str]:
+        """Make another secret for a made key; return both. Only the secret before this is accepted for the overlap.
+
+        Name, limits and use stay. Raises ApiError 400, 404, 409 or 503.
+        """
+        overlap_s = _overlap(table)
+        async with self._in_force.lock:
+            before, now, secret = changeable_key(name, self.configured, self.made), self._wall_clock(), new_key()
+            if not before.is_active(now):
+                raise ApiError(409, "key_expired", f"The key {name} has expired: give it more time first.")
+            old = OldSecret(before.key.key_hash or "", round(now + overlap_s, 3)) if overlap_s else None
+            made = attrs.evolve(before, key=attrs.evolve(before.key, key_hash=hash_of(secret)), old=old)
+            await self._change(self.made.with_key(made), f"the key {name} was rotated over the API")
+        return made, secret
+
     async def withdraw(self, name: str) -> None:
         """Forget a made key. Raises ApiError 404, 409 or 503."""
-        async with self._reloader.lock:
+        async with self._in_force.lock:
             changeable_key(name, self.configured, self.made)
             await self._change(self.made.without_key(name), f"the key {name} was withdrawn over the API")
 
-    async def expire_forever(self) -> Never:
-        """Put the keys in force anew whenever one of them expires."""
+    async def expire_forever(self) -> NoReturn:
+        """Put the keys in force anew whenever a key expires."""
         while True:
-            changed, at = self._changed, self.made.next_expiry(self._in_force_at)
+            at = self.made.next_expiry(self._in_force_at)
             wait_s = min(max(at - self._wall_clock(), 0.0), LOOK_S) if at < math.inf else math.inf
-            with trio.move_on_after(wait_s):
-                await changed.wait()
-            if not changed.is_set() and self._wall_clock() >= at:
-                async with self._reloader.lock:
-                    log.info("a key that was made over the API has expired")
+            with trio.move_on_after(wait_s) as waiting:
+                await self._changed.wait()
+            if waiting.cancelled_caught and self._wall_clock() >= at:
+                async with self._in_force.lock:
+                    log.info("a key that was made over the API, or the secret that one had before, has expired")
                     self._go_on_with(self.made)
 
     async def _change(self, made: MadeKeys, what: str) -> None:
@@ -159,14 +171,12 @@ class KeyStore:
         self.made = made
         self._in_force_at = self._wall_clock()
         self._put_in_force(made, self._in_force_at)
-        self._changed.set()
-        self._changed = trio.Event()
-        for listener in list(self._listeners):
-            listener()
+        self._changed.notify()
+        self.listeners()
 
 
 def _key_from(table: Mapping[str, Any], before: Mapping[str, Any], key_hash: str, config: Config) -> Key:
-    """Return the key that a request describes, where it says nothing as it was before. Raises ApiError 400."""
+    """Return the key that a request describes; missing fields stay as before. Raises ApiError 400."""
     for name in _NEVER_ASKED:
         if name in table:
             raise bad_request(f"{name} is for [[security.keys]]: the gateway makes this key itself.", param=name)
@@ -175,8 +185,19 @@ def _key_from(table: Mapping[str, Any], before: Mapping[str, Any], key_hash: str
     return attrs.evolve(read_key(described, config), key_hash=key_hash)
 
 
+def _overlap(table: Mapping[str, Any]) -> float:
+    """Return for how long the old secret of a key is accepted. Raises ApiError 400."""
+    for name in table:
+        if name != "overlap_s":
+            raise bad_request(f"{name}: a rotation takes overlap_s alone; PATCH changes a key.", param=name)
+    value = table.get("overlap_s", OVERLAP_S)
+    if type(value) not in (int, float) or not 0 <= value <= OVERLAP_S_MAX:
+        raise bad_request("overlap_s must be a number of seconds, 90 days at most; 0: none.", param="overlap_s")
+    return value
+
+
 def _expiry(table: Mapping[str, Any], before: float | None, now: float) -> float | None:
-    """Return when a key is to expire: as a request says, else as before. Raises ApiError 400."""
+    """Return when a key will expire: as a request says, else as before. Raises ApiError 400."""
     given = [name for name in _EXPIRY if name in table]
     if not given:
         return before

@@ -1,4 +1,4 @@
-"""What the control plane shows of clients' keys. Times are in seconds since 1970."""
+"""Clients' keys as the control plane shows them. Times are in seconds since 1970."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
@@ -7,14 +7,14 @@ import attrs
 from attrs import frozen
 
 from ichat.config.schema import Key
-from ichat.protocol import Count
+from ichat.protocol.messages import Count
 from ichat.security.made_keys import MadeKey
 from ichat.security.rate_limits import Quota
 
 
 @frozen
 class KeyLimits:
-    """What a key may use; null: no limit."""
+    """The limits of a key; null: no limit."""
 
     max_in_flight: Count | None = None
     """Requests under way at the same time."""
@@ -28,7 +28,7 @@ class KeyLimits:
 
 @frozen
 class KeyUsage:
-    """What a key uses now."""
+    """The usage of a key now."""
 
     in_flight: Count
     """Requests under way."""
@@ -39,7 +39,7 @@ class KeyUsage:
     tokens_today: Count | None = None
     tokens_this_month: Count | None = None
     cost_this_month: float | None = None
-    """What they cost by `[prices]`. Null: the key has no such limit, and GET /v1/admin/usage has it."""
+    """Their cost by `[prices]`. Null: the key has no such limit, and GET /v1/admin/usage has it."""
 
 
 @frozen
@@ -64,6 +64,8 @@ class KeyView:
     usage_now: KeyUsage
     last_used_at: float | None
     """When its newest request was let in; null: it had none since the gateway's start."""
+    old_secret_until: float | None
+    """Until when the secret that it had before its rotation is accepted too; null: there is none."""
 
 
 @frozen
@@ -71,14 +73,14 @@ class KeyList:
     """Clients' keys."""
 
     keys_needed: bool
-    """Whether clients need a key: there is one, or one was made before."""
+    """Whether clients need a key: there are keys, or a key was made before."""
     keys: Sequence[KeyView]
     """Those of the configuration first, then those that were made over the API."""
 
 
 @frozen
 class NewKey(KeyView):
-    """A key that was just made."""
+    """A key that was just made or rotated."""
 
     key: str
     """The key itself, for its owner: it is stored nowhere, and shown only here."""
@@ -90,13 +92,13 @@ class WithdrawnKey:
 
     name: str
     keys_left: Count
-    """How many clients' keys there are still. With none left, all clients are refused until one is made."""
+    """How many clients' keys there are still. With none left, all clients are refused until a key is made."""
     state: Literal["withdrawn"] = "withdrawn"
 
 
 @frozen
 class Moment:
-    """One moment, by both clocks."""
+    """A moment, by both clocks."""
 
     now: float
     """As `trio.current_time` has it."""
@@ -124,6 +126,7 @@ def view_of_key(key: Key, made: MadeKey | None, quota: Quota | None, at: Moment)
         limits=KeyLimits(**{name: getattr(key, name) for name in _LIMITS}),
         usage_now=_usage_of(key, quota, at),
         last_used_at=None if used_at is None else round(at.time - (at.now - used_at), 3),
+        old_secret_until=None if made is None or (old := made.old_at(at.time)) is None else old.until,
     )
 
 
@@ -147,7 +150,7 @@ def _whole(number: float | None) -> int | None:
 
 
 def with_secret(view: KeyView, secret: str) -> NewKey:
-    """Return the view of a key that was just made, with the key itself."""
+    """Return the view of a key that was just made or rotated, with the key itself."""
     return NewKey(**attrs.asdict(view, recurse=False), key=secret)
 
 

@@ -1,26 +1,27 @@
 """Long responses of the control plane: the list of workers, in pages, and its JSON written piece by piece.
 
-A piece is what takes a few milliseconds. Before each of them other tasks get their turn, so that however many workers
-there are, no stream waits for a list of them.
+A piece is made in a few milliseconds. Other tasks get their turn before each piece, so that no stream waits for a
+list, regardless of the number of workers.
 """
 
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import attrs
 import trio
+from typing_extensions import Self
 
 from ichat.errors import bad_request
+from ichat.fleet.registry import Registry
+from ichat.fleet.views import WorkerSummary, summarize
+from ichat.fleet.worker_record import State, WorkerRecord
 from ichat.hardware.machines import MachineView
 from ichat.observability.logs.stream import read_flag, read_parameters
 from ichat.protocol.json_text import encoder
-from ichat.routing.registry import Registry
-from ichat.routing.views import WorkerSummary, summarize
-from ichat.routing.worker_record import State, WorkerRecord
 
 PIECE_BYTES = 64 * 1024
-"""A piece ends with the part by which it is that long."""
+"""A piece ends with the part that brings it to this length."""
 PIECE_PARTS_MAX = 64
 STATES: frozenset[str] = frozenset(word for words in get_args(State) for word in get_args(words))
 _NUMBER = re.compile(r"0*[1-9][0-9]{0,8}")
@@ -33,14 +34,14 @@ def _plain(value: Any) -> Mapping[str, Any]:
 
 
 to_json = encoder(_plain)
-"""Return a value as JSON, which can hold it, or which is of views."""
+"""Return a value of JSON types and of views as JSON."""
 
 
 class Pieces:
-    """A body in pieces: one is taken from `parts` at a time, with a turn for other tasks before it."""
+    """A body that is made piece by piece from `parts`, with a turn for other tasks before each piece."""
 
     def __init__(self, parts: Iterable[str]) -> None:
-        """`parts` are short; those that are empty are work without a text."""
+        """`parts` are short; an empty part is work without a text."""
         self._parts = iter(parts)
 
     def __aiter__(self) -> Self:
@@ -63,7 +64,7 @@ class Pieces:
 
 
 async def in_turns(steps: Generator[None, None, _Result]) -> _Result:
-    """Return what comes of steps, with a turn for other tasks after each of them."""
+    """Return the result of steps, with a turn for other tasks after each of them."""
     while True:
         try:
             next(steps)
@@ -73,7 +74,7 @@ async def in_turns(steps: Generator[None, None, _Result]) -> _Result:
 
 
 def with_long_list(value: "attrs.AttrsInstance", name: str, items: Iterable[object]) -> Iterator[str]:
-    """Return a view in parts, whose field of this name has these items."""
+    """Return a view in parts, with these items in its field of this name."""
     short = {key: one for key, one in attrs.asdict(value, recurse=False).items() if key != name}
     yield f'{to_json(short)[:-1]}, "{name}": ['
     for number, item in enumerate(items):
@@ -83,14 +84,14 @@ def with_long_list(value: "attrs.AttrsInstance", name: str, items: Iterable[obje
 
 @attrs.frozen
 class WorkerQuery:
-    """What a request for the list of workers asks."""
+    """The query of a request for the list of workers."""
 
     full: bool = False
     """Whether each worker has everything that is known of it, rather than a summary."""
     limit: int | None = None
-    """Only so many workers; None: all of them."""
+    """The most workers in the answer; None: all."""
     after: str = ""
-    """Only workers whose ids come after this one."""
+    """Only workers with ids after this id."""
     model: str | None = None
     """Only workers that serve this model, or will."""
     state: str | None = None

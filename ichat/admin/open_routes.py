@@ -1,16 +1,17 @@
 """The routes that are open to everybody, answered by the front door itself: health, the OpenAPI document, the console.
 
-Browsers are led from `/` to the console, programs are told what this is.
+`/` redirects browsers to the console, and answers programs with the gateway's version.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import ichat
 from ichat import errors
 from ichat.admin import views
 from ichat.admin.lists import to_json
-from ichat.admin.openapi import document
+from ichat.admin.operations import TEXT, Answer, content_of, operation_of, path_parameters, shown_path
+from ichat.admin.schemas import Schema
 from ichat.config.schema import ServerSettings
 from ichat.console.files import read_file, security_headers
 from ichat.http.heads import Headers
@@ -20,14 +21,37 @@ from ichat.http.server import OwnResponse
 CONSOLE = b"/console/"
 _JSON = (b"content-type", b"application/json")
 _HEALTH = OwnResponse(200, [_JSON], to_json(views.GatewayHealth()).encode())
+_NO_CONSOLE = {"404": "There is no such file, or `server_settings.console` is false."}
+_MOVED: Schema = {"description": "It is at `/console/`.", "headers": {"location": {"schema": TEXT}}}
+_DOCUMENT: Schema = {"description": "OpenAPI 3.1.", "content": {"application/json": {"schema": {"type": "object"}}}}
+_OPERATIONS: Mapping[str, tuple[str, str, Answer]] = {
+    "/": ("get_root", "What answers here; a browser is led to the console instead", views.Welcome),
+    "/health": ("get_health", "Whether the gateway answers", views.GatewayHealth),
+    "/openapi.json": ("get_openapi", "This document", _DOCUMENT),
+    "/console": ("get_console", "Leads to the console", _MOVED),
+    "/console/": ("get_console_page", "The console, a page", content_of("text/html", "The page.")),
+    "/console/<path:file>": ("get_console_file", "A file of the console", content_of("*/*", "The file.")),
+}
+"""Each route's operation: its id, a summary, and the answer."""
+
+
+def paths() -> dict[str, Schema]:
+    """Return the open routes as the OpenAPI document has them, by their paths."""
+    found: dict[str, Schema] = {}
+    for path, (name, summary, answer) in _OPERATIONS.items():
+        answers, failures = {"308" if answer is _MOVED else "200": answer}, _NO_CONSOLE if "console" in path else {}
+        operation = operation_of("cluster", name, summary, answers, failures=failures)
+        found[shown_path(path)] = {**path_parameters(path, {}), "get": operation}
+    return found
 
 
 class OpenRoutes:
     """Makes the answers of open routes."""
 
-    def __init__(self, settings: Callable[[], ServerSettings]) -> None:
-        """`settings` are those in force."""
+    def __init__(self, settings: Callable[[], ServerSettings], document: Callable[[], object]) -> None:
+        """`settings` returns those in force, `document` makes the OpenAPI document."""
         self._settings = settings
+        self._document = document
 
     def __repr__(self) -> str:
         return "<OpenRoutes>"
@@ -38,7 +62,7 @@ class OpenRoutes:
         if path == b"/health":
             return _HEALTH
         if path == b"/openapi.json":
-            return _openapi()
+            return _openapi(self._document)
         has_console = self._settings().console
         if path == b"/":
             return _root(request, has_console=has_console)
@@ -70,7 +94,7 @@ def _file(request: Request, name: str) -> OwnResponse:
 
 
 @functools.cache
-def _openapi() -> OwnResponse:
+def _openapi(document: Callable[[], object]) -> OwnResponse:
     return OwnResponse(200, [_JSON], to_json(document()).encode())
 
 

@@ -1,9 +1,9 @@
-"""The routes of models in the OpenAPI document, in short: what they take and give is OpenAI's."""
+"""The routes of models in the OpenAPI document, in short: their bodies are OpenAI's."""
 
 import re
 from typing import Any
 
-from ichat.admin.openapi_parts import FAILED, failure, header, json_of, operation_of
+from ichat.admin.operations import FAILED, MODEL_FAILURES, MODEL_KEYS, failure, header, path_parameters, shown_path
 from ichat.admin.schemas import Schema
 from ichat.http import sse
 
@@ -22,23 +22,13 @@ _BY_MODEL = {
     "detokenize": "Text of tokens",
 }
 _OF_RESPONSES = {
-    "/v1/responses/{response_id}": {"get": "Read a response again", "delete": "Forget a response"},
-    "/v1/responses/{response_id}/cancel": {"post": "Stop a response that is made in the background"},
+    "GET /v1/responses/<response_id>": "Read a response again",
+    "DELETE /v1/responses/<response_id>": "Forget a response",
+    "POST /v1/responses/<response_id>/cancel": "Stop a response that is made in the background",
 }
 _BY_MODEL_IN_A_FORM = {
     "audio/transcriptions": "Transcription of speech",
     "audio/translations": "Translation of speech",
-}
-FAILURES = {
-    "400": "Not JSON, no `model`, or a parameter that an external route does not take.",
-    "401": "Keys are configured, and none or an unknown one was sent (`invalid_api_key`).",
-    "403": "The key is for something else, or not for this model (`forbidden`).",
-    "404": "There is no such model (`model_not_found`).",
-    "429": "A limit of the key or of the gateway is reached (`rate_limited`), or all that serve the model are full and"
-    " so is its queue (`overloaded`).",
-    "502": "Who serves it could not be reached, or broke off before the answer began.",
-    "503": "The model is known, and nothing is ready to serve it (`model_not_ready`), or no room came in time.",
-    "504": "Nothing came in time.",
 }
 _BODIES_OF_MODELS = {"Model": "application/json", "ModelForm": "multipart/form-data"}
 _HEADERS: dict[str, Schema] = {
@@ -89,30 +79,15 @@ def paths_of_models() -> dict[str, Schema]:
         is_form = name in _BY_MODEL_IN_A_FORM
         for path in (f"/v1/{name}", f"/{name}", *(["/v2/rerank"] if name == "rerank" else [])):
             paths[path] = {"post": _by_model(path, summary, is_form=is_form)}
-    name_of: Schema = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-    id_of: Schema = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
-    for path, methods in _OF_RESPONSES.items():
-        paths[path] = {"parameters": [id_of]}
-        for method, summary in methods.items():
-            paths[path][method] = _of_response(f"{method}{path}", summary)
-    paths["/v1/models"] = {
-        "get": operation_of("models", "get_models", "Models that can be asked for now", json_of("Models"))
-    }
-    paths["/v1/models/{name}"] = {
-        "get": operation_of(
-            "models",
-            "get_model",
-            "One of them",
-            json_of("ModelEntry"),
-            parameters=[{**name_of, "description": "Slashes in it stand as they are."}],
-            failures={"404": "There is no such model now."},
-        )
-    }
+    for route, summary in _OF_RESPONSES.items():
+        method, _, path = route.partition(" ")
+        item = paths.setdefault(shown_path(path), path_parameters(path, {}))
+        item[method.lower()] = _of_response(f"{method.lower()}{shown_path(path)}", summary)
     return paths
 
 
 def _of_response(operation: str, summary: str) -> Schema:
-    """Write one route of a response that was made before: the worker that keeps it answers."""
+    """Describe a route of an earlier response: the worker that keeps it answers."""
     statuses = {status: {"$ref": f"#/components/responses/Model{status}"} for status in ("200", "401", "429", "503")}
     gone = failure("No worker keeps this response, or its worker has ended (`response_not_found`).")
     return {
@@ -124,8 +99,8 @@ def _of_response(operation: str, summary: str) -> Schema:
 
 
 def _by_model(path: str, summary: str, *, is_form: bool) -> Schema:
-    """Write one route of models: all of them take and give the same as far as the gateway is concerned."""
-    statuses = ["200", *FAILURES]
+    """Describe a route of models: they differ only in their bodies, which the gateway does not read."""
+    statuses = ["200", *MODEL_FAILURES]
     return {
         "tags": ["models"],
         "operationId": f"post{path}".replace("/", "_"),
@@ -135,17 +110,11 @@ def _by_model(path: str, summary: str, *, is_form: bool) -> Schema:
     }
 
 
-def model_keys() -> Schema:
-    """Return what the gateway reads of a request's body."""
-    keys: Schema = {"model": {"type": "string", "description": "One of `GET /v1/models`."}}
-    return {"type": "object", "properties": keys, "required": ["model"]}
-
-
 def _model_body(kind: str) -> Schema:
     return {
         "required": True,
         "description": "As OpenAI's; of it the gateway reads `model`.",
-        "content": {kind: {"schema": model_keys()}},
+        "content": {kind: {"schema": MODEL_KEYS}},
     }
 
 
@@ -163,7 +132,7 @@ def components_of_models() -> dict[str, Any]:
         "requestBodies": {name: _model_body(kind) for name, kind in _BODIES_OF_MODELS.items()},
         "responses": {
             "Model200": _model_answer(),
-            **{f"Model{status}": failure(text) for status, text in FAILURES.items()},
+            **{f"Model{status}": failure(text) for status, text in MODEL_FAILURES.items()},
         },
         "headers": _HEADERS,
     }

@@ -1,4 +1,4 @@
-"""What operators see of the whole: the gateway, its workers, models, machines and names, as they are now."""
+"""The operators' view of the whole: the gateway, its workers, models, machines and names, as they are now."""
 
 import os
 import time
@@ -10,14 +10,14 @@ import trio
 import ichat
 from ichat.admin import views
 from ichat.admin.lists import summary_of
+from ichat.fleet.registry import Registry
+from ichat.fleet.views import WorkerSummary, load_of
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.hardware.machines import MachineReport, MachineView, machines_of
 from ichat.observability.history import History
 from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
-from ichat.routing.registry import Registry
-from ichat.routing.views import WorkerSummary, load_of
-from ichat.routing.worker_record import WorkerRecord
 
 
 @attrs.frozen
@@ -37,7 +37,7 @@ class Overview:
     """In seconds since 1970."""
 
     def gateway(self) -> views.GatewayView:
-        """Return what is known of the gateway's process."""
+        """Return the gateway's process."""
         uptime_s = round(time.time() - self.started_at, 3)
         return views.GatewayView(self.gateway_id, ichat.__version__, os.getpid(), uptime_s)
 
@@ -57,7 +57,7 @@ class Overview:
         )
 
     def machines(self) -> Iterator[MachineView]:
-        """Return the gateway's machine and those of the workers, one at a time."""
+        """Yield the gateway's machine and then the workers' machines."""
         return machines_of(self.own_machine(), self.registry.machines())
 
     def names(self) -> list[views.AliasView]:

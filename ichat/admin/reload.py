@@ -4,17 +4,22 @@ import logging
 import os
 import pathlib
 import signal
-from collections.abc import Callable
-from typing import Never, Protocol
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NoReturn, Protocol
 
 import attrs
 import trio
+from prometheus_client import Metric
 
+from ichat.admin.config_state import ConfigInForce, ConfigState, families_of, mistakes_in
+from ichat.admin.setting_changes import steps_of_settings
 from ichat.admin.views import ReloadResult
 from ichat.config import load as configuration
 from ichat.config.schema import Config
 from ichat.errors import ApiError, Exit
-from ichat.supervisor.reload_plan import step_of, steps_of_settings, summary
+from ichat.listeners import Listeners
+from ichat.supervisor.reload_plan import step_of, summary
 from ichat.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -23,7 +28,7 @@ WATCH_S = 1.0
 """How often the file is checked; it is read once it has not changed for this time."""
 
 RETRY_S = 5.0
-"""How long after a refusal the file is tried again: what it names may be there by then."""
+"""Seconds after a refusal until the file is tried again: the files that it names may exist by then."""
 
 Fingerprint = tuple[int, int, int]
 
@@ -32,7 +37,7 @@ class Reconfigurable(Protocol):
     """A component that holds a part of the configuration."""
 
     def reconfigure(self, config: Config) -> None:
-        """Go on with another configuration, which is known to be right; counts and connections are kept."""
+        """Go on with another configuration, already checked; counts and connections are kept."""
         ...
 
 
@@ -42,11 +47,11 @@ class ConfigFile:
 
     path: pathlib.Path
     seen: Fingerprint | None
-    """What its fingerprint was before it was read."""
+    """Its fingerprint before it was read."""
 
 
 def fingerprint(path: pathlib.Path) -> Fingerprint | None:
-    """Return what tells one content of a file from the next; None if it is missing or still empty."""
+    """Return a value that changes with the content of a file; None if it is missing or still empty."""
     try:
         status = os.stat(path)
     except OSError:
@@ -54,21 +59,16 @@ def fingerprint(path: pathlib.Path) -> Fingerprint | None:
     return (status.st_ino, status.st_mtime_ns, status.st_size) if status.st_size else None
 
 
-def _read(path: pathlib.Path) -> tuple[Fingerprint | None, Config]:
-    """Return the configuration in a file, and what the file's fingerprint was before. Raises Exit 64."""
-    return fingerprint(path), configuration.load(path)
-
-
 ApplyConfig = Callable[[Config], None]
-"""Puts a configuration in force, in place of this one."""
+"""Puts a configuration in force, in place of the given configuration."""
 
 
 class Reloader:
-    """Holds the configuration that is in force."""
+    """Puts another configuration in force."""
 
     def __init__(
         self,
-        config: Config,
+        in_force: ConfigInForce,
         file: ConfigFile | None,
         supervisor: Supervisor,
         check: Callable[[Config], ApplyConfig],
@@ -78,69 +78,112 @@ class Reloader:
     ) -> None:
         """`file` is None for a configuration that is from no file.
 
-        `check` makes everything that a configuration needs, raises Exit where that cannot be, and returns what puts it
-        in force.
+        `check` makes everything that a configuration needs, raises Exit if that is impossible, and returns the function
+        that puts it in force.
         """
-        self.config = config
+        self._in_force = in_force
         self._path = file.path if file else None
         self._seen = file.seen if file else None
         self._refusal = ""
         """Why the file was refused last: the same reason is logged once."""
+        now = time.time()
+        self.state = ConfigState("ok", now, now, str(self._path) if self._path is not None else None)
+        """Whether the file is in force."""
+        self._judged: Fingerprint | None = None
+        """The file that was refused last."""
+        self.state_changed: Listeners[[ConfigState]] = Listeners()
+        """Called with each new state."""
         self._supervisor = supervisor
         self._check = check
         self._watch_s = watch_s
         self._retry_s = retry_s
-        self.lock = trio.Lock()
-        """Held while what is in force changes: the configuration, or the keys that were made over the API."""
-        self.when_applied: Callable[[str], None] | None = None
+        self.applied: Listeners[[str]] = Listeners()
         """Called with the summary of each reload that has changed the configuration in force."""
 
     def __repr__(self) -> str:
         return f"<Reloader {self._path}>"
 
     @property
+    def config(self) -> Config:
+        """The configuration that is in force."""
+        return self._in_force.config
+
+    @property
     def path(self) -> pathlib.Path | None:
         """The file that the configuration is from; None: it is from no file."""
         return self._path
 
-    async def has_file_changed(self) -> bool:
-        """Return whether the file is another one than that which was read last, or is gone."""
-        return self._path is not None and self._seen != await trio.to_thread.run_sync(fingerprint, self._path)
+    def families(self) -> Iterable[Metric]:
+        """Return the metrics of the file."""
+        return families_of(self.state)
 
-    async def reload(self, *, dry_run: bool, why: str) -> ReloadResult:
-        """Read the file and apply what has changed; return what that was.
+    async def read_state(self) -> ConfigState:
+        """Look at the file, and return whether it is in force."""
+        await self._look_at_file()
+        return self.state
 
-        Workers are started and stopped afterwards, which is not waited for. Raises ApiError: 400 for a file that is
-        wrong, 409 where there is none.
+    async def _look_at_file(self) -> Fingerprint | None:
+        """Return the file's fingerprint now, and note it; None if it is missing or empty, or there is none."""
+        if self._path is None:
+            return None
+        loaded = self._seen
+        now = await trio.to_thread.run_sync(fingerprint, self._path)
+        is_judged = self.state.state == "refused" and now == self._judged
+        if loaded == self._seen and not is_judged and not self._in_force.lock.statistics().locked:
+            self._note("ok" if now == loaded else "changed")
+        return now
+
+    def _note(self, state: Literal["ok", "changed", "refused"], errors: Sequence[str] = ()) -> None:
+        """Record a state of the file, and call the listeners if it has changed."""
+        before = self.state
+        if (state, errors) != (before.state, before.errors):
+            since = before.since if state == before.state else time.time()
+            self.state = attrs.evolve(before, state=state, since=since, errors=errors)
+            self.state_changed(self.state)
+
+    async def reload(self, *, dry_run: bool, why: str, restart_failed: bool = False) -> ReloadResult:
+        """Read the file and apply its changes; return them.
+
+        With `restart_failed`, workers that have failed are started anew, changed or not. Workers are started and
+        stopped afterwards, without waiting. Raises ApiError: 400 for a file that is wrong, 409 if there is
+        none.
         """
         if self._path is None:
             raise ApiError(409, "no_file", "This gateway was not started from a file: there is nothing to read again.")
-        async with self.lock:
+        async with self._in_force.lock:
+            seen = await trio.to_thread.run_sync(fingerprint, self._path)  # before it is read
             try:
-                seen, new = await trio.to_thread.run_sync(_read, self._path)
+                new = await trio.to_thread.run_sync(configuration.load, self._path)
                 apply = await trio.to_thread.run_sync(self._check, new)
             except Exit as exit_:
-                raise ApiError(400, "bad_configuration", f"{exit_} Nothing was changed.") from exit_
-            changes = self._supervisor.changes(new)
+                self._judged = seen
+                self._note("refused", mistakes_in(str(exit_)))
+                apart = "\n" if "\n" in str(exit_) else " "
+                raise ApiError(400, "bad_configuration", f"{exit_}{apart}Nothing was changed.") from exit_
+            changes = self._supervisor.changes(new, restart_failed=restart_failed)
             steps = [*map(step_of, changes), *steps_of_settings(self.config, new)]
-            if not dry_run:
+            if dry_run:
+                self._note("ok" if seen == self._seen else "changed")
+            else:
                 log.info("reloading %s (%s): %s", self._path, why, summary(steps))
                 for step in steps:
                     if step.action != "keep":
                         log.info("  %s %s: %s", step.action, step.what, step.why)
                 self._supervisor.apply(new, changes)
                 apply(self.config)
-                self.config, self._seen = new, seen
-                if self.when_applied is not None:
-                    self.when_applied(summary(steps))
+                self._in_force.replace(new)
+                self._seen = seen
+                self.state = attrs.evolve(self.state, state="changed", in_force_since=time.time(), errors=())
+                self._note("ok")
+                self.applied(summary(steps))
             return ReloadResult(applied=not dry_run, summary=summary(steps), plan=steps)
 
-    async def watch_forever(self) -> Never:
+    async def watch_forever(self) -> NoReturn:
         """Reload the file whenever it has changed and is whole again (`server_settings.watch_config`)."""
         loaded, before = self._seen, None
         while True:
             await trio.sleep(self._watch_s)
-            now = None if self._path is None else await trio.to_thread.run_sync(fingerprint, self._path)
+            now = await self._look_at_file()
             if now is not None and now == before and now != loaded:
                 watches = self.config.server_settings.watch_config
                 if not watches or await self._reload_quietly("the file has changed"):
@@ -161,7 +204,9 @@ class Reloader:
         try:
             await self.reload(dry_run=False, why=why)
         except ApiError as error:
-            if error.message != self._refusal:
+            if error.code == "draining":
+                log.info("the file was not applied: %s", error.message)
+            elif error.message != self._refusal:
                 log.error("the configuration stays as it is: %s", error.message)
             self._refusal = error.message
             return False

@@ -1,7 +1,7 @@
 """The objects of the control plane as JSON schemas, for `openapi.py`.
 
-Whatever has a class is described by it: fields and types give the schema, the docstrings below fields and the
-docstring of the class give the descriptions.
+A class describes its objects: fields and types give the schema, the docstrings of fields and class the
+descriptions.
 """
 
 import ast
@@ -17,12 +17,16 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import attrs
 
 from ichat.admin import views
-from ichat.admin.key_views import KeyLimits, KeyUsage, KeyView
+from ichat.admin.config_state import ConfigState
+from ichat.admin.key_views import KeyLimits, KeyList, KeyUsage, KeyView, NewKey, WithdrawnKey
 from ichat.config.schema import ManagedWorkerConfig
-from ichat.engines import EngineFlag, Progress
+from ichat.engines.engine import EngineFlag, Progress
+from ichat.fleet.explain import RouteView
+from ichat.fleet.views import WorkerSummary, WorkerView
+from ichat.fleet.worker_record import State
 from ichat.hardware.host import GpuStatus
 from ichat.hardware.machines import MachineView
-from ichat.protocol import (
+from ichat.protocol.messages import (
     Group,
     Heartbeat,
     HeartbeatResponse,
@@ -34,32 +38,39 @@ from ichat.protocol import (
 )
 from ichat.protocol.model_entry import ModelEntry
 from ichat.protocol.prefixes import PrefixReport
+from ichat.proxy.requests_in_flight import RequestsView, RequestView
 from ichat.routing.circuit_breaker import CircuitView
-from ichat.routing.explain import RouteView
-from ichat.routing.views import WorkerSummary, WorkerView
-from ichat.routing.worker_record import State
 from ichat.supervisor.reload_plan import ReloadStep
 
 Schema = dict[str, Any]
 
+_SAME_NAMES: Sequence[type[Any]] = (
+    ModelEntry, Group, Machine, MachineGpu, ConfigState, WorkerSummary, EngineFlag, KeyLimits, KeyUsage, NewKey,
+    WithdrawnKey, views.Launched, views.LaunchCheck, views.Stopped, views.ModelChange, views.RequestCancelled,
+    views.Version, views.Welcome,
+)  # fmt: skip
 COMPONENTS: Mapping[Any, str] = {
+    **{one: one.__name__ for one in _SAME_NAMES},
+    State: "State",
     ModelCard: "Model",
-    ModelEntry: "ModelEntry",
-    Group: "Group",
     PeerLoss: "Lost",
-    Machine: "Machine",
-    MachineGpu: "MachineGpu",
     MachineView: "Machine",
     GpuStatus: "Gpu",
-    State: "State",
     CircuitView: "Circuit",
     WorkerView: "Worker",
-    WorkerSummary: "WorkerSummary",
     ReloadStep: "Step",
-    EngineFlag: "EngineFlag",
-    KeyLimits: "KeyLimits",
-    KeyUsage: "KeyUsage",
     KeyView: "Key",
+    KeyList: "Keys",
+    RequestView: "RequestInFlight",
+    RequestsView: "RequestsInFlight",
+    HeartbeatResponse: "HeartbeatAnswer",
+    RouteView: "Route",
+    views.EngineList: "Engines",
+    views.EngineFlagList: "EngineFlags",
+    views.ConfigView: "Config",
+    views.ClusterStatus: "Status",
+    views.ReloadResult: "Reload",
+    views.GatewayHealth: "Health",
 }
 """The components to which other schemas refer; any other class stands where it is used."""
 _TAKEN = "Taken"
@@ -81,7 +92,7 @@ being started again. `failed`: has ended, and stays down. `broken`: its group ha
 
 
 def schemas() -> dict[str, Schema]:
-    """Return the schema of each component by its name, which `ref` takes."""
+    """Return the schema of each component by its name, for `ref`."""
     number: Schema = {"type": ["number", "null"], "minimum": 0, "maximum": 1e15}
     scalars = ["string", "number", "boolean", "array", "object"]
     error: dict[str, Schema] = {
@@ -102,13 +113,11 @@ def schemas() -> dict[str, Schema]:
     step = properties_of(ReloadStep)
     states = [word for part in get_args(State) for word in get_args(part)]
     return {
+        **{name: view(one) for one, name in COMPONENTS.items() if one not in (State, MachineGpu)},
         "Error": object_of({"error": object_of(error)}, "The shape of OpenAI's errors."),
         "State": {"type": "string", "enum": states, "description": _STATE},
-        "Model": view(ModelCard),
         "ModelEntry": _model_entry(),
         "Models": list_of(ref("ModelEntry")),
-        "Group": view(Group),
-        "Lost": view(PeerLoss),
         "Progress": {
             "type": "object",
             "properties": {name: {**found, **number} for name, found in properties_of(Progress).items()},
@@ -117,43 +126,26 @@ def schemas() -> dict[str, Schema]:
         },
         **{_TAKEN + COMPONENTS[one]: taken(one) for one in (ModelCard, Group, Machine, MachineGpu)},
         "Machine": _machine(),
-        "Beat": taken(Heartbeat),
-        "ShortBeat": taken(ShortHeartbeat),
-        "BeatAnswer": view(HeartbeatResponse),
+        "Heartbeat": taken(Heartbeat),
+        "ShortHeartbeat": taken(ShortHeartbeat),
         "PrefixReport": taken(PrefixReport),
         "PrefixesAnswer": object_of({"status": {"const": "ok"}}),
         "Worker": _worker(),
-        "Circuit": view(CircuitView),
         "WorkerSummary": _worker_summary(),
         "Workers": _workers(),
         "EngineValue": {"type": scalars, "items": {"type": scalars}},
-        "Route": view(RouteView),
         "Launch": _launch(),
-        "Launched": view(views.Launched),
-        "LaunchCheck": view(views.LaunchCheck),
-        "Engines": view(views.EngineList),
-        "EngineFlag": view(EngineFlag),
-        "EngineFlags": view(views.EngineFlagList),
-        "Config": view(views.ConfigView),
-        "Stopped": view(views.Stopped),
-        "ModelChange": view(views.ModelChange),
-        "Gpu": view(GpuStatus),
-        "Status": view(views.ClusterStatus),
-        "Version": view(views.Version),
         "Step": object_of({**step, "action": {"type": "string", **step["action"]}}),
-        "Reload": view(views.ReloadResult),
         "LogLine": object_of(line, "The data of a plain event of a log stream."),
         "LogGap": object_of(
             {"lost": {"type": "integer", "minimum": 1}},
             "The data of an event `gap`: the number of lines that are not kept any more.",
         ),
-        "Health": view(views.GatewayHealth),
-        "Welcome": view(views.Welcome),
     }
 
 
 def _worker() -> Schema:
-    """Return what `Registry.describe` gives: a view, what the worker says, and how a managed one is run."""
+    """Return the schema of `Registry.describe`: a view, the heartbeat, and the settings of a managed worker."""
     managed: dict[str, Schema] = {
         "gpu_ids": {
             "type": ["array", "null"],
@@ -166,7 +158,7 @@ def _worker() -> Schema:
     }
     ours = properties_of(WorkerView, without=("worker_id", "model_name"))
     return object_of(
-        {**properties_of(Heartbeat, without=("machine", "registration")), **managed, **ours},
+        {**properties_of(Heartbeat, without=("loaded", "machine", "registration")), **managed, **ours},
         "A worker as the gateway knows it. Keys of its heartbeats are there from the first heartbeat on. Only a worker"
         f" that the gateway started has {', '.join(managed)}; its `backend` and `model_path` are there from the"
         " beginning. How it last ended (`cause` to `last_lines`) stays after it was started again.",
@@ -183,7 +175,7 @@ def _model_entry() -> Schema:
 
 
 def _worker_summary() -> Schema:
-    """Return what `WorkerSummary` gives, whose numbers are those of a heartbeat."""
+    """Return the schema of `WorkerSummary`, with the numbers of a heartbeat."""
     schema = view(WorkerSummary)
     progress = schema["properties"]["progress"]
     schema["properties"]["progress"] = {**or_null(ref("Progress")), "description": progress["description"]}
@@ -228,7 +220,7 @@ def _machine() -> Schema:
 
 
 def _launch() -> Schema:
-    """Return what `read_worker` takes: the keys of the file, where null means left out."""
+    """Return the schema for `read_worker`: the keys of the file, where null means left out."""
     schema, value = taken(ManagedWorkerConfig), or_null(ref("EngineValue"))
     properties = schema["properties"]
     properties["backend_args"]["additionalProperties"] = value
@@ -299,11 +291,16 @@ def properties_of(owner: type[Any], prefix: str = "", without: Collection[str] =
     docs, found = docs_of(owner), dict[str, Schema]()
     for one in attrs.fields(owner):
         if one.name not in without:
-            bounds = one.metadata.get("schema")
-            bounds = getattr(one.metadata.get("check"), "schema", {}) if bounds is None else bounds
+            bounds = bounds_of(one)
             schema = bounds if "$ref" in bounds else {**schema_of(one.type, prefix), **bounds}
             found[one.name] = schema | ({"description": docs[one.name]} if one.name in docs else {})
     return found
+
+
+def bounds_of(field: "attrs.Attribute[Any]") -> Schema:
+    """Return the bounds of a field in JSON schema: its own, or else those of its check."""
+    given = field.metadata.get("schema")
+    return dict(getattr(field.metadata.get("check"), "schema", {}) if given is None else given)
 
 
 def docs_of(owner: type[Any]) -> Mapping[str, str]:
@@ -330,7 +327,7 @@ def _docs_of_module(name: str) -> Mapping[str, Mapping[str, str]]:
 
 
 def _description(docstring: str) -> str:
-    """Return a docstring as a description: in one line, and for readers of JSON."""
+    """Return a docstring as a description: in a single line, and for readers of JSON."""
     return re.sub(r"\bNone\b", "null", " ".join(docstring.split()))
 
 
@@ -351,7 +348,7 @@ def view(owner: type[Any]) -> Schema:
 
 
 def taken(owner: type[Any]) -> Schema:
-    """Return an attrs class as a request may bring it: only what has no default must be there."""
+    """Return an attrs class as a request may have it: only fields without a default are required."""
     properties = properties_of(owner, _TAKEN)
     required: list[str] = []
     for one in attrs.fields(owner):

@@ -1,4 +1,4 @@
-"""The handlers that show who used what: everything to operators, and its own to each client's key."""
+"""The handlers that show usage: all of it to operators, and its own to each client's key."""
 
 import datetime as dt
 import math
@@ -8,55 +8,119 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import trio
-from quart import Blueprint, Response, g, request
+from attrs import field, frozen
+from quart import Response, g
 
-from ichat.admin.lists import Pieces, to_json
-from ichat.admin.routes import context
+from ichat.admin.context import context, long_response, query_string
+from ichat.admin.lists import to_json
+from ichat.admin.operations import TEXT, Operations, answer_of, query
+from ichat.admin.schemas import Schema, object_of, view
 from ichat.errors import ApiError, bad_request, forbidden
+from ichat.observability.logs.lines import read_timestamp
 from ichat.observability.logs.stream import read_parameters
 from ichat.observability.usage.ledger import OK
 from ichat.observability.usage.queries import COLUMNS, SPANS, UsageQuestion
-from ichat.observability.usage.report import UsageReport, csv_lines, report_of, time_of
+from ichat.observability.usage.report import COUNTED, UsageReport, csv_lines, report_of, time_of
 from ichat.observability.usage.store import GROUPS_MAX, TooManyGroups
 from ichat.security.period_limits import PeriodStanding, month_start
 
-routes = Blueprint("usage", __name__)
-
 FORMATS = ("json", "csv")
 _REPORTS = trio.CapacityLimiter(1)
-"""Adding up an answer takes up to a third of a second: it is done aside, one answer at a time."""
+"""Adding up an answer lasts up to a third of a second: it is done in a thread, for a single answer at a time."""
 _OWN = ("from", "to", "by", "model", "format")
 _ALL = (*_OWN, "key")
 _INNER = ("key", "endpoint")
-"""By what a client cannot have its own usage shown: it has one key, and which workers there are is not for it."""
+"""Groupings that a client may not use: it has a single key, and may not see the workers."""
 _BY = ("key", "model")
 _SECONDS = re.compile(r"\d{1,11}(\.\d{1,6})?")
 _LATEST = 253402300799
 """The last second that has a date."""
 
 
-@routes.get("/v1/admin/usage")
-async def _usage() -> Response:
-    question, form = read_question(request.query_string.decode("latin-1"), _ALL, _BY)
+@frozen
+class UsedLimit:
+    """How much of a limit for a day or a month a key has used."""
+
+    limit: str
+    """Its key in the configuration."""
+    allowed: float
+    used: float
+    left: float
+    begins_anew: str = field(metadata={"schema": {"format": "date-time"}})
+    """When the day or the month ends."""
+
+
+_NOT_KEPT = "The gateway keeps no usage (`no_usage`): see `[usage]`."
+_WHOLE = "Its minute counts as a whole; where only hours are kept, an hour counts by its first minute."
+_COUNTS: Mapping[str, str] = {
+    "requests": "Requests to models that have ended, in whatever way.",
+    "errors": "Those that were answered with a status of 400 or more; a client that left is none.",
+    "input_tokens": "Tokens of prompts, cached ones included.",
+    "output_tokens": "Tokens of answers.",
+    "cached_tokens": "The prompts' tokens that the engine had in its cache.",
+    "estimated_tokens": "Tokens above that were not counted by an engine, but estimated.",
+    "busy_s": "The seconds that these requests took, without their time in a queue.",
+    "cost": "What the tokens cost, by `[prices]`; null where no model of the row has a price.",
+}
+_FAILURES = {"400": "A parameter is wrong, or the answer would be too long.", "409": _NOT_KEPT}
+_SPAN = "by one unit of time: a minute is known for `usage.minute_days`, and then its hour"
+_COMMON: Sequence[Schema] = (
+    query("from", TEXT, f"ISO 8601 (UTC), or seconds since 1970; left out: the beginning of this month. {_WHOLE}"),
+    query("to", TEXT, f"The same; left out: now. {_WHOLE}"),
+    query("model", TEXT, "Only of the model of this name."),
+    query("format", {"enum": [*FORMATS], "default": FORMATS[0]}, "How the rows are written."),
+)
+
+operations = Operations("usage")
+
+
+def _answer(name: str) -> Schema:
+    answer = answer_of(name)
+    return {**answer, "content": {**answer["content"], "text/csv": {"schema": TEXT}}}
+
+
+@operations.add(
+    "GET /v1/admin/usage",
+    tag="cluster",
+    gives=_answer("Usage"),
+    parameters=[
+        query("by", TEXT, f"Names of {', '.join(COLUMNS)}, with commas: at most {_SPAN}. Left out: key,model."),
+        query("key", TEXT, "Only of the key of this name."),
+        *_COMMON,
+    ],
+    failures=_FAILURES,
+)
+async def get_usage() -> Response:
+    """Return the usage of clients and models, and its cost."""
+    question, form = read_question(query_string(), _ALL, _BY)
     report, storage = await _report(question)
     return _response(question, report, form, {"storage": storage})
 
 
-@routes.get("/v1/usage")
-async def _own_usage() -> Response:
+@operations.add(
+    "GET /v1/usage",
+    tag="models",
+    gives=_answer("OwnUsage"),
+    parameters=[
+        query("by", TEXT, f"As for all usage, without the key: at most {_SPAN}. Left out: model."),
+        *_COMMON,
+    ],
+    failures=_FAILURES,
+)
+async def get_own_usage() -> Response:
+    """Return the usage of the caller's key, and its limits."""
     key = g.caller.key_name
     if not key:
         raise forbidden("This shows the usage of a client's key, and no key was sent: operators use /v1/admin/usage.")
-    query = request.query_string.decode("latin-1")
-    question, form = read_question(query, _OWN, ("model",), key)
+    question, form = read_question(query_string(), _OWN, ("model",), key)
     report, storage = await _report(question)
     storage = storage if storage == OK else "not all is counted yet"  # where it is kept concerns operators alone
-    standings = [_standing(one) for one in context().quotas.standings(key)]
-    return _response(question, report, form, {"storage": storage, "key": key, "limits": standings})
+    limits = [_limit(one) for one in context().quotas.standings(key)]
+    return _response(question, report, form, {"storage": storage, "key": key, "limits": limits})
 
 
 async def _report(question: UsageQuestion) -> tuple[UsageReport, str]:
-    """Return the answer to a question, and what is to be said of the disk. Raises ApiError."""
+    """Return the answer to a question, and the state of the disk. Raises ApiError."""
     here = context()
     if not here.ledger.enabled:
         raise ApiError(409, "no_usage", "This gateway keeps no usage: set [usage] enabled = true and start it again.")
@@ -74,9 +138,9 @@ async def _report(question: UsageQuestion) -> tuple[UsageReport, str]:
 def read_question(
     query: str, known: Sequence[str], by: Sequence[str], key: str | None = None
 ) -> tuple[UsageQuestion, str]:
-    """Return what the query of a target asks, and the format of the answer. Raises ApiError 400.
+    """Return the question in the query of a target, and the format of the answer. Raises ApiError 400.
 
-    `by` is what it is shown by where the query does not say it, and `key` the only one that counts, if it is given.
+    `by` is the default grouping; `key`, if it is given, is the only key that counts.
     """
     values, now = read_parameters(query, known), time.time()
     if "by" in values:
@@ -105,8 +169,8 @@ def _time_in(values: Mapping[str, str], name: str, default: float) -> float:
         if _SECONDS.fullmatch(text):
             at = float(text)
         else:
-            parsed = dt.datetime.fromisoformat(text)
-            at = (parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=dt.UTC)).timestamp()
+            parsed = read_timestamp(text)
+            at = (parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=dt.timezone.utc)).timestamp()
     except (ValueError, OverflowError):
         at = -1.0
     if not (math.isfinite(at) and 0 <= at <= _LATEST):
@@ -116,18 +180,15 @@ def _time_in(values: Mapping[str, str], name: str, default: float) -> float:
     return at
 
 
-def _standing(one: PeriodStanding) -> Mapping[str, Any]:
-    left = max(0.0, one.allowed - one.used)
-    return {
-        "limit": one.limit, "allowed": one.allowed, "used": one.used, "left": left, "begins_anew": time_of(one.ends_at),
-    }  # fmt: skip
+def _limit(one: PeriodStanding) -> UsedLimit:
+    return UsedLimit(one.limit, one.allowed, one.used, max(0.0, one.allowed - one.used), time_of(one.ends_at))
 
 
 def _response(question: UsageQuestion, report: UsageReport, form: str, more: Mapping[str, Any]) -> Response:
     is_csv = form == "csv"
     content_type = "text/csv; charset=utf-8" if is_csv else "application/json"
     parts = csv_lines(report) if is_csv else _json_parts(question, report, more)
-    response = Response(b"" if request.method == "HEAD" else Pieces(parts), content_type=content_type)
+    response = long_response(parts, content_type)
     if is_csv:
         response.headers["content-disposition"] = 'attachment; filename="usage.csv"'
     return response
@@ -139,3 +200,33 @@ def _json_parts(question: UsageQuestion, report: UsageReport, more: Mapping[str,
     for number, row in enumerate(report.rows):
         yield (", " if number else "") + to_json(row)
     yield f"], {to_json({'totals': report.totals, **more})[1:]}"
+
+
+def schemas() -> dict[str, Schema]:
+    """Return the schemas of answers about usage."""
+    counts = {name: _count(name) for name in COUNTED}
+    names: dict[str, Schema] = {name: {"type": "string"} for name in COLUMNS}
+    times = {
+        name: {"type": "string", "format": "date-time", "description": text}
+        for name, text in (("from", "The first moment."), ("to", "The first moment after it."))
+    }
+    usage: dict[str, Schema] = {
+        **times,
+        "by": {"type": "array", "items": {"enum": list(COLUMNS)}},
+        "rows": {
+            "type": "array",
+            "items": object_of({**names, **counts}, "Of the names and times, those of `by`.", required=list(counts)),
+        },
+        "totals": object_of(counts),
+        "storage": {"type": "string", "description": "`ok`, or in a sentence why the disk does not have everything."},
+    }
+    own: dict[str, Schema] = {
+        "key": {"type": "string", "description": "The name of the key."},
+        "limits": {"type": "array", "items": view(UsedLimit), "description": "The key's, for a day and a month."},
+    }
+    return {"Usage": object_of(usage), "OwnUsage": object_of({**usage, **own})}
+
+
+def _count(name: str) -> Schema:
+    kind: object = {"cost": ["number", "null"], "busy_s": "number"}.get(name, "integer")
+    return {"type": kind, "minimum": 0, "description": _COUNTS[name]}

@@ -5,12 +5,13 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from ichat.admin.config_state import ConfigState
 from ichat.config.models import ShadowConfig, TargetConfig
-from ichat.engines import EngineFlag
+from ichat.engines.engine import EngineFlag
+from ichat.fleet.worker_record import State
 from ichat.hardware.host import HostResources
 from ichat.hardware.machines import MachineView
-from ichat.protocol import Count
-from ichat.routing.worker_record import State
+from ichat.protocol.messages import Count
 from ichat.supervisor.reload_plan import ReloadStep
 
 
@@ -47,6 +48,8 @@ class LaunchCheck:
 
     objections: Sequence[str]
     """What would keep it from starting now, each in a sentence that says what to do; empty: it would be started."""
+    unchecked: str | None
+    """Why its engine's arguments could not be checked, in a sentence; None: they were, or it has none."""
     command: str
     """What would be run, as a shell would read it, without secrets."""
     settings: Mapping[str, Any]
@@ -88,14 +91,16 @@ class ConfigView:
 
     path: str | None
     """The file that it is from; None: it is from none."""
+    file: ConfigState
+    """How that file stands to the configuration in force."""
     file_changed: bool
-    """Whether the file has changed since it was read, or is gone."""
+    """Whether the file differs from the configuration in force, or is gone."""
     watched: bool
-    """Whether the gateway takes a changed file by itself (`server_settings.watch_config`)."""
+    """Whether the gateway reloads a changed file by itself (`server_settings.watch_config`)."""
     settings: Mapping[str, Any]
     """Every section with the values in force; secrets are masked, and hashes of keys are cut short."""
     changed: Sequence[str]
-    """The keys whose values are not the defaults, for example `server_settings.port`."""
+    """The keys with values other than the defaults, for example `server_settings.port`."""
 
 
 @frozen
@@ -103,6 +108,8 @@ class Stopped:
     """A worker that was stopped."""
 
     worker_id: str
+    in_config: bool
+    """Whether the worker is in the configuration: the next reload, or start of the gateway, starts it again."""
     state: Literal["stopped"] = "stopped"
 
 
@@ -142,7 +149,7 @@ class GatewayView:
 
 @frozen
 class ModelLoad:
-    """The load of one model."""
+    """The load of a model."""
 
     id: str
     workers: Count
@@ -169,7 +176,7 @@ class AliasView:
     fallbacks: Sequence[str]
     """The models that are asked where the chosen target cannot answer, in this order."""
     longer: str | None
-    """The model for prompts that are too long for the chosen one."""
+    """The model for prompts that are too long for the chosen model."""
     shadow: ShadowConfig | None
     """The model that gets copies of a share of the requests."""
 
@@ -186,6 +193,8 @@ class ClusterStatus:
     """How many workers are in each state; a state without workers is left out."""
     models: Sequence[ModelLoad]
     """All model names, whether served now or not."""
+    config: ConfigState
+    """How the configuration file stands to the configuration in force."""
 
 
 @frozen
@@ -199,7 +208,7 @@ class WorkerVersions:
 
 @frozen
 class Version:
-    """What the gateway and its workers consist of."""
+    """The versions of the gateway and of its workers."""
 
     version: str
     python: str
@@ -210,7 +219,7 @@ class Version:
 
 @frozen
 class ReloadResult:
-    """What a reload has done, or would do."""
+    """The effect of a reload, or of a dry run."""
 
     applied: bool
     """False: the reload was a dry run, and nothing was changed."""

@@ -1,1 +1,1 @@
-"""What the operator wrote: its schema, how it is read, and how a mistake in it is told."""
+"""The operator's configuration: its schema, how it is read, and how its mistakes are reported."""

@@ -1,4 +1,4 @@
-"""Checks of single values of the configuration: each says in a few words what the value must be."""
+"""Checks of single values of the configuration: each says in a few words how the value must look."""
 
 import ipaddress
 import re
@@ -6,6 +6,7 @@ import urllib.parse
 from collections.abc import Mapping
 
 from ichat.config.openai_params import KNOWN
+from ichat.config.strict import Fits, matches
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?|")
@@ -19,61 +20,51 @@ KEY_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
 """The names that keys may have."""
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 MEDIA_FILES = "file:"
-"""Stands among the domains of media for the files of the worker's machine, where the engine itself restricts none."""
+"""Means, among the domains of media, the files of the worker's machine, if the engine itself restricts none."""
 _MEDIA_DOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 _FRAMING_HEADERS = frozenset(("host", "content-length", "transfer-encoding", "connection", "expect", "x-request-id"))
 
+WORKER_ID = re.compile(r"(?!\.{1,2}$|external:)[A-Za-z0-9._:-]{1,128}")
+"""The ids that workers and machines may have: no step of a path, and not like an external route's."""
 MODEL_NAME_CHARACTERS_MAX = 256
 
 
-def not_empty(value: str) -> None:
-    """Raise ValueError unless the text has a character."""
-    if not value:
-        raise ValueError("must not be empty")
-
-
-def is_target(value: str) -> None:
-    """Raise ValueError unless this is the target of a request, such as /health."""
-    if not _TARGET.fullmatch(value):
-        raise ValueError("must be a path that begins with a slash, such as /health")
-
-
-def is_path(value: str) -> None:
-    """Raise ValueError unless this can be the path of a file."""
-    if not value or "\0" in value:
-        raise ValueError("must be a path")
-
-
-def is_http(value: str) -> None:
-    """Raise ValueError unless this is the base URL of an HTTP server."""
+def _is_http(value: str) -> bool:
     try:
         url = urllib.parse.urlsplit(value)
         is_right = url.scheme in ("http", "https") and url.hostname and url.port != 0
         is_right = is_right and all(0 < len(label) < 64 for label in str(url.hostname).removesuffix(".").split("."))
     except ValueError:
-        is_right = False
-    else:
-        is_right = is_right and not (url.query or url.fragment or url.username) and _PATH.fullmatch(url.path)
-    if not is_right:
-        raise ValueError("must be like https://host/v1 or http://host:8000/v1, without a user, a query or a fragment")
+        return False
+    return bool(is_right and not (url.query or url.fragment or url.username) and _PATH.fullmatch(url.path))
 
 
-def is_variable(value: str) -> None:
-    """Raise ValueError unless this is the name of an environment variable."""
-    if not _VARIABLE.fullmatch(value):
-        raise ValueError("must be the name of an environment variable, which holds the key")
-
-
-def is_key_name(value: str) -> None:
-    """Raise ValueError unless a key may have this name."""
-    if not KEY_NAME.fullmatch(value):
-        raise ValueError("must be 1 to 128 letters, digits or any of . _ : @ -")
-
-
-def is_key_hash(value: str) -> None:
-    """Raise ValueError unless this is the hash of a key."""
-    if not _KEY_HASH.fullmatch(value):
-        raise ValueError("must be like sha256:… (64 hexadecimal digits): `./ichat.pyz key` makes a key and its hash")
+not_empty = Fits(bool, "must not be empty", {"minLength": 1})
+is_path = Fits(lambda value: value and "\0" not in value, "must be a path", {"minLength": 1})
+is_target = matches(_TARGET, "must be a path that begins with a slash, such as /health")
+is_http = Fits(
+    _is_http,
+    "must be like https://host/v1 or http://host:8000/v1, without a user, a query or a fragment",
+    {"pattern": "^https?://"},
+)
+is_worker_id = matches(
+    WORKER_ID, "must be 1 to 128 letters, digits or any of . _ : -, not a dot or two, nor external:…"
+)
+is_variable = matches(_VARIABLE, "must be the name of an environment variable, which holds the key")
+is_devices = matches(
+    _VARIABLE,
+    "must be the name of an environment variable, such as HIP_VISIBLE_DEVICES, ASCEND_RT_VISIBLE_DEVICES or"
+    " ZE_AFFINITY_MASK",
+)
+is_key_name = matches(KEY_NAME, "must be 1 to 128 letters, digits or any of . _ : @ -")
+is_key_hash = matches(
+    _KEY_HASH, "must be like sha256:… (64 hexadecimal digits): `./ichat.pyz key` makes a key and its hash"
+)
+is_model_name = Fits(
+    lambda value: 0 < len(value) <= MODEL_NAME_CHARACTERS_MAX and value.isprintable(),
+    f"must be 1 to {MODEL_NAME_CHARACTERS_MAX} printable characters",
+    {"minLength": 1, "maxLength": MODEL_NAME_CHARACTERS_MAX},
+)
 
 
 def are_networks(values: list[str]) -> None:
@@ -128,12 +119,6 @@ def is_header_name(value: str) -> None:
         raise ValueError(f"must be the name of a header, not {value!r}")
 
 
-def is_model_name(value: str) -> None:
-    """Raise ValueError unless a model may have this name."""
-    if not value or len(value) > MODEL_NAME_CHARACTERS_MAX or not value.isprintable():
-        raise ValueError(f"must be 1 to {MODEL_NAME_CHARACTERS_MAX} printable characters")
-
-
 def are_named_models(tables: Mapping[str, object]) -> None:
     """Raise ValueError unless the keys of these tables are names of models."""
     for name in tables:
@@ -141,7 +126,7 @@ def are_named_models(tables: Mapping[str, object]) -> None:
 
 
 def are_model_names(values: list[str]) -> None:
-    """Raise ValueError unless these are names of models, at least one, and each once."""
+    """Raise ValueError unless these are names of models: not empty, and no name twice."""
     if not values:
         raise ValueError("must name a model")
     for value in values:

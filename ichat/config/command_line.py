@@ -1,13 +1,37 @@
-"""Command lines: an error is one sentence and an exit code."""
+"""Command lines: an error is a sentence and an exit code."""
 
 import argparse
+import os
+import sys
+from collections.abc import Iterable
 from typing import NoReturn
 
 from ichat.errors import EXIT_USAGE, Exit
 
 
 class CommandLineParser(argparse.ArgumentParser):
-    """A parser that raises Exit 64 with one sentence, where argparse would print its usage and end the process."""
+    """A parser that raises Exit 64 with a sentence, where argparse would print its usage and end the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise Exit(EXIT_USAGE, f"{self.prog}: {message}")
+        flag = message.removeprefix("unrecognized arguments: ").partition(" ")[0].partition("=")[0]
+        meant = guess(flag, self._option_string_actions) if flag.startswith("--") else ""
+        raise Exit(EXIT_USAGE, f"{self.prog}: {message}{meant}")
+
+
+def guess(word: str, known: Iterable[str]) -> str:
+    """Return the words that may have been meant, for a sentence: ` (did you mean worker or workers?)`, or nothing."""
+    import difflib
+
+    names = list(known)
+    near = [name for name in names if len(word) > 1 and name.startswith(word)]
+    near = list(dict.fromkeys([*near, *difflib.get_close_matches(word, names, 2, 0.6)]))[:2]
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def own_command(python: str) -> list[str]:
+    """Return the command that runs iChat as this process was started: the same pyz, or the same source."""
+    import zipfile
+
+    if zipfile.is_zipfile(sys.argv[0]):
+        return [python, os.path.abspath(sys.argv[0])]
+    return [python, "-m", "ichat"]

@@ -1,4 +1,4 @@
-"""LiteLLM's settings: those that mean the same here, and for others a sentence that says what to use instead."""
+"""LiteLLM's settings that mean the same here, and for the other settings a sentence that names the replacement."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
@@ -169,7 +169,7 @@ WHOLE_FILE: Mapping[str, str] = {
     "callback_settings": "use OTEL_EXPORTER_OTLP_ENDPOINT for traces",
     "include": "use one file",
 }
-"""LiteLLM's tables that have no place here."""
+"""LiteLLM's tables that have no counterpart here."""
 
 
 def table_of(given: Sequence[Any] | None) -> dict[str, list[str]]:
@@ -178,5 +178,5 @@ def table_of(given: Sequence[Any] | None) -> dict[str, list[str]]:
 
 
 def first_given(router: Any, general: Any) -> Any:
-    """Return what `[router_settings]` says, or what `[litellm_settings]` does where that says nothing."""
+    """Return the value of `[router_settings]`, or of `[litellm_settings]` if the former has none."""
     return general if router is None else router

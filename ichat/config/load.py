@@ -4,7 +4,8 @@ import difflib
 import functools
 import json
 import pathlib
-import tomllib
+import re
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -14,14 +15,33 @@ from cattrs.errors import BaseValidationError
 
 from ichat import errors
 from ichat.config.aliases import contradictions_of_aliases
-from ichat.config.schema import SAMPLES_MAX, SECTIONS, Config, EngineValue, Key, ManagedWorkerConfig, Security
+from ichat.config.schema import (
+    SAMPLES_MAX,
+    SECTIONS,
+    Config,
+    EngineValue,
+    Key,
+    ManagedWorkerConfig,
+    Security,
+    ServerSettings,
+)
 from ichat.config.strict import problems_of, section_hook, shown, strict_converter
 from ichat.config.usage import contradictions_of_limits
 from ichat.errors import EXIT_USAGE, Exit
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_YAML = re.compile(r"---\s*$|- |[\"']?[\w.-]+[\"']?:(\s|$)")
+"""How the first line of a YAML file begins."""
+_OF_PLACE = ("host", "port", "state_directory", "tls_certificate")
+"""The keys of `[server_settings]` by which a gateway is found."""
+
 
 def load(path: pathlib.Path) -> Config:
-    """Return the configuration in a file. Raises Exit 64 with every problem in it, one per line."""
+    """Return the configuration in a file. Raises Exit 64 with every problem in it, each on its own line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -30,11 +50,24 @@ def load(path: pathlib.Path) -> Config:
     return parse(text, str(path))
 
 
+def settings_of_refused(path: pathlib.Path) -> ServerSettings | None:
+    """Return the gateway's place from a file with mistakes: it runs with an earlier version. None: it has no place."""
+    try:
+        given: Any = tomllib.loads(path.read_text(encoding="utf-8")).get("server_settings", {})
+        place = {name: given[name] for name in _OF_PLACE if name in given}
+        return _converter().structure({"server_settings": place}, Config).server_settings
+    except (OSError, ValueError, TypeError, RecursionError, BaseValidationError):
+        return None
+
+
 def parse(text: str, source: str) -> Config:
     """Return the configuration in a text, which messages call `source`. Raises Exit 64."""
     try:
         tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # tomllib lets those of int() and of deep nesting through
+    except (ValueError, RecursionError) as error:  # tomllib lets errors of int() and of deep nesting through
+        if _is_yaml(text, source):
+            sentence = "is YAML, and iChat reads TOML: write its settings as in ichat.toml.example"
+            raise Exit(EXIT_USAGE, f"{source} {sentence}, which explains each key.") from error
         raise Exit(EXIT_USAGE, f"{source} is not valid TOML: {error}.") from error
     try:
         config = _converter().structure(tables, Config)
@@ -45,6 +78,12 @@ def parse(text: str, source: str) -> Config:
         if not problems:
             return config
     raise Exit(EXIT_USAGE, "\n".join([f"{source} was not accepted:", *(f"  {problem}" for problem in problems)]))
+
+
+def _is_yaml(text: str, source: str) -> bool:
+    """Return whether a text that is no TOML is YAML: by its file's name, or its first key."""
+    lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+    return source.endswith((".yaml", ".yml")) or _YAML.match(next(lines, "")) is not None
 
 
 def read_worker(table: object, config: Config) -> ManagedWorkerConfig:
@@ -112,13 +151,29 @@ def _engine_value(value: Any, _: Any) -> EngineValue:
 
 
 def _with_engine_arguments(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the table with unknown keys moved to `backend_args`, except those that look like misspelt known ones."""
+    """Return the table with unknown keys moved to `backend_args`, except keys that look like misspelt known keys."""
     ours = [attribute.name for attribute in attrs.fields(ManagedWorkerConfig)]
     kept = {key: table[key] for key in table if key in ours or difflib.get_close_matches(key, ours, 1, 0.85)}
     inline = {key: table[key] for key in table if key not in kept}
     if inline and isinstance(kept.get("backend_args", {}), dict):
         kept["backend_args"] = {**inline, **kept.get("backend_args", {})}
     return kept
+
+
+def _contradictions_of_servers(config: Config) -> Iterable[str]:
+    routes, ids = {route.model_name for route in config.external_routes}, set[str]()
+    for index, server in enumerate(config.registered_servers):
+        where = f"registered_servers[{index}]"
+        if server.model_name in routes:
+            yield f"{where}.model_name: {server.model_name!r} is also an external route"
+        if server.worker_id in ids:
+            yield f"{where}.worker_id: {server.worker_id!r} is taken"
+        if server.worker_id is not None:
+            ids.add(server.worker_id)
+        if server.ca_certificates is not None and not server.api_base.startswith("https:"):
+            yield f"{where}.ca_certificates: is for https, and api_base is http"
+    if config.registered_servers and not config.health.interval_s:
+        yield "health.interval_s: must not be 0: only health checks show that registered_servers can be reached again"
 
 
 _NOT_THE_ENGINES = frozenset((
@@ -146,10 +201,11 @@ def _contradictions(config: Config) -> Iterable[str]:
     for index, worker in enumerate(config.managed_workers):
         for problem in _contradictions_of(worker, config):
             yield f"managed_workers[{index}].{problem}"
+    yield from _contradictions_of_servers(config)
 
 
 def contradictions_of_all_limits(config: Config) -> Iterable[str]:
-    """Return what is wrong with the limits for a day and a month of all together and of each key."""
+    """Return the contradictions in the limits for a day and a month, for all keys together and for each key."""
     yield from contradictions_of_limits("limits", config.limits, config.usage, config.prices)
     for index, key in enumerate(config.security.keys):
         yield from contradictions_of_limits(f"security.keys[{index}]", key, config.usage, config.prices)

@@ -15,10 +15,12 @@ NOTHING_SENT = ("unreachable", "not_ready", "queue_full", "circuit")
 """Reasons to go on to the next model that are in force by default: no model has had the request."""
 REASONS = (*NOTHING_SENT, "busy", "loading", "5xx", "429", "timeout")
 """All reasons. The last three are answers of external routes, or none, so that these may have worked on the request."""
+ANY_TEXT = "*"
+"""In a name of `[[models]]`: any characters, or none."""
 NAMED_MAX = 64
-"""So many targets, and so many fallbacks, may one name have."""
+"""The most targets of a name, and the most fallbacks."""
 _FIXED = ("model", "stream", "messages", "prompt", "input", "previous_response_id", "file")
-"""What a request is about: it is never set or dropped."""
+"""The subject of a request: these members are never set or dropped."""
 _MEMBER = re.compile(r"[A-Za-z0-9._$-]{1,128}")
 
 
@@ -91,6 +93,8 @@ class AliasConfig:
     set: dict[str, Any] = checked(_are_members, attrs.Factory(dict[str, Any]))
     drop: list[str] = checked(_are_not_fixed, attrs.Factory(list[str]))
     hidden: bool = False
+    strict_shares: bool = False
+    """Whether targets that cannot answer now keep their shares of the requests."""
 
     @property
     def models(self) -> list[str]:
@@ -100,6 +104,11 @@ class AliasConfig:
         named += [self.longer] if self.longer is not None else []
         named += [self.shadow.model] if self.shadow is not None else []
         return list(dict.fromkeys(named))
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it stands for all names that begin and end as this one."""
+        return ANY_TEXT in self.name
 
     @property
     def is_other(self) -> bool:

@@ -16,7 +16,7 @@ _PATH = re.compile(r"[^\s.\[\]]+(?:\.[^\s.\[\]]+|\[(?:\*|[0-9]{1,9})\])*(?<!\])"
 
 
 def check_paths(values: list[str]) -> None:
-    """Check what is written in `additional_drop_params`. Raises ValueError with a sentence."""
+    """Check the value of `additional_drop_params`. Raises ValueError with a sentence."""
     if "model" in values:
         raise ValueError("must not have 'model', which every request needs")
     wrong = [value for value in values if not _PATH.fullmatch(value)]

@@ -18,7 +18,7 @@ from ichat.config.usage import PRICE, Price, UsageSettings
 
 Scalar = str | int | float | bool
 EngineValue = Scalar | list[Scalar] | dict[str, Any]
-"""What an engine argument may be in TOML."""
+"""The types of an engine argument in TOML."""
 
 LINE_BYTES_LIMIT = 64 * 1024
 """The upper limit of `logs.line_bytes_max`; every buffer of lines holds at least one such line."""
@@ -40,7 +40,7 @@ _BYTES = Between(LINE_BYTES_LIMIT, 1024**4)
 
 @frozen
 class ServerSettings:
-    """`[server_settings]`: where the gateway listens, and what it keeps and says."""
+    """`[server_settings]`: where the gateway listens, its state, and its headers."""
 
     host: str = "127.0.0.1"
     port: int = checked(_PORT, 4000)
@@ -72,9 +72,10 @@ class Routing:
 
 @frozen
 class Logs:
-    """`[logs]`: the gateway's log of requests, and what it keeps of its workers' output."""
+    """`[logs]`: the gateway's log of requests, and the kept part of its workers' output."""
 
     access_log: str = "-"
+    format: str = checked(one_of("auto", "text", "json"), "auto")
     access_lines_max: int = checked(_COUNT, 10_000)
     ring_lines_max: int = checked(_COUNT, 10_000)
     ring_bytes_max: int = checked(_BYTES, 2 * 1024 * 1024)
@@ -125,9 +126,9 @@ class HistorySettings:
 
 @frozen
 class Key:
-    """`[[security.keys]]`: one client's key, given by its hash or by a variable, and what it may ask for."""
+    """`[[security.keys]]`: one client's key, given by its hash or by a variable, and its permissions."""
 
-    name: str = checked(checks.is_key_name, schema={"pattern": f"^{checks.KEY_NAME.pattern}$"})
+    name: str = checked(checks.is_key_name)
     """The key's name in the access log, in limits and in messages."""
     key_hash: str | None = checked(checks.is_key_hash, None)
     """The key's SHA-256, as `./ichat.pyz key` prints it."""
@@ -155,7 +156,7 @@ class Key:
 
 @frozen
 class Security:
-    """`[security]`: who may do what."""
+    """`[security]`: keys and permissions."""
 
     admin_key_hash: str | None = checked(checks.is_key_hash, None)
     admin_key_env: str | None = checked(checks.is_variable, None)
@@ -201,6 +202,7 @@ class Timeouts:
     unread_s: float = checked(_SECONDS, 10.0)
     queue_s: float = checked(_SECONDS, 30.0)
     load_wait_s: float = checked(_SECONDS, 600.0)
+    restart_wait_s: float = checked(_SECONDS_OR_0, 600.0)
     load_comment_s: float = checked(_SECONDS_OR_0, 10.0)
     connect_s: float = checked(_SECONDS, 5.0)
     upstream_idle_s: float = checked(_SECONDS, 30.0)
@@ -230,13 +232,11 @@ class Restart:
 class ManagedWorkerConfig:
     """`[[managed_workers]]`: a worker that the gateway starts; keys that are not iChat's are the engine's arguments."""
 
-    model_name: str = checked(
-        checks.is_model_name, schema={"minLength": 1, "maxLength": checks.MODEL_NAME_CHARACTERS_MAX}
-    )
+    model_name: str = checked(checks.is_model_name)
     """The name that requests use."""
-    model_path: str = checked(checks.not_empty, schema={"minLength": 1})
+    model_path: str = checked(checks.not_empty)
     """A directory, or a name on the model hub."""
-    backend: str = checked(checks.not_empty, "vllm", {"minLength": 1})
+    backend: str = checked(checks.not_empty, "vllm")
     """`vllm`, `sglang`, or the name of another engine that is installed."""
     gpu_ids: list[int] | None = None
     """GPU numbers as nvidia-smi shows them; None: all of them."""
@@ -250,19 +250,19 @@ class ManagedWorkerConfig:
     """The most requests that the worker serves at the same time; None: `routing.max_in_flight`."""
     share_gpus: bool = False
     """Whether the worker may use GPUs that another worker uses too; both must allow it."""
-    on_gateway_exit: str = checked(one_of("stop", "keep"), "stop", {"enum": ["stop", "keep"]})
-    """Whether the worker ends with the gateway, or keeps running until the next gateway takes it over."""
-    load: str = checked(one_of("start", "on_demand"), "start", {"enum": ["start", "on_demand"]})
+    on_gateway_exit: str = checked(one_of("stop", "keep"), "stop")
+    """Whether the worker ends with the gateway, or keeps running until the next gateway adopts it."""
+    load: str = checked(one_of("start", "on_demand"), "start")
     """Whether the worker has a process from the start on, or only while its model is wanted."""
     idle_s: float = checked(_SECONDS_OR_0, 0.0)
     """Seconds without a request after which an on-demand worker is unloaded; 0: it stays until its room is needed."""
-    when_idle: str = checked(one_of("stop", "sleep"), "stop", {"enum": ["stop", "sleep"]})
+    when_idle: str = checked(one_of("stop", "sleep"), "stop")
     """Whether an on-demand worker that is not needed ends, or sleeps where its engine can."""
     min_loaded_s: float = checked(_SECONDS_OR_0, 30.0)
     """Seconds for which an on-demand worker that is in use stays loaded while other models want its room."""
     log_streaming: bool = True
     """Whether the worker streams its own lines at /logs/stream."""
-    responses_max: int = checked(Between(0, 1_000_000), 1000, {})
+    responses_max: int = checked(Between(0, 1_000_000), 1000)
     """The most responses of /v1/responses that the worker keeps."""
     reasoning_field: str = checked(one_of("engine", "reasoning", "reasoning_content", "both"), "engine")
     """The name of the field of a chat that holds the model's reasoning."""
@@ -278,7 +278,7 @@ class ManagedWorkerConfig:
     env: dict[str, str] = field(factory=dict[str, str])
     """Variables to add to the worker's environment."""
     backend_args: dict[str, EngineValue] = field(factory=dict[str, EngineValue])
-    """Arguments of the engine, also those whose names are keys of this table."""
+    """Arguments of the engine, also those with the names of keys of this table."""
 
     def tcp_address(self) -> tuple[str, int] | None:
         """Return the host and the port (0: any free one) on which the worker listens; None: on its unix socket only."""
@@ -316,11 +316,31 @@ class ExternalRoute:
 
 
 @frozen
+class RegisteredServer:
+    """`[[registered_servers]]`: a server with OpenAI's API that is a worker of the fleet."""
+
+    model_name: str = checked(checks.is_model_name)
+    """The name that requests use, and that the server itself has for its model."""
+    api_base: str = checked(checks.is_http)
+    """The server's URL, http or https, with or without `/v1` at its end."""
+    worker_id: str | None = checked(checks.is_worker_id, None)
+    """The worker's id; None: made from the model's name."""
+    api_key_env: str | None = checked(checks.is_variable, None)
+    """A variable of the gateway's environment that has the server's key."""
+    ca_certificates: str | None = None
+    """A PEM file with the authorities to trust for https; None: those that the system trusts."""
+    max_in_flight: int | None = checked(_COUNT, None)
+    """The most requests under way; None: `routing.max_in_flight`."""
+
+
+@frozen
 class EngineSettings:
     """`[engines.NAME]`: an engine, `vllm`, `sglang` or another that is installed."""
 
     python: str | None = None
-    """The Python interpreter that has the engine."""
+    """The Python interpreter that has the engine; None: the first that is found (`config/interpreters.py`)."""
+    devices: str = checked(checks.is_devices, "CUDA_VISIBLE_DEVICES")
+    """The variable that `gpu_ids` sets, for example HIP_VISIBLE_DEVICES for AMD's GPUs."""
 
 
 @frozen
@@ -344,6 +364,7 @@ class Config:
     general_settings: GeneralSettings = GeneralSettings()
     managed_workers: list[ManagedWorkerConfig] = field(factory=list[ManagedWorkerConfig])
     swap_sets: list[SwapSetConfig] = field(factory=list[SwapSetConfig])
+    registered_servers: list[RegisteredServer] = field(factory=list[RegisteredServer])
     external_routes: list[ExternalRoute] = field(factory=list[ExternalRoute])
     models: list[AliasConfig] = field(factory=list[AliasConfig])
     engines: dict[str, EngineSettings] = field(factory=dict[str, EngineSettings])
@@ -354,5 +375,5 @@ class Config:
 SECTIONS: tuple[type[Any], ...] = (
     ServerSettings, Routing, Limits, Key, Security, Timeouts, CircuitBreaker, Health, Restart, HistorySettings, Logs,
     UsageSettings, Price, LitellmSettings, RouterSettings, GeneralSettings, AliasConfig, TargetConfig, ShadowConfig,
-    ManagedWorkerConfig, SwapSetConfig, ExternalRoute, EngineSettings, Config,
+    ManagedWorkerConfig, SwapSetConfig, RegisteredServer, ExternalRoute, EngineSettings, Config,
 )  # fmt: skip

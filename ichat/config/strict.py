@@ -1,6 +1,6 @@
 """Tables read strictly: TOML or JSON in, frozen objects out, every problem at once and with its path.
 
-Nothing is coerced: strings, whole numbers, numbers and booleans are what they are.
+Nothing is coerced: a string is never read as a number or a boolean, nor the reverse.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _HOLDS_SECRETS = re.compile(r"(^|\.)(env|headers|(?:\w*_)?(?:key|token|api_key)_
 
 Schema = Mapping[str, Any]
 Check = Callable[[Any], None]
-"""Raises ValueError that says what is wrong with a value of the right type."""
+"""A function that raises ValueError with a sentence about a value of the right type."""
 
 
 @attrs.frozen
@@ -62,16 +62,38 @@ class OneOf:
         return {"enum": list(self.allowed)}
 
 
+@attrs.frozen
+class Fits:
+    """The check that a text is of a kind."""
+
+    is_right: Callable[[str], object]
+    """Returns something true for such a text."""
+    problem: str
+    """The sentence for any other text: it "must be ..."."""
+    schema: Schema
+    """The JSON schema of such a text, as far as it can say it."""
+
+    def __call__(self, value: str) -> None:
+        """Raise ValueError for another text."""
+        if not self.is_right(value):
+            raise ValueError(self.problem)
+
+
+def matches(pattern: re.Pattern[str], problem: str) -> Fits:
+    """Return the check that a text matches the whole of a pattern."""
+    return Fits(pattern.fullmatch, problem, {"pattern": f"^{pattern.pattern}$"})
+
+
 def one_of(*allowed: str) -> OneOf:
     """Return the check that a text is one of these."""
     return OneOf(allowed)
 
 
 def checked(check: Check, default: Any = attrs.NOTHING, schema: Schema | None = None) -> Any:
-    """Declare a field whose value must pass a check; None, where the type allows it, needs none.
+    """Declare a field with a check of its value; None, if the type allows it, is not checked.
 
-    The check runs while structuring, so that all problems are found at once. `schema` says in JSON schema what the
-    check allows; a `Between` says it itself.
+    The check runs while structuring, so that all problems are found at once. Its `schema`, if any, says
+    the same in JSON schema; a `schema` given here replaces that.
     """
     return field(default=default, metadata={"check": check, "schema": schema})
 
@@ -91,7 +113,7 @@ def section_hook(
     converter: cattrs.Converter,
     prepare: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> Callable[[Any, Any], Any]:
-    """Return the hook that structures one table: exactly its keys, each of the right type and checked."""
+    """Return the hook that structures a table: exactly its keys, each of the right type and checked."""
 
     def hook(attribute: "attrs.Attribute[Any]") -> Callable[[Any, Any], Any]:
         check: Check | None = attribute.metadata.get("check")
@@ -153,7 +175,7 @@ def shown(value: Any) -> str:
 
 
 def problems_of(error: Exception, path: str = "") -> Iterable[str]:
-    """Return one line for each leaf in cattrs' tree of errors, with its path."""
+    """Return a line for each leaf in cattrs' tree of errors, with its path."""
     if isinstance(error, ClassValidationError):
         for inner, note in error.group_exceptions()[0]:
             yield from problems_of(inner, f"{path}.{note.name}" if path else note.name)
@@ -166,17 +188,21 @@ def problems_of(error: Exception, path: str = "") -> Iterable[str]:
         for inner in error.group_exceptions()[1]:
             yield from problems_of(inner, path)
     elif isinstance(error, ForbiddenExtraKeysError):
-        known = [attribute.name for attribute in attrs.fields(error.cl)]
-        elsewhere: Mapping[str, str] = getattr(error.cl, "ELSEWHERE", {})
-        for key in sorted(error.extra_fields):
-            close = difflib.get_close_matches(key, known, 1)
-            hint = f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known here: {', '.join(known)}"
-            if key in elsewhere:
-                hint = f"is not read here: {elsewhere[key]}"
-            yield f"{path}.{key}: {hint}" if path else f"{key}: {hint}"
+        yield from _unknown_keys(error, path)
     elif isinstance(error, KeyError):
         yield f"{path}: is missing"
     elif _HOLDS_SECRETS.search(path):
         yield f"{path}: {str(error).partition(', not ')[0]}"
     else:
         yield f"{path}: {error}"
+
+
+def _unknown_keys(error: ForbiddenExtraKeysError, path: str) -> Iterable[str]:
+    known = [attribute.name for attribute in attrs.fields(error.cl)]
+    elsewhere: Mapping[str, str] = getattr(error.cl, "ELSEWHERE", {})
+    for key in sorted(error.extra_fields):
+        close = difflib.get_close_matches(key, known, 1)
+        hint = f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known here: {', '.join(known)}"
+        if key in elsewhere:
+            hint = f"is not read here: {elsewhere[key]}"
+        yield f"{path}.{key}: {hint}" if path else f"{key}: {hint}"

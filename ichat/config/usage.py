@@ -1,4 +1,4 @@
-"""`[usage]` and `[prices]`: what is kept of who used what, what tokens cost, and the limits that rest on both."""
+"""`[usage]` and `[prices]`: the ledger of usage, the prices of tokens, and the limits that rest on both."""
 
 from collections.abc import Iterable, Mapping
 
@@ -19,7 +19,7 @@ class UsageSettings:
     enabled: bool = True
     """Whether it is kept at all."""
     flush_s: float = checked(Between(0.05, 60), 0.5)
-    """Seconds between two writes; a gateway that is killed loses what it has counted since the last one."""
+    """Seconds between two writes; a gateway that is killed loses the counts since the last write."""
     minute_days: float = checked(_DAYS, 2.0)
     """Days for which each minute is kept apart; then its hour."""
     keep_days: float = checked(_DAYS, 400.0)
@@ -30,7 +30,7 @@ class UsageSettings:
 
 @frozen
 class Price:
-    """`[prices."MODEL"]`: what a million tokens of a model cost, in the operator's currency."""
+    """`[prices."MODEL"]`: the price of a million tokens of a model, in the operator's currency."""
 
     input: float = checked(PRICE, 0.0)
     """Of the prompt."""
@@ -40,7 +40,7 @@ class Price:
     """Of the prompt's tokens that the engine's cache had; None: as all others of the prompt."""
 
     def cost_of(self, input: int, output: int, cached: int) -> float:  # noqa: A002
-        """Return what so many tokens cost; the cached ones are a part of the input."""
+        """Return the cost of these numbers of tokens; the cached tokens are a part of the input."""
         price = self.input if self.cached is None else self.cached
         return ((input - cached) * self.input + cached * price + output * self.output) / 1_000_000
 
@@ -50,7 +50,7 @@ Prices = Mapping[str, Price]
 
 
 def contradictions_of_limits(where: str, limits: object, usage: UsageSettings, prices: Prices) -> Iterable[str]:
-    """Return what is wrong with the limits for a day and a month in this section, which messages call `where`."""
+    """Return the contradictions in this section's limits for a day and a month; messages call the section `where`."""
     for name in PERIOD_LIMITS:
         if getattr(limits, name) is None:
             continue

@@ -1,1 +1,1 @@
-"""What one process of iChat can be: a gateway or a worker. The two never import each other."""
+"""The roles of a process of iChat: gateway and worker. The two never import each other."""

@@ -1,4 +1,4 @@
-"""The gateway: one front door before many workers. `gateway_components.build` makes it, `run` starts and stops it.
+"""The gateway: a front door before many workers. `gateway_components.build` makes it, `run` starts and stops it.
 
 components                             plain objects: nothing runs yet
 └ access log                           written in the background
@@ -6,10 +6,10 @@ components                             plain objects: nothing runs yet
 └ pool                                 connections to upstreams
 └ shadows                              copies of requests; they end before the workers
 └ control plane                        hypercorn on a unix socket
-└ log store                            one follower for each registered worker
+└ log store                            a follower for each registered worker
 └ reloader                             watches the file, and obeys SIGHUP
 └ key store                            refuses keys that expire
-└ supervisor                           one task for each managed worker
+└ supervisor                           a task for each managed worker
 └ front door └ connection └ exchange
 """
 
@@ -27,9 +27,10 @@ import trio
 from ichat.admin.reload import ConfigFile, Reloader, fingerprint
 from ichat.config import load as configuration
 from ichat.config.command_line import CommandLineParser
-from ichat.config.own_secret import announced, console_link, directory_for
+from ichat.config.own_secret import GATEWAY, announced, console_link, directory_for, local_url
 from ichat.config.schema import Config
-from ichat.errors import Exit
+from ichat.errors import EXIT_USAGE, Exit
+from ichat.fleet.waiting import retry_forever
 from ichat.hardware.machines import LOOK_S
 from ichat.http.front_door import FrontDoor
 from ichat.http.listeners import open_listeners, port_of
@@ -38,7 +39,6 @@ from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
 from ichat.proxy.context import GatewayContext
 from ichat.roles.gateway_components import Components, build, secure_parts
-from ichat.routing.waiting import retry_forever
 from ichat.security.addresses import is_loopback
 from ichat.security.auth import Caller
 from ichat.security.key_file import load_keys
@@ -49,20 +49,27 @@ from ichat.supervisor.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
+CONFIG_FILE = "ichat.toml"
+"""The configuration where none is named, if it is in the working directory."""
 DAY_S = 24 * 3600.0
 LOG_END_S = 2.0
-"""How long clients that follow a log may take to get its last lines when the gateway ends."""
+"""How long clients that follow a log have to get its last lines when the gateway ends."""
 
 
 def read_command_line(argv: Sequence[str]) -> tuple[Config, ConfigFile]:
     """Read the gateway's flags and the configuration that they name; return it and its file. Raises Exit 64."""
     args = parser().parse_args(list(argv))
-    path = pathlib.Path(args.config)
+    path = pathlib.Path(args.config or CONFIG_FILE)
     file = ConfigFile(path, fingerprint(path))
-    config = configuration.load(path)
+    is_there = args.config is not None or os.path.lexists(path)
+    if args.check and not is_there:
+        raise Exit(EXIT_USAGE, f"There is no {CONFIG_FILE} here to check; -c FILE names another file.")
+    config = configuration.load(path) if is_there else Config()
     if args.check:
+        from ichat.roles.gateway_check import verdict_on
+
         secure_parts(config, _kept_keys(config))
-        raise Exit(0, f"{args.config} is right.")
+        raise verdict_on(config, str(path))
     return config, file
 
 
@@ -81,18 +88,22 @@ def parser() -> CommandLineParser:
         allow_abbrev=False,
     )
     usage.add_argument(
-        "--config", "-c", required=True, metavar="FILE", help="TOML; ichat.toml.example explains every key"
+        "--config",
+        "-c",
+        metavar="FILE",
+        help=f"TOML; ichat.toml.example explains every key. Left out: {CONFIG_FILE} here; without that the gateway"
+        " begins empty, on 127.0.0.1:4000",
     )
-    usage.add_argument("--check", action="store_true", help="check the configuration and exit")
+    usage.add_argument("--check", action="store_true", help="check it and what its workers need here, and exit")
     return usage
 
 
 async def run(
     config: Config, file: ConfigFile | None = None, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Run the gateway until it is told to stop; `started` with its port. Raises Exit where it cannot listen.
+    """Run the gateway until a signal stops it; `started` with its port. Raises Exit where it cannot listen.
 
-    `file` is where the configuration is from, and is read again when it changes.
+    `file` has the configuration, and is read again when it changes.
     """
     with (
         open_state(config.server_settings, config.logs.directory) as state,
@@ -103,30 +114,31 @@ async def run(
         become_subreaper()
         with announced(state.path, [listener.getsockname()[:2] for listener in listeners]):
             async with trio.open_nursery() as background:
-                await _start_background(background, components)
+                await _start_background(background, components, state.log_directory)
                 try:
                     await _serve_until_told(components, listeners, task_status)
                 finally:
-                    components.context.pool.close_idle()
-                    components.log_store.close()
+                    components.data.context.pool.close_idle()
+                    components.control.log_store.close()
                 background.cancel_scope.cancel()
 
 
-async def _start_background(nursery: trio.Nursery, components: Components) -> None:
-    """Start what the front door and the workers need; it ends after them."""
-    context, supervisor, reloader = components.context, components.supervisor, components.reloader
-    nursery.start_soon(components.access.run_forever)
-    nursery.start_soon(components.hub.run_forever)
+async def _start_background(nursery: trio.Nursery, components: Components, directory: str) -> None:
+    """Start the tasks that the front door and the workers need, and that end after them. `directory` has the logs."""
+    control, data, reloader = components.control, components.data, components.reloader
+    context, supervisor = data.context, control.supervisor
+    nursery.start_soon(data.access.run_forever)
+    nursery.start_soon(data.hub.run_forever)
     await nursery.start(context.pool.run_forever)
     await nursery.start(context.shadows.run_forever)
     await nursery.start(components.serve_control)
-    await nursery.start(components.ledger.run)
-    nursery.start_soon(components.log_store.follow_forever, LogSources(context))
-    nursery.start_soon(_prune_forever, components.log_directory, reloader)
+    await nursery.start(control.ledger.run)
+    nursery.start_soon(control.log_store.follow_forever, LogSources(context))
+    nursery.start_soon(_prune_forever, directory, reloader)
     nursery.start_soon(reap_forever, lambda: supervisor.pids)
-    nursery.start_soon(components.metrics.watch_loop_forever)
+    nursery.start_soon(data.metrics.watch_loop_forever)
     nursery.start_soon(components.checker.probe_forever)
-    nursery.start_soon(components.monitor.watch_forever, LOOK_S)
+    nursery.start_soon(control.monitor.watch_forever, LOOK_S)
     nursery.start_soon(components.history.sample_forever)
     nursery.start_soon(components.events.run_forever)
     nursery.start_soon(retry_forever, context.balancer)
@@ -139,22 +151,23 @@ async def _serve_until_told(
     components: Components, listeners: list[socket.socket], task_status: trio.TaskStatus[int]
 ) -> None:
     """Serve until a signal; then drain the front door, end the workers, and let the streams of logs end."""
-    door, supervisor = components.door, components.supervisor
+    door, supervisor = components.data.door, components.control.supervisor
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as doors:
             async with trio.open_nursery() as workers:
                 await workers.start(supervisor.run)
                 doors.start_soon(door.serve_forever, listeners)
-                _announce(components.context, listeners)
+                _announce(components.data.context, listeners, components.reloader.path)
+                _announce_emptiness(components.reloader)
                 task_status.started(port_of(listeners))
                 await anext(signals)
                 log.info("told to stop: draining; a second signal ends it at once")
-                components.context.balancer.close()
+                components.data.context.balancer.close()
                 doors.start_soon(_hurry_when_told, signals, door, supervisor)
                 await door.drain()
-                components.context.shadows.stop()
+                components.data.context.shadows.stop()
                 supervisor.stop()
-            components.log_store.close_streams()
+            components.control.log_store.close_streams()
             components.events.close()
             await door.wait_until_left(LOG_END_S)
             doors.cancel_scope.cancel()
@@ -162,7 +175,7 @@ async def _serve_until_told(
 
 async def _hurry_when_told(signals: AsyncIterator[int], door: FrontDoor[Caller], supervisor: Supervisor) -> None:
     await anext(signals)
-    log.info("told again: not waiting any longer")
+    log.info("second signal: stopping now without waiting for requests")
     door.hurry()
     supervisor.hurry()
 
@@ -174,12 +187,12 @@ async def _prune_forever(directory: str, reloader: Reloader) -> None:
 
 
 class LogSources:
-    """The workers whose lines are to be fetched, with where they are reached."""
+    """The workers with lines to fetch, and their addresses."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
         self._known: tuple[int, bytes] | None = None
-        """Of which version of the registry, and with which proof, it has them."""
+        """The version of the registry, and the proof, for which `_found` was read."""
         self._found: Mapping[str, LogSource] = {}
 
     def __call__(self) -> Mapping[str, LogSource]:
@@ -191,7 +204,8 @@ class LogSources:
 
     def _read(self, proof: bytes) -> Iterator[tuple[str, LogSource]]:
         for worker in self._context.registry:
-            if worker.heartbeat is not None and not worker.is_down and not worker.is_piped:
+            has_source = worker.heartbeat is not None and worker.server is None and not worker.is_piped
+            if worker.heartbeat is not None and has_source and not worker.is_down:
                 heartbeat, shown = worker.heartbeat, b"" if worker.managed else proof
                 yield (
                     worker.id,
@@ -199,8 +213,11 @@ class LogSources:
                 )
 
 
-def _announce(context: GatewayContext, listeners: list[socket.socket]) -> None:
-    """Log where the gateway listens, and warn of what it lets others do where no keys are configured."""
+def _announce(context: GatewayContext, listeners: list[socket.socket], file: pathlib.Path | None) -> None:
+    """Log where the gateway listens, and warn of open access where no keys are configured.
+
+    `file` is the file of its configuration.
+    """
     host, port, auth = context.settings.host, port_of(listeners), context.auth
     log.info("the gateway listens on %s:%d", host, port)
     if "*" in context.settings.cors_origins and not auth.has_keys:
@@ -209,7 +226,8 @@ def _announce(context: GatewayContext, listeners: list[socket.socket]) -> None:
             " this gateway MAY USE EVERY MODEL. Name the origins of your pages, or give clients keys."
         )
     if context.settings.console:
-        _show_console(context, port)
+        address = listeners[0].getsockname()[0]
+        _show_console(context, local_url(address, port, has_tls=context.settings.tls_certificate is not None), file)
     if all(is_loopback(listener.getsockname()[0]) for listener in listeners) or (auth.has_keys and auth.has_admin_key):
         return
     if not auth.has_keys:
@@ -229,11 +247,20 @@ def _announce(context: GatewayContext, listeners: list[socket.socket]) -> None:
         log.info("only this user of this machine may change anything: see security.admin_key_env")
 
 
-def _show_console(context: GatewayContext, port: int) -> None:
-    """Print the console's link, with what opens it, to a terminal; a log is read by others too, and gets none."""
+def _announce_emptiness(reloader: Reloader) -> None:
+    """Log what to do with a gateway that was started without a configuration."""
+    if reloader.path is not None and not os.path.lexists(reloader.path):
+        log.info(
+            "no %s here: launch a model on the console or with `./ichat.pyz run MODEL`; the gateway takes the file"
+            " as soon as there is one",
+            reloader.path,
+        )
+
+
+def _show_console(context: GatewayContext, url: str, file: pathlib.Path | None) -> None:
+    """Print the console's link, with its secret if any, to a terminal; others read a log too, so it gets none."""
     if not sys.stderr.isatty():
-        log.info("`./ichat.pyz console` prints the console's link")
+        place = "" if url == GATEWAY else f" -c {file}" if file and context.settings.port else f" --gateway {url}"
+        log.info("`./ichat.pyz console%s` prints the console's link", place)
         return
-    scheme = "http" if context.settings.tls_certificate is None else "https"
-    secret = "" if context.auth.has_admin_key else context.auth.secret
-    log.info("the console: %s", console_link(f"{scheme}://127.0.0.1:{port}", secret))
+    log.info("the console: %s", console_link(url, "" if context.auth.has_admin_key else context.auth.secret))

@@ -1,4 +1,4 @@
-"""The components of a gateway: how they are made, and how they go on with another configuration."""
+"""The components of a gateway: how they are made, and how they change to another configuration."""
 
 import functools
 import logging
@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import trio
 
+from ichat.admin.config_state import ConfigInForce
 from ichat.admin.events import EventStreams
 from ichat.admin.key_store import KeyStore
 from ichat.admin.overview import Overview
@@ -18,6 +19,11 @@ from ichat.admin.reload import ApplyConfig, ConfigFile, Reconfigurable, Reloader
 from ichat.config.load import contradictions_of_all_limits
 from ichat.config.schema import Config
 from ichat.errors import EXIT_USAGE, Exit
+from ichat.fleet.health_checks import HealthChecker
+from ichat.fleet.heartbeats import HeartbeatReceiver
+from ichat.fleet.prefix_reports import PrefixReportReceiver
+from ichat.fleet.registered_servers import Server, read_servers
+from ichat.fleet.registry import Registry
 from ichat.hardware.machines import MachineMonitor
 from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub
@@ -33,18 +39,15 @@ from ichat.observability.usage.ledger import Ledger
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
-from ichat.proxy.health_checks import HealthChecker
-from ichat.proxy.heartbeats import HeartbeatReceiver
-from ichat.proxy.prefix_reports import PrefixReportReceiver
 from ichat.proxy.shadow import Shadows
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.registry import Registry
 from ichat.security.addresses import address_in
 from ichat.security.auth import Auth, Caller
 from ichat.security.key_file import load_keys
 from ichat.security.made_keys import NO_KEYS, MadeKeys
 from ichat.security.origins import site_of
+from ichat.security.rate_limits import Quotas
 from ichat.supervisor.state import StateDirectory
 from ichat.supervisor.supervisor import Supervisor
 
@@ -53,15 +56,16 @@ log = logging.getLogger(__name__)
 
 @attrs.frozen
 class SecureParts:
-    """What a configuration needs beside itself, made before anything is applied: certificates, routes and keys."""
+    """Made of a configuration before it is applied: certificates, routes and keys."""
 
     tls: ssl.SSLContext | None
     external: Mapping[str, Sequence[Endpoint]]
+    servers: Mapping[str, Server]
     auth: Auth
 
 
 def secure_parts(config: Config, made: MadeKeys = NO_KEYS, secret: str = "") -> SecureParts:
-    """Make what needs certificates and keys, beside those that were made over the API and the gateway's own secret.
+    """Make the parts that need certificates and keys, beside the keys made over the API and the gateway's own secret.
 
     Raises Exit 64 where one of them is missing or not usable.
     """
@@ -71,7 +75,9 @@ def secure_parts(config: Config, made: MadeKeys = NO_KEYS, secret: str = "") -> 
     tls = None
     if settings.tls_certificate is not None and settings.tls_key is not None:
         tls = server_context(settings.tls_certificate, settings.tls_key)
-    return SecureParts(tls, external_endpoints(config), auth_of(config, made, time.time(), secret))
+    return SecureParts(
+        tls, external_endpoints(config), read_servers(config), auth_of(config, made, time.time(), secret)
+    )
 
 
 def auth_of(config: Config, made: MadeKeys, now: float, secret: str) -> Auth:
@@ -81,157 +87,217 @@ def auth_of(config: Config, made: MadeKeys, now: float, secret: str) -> Auth:
 
 
 @attrs.frozen
-class Components:
-    """The objects of one gateway; nothing runs yet."""
+class Control:
+    """The parts that know and start workers, and keep data beyond a request; nothing runs yet."""
+
+    auth: Auth
+    registry: Registry
+    balancer: Balancer
+    """Its queues show which models to load."""
+    quotas: Quotas
+    ledger: Ledger
+    log_store: LogStore
+    heartbeats: HeartbeatReceiver
+    supervisor: Supervisor
+    monitor: MachineMonitor
+
+
+@attrs.frozen
+class DataPlane:
+    """The parts that answer requests; nothing runs yet."""
 
     access: AccessLog
     hub: Hub
     context: GatewayContext
     metrics: Metrics
-    monitor: MachineMonitor
-    log_store: LogStore
+    prefix_reports: PrefixReportReceiver
+    handler: Gateway
     door: FrontDoor[Caller]
-    supervisor: Supervisor
+
+
+@attrs.frozen
+class Components:
+    """The objects of a gateway; nothing runs yet."""
+
+    control: Control
+    data: DataPlane
     reloader: Reloader
-    ledger: Ledger
     key_store: KeyStore
     checker: HealthChecker
-    serve_control: Callable[..., Awaitable[Any]]
-    """Serves the control plane; to be started."""
-    log_directory: str
     history: History
     events: EventStreams
-    reconfigured: Sequence[Reconfigurable]
-    """What goes on with another configuration at a reload."""
+    reconfiguration: "Reconfiguration"
+    serve_control: Callable[..., Awaitable[Any]]
+    """Serves the control plane; not started yet."""
 
 
 def build(config: Config, file: ConfigFile | None, state: StateDirectory, tracing: Tracing) -> Components:
     """Make every component of a gateway. Raises Exit 64 where a certificate or a key is missing or not usable."""
-    from ichat.admin import app as control  # its frameworks are not needed to report a wrong configuration
-    from ichat.admin.open_routes import OpenRoutes
-    from ichat.admin.routes import AdminContext
-
     made, left_out = load_keys(state.keys_file).at_start(config, time.time())
     for sentence in left_out:
         log.error("%s", sentence)
-    parts, timeouts = secure_parts(config, made, state.secret), config.timeouts
-    access = AccessLog(config.logs.access_log, config.logs.access_lines_max)
-    registry = Registry(parts.external, trio.current_time, config.routing.max_in_flight, timeouts.wedged_after_s)
+    parts = secure_parts(config, made, state.secret)
+    control = build_control(config, made.merged_with(config), parts, state)
+    data = build_data_plane(made.merged_with(config), control, parts.tls, state, tracing)
+    return _build_operation(config, file, control, data, made=made, state=state)
+
+
+def build_control(config: Config, with_made: Config, parts: SecureParts, state: StateDirectory) -> Control:
+    """Make the parts that know and start workers; `with_made` has the keys, too, that were made over the API."""
+    registry = Registry(parts.external, trio.current_time, config.routing.max_in_flight, config.timeouts.wedged_after_s)
     registry.reconfigure(config)
+    registry.use_servers(parts.servers)
     balancer = Balancer(registry.availability, trio.current_time, config.routing)
     registry.add_listener(balancer.dispatch_waiting)
-    hub = Hub()
-    pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
-    monitor = MachineMonitor(lambda: supervisor.pids)
-    metrics = Metrics(registry, balancer, lambda: monitor.report, lambda: supervisor.loader.counts)
-    history = History(config.history, registry, balancer, metrics.traffic, lambda: metrics.in_flight)
-    shadows = Shadows(balancer, metrics.shadows, config.routing.shadows_max)
-    context = GatewayContext(
-        made.merged_with(config), parts.auth,
-        registry=registry, balancer=balancer, pool=pool, gaps=metrics.gaps, shadows=shadows,
-    )  # fmt: skip
-    ledger = Ledger(config.usage, state.path, registry.has, context.quotas)
-    metrics.others.append(ledger.families)
+    quotas = Quotas(with_made.limits, with_made.security.keys, with_made.prices)
+    ledger = Ledger(config.usage, state.path, registry.has, quotas)
     log_store = LogStore(state.log_directory, config.logs)
     heartbeats = HeartbeatReceiver(
-        registry, lambda: context.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed
+        registry, parts.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed
     )
-    prefix_reports = PrefixReportReceiver(heartbeats, registry, balancer.prefixes, evicted=metrics.prefixes_evicted)
+    supervisor = Supervisor(config, registry, balancer, log_store, state)
+    monitor = MachineMonitor(lambda: supervisor.pids)
+    return Control(parts.auth, registry, balancer, quotas, ledger, log_store, heartbeats, supervisor, monitor)
+
+
+def build_data_plane(
+    config: Config, control: Control, tls: ssl.SSLContext | None, state: StateDirectory, tracing: Tracing
+) -> DataPlane:
+    """Make the parts that answer requests: they ask the registry, and report to the ledger."""
+    from ichat.admin.open_routes import OpenRoutes  # its frameworks are not needed to report a wrong configuration
+    from ichat.admin.openapi import document
+
+    auth, registry, balancer, timeouts = control.auth, control.registry, control.balancer, config.timeouts
+    access = AccessLog(config.logs.access_log, config.logs.access_lines_max, config.logs.format)
+    hub = Hub()
+    metrics = Metrics(registry, balancer, lambda: control.monitor.report, lambda: control.supervisor.loader.counts)
+    context = GatewayContext(
+        config, auth, control.quotas,
+        registry=registry, balancer=balancer, gaps=metrics.gaps,
+        pool=Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s),
+        shadows=Shadows(balancer, metrics.shadows, config.routing.shadows_max),
+    )  # fmt: skip
+    prefix_reports = PrefixReportReceiver(
+        control.heartbeats, registry, balancer.prefixes, evicted=metrics.prefixes_evicted
+    )
     handler = Gateway(
-        context, metrics, access, tracing, heartbeats, ledger=ledger, prefix_reports=prefix_reports,
-        control_socket=state.control_socket, open_routes=OpenRoutes(lambda: context.settings), config=config,
+        context, metrics, access, tracing, control.heartbeats, ledger=control.ledger, prefix_reports=prefix_reports,
+        control_socket=state.control_socket, open_routes=OpenRoutes(lambda: context.settings, document), config=config,
     )  # fmt: skip
     door = FrontDoor(
-        b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, parts.tls, handler.refused,
-        more_headers=handler.more_headers, is_proxy=lambda peer: address_in(peer) in context.auth.proxies,
+        b"gateway", handler.answer, handler.authenticate, hub, config.limits, timeouts, tls, handler.refused,
+        more_headers=handler.more_headers, is_proxy=lambda peer: address_in(peer) in auth.proxies,
     )  # fmt: skip
-    checker = HealthChecker(registry, config.health, lambda: context.auth.proof)
-    supervisor = Supervisor(config, registry, balancer, log_store, state)
-    scraper = Scraper(registry, config.limits.scraped_workers_max, lambda: context.auth.proof)
-    # Whatever holds a part of the configuration belongs in this list, or a reload forgets it.
-    reconfigured: Sequence[Reconfigurable] = [
-        registry, balancer, context.quotas, pool, context, shadows, handler, heartbeats, door, log_store, checker,
-        scraper, ledger, history,
-    ]  # fmt: skip
-    check_config = functools.partial(
-        check, reconfigured, context, door, lambda: key_store.made, keeps_usage=ledger.enabled
+    return DataPlane(access, hub, context, metrics, prefix_reports, handler, door)
+
+
+def _build_operation(
+    config: Config, file: ConfigFile | None, control: Control, data: DataPlane, *, made: MadeKeys, state: StateDirectory
+) -> Components:
+    """Make the parts for operators, which change and show both: reloads, keys, the history, and their routes."""
+    from ichat.admin.app import make_app, serve
+    from ichat.admin.context import AdminContext
+
+    auth, registry, balancer, ledger = control.auth, control.registry, control.balancer, control.ledger
+    context, metrics = data.context, data.metrics
+    checker = HealthChecker(registry, config.health, lambda: auth.proof)
+    scraper = Scraper(registry, config.limits.scraped_workers_max, lambda: auth.proof)
+    history = History(config.history, registry, balancer, metrics.traffic, lambda: metrics.in_flight)
+    in_force = ConfigInForce(config)
+    put_in_force = functools.partial(
+        put_keys_in_force, auth=auth, quotas=control.quotas, metrics=metrics, in_force=in_force
     )
-    reloader = Reloader(config, file, supervisor, check_config)
-    put_in_force = functools.partial(put_keys_in_force, context, metrics, lambda: reloader.config)
     key_store = KeyStore(
-        made, state.keys_file, reloader, put_in_force, is_kept=state.is_kept, keeps_usage=ledger.enabled
-    )
-    key_store.add_listener(ledger.wake)
-    overview = Overview(
-        registry, balancer, lambda: context.aliases, lambda: monitor.report, history,
-        handler.in_flight, heartbeats.gateway_id, time.time(),
+        made, state.keys_file, in_force, put_in_force,
+        is_kept=state.is_kept, keeps_usage=ledger.enabled,
     )  # fmt: skip
-    events = EventStreams(overview)
-    events.usage_storage = lambda: ledger.storage
-    reloader.when_applied = events.tell_reload
-    key_store.add_listener(functools.partial(events.send_to_all, "keys", dict[str, str]()))
+    # Every component with a part of the configuration belongs in this list, or a reload forgets it.
+    reconfigured: Sequence[Reconfigurable] = [
+        registry, balancer, control.quotas, context.pool, context, context.shadows, data.handler, control.heartbeats,
+        data.door, control.log_store, checker, scraper, ledger, history,
+    ]  # fmt: skip
+    reconfiguration = Reconfiguration(
+        auth, registry, data.door, balancer, key_store, reconfigured, keeps_usage=ledger.enabled
+    )
+    reloader = Reloader(in_force, file, control.supervisor, reconfiguration.check)
+    overview = Overview(
+        registry, balancer, lambda: context.aliases, lambda: control.monitor.report, history,
+        data.handler.in_flight, control.heartbeats.gateway_id, time.time(),
+    )  # fmt: skip
+    events = EventStreams(overview, usage_storage=lambda: ledger.storage, config=lambda: reloader.state)
+    reloader.applied.add(events.send_reload)
+    reloader.state_changed.add(events.send_config)
+    key_store.listeners.add(ledger.wake)
+    key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
+    metrics.others.extend((ledger.families, reloader.families))
     admin = AdminContext(
-        registry, balancer, supervisor, log_store, reloader, lambda: context.auth,
-        quotas=context.quotas, key_store=key_store, metrics=metrics, scraper=scraper,
-        heartbeats=heartbeats, prefix_reports=prefix_reports, aliases=lambda: context.aliases,
-        prompt_lengths=context.prompt_lengths, ledger=ledger, overview=overview, events=events,
-        started_at=overview.started_at,
+        registry, control.supervisor, control.log_store, reloader, auth,
+        quotas=control.quotas, key_store=key_store, metrics=metrics, scraper=scraper, heartbeats=control.heartbeats,
+        prefix_reports=data.prefix_reports, prompt_lengths=context.prompt_lengths,
+        ledger=ledger, overview=overview, events=events,
     )  # fmt: skip
     return Components(
-        access, hub, context, metrics, monitor, log_store, door, supervisor, reloader, ledger, key_store, checker,
-        functools.partial(control.serve, control.make_app(admin), state.control_socket), state.log_directory,
-        history, events, reconfigured,
+        control, data, reloader, key_store, checker, history, events, reconfiguration,
+        functools.partial(serve, make_app(admin), state.control_socket),
     )  # fmt: skip
 
 
-def check(
-    reconfigured: Sequence[Reconfigurable],
-    context: GatewayContext,
-    door: FrontDoor[Caller],
-    made: Callable[[], MadeKeys],
-    config: Config,
-    *,
-    keeps_usage: bool = True,
-) -> ApplyConfig:
-    """Make what another configuration needs, and return what puts it in force. Raises Exit 64.
+@attrs.frozen
+class Reconfiguration:
+    """Applies another configuration to every component that holds a part of it."""
 
-    `keeps_usage` says that there is a ledger: only another start can change that.
-    """
-    if not keeps_usage:
-        counted = attrs.evolve(config, usage=attrs.evolve(config.usage, enabled=False))
-        if problems := sorted(contradictions_of_all_limits(counted)):
-            raise Exit(EXIT_USAGE, f"Start the gateway again for this, as it keeps no usage: {'; '.join(problems)}.")
-    parts = secure_parts(config, made(), context.auth.secret)
+    auth: Auth
+    registry: Registry
+    door: FrontDoor[Caller]
+    balancer: Balancer
+    key_store: KeyStore
+    components: Sequence[Reconfigurable]
+    keeps_usage: bool = True
+    """Whether there is a ledger: only another start can change that."""
 
-    def apply(old: Config) -> None:
-        registry = context.registry
-        registry.external = _with_kept_routes(parts.external, registry.external, old, config)
-        if parts.auth.token != context.auth.token:
-            registry.require_reauthentication()
-        context.auth, door.tls = parts.auth, parts.tls
-        with_made = made().merged_with(config)
-        for component in reconfigured:
+    def check(self, config: Config) -> ApplyConfig:
+        """Make the parts that another configuration needs, and return a function that applies it. Raises Exit 64."""
+        if not self.keeps_usage:
+            counted = attrs.evolve(config, usage=attrs.evolve(config.usage, enabled=False))
+            if problems := sorted(contradictions_of_all_limits(counted)):
+                raise Exit(
+                    EXIT_USAGE, f"Start the gateway again for this, as it keeps no usage: {'; '.join(problems)}."
+                )
+        parts = secure_parts(config, self.key_store.made, self.auth.secret)
+        for worker_id in parts.servers:
+            if (known := self.registry.get(worker_id)) is not None and known.managed:
+                what = f"{worker_id!r} is the id of a worker that this gateway manages: name another"
+                raise Exit(EXIT_USAGE, f"registered_servers: worker_id {what}.")
+        return functools.partial(self._apply, config, parts)
+
+    def _apply(self, config: Config, parts: SecureParts, old: Config) -> None:
+        self.registry.use_routes(_with_kept_routes(parts.external, self.registry.external, old, config))
+        self.registry.use_servers(parts.servers)
+        if parts.auth.token != self.auth.token:
+            self.registry.require_reauthentication()
+        self.auth.replace(parts.auth)
+        self.door.use_certificate(parts.tls)
+        with_made = self.key_store.made.merged_with(config)
+        for component in self.components:
             component.reconfigure(with_made)
         logging.getLogger("ichat").setLevel(config.server_settings.log_level.upper())
-        context.balancer.dispatch_waiting()
-
-    return apply
+        self.balancer.dispatch_waiting()
 
 
 def put_keys_in_force(
-    context: GatewayContext, metrics: Metrics, config: Callable[[], Config], made: MadeKeys, now: float
+    made: MadeKeys, now: float, *, auth: Auth, quotas: Quotas, metrics: Metrics, in_force: ConfigInForce
 ) -> None:
-    """Go on with other keys that were made over the API: those of them that are active at this time."""
-    with_made = made.merged_with(config())
-    context.auth = auth_of(config(), made, now, context.auth.secret)
-    context.quotas.reconfigure(with_made)
+    """Use other keys that were made over the API: those of them that are active at this time."""
+    with_made = made.merged_with(in_force.config)
+    auth.replace(auth_of(in_force.config, made, now, auth.secret))
+    quotas.reconfigure(with_made)
     metrics.keep_keys([key.name for key in with_made.security.keys])
 
 
 def _with_kept_routes(
     new: Mapping[str, Sequence[Endpoint]], current: Mapping[str, Sequence[Endpoint]], before: Config, config: Config
 ) -> Mapping[str, Sequence[Endpoint]]:
-    """Return the new endpoints of external routes, those whose settings have not changed with their counts."""
+    """Return the new endpoints of external routes; endpoints with unchanged settings keep their counts."""
 
     def settings_of(config: Config, name: str) -> Sequence[object]:
         routes = [route for route in config.external_routes if route.model_name == name]
@@ -244,7 +310,7 @@ def _with_kept_routes(
     kept = {name for name in new if settings_of(before, name) == settings_of(config, name)}
     for name in kept:
         for endpoint, changed in zip(current[name], new[name], strict=True):
-            endpoint.reconfigure(changed)
+            endpoint.reconfigure(changed.upstream, changed.access, changed.route)
     for name in current.keys() - kept:
         for endpoint in current[name]:
             endpoint.forget_prefixes()  # or the index of prefixes would keep it for good

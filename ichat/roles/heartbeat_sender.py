@@ -1,4 +1,4 @@
-"""The worker's side of heartbeats: it sends its state to the gateway, which answers what its group has lost."""
+"""The worker's side of heartbeats: it sends its state to the gateway, which answers with the losses of its group."""
 
 import contextlib
 import json
@@ -15,7 +15,8 @@ import trio
 
 from ichat.config.own_secret import find_secret
 from ichat.http.tls import client_context
-from ichat.protocol import (
+from ichat.protocol.json_text import to_json
+from ichat.protocol.messages import (
     HEARTBEAT_INTERVAL_MAX_S,
     WORKER_HEADER,
     Heartbeat,
@@ -25,7 +26,6 @@ from ichat.protocol import (
     registration_of,
     shortened,
 )
-from ichat.protocol.json_text import to_json
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class _OwnSecret(httpx.Auth):
         self._found: tuple[str, str] | None = None
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Send a request with the secret, if there is one, and once more if the gateway has another one by now."""
+        """Send a request with the secret, if there is one, and once more if the gateway's secret has changed."""
         if not self._found:
             self._found = find_secret(self._address)
         response = yield self._with_secret(request)
@@ -73,13 +73,13 @@ class _OwnSecret(httpx.Auth):
         if self._found:
             secret, url = self._found
             request.headers["authorization"] = f"Bearer {secret}"
-            if request.url.scheme == "http":  # with https it is the certificate that shows who answers
+            if request.url.scheme == "http":  # with https the certificate identifies the gateway
                 request.url = request.url.copy_with(host=httpx.URL(url).host)
         return request
 
 
 class HeartbeatSender:
-    """Sends the heartbeats of one worker to one gateway."""
+    """Sends the heartbeats of a worker to a gateway."""
 
     def __init__(
         self,
@@ -90,12 +90,14 @@ class HeartbeatSender:
         host: str,
         now: Callable[[], Heartbeat],
         lost: Callable[[str], None],
+        accepted: Callable[[Heartbeat], bool] = lambda _: False,
         orphan_after_s: float = math.inf,
     ) -> None:
         """`address` is a URL, or ``unix:/path``; `host` is where the worker listens, or how the gateway reaches it.
 
         `token` is the gateway's, "" for none. `now` returns the heartbeat to send, and `lost` is called when another
-        member of the group is lost. `orphan_after_s` is how long the worker stays without a gateway.
+        member of the group is lost. `accepted` is called with each heartbeat that was accepted, and returns
+        whether there is more to be sent at once. `orphan_after_s` is how long the worker stays without a gateway.
         """
         self._address = address
         self._ca_file = ca_file
@@ -104,6 +106,7 @@ class HeartbeatSender:
         self._host = host
         self._now = now
         self._lost = lost
+        self._accepted = accepted
         self._orphan_after_s = orphan_after_s
         self._changed = trio.Event()
         self._sending = trio.CancelScope()
@@ -115,17 +118,17 @@ class HeartbeatSender:
         self._is_repeat = False
         """Whether the next heartbeat is sent only because the gateway has restarted."""
         self._refused_since: float | None = None
-        """When the first heartbeat failed since the last one that was accepted."""
+        """When the first heartbeat failed since the last accepted heartbeat."""
         self.orphaned = trio.Event()
         """Set when no heartbeat was accepted for `orphan_after_s`, from the first that failed."""
         self._sent_machine: Machine | None = None
-        """What the gateway knows of the machine."""
+        """The machine as the gateway knows it."""
         self._registration: Heartbeat | None = None
         """The newest heartbeat without its status."""
         self._digest = ""
-        """The digest of that."""
+        """The digest of `_registration`."""
         self._registered = ""
-        """For which digest the gateway accepts short heartbeats; empty: for none."""
+        """The digest for which the gateway accepts short heartbeats; empty: for none."""
         self._interval_s = 0.0
         """The seconds between two heartbeats for which the gateway asks."""
         self._silent: dict[str, int] = {}
@@ -134,6 +137,24 @@ class HeartbeatSender:
     def changed(self) -> None:
         """Send a heartbeat now rather than at the next interval."""
         self._changed.set()
+
+    async def ask_to_join(self) -> str:
+        """Return why the gateway does not let this worker join; "" if it does, says nothing of that, or is not there.
+
+        A heartbeat before the load asks for that, within HEARTBEAT_TIMEOUT_S.
+        """
+        with trio.move_on_after(HEARTBEAT_TIMEOUT_S):
+            async with self.client() as gateway:
+                try:
+                    response = await self._post(gateway, await self._current())
+                except (httpx.HTTPError, ValueError):
+                    return ""
+            if response.status_code not in (401, 403):
+                return ""
+            error = cast("dict[str, Any]", _answer(response.content).get("error") or {})
+            why = error.get("message") or response.text[:300]
+            return f"The gateway {self._address} does not let this worker join ({response.status_code}): {why}"
+        return ""
 
     async def send_forever(self) -> None:
         """Send a heartbeat at every change and interval, and soon again after a failure."""
@@ -189,7 +210,7 @@ class HeartbeatSender:
         )
 
     async def _send(self, gateway: httpx.AsyncClient, heartbeat: Heartbeat) -> str | None:
-        """Send one heartbeat; return why it failed, or None."""
+        """Send a heartbeat; return why it failed, or None."""
         try:
             response = await self._post(gateway, heartbeat)
         except (httpx.HTTPError, ValueError) as error:
@@ -198,6 +219,8 @@ class HeartbeatSender:
             return f"{response.status_code} {response.text[:300]}"
         answer = _answer(response.content)
         self.accepted += 1
+        if self._accepted(heartbeat):
+            self.changed()
         self._registered = heartbeat.registration if answer.get("accepts_short") is True else ""
         self._interval_s = _interval(answer)
         self._sent_machine = None if answer.get("wants_machine") is True else heartbeat.machine or self._sent_machine
@@ -212,7 +235,7 @@ class HeartbeatSender:
     async def _post(self, gateway: httpx.AsyncClient, heartbeat: Heartbeat) -> httpx.Response:
         """Post a heartbeat, in its short form if the gateway knows the registration. Raises what httpx raises.
 
-        Another gateway may answer at the same address, which does not know it, or not the short form.
+        A gateway that does not know it, or not the short form, may answer at the same address.
         """
         if self._registered and heartbeat.registration == self._registered:
             response = await gateway.post(PATH, content=to_json(shortened(heartbeat)), headers=_JSON)
@@ -239,7 +262,7 @@ class HeartbeatSender:
             )
 
     async def _confirm_loss(self, lost: PeerLoss) -> None:
-        """Report a loss that is certain; ask a member that was only silent itself first."""
+        """Report a loss that is certain; ask a member first if it was only silent."""
         if not lost.is_certain:
             count = 0 if await _answers(lost) else self._silent.get(lost.worker_id, 0) + 1
             self._silent[lost.worker_id] = count
@@ -257,19 +280,25 @@ class HeartbeatSender:
         return attrs.evolve(heartbeat, machine=machine, registration=self._digest)
 
     async def _reachable(self) -> str:
-        """Return the worker's address for the gateway: the one that its own packets to the gateway have."""
+        """Return the worker's address for the gateway: the source address of its own packets to the gateway."""
         if self._host not in ("", "0.0.0.0", "::"):
             return self._host
-        url = urllib.parse.urlsplit(self._address)
-        if url.scheme == "unix":
-            return self._own_address
-        with trio.move_on_after(HEARTBEAT_TIMEOUT_S), contextlib.suppress(OSError, UnicodeError):
-            found = await trio.socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_DGRAM)
-            family, kind, _, _, there = found[0]
-            with socket.socket(family, kind) as probe:
-                probe.connect(there)
-                self._own_address = probe.getsockname()[0]
+        self._own_address = await local_address(self._address) or self._own_address
         return self._own_address
+
+
+async def local_address(address: str) -> str:
+    """Return this machine's address on the way to a gateway: loopback if it is here; "" where there is no way."""
+    url = urllib.parse.urlsplit(address)
+    if url.scheme == "unix":
+        return "127.0.0.1"
+    with trio.move_on_after(HEARTBEAT_TIMEOUT_S), contextlib.suppress(OSError, UnicodeError):
+        found = await trio.socket.getaddrinfo(url.hostname, url.port or 80, type=socket.SOCK_DGRAM)
+        family, kind, _, _, there = found[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(there)
+            return str(probe.getsockname()[0])
+    return ""
 
 
 def _answer(body: bytes) -> dict[str, Any]:
@@ -288,7 +317,7 @@ def _interval(answer: Mapping[str, Any]) -> float:
 
 
 def _lost(answer: Mapping[str, Any]) -> list[PeerLoss]:
-    """Return what the group has lost, from the gateway's answer; nothing if it has another form."""
+    """Return the workers that the group has lost, from the gateway's answer; none if it has another form."""
     with contextlib.suppress(TypeError, KeyError):
         found: list[dict[str, Any]] = answer.get("lost") or []
         return [PeerLoss(**{field.name: lost[field.name] for field in attrs.fields(PeerLoss)}) for lost in found]
@@ -298,7 +327,7 @@ def _lost(answer: Mapping[str, Any]) -> list[PeerLoss]:
 async def _answers(lost: PeerLoss) -> bool:
     """Return whether this worker still answers at its address, or cannot be asked.
 
-    One without a port cannot: its gateway has started it, and tells for certain when it ends.
+    A worker without a port cannot be asked: its gateway has started it, and reports its end with certainty.
     """
     if not lost.port:
         return True

@@ -16,7 +16,7 @@ REPORT_S = 0.5
 
 
 class PrefixReporter:
-    """Sends the reports of one start of a worker to one gateway."""
+    """Sends the reports of a single start of a worker to a gateway."""
 
     def __init__(self, sender: HeartbeatSender, held: HeldPrefixes, worker_id: str, start_id: str) -> None:
         """`sender` knows the way to the gateway, and whether it knows this worker."""
@@ -24,12 +24,12 @@ class PrefixReporter:
         self._held = held
         self._names = {"worker_id": worker_id, "start_id": start_id}
         self._gateway_id = ""
-        """Which start of the gateway has got the reports so far."""
+        """The start of the gateway that has received the reports so far."""
         self._refused_at = -1
-        """How many heartbeats had been accepted when a report was refused: the next one follows another heartbeat."""
+        """The number of accepted heartbeats when a report was refused: the next report follows another heartbeat."""
 
     async def report_forever(self) -> None:
-        """Report what is new, at most every `REPORT_S`, to a gateway that accepts this worker's heartbeats."""
+        """Report changes, at most every `REPORT_S`, to a gateway that accepts this worker's heartbeats."""
         async with self._sender.client() as gateway:
             while True:
                 await trio.sleep(REPORT_S)
@@ -43,7 +43,7 @@ class PrefixReporter:
                     await self._send(gateway, changes)
 
     async def _send(self, gateway: httpx.AsyncClient, changes: CacheChanges) -> None:
-        """Send one report; if it fails, everything is reported again after the next heartbeat."""
+        """Send a report; if it fails, everything is reported again after the next heartbeat."""
         accepted = self._sender.accepted
         report = {
             **self._names,

@@ -1,8 +1,8 @@
-"""The worker: one engine behind a front door, known to the gateway by its heartbeats.
+"""The worker: an engine behind a front door, known to the gateway by its heartbeats.
 
 hub                                    sockets' events; ends last
 └ front door └ connection └ exchange   requests go to the engine's thread
-└ heartbeats                           to the gateway, if there is one; about the machine, once the engine serves
+└ heartbeats                           to the gateway, if there is any; about the machine, once the engine serves
 └ watch                                a signal, the launcher's end or the engine's end begins the shutdown
 """
 
@@ -21,17 +21,20 @@ import attrs
 import trio
 
 from ichat.config.schema import Limits, Timeouts
-from ichat.engines import Describer, find
+from ichat.engines.engine import Describer, Narrator, find
+from ichat.engines.load_phases import LoadTracker, TimedText
 from ichat.engines.thread import EngineThread
 from ichat.engines.translation import explain
-from ichat.errors import EXIT_UNAVAILABLE, Exit
+from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, open_unix_listener, port_of, reserve_port
 from ichat.observability.logs.capture import Capture
-from ichat.protocol import sentence
-from ichat.roles.heartbeat_sender import HeartbeatSender
+from ichat.observability.logs.lines import LINES_MAX, LineBuffer
+from ichat.protocol.messages import sentence
+from ichat.roles.heartbeat_sender import HeartbeatSender, local_address
 from ichat.roles.prefix_reporter import PrefixReporter
+from ichat.roles.worker_check import check_command_line
 from ichat.roles.worker_options import Options, parser, read_command_line
 from ichat.roles.worker_server import WorkerServer
 from ichat.security.addresses import is_loopback
@@ -41,6 +44,7 @@ __all__ = ["explain_args", "list_flags", "read_command_line", "run"]
 
 log = logging.getLogger(__name__)
 
+LOOPBACK = "127.0.0.1"
 TEMPORARY_CHARACTERS_MAX = 60
 """The longest path for temporary files that is used: the path of a socket below it may have 107 characters."""
 LAST_LINES_S = 2.0
@@ -50,15 +54,15 @@ WITHOUT_LAUNCHER_S = (2.0, 5.0, 6.0)
 
 
 def explain_args(options: Options, engine_argv: Sequence[str]) -> str:
-    """Return a text that says what the engine would get for these arguments, and why. Raises Exit."""
+    """Return a text with the engine's words for these arguments, and the reasons. Raises Exit."""
     engine = find(options.backend)
     engine.check()
     port = str(options.port or 0)
-    return explain(engine.parse([*engine_argv, "--host", options.host, "--port", port]).flag_outcomes)
+    return explain(engine.parse([*engine_argv, "--host", options.host or LOOPBACK, "--port", port]).flag_outcomes)
 
 
 def list_flags(options: Options) -> str:
-    """Return the engine's flags as a line of JSON, without those that are the worker's own. Raises Exit."""
+    """Return the engine's flags as a line of JSON, those that are the worker's own hidden. Raises Exit."""
     engine = find(options.backend)
     engine.check()
     if not isinstance(engine, Describer):
@@ -70,11 +74,13 @@ def list_flags(options: Options) -> str:
             EXIT_UNAVAILABLE, f"{options.backend} under {sys.executable} cannot be imported: {error}."
         ) from error
     ours = {"--model", "--model-path", *(option for action in parser()._actions for option in action.option_strings)}
-    return json.dumps({"flags": [attrs.asdict(flag) for flag in found if ours.isdisjoint((flag.name, *flag.aliases))]})
+    ours = {name for name in ours if name.startswith("--")}
+    marked = [attrs.evolve(one, is_hidden=True) if ours & {one.name, *one.aliases} else one for one in found]
+    return json.dumps({"flags": [attrs.asdict(flag) for flag in marked]})
 
 
 class ShutdownDeadlines:
-    """The waits of a worker's shutdown, and what cuts them short."""
+    """The waits of a worker's shutdown, and the events that cut them short."""
 
     def __init__(self, door: FrontDoor[None]) -> None:
         self._door = door
@@ -115,24 +121,23 @@ async def run(
     """
     engine = find(options.backend)
     engine.check()
+    check_command_line(options.backend, engine_argv)
+    options = attrs.evolve(options, host=await _host_for(options))
+    assert options.host is not None
     listeners = await open_listeners(options.host, options.port) if options.port is not None else []
     port = port_of(listeners) if listeners else 0
     if options.unix_socket is not None:
         listeners.append(open_unix_listener(options.unix_socket))
     timeouts = Timeouts(drain_s=options.drain_s, client_stall_s=options.client_stall_s)
-    limits = Limits(
-        options.head_bytes_max,
-        options.body_bytes_max,
-        options.connections_max,
-        connections_per_address_max=options.connections_max,  # all of them may be its gateway's
-    )
     reserved = None if port else reserve_port()  # engines derive names and further ports from a number of their own
     number = port_of([reserved]) if reserved else port
     argv = [*engine_argv, "--host", options.host, "--port", str(number)]
-    thread = EngineThread(engine, argv, client_stall_s=timeouts.client_stall_s)
+    lines = _lines_of(capture.buffer) if capture is not None else None
+    load = LoadTracker(engine.load_lines if isinstance(engine, Narrator) else engine.name, lines)
+    thread = EngineThread(engine, argv, client_stall_s=timeouts.client_stall_s, load=load)
     worker = WorkerServer(options, engine, thread, port, capture=capture, token=token)
     hub = Hub()
-    door = FrontDoor(b"worker", worker.answer, worker.authenticate, hub, limits, timeouts)
+    door = FrontDoor(b"worker", worker.answer, worker.authenticate, hub, _limits_of(options), timeouts)
     log.info("worker %s listens on %s", worker.id, f"{options.host}:{port}" if port else f"unix:{options.unix_socket}")
     if port and not token and not is_loopback(listeners[0].getsockname()[0]):
         log.warning("only this machine may ask this worker: others need a token in ICHAT_JOIN_TOKEN, the gateway too")
@@ -146,8 +151,10 @@ async def run(
             host=options.advertise_host or options.host,
             now=worker.heartbeat,
             lost=thread.fail,
+            accepted=lambda heartbeat: worker.late_usages.forget(heartbeat.late_usage),
             orphan_after_s=options.orphan_after_s or math.inf,
         )
+        await _join(sender, options.gateway_address, token)
         worker.changed = sender.changed
         if port:
             worker.grouped = sender.warn_of_loopback
@@ -163,9 +170,10 @@ async def run(
             nursery.start_soon(hub.run_forever)
             nursery.start_soon(door.serve_forever, listeners)
             thread.start()
+            nursery.start_soon(worker.watch_load)
+            nursery.start_soon(worker.watch_machine_forever)
             if sender is not None:
                 nursery.start_soon(sender.send_forever)
-                nursery.start_soon(worker.watch_machine_forever)
                 nursery.start_soon(_report_prefixes_forever, worker, sender)
             if pipe is not None:
                 nursery.start_soon(deadlines.force_without_launcher, pipe)
@@ -175,6 +183,51 @@ async def run(
             nursery.cancel_scope.cancel()
     if thread.failure is not None:
         raise thread.failure
+
+
+def _limits_of(options: Options) -> Limits:
+    return Limits(
+        options.head_bytes_max,
+        options.body_bytes_max,
+        options.connections_max,
+        connections_per_address_max=options.connections_max,  # all of them may be its gateway's
+    )
+
+
+def _lines_of(buffer: LineBuffer) -> Callable[[], list[TimedText]]:
+    """Return a function that returns the lines that a buffer got since its last call."""
+    seq = 0
+
+    def read() -> list[TimedText]:
+        nonlocal seq
+        lines, _ = buffer.after(seq, LINES_MAX)
+        seq = lines[-1].seq if lines else seq
+        return [(line.time, line.text) for line in lines]
+
+    return read
+
+
+async def _host_for(options: Options) -> str:
+    """Return the address to listen on: its gateway can reach it, unless an address was given. Raises Exit 69."""
+    if options.host is not None or options.gateway_address is None or options.port is None:
+        return options.host or LOOPBACK
+    found = await local_address(options.gateway_address)
+    if not found:
+        raise Exit(
+            EXIT_UNAVAILABLE,
+            f"There is no way from this machine to the gateway {options.gateway_address}: correct --gateway-address, or"
+            " say by --host where the worker listens.",
+        )
+    return LOOPBACK if is_loopback(found) else found
+
+
+async def _join(sender: HeartbeatSender, gateway_address: str, token: str) -> None:
+    """Ask the gateway before the load whether this worker may join. Raises Exit 64 if it may not."""
+    why = "" if gateway_address.startswith("unix:") else await sender.ask_to_join()
+    if why:
+        is_told = token or "join_token_env" in why
+        hint = "" if is_told else " Set ICHAT_JOIN_TOKEN here to the gateway's token (its security.join_token_env)."
+        raise Exit(EXIT_USAGE, why + hint)
 
 
 @contextlib.contextmanager
@@ -207,7 +260,7 @@ async def _report_prefixes_forever(worker: WorkerServer, sender: HeartbeatSender
 def _ending_signals(options: Options) -> list[signal.Signals]:
     """Return the signals that begin this worker's shutdown.
 
-    SIGHUP is one, for a terminal that closes, unless it is ignored already (nohup). A managed worker ignores it,
+    SIGHUP is among them, for a terminal that closes, unless it is ignored already (nohup). A managed worker ignores it,
     because a gateway reloads its configuration on SIGHUP.
     """
     if (options.gateway_address or "").startswith("unix:"):

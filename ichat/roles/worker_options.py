@@ -13,12 +13,12 @@ from ichat.config.schema import Limits, Timeouts
 from ichat.engines.adapter import AdapterSettings
 from ichat.engines.reasoning import FIELDS
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.protocol import parse_heartbeat
+from ichat.protocol.messages import parse_heartbeat
 from ichat.roles.heartbeat_sender import is_address
 
 PREFIX_REPORTS = ("auto", "true", "false")
 RENAMED = {"--gateway": "--gateway-address"}
-"""Old names of flags, which would otherwise be passed to the engine."""
+"""Old names of flags: as unknown flags they would be passed to the engine."""
 
 
 @attrs.frozen
@@ -30,7 +30,8 @@ class Options:
     served_model_name: list[str]
     heartbeat_interval: float
     worker_id: str
-    host: str
+    host: str | None
+    """None: this machine's address on the way to the gateway, without a gateway 127.0.0.1."""
     port: int | None
     """None: the worker listens on `unix_socket` only."""
     advertise_host: str | None
@@ -75,7 +76,10 @@ def parser() -> CommandLineParser:
     )  # fmt: skip
     add("--heartbeat-interval", "--hi", type=float, default=30.0, metavar="S", help="seconds between heartbeats (30)")
     add("--worker-id", default="", metavar="ID", help="made from host and process if it is not given")
-    add("--host", default="127.0.0.1", metavar="HOST", help="where to listen (127.0.0.1; 0.0.0.0: all)")
+    add(
+        "--host", metavar="HOST",
+        help="where to listen (this machine's address on the way to the gateway, or 127.0.0.1; 0.0.0.0: all)",
+    )  # fmt: skip
     add(
         "--port", type=_port, default=8000, metavar="PORT",
         help="where to listen (8000; 0 for any free port; none: on --unix-socket only)",
@@ -96,9 +100,10 @@ def parser() -> CommandLineParser:
         help="shut down when the gateway has accepted no heartbeat for so long (0: never)",
     )  # fmt: skip
     add(
-        "--log-streaming", "--ls", type=_truth, default=True, metavar="BOOL",
+        "--log-streaming", "--ls", type=_truth, nargs="?", const=True, default=True, metavar="BOOL",
         help="keep the last lines of the output, for /logs/stream (true)",
     )  # fmt: skip
+    add("--no-log-streaming", dest="log_streaming", action="store_false", help="keep none of them")
     for name, default, help_ in (
         ("--head-bytes-max", limits.head_bytes_max, "the largest head of a request"),
         ("--body-bytes-max", limits.body_bytes_max, "the largest body of a request"),
@@ -160,7 +165,7 @@ def _truth(word: str) -> bool:
 def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
     """Split a command line into the worker's options and the engine's arguments.
 
-    Flags are matched by their exact names, with `_` for `-` allowed, so no flag of the engine's is taken by mistake.
+    Flags are matched by their exact names, with `_` for `-` allowed, so no flag of the engine's is matched by mistake.
     The engine gets the model's names as well. Raises Exit 64.
     """
     usage = parser()
@@ -183,7 +188,7 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
         if not equals and action.nargs != 0:
             while rest and not (rest[0].startswith("-") and len(rest[0]) > 1 and not rest[0][1].isdigit()):
                 ours.append(rest.pop(0))
-                if action.nargs is None:
+                if action.nargs in (None, "?"):
                     break
     options = Options(**vars(usage.parse_args(ours)))
     if options.port is None and options.unix_socket is None:
@@ -210,7 +215,7 @@ def read_command_line(argv: Sequence[str]) -> tuple[Options, list[str]]:
 
 
 def _check_heartbeat(options: Options, prog: str) -> None:
-    """Check what the gateway would otherwise refuse in every heartbeat. Raises Exit 64."""
+    """Check the values that the gateway would otherwise refuse in every heartbeat. Raises Exit 64."""
     try:
         parse_heartbeat({
             "worker_id": options.worker_id or "w",

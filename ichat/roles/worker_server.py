@@ -1,9 +1,10 @@
-"""The worker's answers: its own routes, and everything else by the engine; and what its heartbeats say."""
+"""The worker's answers: its own routes, and everything else by the engine; and the contents of its heartbeats."""
 
 import functools
 import hmac
 import json
 import os
+import pathlib
 import secrets
 import socket
 import time
@@ -12,19 +13,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
+import trio
 
 from ichat import __version__, errors
-from ichat.engines import Engine
 from ichat.engines.adapter import AdapterSettings, model_body, models_body
+from ichat.engines.engine import Engine
+from ichat.engines.hub_downloads import downloaded, hub_cache
 from ichat.engines.thread import EngineThread
 from ichat.errors import ApiError
-from ichat.hardware.machines import LOOK_S, MachineMonitor
+from ichat.hardware.machines import LOOK_S, MachineMonitor, MachineReport, machines_of
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.request import Request
 from ichat.http.server import Client
 from ichat.observability.logs.capture import Capture
 from ichat.observability.logs.endpoint import LogEndpoint
-from ichat.protocol import (
+from ichat.protocol.messages import (
     INTERNAL,
     NAMES_MAX,
     PROOF_HEADER,
@@ -36,6 +39,7 @@ from ichat.protocol import (
 )
 from ichat.protocol.prefixes import PREFIX_HEADER
 from ichat.protocol.usage import USAGE_HEADER
+from ichat.roles.late_usage import LateUsages
 from ichat.roles.worker_options import Options
 from ichat.roles.worker_sleep import WorkerSleep
 from ichat.security.addresses import address_in
@@ -47,15 +51,17 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 SLEEP_PATHS = (b"/sleep", b"/wake")
+LOAD_LOOK_S = 0.5
+"""How often the engine's lines are read while it loads."""
 GROUP_HEARTBEAT_S = 3.0
-"""Members of a group send heartbeats at least so often: each is of no use without the others."""
+"""The longest heartbeat interval of a group's members: each is of no use without the others."""
 _PROOF_HEADERS = frozenset((PROOF_HEADER, b"authorization"))
 _CHANGES = CHANGES_MODELS | {b"/resume_memory_occupation", b"/wake_up"}
 """Routes after which the worker sends a heartbeat at once: its models change, or it accepts requests again."""
 _NOT_FOR_ENGINE = _CHANGES | {b"/logs/stream", b"/beat", *SLEEP_PATHS}
-"""What the engine's thread leaves to Trio of the requests that change something."""
+"""The paths of requests that the engine's thread leaves to Trio, among those that change something."""
 _WANTED = frozenset((PREFIX_HEADER, USAGE_HEADER))
-"""The gateway's headers that the engine's thread reads: the chain, and the wish to be told the tokens."""
+"""The gateway's headers that the engine's thread reads: the chain, and the request to report the tokens."""
 _JSON = [(b"content-type", b"application/json")]
 
 
@@ -88,6 +94,8 @@ class WorkerServer:
         self.log = LogEndpoint(capture.buffer, capture.settle, own) if capture is not None else None
         self.changed: Callable[[], None] = _ignore
         """Called when the gateway needs a heartbeat now."""
+        self.late_usages = LateUsages(lambda: thread.run_in_trio(self._report_change))
+        engine.adapter.late_usage = self.late_usages.add
         self.grouped: Callable[[], None] = _ignore
         """Called when the worker turns out to be a member of a group."""
         self._machine_monitor = MachineMonitor(lambda: {os.getpid(): self.id}, self.id)
@@ -120,11 +128,11 @@ class WorkerServer:
         return "loading" if self.thread.parsed.is_set() else "starting"
 
     def _report_change(self) -> None:
-        """Send the gateway, if there is one, a heartbeat now."""
+        """Send a heartbeat to the gateway, if any, now."""
         self.changed()
 
     def authenticate(self, head: RequestHead, peer: str) -> None:
-        """Admit the unix socket, the token and its proof, without a token this machine, and all who ask for the health.
+        """Admit the unix socket, the token and its proof, without a token this machine, and any request for the health.
 
         Raises ApiError 401, 403.
         """
@@ -145,7 +153,7 @@ class WorkerServer:
             )
 
     def _is_admitted(self, request: Request, client: Client) -> bool:
-        """Return whether the sender of a request may use the routes that are not everybody's."""
+        """Return whether the sender of a request may use the routes that are not open to all."""
         try:
             self.authenticate(RequestHead(b"GET", b"/", request.version, request.headers, 0), client.peer)
         except ApiError:
@@ -162,7 +170,7 @@ class WorkerServer:
         return not address_in(client.peer) or self._is_proven(request.headers)
 
     async def answer(self, request: Request, client: Client, _caller: None) -> None:
-        """Answer one request: the worker's own routes here, everything else by the engine."""
+        """Answer a request: the worker's own routes here, everything else by the engine."""
         changes_sleep = request.path in SLEEP_PATHS and self._is_of_gateway(request, client)
         is_read = request.method in (b"GET", b"HEAD")
         if is_read and request.path == b"/health":
@@ -186,9 +194,12 @@ class WorkerServer:
         elif is_read and request.path == b"/metrics":
             plain = [header for header in request.headers if header[0] != b"accept"]
             request.replace_headers(plain)
-            await self.thread.answer(request, client, lambda status, body: (status, body + metrics_of(self.thread)))
+            report = self._machine_monitor.report
+            await self.thread.answer(
+                request, client, lambda status, body: (status, body + metrics_of(self.thread, report))
+            )
         else:
-            changes = request.path in _CHANGES  # which the gateway is told at once, so Trio must see the end
+            changes = request.path in _CHANGES  # reported to the gateway at once, so Trio must see the end
             next_request = None if changes else functools.partial(self._next_request, client)
             await self.thread.answer(request, client, next_request=next_request)
             if changes:
@@ -214,8 +225,8 @@ class WorkerServer:
     async def _send_health(self, request: Request, client: Client) -> None:
         """Send 200 while requests are answered, or while a follower follows; otherwise 503.
 
-        Who may use the other routes gets the phase and the worker's id as well. Members of a group name the id that
-        they look for, and learn no other one.
+        A client that may use the other routes gets the phase and the worker's id as well. Members of a group name the
+        id that they look for, and learn no other id.
         """
         phase = self.thread.admission.closed
         is_well = (self.thread.is_ready() and not phase) or self.thread.is_following()
@@ -228,7 +239,7 @@ class WorkerServer:
         await client.respond(request, 200 if is_well else 503, headers, json.dumps(status).encode())
 
     async def _request_heartbeat(self, request: Request, client: Client) -> None:
-        """Send a heartbeat soon: a gateway that was restarted requests one from each worker it finds."""
+        """Send a heartbeat soon: a gateway that was restarted requests it from each worker it finds."""
         if request.method != b"POST":
             raise errors.method_not_allowed(request.method.decode("latin-1"), "/beat", "POST")
         if self.options.gateway_address is None:
@@ -264,7 +275,7 @@ class WorkerServer:
         info = self.thread.info
         names = info.model_names if info else self.options.served_model_name
         group = info.group if info else None
-        interval = self.options.heartbeat_interval
+        interval, state, phases = self.options.heartbeat_interval, self.state(), self.thread.load.phases()
         return Heartbeat(
             worker_id=self.id,
             model_name=names[0] if names else "",
@@ -275,7 +286,9 @@ class WorkerServer:
             port=self.port,
             backend=self._engine.name,
             model_path=info.model_path if info else "",
-            state=self.state(),
+            state=state,
+            load=phases if state in ("starting", "loading") else [],
+            loaded=phases if self.thread.load.has_ended else [],
             phase=self.thread.admission.closed or self.thread.phase,
             failure=sentence(str(self.thread.failure or "")),
             heartbeat_interval=min(interval, GROUP_HEARTBEAT_S) if group else interval,
@@ -290,11 +303,26 @@ class WorkerServer:
             can_sleep=info is not None and not info.why_no_sleep,
             prefix_reports=info is not None and info.held is not None,
             usage_reports=self._engine.adapter.reports_usage,
+            late_usage_reports=self._engine.adapter.reports_usage and self._engine.adapter.reports_late_usage,
+            late_usage=self.late_usages.some(),
             machine=self._machine_monitor.report.machine if self._machine_monitor.report else None,
         )
 
+    async def watch_load(self) -> None:
+        """Report the phases of the load until it has ended."""
+        load, told = self.thread.load, 0
+        while not (load.has_ended or self.thread.ended.is_set()):
+            await trio.sleep(LOAD_LOOK_S)
+            load.catch_up()
+            if (info := self.thread.info) is not None:
+                cache = pathlib.Path(info.args.get("download_dir") or hub_cache(os.environ))
+                load.note(await trio.to_thread.run_sync(downloaded, info.model_path, cache, time.time()))
+            if load.version != told:
+                told = load.version
+                self.changed()
+
     async def watch_machine_forever(self) -> None:
-        """Inspect the machine at intervals, for the heartbeats.
+        """Inspect the machine at intervals, for the heartbeats and the metrics.
 
         Begins when the engine serves. Until then the engine may fork this process, which must not happen in the middle
         of a call into a driver.
@@ -313,14 +341,16 @@ def _bounded(names: Sequence[str] | None) -> list[str] | None:
     return None if names is None or len(names) > NAMES_MAX else list(names)
 
 
-def metrics_of(thread: EngineThread) -> bytes:
-    """Return the worker's own metrics in Prometheus' text format, to be appended to the engine's.
+def metrics_of(thread: EngineThread, report: MachineReport | None = None) -> bytes:
+    """Return the worker's own metrics in Prometheus' text format, with its machine's GPUs, to follow the engine's.
 
     Must not be called before the engine is ready: engines decide at their import how prometheus_client works here.
     """
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.registry import Collector
+
+    from ichat.observability.prometheus_families import gpu_families
 
     class OurMetrics(Collector):
         def collect(self) -> "Iterable[Metric]":
@@ -332,6 +362,7 @@ def metrics_of(thread: EngineThread) -> bytes:
             if held is not None:
                 yield GaugeMetricFamily("ichat_worker_held_prefixes", "Prefixes in the engine's cache.", len(held))
                 yield CounterMetricFamily("ichat_worker_prefix_reports", "Those that the gateway got.", held.reports)
+            yield from gpu_families(machines_of(report, []) if report is not None else ())
 
     registry = CollectorRegistry()
     registry.register(OurMetrics())

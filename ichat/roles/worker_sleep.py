@@ -1,7 +1,7 @@
 """The sleep of a worker's engine: the worker stays, and the engine gives the memory of its GPUs back until it wakes.
 
-The engine is put to sleep only while it has no requests. From then on until it is awake, those that come are refused
-with 503, which tells the gateway that nobody has worked on them.
+The engine is put to sleep only while it has no requests. From then on until it is awake, new requests are refused
+with 503: so the gateway knows that they were not worked on.
 """
 
 import functools
@@ -12,15 +12,15 @@ from typing import cast
 import attrs
 import trio
 
-from ichat.engines import Engine, Sleeper
+from ichat.engines.engine import Engine, Sleeper
 from ichat.engines.thread import EngineThread
 from ichat.errors import ApiError, engine_busy
-from ichat.protocol import WorkerState
+from ichat.protocol.messages import WorkerState
 
 log = logging.getLogger(__name__)
 
 CHANGE_MAX_S = 600.0
-"""How long an engine may take to fall asleep, or to wake up; one that takes longer is given up."""
+"""The limit for an engine to fall asleep, or to wake up; after that the engine is given up."""
 IDLE_S, IDLE_POLL_S = 1.0, 0.02
 """How long requests may still take to end: clients have a response before the engine has ended the request."""
 _FALLING_ASLEEP, _ASLEEP, _WAKING_UP = "falling asleep", "asleep", "waking up"
@@ -39,7 +39,7 @@ class _Change:
 
 
 class WorkerSleep:
-    """Puts the engine of a worker to sleep, and wakes it up: one change at a time."""
+    """Puts the engine of a worker to sleep, and wakes it up: changes never overlap."""
 
     def __init__(self, engine: Engine, thread: EngineThread, changed: Callable[[], None]) -> None:
         """`changed` is called when the state has changed."""
@@ -54,7 +54,7 @@ class WorkerSleep:
 
     @property
     def state(self) -> WorkerState:
-        """The state of a worker whose engine serves."""
+        """The state of a worker with an engine that serves."""
         return _STATES.get(self._admission.closed, "ready")
 
     def why_not(self) -> str:
@@ -65,7 +65,7 @@ class WorkerSleep:
     async def sleep(self) -> None:
         """Let the engine give its memory back; return when it has.
 
-        Raises ApiError 409 if it cannot, or has requests, 503 if it is not there. Who leaves earlier changes nothing.
+        Raises ApiError 409 if it cannot, or has requests, 503 if it is not there. The client may disconnect meanwhile.
         """
         until = trio.current_time() + IDLE_S
         while await self._is_awake():
@@ -80,7 +80,7 @@ class WorkerSleep:
             await trio.sleep(IDLE_POLL_S)
 
     async def wake(self) -> None:
-        """Let the engine take its memory again; return when it is ready. Raises ApiError 503 if it is not there."""
+        """Let the engine allocate its memory again; return when it is ready. Raises ApiError 503 if it is not there."""
         if not await self._is_awake():
             await self._change(_ASLEEP, _WAKING_UP, "")
 
@@ -92,7 +92,7 @@ class WorkerSleep:
         return not self._admission.closed
 
     async def _change(self, before: str, during: str, after: str) -> None:
-        """Change from one state to another. The change goes on if the task that waits for it is cancelled."""
+        """Change the state of the engine. The change goes on if the task that waits for it is cancelled."""
         sleeper = cast("Sleeper", self._engine)
         function = sleeper.wake if before else sleeper.sleep
         self._admission.closed = during

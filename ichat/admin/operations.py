@@ -1,0 +1,174 @@
+"""Operations of the control plane: each is described beside its handler, and `openapi.py` makes the document of them.
+
+A handler's name is the operation's id, the first line of its docstring the summary, and its return type the answer.
+"""
+
+import functools
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from quart import Blueprint, Response
+
+from ichat.admin.context import json_response
+from ichat.admin.schemas import COMPONENTS, Schema, ref
+
+FAILED = {status: {"$ref": "#/components/responses/Failed"} for status in ("4XX", "5XX")}
+TEXT: Schema = {"type": "string"}
+MODEL_KEYS: Schema = {
+    "type": "object",
+    "properties": {"model": {"type": "string", "description": "One of `GET /v1/models`."}},
+    "required": ["model"],
+}
+"""The member that the gateway reads of the body of a request to a model."""
+MODEL_FAILURES = {
+    "400": "Not JSON, no `model`, or a parameter that an external route does not take.",
+    "401": "Keys are configured, and none or an unknown one was sent (`invalid_api_key`).",
+    "403": "The key is for something else, or not for this model (`forbidden`).",
+    "404": "There is no such model (`model_not_found`).",
+    "429": "A limit of the key or of the gateway is reached (`rate_limited`), or all that serve the model are full and"
+    " so is its queue (`overloaded`).",
+    "502": "Who serves it could not be reached, or broke off before the answer began.",
+    "503": "The model is known, and nothing is ready to serve it (`model_not_ready`), or no room came in time.",
+    "504": "Nothing came in time.",
+}
+Answer = type[Any] | str | Schema
+"""The body of an answer by its class or the name of its component; or a whole answer."""
+_Handler = TypeVar("_Handler", bound=Callable[..., Awaitable[Any]])
+
+
+class Operations:
+    """The operations of a part of the control plane."""
+
+    def __init__(self, tag: str) -> None:
+        """`tag` is the part of the document in which they stand, unless an operation names another."""
+        self._tag = tag
+        self.blueprint = Blueprint(tag, __name__)
+        self.paths: dict[str, Schema] = {}
+        """The operations as the document has them."""
+
+    def __repr__(self) -> str:
+        return f"<Operations of {self._tag}>"
+
+    def add(
+        self,
+        route: str,
+        *,
+        name: str = "",
+        tag: str = "",
+        gives: Answer | None = None,
+        status: int = 200,
+        others: Mapping[str, Answer] | None = None,
+        takes: Schema | None = None,
+        parameters: Sequence[Schema] = (),
+        about: Mapping[str, str] | None = None,
+        failures: Mapping[str, str] | None = None,
+    ) -> Callable[[_Handler], _Handler]:
+        """Return the decorator of the handler of a route, such as `GET /v1/models/<path:name>`.
+
+        A handler returns a response, or a value for a response in JSON. `gives` is for a handler that returns
+        responses, `others` are answers of other statuses, `takes` is the schema of the body, `about` describes
+        variable parts of the path, and `failures` the statuses that are worth a word.
+        """
+        method, _, path = route.partition(" ")
+
+        def decorate(handler: _Handler) -> _Handler:
+            id_ = name or getattr(handler, "__name__", "")
+            item = self.paths.setdefault(shown_path(path), path_parameters(path, about or {}))
+            item[method.lower()] = operation_of(
+                tag or self._tag,
+                id_,
+                (inspect.getdoc(handler) or "").partition("\n")[0].rstrip("."),
+                {str(status): gives or inspect.signature(handler).return_annotation, **(others or {})},
+                takes=takes,
+                parameters=parameters,
+                failures=failures,
+            )
+            self.blueprint.add_url_rule(path, id_, _answering(handler), methods=[method])
+            return handler
+
+        return decorate
+
+
+def _answering(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Response]]:
+    @functools.wraps(handler)
+    async def answer(**variables: str) -> Response:
+        found = await handler(**variables)
+        return found if isinstance(found, Response) else json_response(found)
+
+    return answer
+
+
+def shown_path(path: str) -> str:
+    """Return the path of a route as the document has it."""
+    return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", path)
+
+
+def path_parameters(path: str, about: Mapping[str, str]) -> Schema:
+    """Return the variable parts of a route's path, which all its methods share."""
+    found: list[Schema] = []
+    for name in re.findall(r"<(?:\w+:)?(\w+)>", path):
+        more = {"description": about[name]} if name in about else {}
+        found.append({"name": name, "in": "path", "required": True, "schema": TEXT, **more})
+    return {"parameters": found} if found else {}
+
+
+def operation_of(
+    tag: str,
+    operation_id: str,
+    summary: str,
+    answers: Mapping[str, Answer],
+    *,
+    takes: Schema | None = None,
+    parameters: Sequence[Schema] = (),
+    failures: Mapping[str, str] | None = None,
+) -> Schema:
+    """Describe a method of a route, with the answers of its statuses, and with the failures worth a word."""
+    body: Schema = {"required": True, "content": {"application/json": {"schema": takes}}}
+    return {
+        "tags": [tag],
+        "operationId": operation_id,
+        "summary": summary,
+        **({"parameters": list(parameters)} if parameters else {}),
+        **({"requestBody": body} if takes else {}),
+        "responses": {
+            **{status: answer_of(one) for status, one in answers.items()},
+            **{status: failure(text) for status, text in (failures or {}).items()},
+            **FAILED,
+        },
+    }
+
+
+def answer_of(answer: Answer) -> Schema:
+    """Return an answer; a class or the name of a component stands for a body in JSON."""
+    if isinstance(answer, dict):
+        return answer
+    name = answer if isinstance(answer, str) else COMPONENTS[answer]
+    return {"description": name, "content": {"application/json": {"schema": ref(name)}}}
+
+
+def content_of(kind: str, description: str) -> Schema:
+    """Return an answer with a text of this kind."""
+    return {"description": description, "content": {kind: {"schema": TEXT}}}
+
+
+def query(name: str, schema: Schema, description: str) -> Schema:
+    """Return a parameter in the query."""
+    return {"name": name, "in": "query", "schema": schema, "description": description}
+
+
+def flag(name: str, description: str, *, default: bool = False) -> Schema:
+    """Return a parameter in the query that is true or false."""
+    return query(name, {"type": "boolean", "default": default}, description)
+
+
+def failure(description: str) -> Schema:
+    """Return an answer that is an error."""
+    headers = {name: header(name) for name in ("x-ichat-error", "retry-after")}
+    return {"description": description, "headers": headers, "content": {"application/json": {"schema": ref("Error")}}}
+
+
+def header(name: str) -> Schema:
+    """Return a header that the document describes."""
+    return {"$ref": f"#/components/headers/{name}"}

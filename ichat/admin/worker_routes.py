@@ -1,0 +1,339 @@
+"""The handlers of workers: their heartbeats, and all that operators see and do with workers and models."""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import cast
+
+import attrs
+import trio
+from quart import Response, g, request
+
+from ichat import errors
+from ichat.admin import views
+from ichat.admin.config_view import shown_section
+from ichat.admin.context import (
+    AdminContext,
+    context,
+    json_response,
+    long_response,
+    query_string,
+    read_flags,
+    read_json,
+    seconds_of,
+    stream_response,
+)
+from ichat.admin.explain import explain_request, read_question
+from ichat.admin.lists import in_turns, read_worker_query, to_json, with_long_list, worker_parts
+from ichat.admin.operations import MODEL_FAILURES, MODEL_KEYS, TEXT, Operations, content_of, flag, query
+from ichat.admin.schemas import Schema, ref
+from ichat.config.load import read_worker
+from ichat.config.schema import DRAIN_S_MAX
+from ichat.errors import ApiError
+from ichat.fleet.explain import RouteView
+from ichat.fleet.model_list import Listed, listed_model, listed_models, near_models
+from ichat.fleet.worker_record import WorkerRecord
+from ichat.http import sse
+from ichat.http.json_body import model_of, read_members
+from ichat.observability.logs.stream import KEEP_ALIVE_S, read_query
+from ichat.protocol.messages import HeartbeatResponse, ModelCard
+from ichat.protocol.model_entry import ModelEntry, entry_of
+from ichat.routing.prefix_chain import PROMPTS
+
+NAMED_MAX = 20
+"""The error for an unknown worker names at most this many workers."""
+_LINES = f"""\
+Server-sent events. A plain event is a LogLine, whose number is its id; an event `gap` is a LogGap; a comment comes \
+when nothing else has for {KEEP_ALIVE_S:g} s. A stream that is followed goes on with the worker's next start, and ends \
+when the gateway forgets the worker or ends itself."""
+_ENDING = "The gateway is about to end (`draining`)."
+_WRONG = "A parameter is wrong."
+_NO_WORKER = {"404": "There is no such worker."}
+_NUMBER: Schema = {"type": "integer", "minimum": 0}
+_DRAIN_S = query(
+    "drain_s",
+    {"type": "number", "minimum": 0, "maximum": int(DRAIN_S_MAX)},
+    "Seconds that the requests it has may take, at most; left out: `timeouts.drain_s`.",
+)
+
+operations = Operations("workers")
+
+
+# Requests of workers. The front door has the same receivers for what arrives over the gateway's port.
+
+
+async def _heartbeat() -> Response:
+    """Register a worker, or report its state."""
+    body = cast("bytes", await request.get_data())
+    return Response(await context().heartbeats.receive(body, g.caller), content_type="application/json")
+
+
+for _path, _name in (("/v1/workers/heartbeat", "post_heartbeat"), ("/register", "register")):
+    operations.add(
+        f"POST {_path}",
+        name=_name,
+        gives=HeartbeatResponse,
+        takes={"anyOf": [ref("Heartbeat"), ref("ShortHeartbeat")]},
+        failures={
+            "400": "It is not a heartbeat.",
+            "404": "The registration of a short one is not known (`registration_not_found`): send it whole.",
+            "429": "There are too many workers already.",
+        },
+    )(_heartbeat)
+
+
+@operations.add(
+    "POST /v1/workers/prefixes",
+    gives="PrefixesAnswer",
+    takes=ref("PrefixReport"),
+    failures={
+        "400": "It is not such a report.",
+        "404": "This start of the worker has sent no heartbeat here (`registration_not_found`).",
+    },
+)
+async def post_prefixes() -> Response:
+    """Report which beginnings of prompts a worker's engine caches, and which no longer; `cleared` applies first."""
+    body = cast("bytes", await request.get_data())
+    return Response(await context().prefix_reports.receive(body, g.caller), content_type="application/json")
+
+
+# Workers.
+
+
+def _known(worker_id: str) -> WorkerRecord:
+    """Return the worker of this id. Raises ApiError 404."""
+    registry = context().registry
+    worker = registry.get(worker_id)
+    if worker is None:
+        ids = [one.id for one in registry]
+        names = ", ".join(ids[:NAMED_MAX]) or "none"
+        others = f" and {len(ids) - NAMED_MAX} more" if len(ids) > NAMED_MAX else ""
+        raise ApiError(404, "not_found", f"There is no worker {worker_id}. Workers here: {names}{others}.")
+    return worker
+
+
+@operations.add(
+    "GET /v1/admin/workers",
+    gives="Workers",
+    parameters=[
+        flag("full", "Everything known of each, rather than a summary."),
+        query("limit", {"type": "integer", "minimum": 1}, "Workers in the answer, at most; left out: all."),
+        query("after", TEXT, "Only workers whose ids come after this one: `last_id` of the page before."),
+        query("model", TEXT, "Only workers that serve this model, or will."),
+        query("state", ref("State"), "Only workers in this state."),
+    ],
+    failures={"400": _WRONG},
+)
+async def get_workers() -> Response:
+    """Return all workers, or a page of them."""
+    return long_response(worker_parts(context().registry, read_worker_query(query_string())))
+
+
+@operations.add("GET /v1/admin/workers/<worker_id>", gives="Worker", failures=_NO_WORKER)
+async def get_worker(worker_id: str) -> object:
+    """Return a worker with everything that is known of it."""
+    return context().registry.describe(_known(worker_id))
+
+
+@operations.add(
+    "POST /v1/admin/workers/launch",
+    gives=views.Launched,
+    status=202,
+    others={"200": views.LaunchCheck},
+    takes=ref("Launch"),
+    parameters=[flag("dry_run", "Only say what would keep it from starting.")],
+    failures={
+        "400": "It cannot be launched so; the message has every reason.",
+        "409": "It could not start now: port, GPU, interpreter or model; the message says what to do.",
+        "503": _ENDING,
+    },
+)
+async def launch_worker() -> Response:
+    """Start a worker, without waiting for it; the next gateway starts it again."""
+    here = context()
+    spec = read_worker(await read_json(), here.reloader.config)
+    unchecked = await here.engine_flags.prepare(here.reloader.config, spec) or None
+    if read_flags("dry_run")[0]:
+        objections = await here.supervisor.objections_to(spec, is_trial=True)
+        command, settings = here.supervisor.command_of(spec), shown_section(spec)
+        return json_response(views.LaunchCheck(objections, unchecked, command, settings))
+    worker = await here.supervisor.launch(spec)
+    return json_response(views.Launched(worker.id, here.registry.state(worker.record)), 202)
+
+
+@operations.add(
+    "DELETE /v1/admin/workers/<worker_id>",
+    parameters=[_DRAIN_S],
+    failures={**_NO_WORKER, "409": "This gateway has not started it (`not_managed`)."},
+)
+async def stop_worker(worker_id: str) -> views.Stopped:
+    """Stop a worker that the gateway started, and forget it; answers when nothing of it is left."""
+    worker, supervisor = _known(worker_id), context().supervisor
+    managed = supervisor.get(worker_id)
+    if managed is None and worker.server is not None:
+        what = "belongs to the configuration: remove its table from [[registered_servers]], and reload"
+        raise ApiError(409, "not_managed", f"Worker {worker_id} {what}.")
+    if managed is None:
+        pid, host = (worker.heartbeat.pid, worker.heartbeat.host) if worker.heartbeat else (0, "?")
+        raise ApiError(
+            409,
+            "not_managed",
+            f"Worker {worker_id} was not started by this gateway: stop it where it was started"
+            f" (process {pid} on {host}).",
+        )
+    in_config = not managed.is_launched
+    await supervisor.remove(managed, seconds_of("drain_s", context().reloader.config.timeouts.drain_s))
+    return views.Stopped(worker_id, in_config)
+
+
+@operations.add(
+    "GET /v1/logs/stream/<worker_id>",
+    gives=content_of(sse.CONTENT_TYPE, _LINES),
+    parameters=[
+        query("tail", _NUMBER, "Lines of history, at most; left out: all that are kept."),
+        query("follow", {"type": "boolean"}, "Whether to go on with what comes; left out: true, but for `previous`."),
+        flag("previous", "The run before the newest one; is never followed."),
+        {
+            "name": "Last-Event-ID",
+            "in": "header",
+            "schema": _NUMBER,
+            "description": "The last line that is known already; goes before `tail`.",
+        },
+    ],
+    failures={"400": _WRONG, "404": "There are no lines of such a worker, or run."},
+)
+async def get_log(worker_id: str) -> Response:
+    """Return the lines of a worker, also after it has failed."""
+    found = read_query(query_string(), request.headers.get("last-event-id", ""))
+    return stream_response(await context().log_store.stream(worker_id, found))
+
+
+# Models.
+
+
+def _allowed() -> frozenset[str] | None:
+    """Return the names that the caller may ask for; None: all."""
+    return None if g.caller.key is None else g.caller.key.models
+
+
+def _entry(here: AdminContext, name: str, model: ModelCard, owner: str) -> dict[str, object]:
+    loaded, created = here.registry.is_loaded(model.id), int(here.overview.started_at)
+    return entry_of(attrs.evolve(model, id=name), created, owner or "ichat", loaded=loaded)
+
+
+@operations.add("GET /v1/models", tag="models", gives="Models")
+async def get_models() -> Response:
+    """Return the models that can be asked for now."""
+    here, allowed, aliases = context(), _allowed(), context().overview.aliases()
+    if allowed is not None:
+        return long_response(
+            _list_parts(here, sorted(allowed), lambda name: listed_model(name, here.registry, aliases))
+        )
+    found = await in_turns(listed_models(here.registry, aliases))
+    return long_response(_list_parts(here, sorted(found), found.get))
+
+
+def _list_parts(here: AdminContext, names: Iterable[str], find: Callable[[str], Listed | None]) -> Iterator[str]:
+    """Return the list of models in parts; `find` returns the model listed by a name."""
+    yield '{"object": "list", "data": ['
+    comma = ""
+    for name in names:
+        found = find(name)
+        yield "" if found is None else comma + to_json(_entry(here, name, *found))
+        comma = comma if found is None else ", "
+    yield "]}"
+
+
+@operations.add(
+    "GET /v1/models/<path:name>",
+    tag="models",
+    gives=ModelEntry,
+    about={"name": "Slashes in it stand as they are."},
+    failures={"404": "There is no such model now."},
+)
+async def get_model(name: str) -> object:
+    """Return a model that can be asked for now."""
+    here, allowed = context(), _allowed()
+    aliases = here.overview.aliases()
+    is_allowed = allowed is None or not allowed.isdisjoint((name, aliases.name_for(name, here.registry.has)))
+    found = listed_model(name, here.registry, aliases) if is_allowed else None
+    if found is None:
+        raise errors.model_not_found(name, near_models(name, here.registry, aliases, allowed))
+    return _entry(here, name, *found)
+
+
+@operations.add(
+    "POST /v1/admin/route",
+    gives=RouteView,
+    takes=MODEL_KEYS,
+    parameters=[
+        query("path", {"enum": [path.decode() for path in PROMPTS]}, "The request's route; left out: by its keys."),
+        query("session", TEXT, "The session that the request names (`routing.session_header`)."),
+    ],
+    failures={status: MODEL_FAILURES[status] for status in ("400", "404")},
+)
+async def explain_route() -> Response:
+    """Return where a request would go now, and why; nothing is sent, and nothing changes."""
+    here = context()
+    question = await read_question(cast("bytes", await request.get_data()), request.args)
+    settings, lengths = here.reloader.config.routing, here.prompt_lengths
+    view = await explain_request(
+        here.registry, here.overview.balancer, here.overview.aliases(), question, settings=settings, lengths=lengths
+    )
+    view = attrs.evolve(view, load=here.supervisor.loader.preview(view.model))
+    return long_response(with_long_list(view, "candidates", view.candidates))
+
+
+# Models that are loaded on demand.
+
+
+def _failures(conflict: str = "") -> dict[str, str]:
+    """Return the failures of a change of a model; a conflict may have other causes than that it is not on demand."""
+    return {
+        "404": MODEL_FAILURES["404"],
+        "409": f"None of its workers is an on-demand worker{conflict}.",
+        "503": "It failed (`model_not_ready`), or the gateway is about to end (`draining`); the message has the cause.",
+    }
+
+
+@operations.add("POST /v1/admin/models/load", takes=MODEL_KEYS, failures=_failures())
+async def load_model() -> views.ModelChange:
+    """Load the model of an on-demand worker, and evict others if they are in the way; answers once it is ready."""
+    return await _change(context().supervisor.loader.load)
+
+
+@operations.add("POST /v1/admin/models/unload", takes=MODEL_KEYS, parameters=[_DRAIN_S], failures=_failures())
+async def unload_model() -> views.ModelChange:
+    """End the process of a model's on-demand worker; answers when nothing of it is left."""
+    drain_s = seconds_of("drain_s", context().reloader.config.timeouts.drain_s)
+    return await _change(lambda model: context().supervisor.loader.unload(model, drain_s))
+
+
+@operations.add(
+    "POST /v1/admin/models/sleep",
+    takes=MODEL_KEYS,
+    failures=_failures(", or it is not loaded, or its engine cannot sleep"),
+)
+async def sleep_model() -> views.ModelChange:
+    """Have the engine of a model's on-demand worker release its memory, once it has no requests."""
+    return await _change(context().supervisor.loader.sleep)
+
+
+@operations.add("POST /v1/admin/models/wake", takes=MODEL_KEYS, failures=_failures(", or none of them is asleep"))
+async def wake_model() -> views.ModelChange:
+    """Wake the on-demand worker of a model; answers once it is ready."""
+    return await _change(context().supervisor.loader.wake)
+
+
+async def _change(change: Callable[[str], Awaitable[str]]) -> views.ModelChange:
+    """Change the model that the body names; return its new state, and the time that the change needed.
+
+    `change` returns the id of the worker that it changed, and raises ApiError.
+    """
+    body = cast("bytes", await request.get_data())
+    model = model_of(await read_members(body, ("model",)))
+    began_at = trio.current_time()
+    worker_id = await change(model)
+    seconds = round(trio.current_time() - began_at, 3)
+    registry = context().registry
+    worker = registry.get(worker_id)
+    state = registry.state(worker) if worker is not None else "gone"
+    return views.ModelChange(model, worker_id, state, seconds)
