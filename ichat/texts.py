@@ -1,22 +1,27 @@
-"""Names in messages: few enough, and short enough, however many there are."""
+"""Names in messages: their number and length are bounded."""
 
+import difflib
 import itertools
 import json
 from collections.abc import Iterable
 
 NAMED_MAX = 20
-"""How many names a message has."""
+"""The most names in a message."""
 NAMES_BYTES_MAX = 1000
-"""How many bytes of JSON they take."""
+"""The most bytes of JSON for these names."""
 NAME_BYTES_MAX = 500
+COMPARED_CHARACTERS_MAX = 100
+"""Longer names are never suggested."""
+NEAR_ENOUGH = 0.8
+"""The similarity (`difflib`, at most 1) from which on a name may have been meant."""
 SHORT_CHARACTERS = 40
-"""So much is shown of a name that takes more than `NAME_BYTES_MAX`."""
+"""The characters that are shown of a name of more than `NAME_BYTES_MAX` bytes."""
 
 
 def some_of(names: Iterable[str], how: str) -> str:
-    """Return names for a message: sorted if they are few, else the first ones, and `how` the others are found.
+    """Return names for a message: sorted if they are few, else the first names, and `how` the others are found.
 
-    Where there are no names, that is "".
+    Without names the result is "".
     """
     first = list(itertools.islice(names, NAMED_MAX + 1))
     shown, room = list[str](), NAMES_BYTES_MAX
@@ -33,6 +38,27 @@ def some_of(names: Iterable[str], how: str) -> str:
 def shortened(name: str) -> str:
     """Return a name for a message: its beginning if it is long."""
     return name if _json_bytes(name) <= NAME_BYTES_MAX else f"{name[:SHORT_CHARACTERS]}…"
+
+
+def plain_model(name: str) -> str:
+    """Return a model's name without its parts that differ between servers: capitals, owner before it, tag behind it."""
+    return name.casefold().rpartition("/")[2].partition(":")[0]
+
+
+def probably_meant(model: str, names: Iterable[str]) -> str | None:
+    """Return the model's name that an unknown name probably meant, of a few names; None if that is not clear.
+
+    It is the first name that differs only in capitals, owner or tag; else a name that is nearly the same.
+    """
+    if len(model) > COMPARED_CHARACTERS_MAX:
+        return None
+    short = [name for name in names if len(name) <= COMPARED_CHARACTERS_MAX]
+    plain = plain_model(model)
+    for name in short:
+        if plain and plain_model(name) == plain:
+            return name
+    close = difflib.get_close_matches(model, short, 1, NEAR_ENOUGH)
+    return close[0] if close else None
 
 
 def _json_bytes(text: str) -> int:

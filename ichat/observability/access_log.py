@@ -1,7 +1,7 @@
-"""The access log: one JSON object a line for each request, written in the background.
+"""The access log: a JSON object on each line for a request, or on a terminal a short line; written in the background.
 
-Lines are gathered and written by another thread every FLUSH_S, so that a full disk or a terminal that is held up stops
-no request. At most `logs.access_lines_max` wait for that; beyond, they are counted and the count is written.
+Lines are gathered, and another thread writes them every FLUSH_S, so that a full disk or a stopped terminal delays no
+request. At most `logs.access_lines_max` lines wait; further lines are dropped, and their number is logged.
 """
 
 import json
@@ -14,7 +14,8 @@ from json.encoder import encode_basestring_ascii as _quoted
 import trio
 
 from ichat.errors import EXIT_UNAVAILABLE, Exit
-from ichat.observability.request_record import RequestRecord
+from ichat.observability.logs.log_format import RED, SHORT_TIME, YELLOW, coloured, has_colours, is_short, shown_safely
+from ichat.observability.request_record import OTHER, RequestRecord
 
 log = logging.getLogger(__name__)
 
@@ -24,15 +25,20 @@ STDOUT = 1
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 SHOWN_CHARACTERS_MAX = 256
-"""Of what a client chose, in the access log."""
+"""The longest text in the access log that a client chose, in characters."""
+
+CLIENT_LEFT = 499
+"""Stands for a status if the client left."""
+_JOINS = frozenset(("/v1/workers/heartbeat", "/v1/workers/prefixes"))
+"""Workers report here, each every few seconds."""
 
 LogEntry = Mapping[str, str | int | float | None]
 
 
 def _facts_of(record: RequestRecord) -> str:
-    """Return what is logged of a request, as members of a JSON object; times in milliseconds, sizes in bytes.
+    """Return the facts of a request for the log, as members of a JSON object; times in milliseconds, sizes in bytes.
 
-    It is put together by hand, as that takes a quarter of the time of `json.dumps`.
+    The text is put together by hand, in a quarter of the time of `json.dumps`.
     """
     started_at, answered_at, overhead_s = record.started_at, record.answered_at, record.overhead_s
     first_byte = "null" if answered_at is None else f"{(answered_at - started_at) * 1000:.2f}"
@@ -57,12 +63,31 @@ def _facts_of(record: RequestRecord) -> str:
     return facts if not record.alias else f'{facts}, "alias": {_quoted(record.alias[:SHOWN_CHARACTERS_MAX])}'
 
 
+def short_line(record: RequestRecord) -> str:
+    """Return a request on a short line for people: ``200 tiny 48 tok 0.3 s team-a``."""
+    name = record.model if record.alias in ("", record.model) else f"{record.alias} -> {record.model}"
+    words = [str(record.status), name[:SHOWN_CHARACTERS_MAX] if name else f"{record.method} {record.path}"]
+    if (usage := record.usage) is not None:
+        words.append(f"{usage.output} tok" if usage.output else f"{usage.input} tok in")
+    words += [record.error, record.phase, f"{record.ended_at - record.started_at:.1f} s", record.key_name]
+    return shown_safely(" ".join(filter(None, words))).replace("\n", "\\n")
+
+
+def is_routine(record: RequestRecord) -> bool:
+    """Return whether a request went well and is a heartbeat or an operator's watching."""
+    is_well = record.status < 400 or record.status == CLIENT_LEFT
+    is_watching = record.method in ("GET", "HEAD") or record.path in _JOINS
+    return is_well and is_watching and record.route == OTHER and not record.model
+
+
 class AccessLog:
     """Where lines go: standard output ("-"), a file, or nowhere ("")."""
 
-    def __init__(self, path: str, lines_max: int) -> None:
-        """Open the file for appending. Raises Exit 69 where that fails."""
+    def __init__(self, path: str, lines_max: int, form: str = "auto") -> None:
+        """Open the file for appending; `form` is `logs.format`. Raises Exit 69 if the file cannot be opened."""
         self.enabled = bool(path)
+        self._is_short = is_short(form, STDOUT) if path == "-" else form == "text"
+        self._has_colours = self._is_short and path == "-" and has_colours(STDOUT)
         self._lines_max = lines_max
         self._lines: list[str] = []
         self._has_lines = trio.Event()
@@ -83,17 +108,30 @@ class AccessLog:
         return f"<AccessLog {len(self._lines)} lines wait>"
 
     def add(self, entry: LogEntry) -> None:
-        """Take the facts of what never was a request; they are written soon."""
-        if self._has_room():
+        """Add the facts of an event that is no request; they are written soon."""
+        if not self._has_room():
+            return
+        if self._is_short:
+            words = (entry.get(name) for name in ("status", "method", "path", "error"))
+            self._add_short(shown_safely(" ".join(str(word) for word in words if word)), RED)
+        else:
             self._lines.append(f'{{"time": "{self._now()}", {json.dumps(entry)[1:]}\n')
 
-    def add_record(self, record: RequestRecord) -> None:
-        """Take the facts of one request; they are written soon."""
-        if self._has_room():
+    def ended(self, record: RequestRecord) -> None:
+        """Note the facts of a request; they are written soon. See `RecordSink`."""
+        if self._is_short:
+            if (log.isEnabledFor(logging.DEBUG) or not is_routine(record)) and self._has_room():
+                colour = RED if record.status >= 500 else YELLOW if record.status >= 400 else ""
+                self._add_short(short_line(record), colour)
+        elif self._has_room():
             self._lines.append(f'{{"time": "{self._now()}", {_facts_of(record)}}}\n')
 
+    def _add_short(self, line: str, colour: str) -> None:
+        line = f"{time.strftime(SHORT_TIME)} {line}"
+        self._lines.append(f"{coloured(line, colour) if colour and self._has_colours else line}\n")
+
     def _has_room(self) -> bool:
-        """Return whether another line may wait; one that may not is counted."""
+        """Return whether another line may wait; a line that may not is counted."""
         if not self._lines:
             self._has_lines.set()
         has_room = len(self._lines) < self._lines_max
@@ -110,7 +148,7 @@ class AccessLog:
         return f"{self._time}.{int((now - second) * 1000):03d}Z"
 
     async def run_forever(self) -> None:
-        """Write what has been gathered, until cancelled; then once more, for as long as CLOSE_S."""
+        """Write gathered lines until cancelled; then write once more, for CLOSE_S at most."""
         try:
             while True:
                 await self._has_lines.wait()
@@ -129,12 +167,13 @@ class AccessLog:
     def _take(self) -> bytes:
         lines, self._lines = self._lines, []
         if self._dropped:
-            lines.append(f'{{"time": "{self._now()}", "lines_dropped": {self._dropped}}}\n')
+            told = f'{{"time": "{self._now()}", "lines_dropped": {self._dropped}}}\n'
+            lines.append(f"[{self._dropped} lines of requests are missing here]\n" if self._is_short else told)
             self._dropped = 0
         return "".join(lines).encode()
 
     def _follow_rename(self) -> None:
-        """Open the file anew where it was moved away or removed, as logrotate does. Raises OSError."""
+        """Open the file anew if it was moved away or removed, as logrotate does. Raises OSError."""
         if not self._path:
             return
         try:

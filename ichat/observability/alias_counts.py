@@ -1,4 +1,4 @@
-"""What is counted of requests for names that stand for models: which model answered, and why others did not."""
+"""Counts of requests for names that stand for models: which model answered, and why others did not."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily
 from ichat.observability.request_record import OTHER, RequestRecord
 
 SERIES_MAX = 1000
-"""Series of each family; where reloads bring more names, the others are counted together."""
+"""Series of each family; if reloads bring more names, the others are counted together."""
 
 
 class AliasCounts:
@@ -34,7 +34,7 @@ class AliasCounts:
             self._passed[place] = self._passed.get(place, 0) + 1
 
     def families(self) -> Iterator[Metric]:
-        """Return the families, with what was counted until now."""
+        """Return the families with the current counts."""
         requests = CounterMetricFamily(
             "ichat_alias_requests",
             "Requests for names that stand for models, by the model that answered or was asked last.",

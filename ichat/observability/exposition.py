@@ -1,7 +1,7 @@
-"""Prometheus' text format: expositions of workers, read as lines that get more labels, and the one that is written.
+"""Prometheus' text format: expositions of workers, read as lines that get more labels, and the gateway's own.
 
-Text stays text: a sample is a line. The lines of one family stand together, whichever worker they are from.
-What is long is done in steps of a millisecond or two, between which the caller gives other tasks their turn.
+Text stays text: a sample is a line. All lines of a family stand together, from all workers.
+Long work is done in steps of a millisecond or two, between which the caller gives other tasks their turn.
 """
 
 import math
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 import attrs
 
 LINES_AT_ONCE = 500
-"""How many lines make one step."""
+"""The lines in a step."""
 TWINS = (
     ("vllm:gpu_cache_usage_perc", "vllm:kv_cache_usage_perc"),
     ("vllm:time_per_output_token_seconds", "vllm:inter_token_latency_seconds"),
 )
-"""Old and new names of vLLM's for the same: where there is one of them, both are shown."""
+"""Old and new names of vLLM's metrics: if either is there, both are shown."""
 
 SAMPLES_MAX = 50_000
-"""How many samples of one worker are shown; an engine has a thousand or two."""
+"""The most samples that are shown of a worker; an engine has a thousand or two."""
 NUMBER_CHARACTERS_MAX = 64
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -30,7 +30,7 @@ _HEAD = re.compile(
 _VALUE = re.compile(
     r"[ \t]*([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?|[-+]?Inf|NaN)(?:[ \t]+-?[0-9]{1,18})?[ \t]*"
 )
-"""A number as Prometheus reads it, with or without a time behind it. It refuses the whole answer for another one."""
+"""A number as Prometheus reads it, with or without a time behind it. Prometheus refuses the whole answer otherwise."""
 _PLAIN = r'[^"\\\x00-\x1f\x7f]*'
 _TEXT = rf'"{_PLAIN}(?:\\[\\n"]{_PLAIN})*"'
 _LABEL = re.compile(rf"([a-zA-Z_][a-zA-Z0-9_]*)={_TEXT}")
@@ -43,7 +43,7 @@ _SUFFIXES = frozenset(("", "_bucket", "_sum", "_count", "_total", "_created", "_
 
 @attrs.define
 class MetricFamily:
-    """The lines of one metric."""
+    """The lines of a metric."""
 
     head: dict[str, str] = attrs.field(factory=dict[str, str])
     """The lines that begin with `# HELP` and `# TYPE`."""
@@ -54,10 +54,10 @@ Families = dict[str, MetricFamily]
 
 
 def read_steps(text: str, labels: Mapping[str, str], families: Families) -> Iterator[None]:
-    """Take an exposition apart in steps, and add labels to each sample; `families` gets what is found, by name.
+    """Parse an exposition in steps, and add labels to each sample; the result goes into `families`, by name.
 
-    A label of such a name that is there already becomes `exported_...`. Lines that Prometheus would not read are left
-    out, as it reads all of an answer or nothing.
+    A label of such a name that is there already becomes `exported_...`. Lines that Prometheus would refuse are left
+    out, since Prometheus reads either a whole answer or nothing.
     """
 
     def renamed(label: re.Match[str]) -> str:
@@ -99,7 +99,7 @@ def read_steps(text: str, labels: Mapping[str, str], families: Families) -> Iter
 
 
 def _parts_of(line: str) -> tuple[str, str, str]:
-    """Take a sample apart: its name, its labels, and what follows."""
+    """Split a sample into its name, its labels, and the rest."""
     name, brace, rest = line.partition("{")
     if brace:
         labels, end, value = rest.rpartition("} ")
@@ -128,7 +128,7 @@ def escaped(value: str) -> str:
 
 
 def add_twins(families: Families) -> None:
-    """Show what has an old and a new name by both."""
+    """Show each metric that has an old and a new name by both names."""
     for pair in TWINS:
         for one, other in (pair, pair[::-1]):
             family = families.get(one)
@@ -138,7 +138,7 @@ def add_twins(families: Families) -> None:
 
 
 def written(parts: Iterable[Families]) -> Iterator[str]:
-    """Return one exposition in short texts: what several parts have of one family stands together, under one head."""
+    """Return an exposition in short texts: the lines of a family from all parts stand together, under a single head."""
     together: dict[str, list[MetricFamily]] = {}
     for families in parts:
         yield ""

@@ -1,4 +1,4 @@
-"""The history: what the gateway did in the last hour, one sample every few seconds, in a ring of bounded size.
+"""The history: the gateway's activity in the last hour, a sample every few seconds, in a ring of bounded size.
 
 A sample is made of differences between what metrics count, so that no request pays for it.
 """
@@ -8,23 +8,24 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Never
+from typing import Any, NamedTuple, NoReturn
 
 import attrs
 import trio
 
 from ichat.config.schema import Config, HistorySettings
+from ichat.fleet.registry import Registry
+from ichat.fleet.views import load_of
+from ichat.listeners import Listeners
 from ichat.observability.prometheus_families import Histogram
 from ichat.routing.balancer import Balancer
-from ichat.routing.registry import Registry
-from ichat.routing.views import load_of
 
 MODELS_MAX = 50
 """Models that have series of their own, at most."""
 WORKERS_MAX = 256
 """Workers that have series of their own, at most."""
 WORKERS_AT_ONCE = 256
-"""How many workers are looked at in one step."""
+"""How many workers are looked at in a step."""
 NAN = math.nan
 COLUMNS: Sequence[str] = (
     "at", "requests", "errors", "input_tokens", "output_tokens", "in_flight", "queued", "ttft_p50_ms", "ttft_p95_ms",
@@ -33,11 +34,11 @@ COLUMNS: Sequence[str] = (
 OF_MODEL: Sequence[str] = ("requests", "output_tokens", "ttft_p50_ms", "in_flight", "queued")
 OF_WORKER: Sequence[str] = ("kv_use", "in_flight")
 Values = Mapping[str, float]
-"""One sample by the names of its columns; NaN where nothing is known."""
+"""A sample by the names of its columns; NaN for unknown values."""
 
 
 class ModelTraffic(NamedTuple):
-    """What is counted of one model since the gateway's start."""
+    """The counts of a model since the gateway's start."""
 
     model: str
     """Empty for requests without a model."""
@@ -51,7 +52,7 @@ class ModelTraffic(NamedTuple):
 
 @attrs.frozen
 class Sample:
-    """One moment, and what happened since the one before."""
+    """A moment, and the events since the previous sample."""
 
     total: Values
     models: Mapping[str, Values]
@@ -65,7 +66,7 @@ class Sample:
 
 
 class _Series:
-    """The columns of one thing, each as long as the ring."""
+    """The columns of a thing, each as long as the ring."""
 
     __slots__ = ("columns", "written_at")
 
@@ -86,14 +87,14 @@ class History:
         traffic: Callable[[], Iterable[ModelTraffic]],
         in_flight: Callable[[], int],
     ) -> None:
-        """`traffic` tells what is counted of each model, `in_flight` how many requests are under way."""
+        """`traffic` returns the counts of each model, `in_flight` how many requests are under way."""
         self._registry = registry
         self._balancer = balancer
         self._traffic = traffic
         self._in_flight = in_flight
         self._before: dict[str, tuple[ModelTraffic, list[int]]] = {}
-        """What was counted by the last sample, and its histogram."""
-        self.when_sampled: Callable[[Sample], None] | None = None
+        """The counts at the last sample, and its histogram."""
+        self.sampled: Listeners[[Sample]] = Listeners()
         """Called with each new sample."""
         self._settings = settings
         self._clear()
@@ -109,23 +110,22 @@ class History:
         self._workers: dict[str, _Series] = {}
 
     def reconfigure(self, config: Config) -> None:
-        """Use another length or interval from now on; then what was before is forgotten."""
+        """Use another length or interval from now on; earlier samples are forgotten then."""
         if config.history != self._settings:
             self._settings = config.history
             self._clear()
 
-    async def sample_forever(self) -> Never:
-        """Take a sample at each interval."""
+    async def sample_forever(self) -> NoReturn:
+        """Add a sample at each interval."""
         self._count_traffic()
         while True:
             await trio.sleep(self._settings.sample_s)
             sample = await self._sample()
             self._add(sample)
-            if self.when_sampled is not None:
-                self.when_sampled(sample)
+            self.sampled(sample)
 
     async def _sample(self) -> Sample:
-        """Return what happened since the last sample, and how things are now."""
+        """Return the events since the last sample, and the current state."""
         models, total, first_byte = self._count_traffic()
         workers, known = dict[str, Values](), list[float]()
         for number, worker in enumerate(self._registry):
@@ -148,7 +148,7 @@ class History:
         return Sample(total, models, workers)
 
     def _count_traffic(self) -> tuple[dict[str, Values], dict[str, float], Histogram]:
-        """Return what was counted since the last call: of each model, in total, and how long first bytes took."""
+        """Return the counts since the last call: of each model, in total, and the histogram of first-byte times."""
         models, total = dict[str, Values](), dict.fromkeys(COLUMNS[1:5], 0.0)
         before, self._before, now = self._before, {}, trio.current_time()
         all_first_bytes = Histogram(())
@@ -179,7 +179,7 @@ class History:
         return models, total, all_first_bytes
 
     def _add(self, sample: Sample) -> None:
-        """Write a sample over the oldest one."""
+        """Write a sample over the oldest sample."""
         self._count += 1
         self._write(self._total, sample.total)
         self._write_each(self._models, sample.models, OF_MODEL, MODELS_MAX)
@@ -188,7 +188,7 @@ class History:
     def _write_each(
         self, series: dict[str, _Series], values: Mapping[str, Values], names: Sequence[str], series_max: int
     ) -> None:
-        """Write the values of each thing; a series that has none any more makes room for another one."""
+        """Write the values of each thing; a series without values makes room for another series."""
         for name in [name for name, one in series.items() if self._count - one.written_at >= self._length]:
             del series[name]
         for name, one in values.items():
@@ -243,14 +243,14 @@ def _spread(bounds: Sequence[float], counts: Sequence[int]) -> Histogram:
 
 
 def _joined(one: Histogram, other: Histogram) -> Histogram:
-    """Return the counts of both; one may be empty, all others have the same bounds."""
+    """Return the counts of both; an empty histogram is allowed, all others have the same bounds."""
     if not one.bounds:
         return other
     return _spread(one.bounds, [first + second for first, second in zip(one.counts, other.counts, strict=True)])
 
 
 def percentile_ms(spread: Histogram, share: float) -> float:
-    """Return the milliseconds that a share of the values does not exceed, as the buckets tell it; NaN without any."""
+    """Return the milliseconds that a share of the values does not exceed, according to the buckets; NaN without any."""
     total = sum(spread.counts)
     if not total or not spread.bounds:
         return NAN

@@ -1,6 +1,6 @@
-"""What the gateway counts, for Prometheus.
+"""The gateway's metrics, for Prometheus.
 
-Requests are counted in plain numbers and lists, since that is cheap. What is known of workers and queues is looked at
+Requests are counted in plain numbers and lists, since that is cheap. The state of workers and queues is read
 on each scrape, so no series of a worker outlives it.
 """
 
@@ -14,6 +14,8 @@ from prometheus_client import Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
 
 from ichat import __version__
+from ichat.fleet.registry import Registry
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.hardware.machines import MachineReport
 from ichat.http.relay import ChunkGapHistogram, empty_gap_histogram
 from ichat.observability.alias_counts import AliasCounts
@@ -36,21 +38,19 @@ from ichat.observability.prometheus_families import (
     token_family,
     worker_families,
 )
-from ichat.observability.request_record import OTHER, RequestRecord
+from ichat.observability.request_record import OTHER, RequestRecord, UsedTokens
 from ichat.observability.shadow_counts import ShadowCounts
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.registry import Registry
-from ichat.routing.worker_record import WorkerRecord
 
 MODELS_MAX = 1000
 """Models that are counted apart; where there are more at the same time, the others are counted together."""
 FORGET_S = 3600.0
 """How long the series of a model are shown after it has gone: longer than any scrape interval."""
-LOOP_S = 0.1
-"""How often it is measured how late the event loop is."""
+LOOP_S = 1.0
+"""How often the delay of the event loop is measured, in seconds: an idle gateway wakes for that as well."""
 WORKERS_AT_ONCE = 128
-"""How many workers are looked at in one step."""
+"""How many workers are looked at in a step."""
 PHASES = ("begun", "queued", "connecting", "waiting", "first_token", "streaming", "plain")
 """`Exchange.phase`."""
 CIRCUITS = {"closed": 0.0, "half-open": 0.5, "open": 1.0}
@@ -64,7 +64,7 @@ _LOOP_DELAY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5
 
 @attrs.define(eq=False)
 class _Counts:
-    """What is counted of one model. Made once for each, and only ever added to."""
+    """The counts of a model. Made once for each, and only ever added to."""
 
     requests: dict[tuple[str, int], int] = attrs.field(factory=dict[tuple[str, int], int])
     """By route and status."""
@@ -74,14 +74,14 @@ class _Counts:
     gaps: ChunkGapHistogram = attrs.field(factory=empty_gap_histogram)
     tokens: TokenCounts = attrs.field(factory=TokenCounts)
     prefixes: PrefixCounts | None = None
-    """None: there were none, as with one endpoint."""
+    """None: there were none, as with a single endpoint."""
     gone_at: float | None = None
     """When a scrape first found that no worker or route has this model."""
 
 
 @attrs.define(eq=False)
 class _KeyCounts:
-    """What is counted of one client's key, which the configuration names."""
+    """The counts of a client's key that the configuration names."""
 
     requests: int = 0
     tokens: TokenCounts = attrs.field(factory=TokenCounts)
@@ -89,7 +89,7 @@ class _KeyCounts:
 
 
 class Metrics:
-    """What the gateway counts."""
+    """The gateway's metrics."""
 
     def __init__(
         self,
@@ -98,14 +98,14 @@ class Metrics:
         own_machine: Callable[[], MachineReport | None] = lambda: None,
         loads: Callable[[], LoadCounts] = LoadCounts,
     ) -> None:
-        """`own_machine` gives what is known of the gateway's machine, `loads` what is counted of loading models."""
+        """`own_machine` returns the report on the gateway's machine, `loads` has the counts of loading models."""
         self._registry = registry
         self._balancer = balancer
         self._own_machine = own_machine
         self._loads = loads
         self._models: dict[str, _Counts] = {}
         self._without_model: dict[tuple[str, int], int] = {}
-        """Requests by route and status that named no model, or an unknown one: only their number is counted."""
+        """Requests by route and status that named no model or an unknown model: only their number is counted."""
         self._in_flight = 0
         self._refusals: dict[str, int] = {}
         self._keys: dict[str, _KeyCounts] = {}
@@ -118,7 +118,7 @@ class Metrics:
         self._loop_delay = Histogram(_LOOP_DELAY_S)
         self._process = ProcessCollector(registry=None)
         self.others: list[Callable[[], Iterable[Metric]]] = []
-        """Return the families of what counts for itself."""
+        """Return the families of parts that count for themselves."""
 
     def __repr__(self) -> str:
         return f"<Metrics of {len(self._models)} models, {self._in_flight} requests in flight>"
@@ -127,8 +127,12 @@ class Metrics:
         """Count a request to a model as under way."""
         self._in_flight += 1
 
-    def request_ended(self, record: RequestRecord) -> None:
-        """Count a request to a model that has ended, in whatever way."""
+    def ended(self, record: RequestRecord) -> None:
+        """Count a request to a model that has ended, and a bug in any other; see `RecordSink`."""
+        if not record.is_counted:
+            if record.error == "internal_error" and record.answered_at is None:
+                self.refused(record.error)
+            return
         self._in_flight -= 1
         error, model = record.error, record.model
         if record.alias:
@@ -167,8 +171,15 @@ class Metrics:
             self._bytes += record.bytes_out
             self._chunks += record.chunks
 
+    def used_later(self, key: str, model: str, used: UsedTokens) -> None:
+        """Count the tokens of a response that was made in the background; its request was counted before."""
+        if key:
+            self._of_key(key).tokens.add(used)
+        if (counts := self._models.get(model)) is not None:
+            counts.tokens.add(used)
+
     def refused(self, reason: str, key: str = "") -> None:
-        """Count an error that a client got from the gateway itself: its code, or what in the configuration refuses.
+        """Count an error that a client got from the gateway itself: its code, or the configuration's part that refuses.
 
         `key` is the name of the client's key, if that is known. `ended` counts errors in the middle of a response.
         """
@@ -222,7 +233,7 @@ class Metrics:
         return self._models.setdefault(model if len(self._models) < MODELS_MAX else OTHER, _Counts())
 
     def _forget(self, now: float) -> None:
-        """Forget the models that have been gone for `FORGET_S`; what the last scrape has seen is not lost by that."""
+        """Forget the models that have been gone for `FORGET_S`; values seen by the last scrape are not lost by that."""
         known = self._registry.names() | {OTHER}
         for name, counts in list(self._models.items()):
             if name in known:
@@ -238,7 +249,7 @@ class Metrics:
         return self._in_flight
 
     def traffic(self) -> Iterator[ModelTraffic]:
-        """Return what is counted of each model, for the history."""
+        """Return the counts of each model, for the history."""
         none = self._without_model
         yield ModelTraffic("", sum(none.values()), sum(errors_in(none)), 0, 0, None)
         for model, counts in self._models.items():
@@ -256,7 +267,7 @@ class Metrics:
             self._loop_delay.add(trio.current_time() - due)
 
     def families(self) -> Iterator[Families]:
-        """Return what is known now and what is counted, in parts that each take a millisecond or two to make."""
+        """Return the current state and the counts, in parts that each need a millisecond or two."""
         self._forget(trio.current_time())
         now, loads = (yield from self._look()), self._loads()
         loads.forget(self._registry.names())
@@ -267,7 +278,7 @@ class Metrics:
             yield from families_of(metric)
 
     def _look(self) -> Generator[Families, None, MetricsSnapshot]:
-        """Return the families of each worker in parts, and then what is known beside."""
+        """Return the families of each worker in parts, and then the rest of the snapshot."""
         registry, balancer, now = self._registry, self._balancer, trio.current_time()
         routes = [endpoint for endpoints in registry.external.values() for endpoint in endpoints]
         ready = {name: sum(_can_serve(one, now) for one in ones) for name, ones in registry.external.items()}
@@ -307,7 +318,7 @@ class Metrics:
         )
 
     def _look_at(self, worker: WorkerRecord, now: float) -> tuple[WorkerSnapshot, bool]:
-        """Return what is known of a worker, and whether it can serve its models."""
+        """Return the state of a worker, and whether it can serve its models."""
         state, names, endpoint = self._registry.state(worker), worker.names, self._registry.endpoint_of(worker)
         known = WorkerSnapshot(
             worker.id,
@@ -320,7 +331,7 @@ class Metrics:
         return known, state == "ready" and (endpoint is None or _can_serve(endpoint, now))
 
     def _families(self) -> Iterable[Metric]:
-        """Make families of what is counted."""
+        """Make families of the counts."""
         models = list(self._models.items())
         requests = CounterMetricFamily(
             "ichat_requests",
@@ -384,5 +395,5 @@ class Metrics:
 
 
 def _can_serve(endpoint: Endpoint, now: float) -> bool:
-    """Return whether requests go there, as its circuit has it: one that answers is asked where there is no other."""
+    """Return whether requests go there, as its circuit has it: an answering endpoint is asked if there is no other."""
     return not endpoint.health_failure and (endpoint.circuit.answers or endpoint.circuit.state(now) == "closed")

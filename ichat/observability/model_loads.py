@@ -1,4 +1,4 @@
-"""What is counted of loading and evicting the models of on-demand workers."""
+"""Counts of loading and evicting the models of on-demand workers."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
@@ -17,13 +17,13 @@ class LoadCounts:
     """The loads of each model since the gateway's start. The configuration bounds how many models these are."""
 
     swaps: int = 0
-    """Workers that were evicted to make room for another one."""
+    """Workers that were evicted to make room for another worker."""
     loads: Counter[tuple[str, str, str]] = attrs.field(factory=Counter[tuple[str, str, str]])
     """By model, reason and result."""
     seconds: dict[str, Histogram] = attrs.field(factory=dict[str, Histogram])
 
     def loaded(self, model: str, reason: str, result: str, seconds: float | None = None) -> None:
-        """Count a load that has ended; `seconds` says how long it took, where the model is ready now."""
+        """Count a load that has ended; `seconds` is its duration, if the model is ready now."""
         self.loads[model, reason, result] += 1
         if seconds is not None:
             self.seconds.setdefault(model, Histogram(_LOAD_S)).add(seconds)

@@ -1,4 +1,4 @@
-"""What is counted of requests whose choice of an endpoint depended on their prefix."""
+"""Counts of requests that were routed by their prefix."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +14,7 @@ _HOLDERS = (0, 1, 2, 3, 4)
 
 @attrs.define(eq=False)
 class PrefixCounts:
-    """What is counted of the requests of one model whose choice of an endpoint depended on their prefix."""
+    """Counts of the requests of a model that were routed by their prefix."""
 
     matched_bytes: int = 0
     all_bytes: int = 0

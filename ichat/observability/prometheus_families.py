@@ -1,4 +1,4 @@
-"""Prometheus' families, made of what the gateway has counted and of what it knows at one moment."""
+"""Prometheus' families, made of the gateway's counts and of its state at a given moment."""
 
 import itertools
 from bisect import bisect_left
@@ -10,28 +10,28 @@ import attrs
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from ichat.fleet.worker_record import State
 from ichat.hardware.machines import MachineReport, MachineView, machines_of
 from ichat.http.relay import ChunkGapHistogram
 from ichat.observability.exposition import LINES_AT_ONCE, Families, MetricFamily, escaped
 from ichat.observability.request_record import UsedTokens
-from ichat.protocol import Machine
-from ichat.routing.worker_record import State
+from ichat.protocol.messages import Machine
 
 STATES: Sequence[str] = [name for names in get_args(State) for name in get_args(names)]
 MACHINES_AT_ONCE = 16
-"""How many machines' GPUs are looked at in one step."""
+"""How many machines' GPUs are looked at in a step."""
 GPUS_SHOWN_MAX = 4096
-"""After so many GPUs no more machines are shown: workers that joined may tell of any number."""
+"""After this many GPUs no more machines are shown: workers that joined may report any number."""
 _GAP_S = tuple(2.0**index / 1000 for index in range(17))
 
 
 @attrs.define(eq=False)
 class Histogram:
-    """How often values were how large."""
+    """Counts of values by their size."""
 
     bounds: Sequence[float]
     counts: list[int] = attrs.field(init=False)
-    """How many were at most each of the bounds and more than the one before; the last: more than all of them."""
+    """How many values were at most each bound and more than the bound before; the last: more than all bounds."""
     sum: float = 0.0
 
     def __attrs_post_init__(self) -> None:
@@ -45,14 +45,14 @@ class Histogram:
 
 @attrs.define(eq=False)
 class TokenCounts:
-    """How many tokens requests used; the cached ones are some of the `input`."""
+    """How many tokens requests used; `cached` is a part of the `input`."""
 
     input: int = 0
     output: int = 0
     cached: int = 0
 
     def add(self, usage: UsedTokens) -> None:
-        """Count the tokens of one request."""
+        """Count the tokens of a request."""
         self.input += usage.input
         self.output += usage.output
         self.cached += usage.cached
@@ -60,7 +60,7 @@ class TokenCounts:
 
 @attrs.frozen
 class WorkerSnapshot:
-    """What is known of one worker at one moment."""
+    """The state of a worker at a given moment."""
 
     id: str
     model: str
@@ -75,7 +75,7 @@ class WorkerSnapshot:
 
 @attrs.frozen
 class MetricsSnapshot:
-    """What is known at one moment, but of each worker."""
+    """The gateway's state at a given moment, except that of each worker."""
 
     in_flight: int
     states: Mapping[str, int]
@@ -90,15 +90,15 @@ class MetricsSnapshot:
     """1 for external routes that fail their health checks, 0 for the others that are asked."""
     queued: Mapping[str, int]
     loaded: Mapping[str, bool]
-    """Whether a model of on-demand workers has one that is ready."""
+    """Whether a model of on-demand workers has a ready worker."""
     own: MachineReport | None
-    """What the gateway tells of its machine."""
+    """The gateway's report on its machine."""
     machines: Sequence[tuple[str, Machine]]
-    """What workers tell of theirs."""
+    """The workers' reports on theirs."""
 
 
 def state_families(now: MetricsSnapshot) -> Iterable[Metric]:
-    """Return the families of what the gateway knows at this moment."""
+    """Return the families of the gateway's state at this moment."""
     yield GaugeMetricFamily("ichat_requests_in_flight", "Requests to models under way.", now.in_flight)
     yield gauge_family("ichat_requests_queued", "Requests that wait for room at a worker.", "model", now.queued)
     yield gauge_family(
@@ -113,7 +113,7 @@ def state_families(now: MetricsSnapshot) -> Iterable[Metric]:
 
 
 def worker_families(workers: Sequence[WorkerSnapshot]) -> Iterable[Metric]:
-    """Return the families of what the gateway knows of some workers."""
+    """Return the families of some workers' state."""
     state = GaugeMetricFamily("ichat_worker_state", "1 for the state it is in.", labels=("worker", "model", "state"))
     for one in workers:
         state.add_metric((one.id, one.model, one.state), 1)
@@ -142,11 +142,11 @@ def _gpu_families(machines: Iterator[MachineView]) -> Iterable[Metric]:
     shown = 0
     while shown < GPUS_SHOWN_MAX and (some := list(itertools.islice(machines, MACHINES_AT_ONCE))):
         shown += sum(len(machine.gpus or ()) for machine in some)
-        yield from _families_of_gpus(some)
+        yield from gpu_families(some)
 
 
-def _families_of_gpus(machines: Iterable[MachineView]) -> Iterable[Metric]:
-    """Make families of GPUs, each GPU once; what workers hold is a part of what is used, by another name."""
+def gpu_families(machines: Iterable[MachineView]) -> Iterable[Metric]:
+    """Return families of GPUs, each GPU once; memory held by workers is a part of the used memory, by another name."""
     labels = ("machine", "gpu")
     info = GaugeMetricFamily("ichat_gpu_info", "Which GPU that is.", labels=(*labels, "uuid", "name"))
     failed = GaugeMetricFamily("ichat_gpu_failed", "1 for one that does not answer.", labels=labels)
@@ -173,7 +173,7 @@ def _families_of_gpus(machines: Iterable[MachineView]) -> Iterable[Metric]:
 
 
 def gauge_family(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    """Return a gauge with one label."""
+    """Return a gauge with a single label."""
     family = GaugeMetricFamily(name, text, labels=[label])
     for value, number in values.items():
         family.add_metric((value,), number)
@@ -181,7 +181,7 @@ def gauge_family(name: str, text: str, label: str, values: Mapping[str, float]) 
 
 
 def counter_family(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
-    """Return a counter with one label."""
+    """Return a counter with a single label."""
     family = CounterMetricFamily(name, text, labels=[label])
     for value, number in list(values.items()):
         family.add_metric((value,), number)
@@ -189,7 +189,7 @@ def counter_family(name: str, text: str, label: str, values: Mapping[str, int]) 
 
 
 def token_family(name: str, text: str, label: str, values: Iterable[tuple[str, TokenCounts]]) -> Metric:
-    """Return a counter of tokens with one label besides their direction."""
+    """Return a counter of tokens with a label besides their direction."""
     family = CounterMetricFamily(name, text, labels=[label, "direction"])
     for value, counts in values:
         for direction, number in (("input", counts.input), ("output", counts.output), ("cached", counts.cached)):
@@ -230,7 +230,7 @@ def _buckets(bounds: Sequence[float], counts: Sequence[float]) -> list[tuple[str
 def families_of(metric: Metric) -> Iterator[Families]:
     """Return a family as the lines of Prometheus' text format, in parts that are short.
 
-    prometheus_client writes the same, but all families at once, and takes several times as long.
+    prometheus_client writes the same, but all families at once, and is several times as slow.
     """
     name = f"{metric.name}_total" if metric.type == "counter" else metric.name
     text = metric.documentation.replace("\\", r"\\").replace("\n", r"\n")

@@ -1,14 +1,14 @@
-"""The facts of one request that has ended: metrics, the access log and the trace are made of them."""
+"""The facts of a request that has ended: metrics, the access log and the trace are made of them."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import attrs
 
 from ichat.routing.prefix_chain import PrefixChain
 
 RESPONSE_PATH = b"/v1/responses/{id}"
-"""How requests about an earlier response are counted, whatever its id."""
+"""How requests about an earlier response are counted, with any id."""
 OTHER = "other"
 """The label of routes and models that are not counted apart."""
 
@@ -20,20 +20,20 @@ ROUTES: Mapping[bytes, str] = {
     **{f"{base}/{name}".encode(): f"/v1/{name}" for base in ("", "/v1") for name in _NAMES},
     b"/v2/rerank": "/v1/rerank",
 }
-"""The label of each path whose requests name a model."""
+"""The label of each path for requests that name a model."""
 _LABELS = {**ROUTES, RESPONSE_PATH: RESPONSE_PATH.decode()}
 
 
 class UsedTokens(NamedTuple):
-    """The tokens that one request used."""
+    """The tokens that a request used."""
 
     input: int
-    """Of its prompt, cached ones included."""
+    """Of its prompt, cached tokens included."""
     output: int
     cached: int = 0
     """How many of the prompt's the engine had in its cache."""
     is_estimate: bool = False
-    """Whether nobody counted them, or not all of them."""
+    """Whether at least some of the tokens were not counted."""
 
     @property
     def total(self) -> int:
@@ -43,9 +43,9 @@ class UsedTokens(NamedTuple):
 
 @attrs.define(eq=False, kw_only=True)
 class RequestRecord:
-    """One request that has ended. Times are Trio's clock in seconds, sizes are bytes.
+    """A request that has ended. Times are Trio's clock in seconds, sizes are bytes.
 
-    Not frozen, as one is made for every request: a frozen class sets each field by a call.
+    Not frozen, since a record is made for every request: a frozen class sets each field by a call.
     """
 
     id: str
@@ -64,7 +64,7 @@ class RequestRecord:
     error: str
     """The code of the error; empty if the request went well."""
     phase: str
-    """How far the request had come when it was cut off (`Exchange.phase`); empty if it was not."""
+    """The phase of the request when it was cut off (`Exchange.phase`); empty if it was not."""
     started_at: float
     ended_at: float
     queued_s: float
@@ -73,22 +73,34 @@ class RequestRecord:
     usage: UsedTokens | None
     """The tokens that it used; None where nothing is known of them, or there was no answer."""
     trace_id: str
+    span: Any = None
+    """OpenTelemetry's span of the request, where spans are sent."""
+    is_counted: bool = True
+    """Whether it was a request to a model. Other requests have a line in the access log and no other trace."""
     prefix: PrefixChain | None = None
-    """The beginning of its prompt, and who was believed to hold it, if its route depended on that."""
+    """The beginning of its prompt, and the endpoints believed to hold it, if its route depended on that."""
     worker: str = ""
     """The id of the worker or external route that was asked last; empty if none was."""
     answered_at: float | None = None
-    """When the head of the response came."""
+    """When the head of the response arrived."""
     first_at: float | None = None
-    """When the first piece of its body came."""
+    """When the first piece of its body arrived."""
     overhead_s: float | None = None
     """The gateway's own time before it asked the upstream, without the queue."""
     chunks: int = 0
     """Pieces of the response's body, as they were read."""
     alias: str = ""
-    """The name that it asked for, if that stands for models; `model` is the one that answered, or was asked last."""
+    """The name that it asked for, if that stands for models; `model` is the model that answered, or was asked last."""
     passed: Sequence[tuple[str, str]] = ()
     """The models that could not answer it before, each with the reason."""
+
+
+class RecordSink(Protocol):
+    """Receives the record of each request when the request has ended."""
+
+    def ended(self, record: RequestRecord) -> None:
+        """Note a request that has ended. The sink must not change the record."""
+        ...
 
 
 def label_of(path: bytes) -> str:

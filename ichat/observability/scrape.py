@@ -12,31 +12,29 @@ import attrs
 import trio
 
 from ichat.config.schema import Config
+from ichat.fleet.registry import Registry
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import client
-from ichat.http.pool import Upstream
 from ichat.observability.exposition import Families, MetricFamily, add_twins, escaped, read_steps, written
-from ichat.protocol import PROOF_HEADER
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.registry import Registry
-from ichat.routing.worker_record import WorkerRecord
 
 log = logging.getLogger(__name__)
 
 ASK_S = 2.0
-"""How long a worker may take to answer."""
+"""The limit on a worker's answer."""
 ROUND_S = 6.0
-"""How long all of them may take: those that were not asked by then count as failed."""
+"""The limit on all answers together: workers that were not asked by then count as failed."""
 REUSE_S = 1.0
-"""How long other scrapes get what one has found."""
+"""How long other scrapes get the result of an earlier scrape."""
 BYTES_MAX = 4 * 1024 * 1024
-"""Of one worker's answer."""
+"""The most bytes of a worker's answer."""
 ALL_BYTES_MAX = 64 * 1024 * 1024
-"""Of all answers of a round."""
+"""The most bytes of all answers of a round."""
 
 
 @attrs.define
 class _Round:
-    """What one round has found, and how much more it may take."""
+    """The result of a round, and the time that is left to it."""
 
     found: dict[str, Families | None]
     """None: the worker did not answer."""
@@ -51,7 +49,7 @@ class Scraper:
     def __init__(self, registry: Registry, workers_max: int, proof: Callable[[], bytes] = bytes) -> None:
         """More than `workers_max` ready workers are not asked, none of them.
 
-        `proof` gives what shows workers that were not started here that their gateway asks, if it is not empty.
+        `proof` returns the proof to workers that were not started here that their gateway asks; it may be empty.
         """
         self._registry = registry
         self._workers_max = workers_max
@@ -68,7 +66,7 @@ class Scraper:
         self._workers_max = config.limits.scraped_workers_max
 
     async def expose(self, own: Iterable[Families], *, with_workers: bool = True) -> Iterator[str]:
-        """Return one exposition in short texts: the gateway's metrics, and those of the workers.
+        """Return an exposition in short texts: the gateway's metrics, and those of the workers.
 
         `own` gives the gateway's in parts, each of which is a step.
         """
@@ -87,7 +85,7 @@ class Scraper:
         return written([*parts, _families_of(round_), *found])
 
     async def _ask_all(self) -> _Round:
-        """Return what each worker has, unless they are too many."""
+        """Return each worker's metrics, unless the workers are too many."""
         registry = self._registry
         ready = [(one, registry.endpoint_of(one)) for one in registry if registry.state(one) == "ready"]
         workers = [(worker, endpoint) for worker, endpoint in ready if endpoint is not None]
@@ -104,21 +102,19 @@ class Scraper:
         try:
             with trio.fail_after(ASK_S):
                 proof = b"" if worker.managed else self._proof()
-                data = await _fetch(endpoint.upstream, proof, round_)
+                data = await _fetch(endpoint, proof, round_)
         except client.FAILURES as error:
             log.debug("worker %s gave no metrics: %r", worker.id, error)
             return
-        async with self._reading:  # one at a time, or the steps of many would follow each other without a pause
+        async with self._reading:  # one at a time: the steps of many would follow each other without a pause
             round_.found[worker.id] = await _read(data, labels)
 
 
-async def _fetch(upstream: Upstream, proof: bytes, round_: _Round) -> bytes:
-    """Return a worker's metrics. Raises one of client.FAILURES, ValueError where they are too long."""
-    headers = [(b"accept", b"text/plain;version=0.0.4")]
-    if proof:
-        headers.append((PROOF_HEADER, proof))
+async def _fetch(endpoint: Endpoint, proof: bytes, round_: _Round) -> bytes:
+    """Return a worker's metrics. Raises one of client.FAILURES, ValueError if they are too long."""
+    headers = endpoint.headers_for([(b"accept", b"text/plain;version=0.0.4")], proof)
     data = bytearray()
-    async with await client.request(upstream, "/metrics", headers) as response:
+    async with await client.request(endpoint.upstream, endpoint.target_at_root("/metrics"), headers) as response:
         if response.status != 200:
             raise ValueError(f"it answers with {response.status}")
         async for piece in response:
@@ -140,7 +136,7 @@ async def _read(data: bytes, labels: Mapping[str, str]) -> Families:
 
 
 def _families_of(round_: _Round) -> Families:
-    """Return what is to be said of the round itself."""
+    """Return the families about the round itself."""
     failed, left_out = "ichat_worker_scrape_failed", "ichat_workers_not_scraped"
     samples = [f'{failed}{{worker="{escaped(one)}"}} {int(found is None)}' for one, found in round_.found.items()]
     return {

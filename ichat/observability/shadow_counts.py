@@ -1,4 +1,4 @@
-"""What is counted of copies for shadows: what became of them, how long they took, and their tokens."""
+"""Counts of copies for shadows: their results, their durations, and their tokens."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from ichat.observability.prometheus_families import Histogram, counter_family, h
 from ichat.observability.request_record import OTHER
 
 SERIES_MAX = 1000
-"""Series of each family; where reloads bring more names, the others are counted together."""
+"""Series of each family; if reloads bring more names, the others are counted together."""
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
 
 
@@ -25,21 +25,21 @@ class ShadowCounts:
         return f"<ShadowCounts {len(self._copies)} series>"
 
     def add(self, alias: str, model: str, result: str) -> None:
-        """Count a copy by what became of it: the status of its response, or why there was none."""
+        """Count a copy by its result: the status of its response, or why there was none."""
         key = (alias, model, result)
         if key not in self._copies and len(self._copies) >= SERIES_MAX:
             key = (OTHER, OTHER, result)
         self._copies[key] = self._copies.get(key, 0) + 1
 
     def add_response(self, model: str, seconds: float, tokens: int) -> None:
-        """Count how long a whole response took, and the tokens that it says were used."""
+        """Count the duration of a whole response, and the tokens that it says were used."""
         if model not in self._seconds and len(self._seconds) >= SERIES_MAX:
             model = OTHER
         self._seconds.setdefault(model, Histogram(_SECONDS)).add(seconds)
         self._tokens[model] = self._tokens.get(model, 0) + tokens
 
     def families(self) -> Iterator[Metric]:
-        """Return the families, with what was counted until now; none if there were no copies."""
+        """Return the families with the current counts; none if there were no copies."""
         if not self._copies:
             return
         copies = CounterMetricFamily(

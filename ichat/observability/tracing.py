@@ -1,6 +1,6 @@
 """The trace that a request belongs to (W3C Trace Context), and its span if OpenTelemetry's SDK is installed.
 
-Without the SDK the client's headers are passed on untouched, or one is made for a new trace. With the SDK and an
+Without the SDK the client's headers are passed on untouched, or new headers begin a trace. With the SDK and an
 endpoint for spans, each request is a span; the SDK reads the client's headers and writes those for the upstream.
 """
 
@@ -27,44 +27,56 @@ log = logging.getLogger(__name__)
 NAMES = frozenset((b"traceparent", b"tracestate"))
 """Headers of a request that `Trace.headers` replaces."""
 CLOSE_S = 5.0
-"""How long the last spans may take to be sent, when the gateway ends."""
+"""The limit on sending the last spans, when the gateway ends."""
 SHOWN_CHARACTERS_MAX = 256
-"""Of what a client chose, in a span."""
+"""The longest text in a span that a client chose, in characters."""
 PACKAGES = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
 _SERVICE = "ichat-gateway"
 _METHOD = "POST"
 """Of every request to a model."""
 
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+"""The names of the routes' requests in OpenTelemetry's conventions for generative AI."""
+
 _NOT_ZERO = 1 << 64 | 1
 """Neither the 128 bits of a trace nor the 64 of a span may all be zero."""
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-((?!0{32})[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", re.DOTALL)
-"""What is passed on: the trace's id is used in the access log, the rest is for the upstream to validate."""
+"""The text that is passed on: the access log uses the trace's id, and the upstream validates the rest."""
 
 Pairs = Sequence[tuple[bytes, bytes]]
 
 
 @attrs.define
 class Trace:
-    """The trace of one request, as seen from here."""
+    """The trace of a request, as seen from here."""
 
     id: str
     """32 hexadecimal digits."""
     headers: Pairs
-    """For the upstream, in place of the client's own; empty once there is a response, which may take an hour."""
+    """For the upstream, in place of the client's own; empty once there is a response, since that can last an hour."""
     span: Any = None
-    """OpenTelemetry's, where there is one."""
+    """OpenTelemetry's span, if there is any."""
 
 
 class Tracing:
     """Gives each request its trace, and notes nothing."""
 
+    sends_spans = False
+    """Whether `ended` does anything."""
+
     def __repr__(self) -> str:
         return "<Tracing: no spans>"
 
     def begin(self, headers: Pairs, path: bytes, *, is_known: bool) -> Trace:
-        """Return the trace of a request that begins now: the client's if its headers name one, else a new one.
+        """Return the trace of a request that begins now: the client's if its headers name a trace, else a new trace.
 
-        `is_known` says that the path is one of few, so that spans may be named by it.
+        `is_known` says that the path is among a few, so that spans may be named by it.
         """
         for name, value in headers:
             if name == b"traceparent" and (found := _TRACEPARENT.fullmatch(value)):
@@ -72,15 +84,17 @@ class Tracing:
         ids = f"{random.getrandbits(192) | _NOT_ZERO:048x}"
         return Trace(ids[:32], [(b"traceparent", f"00-{ids[:32]}-{ids[32:]}-00".encode())])
 
-    def end(self, trace: Trace, record: RequestRecord) -> None:
-        """Note that a request has ended."""
+    def ended(self, record: RequestRecord) -> None:
+        """End the span of a request; see `RecordSink`."""
 
     def close(self) -> None:
-        """Send what has not been sent yet; it blocks for `CLOSE_S` at most."""
+        """Send the remaining spans; it blocks for `CLOSE_S` at most."""
 
 
 class SpanTracing(Tracing):
     """Gives each request its trace, and makes it a span there."""
+
+    sends_spans = True
 
     def __init__(self, provider: Any) -> None:
         """`provider` is an `opentelemetry.sdk.trace.TracerProvider`."""
@@ -117,19 +131,23 @@ class SpanTracing(Tracing):
         trace_id = f"{span.get_span_context().trace_id:032x}"
         return Trace(trace_id, [(name.encode(), value.encode("latin-1")) for name, value in told.items()], span)
 
-    def end(self, trace: Trace, record: RequestRecord) -> None:
-        span = trace.span
+    def ended(self, record: RequestRecord) -> None:
+        span = record.span
+        if span is None:
+            return
         if span.is_recording():
             status, error = record.status, record.error
             failed = status >= 500 or (bool(error) and status < 400)
             facts = {
                 "http.response.status_code": status,
                 "error.type": error or (str(status) if failed else ""),
+                "gen_ai.operation.name": _OPERATIONS.get(record.route, ""),
                 "gen_ai.request.model": _shown_name(record.alias or record.model),
                 "gen_ai.response.model": _shown_name(record.model) if record.alias else "",
                 "ichat.worker": record.worker,
                 "ichat.queue_ms": round(record.queued_s * 1000, 2),
                 "ichat.phase": record.phase,
+                **_usage_of(record),
             }
             span.set_attributes({name: value for name, value in facts.items() if value != ""})
             if failed:
@@ -148,7 +166,7 @@ def open_tracing() -> Tracing:
     """Return the tracing that the environment asks for (`OTEL_…`), and say where spans go.
 
     Spans are sent where OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set and OpenTelemetry's
-    SDK is installed; everything else is as the SDK reads it. What is wrong there is logged, and the gateway starts.
+    SDK is installed; everything else is as the SDK reads it. Errors there are logged, and the gateway starts.
     """
     env = os.environ
     name = next((name for name in _ENDPOINTS if env.get(name)), None)
@@ -171,6 +189,18 @@ def open_tracing() -> Tracing:
     return tracing
 
 
+def _usage_of(record: RequestRecord) -> dict[str, int]:
+    """Return the tokens that were counted, and none that were only estimated."""
+    usage = record.usage
+    if usage is None or usage.is_estimate:
+        return {}
+    return {
+        "gen_ai.usage.input_tokens": usage.input,
+        "gen_ai.usage.output_tokens": usage.output,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached,
+    }
+
+
 def _shown_name(model: str) -> str:
     return model[:SHOWN_CHARACTERS_MAX].encode(errors="replace").decode()
 
@@ -183,7 +213,7 @@ _EXPORTERS = {
 
 
 def _provider() -> Any:
-    """Make what spans go through: queue and thread are the SDK's. Raises ImportError, ValueError, OSError."""
+    """Make the provider of spans: queue and thread are the SDK's. Raises ImportError, ValueError, OSError."""
     import importlib
 
     env = os.environ
@@ -206,6 +236,6 @@ def _provider() -> Any:
 
 
 def _shown(address: str) -> str:
-    """Return an address without what may be secret in it."""
+    """Return an address without its secret parts."""
     parts = urllib.parse.urlsplit(address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

@@ -1,4 +1,4 @@
-"""This process' own standard output and error, taken over: into a buffer, and on to where they would have gone."""
+"""This process' own standard output and error: captured into a buffer, and passed on to their original places."""
 
 import contextlib
 import faulthandler
@@ -15,16 +15,16 @@ STDOUT, STDERR = 1, 2
 
 
 class Capture:
-    """Takes over this process' standard output and error, before it has children that inherit them.
+    """Captures this process' standard output and error, before it has children that inherit them.
 
-    What is written goes into a buffer, and on to where it would have gone. Where that is one place, as in a terminal,
-    there is one pipe, so that the order is kept; where there are two, each keeps what it was meant to get.
+    All output goes into a buffer, and on to its original place. If both have the same place, as in a terminal, they
+    share a pipe, so that the order is kept. If there are two places, each keeps its own output.
     """
 
     def __init__(
         self, buffer: LineBuffer, *, line_bytes_max: int = LINE_BYTES_MAX, tee_bytes_max: int = TEE_BYTES_MAX
     ) -> None:
-        """Take over now. What children in Python write is not held back from now on (PYTHONUNBUFFERED)."""
+        """Begin to capture. Output of children in Python is not held back from now on (PYTHONUNBUFFERED)."""
         os.environ["PYTHONUNBUFFERED"] = "1"
         self._originals: dict[int, int] = {}
         self.tees: list[Tee] = []
@@ -55,12 +55,12 @@ class Capture:
         return f"<Capture {self._drain!r}, {self.tees}>"
 
     def settle(self, wait_s: float) -> bool:
-        """Wait, for so long, until the buffer has what was written by now; return whether it has. May block."""
+        """Wait up to `wait_s` until the buffer has all output written before; return whether it has. May block."""
         _flush()
         return self._drain.settle(wait_s)
 
     def close(self, wait_s: float = CLOSE_S) -> None:
-        """Return the descriptors back, and let what was written before arrive where it should, for so long."""
+        """Restore the descriptors, and let earlier output arrive at its place, for at most `wait_s`."""
         if self._closed:
             return
         self._closed = True
@@ -76,7 +76,7 @@ class Capture:
                 os.close(original)
 
     def _forget_in_child(self) -> None:
-        """Let go, in a forked child, of what would keep pipes open after the end of this process."""
+        """Close, in a forked child, the descriptors that would keep pipes open after the end of this process."""
         if not self._closed:
             self._closed = True
             faulthandler.enable(STDERR)

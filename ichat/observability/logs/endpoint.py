@@ -19,7 +19,7 @@ class LogEndpoint:
     """Sends the lines of this process to its followers, for as long as it can."""
 
     def __init__(self, buffer: LineBuffer, settle: Callable[[float], object], headers: Headers) -> None:
-        """`settle` waits, for so many seconds, until the buffer has what was written by then; it may block.
+        """`settle` waits at most the given seconds until the buffer has all output written before; it may block.
 
         `headers` are put on every response.
         """
@@ -72,7 +72,7 @@ class LogEndpoint:
                 self._left.set()
 
     async def finish(self, wait_s: float) -> None:
-        """End all followers, with every line that was written by now, in so much time; what it is short of is cut."""
+        """End all followers, with every line that was written by now, within `wait_s`; later lines are cut."""
         with trio.move_on_after(wait_s):
             if self._readers:
                 await trio.to_thread.run_sync(self._settle, wait_s, abandon_on_cancel=True)

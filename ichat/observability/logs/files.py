@@ -6,9 +6,8 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from datetime import datetime
 
-from ichat.observability.logs.lines import BYTES_MAX, LINES_MAX, LineBuffer, timestamp
+from ichat.observability.logs.lines import BYTES_MAX, LINES_MAX, LineBuffer, read_timestamp, timestamp
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +20,7 @@ _STAMPED = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (.*)", re.DOTA
 
 
 class LogFile:
-    """Lines with their times in `NAME.log`; older ones in `NAME.log.1` and so on, a run before in `NAME.previous.log`.
+    """Lines with their times in `NAME.log`; older lines in `NAME.log.1` and so on, a run before in `NAME.previous.log`.
 
     Nothing here raises, and a full disk delays no worker: lost lines are counted, and logged once.
     """
@@ -36,7 +35,7 @@ class LogFile:
         goes_on: bool = False,
         retry_s: float = FILE_RETRY_S,
     ) -> None:
-        """Begin a new run, or go on with the newest; `files_max` older files are kept of it, and of the one before."""
+        """Begin a new run, or go on with the newest; `files_max` older files are kept of it, and of the run before."""
         self.path = os.path.join(directory, f"{name}.log")
         self._previous = previous_path(directory, name)
         self._bytes_max = bytes_max
@@ -62,14 +61,14 @@ class LogFile:
         return f"<LogFile {self.path}{' failing' if self.is_failing else ''}, {self.lost_lines} lines lost>"
 
     def append(self, lines: Sequence[bytes], now: float) -> None:
-        """Take lines that came at one time; they are written with the next flush, or when they are many."""
+        """Add lines that arrived at the same time; they are written with the next flush, or when they are many."""
         stamp = timestamp(now).encode() + b" "
         self._data += b"".join([b"%b%b\n" % (stamp, line) for line in lines])
         if len(self._data) >= FILE_BUFFER_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was taken, or count it as lost; during an outage the file is tried again every `retry_s`."""
+        """Write the added lines, or count them as lost; during an outage the file is tried again every `retry_s`."""
         if not self._data:
             return
         data = bytes(self._data)
@@ -100,12 +99,12 @@ class LogFile:
             self._recover()
 
     def close(self) -> None:
-        """Write what was taken, and close the file."""
+        """Write the added lines, and close the file."""
         self.flush()
         self._close()
 
     def _make_ready(self, size: int) -> None:
-        """Have an open file with room for so many bytes. Raises OSError."""
+        """Have an open file with room for `size` bytes. Raises OSError."""
         if self._is_new:
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             self._keep_previous()
@@ -174,7 +173,7 @@ def _is_torn(path: str) -> bool:
 
 
 def previous_path(directory: str, name: str) -> str:
-    """Return where the run before the current one has its newest lines."""
+    """Return the path of the newest lines of the previous run."""
     return os.path.join(directory, f"{name}.previous.log")
 
 
@@ -205,16 +204,16 @@ def load(
         stamped = _STAMPED.fullmatch(line)
         if stamped is not None:
             with contextlib.suppress(ValueError):
-                at = datetime.fromisoformat(stamped[1].decode()).timestamp()
+                at = read_timestamp(stamped[1].decode()).timestamp()
         buffer.append([stamped[2] if stamped else line], at)
     buffer.end()
     return buffer
 
 
 def prune(directory: str, older_than_s: float) -> None:
-    """Remove the files of workers that have written nothing for so long; blocks, and raises nothing.
+    """Remove the files of workers that have written nothing for `older_than_s`; blocks, and raises nothing.
 
-    A file of another program is known by its first line, which has no time like ours.
+    The first line of another program's file has no time like ours, and such a file stays.
     """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:

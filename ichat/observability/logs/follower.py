@@ -1,6 +1,6 @@
-"""Following the lines of a worker that was not started here: its `/logs/stream`, over every break, for little.
+"""Following the lines of a worker that was not started here: its `/logs/stream`, over every break, at little cost.
 
-What comes is not trusted: sizes are bounded, nothing is queued, and one worker costs at most a fifth of the thread.
+The input is not trusted: sizes are bounded, nothing is queued, and a worker costs at most a fifth of the thread.
 """
 
 import json
@@ -8,26 +8,25 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import datetime
 
 import attrs
 import trio
 
 from ichat.http import client, sse
 from ichat.http.pool import Upstream
-from ichat.observability.logs.lines import LINE_BYTES_MAX
-from ichat.protocol import PROOF_HEADER
+from ichat.observability.logs.lines import LINE_BYTES_MAX, read_timestamp
+from ichat.protocol.messages import PROOF_HEADER
 
 log = logging.getLogger(__name__)
 
 NAP_S = 0.02
 NAP_S_MAX = 2.0
 NAP_RATIO = 4
-"""After a piece was worked on it naps for so many times as long."""
+"""After working on a piece, the follower naps for this many times as long."""
 EVENT_BYTES_MAX = 8 * LINE_BYTES_MAX
-"""JSON needs up to six bytes for one."""
+"""JSON needs up to six bytes for a byte of text."""
 CUT_BYTES = 64
-"""What a worker may add to a line that it has cut itself."""
+"""The most that a worker may add to a line that it has cut itself."""
 LOST_MAX = 10**15
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _ASK_AGAIN = frozenset((408, 425, 429))
@@ -35,22 +34,22 @@ _ASK_AGAIN = frozenset((408, 425, 429))
 
 @attrs.frozen
 class LogTimes:
-    """How long the parts of keeping logs may take, in seconds."""
+    """Limits on the parts of keeping logs, in seconds."""
 
     connect_s: float = 5.0
     silence_s: float = 45.0
-    """A stream that brings nothing for so long, not even a comment, is dead: a new one goes on where it stood."""
+    """A stream without data for this time, even without a comment, is dead: a new stream goes on where it stood."""
     pause_s: float = 0.5
-    """How long it takes until a stream that has ended is requested again; doubled each time that nothing came."""
+    """The pause until a stream that has ended is requested again; doubled after each stream without data."""
     pause_s_max: float = 10.0
     look_s: float = 1.0
     """How often the workers to follow are compared with those that are followed."""
     look_pause_s: float = 0.1
     """The least time between two comparisons."""
     end_s: float = 2.0
-    """How long reading the rest of a worker's output may take, once its processes have ended."""
+    """The limit on reading the rest of a worker's output, once its processes have ended."""
     close_s: float = 2.0
-    """How long the store may take to close."""
+    """The limit on closing the store."""
 
 
 TIMES = LogTimes()
@@ -63,7 +62,7 @@ class LogSource:
     """How a worker is reached, and which start of it that is."""
 
     start_id: str
-    """Another one at each start; "" where that is not known."""
+    """Different at each start; "" if it is not known."""
     host: str = ""
     port: int = 0
     unix_socket: str | None = None
@@ -78,7 +77,7 @@ class LogSource:
 
 
 class LogFollower:
-    """Follows one worker; it remembers what it has, however often the connection breaks."""
+    """Follows a worker; it remembers the lines that it has, however often the connection breaks."""
 
     def __init__(
         self,
@@ -88,17 +87,17 @@ class LogFollower:
         began_anew: Callable[[], None],
         times: LogTimes = TIMES,
     ) -> None:
-        """`take` gets the lines; `began_anew` is called before those of a start that no heartbeat has told of."""
+        """`take` gets the lines; `began_anew` is called before the lines of a start that no heartbeat has reported."""
         self.source = source
         self._bytes_max = line_bytes_max
         self._take = take
         self._began_anew = began_anew
         self._times = times
         self._last = 0
-        """The number of the last line taken; 0: none."""
+        """The number of the last line received; 0: none."""
         self._is_first = True
         self._lost = 0
-        """Lines that are missing before the next one."""
+        """Lines that are missing before the next line."""
         self._connection_ended = trio.Event()
         self._connection_ended.set()
 
@@ -107,15 +106,15 @@ class LogFollower:
 
     @property
     def is_connected(self) -> bool:
-        """Whether lines come, or would if there were any."""
+        """Whether lines arrive, or would if there were any."""
         return not self._connection_ended.is_set()
 
     async def wait_disconnected(self) -> None:
-        """Wait until everything has come that came over the connection there is now."""
+        """Wait until all data of the current connection has arrived."""
         await self._connection_ended.wait()
 
     async def follow(self) -> str:
-        """Hand over what comes, again and again; return why, where there is nothing to follow at this worker."""
+        """Hand over arriving lines, again and again; return why, if there is nothing to follow at this worker."""
         pause_s = self._times.pause_s
         while True:
             last = self._last
@@ -132,13 +131,13 @@ class LogFollower:
             await trio.sleep(pause_s)
 
     async def _read(self) -> str:
-        """Follow one connection to its end; return why there should not be another one, or nothing."""
+        """Follow a connection to its end; return why there should be no further connection, or nothing."""
         headers = [(b"accept", sse.CONTENT_TYPE.encode())]
         if self.source.proof:
             headers.append((PROOF_HEADER, self.source.proof))
         if self._last:
             headers.append((b"last-event-id", b"%d" % self._last))
-        # the client never decodes a body, so what is compressed stays as small as it came
+        # the client never decodes a body, so compressed data stays as small as it arrived
         times = self._times
         with trio.fail_after(times.silence_s):
             response = await client.request(self.source.upstream, "/logs/stream", headers, connect_s=times.connect_s)
@@ -201,7 +200,7 @@ def missing(count: int) -> bytes:
 
 
 def _refusal(response: client.HttpResponse) -> str:
-    """Return why a response is none that can be followed, now or later; nothing where it is one, or may be soon."""
+    """Return why a response cannot be followed, now or later; nothing if it can be, or may be soon."""
     status, headers = response.status, response.headers
     if status == 200:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -221,7 +220,7 @@ def _read_gap(data: str) -> int:
 
 
 def _read_line(data: str, bytes_max: int) -> TimedLine | None:
-    """Read one line; None where it is none. A time that is none becomes that of now."""
+    """Read a line; None for anything else. A time that is invalid becomes that of now."""
     try:
         entry = json.loads(data)
         text, at = entry["line"], entry["time"]
@@ -237,7 +236,7 @@ def _read_line(data: str, bytes_max: int) -> TimedLine | None:
 
 def _seconds(at: object) -> float:
     try:
-        time_of_day = datetime.fromisoformat(at) if isinstance(at, str) else None
+        time_of_day = read_timestamp(at) if isinstance(at, str) else None
         if time_of_day is not None and time_of_day.tzinfo is not None and 1970 < time_of_day.year < 9999:
             return time_of_day.timestamp()
     except (ValueError, OverflowError):

@@ -1,11 +1,12 @@
 """Lines of output: kept in a buffer, numbered, and read by any number of cursors, as server-sent events.
 
-A thread appends what a process writes (`pipes.py`), batch by batch. A reader has no queue, only the number of the last
-line it knows. So a reader that stands still costs nothing and delays no other: it is told how many lines it has missed.
+A thread appends the output of a process (`pipes.py`) in batches. A reader has no queue, only the number of the last
+line it knows. So a reader that stands still costs nothing and delays no other: it learns how many lines it has missed.
 """
 
 import collections
 import contextlib
+import datetime as dt
 import functools
 import itertools
 import threading
@@ -25,16 +26,16 @@ class Line:
     """A line as readers see it."""
 
     seq: int
-    """Grows by one with each line, from 1."""
+    """Grows by 1 with each line, from 1."""
     time: float
     """When it was read, in seconds since 1970."""
     text: str
 
 
 class LineSplitter:
-    """Makes lines of what is read from one pipe.
+    """Makes lines of the data from a pipe.
 
-    As a terminal would, it forgets what a carriage return overwrites: of a progress bar the last state stays.
+    As a terminal would, it forgets text that a carriage return overwrites: of a progress bar the last state stays.
     """
 
     def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
@@ -43,7 +44,7 @@ class LineSplitter:
         self._cut = 0
         """Bytes of the partial line that were not kept."""
         self._returned = False
-        """Whether what comes next overwrites the partial line."""
+        """Whether the next data overwrites the partial line."""
         self.since = 0.0
         """When (monotonic) the partial line began."""
 
@@ -55,7 +56,7 @@ class LineSplitter:
         return bool(self._partial)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take what was read and return the lines that are complete now, without their ends."""
+        """Add the data and return the lines that are complete now, without their ends."""
         first, *others = data.split(b"\n")
         if not self._partial:
             self.since = time.monotonic()
@@ -76,7 +77,7 @@ class LineSplitter:
         return lines
 
     def flush(self) -> list[bytes]:
-        """Return the partial line, if there is one, as if it had ended."""
+        """Return the partial line, if there is any, as if it had ended."""
         return [self._take()] if self._partial else []
 
     def _hold(self, piece: bytes) -> None:
@@ -98,10 +99,10 @@ class LineSplitter:
 
 
 class LineBuffer:
-    """The last lines of one source. One thread appends, any may read."""
+    """The last lines of a source. A single thread appends, any may read."""
 
     def __init__(self, lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX, start: int = 0) -> None:
-        """Keep so many lines, and so many bytes of text; the first number is the one after `start`."""
+        """Keep at most `lines_max` lines and `bytes_max` bytes of text; the first number follows `start`."""
         self._lines_max = lines_max
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
@@ -120,11 +121,11 @@ class LineBuffer:
         return f"<LineBuffer {self.last - len(self._lines) + 1}..{self.last}, {self._bytes} bytes{end}>"
 
     def bound(self, lines_max: int, bytes_max: int) -> None:
-        """Keep so many from the next line on."""
+        """Use these limits from the next line on."""
         self._lines_max, self._bytes_max = lines_max, bytes_max
 
     def append(self, lines: Sequence[bytes], now: float) -> None:
-        """Add lines that came at one time, for the oldest ones where there is no room."""
+        """Add lines that arrived at the same time, for the oldest lines if there is no room."""
         if not lines:
             return
         with self._lock:
@@ -191,6 +192,11 @@ def timestamp(seconds: float) -> str:
     """Return a time of day (RFC 3339, UTC, milliseconds)."""
     whole = int(seconds)
     return f"{_to_the_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
+
+
+def read_timestamp(text: str) -> dt.datetime:
+    """Return the time that a text in ISO 8601 says; `Z` is UTC, which Python 3.10 does not know. Raises ValueError."""
+    return dt.datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith("Z") else text)
 
 
 @functools.lru_cache(maxsize=16)

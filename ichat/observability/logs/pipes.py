@@ -1,6 +1,6 @@
-"""Pipes that a worker's output comes through, and the original output that it is passed on to.
+"""Pipes for a worker's output, and the original output that it is passed on to.
 
-A thread reads the pipes, never a Trio task: what the Trio thread itself writes to a full pipe would wait for that task
+A thread reads the pipes, never a Trio task: output of the Trio thread itself to a full pipe would wait for that task
 for ever. The thread waits for nothing but its pipes, since every process that writes to them would wait with it.
 So it hands bytes for the original output to another thread, and never logs where its own output is captured.
 """
@@ -19,10 +19,10 @@ from ichat.observability.logs.lines import LineBuffer, LineSplitter
 PIPE_BYTES = 1024 * 1024
 READ_BYTES = 64 * 1024
 NAP_S = 0.01
-"""The thread reads at most so often where little comes, so that each line does not cost a switch of threads."""
+"""The shortest time between two reads if little arrives, so that each line does not cost a switch of threads."""
 NAP_BELOW_BYTES = 16 * 1024
 PARTIAL_S = 1.0
-"""A line that has not ended for so long is shown as it is."""
+"""A line that has not ended after this time is shown as it is."""
 TEE_BYTES_MAX = 4 * 1024 * 1024
 TEE_RETRY_S = 0.1
 
@@ -31,7 +31,7 @@ class Tee:
     """Passes bytes on to a descriptor that may be slow or broken: adding them never waits."""
 
     def __init__(self, fd: int, bytes_max: int = TEE_BYTES_MAX) -> None:
-        """`fd` stays the caller's. At most `bytes_max` wait; what comes beyond is lost, and counted."""
+        """`fd` stays the caller's. At most `bytes_max` wait; further bytes are lost, and counted."""
         self._fd = fd
         self._bytes_max = bytes_max
         self._chunks: list[bytes] = []
@@ -62,7 +62,7 @@ class Tee:
             self._changed.notify()
 
     def close(self, wait_s: float) -> bool:
-        """Let what waits be written, for so long; return whether the descriptor is not in use any more."""
+        """Let waiting bytes be written, for at most `wait_s`; return whether the descriptor is not in use any more."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -103,7 +103,7 @@ class Tee:
 
 
 class TeeStream:
-    """What a logging handler writes to: lines that are passed on by a Tee."""
+    """A stream for a logging handler: its lines are passed on by a Tee."""
 
     def __init__(self, tee: Tee) -> None:
         self._tee = tee
@@ -118,7 +118,7 @@ class TeeStream:
 
 
 class PipeSource:
-    """One pipe that is read."""
+    """A pipe that is read."""
 
     def __init__(self, fd: int, lines: LineSplitter, tee: Tee | None = None) -> None:
         self.fd = fd
@@ -127,14 +127,14 @@ class PipeSource:
 
 
 class Sink(Protocol):
-    """Where lines go beside the buffer; only the thread that reads them calls it, which may not be held up."""
+    """A place for lines beside the buffer; only the thread that reads the lines calls it. A sink must not block."""
 
     def append(self, lines: Sequence[bytes], now: float) -> None:
-        """Take lines that came at one time (seconds since 1970)."""
+        """Add lines that arrived at the same time (seconds since 1970)."""
         ...
 
     def flush(self) -> None:
-        """Pass on what was taken."""
+        """Pass on the added lines."""
         ...
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class PipeReader:
         ends_buffer: bool = True,
         partial_s: float = PARTIAL_S,
     ) -> None:
-        """Take over the descriptors, the end of the sinks, and that of the buffer unless others go on with it."""
+        """Own the descriptors, the end of the sinks, and that of the buffer unless others go on with it."""
         self._sources = {source.fd: source for source in sources}
         self._buffer = buffer
         self._sinks = sinks
@@ -170,11 +170,11 @@ class PipeReader:
         return f"<PipeReader {len(self._sources)} pipes into {self._buffer!r}>"
 
     def fds(self) -> list[int]:
-        """Return the descriptors that no process which is forked from this one needs."""
+        """Return the descriptors that a process forked from this process does not need."""
         return [*self._sources, self._wake]
 
     def settle(self, wait_s: float) -> bool:
-        """Wait, for so long, until the buffer has what was written by now; return whether it has."""
+        """Wait up to `wait_s` until the buffer has all output written before; return whether it has."""
         settling = self._settling = threading.Event()
         if self._buffer.ended:
             return True
@@ -183,7 +183,7 @@ class PipeReader:
         return settling.wait(wait_s)
 
     def stop(self, wait_s: float) -> None:
-        """Read what is there now, for so long, and end; nothing where the pipes have ended."""
+        """Read the available data, for at most `wait_s`, and end; do nothing if the pipes have ended."""
         if self._thread.is_alive():
             self._deadline = time.monotonic() + wait_s
             with contextlib.suppress(OSError):
@@ -272,7 +272,7 @@ class PipeReader:
 def follow(
     fd: int, buffer: LineBuffer, *sinks: Sink, lines: LineSplitter | None = None, ends_buffer: bool = True
 ) -> PipeReader:
-    """Read a worker's output from a pipe until its end, in a thread; the descriptor is taken over."""
+    """Read a worker's output from a pipe until its end, in a thread that then owns the descriptor."""
     return PipeReader([PipeSource(fd, lines or LineSplitter())], buffer, sinks, ends_buffer=ends_buffer)
 
 

@@ -1,7 +1,7 @@
 """The gateway's book of logs: every worker's lines, in a buffer and in files, of workers that are dead too.
 
-One buffer lasts as long as its worker is in the book, through all of its starts, so a follower goes on with the next
-start by itself. Files are those of one start: the newest, and the one before, which is `previous`.
+A buffer lasts as long as its worker is in the book, through all of its starts, so a follower goes on with the next
+start by itself. Files are kept of two starts: the newest, and the start before, called `previous`.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from operator import itemgetter
-from typing import Never
+from typing import NoReturn
 
 import attrs
 import trio
@@ -22,7 +22,8 @@ from ichat.config.schema import Config, Logs
 from ichat.errors import ApiError
 from ichat.observability.logs.files import LogFile, load, previous_path
 from ichat.observability.logs.follower import TIMES, LogFollower, LogSource, LogTimes, TimedLine
-from ichat.observability.logs.lines import LineSplitter, Wakeup
+from ichat.observability.logs.lines import Line, LineSplitter, Wakeup
+from ichat.observability.logs.log_format import has_colours, is_short
 from ichat.observability.logs.pipes import Tee, follow, make_pipe
 from ichat.observability.logs.stream import LogCursor, LogQuery, LogStream
 from ichat.observability.logs.worker_log import Echo, LogStatistics, WorkerLog
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 STDERR = 2
 THREADS_MAX = 4
-"""That wait for the disk, of those that write what is followed, and of those that read for streams."""
+"""The most threads that wait for the disk: this many write logs, and this many read them for streams."""
 LOOK_SHARE = 0.05
 """The most of the time that is spent on looking for workers to follow, of which there may be thousands."""
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -42,7 +43,7 @@ class LogStore:
     """Every worker's lines, as the gateway keeps them: a buffer and rotating files each, for dead workers too."""
 
     def __init__(self, directory: str, settings: Logs, times: LogTimes = TIMES) -> None:
-        """Keep the files in this directory, which is made where it is missing. Belongs to one run of Trio."""
+        """Keep the files in this directory, and make it if it is missing. Belongs to a single run of Trio."""
         self._directory = directory
         self.settings = settings
         self._times = times
@@ -57,18 +58,18 @@ class LogStore:
         return f"<LogStore {self._directory}, {len(self._records)} workers>"
 
     def statistics(self) -> Mapping[str, LogStatistics]:
-        """Return what is known of each worker's log, by the worker's id."""
+        """Return the statistics of each worker's log, by the worker's id."""
         return {worker_id: record.statistics() for worker_id, record in self._records.items()}
 
     def path_of(self, worker_id: str) -> str:
-        """Return the file that has the newest lines of a worker. Raises ValueError for an id that is none."""
+        """Return the file that has the newest lines of a worker. Raises ValueError for an invalid id."""
         return os.path.join(self._directory, f"{_name_of(worker_id)}.log")
 
     def begin(self, worker_id: str) -> int:
-        """Begin a new start of a managed worker; the one before becomes `previous`.
+        """Begin a new start of a managed worker; the start before becomes `previous`.
 
-        Return the descriptor for its standard output and error, which is the caller's to close once it is started.
-        Raises OSError where there are no more descriptors, and ValueError for an id that is none.
+        Return the descriptor for its standard output and error: the caller closes it once the worker is started.
+        Raises OSError if there are no more descriptors, and ValueError for an invalid id.
         """
         record = self._record(worker_id)
         self._leave(record)
@@ -90,7 +91,7 @@ class LogStore:
     async def end(self, worker_id: str) -> None:
         """Read the rest of a start when its processes have ended, for `end_s` at most, and close its file.
 
-        Followers wait for the next start. Returns at once where there is nothing of the kind.
+        Followers wait for the next start. Returns at once if there is nothing to end.
         """
         record = self._records.get(worker_id)
         if record is None:
@@ -107,16 +108,16 @@ class LogStore:
             await trio.to_thread.run_sync(record.leave_file, abandon_on_cancel=True)
 
     def finish(self, worker_id: str) -> None:
-        """Let followers' streams end: there will be no other start, unless there is one after all."""
+        """Let followers' streams end, since no other start is expected; a later start is still possible."""
         record = self._records.get(worker_id)
         if record is not None:
             record.buffer.end()
 
     def resume(self, worker_id: str, start_id: str | None = None, *, is_managed: bool = True) -> None:
-        """Go on with the file of a worker that outlived an earlier gateway: its lines come by `follow_forever`.
+        """Go on with the file of a worker that outlived an earlier gateway: `follow_forever` reads its further lines.
 
-        `start_id` says of which start the file is; None: of the first one that a heartbeat names.
-        Call `end` for a managed worker later. Raises ValueError for an id that is none.
+        `start_id` says of which start the file is; None: of the first start that a heartbeat names.
+        Call `end` for a managed worker later. Raises ValueError for an invalid id.
         """
         record = self._record(worker_id)
         self._leave(record)
@@ -124,12 +125,16 @@ class LogStore:
         record.goes_on = True
 
     def last_lines(self, worker_id: str, count: int) -> list[str]:
-        """Return the last lines of the newest start, oldest first; none where nothing is known."""
+        """Return the texts of the last lines of the newest start, oldest first; none if nothing is known."""
+        return [line.text for line in self.tail(worker_id, count)]
+
+    def tail(self, worker_id: str, count: int) -> list[Line]:
+        """Return the last lines of the newest start, oldest first; none if nothing is known."""
         record = self._records.get(worker_id)
         if record is None:
             return []
         count = min(count, record.buffer.last - record.run_after)
-        return [line.text for line in record.buffer.tail(count)] if count > 0 else []
+        return record.buffer.tail(count) if count > 0 else []
 
     def forget(self, worker_id: str) -> None:
         """Let a worker go that was removed: its streams end, its buffer is given up, its files stay."""
@@ -139,7 +144,7 @@ class LogStore:
             record.buffer.end()
 
     async def stream(self, worker_id: str, query: LogQuery) -> LogStream:
-        """Return what a request asks for. Raises ApiError 404 if no lines of that worker, or of that run, are known."""
+        """Return the stream for a request. Raises ApiError 404 if no lines of the worker, or of the run, are known."""
         record, path = self._find(worker_id, query)
         if record is not None:
             buffer, wakeup = record.buffer, record.wakeup
@@ -185,7 +190,7 @@ class LogStore:
         """Look at the sources again soon."""
         self._changed.set()
 
-    async def follow_forever(self, sources: Callable[[], Mapping[str, LogSource]]) -> Never:
+    async def follow_forever(self, sources: Callable[[], Mapping[str, LogSource]]) -> NoReturn:
         """Follow every worker that `sources` gives by its id, and no other; `logs.followed_max` of them.
 
         Those that were started here are left out. A source with another `start_id` is a new run of that worker.
@@ -220,7 +225,7 @@ class LogStore:
             self._tee.close(self._times.close_s)
 
     def _record(self, worker_id: str) -> WorkerLog:
-        """Return the record of a worker, which is made where there is none.
+        """Return the record of a worker, new if there is none.
 
         Numbers go on growing over a restart of the gateway, so that no number a client knows means another line.
         """
@@ -245,7 +250,8 @@ class LogStore:
             return []
         if self._tee is None:
             self._tee = Tee(STDERR, self.settings.echo_bytes_max)
-        return [Echo(worker_id, self._tee)]
+        is_dim = is_short(self.settings.format, STDERR) and has_colours(STDERR)
+        return [Echo(worker_id, self._tee, is_dim=is_dim)]
 
     def _leave(self, record: WorkerLog) -> None:
         """Stop everything that adds lines to a record."""
@@ -257,7 +263,7 @@ class LogStore:
         record.leave_file()
 
     def _to_follow(self, wanted: Mapping[str, LogSource]) -> list[str]:
-        """Return the workers to follow from now on; tell the other followers of a new address or start."""
+        """Return the workers to follow from now on; inform the other followers of a new address or start."""
         found: list[str] = []
         busy = sum(record.scope is not None for record in self._records.values())
         is_full = False
@@ -312,9 +318,9 @@ class LogStore:
         return record, record.follower, record.scope
 
     def _drop_idle(self, wanted: Container[str]) -> None:
-        """Stop following workers that are not wanted any more, and keep the lines of only so many of them.
+        """Stop following workers that are not wanted any more, and keep the lines of a limited number of them.
 
-        A managed worker is followed until its end is told, which has its last words read.
+        A managed worker is followed until `end` is called for it; its last words are read then.
         """
         others = [worker_id for worker_id, record in self._records.items() if not record.is_managed]
         idle = [worker_id for worker_id in others if worker_id not in wanted]
@@ -356,7 +362,7 @@ class LogStore:
 
 
 def _name_of(worker_id: str) -> str:
-    """Return the name of a worker's files. Raises ValueError for an id that is none."""
+    """Return the name of a worker's files. Raises ValueError for an invalid id."""
     if not _ID.fullmatch(worker_id):
         raise ValueError(f"not a worker's id: {worker_id[:200]!r}")
     return f"{worker_id}~" if worker_id.endswith(_PREVIOUS) else worker_id

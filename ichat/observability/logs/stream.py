@@ -1,13 +1,13 @@
-"""Streams of lines for clients: what a request asks, a cursor, and server-sent events until there is no more."""
+"""Streams of lines for clients: the request, a cursor, and server-sent events until there is no more."""
 
 import json
 import re
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
 
 import attrs
 import trio
+from typing_extensions import Self
 
 from ichat.errors import bad_request
 from ichat.http import sse
@@ -16,7 +16,7 @@ from ichat.observability.logs.lines import Line, LineBuffer, Wakeup, timestamp
 BLOCK_LINES_MAX = 256
 """Lines that are sent at a time, before other tasks get their turn."""
 KEEP_ALIVE_S = 15.0
-"""After so long without a line the client gets a comment, so that no proxy between closes the connection."""
+"""After this time without a line the client gets a comment, so that no proxy between closes the connection."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _YES = frozenset({"true", "1", "yes"})
 _NO = frozenset({"false", "0", "no"})
@@ -24,14 +24,14 @@ _KNOWN = ("tail", "follow", "previous")
 
 
 class LogCursor:
-    """One reader of a buffer: history, then what comes, as server-sent events."""
+    """A reader of a buffer: history, then new lines, as server-sent events."""
 
     def __init__(
         self, buffer: LineBuffer, *, tail: int | None = None, after: int | None = None, follow: bool = True
     ) -> None:
-        """Begin `after` a line, or with the last `tail` lines, or with the oldest one; end now, or with the buffer.
+        """Begin `after` a line, or with the last `tail` lines, or with the oldest line; end now, or with the buffer.
 
-        A number that the buffer has not reached is from an earlier one: then everything is new.
+        A number that the buffer has not reached is from an earlier buffer: then everything is new.
         """
         self._buffer = buffer
         last = buffer.last
@@ -45,7 +45,7 @@ class LogCursor:
         return f"<LogCursor after {self._seq} of {self._buffer!r}>"
 
     def next(self) -> bytes:
-        """Return what is there by now, up to BLOCK_LINES_MAX lines; nothing where there is nothing new."""
+        """Return the available lines, up to BLOCK_LINES_MAX; nothing if there is nothing new."""
         lines, lost = self._buffer.after(self._seq, BLOCK_LINES_MAX)
         if self._end is not None:
             lost = min(lost, self._end - self._seq)
@@ -54,7 +54,7 @@ class LogCursor:
         return (gap(lost) if lost else b"") + b"".join(map(event, lines))
 
     def finish(self) -> None:
-        """End with what is there now, rather than with the buffer."""
+        """End with the lines that are available now, rather than with the buffer."""
         if self._end is None:
             self._end = self._buffer.last
 
@@ -66,7 +66,7 @@ class LogCursor:
 
 
 class LogStream:
-    """What a client gets: blocks of server-sent events, until there is nothing to come."""
+    """The response to a client: blocks of server-sent events, until there are no more lines."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class LogStream:
 
 
 def event(line: Line) -> bytes:
-    """Return a line as an event, whose id a client sends back as Last-Event-ID."""
+    """Return a line as an event; a client sends the event's id back as Last-Event-ID."""
     entry = {"seq": line.seq, "time": timestamp(line.time), "line": line.text}
     return sse.encode(json.dumps(entry, ensure_ascii=False), event_id=line.seq)
 
@@ -120,13 +120,13 @@ def gap(lost: int) -> bytes:
 
 @attrs.frozen
 class LogQuery:
-    """What a request for lines asks."""
+    """A request for lines."""
 
     tail: int | None
-    """Only so many lines of history; None: all that is kept."""
+    """At most this many lines of history; None: all that is kept."""
     follow: bool
     previous: bool
-    """The run before this one; never with `follow`."""
+    """The previous run; never with `follow`."""
     after: int | None
     """The line that the client knows already (Last-Event-ID), which goes before `tail`."""
 

@@ -1,7 +1,8 @@
-"""The lines of one worker, through all of its starts: in a buffer, in files, and on the gateway's standard error."""
+"""The lines of a worker, through all of its starts: in a buffer, in files, and on the gateway's standard error."""
 
 import itertools
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,20 +18,27 @@ from ichat.observability.logs.lines import Line, LineBuffer, Wakeup
 from ichat.observability.logs.pipes import PipeReader, Tee
 
 LAST_BYTES = 256 * 1024
-"""Read of the end of a file, to know when its last line came."""
+"""Bytes that are read of the end of a file, for the time of its last line."""
 AGAIN = b"[ichat: started again]"
+_COLOURS = re.compile(rb"\x1b\[[0-9;:]*m")
 
 
 class Echo:
-    """Passes one worker's lines on to the gateway's standard error."""
+    """Passes a worker's lines on to the gateway's standard error."""
 
-    def __init__(self, worker_id: str, tee: Tee) -> None:
+    def __init__(self, worker_id: str, tee: Tee, *, is_dim: bool = False) -> None:
+        """`is_dim` has a terminal show the lines behind the gateway's own; their own colours are removed then."""
         self._prefix = f"[{worker_id}] ".encode()
         self._tee = tee
+        self._is_dim = is_dim
 
     def append(self, lines: Sequence[bytes], now: float) -> None:
         """Have lines written soon, or lose them."""
-        self._tee.add(b"".join([b"%b%b\n" % (self._prefix, line) for line in lines]))
+        if self._is_dim:
+            lines = [_COLOURS.sub(b"", line) for line in lines]
+            self._tee.add(b"".join([b"\x1b[2m%b%b\x1b[0m\n" % (self._prefix, line) for line in lines]))
+        else:
+            self._tee.add(b"".join([b"%b%b\n" % (self._prefix, line) for line in lines]))
 
     def flush(self) -> None:
         """Nothing is held back."""
@@ -41,7 +49,7 @@ class Echo:
 
 @attrs.frozen
 class LogStatistics:
-    """One worker's log at one moment."""
+    """A worker's log at a given moment."""
 
     lines: Sequence[Line]
     """All that are kept in memory."""
@@ -52,7 +60,7 @@ class LogStatistics:
 
 
 class WorkerLog:
-    """One worker's lines, through all of its starts."""
+    """A worker's lines, through all of its starts."""
 
     def __init__(self, start: int, settings: Logs) -> None:
         """`start` is the number before that of the first line."""
@@ -62,33 +70,33 @@ class WorkerLog:
         self.run_after = start
         """The number before that of the first line of the newest start."""
         self.is_managed = False
-        """Whether this gateway manages the worker: then its end is told, and its followers wait for its next start."""
+        """Whether this gateway manages the worker: then `end` is called, and its followers wait for its next start."""
         self.pipe_reader: PipeReader | None = None
         """Reads the pipe of a worker that this gateway has started."""
         self.start_id: str | None = None
-        """Which start it is, of one that is followed; None where the next that is told of is this one."""
+        """The start of a followed worker; None if the next reported start is this start."""
         self.is_early = False
-        """Whether that start has ended, and lines of the next came before a heartbeat told of it."""
+        """Whether that start has ended, and lines of the next arrived before a heartbeat reported it."""
         self.follower: LogFollower | None = None
         self.scope: trio.CancelScope | None = None
         """Of the task that follows it, while it runs."""
         self.refused: str | None = None
         """The start that has no lines to follow."""
         self.goes_on = False
-        """Whether the file of one that is followed goes on when it is opened, since it is of this start."""
+        """Whether the file of a followed worker goes on when it is opened, since it is of this start."""
         self.turn = 0
-        """Grows whenever the file is left: a thread that writes for an earlier turn comes too late."""
+        """Grows whenever the file is left: a thread that writes for an earlier turn is too late."""
         self._file: LogFile | None = None
         """Of a worker that is followed; otherwise the pipe reader has it."""
         self._file_after = -math.inf
-        """When the last line came that the file had before it was opened."""
+        """The time of the last line that the file had before it was opened."""
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<WorkerLog {self.buffer!r}, {self.pipe_reader or self.follower}>"
 
     def statistics(self) -> LogStatistics:
-        """Return what is known at this moment."""
+        """Return the current statistics."""
         buffer = self.buffer
         return LogStatistics(buffer.tail(buffer.last - buffer.start), buffer.ended, self.start_id, self.refused)
 
@@ -105,7 +113,7 @@ class WorkerLog:
     def write(self, turn: int, lines: Sequence[TimedLine], open_file: Callable[[bool], LogFile]) -> None:
         """Write lines to the file, unless it was left since; in a thread, since that may wait for the disk.
 
-        Where the file goes on, lines that it had before are left out, by their time. `open_file` is told about that.
+        If the file goes on, lines that it had before are left out, by their time. `open_file` gets that as argument.
         """
         with self._lock:
             if turn != self.turn:
@@ -136,6 +144,6 @@ class WorkerLog:
 
 
 def _last_time(file: LogFile) -> float:
-    """Return when the last line of a file came."""
+    """Return the time of the last line of a file."""
     last = load(file.path, lines_max=1, bytes_max=LAST_BYTES).tail(1)
     return last[0].time if last else -math.inf

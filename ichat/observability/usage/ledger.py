@@ -1,22 +1,23 @@
-"""Who used what: counted in memory by every request, written by a thread soon after, and read with both.
+"""Usage by key and model: counted in memory by every request, written by a thread soon after, and read with both.
 
-No request waits for the disk. What cannot be written stays in memory, up to `usage.pending_rows_max` rows; beyond,
-it is lost and counted.
+No request waits for the disk. Rows that cannot be written stay in memory, up to `usage.pending_rows_max`; beyond,
+they are lost and counted.
 """
 
 import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar, TypeVarTuple
+from typing import TypeVar
 
 import trio
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from typing_extensions import TypeVarTuple, Unpack
 
 from ichat.config.schema import Config
 from ichat.config.usage import UsageSettings
-from ichat.observability.request_record import RequestRecord
+from ichat.observability.request_record import RequestRecord, UsedTokens
 from ichat.observability.usage.queries import UsageQuestion
 from ichat.observability.usage.rows import (
     CACHED,
@@ -39,24 +40,24 @@ from ichat.security.rate_limits import Quotas
 log = logging.getLogger(__name__)
 
 OPEN_S = 10.0
-"""How long the gateway's start waits for what was used before."""
+"""How long the gateway's start waits for the earlier usage."""
 READ_S = 25.0
-"""How long an answer waits for the disk; beyond, it has only what is in memory."""
+"""How long an answer waits for the disk; beyond, it has only the usage in memory."""
 WRITE_S = 30.0
-"""How long a write is waited for; a later one waits for it to end."""
+"""How long a write is waited for; a later write waits for it to end."""
 RETRY_S = 5.0
 """How long after a failure the disk is tried again."""
 LIMITS_S = 60.0
-"""How long after a question for the limits that took too long the next one is asked."""
+"""The pause after a question for the limits that ran out of time, before the next such question."""
 LIMIT_GROUPS_MAX = 1_000_000
-"""How many keys and models, each with each, limits can be told of."""
+"""How many pairs of a key and a model the limits can get."""
 CLOSE_S = 3.0
-"""How long the last write may take at the gateway's end."""
+"""The limit on the last write at the gateway's end."""
 TIDY_S = 3600.0
 """How often old rows are added up, and the oldest removed."""
 OK = "ok"
 LEFT = 499
-"""The status of a request whose client left: no error."""
+"""The status of a request that its client left: no error."""
 
 _Args = TypeVarTuple("_Args")
 _Answer = TypeVar("_Answer")
@@ -73,7 +74,7 @@ class Ledger:
         quotas: Quotas,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`is_known` tells models that there are from what clients make up; `quotas` get what was used before."""
+        """`is_known` distinguishes existing models from names that clients make up; `quotas` get the earlier usage."""
         self.enabled = settings.enabled
         self.rows_lost = 0
         self.storage = OK
@@ -85,7 +86,7 @@ class Ledger:
         self._store = UsageStore(directory)
         self._limiter = trio.CapacityLimiter(1)
         self._reading = trio.Lock()
-        """Held by who reads, so that a write waits for one reader at most."""
+        """Held by a reader, so that a write waits for a single reader at most."""
         self._lock = trio.Lock()
         """Held while rows go from the memory to the disk, and while both are read."""
         self._wakes = trio.Event()
@@ -107,29 +108,31 @@ class Ledger:
         """How many rows are in memory only."""
         return len(self._rows) + len(self._waiting) + (len(self._batch.rows) if self._batch is not None else 0)
 
-    def add(self, record: RequestRecord) -> None:
-        """Count a request to a model that has ended."""
+    def ended(self, record: RequestRecord) -> None:
+        """Count a request to a model that has ended; see `RecordSink`."""
+        if not record.is_counted:
+            return
         sums = self._rows.get((record.key_name, record.model, record.worker))
         if sums is None:
-            sums = self._begin(record)
+            sums = self._sums(record.key_name, record.model, record.worker)
         sums[0] += 1
         status = record.status
         if status >= 400 and status != LEFT:
             sums[1] += 1
-        usage = record.usage
-        if usage is not None:
-            input_, output, cached, is_estimate = usage
-            sums[2] += input_
-            sums[3] += output
-            sums[4] += cached
-            if is_estimate:
-                sums[5] += input_ + output
+        if record.usage is not None:
+            _add_tokens(sums, record.usage)
         sums[6] += record.ended_at - record.started_at - record.queued_s
 
-    def _begin(self, record: RequestRecord) -> Sums:
+    def add_late(self, key: str, model: str, worker: str, used: UsedTokens) -> None:
+        """Count the tokens of a response that was made in the background; its request was counted before."""
+        _add_tokens(self._sums(key, model, worker), used)
+
+    def _sums(self, key: str, model: str, worker: str) -> Sums:
         """Return the sums to which a request is added."""
-        model = record.model if record.worker or self._is_known(record.model) else ""
-        series = (record.key_name, model, record.worker)
+        sums = self._rows.get((key, model, worker))
+        if sums is not None:
+            return sums
+        series = (key, model if worker or self._is_known(model) else "", worker)
         sums = self._rows.get(series)
         if sums is not None:
             return sums
@@ -146,11 +149,11 @@ class Ledger:
         self.wake()
 
     def wake(self) -> None:
-        """Look soon whether limits have to be told of what was used before."""
+        """Look soon whether the limits need the earlier usage."""
         self._wakes.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Tell the limits what was used before, then write what is counted, until cancelled and once more."""
+        """Pass the earlier usage to the limits, then write the counts, until cancelled and once more."""
         if not self.enabled:
             task_status.started()
             return
@@ -174,7 +177,7 @@ class Ledger:
             await self._close()  # noqa: ASYNC102 it has a shield with a bound
 
     async def read(self, question: UsageQuestion) -> tuple[Groups, str]:
-        """Return what was used until now, on disk and in memory, and `storage`. Raises TooManyGroups.
+        """Return the usage until now, on disk and in memory, and `storage`. Raises TooManyGroups.
 
         No other task runs between the last look at the memory and the return.
         """
@@ -184,9 +187,9 @@ class Ledger:
     async def _read(
         self, questions: Sequence[UsageQuestion], groups_max: int | None = None
     ) -> tuple[Sequence[Groups], str]:
-        """Return the same of several questions at one moment, each with so many groups. Raises TooManyGroups.
+        """Return the same of several questions at the same moment, at most `groups_max` each. Raises TooManyGroups.
 
-        Only one reader waits for the file at a time, so that what is to be written waits for one at most.
+        A single reader waits for the file at a time, so that a write waits for one at most.
         """
         found: list[Groups] = []
         storage = f"{self._store.path} did not answer within {READ_S:g} s"
@@ -203,7 +206,7 @@ class Ledger:
         return found, storage
 
     def _add_memory(self, question: UsageQuestion, groups: Groups) -> None:
-        """Add what is not on disk."""
+        """Add the usage that is not on disk."""
         rows: MinuteRows = {(minute_of(self._wall()), series): sums for series, sums in self._rows.items()}
         unwritten = () if self._batch is None or self._batch.is_written else self._batch.rows.items()
         for part in (rows.items(), self._waiting.items(), unwritten):
@@ -211,7 +214,7 @@ class Ledger:
             group_rows(wanted, question.span, question.names, groups)
 
     async def _tell_limits(self) -> None:
-        """Set what was used in this month where there are limits for a day or a month."""
+        """Set the usage of this month if there are limits for a day or a month."""
         if not self._quotas.needs_sums:
             return
         now = self._wall()
@@ -236,7 +239,7 @@ class Ledger:
         self._quotas.set_sums(used)
 
     async def _flush(self, *, is_last: bool = False) -> None:
-        """Write what was counted; what cannot be written waits."""
+        """Write the counts; rows that cannot be written wait."""
         minute = minute_of(self._wall())
         rows, self._rows = self._rows, {}
         for series, sums in rows.items():
@@ -300,13 +303,13 @@ class Ledger:
         if self.rows_pending:
             log.error("%d rows of usage could not be written before the end, and are lost", self.rows_pending)
 
-    async def _in_thread(self, call: Callable[[*_Args], _Answer], *args: *_Args) -> _Answer:
+    async def _in_thread(self, call: Callable[[Unpack[_Args]], _Answer], *args: Unpack[_Args]) -> _Answer:
         """Have the store called in its thread; a call that is not waited for any more still ends before the next."""
         await trio.lowlevel.checkpoint_if_cancelled()
         return await trio.to_thread.run_sync(call, *args, abandon_on_cancel=True, limiter=self._limiter)
 
     def families(self) -> Iterator[Metric]:
-        """Return what Prometheus is shown of the ledger."""
+        """Return the ledger's families for Prometheus."""
         if not self.enabled:
             return
         yield GaugeMetricFamily(
@@ -325,3 +328,12 @@ def _tokens_of(sums: Sums) -> tuple[int, int, int]:
 
 def _why(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _add_tokens(sums: Sums, usage: UsedTokens) -> None:
+    input_, output, cached, is_estimate = usage
+    sums[2] += input_
+    sums[3] += output
+    sums[4] += cached
+    if is_estimate:
+        sums[5] += input_ + output

@@ -43,12 +43,12 @@ SPANS: Mapping[str, int] = {"minute": 1, "hour": MINUTES_A_HOUR, "day": MINUTES_
 """The minutes that are counted together. Months are put together from their days."""
 NAMES = ("key", "model", "endpoint")
 COLUMNS = (*NAMES, *SPANS)
-"""What usage can be shown by."""
+"""The columns that usage can be shown by."""
 
 
 @attrs.frozen
 class UsageQuestion:
-    """What is to be counted. Times are seconds since 1970."""
+    """A question about usage. Times are seconds since 1970."""
 
     since: float
     until: float
@@ -56,7 +56,7 @@ class UsageQuestion:
     by: Sequence[str]
     """Of COLUMNS, at most one of SPANS."""
     key: str | None = None
-    """Only of this key; "" for requests without one."""
+    """Only of this key; "" for requests without a key."""
     model: str | None = None
 
     @property
@@ -66,7 +66,7 @@ class UsageQuestion:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names that are told apart; models always are, since each has its price."""
+        """The names that are kept apart; models always are, since each has its price."""
         return [name for name in NAMES if name in self.by or name == "model"]
 
     @property
@@ -83,7 +83,7 @@ class UsageQuestion:
 def select(question: UsageQuestion, rows_max: int) -> tuple[str, Sequence[str | int]]:
     """Return the SQL of a question, and its values: of each group the minute, three names and the sums.
 
-    Rows are added up by series before these get their names, which takes a third of the time.
+    Rows are added up by series before these get their names: that needs a third of the time.
     """
     where, values = ["minute >= ?", "minute < ?"], list[str | int](question.minutes)
     wanted = {name: getattr(question, name) for name in ("key", "model") if getattr(question, name) is not None}

@@ -1,4 +1,4 @@
-"""What an answer about usage says: the ledger's groups become rows with names, times and costs, and a sum of all."""
+"""An answer about usage: the ledger's groups become rows with names, times and costs, and a sum of all."""
 
 import csv
 import io
@@ -33,16 +33,16 @@ _FORMS: Mapping[str, str] = {
     "month": "%Y-%m",
 }
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
-"""What begins a formula in a spreadsheet."""
+"""The characters that begin a formula in a spreadsheet."""
 COUNTED = (
     "requests", "errors", "input_tokens", "output_tokens", "cached_tokens", "estimated_tokens", "busy_s", "cost",
 )  # fmt: skip
-"""What each row has, after what it is shown by."""
+"""The columns of each row, after those that it is shown by."""
 
 
 @frozen
 class UsageReport:
-    """Who used what."""
+    """The usage, in the groups of a question."""
 
     by: Sequence[str]
     rows: Sequence[Mapping[str, Any]]
@@ -50,7 +50,7 @@ class UsageReport:
 
 
 def report_of(question: UsageQuestion, groups: Groups, prices: Prices) -> UsageReport:
-    """Return the rows of an answer, in the order of what they are shown by."""
+    """Return the rows of an answer, in the order of their groups."""
     shown: dict[tuple[str, ...], tuple[Sums, float | None]] = {}
     all_sums, all_cost = no_sums(), None
     for group, sums in groups.items():
@@ -70,9 +70,9 @@ def report_of(question: UsageQuestion, groups: Groups, prices: Prices) -> UsageR
 
 
 def csv_lines(report: UsageReport) -> Iterator[str]:
-    """Return the rows as lines of CSV (RFC 4180), the first one with the names of the columns.
+    """Return the rows as lines of CSV (RFC 4180), the first line with the names of the columns.
 
-    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    A text that a spreadsheet would read as a formula begins with an apostrophe.
     """
     columns = (*report.by, *COUNTED)
     yield _csv_line(columns)

@@ -1,4 +1,4 @@
-"""What is counted together, and the sums of it: a row of the ledger."""
+"""The rows of the ledger: names that are counted together, and their sums."""
 
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import NamedTuple
@@ -12,16 +12,16 @@ Series = tuple[str, str, str]
 Sums = list[float]
 """In this order: requests, errors, input, output and cached tokens, estimated tokens, and busy seconds."""
 MinuteRows = MutableMapping[tuple[int, Series], Sums]
-"""By the minute since 1970, and what is counted together."""
+"""By the minute since 1970, and the series."""
 
 REQUESTS, ERRORS, INPUT, OUTPUT, CACHED, ESTIMATED, BUSY_S = range(7)
 
 
 class UsageGroup(NamedTuple):
-    """What an answer of the store counts together."""
+    """The names that an answer of the store counts together."""
 
     minute: int
-    """The first one of its span; 0 where the time does not matter."""
+    """The first minute of its span; 0 if the time does not matter."""
     key: str
     model: str
     endpoint: str

@@ -1,6 +1,6 @@
 """The ledger's file: SQLite, in the state directory. All of it blocks: one thread calls, one call at a time.
 
-A row is a minute of a series, which is a key, a model and an endpoint. Rows older than `usage.minute_days` are added
+A row is a minute of a series: a key, a model and an endpoint. Rows older than `usage.minute_days` are added
 up to those of their hours, which begin at the hour's first minute. The writes of a process that is killed are kept
 (WAL, `synchronous = NORMAL`); a power cut may cost the last seconds, and never the file. No other program can read it
 while it is open.
@@ -34,7 +34,7 @@ VERSION = 1
 BUSY_S = 1.0
 """How long another program that has the file locked is waited for."""
 QUERY_S = 20.0
-"""How long a question may take."""
+"""The limit on a question."""
 WAL_BYTES_MAX = 16 * 1024 * 1024
 """The size to which the log of writes is cut when it has been applied."""
 GROUPS_MAX = 20_000
@@ -43,11 +43,10 @@ DAMAGED_KEPT = 3
 """How many damaged files are kept aside."""
 _STEPS = 100_000
 """Instructions of SQLite's machine between two looks at the time."""
-_BEYOND_USE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class TooManyGroups(Exception):
-    """The answer would have too many groups, or take longer than `QUERY_S`."""
+    """The answer would have too many groups, or need longer than `QUERY_S`."""
 
 
 @attrs.define(eq=False)
@@ -56,7 +55,7 @@ class Batch:
 
     rows: Mapping[tuple[int, Series], Sums]
     is_written: bool = False
-    """Set by the thread, so that rows whose writer was not waited for are not written again."""
+    """Set by the thread, so that rows of a write that was not waited for are not written again."""
 
 
 class UsageStore:
@@ -72,7 +71,7 @@ class UsageStore:
         return f"<UsageStore {self.path}>"
 
     def write(self, batch: Batch) -> None:
-        """Add the rows to what is there, all or none of them."""
+        """Add the rows to the file, all or none of them."""
         if batch.is_written:
             return
         with self._mended() as connection, connection:
@@ -88,7 +87,7 @@ class UsageStore:
         batch.is_written = True
 
     def read(self, question: queries.UsageQuestion, groups_max: int | None = None) -> Groups:
-        """Return the sums of each group, so many at most (None: `GROUPS_MAX`). Raises TooManyGroups."""
+        """Return the sums of each group, `groups_max` at most (None: `GROUPS_MAX`). Raises TooManyGroups."""
         groups_max = GROUPS_MAX if groups_max is None else groups_max
         sql, values = queries.select(question, groups_max + 1)
         with self._mended() as connection, _bounded(connection, QUERY_S):
@@ -101,7 +100,7 @@ class UsageStore:
         return found
 
     def tidy(self, now_minute: int, minute_days: float, keep_days: float) -> bool:
-        """Add up one hour that is old enough, or else remove a day that is too old; return whether there was one."""
+        """Add up an hour that is old enough, or else remove a day that is too old; return whether there was any."""
         with self._mended() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             return self._add_up(connection, now_minute - int(minute_days * MINUTES_A_DAY)) or self._forget(
@@ -137,13 +136,12 @@ class UsageStore:
 
     @contextlib.contextmanager
     def _mended(self) -> Generator[sqlite3.Connection]:
-        """Return the open file; one that turns out to be damaged is put aside for the next call."""
+        """Return the open file; a file that turns out to be damaged is put aside for the next call."""
         try:
             yield self._opened()
         except sqlite3.DatabaseError as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            self.close()  # so that the next call begins with what is there then
-            if code in _BEYOND_USE:
+            self.close()  # so that the next call begins with the file of that time
+            if type(error) is sqlite3.DatabaseError:  # beyond use; all other errors have classes of their own
                 self._put_aside(str(error))
             raise
 
@@ -151,7 +149,7 @@ class UsageStore:
         if self._connection is not None:
             if os.path.exists(self.path):
                 return self._connection
-            self.close()  # somebody has removed it: what would be written now would go nowhere
+            self.close()  # it was removed: further writes would be lost
         self._ids.clear()
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
@@ -175,7 +173,7 @@ class UsageStore:
         return connection
 
     def _put_aside(self, why: str) -> None:
-        """Rename the file, so that a new one can be begun, and keep the newest `DAMAGED_KEPT` such files."""
+        """Rename the file, so that a new file can begin, and keep the newest `DAMAGED_KEPT` such files."""
         path = pathlib.Path(self.path)
         aside = path.with_name(f"{FILE}.damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
         path.rename(aside)
@@ -196,13 +194,13 @@ def _number_of(connection: sqlite3.Connection, series: Series) -> int:
 
 @contextlib.contextmanager
 def _bounded(connection: sqlite3.Connection, seconds: float) -> Generator[None]:
-    """Interrupt what takes longer. Raises TooManyGroups then."""
+    """Interrupt longer queries. Raises TooManyGroups then."""
     until = time.monotonic() + seconds
     connection.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
     try:
         yield
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+        if str(error) == "interrupted":
             raise TooManyGroups from error
         raise
     finally:
