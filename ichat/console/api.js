@@ -6,6 +6,11 @@ const KEY = "ichat.admin_key";
 
 /** What the gateway has refused, or what has kept a request from it (status 0). */
 export class ApiError extends Error {
+  /**
+   * @param {number} status
+   * @param {string} code
+   * @param {string} message
+   */
   constructor(status, code, message) {
     super(message);
     this.name = "ApiError";
@@ -18,18 +23,32 @@ export class ApiError extends Error {
 export const adminKey = () => sessionStorage.getItem(KEY) ?? "";
 
 /** Return a text without what no header can hold, as comes with a key from a document: blanks, quotes, marks. */
-export const asKey = (text) => text.replace(/[^\x21-\x7e]/g, "");
+export const asKey = (/** @type {string} */ text) => text.replace(/[^\x21-\x7e]/g, "");
 
-/** Keep the operator's key for this tab; "" forgets it. */
+/**
+ * Keep the operator's key for this tab; "" forgets it.
+ *
+ * @param {string} key
+ */
 export function setAdminKey(key) {
   if (key) sessionStorage.setItem(KEY, key);
   else sessionStorage.removeItem(KEY);
 }
 
 /**
+ * @typedef {object} Options
+ * @property {string} [method]
+ * @property {unknown} [body] anything that JSON can hold
+ * @property {string} [key] in place of the operator's
+ * @property {Record<string, string>} [headers]
+ * @property {AbortSignal} [signal]
+ */
+
+/**
  * Send a request and return its Response. Throws ApiError unless it went well.
  *
- * `options`: method, body (anything JSON can hold), key (in place of the operator's), headers, signal.
+ * @param {string} path
+ * @param {Options} options
  */
 export async function send(path, { method = "GET", body, key = adminKey(), headers = {}, signal } = {}) {
   const sent = { ...headers };
@@ -54,7 +73,7 @@ export async function send(path, { method = "GET", body, key = adminKey(), heade
   throw await errorOf(response);
 }
 
-async function errorOf(response) {
+async function errorOf(/** @type {Response} */ response) {
   try {
     const { error } = await response.json();
     return new ApiError(response.status, error.code ?? "", error.message);
@@ -64,14 +83,25 @@ async function errorOf(response) {
 }
 
 const asked =
-  (method) =>
-  async (path, body, options = {}) => {
+  (/** @type {string} */ method) =>
+  async (/** @type {string} */ path, /** @type {unknown} */ body = undefined, /** @type {Options} */ options = {}) => {
     const response = await send(path, { ...options, method, body });
     const text = await response.text();
     return text ? JSON.parse(text) : null;
   };
 
-/** `api.get(path)`, `api.post(path, body)`, …: return the parsed JSON of the answer; throw ApiError. */
+/**
+ * `api.get(path)`, `api.post(path, body)`, …: return the parsed JSON of the answer; throw ApiError.
+ *
+ * The type of an answer is what the gateway's OpenAPI document says of the path.
+ *
+ * @type {{
+ *   get: <Path extends string>(path: Path, options?: Options) => Promise<Api.Get<Api.Plain<Path>>>,
+ *   post: <Path extends string>(path: Path, body?: unknown, options?: Options) => Promise<Api.Post<Api.Plain<Path>>>,
+ *   patch: <Path extends string>(path: Path, body?: unknown, options?: Options) => Promise<Api.Patch<Api.Plain<Path>>>,
+ *   del: <Path extends string>(path: Path, body?: unknown, options?: Options) => Promise<Api.Delete<Api.Plain<Path>>>,
+ * }}
+ */
 export const api = {
   get: (path, options) => asked("GET")(path, undefined, options),
   post: asked("POST"),
@@ -79,17 +109,28 @@ export const api = {
   del: asked("DELETE"),
 };
 
+/** @typedef {{ name: string, data: string, id: string | null }} StreamEvent */
+
 /**
- * Read a stream of server-sent events to its end: `onEvent({name, data, id})`, `data` as text.
+ * @typedef {object} StreamOptions
+ * @property {(response: Response) => void} [onOpen]
+ * @property {() => void} [onData] called for whatever arrives
+ * @property {(text: string) => void} [onComment]
+ */
+
+/**
+ * Read a stream of server-sent events to its end. Throws ApiError; an AbortError once `signal` is aborted.
  *
- * `options` are those of `send`, `onOpen(response)`, and `onData()` for whatever comes. Throws
- * ApiError; an AbortError once `signal` is aborted.
+ * @param {string} path
+ * @param {Options & StreamOptions} options
+ * @param {(event: StreamEvent) => void} onEvent
  */
 export async function stream(path, options, onEvent) {
   const response = await send(path, options);
   options.onOpen?.(response);
+  if (!response.body) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  const feed = decoder(onEvent);
+  const feed = decoder(onEvent, options.onComment);
   try {
     for (;;) {
       const { value, done } = await reader.read();
@@ -106,24 +147,32 @@ export async function stream(path, options, onEvent) {
   }
 }
 
-/** Return a function that takes a stream's text, however it is cut, and gives its events to `onEvent`. */
-export function decoder(onEvent) {
+/**
+ * Return a function that takes a stream's text, however it is cut, and gives its events and comments on.
+ *
+ * @param {(event: StreamEvent) => void} onEvent
+ * @param {(text: string) => void} [onComment]
+ */
+export function decoder(onEvent, onComment) {
   let rest = "";
-  let event = { name: "message", data: [], id: null };
-  return (text) => {
+  /** @returns {{ name: string, data: string[], id: string | null }} */
+  const fresh = () => ({ name: "message", data: [], id: null });
+  let event = fresh();
+  return (/** @type {string} */ text) => {
     const lines = (rest + text).split("\n");
-    rest = lines.pop();
+    rest = lines.pop() ?? "";
     for (const raw of lines) {
       const line = raw.endsWith("\r") ? raw.slice(0, -1) : raw;
       if (!line) {
         if (event.data.length) onEvent({ ...event, data: event.data.join("\n") });
-        event = { name: "message", data: [], id: null };
+        event = fresh();
         continue;
       }
       const colon = line.indexOf(":");
       const field = colon < 0 ? line : line.slice(0, colon);
       const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
-      if (field === "data") event.data.push(value);
+      if (colon === 0) onComment?.(value);
+      else if (field === "data") event.data.push(value);
       else if (field === "event") event.name = value || "message";
       else if (field === "id") event.id = value;
     }

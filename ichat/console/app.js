@@ -7,19 +7,21 @@ import { hasKey, login, reconnect, useStore } from "./store.js";
 import {
   Button,
   Dialog,
+  duration,
   Empty,
   Field,
   Guard,
+  html,
   Icon,
   Notice,
   Overlays,
-  duration,
-  html,
   render,
+  timeOfDay,
   useEffect,
   useLayoutEffect,
   useRef,
   useState,
+  useTick,
 } from "./ui.js";
 
 const SHORTCUT_MS = 1500;
@@ -40,7 +42,7 @@ function useShortcuts({ showHelp, turnTheme }) {
       else if (event.key === "?") showHelp();
       else if (event.key === "t") turnTheme();
       else if (event.key === "/") {
-        const field = document.querySelector("main [type=search]");
+        const field = /** @type {HTMLElement | null} */ (document.querySelector("main [type=search]"));
         field?.focus();
         if (field) event.preventDefault();
       }
@@ -86,15 +88,21 @@ const CONNECTIONS = {
 function Connection() {
   const connection = useStore((all) => all.connection);
   const gateway = useStore((all) => all.gateway);
+  const lostAt = useStore((all) => all.lostAt);
+  useTick();
   const [tone, text] = CONNECTIONS[connection];
-  const uptime = gateway && gateway.uptime_s + (Date.now() - gateway.seen_at) / 1000;
+  const isOld = connection === "lost";
+  const uptime = gateway && gateway.uptime_s + ((isOld && lostAt ? lostAt : Date.now()) - gateway.seen_at) / 1000;
   return html`<div class="connection" data-connection=${connection}>
     <span><i class=${`dot ${tone}`}></i>${text}</span>
-    ${gateway && html`<span class="muted">iChat ${gateway.version} · up ${duration(uptime)}</span>`}
+    ${
+      gateway &&
+      html`<span class=${isOld ? "muted old" : "muted"}>iChat ${gateway.version} ·
+      ${isOld ? ` as of ${timeOfDay((lostAt ?? 0) / 1000)}:` : ""} up ${duration(uptime)}</span>`
+    }
   </div>`;
 }
 
-/** Asks for the operator's key, or says why none would help. */
 /** Forget the keys, and what was asked with them. */
 function lock() {
   sessionStorage.clear();
@@ -103,9 +111,10 @@ function lock() {
 
 const UNKNOWN = "The gateway does not know this key.";
 
+/** Asks for the operator's key, or says why none would help. */
 function Locked({ error }) {
   const [key, setKey] = useState("");
-  const field = useRef(null);
+  const field = useRef(/** @type {HTMLInputElement | null} */ (null));
   useLayoutEffect(() => field.current?.focus(), []);
   const submit = (event) => {
     event.preventDefault();
@@ -128,9 +137,11 @@ function Locked({ error }) {
 }
 
 function Lost({ error }) {
+  const lostAt = useStore((all) => all.lostAt);
   return html`<${Notice} tone="bad" title="No connection to the gateway."
     actions=${html`<${Button} small onClick=${() => reconnect()}>Try now<//>`}>
-    ${error?.message} What you see is from before; this page connects again by itself.<//>`;
+    ${error?.message} ${lostAt ? `What you see is as of ${timeOfDay(lostAt / 1000)}; this` : "This"} page connects
+    again by itself.<//>`;
 }
 
 function Help({ onClose }) {
@@ -157,7 +168,7 @@ function Shell() {
   // Before the page is painted: later, it could take the focus from a field that the reader has chosen since.
   useLayoutEffect(() => {
     scrollTo(0, 0);
-    document.querySelector("main h1")?.focus({ preventScroll: true });
+    /** @type {HTMLElement | null} */ (document.querySelector("main h1"))?.focus({ preventScroll: true });
   }, [route.name, route.rest.join("/")]);
   const found = PAGES.find((page) => page.name === (route.name || "overview"));
   const content = () => {
@@ -169,7 +180,7 @@ function Shell() {
   };
   return html`<a class="skip" href="#main" onClick=${(event) => {
     event.preventDefault();
-    document.querySelector("main").focus();
+    document.querySelector("main")?.focus();
   }}>To the content</a>
   <header class="bar">
     <button type="button" class="icon-button only-narrow" aria-label="Pages" aria-expanded=${isOpen}
@@ -207,4 +218,4 @@ function takeKey() {
 addEventListener("hashchange", () => takeKey() && location.reload());
 takeKey();
 reconnect();
-render(html`<${Shell} />`, document.getElementById("app"));
+render(html`<${Shell} />`, /** @type {HTMLElement} */ (document.getElementById("app")));

@@ -13,9 +13,9 @@ import attrs
 
 HERE = pathlib.Path(__file__).parent
 VENDOR = "vendor"
-"""The folder of what others have written, which `./build` puts into the pyz."""
+"""The folder of third-party files, which `./build` puts into the pyz."""
 _FETCHED = HERE.parents[1] / ".build/console"
-"""Where the vendor folder is in a checkout."""
+"""The vendor folder in a checkout."""
 _TYPES: Mapping[str, str] = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -42,7 +42,7 @@ class ConsoleFile:
 
 
 def read_file(path: str) -> ConsoleFile | None:
-    """Return the console's file of this path, the page itself for an empty one; None if there is none."""
+    """Return the console's file of this path, the page itself for an empty path; None if there is none."""
     name = path or "index.html"
     content_type = _TYPES.get(os.path.splitext(name)[1])
     if content_type is None or not _PATH.fullmatch(name):
@@ -63,10 +63,10 @@ def _read(path: pathlib.Path, content_type: str, _version: tuple[int, int]) -> C
 
 
 def security_headers() -> dict[str, str]:
-    """Return what each of the console's responses says to browsers: scripts and requests stay with this gateway.
+    """Return the headers of all the console's responses: browsers keep scripts and requests with this gateway.
 
-    Scripts are files of the console; the one that is part of the page, its import map, is named by its hash. Markup
-    comes only from the console's own policies of trusted types. Styles are files, too.
+    Scripts are files of the console; the page's inline script, its import map, is named by its hash. Only the
+    console's own policies of trusted types make markup. Styles are files, too.
     """
     page = read_file("")
     assert page is not None, "the console has lost its page"

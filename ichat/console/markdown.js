@@ -21,8 +21,38 @@ const HARMLESS_TAG = /^<\/?(?:br|sub|sup|kbd|b|i|em|strong|u|s|mark)\s*\/?>$/i;
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 const RULES = {
   ALLOWED_TAGS: [
-    "p", "br", "hr", "h3", "h4", "h5", "h6", "strong", "em", "b", "i", "u", "s", "del", "mark", "sub", "sup", "kbd",
-    "code", "pre", "blockquote", "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td", "a", "img",
+    "p",
+    "br",
+    "hr",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "strong",
+    "em",
+    "b",
+    "i",
+    "u",
+    "s",
+    "del",
+    "mark",
+    "sub",
+    "sup",
+    "kbd",
+    "code",
+    "pre",
+    "blockquote",
+    "ul",
+    "ol",
+    "li",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "a",
+    "img",
   ],
   ALLOWED_ATTR: ["href", "src", "alt", "align", "start", "data-language"],
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|data:image\/)/i,
@@ -58,7 +88,10 @@ const marked = new Marked({
 export function blocksOf(text) {
   if (text.length <= TEXT_MAX && isEasy(text)) {
     try {
-      return marked.lexer(text).map((token) => marked.parser([token])).filter(Boolean);
+      return marked
+        .lexer(text)
+        .map((token) => marked.parser([token]))
+        .filter(Boolean);
     } catch (error) {
       if (!(error instanceof RangeError)) throw error; // it is nested too deeply
     }
@@ -81,7 +114,7 @@ function isEasy(text) {
 
 /** Return a fragment of what markup may have: no script, no style, no form, no name, nothing that asks elsewhere. */
 export function sanitize(markup) {
-  const fragment = DOMPurify.sanitize(markup, RULES);
+  const fragment = /** @type {DocumentFragment} */ (/** @type {unknown} */ (DOMPurify.sanitize(markup, RULES)));
   for (const link of fragment.querySelectorAll("a")) keepLink(link);
   for (const picture of fragment.querySelectorAll("img")) {
     if (!PICTURE.test(picture.getAttribute("src") ?? "")) picture.replaceWith(`[${picture.alt || "picture"}]`);
@@ -161,8 +194,13 @@ function draw(place, text, before) {
 
 /** A text in Markdown, which may still grow: it is drawn again at most every 50 ms, rarer the longer that takes. */
 export function Markdown({ text }) {
-  const place = useRef(null);
-  const now = useRef({ blocks: [], text: "", timer: 0, freeAt: 0 }).current;
+  const place = useRef(/** @type {HTMLElement | null} */ (null));
+  const now = useRef({
+    blocks: /** @type {string[]} */ ([]),
+    text: "",
+    timer: /** @type {any} */ (0),
+    freeAt: 0,
+  }).current;
   now.text = text;
   useLayoutEffect(() => {
     const update = () => {

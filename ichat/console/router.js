@@ -17,13 +17,25 @@ function decode(part) {
   }
 }
 
-/** Return the address of a page. */
+/**
+ * Return the address of a page.
+ *
+ * @param {string} name
+ * @param {string[]} rest
+ * @param {Record<string, string>} query
+ */
 export function hrefOf(name, rest = [], query = {}) {
   const text = new URLSearchParams(query).toString();
   return `#/${[name, ...rest].map(encodeURIComponent).join("/")}${text && `?${text}`}`;
 }
 
-/** Go to a page. */
+/**
+ * Go to a page.
+ *
+ * @param {string} name
+ * @param {string[]} [rest]
+ * @param {Record<string, string>} [query]
+ */
 export function go(name, rest, query) {
   location.hash = hrefOf(name, rest, query);
 }

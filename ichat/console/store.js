@@ -1,54 +1,91 @@
 // What the gateway says of itself, as the event stream tells it; pages read it with `useStore`.
 
-import { useEffect, useReducer, useRef } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 import { ApiError, adminKey, api, setAdminKey, stream } from "./api.js";
+import { useRedraw } from "./ui/hooks.js";
 
 const FIRST_MS = 500;
 const LONGEST_MS = 10_000;
 const SILENT_MS = 45_000;
 const HISTORY_S = 3600;
+/** @type {any} */
 const EMPTY_HISTORY = { sample_s: 5, columns: { at: [] }, models: {}, workers: {} };
 
+/**
+ * @typedef {Api.Seen<Api.WorkerSummary>} Worker
+ * @typedef {Api.Seen<Api.EventState["models"][number]>} Model
+ * @typedef {Api.Seen<Api.Machine>} Machine
+ * @typedef {Api.EventState["aliases"][number]} Alias
+ */
+
+/**
+ * @typedef {object} State
+ * @property {"connecting" | "live" | "lost" | "denied"} connection
+ * @property {ApiError | null} error why there is no stream
+ * @property {number | null} lostAt when something of the stream came last, in milliseconds since 1970, while the
+ *   connection is lost
+ * @property {Api.Seen<Api.EventState["gateway"]> | null} gateway
+ * @property {Api.ConfigState | null} config how the file of the configuration stands; null: not told
+ * @property {Worker[]} workers
+ * @property {Model[]} models
+ * @property {Machine[]} machines
+ * @property {Alias[]} aliases
+ * @property {Api.History} history the last hour, oldest sample first
+ * @property {string} usageStorage `ok`, or why usage cannot be kept
+ * @property {number} begun counts the streams that have begun: what was asked for before the last one may be old
+ * @property {number} keysVersion counts changes of keys, so that a page that shows them asks again
+ * @property {{ at: number, summary: string } | null} reloaded the last reload
+ * @property {Api.RequestsInFlight | null} inFlight requests in flight, while a page shows them
+ */
+
+/** @type {State} */
 let state = {
-  /** connecting | live | lost | denied */
   connection: "connecting",
-  /** Why there is no stream: an ApiError. */
   error: null,
+  lostAt: null,
   gateway: null,
+  config: null,
   workers: [],
   models: [],
   machines: [],
   aliases: [],
-  /** The last hour, oldest sample first: {sample_s, columns, models: {name: columns}, workers: {id: columns}}. */
   history: EMPTY_HISTORY,
   usageStorage: "ok",
-  /** Counts the streams that have begun: what was asked for before the last one may be old. */
   begun: 0,
-  /** Counts changes of keys, so that who shows them asks again. */
   keysVersion: 0,
-  /** {at, summary} of the last reload. */
   reloaded: null,
-  /** Requests in flight, while a page shows them: {requests, total}. */
   inFlight: null,
 };
+/** @type {Set<() => void>} */
 const listeners = new Set();
 let wantsRequests = 0;
+/** @type {AbortController | null} */
 let current = null;
+let heardAt = 0;
 
 /** Return the state as it is now. */
 export const getState = () => state;
 
-/** Change the state and tell those who show it. */
+/**
+ * Change the state and draw the components that show it.
+ *
+ * @param {Partial<State>} change
+ */
 export function setState(change) {
   state = { ...state, ...change };
   for (const listener of listeners) listener();
 }
 
-/** Return what `select` makes of the state; the component is drawn again when that changes. */
-export function useStore(select = (all) => all) {
-  const [, draw] = useReducer((value) => value + 1, 0);
+/**
+ * Return what `select` makes of the state; the component is drawn again when that changes.
+ *
+ * @template Part
+ * @param {(all: State) => Part} select
+ */
+export function useStore(select) {
+  const draw = useRedraw();
   const value = select(state);
-  const latest = useRef();
+  const latest = useRef({ select, value });
   latest.current = { select, value };
   useEffect(() => {
     const look = () => {
@@ -56,7 +93,7 @@ export function useStore(select = (all) => all) {
     };
     listeners.add(look);
     look();
-    return () => listeners.delete(look);
+    return () => void listeners.delete(look);
   }, []);
   return value;
 }
@@ -77,7 +114,11 @@ export function useRequests() {
   return useStore((all) => all.inFlight);
 }
 
-/** Take another operator's key, or none, and connect anew. */
+/**
+ * Take another operator's key, or none, and connect anew.
+ *
+ * @param {string} key
+ */
 export function login(key) {
   setAdminKey(key);
   reconnect();
@@ -91,18 +132,20 @@ export function reconnect() {
   follow(control.signal);
 }
 
-async function follow(signal) {
+async function follow(/** @type {AbortSignal} */ signal) {
   let wait = FIRST_MS;
   while (!signal.aborted) {
     const began = Date.now();
     try {
       await connect(signal);
-      if (!signal.aborted) setState({ connection: "lost", error: new ApiError(0, "ended", "The gateway has ended.") });
+      if (!signal.aborted) lose(new ApiError(0, "ended", "The gateway has ended."));
     } catch (error) {
       if (signal.aborted) return;
-      const isDenied = error.status === 401 || error.status === 403;
-      setState({ connection: isDenied ? "denied" : "lost", error });
-      if (isDenied) return;
+      if (error.status === 401 || error.status === 403) {
+        setState({ connection: "denied", error });
+        return;
+      }
+      lose(error);
     }
     if (Date.now() - began > LONGEST_MS) wait = FIRST_MS; // one that breaks off at once is not asked for ever faster
     await new Promise((resolve) => setTimeout(resolve, wait * (0.75 + Math.random() / 2)));
@@ -110,15 +153,22 @@ async function follow(signal) {
   }
 }
 
-async function connect(signal) {
+const lose = (/** @type {ApiError} */ error) => setState({ connection: "lost", error, lostAt: heardAt });
+
+async function connect(/** @type {AbortSignal} */ signal) {
   const silence = new AbortController();
-  let timer = 0;
-  const heard = () => {
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
+  const watch = () => {
     clearTimeout(timer);
     timer = setTimeout(() => silence.abort(), SILENT_MS);
   };
+  const heard = () => {
+    heardAt = Date.now();
+    watch();
+  };
   const either = AbortSignal.any([signal, silence.signal]);
-  heard();
+  watch();
   try {
     const options = { signal: either, onData: heard };
     await stream(`/v1/admin/events${wantsRequests ? "?requests=1" : ""}`, options, (event) => {
@@ -132,15 +182,23 @@ async function connect(signal) {
   }
 }
 
-/** Change the state as an event of the stream says. */
+/**
+ * Change the state as an event of the stream says.
+ *
+ * @param {string} name
+ * @param {any} data
+ */
 export function take(name, data) {
-  const merge = {
+  /** @type {Record<string, () => Partial<State>>} */
+  const events = {
     state: () => ({
       connection: "live",
       error: null,
+      lostAt: null,
       gateway: { ...data.gateway, seen_at: Date.now() },
-      workers: merged([], data.workers, [], "worker_id"),
-      models: merged([], data.models, [], "id"),
+      config: data.config ?? null,
+      workers: merged(/** @type {Worker[]} */ ([]), data.workers, [], "worker_id"),
+      models: merged(/** @type {Model[]} */ ([]), data.models, [], "id"),
       machines: data.machines,
       aliases: data.aliases ?? [],
       history: data.history ?? EMPTY_HISTORY,
@@ -155,15 +213,25 @@ export function take(name, data) {
       usageStorage: data.usage_storage ?? state.usageStorage,
     }),
     requests: () => ({ inFlight: data }),
+    config: () => ({ config: data }),
     reloaded: () => ({ reloaded: data }),
     keys: () => ({ keysVersion: state.keysVersion + 1 }),
-  }[name];
-  if (merge) setState(merge());
+  };
+  if (Object.hasOwn(events, name)) setState(events[name]());
   if (name === "reloaded") reconnect(); // the names may be others now
 }
 
-/** Return what is known with these changes, each with the time at which it came. */
-function merged(known, changed = [], gone = [], key) {
+/**
+ * Return what is known with these changes, each with the time at which it came.
+ *
+ * @template {object} Thing
+ * @param {Thing[]} known
+ * @param {Thing[]} changed
+ * @param {string[]} gone
+ * @param {keyof Thing} key
+ */
+function merged(known, changed, gone, key) {
+  /** @type {Map<unknown, Thing>} */
   const found = new Map(known.map((one) => [one[key], one]));
   const now = Date.now();
   for (const one of changed) found.set(one[key], { ...one, seen_at: now });
@@ -171,13 +239,23 @@ function merged(known, changed = [], gone = [], key) {
   return [...found.values()];
 }
 
-/** Take a worker's own history, which the stream leaves out, into the state. */
+/**
+ * Take a worker's own history, which the stream leaves out, into the state.
+ *
+ * @param {string} worker
+ * @param {AbortSignal} signal
+ */
 export async function loadHistory(worker, signal) {
   const history = await api.get(`/v1/admin/history?worker=${encodeURIComponent(worker)}`, { signal });
   setState({ history });
 }
 
-/** Return a history with one more sample; it stays as long as `seconds`. */
+/**
+ * Return a history with one more sample; what is older than an hour is left out.
+ *
+ * @param {any} history
+ * @param {any} sample
+ */
 export function withSample(history, sample) {
   const length = Math.max(2, Math.round(HISTORY_S / history.sample_s));
   const count = history.columns.at.length;

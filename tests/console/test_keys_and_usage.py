@@ -63,6 +63,8 @@ def test_a_new_key_is_not_lost_by_a_slip(site, page):
     dialog.get_by_role("button", name="Copy").click()
     expect(dialog.get_by_role("button", name="Copied")).to_be_visible()
     expect(dialog.locator("[data-secret] pre")).to_have_text(secret)
+    key, button = (dialog.locator(f"[data-secret] {one}").bounding_box() for one in ("pre", "button"))
+    assert key["x"] + key["width"] <= button["x"], "the button covers the key"
     dialog.get_by_role("button", name="Done").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.get_by_role("button", name="Make a key").click()
@@ -70,6 +72,26 @@ def test_a_new_key_is_not_lost_by_a_slip(site, page):
     name.focus()
     page.keyboard.press("ControlOrMeta+v")
     expect(name).to_have_value(secret)
+
+
+def test_a_key_is_rotated(site, page):
+    """The new secret is shown once, and both are good for a request until the overlap ends."""
+    site.open(page, "keys")
+    dialog = make_key(page, "team-d")
+    secrets = [dialog.locator("[data-secret] pre").text_content()]
+    dialog.get_by_role("button", name="Done").click()
+    page.locator('[data-key="team-d"]').click()
+    page.get_by_role("dialog").get_by_role("button", name="Rotate").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_label("The current secret is accepted for")).to_have_value("86400")
+    dialog.get_by_role("button", name="Rotate").click()
+    expect(dialog).to_contain_text("The old one is accepted until")
+    secrets.append(dialog.locator("[data-secret] pre").text_content())
+    assert [ask(site, secret) for secret in secrets] == [200, 200]
+    assert secrets[0] != secrets[1]
+    dialog.get_by_role("button", name="Done").click()
+    page.locator('[data-key="team-d"]').click()
+    expect(page.get_by_role("dialog")).to_contain_text("Old secret until")
 
 
 def test_a_key_lives(site, page):

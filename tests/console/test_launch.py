@@ -91,6 +91,18 @@ def test_an_engine_that_does_not_tell_its_arguments(make_site, page):
     expect(page.locator("[data-check=objections]")).to_contain_text("There is no interpreter /no/such/python")
 
 
+def test_arguments_that_could_not_be_checked_are_said(make_site, page):
+    """The form never says that nothing is wrong where it did not look."""
+    site = make_site()
+    answer = {"objections": [], "unchecked": "The flags of fake cannot be had.", "command": "", "settings": {}}
+    page.route("**/v1/admin/workers/launch?dry_run=1", lambda route: route.fulfill(json=answer))
+    page.context.watched.allowed.append("/flags")
+    site.open(page, "launch?backend=fake&model_path=org/m")
+    check_is(page, "ready")
+    expect(page.locator("[data-check]")).to_contain_text("Its arguments could not be checked.The flags of fake cannot")
+    expect(page.locator("[data-check]")).to_contain_text("Nothing that is known keeps it from starting now.")
+
+
 def test_the_toml_is_what_the_gateway_reads(form):
     """The text to copy, put into a file, makes the worker that the form describes."""
     form.get_by_placeholder("Qwen/Qwen3-0.6B").fill('/m "1"\\x')

@@ -81,6 +81,7 @@ def test_the_answer_comes_piece_by_piece_and_can_be_stopped(play, model):
     say(play, "Tell")
     expect(answers(play)).to_contain_text("Once")
     expect(answers(play)).to_contain_text("Answering")
+    expect(play.locator(".composer")).to_contain_text("Escape stops the answer; then Enter sends again.")
     play.get_by_role("button", name="Stop").click()
     expect(answers(play)).to_have_attribute("data-state", "stopped")
     expect(answers(play)).to_contain_text("You have stopped it.")
@@ -142,8 +143,11 @@ def test_an_earlier_message_is_edited(play, model):
 
 def test_thoughts_are_folded(play, model):
     """Thoughts stand apart, whether the engine tells them apart or not; the next request has none of them."""
-    model.scripts["wise"] = said("Yes.", reasoning_content="Let me think")
+    events = said("Yes.", reasoning_content="Let me think")
+    model.scripts["wise"] = [*events[:2], "wait", *events[2:]]
     say(play, "A")
+    expect(answers(play).get_by_role("status")).to_contain_text("Thinking · ")
+    model.go_on.set()
     expect(answers(play).locator("details")).to_contain_text("Let me think")
     expect(answers(play).locator(".md")).to_have_text("Yes.")
     model.scripts["wise"] = said("<think>", "Hmm, ", "</think>\n\n", "No.")
@@ -223,6 +227,21 @@ def test_two_models_side_by_side(play, model):
     play.get_by_label("Take side 1 away").click()
     expect(play.get_by_label("Model 1")).to_have_value("brief")
     expect(answers(play, 1)).to_contain_text("Forty-two.")
+
+
+def test_a_second_model_has_a_conversation_of_its_own(play, model):
+    """What the first has answered never stands under the other's name, and the other is not told of it."""
+    say(play, "The answer?")
+    expect(answers(play, 1)).to_have_attribute("data-state", "done")
+    play.get_by_role("button", name="Compare with another").click()
+    play.get_by_label("Model 2").select_option("brief")
+    expect(answers(play, 2)).to_have_count(0)
+    expect(play.get_by_role("region", name="Side 2")).to_contain_text("ends when it is closed or loaded anew")
+    say(play, "And yours?")
+    expect(answers(play, 2)).to_have_attribute("data-state", "done")
+    expect(answers(play, 1).last).to_have_attribute("data-state", "done")
+    sizes = {one["model"]: len(one["messages"]) for one in model.asked}
+    assert sizes == {"wise": 3, "brief": 1}
 
 
 def test_a_plain_answer(play, model):

@@ -5,12 +5,13 @@ import re
 
 import pytest
 from playwright.sync_api import expect
-from support.console_state import busy_cluster, busy_requests, told
+from support.console_state import busy_cluster, busy_requests, gpu, machine, model, request, told, worker
 from support.deployments import free_port
 
 KEY = "an-operators-key"
 CLIENT = "sk-client-0123456789"
 PAGES = ("overview", "workers", "workers/llama-70b-0", "models", "machines", "requests")
+ROUTE = '[[external_routes]]\nmodel_name = "far"\napi_base = "http://127.0.0.1:9/v1"\n'
 WIDTHS = (360, 768, 1280, 1920)
 
 
@@ -20,6 +21,15 @@ def test_the_page_opens_and_is_live(site, page):
     expect(page).to_have_url(site.url)
     expect(page.locator("[data-connection=live]")).to_be_visible()
     expect(page.locator("main")).to_contain_text("alpha-0")
+
+
+def test_the_uptime_goes_on(make_site, page):
+    """It is that of now, also on a page to which nothing happens."""
+    state = {**busy_cluster(), "gateway": {"id": "1", "version": "0.1.0", "pid": 1, "uptime_s": 12.0}}
+    told(page, ["state", state])
+    make_site().open(page, "launch")
+    first = page.locator("[data-connection]").inner_text()
+    page.wait_for_function("before => document.querySelector('[data-connection]').innerText !== before", arg=first)
 
 
 def test_every_page_is_in_the_navigation_and_has_its_title(site, page):
@@ -73,10 +83,12 @@ def test_the_keyboard_is_enough(site, page):
     expect(page.locator("main h1")).to_have_text("Workers")
     page.keyboard.press("ControlOrMeta+a")
     page.keyboard.press("Delete")
-    row = page.locator("tbody tr").first
-    row.focus()
+    links = page.locator("tbody .row-link")
+    page.get_by_role("button", name="Restarts").focus()
+    page.keyboard.press("Tab")
+    expect(links.first).to_be_focused()
     page.keyboard.press("ArrowDown")
-    expect(page.locator("tbody tr").nth(1)).to_be_focused()
+    expect(links.nth(1)).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("main h1")).to_have_text("beta-0")
     page.keyboard.press("Tab")
@@ -103,6 +115,57 @@ def test_no_page_is_wider_than_the_window(site, page, scheme):
                 "one => one.ariaLabel || one.innerText || one.title || [...(one.labels ?? [])].map(l => l.innerText).join()"
             )
             assert name.strip(), (path, control.evaluate("one => one.outerHTML"))
+
+
+LONG = "a-name-that-never-ends".ljust(110, "x")
+KEY_OF_LONG_NAME = {
+    "name": LONG, "state": "active", "source": "api", "models": [LONG, LONG], "expires_at": None, "last_used_at": 1.0,
+    "limits": {"tokens_per_month": None}, "usage_now": {"in_flight": 0, "tokens_this_month": 1},
+}  # fmt: skip
+
+
+def test_long_names_push_nothing_out(site, page):
+    """Of workers, models, machines, engines and keys: what else is in a row, or on a card, stays in sight."""
+    state = busy_cluster()
+    more = {"machine": LONG, "backend": LONG, "model_names": [LONG], "model_name": LONG}
+    state["workers"] += [worker(f"{LONG}-0", **more), worker(f"{LONG}-1", "failed", cause=LONG, **more)]
+    state["models"] += [model(LONG), model(f"{LONG}-2", 0)]
+    state["machines"] += [machine(LONG, [f"{LONG}-0", f"{LONG}-1"], [gpu(0, 128, {f"{LONG}-0": 127})])]
+    targets = [{"model": LONG, "weight": 1}, {"model": f"{LONG}-2", "weight": 1}]
+    state["aliases"].append({"name": LONG, "targets": targets, "fallbacks": [LONG], "longer": LONG, "shadow": None})
+    asked = [request(1, worker=f"{LONG}-0", key=LONG, model=LONG, alias=LONG, client=LONG)]
+    told(page, ["state", state], ["requests", {"total": 1, "requests": asked}])
+    page.route("**/v1/admin/workers/*", lambda route: route.fulfill(json={"model_path": LONG, "log_file": LONG}))
+    page.route("**/v1/admin/keys", lambda route: route.fulfill(json={"keys_needed": True, "keys": [KEY_OF_LONG_NAME]}))
+    for path in (*PAGES, f"workers/{LONG}-1", "keys"):
+        site.open(page, path)
+        expect(page.locator("main")).to_contain_text(LONG)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 800})
+            wide = page.evaluate("""() => [
+              ...[...document.querySelectorAll("td")].filter((one) => innerWidth > 620 && one.offsetWidth > Math.max(400, innerWidth / 3)),
+              ...[...document.querySelectorAll(".card, h1, .lead")].filter((one) => one.scrollWidth > one.clientWidth + 1),
+              ...(document.documentElement.scrollWidth > innerWidth ? [document.body] : []),
+            ].map((one) => one.outerHTML.slice(0, 300))""")
+            assert not wide, (path, width, wide)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_words_of_a_button_can_be_read(site, page, scheme):
+    """White on the button's blue has a contrast of 4.5 to 1 or more (WCAG 1.4.3)."""
+    page.emulate_media(color_scheme=scheme)
+    site.open(page, "workers")
+    style = "one => [getComputedStyle(one).color, getComputedStyle(one).backgroundColor]"
+    colours = page.get_by_role("link", name="Launch").last.evaluate(style)
+    lights = [luminance(map(int, re.findall(r"\d+", colour))) for colour in colours]
+    assert (max(lights) + 0.05) / (min(lights) + 0.05) >= 4.5, colours
+
+
+def luminance(colour):
+    """Return the relative luminance of a colour in sRGB, as WCAG defines it."""
+    parts = [part / 255 for part in colour]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def test_a_narrow_screen_has_the_navigation_behind_a_button(site, page):
@@ -167,11 +230,14 @@ def test_a_gateway_that_goes_away_is_said_and_found_again(make_site, page, conte
     """What was shown stays, with a sentence; the page connects by itself once the gateway is back."""
     context.watched.allowed += ["ERR_", "net::"]
     port = free_port()
-    site = make_site(port=port)
+    site = make_site(ROUTE, port=port)
     site.open(page)
+    expect(page.locator("main")).to_contain_text("Nothing is wrong")
     site.program.stop()
     expect(page.get_by_role("alert")).to_contain_text("No connection to the gateway")
     expect(page.locator("main h1")).to_be_visible()
+    expect(page.locator("[data-connection=lost]")).to_contain_text("as of")
+    expect(page.locator("main")).not_to_contain_text("Nothing is wrong")
     make_site(port=port)
     expect(page.locator("[data-connection=live]")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)

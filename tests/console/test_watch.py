@@ -41,6 +41,7 @@ def test_the_overview_says_what_is_wrong_and_leads_there(cluster, page):
     expect(page.locator(".problems")).to_contain_text("It starts again in ")
     expect(page.locator(".problems")).to_contain_text("9 requests wait, the oldest one for ")
     expect(page.locator(".problems")).not_to_contain_text("gemma-27b is not served")
+    expect(page.locator(".card", has_text="What is wrong now").locator(".badge")).to_have_text("5")
     problems.first.get_by_role("link").click()
     expect(page.locator("main h1")).to_have_text("gemma-27b-0")
 
@@ -61,22 +62,6 @@ def test_the_overview_draws_the_last_hour_and_goes_on(cluster, page):
     expect(page.locator(".chart", has_text="Requests").first).to_contain_text("120 /s")
 
 
-def test_the_last_hour_of_what_is_gone_is_forgotten(cluster, page):
-    """A page that is open for weeks keeps no columns of workers that have ended long ago."""
-    cluster("overview")
-    ended = page.evaluate("""async () => {
-        const { withSample } = await import("/console/store.js");
-        let history = { sample_s: 900, columns: { at: [] }, models: {}, workers: {} };
-        const seen = [];
-        for (let at = 0; at < 7; at += 1) {
-            history = withSample(history, { at, models: {}, workers: at < 2 ? { w: { in_flight: at } } : {} });
-            seen.push(history.workers.w?.in_flight ?? null);
-        }
-        return seen;
-    }""")
-    assert ended == [[0], [0, 1], [0, 1, None], [0, 1, None, None], [1, None, None, None], [None] * 4, None]
-
-
 def test_a_quiet_gateway_says_that_nothing_is_wrong(make_site, page):
     """No list of problems where there are none."""
     state = {**busy_cluster(), "workers": [worker("m-0")], "models": [model("m")], "machines": []}
@@ -84,15 +69,6 @@ def test_a_quiet_gateway_says_that_nothing_is_wrong(make_site, page):
     make_site().open(page)
     expect(page.locator("main")).to_contain_text("Nothing is wrong that the gateway knows of")
     expect(page.locator(".chart-empty").first).to_have_text("Gathering samples…")
-
-
-def test_a_gateway_without_workers_shows_how_to_begin(make_site, page):
-    """A newcomer gets three ways to a first worker, and a request to copy."""
-    site = make_site()
-    site.open(page)
-    expect(page.locator("main h1")).to_have_text("Welcome")
-    expect(page.locator("main")).to_contain_text("[[managed_workers]]")
-    expect(page.locator("main")).to_contain_text(f"curl http://127.0.0.1:{site.program.port}/v1/chat/completions")
 
 
 def test_usage_that_is_not_stored_is_a_problem(make_site, page):
@@ -112,17 +88,53 @@ def test_usage_that_is_stored_no_more_is_a_problem(make_site, page):
 # Workers.
 
 
-def test_a_log_goes_on_with_the_next_gateway(cluster, page):
-    """The stream of a gateway that stops ends; when the next one is there, its lines follow, with whatever numbers."""
-    bodies = iter(f'id: 1\ndata: {{"seq": 1, "time": "", "line": "of the {which}"}}\n\n' for which in ("first", "next"))
-    page.route("**/v1/logs/stream/**", lambda route: route.fulfill(body=next(bodies), content_type="text/event-stream"))
-    cluster("workers/gemma-27b-0")
-    page.get_by_role("tab", name="Log").click()
-    log = page.locator(".log")
-    expect(log).to_contain_text("of the first")
-    expect(log.get_by_role("status")).to_contain_text("ended")
-    tell(page, "state", busy_cluster())
-    expect(log).to_contain_text("of the next")
+def lines(*numbered):
+    return "".join(f'id: {at}\ndata: {{"seq": {at}, "time": "", "line": "{text}"}}\n\n' for at, text in numbered)
+
+
+@pytest.fixture
+def log(cluster, page):
+    """Open the log of `gemma-27b-0`, whose streams have these bodies and end: returns it and the ids they began after."""
+
+    def open_(*bodies):
+        rest, after = list(bodies), []
+
+        def answer(route):
+            after.append(route.request.headers.get("last-event-id"))
+            route.fulfill(body=rest.pop(0) if rest else "", content_type="text/event-stream")
+
+        page.route("**/v1/logs/stream/**", answer)
+        cluster("workers/gemma-27b-0?tab=log")
+        return page.locator(".log"), after
+
+    return open_
+
+
+def test_a_log_goes_on_with_the_next_gateway(log, page):
+    """What another gateway has comes in place of what the one before had: its lines may have the same numbers."""
+    found, _ = log(lines((1, "of the first")))
+    expect(found).to_contain_text("of the first")
+    after = []
+
+    def next_gateway(route):
+        after.append(route.request.headers.get("last-event-id"))
+        body = lines((1, "of the next")) if after[-1] is None else ""  # the first one's stream may be opened again yet
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    page.route("**/v1/logs/stream/**", next_gateway)
+    state = busy_cluster()
+    tell(page, "state", {**state, "gateway": {**state["gateway"], "id": "2"}})
+    expect(found).to_contain_text("of the next")
+    expect(found).not_to_contain_text("of the first")
+    assert None in after
+
+
+def test_a_log_whose_stream_ended_is_opened_again(log):
+    """It goes on after the last line that it has, so no line is missing and none is there twice."""
+    found, after = log(lines((1, "one"), (2, "two")), "", lines((3, "three")))
+    expect(found.get_by_role("log")).to_have_text("onetwothree")
+    expect(found.get_by_role("status")).to_have_text("ended · 3 lines")
+    assert after[:3] == [None, "2", "2"]
 
 
 def test_workers_are_found_sorted_and_grouped(cluster, page):
@@ -140,6 +152,21 @@ def test_workers_are_found_sorted_and_grouped(cluster, page):
     expect(rows(page).first).to_contain_text("qwen3-8b-0")
     page.get_by_label("Find workers").fill("nothing like it")
     expect(page.locator("main")).to_contain_text("No worker is like that.")
+
+
+def test_a_table_draws_a_bounded_number_of_rows(make_site, page):
+    """What is beyond is counted, and found by the filter; a long id takes no room from the other columns."""
+    long_id = f"m-{'x' * 100}"
+    workers = [worker(f"m-{number:04}") for number in range(1399)] + [worker(long_id, "failed", cause="No room.")]
+    told(page, ["state", {**busy_cluster(), "workers": workers}])
+    make_site().open(page, "workers")
+    expect(rows(page)).to_have_count(200)
+    expect(page.get_by_text("and 1,200 more: filter")).to_be_visible()
+    page.get_by_label("Find workers").fill("xx")
+    expect(rows(page)).to_have_count(1)
+    expect(rows(page).get_by_title(long_id)).to_be_visible()
+    expect(rows(page)).to_contain_text("No room.")
+    assert page.locator("td").first.bounding_box()["width"] < 400
 
 
 def test_workers_change_come_and_go_as_the_stream_says(cluster, page):
@@ -165,6 +192,31 @@ def test_a_workers_page_follows_it(cluster, page):
     expect(page.locator("main")).to_contain_text("There is no such worker")
 
 
+DOWN = (
+    "It stays down until something of it changes in the configuration. "
+    "./ichat.pyz reload --restart-failed starts it as it is."
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "said"),
+    [
+        ("unhealthy", {"failure": "fails its health checks", "cause": "Of an earlier end."}, "fails its health checks"),
+        ("failed", {"managed": False, "failure": "has failed"}, "has failedStart it again where it was started."),
+        (
+            "failed",
+            {"cause": "No room.", "failure": "ended with exit code 1"},
+            f"No room.It ended with exit code 1. {DOWN}",
+        ),
+    ],
+)
+def test_a_workers_page_says_what_is_wrong_now(cluster, page, state, more, said):
+    """Not what an earlier end was about; and what starts one again that has failed."""
+    one = worker("rerank-0", state, **more)
+    cluster("workers/rerank-0", ["workers", {"changed": [one], "gone": []}])
+    expect(page.get_by_role("alert")).to_have_text(said)
+
+
 # Models and names.
 
 
@@ -178,6 +230,28 @@ def test_models_show_queues_and_names_their_shares(cluster, page):
     expect(page.locator("tr[data-key=small]")).to_contain_text("gemma-27b (10 %)")
     page.get_by_label("Find models").fill("qwen")
     expect(page.locator("main tbody tr")).to_have_count(3)
+
+
+def test_a_request_that_goes_nowhere_is_said_to(cluster, page):
+    """An error is no destination; targets that are not asked have no turn."""
+    target = {"rule": "not_ready", "worker": None, "goes_on": None}
+    targets = [
+        {**target, "model": "gemma-27b", "share": 1.0, "place": 1, "reason": "worker gemma-27b-0 has failed"},
+        {**target, "model": "embed", "share": 0.0, "place": None, "reason": "worker embed-0 is restarting"},
+    ]
+    answer = {
+        "model": "gemma-27b", "policy": "prefix_aware", "rule": "not_ready", "chosen": None, "waiting": 0,
+        "reason": "worker gemma-27b-0 has failed", "alias": "gpt-4o", "plan": targets, "candidates": [],
+    }  # fmt: skip
+    page.route("**/v1/admin/route", lambda route: route.fulfill(json=answer))
+    cluster("models")
+    page.get_by_role("button", name="Where to? A request for gpt-4o").click()
+    facts = page.get_by_role("dialog").locator(".facts > div")
+    expect(facts.nth(0)).to_have_text("Tonowhere: it is refused (503)")
+    expect(facts.nth(1)).to_have_text("Whyworker gemma-27b-0 has failed")
+    plan = page.get_by_role("dialog").locator(".plan li")
+    expect(plan.nth(0)).to_contain_text("asked first: worker gemma-27b-0 has failed")
+    expect(plan.nth(1)).to_contain_text("not asked this time")
 
 
 # Machines.
@@ -206,7 +280,14 @@ def test_requests_say_where_they_are_and_why(cluster, page):
     expect(rows(page)).to_have_count(6)
     expect(rows(page).first).to_contain_text("9 requests wait for llama-70b: every worker has as many requests")
     expect(rows(page).nth(1)).to_contain_text("7 requests wait inside its engine; its KV cache is full")
-    expect(rows(page)).to_contain_text(["", "", "as gpt-4o", "the model is being loaded, ready in about ", "", ""])
+    expect(rows(page)).to_contain_text(
+        ["", "", "as gpt-4o", "the model is being loaded: loading weights 64 %, ready in about ", "", ""]
+    )
+    long_id = "0123456789ab-0123456789ab-00000042"
+    tell(page, "requests", {"total": 2000, "requests": [request(1, own_id=long_id, id=long_id)]})
+    expect(page.get_by_title(long_id)).to_have_text("…00000042")
+    expect(page.get_by_text("and 1,999 more: filter")).to_be_visible()
+    tell(page, "requests", busy_requests())
     page.get_by_label("Find requests").fill("vision")
     expect(rows(page)).to_have_count(1)
 

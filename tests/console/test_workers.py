@@ -20,7 +20,7 @@ def test_a_worker_that_fails_shows_its_cause_and_last_lines(make_site, page):
     site.program.until(lambda: site.program.state("m-0") == "restarting")
     site.open(page)
     page.locator(".problems").get_by_role("link", name="m-0 is restarting").click()
-    expect(page.get_by_role("alert")).to_contain_text("The engine failed while loading: no such weights")
+    expect(page.locator(".notice.warn")).to_contain_text("The engine failed while loading: no such weights")
     ended = page.locator(".card.ended")
     expect(ended).to_contain_text(re.compile(r"Exit code\s*70"))
     expect(ended.locator(".lines")).to_contain_text("RuntimeError: no such weights")
@@ -46,7 +46,7 @@ def test_a_log_is_followed_paused_and_searched(site, page):
     expect(log.locator("div")).to_have_count(1)
     expect(status).to_contain_text(re.compile(r"1 of \d+ lines"))
     page.get_by_label("Find lines").fill("no line has this")
-    expect(log).to_contain_text("No line has that.")
+    expect(log).to_contain_text("No line here has that.")
 
 
 def test_a_worker_is_stopped_after_a_question(site, page):
@@ -55,7 +55,10 @@ def test_a_worker_is_stopped_after_a_question(site, page):
     site.open(page, "workers/alpha-0")
     page.get_by_role("button", name="Stop").click()
     expect(page.locator("dialog")).to_contain_text("Stop alpha-0?")
+    comes_back = "he next reload or start of the gateway starts it again"
+    expect(page.locator("dialog")).to_contain_text(f"T{comes_back}, as it is in the configuration.")
     page.locator("dialog").get_by_role("button", name="Stop").click()
+    expect(page.locator(".toast")).to_have_text(f"alpha-0 is stopped; t{comes_back}.")
     expect(page.locator("main h1")).to_have_text("Workers")
     expect(page.locator("tr[data-key=alpha-0]")).to_have_count(0)
     expect(page.locator("tr[data-key=beta-0]")).to_contain_text("ready")
@@ -100,7 +103,7 @@ def test_an_on_demand_model_is_loaded_and_unloaded(make_site, page):
     expect(row).to_contain_text("on demand")
     page.get_by_role("button", name="Load lazy").click()
     expect(page.locator(".toast")).to_contain_text("lazy is ready after")
-    expect(row).to_contain_text("1 endpoint")
+    expect(row).to_contain_text("1 worker")
     page.get_by_role("button", name="Unload lazy").click()
     page.locator("dialog").get_by_role("button", name="Unload").click()
     expect(page.locator(".toast").last).to_contain_text("lazy is unloaded after")
@@ -110,9 +113,10 @@ def test_an_on_demand_model_is_loaded_and_unloaded(make_site, page):
 def test_where_a_request_would_go_is_said(site, page):
     """The dialog has what `explain` says: the chosen worker, the rule, and the candidates."""
     site.open(page, "models")
-    page.get_by_role("button", name="Where would a request for alpha go").click()
+    page.get_by_role("button", name="Where to? A request for alpha").click()
     dialog = page.locator("dialog")
     expect(dialog.locator(".facts")).to_contain_text("alpha-0")
     expect(dialog.locator("tr[data-key=alpha-0]")).to_contain_text("chosen")
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
+    expect(page.get_by_role("button", name="Where to? A request for alpha")).to_be_focused()

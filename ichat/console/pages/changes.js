@@ -3,6 +3,11 @@
 import { api } from "../api.js";
 import { Button, confirm, duration, html, toast } from "../ui.js";
 
+/** @import { Worker } from "../store.js" */
+
+/** @typedef {"load" | "unload" | "sleep" | "wake"} Verb */
+
+/** @type {Record<Verb, { title: string, done: string, on: string[] }>} */
 const VERBS = {
   load: { title: "Load", done: "is ready", on: ["cold", "asleep"] },
   unload: { title: "Unload", done: "is unloaded", on: ["ready", "asleep", "loading", "unhealthy"] },
@@ -10,7 +15,12 @@ const VERBS = {
   wake: { title: "Wake", done: "is awake", on: ["asleep"] },
 };
 
-/** Load, unload, put to sleep or wake the model of an on-demand worker; say how long that took. */
+/**
+ * Load, unload, put to sleep or wake the model of an on-demand worker; say how long that took.
+ *
+ * @param {Verb} verb
+ * @param {string} model
+ */
 export async function change(verb, model) {
   if (verb === "unload") {
     const text = "Its process ends once the requests that it has are answered. It is loaded again when it is wanted.";
@@ -22,7 +32,7 @@ export async function change(verb, model) {
 
 /** The buttons that make sense for a model in this state. */
 export function ModelButtons({ model, state, canSleep, small }) {
-  const verbs = Object.keys(VERBS).filter((verb) => VERBS[verb].on.includes(state));
+  const verbs = /** @type {Verb[]} */ (Object.keys(VERBS)).filter((verb) => VERBS[verb].on.includes(state));
   const possible = verbs
     .filter((verb) => verb !== "sleep" || canSleep)
     .filter((verb) => verb !== "load" || state === "cold");
@@ -32,13 +42,19 @@ export function ModelButtons({ model, state, canSleep, small }) {
   )}`;
 }
 
-/** Stop a worker for good, once the operator has agreed; return whether it was stopped. */
+/**
+ * Stop a worker once the operator has agreed; return whether it was stopped.
+ *
+ * @param {Worker & { origin?: string }} worker
+ */
 export async function stop(worker) {
-  const text = `The requests that it has may end first. The gateway forgets it${
-    worker.origin === "configuration" ? " until the configuration is read again" : ""
-  }.`;
+  const text = `The requests that it has may end first. ${
+    worker.origin === "configuration"
+      ? "The next reload or start of the gateway starts it again, as it is in the configuration."
+      : "The gateway forgets it."
+  }`;
   if (!(await confirm({ title: `Stop ${worker.worker_id}?`, text, action: "Stop", danger: true }))) return false;
-  await api.del(`/v1/admin/workers/${encodeURIComponent(worker.worker_id)}`);
-  toast(`${worker.worker_id} is stopped, and nothing of it is left.`);
+  const { in_config: returns } = await api.del(`/v1/admin/workers/${encodeURIComponent(worker.worker_id)}`);
+  toast(`${worker.worker_id} is stopped${returns ? "; the next reload or start of the gateway starts it again" : ""}.`);
   return true;
 }

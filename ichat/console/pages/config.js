@@ -3,10 +3,24 @@
 import { api } from "../api.js";
 import { useStore } from "../store.js";
 import {
-  Badge, Button, Card, Empty, Notice, Page, Table, confirm, html, toast, useCallback, useEffect, useState,
+  Badge,
+  Button,
+  Card,
+  confirm,
+  Empty,
+  html,
+  Notice,
+  Page,
+  Table,
+  toast,
+  useCallback,
+  useEffect,
+  useState,
 } from "../ui.js";
+import { configTitle } from "./problems.js";
 
 const TONES = { start: "ok", restart: "warn", stop: "bad", update: "busy", set: "busy", keep: "idle", later: "warn" };
+const MISTAKES_MAX = 50;
 
 /** Return a value as people read it: lists and tables as JSON over several lines. */
 function shown(value) {
@@ -18,7 +32,11 @@ function shown(value) {
 
 const withoutNulls = (value) =>
   value !== null && typeof value === "object" && !Array.isArray(value)
-    ? Object.fromEntries(Object.entries(value).filter(([, one]) => one !== null).map(([name, one]) => [name, one]))
+    ? Object.fromEntries(
+        Object.entries(value)
+          .filter(([, one]) => one !== null)
+          .map(([name, one]) => [name, one]),
+      )
     : value;
 
 /** Return the rows of a section: of a table its keys, of a list its entries. */
@@ -34,40 +52,74 @@ function rowsOf(name, section) {
 
 function Section({ name, rows, changed }) {
   return html`<${Card} title=${name} flush><dl class="settings" aria-label=${name}>
-    ${rows.map((row) => html`<div key=${row.key} data-key=${row.key}>
+    ${rows.map(
+      (row) => html`<div key=${row.key} data-key=${row.key}>
       <dt><span class="mono">${row.title}</span>
       ${changed.has(row.key) && html` <${Badge} tone="busy" title="Not the default">set<//>`}</dt>
-      <dd>${shown(row.value)}</dd></div>`)}</dl><//>`;
+      <dd>${shown(row.value)}</dd></div>`,
+    )}</dl><//>`;
 }
 
+/** @param {{ plan: Api.Reload, apply: () => void, close: () => void }} props */
 function Plan({ plan, apply, close }) {
+  /** @type {import("../ui/table.js").Column<Api.Step>[]} */
   const columns = [
-    { name: "action", title: "Action", value: (row) => row.action,
-      cell: ({ action }) => html`<${Badge} tone=${TONES[action] ?? "busy"}>${action}<//>` },
-    { name: "what", title: "What", value: (row) => row.what,
-      cell: ({ what }) => html`<span class="mono">${what}</span>` },
+    {
+      name: "action",
+      title: "Action",
+      value: (row) => row.action,
+      cell: ({ action }) => html`<${Badge} tone=${TONES[action] ?? "busy"}>${action}<//>`,
+    },
+    {
+      name: "what",
+      title: "What",
+      value: (row) => row.what,
+      cell: ({ what }) => html`<span class="mono">${what}</span>`,
+    },
     { name: "why", title: "Why", cell: (row) => row.why },
   ];
   const isEmpty = plan.plan.every((step) => step.action === "keep");
   return html`<${Card} flush title="What a reload would do" lead=${plan.summary} actions=${html`
     <${Button} tone="quiet" onClick=${close}>Close<//>
     <${Button} tone="primary" disabled=${isEmpty} onClick=${apply}>Apply<//>`}>
-    <${Table} label="Plan" columns=${columns} rows=${plan.plan} keyOf=${(row) => `${row.action} ${row.what}`}
+    <${Table} label="Plan" hasFilter=${false} columns=${columns} rows=${plan.plan}
+      keyOf=${(row) => `${row.action} ${row.what}`}
       empty="The file says what is in force." /><//>`;
+}
+
+/**
+ * What is wrong with the file, or that it is another one than that in force.
+ *
+ * @param {{ file: Api.ConfigState | null, config: Api.Config }} props
+ */
+function FileState({ file, config }) {
+  if (file?.state === "refused") {
+    const next = config.watched
+      ? "The gateway takes it by itself once it is right."
+      : "Plan a reload once it is right.";
+    return html`<${Notice} tone="bad" title=${`${configTitle(file)}.`}>
+      <ul class="mistakes">${file.errors.slice(0, MISTAKES_MAX).map((text) => html`<li key=${text}>${text}</li>`)}</ul>
+      ${file.errors.length > MISTAKES_MAX && html`<p>and ${file.errors.length - MISTAKES_MAX} more</p>`}
+      <p>${next}</p><//>`;
+  }
+  if (!config.file_changed) return null;
+  return html`<${Notice} title=${file?.state === "changed" ? `${configTitle(file)}.` : "The file has changed."}>
+    ${config.watched ? "The gateway reads it in a moment." : "Plan a reload to see what it would do."}<//>`;
 }
 
 /** The configuration in force. */
 export default function Configuration() {
   const reloaded = useStore((all) => all.reloaded);
   const begun = useStore((all) => all.begun);
-  const [config, setConfig] = useState(null);
-  const [failure, setFailure] = useState(null);
-  const [plan, setPlan] = useState(null);
+  const file = useStore((all) => all.config);
+  const [config, setConfig] = useState(/** @type {Api.Config | null} */ (null));
+  const [failure, setFailure] = useState(/** @type {Error | null} */ (null));
+  const [plan, setPlan] = useState(/** @type {Api.Reload | null} */ (null));
   const [search, setSearch] = useState("");
   const [onlySet, setOnlySet] = useState(false);
   const read = useCallback(() => api.get("/v1/admin/config").then(setConfig, setFailure), []);
-  useEffect(() => void read(), [reloaded, begun]);
-  const reload = async (dryRun) => {
+  useEffect(() => void read(), [reloaded, begun, file]);
+  const reload = async (/** @type {boolean} */ dryRun) => {
     setFailure(null);
     try {
       return await api.post(`/v1/admin/config/reload?dry_run=${dryRun}`);
@@ -80,8 +132,8 @@ export default function Configuration() {
     }
   };
   const apply = async () => {
-    const text = `${plan.summary}. Requests under way to workers that restart or stop may end first.`;
-    if (!await confirm({ title: "Apply the file?", text, action: "Apply" })) return;
+    const text = `${plan?.summary}. Requests under way to workers that restart or stop may end first.`;
+    if (!(await confirm({ title: "Apply the file?", text, action: "Apply" }))) return;
     const done = await reload(false);
     if (done) {
       setPlan(null);
@@ -92,15 +144,18 @@ export default function Configuration() {
     const text = failure && html`<${Notice} tone="bad">${failure.message}<//>`;
     return html`<${Page} title="Configuration">${text}<//>`;
   }
-  return html`<${Page} title="Configuration" lead=${config.path
-    ? html`In force, from <code>${config.path}</code>. Secrets are masked.`
-    : "In force. This gateway was started without a file."}
+  return html`<${Page} title="Configuration" lead=${
+    config.path
+      ? html`In force, from <code>${config.path}</code>. Secrets are masked.`
+      : "In force. This gateway was started without a file."
+  }
     actions=${config.path && html`<${Button} onClick=${async () => setPlan(await reload(true))}>Plan a reload<//>`}>
-    ${failure && html`<${Notice} tone="bad" title="The file was not accepted.">
-      <pre class="wrap">${failure.message}</pre><//>`}
-    ${config.file_changed && !failure && html`<${Notice} title="The file has changed since it was read.">
-      ${config.watched ? "The gateway takes it by itself in a moment, unless something is wrong with it."
-        : "Plan a reload to see what it would do."}<//>`}
+    ${
+      failure &&
+      html`<${Notice} tone="bad" title="The file was not accepted.">
+      <pre class="wrap">${failure.message}</pre><//>`
+    }
+    ${!failure && html`<${FileState} file=${file} config=${config} />`}
     ${plan && html`<${Plan} plan=${plan} apply=${apply} close=${() => setPlan(null)} />`}
     <div class="actions"><input type="search" aria-label="Find a setting" placeholder="Find a setting" value=${search}
       onInput=${(event) => setSearch(event.target.value)} />
@@ -109,17 +164,22 @@ export default function Configuration() {
     <${Sections} config=${config} search=${search} onlySet=${onlySet} /><//>`;
 }
 
+/** @param {{ config: Api.Config, search: string, onlySet: boolean }} props */
 function Sections({ config, search, onlySet }) {
   const changed = new Set(config.changed);
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = Object.entries(config.settings).map(([name, section]) => {
-    const rows = rowsOf(name, section).filter((row) => {
-      const text = `${row.key} ${row.title} ${JSON.stringify(row.value)}`.toLowerCase();
-      return words.every((word) => text.includes(word)) && (!onlySet || changed.has(row.key) || changed.has(name));
-    });
-    return { name, rows };
-  }).filter(({ rows }) => rows.length);
+  const found = Object.entries(config.settings)
+    .map(([name, section]) => {
+      const rows = rowsOf(name, section).filter((row) => {
+        const text = `${row.key} ${row.title} ${JSON.stringify(row.value)}`.toLowerCase();
+        return words.every((word) => text.includes(word)) && (!onlySet || changed.has(row.key) || changed.has(name));
+      });
+      return { name, rows };
+    })
+    .filter(({ rows }) => rows.length);
   if (!found.length) return html`<${Empty} title="No such setting" />`;
-  return html`<div class="settings-list">${found.map(({ name, rows }) => html`<${Section} key=${name} name=${name}
-    rows=${rows} changed=${changed} />`)}</div>`;
+  return html`<div class="settings-list">${found.map(
+    ({ name, rows }) => html`<${Section} key=${name} name=${name}
+    rows=${rows} changed=${changed} />`,
+  )}</div>`;
 }

@@ -1,12 +1,31 @@
-// Keys: who may ask, within which limits, and what they use; making, changing and withdrawing keys.
+// Keys: who may ask, within which limits, and what they use; making, changing, rotating and withdrawing keys.
 
 import { api } from "../api.js";
 import { useStore } from "../store.js";
 import {
-  Badge, Button, Card, Code, Dialog, Empty, Facts, Field, Notice, Page, Table, age, confirm, html, number, toast,
-  useCallback, useEffect, useState, when,
+  age,
+  Badge,
+  Button,
+  Card,
+  Code,
+  confirm,
+  Dialog,
+  Empty,
+  Facts,
+  Field,
+  html,
+  Notice,
+  number,
+  Page,
+  Table,
+  toast,
+  useCallback,
+  useEffect,
+  useState,
+  when,
 } from "../ui.js";
 
+/** @type {[keyof Api.KeyLimits, string, keyof Api.KeyUsage][]} */
 const LIMITS = [
   ["max_in_flight", "Requests at the same time", "in_flight"],
   ["requests_per_minute", "Requests a minute", "requests_last_minute"],
@@ -16,14 +35,32 @@ const LIMITS = [
   ["budget_per_month", "Budget a month (UTC)", "cost_this_month"],
 ];
 const EXPIRIES = [
-  ["", "Never"], ["3600", "In an hour"], ["86400", "In a day"], ["604800", "In a week"], ["2592000", "In 30 days"],
+  ["", "Never"],
+  ["3600", "In an hour"],
+  ["86400", "In a day"],
+  ["604800", "In a week"],
+  ["2592000", "In 30 days"],
   ["31536000", "In a year"],
+];
+
+const OVERLAPS = [
+  ["0", "None"],
+  ["3600", "An hour"],
+  ["86400", "A day"],
+  ["604800", "A week"],
+  ["2592000", "30 days"],
 ];
 
 const pathOf = (name) => `/v1/admin/keys/${encodeURIComponent(name)}`;
 
-/** Return what the form says of a key's limits and models, as the API takes it; null takes a limit away. */
+/**
+ * Return what the form says of a key's limits and models, as the API takes it; null takes a limit away.
+ *
+ * @param {Record<string, string>} form
+ * @returns {Api.KeyChange}
+ */
 function tableOf(form) {
+  /** @type {Api.KeyChange} */
   const table = {};
   for (const [name, title] of LIMITS) {
     const text = form[name].trim();
@@ -35,6 +72,10 @@ function tableOf(form) {
   return { ...table, models: models.length ? models : null };
 }
 
+/**
+ * @param {Api.Key | undefined} key
+ * @returns {Record<string, string>}
+ */
 function formOf(key) {
   const limits = Object.fromEntries(LIMITS.map(([name]) => [name, String(key?.limits[name] ?? "")]));
   return { name: "", expires: key ? "keep" : "2592000", models: (key?.models ?? []).join(", "), ...limits };
@@ -45,27 +86,84 @@ function Fields({ form, set, of }) {
   const aliases = useStore((all) => all.aliases);
   const known = [...new Set([...models.map((one) => one.id), ...aliases.map((one) => one.name)])].sort();
   const field = (name) => ({ value: form[name], onInput: (event) => set({ ...form, [name]: event.target.value }) });
-  const expiries = of ? [["keep", of.expires_at ? `As it is: ${when(of.expires_at)}` : "As it is: never"], ...EXPIRIES]
+  const expiries = of
+    ? [["keep", of.expires_at ? `As it is: ${when(of.expires_at)}` : "As it is: never"], ...EXPIRIES]
     : EXPIRIES;
   return html`<div class="form">
-    ${!of && html`<${Field} label="Name" hint="As it stands in logs, limits and usage.">
+    ${
+      !of &&
+      html`<${Field} label="Name" hint="As it stands in logs, limits and usage.">
       <input type="text" required pattern="[A-Za-z0-9._:@\\-]{1,128}" autocomplete="off" spellcheck=${false}
-        ...${field("name")} /><//>`}
+        ...${field("name")} /><//>`
+    }
     <${Field} label="Expires"><select value=${form.expires}
       onChange=${(event) => set({ ...form, expires: event.target.value })}>
       ${expiries.map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select><//>
     <${Field} wide label="Models" hint="Names with commas between them; empty: all, also those that come later.">
       <input type="text" list="known-models" spellcheck=${false} placeholder="all" ...${field("models")} /><//>
     <datalist id="known-models">${known.map((name) => html`<option key=${name} value=${name} />`)}</datalist>
-    ${LIMITS.map(([name, title]) => html`<${Field} key=${name} label=${title}>
-      <input type="text" inputmode="decimal" placeholder="no limit" ...${field(name)} /><//>`)}
+    ${LIMITS.map(
+      ([name, title]) => html`<${Field} key=${name} label=${title}>
+      <input type="text" inputmode="decimal" placeholder="no limit" ...${field(name)} /><//>`,
+    )}
   </div>`;
 }
 
-/** The dialog that makes a key, or changes one (`of`); then it shows the new key, once. */
+/**
+ * The new secret, which is shown this once.
+ *
+ * @param {{ of: Api.NewKey, onClose: () => void }} props
+ */
+function NewSecret({ of: key, onClose }) {
+  return html`<${Dialog} stays title=${`The key ${key.name}`} onClose=${onClose} actions=${html`
+    <button type="button" class="button primary" onClick=${onClose}>Done</button>`}>
+    <p>Give it to its owner now: it is stored nowhere, and is shown only here.
+      ${key.old_secret_until && ` The old one is accepted until ${when(key.old_secret_until)}.`}</p>
+    <div data-secret><${Code} text=${key.key} label="Copy" /></div><//>`;
+}
+
+/**
+ * The dialog that gives a key another secret; then it shows that, once.
+ *
+ * @param {{ of: Api.Key, onClose: () => void, onDone: () => void }} props
+ */
+function RotateDialog({ of, onClose, onDone }) {
+  const [overlap, setOverlap] = useState("86400");
+  const [made, setMade] = useState(/** @type {Api.NewKey | null} */ (null));
+  const [failure, setFailure] = useState("");
+  const [isBusy, setBusy] = useState(false);
+  const rotate = async () => {
+    setBusy(true);
+    try {
+      setMade(await api.post(`${pathOf(of.name)}/rotate`, { overlap_s: Number(overlap) }));
+      onDone();
+    } catch (error) {
+      setFailure(error.message);
+    } finally {
+      setBusy(false);
+    }
+  };
+  if (made) return html`<${NewSecret} of=${made} onClose=${onClose} />`;
+  return html`<${Dialog} title=${`Rotate the key ${of.name}`} onClose=${onClose} actions=${html`
+    <button type="button" class="button" onClick=${onClose}>Cancel</button>
+    <button type="button" class="button primary" disabled=${isBusy} onClick=${rotate}>Rotate</button>`}>
+    ${failure && html`<${Notice} tone="bad">${failure}<//>`}
+    <p>The key gets another secret; its name, limits and use stay.
+      ${of.old_secret_until && " The secret before the current one is refused at once."}</p>
+    <div class="form"><${Field} label="The current secret is accepted for">
+      <select value=${overlap} onChange=${(event) => setOverlap(event.target.value)}>
+        ${OVERLAPS.map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select>
+    <//></div><//>`;
+}
+
+/**
+ * The dialog that makes a key, or changes one (`of`); then it shows the new key, once.
+ *
+ * @param {{ of?: Api.Key, onClose: () => void, onDone: () => void }} props
+ */
 function KeyDialog({ of, onClose, onDone }) {
   const [form, setForm] = useState(formOf(of));
-  const [made, setMade] = useState(null);
+  const [made, setMade] = useState(/** @type {Api.NewKey | null} */ (null));
   const [failure, setFailure] = useState("");
   const [isBusy, setBusy] = useState(false);
   const save = async () => {
@@ -90,12 +188,7 @@ function KeyDialog({ of, onClose, onDone }) {
       setBusy(false);
     }
   };
-  if (made) {
-    return html`<${Dialog} stays title=${`The key ${made.name}`} onClose=${onClose} actions=${html`
-      <button type="button" class="button primary" onClick=${onClose}>Done</button>`}>
-      <p>Give it to its owner now: it is stored nowhere, and is shown only here.</p>
-      <div data-secret><${Code} text=${made.key} label="Copy" /></div><//>`;
-  }
+  if (made) return html`<${NewSecret} of=${made} onClose=${onClose} />`;
   const title = of ? `Change the key ${of.name}` : "Make a key";
   return html`<${Dialog} wide title=${title} onClose=${onClose} actions=${html`
     <button type="button" class="button" onClick=${onClose}>Cancel</button>
@@ -105,6 +198,10 @@ function KeyDialog({ of, onClose, onDone }) {
     <${Fields} form=${form} set=${setForm} of=${of} /><//>`;
 }
 
+/**
+ * @param {Api.Key} key
+ * @param {(typeof LIMITS)[number]} limit
+ */
 const limitOf = (key, [name, , used]) => {
   const limit = key.limits[name];
   const now = key.usage_now[used];
@@ -112,12 +209,14 @@ const limitOf = (key, [name, , used]) => {
   return `${number(now)} of ${number(limit)}`;
 };
 
-function Details({ of: key, onClose, change, withdraw }) {
+/** @param {{ of: Api.Key, onClose: () => void, change: () => void, rotate: () => void, withdraw: () => void }} props */
+function Details({ of: key, onClose, change, rotate, withdraw }) {
   const facts = [
     ["State", key.state],
     ["From", key.source === "file" ? "the configuration" : "the API"],
     ["Made", key.made_at && when(key.made_at)],
     ["Expires", key.expires_at ? when(key.expires_at) : "never"],
+    ["Old secret until", key.old_secret_until && when(key.old_secret_until)],
     ["Models", key.models ? key.models.join(", ") : "all"],
     ["May read /metrics", key.metrics ? "yes" : "no"],
     ["May steer engines", key.engine_control ? "yes" : "no"],
@@ -125,63 +224,134 @@ function Details({ of: key, onClose, change, withdraw }) {
   ];
   const isMade = key.source === "api";
   return html`<${Dialog} title=${`The key ${key.name}`} onClose=${onClose} actions=${html`
-    ${isMade && html`<${Button} tone="danger" onClick=${withdraw}>Withdraw<//><span class="spring"></span>
-    <${Button} onClick=${change}>Change<//>`}
+    ${
+      isMade &&
+      html`<${Button} tone="danger" onClick=${withdraw}>Withdraw<//><span class="spring"></span>
+    <${Button} onClick=${rotate}>Rotate<//>
+    <${Button} onClick=${change}>Change<//>`
+    }
     <${Button} onClick=${onClose}>Close<//>`}>
     <${Facts} facts=${facts} />
-    ${!isMade && html`<p class="hint">It is in ichat.toml (<code>[[security.keys]]</code>), and is changed
-      there.</p>`}<//>`;
+    ${
+      !isMade &&
+      html`<p class="hint">It is in ichat.toml (<code>[[security.keys]]</code>), and is changed
+      there.</p>`
+    }<//>`;
 }
 
+/** @type {import("../ui/table.js").Column<Api.Key>[]} */
 const COLUMNS = [
-  { name: "name", title: "Name", value: (key) => key.name, cell: (key) => html`<b>${key.name}</b>` },
-  { name: "state", title: "State", value: (key) => key.state,
-    cell: ({ state }) => html`<${Badge} tone=${state === "active" ? "ok" : "warn"}>${state}<//>` },
-  { name: "source", title: "From", value: (key) => key.source, extra: true,
-    cell: ({ source }) => (source === "file" ? "configuration" : "API") },
-  { name: "models", title: "Models", extra: true, cell: ({ models }) => (models ? models.join(", ") : "all") },
-  { name: "in_flight", title: "Under way", align: "right", value: (key) => key.usage_now.in_flight,
-    cell: (key) => number(key.usage_now.in_flight) },
-  { name: "month", title: "Tokens this month", align: "right", extra: true,
-    value: (key) => key.usage_now.tokens_this_month ?? null, cell: (key) => limitOf(key, LIMITS[4]) },
+  {
+    name: "name",
+    title: "Name",
+    value: (key) => key.name,
+    cell: (key) => html`<b class="clip" title=${key.name}>${key.name}</b>`,
+  },
+  {
+    name: "state",
+    title: "State",
+    value: (key) => key.state,
+    cell: ({ state }) => html`<${Badge} tone=${state === "active" ? "ok" : "warn"}>${state}<//>`,
+  },
+  {
+    name: "source",
+    title: "From",
+    value: (key) => key.source,
+    extra: true,
+    cell: ({ source }) => (source === "file" ? "configuration" : "API"),
+  },
+  {
+    name: "models",
+    title: "Models",
+    extra: true,
+    cell: ({ models }) => html`<span class="long">${models ? models.join(", ") : "all"}</span>`,
+  },
+  {
+    name: "in_flight",
+    title: "Under way",
+    align: "right",
+    value: (key) => key.usage_now.in_flight,
+    cell: (key) => number(key.usage_now.in_flight),
+  },
+  {
+    name: "month",
+    title: "Tokens this month",
+    align: "right",
+    extra: true,
+    value: (key) => key.usage_now.tokens_this_month ?? null,
+    cell: (key) => limitOf(key, LIMITS[4]),
+  },
   { name: "used", title: "Last used", value: (key) => key.last_used_at, cell: (key) => age(key.last_used_at) },
-  { name: "expires", title: "Expires", value: (key) => key.expires_at,
-    cell: ({ expires_at: at }) => (at ? when(at) : "never") },
+  {
+    name: "expires",
+    title: "Expires",
+    value: (key) => key.expires_at,
+    cell: ({ expires_at: at }) => (at ? when(at) : "never"),
+  },
 ];
 
 /** Clients' keys. */
 export default function Keys() {
   const version = useStore((all) => all.keysVersion);
   const begun = useStore((all) => all.begun);
-  const [answer, setAnswer] = useState(null);
-  const [failure, setFailure] = useState(null);
-  const [open, setOpen] = useState(null);
-  const read = useCallback(() => api.get("/v1/admin/keys").then((found) => {
-    setAnswer(found);
-    setFailure(null);
-  }, setFailure), []);
+  const [answer, setAnswer] = useState(/** @type {Api.Keys | null} */ (null));
+  const [failure, setFailure] = useState(/** @type {Error | null} */ (null));
+  const [open, setOpen] = useState(
+    /** @type {{ is: "make" | "change" | "details" | "rotate", key?: Api.Key } | null} */ (null),
+  );
+  const [text, setText] = useState("");
+  const read = useCallback(
+    () =>
+      api.get("/v1/admin/keys").then((found) => {
+        setAnswer(found);
+        setFailure(null);
+      }, setFailure),
+    [],
+  );
   useEffect(() => void read(), [version, begun]);
   const close = () => setOpen(null);
-  const withdraw = async (key) => {
+  const withdraw = async (/** @type {Api.Key} */ key) => {
     const text = "Its next request is refused; what is under way goes on. The name can be given again.";
-    if (!await confirm({ title: `Withdraw the key ${key.name}?`, text, action: "Withdraw", danger: true })) return;
+    if (!(await confirm({ title: `Withdraw the key ${key.name}?`, text, action: "Withdraw", danger: true }))) return;
     await api.del(pathOf(key.name));
     toast(`The key ${key.name} is withdrawn.`);
     close();
     await read();
   };
-  const make = html`<${Button} tone="primary" icon="keys" onClick=${() => setOpen({ is: "make" })}>Make a key<//>`;
+  const words = (/** @type {Api.Key} */ key) => [key.name, key.state, ...(key.models ?? [])];
+  const has = (/** @type {Api.Key} */ key) =>
+    words(key).some((word) => word.toLowerCase().includes(text.toLowerCase()));
+  const make = html`<input type="search" aria-label="Find keys" placeholder="Find ( / )" value=${text}
+      onInput=${(event) => setText(event.target.value)} />
+    <${Button} tone="primary" icon="keys" onClick=${() => setOpen({ is: "make" })}>Make a key<//>`;
   return html`<${Page} title="Keys" actions=${make}
     lead="Each client has a key of its own, with its models and limits. The gateway knows a key only by its hash.">
     ${failure && html`<${Notice} tone="bad">${failure.message}<//>`}
-    ${answer && !answer.keys_needed && html`<${Notice}>There are no keys: whoever reaches this port may use the
-      models.<//>`}
-    ${answer && html`<${Card} flush><${Table} label="Keys" columns=${COLUMNS} rows=${answer.keys} sort="name"
+    ${
+      answer &&
+      !answer.keys_needed &&
+      html`<${Notice}>There are no keys: whoever reaches this port may use the
+      models.<//>`
+    }
+    ${
+      answer &&
+      html`<${Card} flush><${Table} label="Keys" columns=${COLUMNS}
+      rows=${answer.keys.filter(has)} sort="name"
       keyOf=${(key) => key.name} onOpen=${(key) => setOpen({ is: "details", key })}
-      empty=${html`<${Empty} icon="keys" title="No keys">
-        <p>With the first key, every client needs one.</p><//>`} /><//>`}
+      empty=${
+        text
+          ? "No key is like that."
+          : html`<${Empty} icon="keys" title="No keys">
+        <p>With the first key, every client needs one.</p><//>`
+      } /><//>`
+    }
     ${open?.is === "make" && html`<${KeyDialog} onClose=${close} onDone=${read} />`}
     ${open?.is === "change" && html`<${KeyDialog} of=${open.key} onClose=${close} onDone=${read} />`}
-    ${open?.is === "details" && html`<${Details} of=${open.key} onClose=${close} withdraw=${() => withdraw(open.key)}
-      change=${() => setOpen({ is: "change", key: open.key })} />`}<//>`;
+    ${
+      open?.is === "details" &&
+      html`<${Details} of=${open.key} onClose=${close} withdraw=${() => open.key && withdraw(open.key)}
+      rotate=${() => setOpen({ is: "rotate", key: open.key })}
+      change=${() => setOpen({ is: "change", key: open.key })} />`
+    }
+    ${open?.is === "rotate" && html`<${RotateDialog} of=${open.key} onClose=${close} onDone=${read} />`}<//>`;
 }

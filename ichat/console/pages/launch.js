@@ -4,13 +4,25 @@ import { api } from "../api.js";
 import { go } from "../router.js";
 import { useStore } from "../store.js";
 import {
-  Button, Card, Code, Field, Notice, Page, bytes, html, toast, useCallback, useEffect, useMemo, useRef, useState,
+  Button,
+  bytes,
+  Card,
+  Code,
+  Field,
+  html,
+  Notice,
+  Page,
+  toast,
+  useCallback,
+  useEffect,
+  useKept,
+  useMemo,
+  useMounted,
+  useState,
 } from "../ui.js";
 import { Arguments } from "./launch/arguments.js";
-import { EMPTY, bodyOf, nameOf, tomlOf } from "./launch/draft.js";
-
-const PAUSE_MS = 600;
-let kept = EMPTY;
+import { useCheck } from "./launch/check.js";
+import { bodyOf, EMPTY, nameOf, tomlOf } from "./launch/draft.js";
 
 /** The flags of an engine by their keys, and how the question for them stands. */
 function useFlags(backend) {
@@ -31,32 +43,6 @@ function useFlags(backend) {
   return answer;
 }
 
-/** What the gateway says of the worker before it is launched: asked again when the form has rested for a moment. */
-function useCheck(body, round) {
-  const [answer, setAnswer] = useState(null);
-  const text = JSON.stringify(body);
-  useEffect(() => {
-    setAnswer((before) => before && { ...before, isOld: true });
-    if (!body?.model_path) {
-      setAnswer(null);
-      return undefined;
-    }
-    const control = new AbortController();
-    const timer = setTimeout(async () => {
-      try {
-        setAnswer(await api.post("/v1/admin/workers/launch?dry_run=1", body, { signal: control.signal }));
-      } catch (error) {
-        if (error.name !== "AbortError") setAnswer({ objections: [error.message] });
-      }
-    }, PAUSE_MS);
-    return () => {
-      clearTimeout(timer);
-      control.abort();
-    };
-  }, [text, round]);
-  return answer;
-}
-
 function Gpus({ draft, set }) {
   const machines = useStore((all) => all.machines);
   const machine = machines.find((one) => one.has_gateway);
@@ -71,14 +57,17 @@ function Gpus({ draft, set }) {
   return html`<fieldset class="gpus"><legend class="field-label">GPUs</legend>
     <label class="check"><input type="checkbox" checked=${draft.gpu_ids === null}
       onChange=${(event) => set({ gpu_ids: event.target.checked ? null : [] })} /> All of them</label>
-    ${gpus.map((gpu) => html`<label key=${gpu.index} class="check"><input type="checkbox"
+    ${gpus.map(
+      (gpu) => html`<label key=${gpu.index} class="check"><input type="checkbox"
       disabled=${draft.gpu_ids === null} checked=${draft.gpu_ids?.includes(gpu.index) ?? true}
       onChange=${() => turn(gpu.index)} /> <b>${gpu.index}</b> ${gpu.name}
       <span class="hint">${gpu.failure || `${bytes(free(gpu))} free of ${bytes(gpu.memory_total_bytes)}`}</span>
-    </label>`)}
+    </label>`,
+    )}
     ${draft.gpu_ids?.length === 0 && html`<span class="hint">None: the worker will see no GPU.</span>`}</fieldset>`;
 }
 
+/** @param {NonNullable<Api.Machine["gpus"]>[number]} gpu */
 const free = ({ memory_total_bytes: total, memory_used_bytes: used }) =>
   total === null || used === null ? null : total - used;
 
@@ -116,11 +105,20 @@ function More({ draft, set }) {
     <${Field} label="Interpreter" hint="Empty: the engine's own.">
       <input type="text" class="mono" spellcheck=${false} ...${field("python")} /><//>
     <${Field} label="When the gateway ends">
-      ${choice("on_gateway_exit", [["stop", "The worker ends, too"], ["keep", "It goes on"]])}<//>
-    ${draft.load === "on_demand" && html`<${Field} label="When it is not needed">
-      ${choice("when_idle", [["stop", "It ends"], ["sleep", "It sleeps where its engine can"]])}<//>
+      ${choice("on_gateway_exit", [
+        ["stop", "The worker ends, too"],
+        ["keep", "It goes on"],
+      ])}<//>
+    ${
+      draft.load === "on_demand" &&
+      html`<${Field} label="When it is not needed">
+      ${choice("when_idle", [
+        ["stop", "It ends"],
+        ["sleep", "It sleeps where its engine can"],
+      ])}<//>
       <${Field} label="Unload after seconds without a request" hint="Empty: when its room is needed.">
-        <input type="text" inputmode="decimal" ...${field("idle_s")} /><//>`}
+        <input type="text" inputmode="decimal" ...${field("idle_s")} /><//>`
+    }
     <label class="check"><input type="checkbox" checked=${draft.share_gpus}
       onChange=${(event) => set({ share_gpus: event.target.checked })} /> It may share GPUs with other workers</label>
     <${Field} wide label="Environment" hint="One variable a line.">
@@ -130,42 +128,68 @@ function More({ draft, set }) {
 
 function Check({ body, wrong, answer, launch, again }) {
   const isReady = answer && !answer.isOld && !answer.objections.length;
-  return html`<aside class="launch-check"><${Card} title="Before it starts" actions=${answer && html`<${Button} small
-    tone="quiet" onClick=${again}>Check again<//>`}>
-    <div aria-live="polite" class=${answer?.isOld ? "pile old" : "pile"} data-check=${wrong ? "wrong" : answer
-      ? answer.isOld ? "old" : answer.objections.length ? "objections" : "ready" : "empty"}>
+  return html`<aside class="launch-check"><${Card} title="Before it starts" actions=${
+    answer &&
+    html`<${Button} small
+    tone="quiet" onClick=${again}>Check again<//>`
+  }>
+    <div aria-live="polite" class=${answer?.isOld ? "pile old" : "pile"} data-check=${
+      wrong ? "wrong" : answer ? (answer.isOld ? "old" : answer.objections.length ? "objections" : "ready") : "empty"
+    }>
       ${wrong && html`<${Notice} tone="bad">${wrong}<//>`}
-      ${!wrong && !answer && html`<p class="hint">Name a model: then this says what would keep its worker from
-        starting.</p>`}
+      ${
+        !wrong &&
+        !answer &&
+        html`<p class="hint">Name a model: then this says what would keep its worker from
+        starting.</p>`
+      }
       ${answer?.objections.map((text) => html`<${Notice} key=${text} tone="warn">${text}<//>`)}
-      ${isReady && html`<p class="fine">Nothing keeps it from starting now.</p>`}
+      ${
+        isReady &&
+        answer.unchecked &&
+        html`<${Notice} tone="warn" title="Its arguments could not be checked.">
+        ${answer.unchecked}<//>`
+      }
+      ${isReady && html`<p class="fine">Nothing${answer.unchecked && " that is known"} keeps it from starting now.</p>`}
       <div class="actions"><${Button} tone="primary" icon="play" disabled=${!isReady || wrong} onClick=${launch}>
         ${body?.load === "on_demand" ? "Add the worker" : "Launch"}<//></div>
     </div><//>
-    ${body?.model_path && html`<${Card} title="The same in ichat.toml"
+    ${
+      body?.model_path &&
+      html`<${Card} title="The same in ichat.toml"
       lead="A launched worker comes back with the next gateway; what is in the file is the same everywhere.">
-      <${Code} text=${tomlOf(body)} /><//>`}
-    ${answer?.command && html`<details class="card"><summary><h2>The command</h2></summary>
-      <${Code} text=${answer.command} /></details>`}</aside>`;
+      <${Code} text=${tomlOf(body)} /><//>`
+    }
+    ${
+      answer?.command &&
+      html`<details class="card"><summary><h2>The command</h2></summary>
+      <${Code} text=${answer.command} /></details>`
+    }</aside>`;
 }
 
 /** The form for a new worker. */
 export default function Launch({ params }) {
-  const [draft, setDraft] = useState({ ...kept, ...wanted(params.query) });
-  const [engines, setEngines] = useState([]);
+  const [draft, setDraft, forgetDraft] = useKept("launch", (kept) => ({ ...EMPTY, ...kept, ...wanted(params.query) }));
+  const [engines, setEngines] = useState(/** @type {Api.Engines["engines"]} */ ([]));
   const [round, setRound] = useState(0);
   const flags = useFlags(draft.backend);
-  const isThere = useRef(true);
+  const isMounted = useMounted();
   useEffect(() => {
-    api.get("/v1/admin/engines").then((answer) => setEngines(answer.engines), (error) => toast(error.message, "bad"));
-    return () => void (isThere.current = false);
+    api.get("/v1/admin/engines").then(
+      (answer) => setEngines(answer.engines),
+      (error) => toast(error.message, "bad"),
+    );
   }, []);
-  const set = useCallback((change) => setDraft((before) => (kept = { ...before, ...change })), []);
-  const onArg = useCallback((key, text) => setDraft((before) => {
-    const args = { ...before.args, [key]: text };
-    if (text === null || (text === "" && flags.flags.has(key))) delete args[key];
-    return (kept = { ...before, args });
-  }), [flags.flags]);
+  const set = useCallback((change) => setDraft((before) => ({ ...before, ...change })), []);
+  const onArg = useCallback(
+    (key, text) =>
+      setDraft((before) => {
+        const args = { ...before.args, [key]: text };
+        if (text === null || (text === "" && flags.flags.has(key))) delete args[key];
+        return { ...before, args };
+      }),
+    [flags.flags],
+  );
   const { body, wrong } = useMemo(() => {
     try {
       return { body: bodyOf(draft, flags.flags), wrong: "" };
@@ -176,11 +200,11 @@ export default function Launch({ params }) {
   const answer = useCheck(body, round);
   const launch = async () => {
     const started = await api.post("/v1/admin/workers/launch", body);
-    kept = EMPTY;
+    forgetDraft();
     toast(`Worker ${started.worker_id} is ${started.state}.`);
-    if (isThere.current) go("workers", [started.worker_id]);
+    if (isMounted.current) go("workers", [started.worker_id]);
   };
-  const clear = html`<${Button} tone="quiet" onClick=${() => setDraft((kept = EMPTY))}>Clear<//>`;
+  const clear = html`<${Button} tone="quiet" onClick=${() => setDraft(() => EMPTY)}>Clear<//>`;
   return html`<${Page} title="Launch a worker" actions=${clear} lead="The gateway starts it on its own machine,
     supervises it, and starts it again with its next start.">
     <div class="launch"><div class="pile">

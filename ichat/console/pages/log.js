@@ -2,14 +2,19 @@
 
 import { stream } from "../api.js";
 import { useStore } from "../store.js";
-import { Button, html, number, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../ui.js";
+import { Button, count, html, number, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../ui.js";
 
 const TAIL = 1000;
 const LINES_MAX = 5000;
 const DRAWN_MAX = 1500;
+const CHARACTERS_MAX = 4 * 1024 * 1024;
 const GATHER_MS = 120;
-const AGAIN_MS = 2000;
+const AGAIN_MS = 1000;
+const AGAIN_MS_MAX = 10_000;
+const SETTLED_MS = 500;
 const NEAR_PX = 40;
+/** What will be refused the next time, too. */
+const FINAL = new Set([400, 401, 403, 404]);
 
 function toneOf(line) {
   if (/\b(ERROR|CRITICAL|FATAL|Traceback|Exception)\b|Error:/.test(line)) return "bad";
@@ -18,11 +23,19 @@ function toneOf(line) {
 }
 
 /** Read a worker's lines until the component goes; returns [lines, status]. */
-function useLines(id, previous, isPaused) {
-  const [shown, show] = useState({ lines: [], status: "connecting" });
-  const begun = useStore((all) => all.begun);
-  const [round, setRound] = useState(0);
-  const held = useRef({ lines: [], status: "connecting", last: "", count: 0, timer: 0, isPaused });
+/**
+ * @typedef {{ line: string, tone: string, time?: string, key: number }} Line
+ * @typedef {{ lines: Line[], status: string, last: string, count: number, characters: number, timer: any,
+ *   isPaused: boolean }} Held
+ */
+
+/** @returns {[Line[], string]} */
+function useLines(/** @type {string} */ id, /** @type {boolean} */ previous, /** @type {boolean} */ isPaused) {
+  const [shown, show] = useState({ lines: /** @type {Line[]} */ ([]), status: "connecting" });
+  const gateway = useStore((all) => all.gateway?.id); // lines of two gateways may have the same numbers
+  /** @type {Held} */
+  const fresh = { lines: [], status: "connecting", last: "", count: 0, characters: 0, timer: 0, isPaused };
+  const held = useRef(fresh);
   const now = held.current;
   now.isPaused = isPaused;
   const draw = () => {
@@ -34,22 +47,23 @@ function useLines(id, previous, isPaused) {
   };
   useEffect(() => draw(), [isPaused]);
   useEffect(() => {
-    if (now.status === "ended" && !previous) setRound((value) => value + 1); // with the gateway that was there before
-  }, [begun]);
-  useEffect(() => {
     const control = new AbortController();
-    Object.assign(now, { lines: [], status: "connecting", last: "" });
+    Object.assign(now, { lines: [], status: "connecting", last: "", characters: 0 });
     show({ lines: [], status: "connecting" });
-    const add = (event) => {
+    const add = (/** @type {import("../api.js").StreamEvent} */ event) => {
       const data = JSON.parse(event.data);
       if (event.id) now.last = event.id;
       const one =
         event.name === "gap"
           ? { line: `… ${Object.values(data)[0]} lines are missing here …`, tone: "gap" }
           : { time: data.time, line: data.line, tone: toneOf(data.line) };
-      now.count += 1; // lines of two gateways may have the same numbers
+      if (one.tone === "gap" && now.lines.at(-1)?.line === one.line) return; // it has no number: it is told again
+      now.count += 1;
+      now.characters += one.line.length;
       now.lines.push({ ...one, key: now.count });
-      if (now.lines.length > LINES_MAX) now.lines.splice(0, now.lines.length - LINES_MAX);
+      while (now.lines.length > LINES_MAX || (now.characters > CHARACTERS_MAX && now.lines.length > 1)) {
+        now.characters -= now.lines.shift()?.line.length ?? 0;
+      }
       draw();
     };
     follow(id, previous, control.signal, now, add, draw);
@@ -58,30 +72,44 @@ function useLines(id, previous, isPaused) {
       clearTimeout(now.timer);
       now.timer = 0;
     };
-  }, [id, previous, round]);
+  }, [id, previous, gateway]);
   return [shown.lines, shown.status];
 }
 
+/**
+ * Follow a worker's lines. A stream that has ended is opened again where it stood, ever less often while nothing comes:
+ * with the worker's next start, or after a break, its lines go on.
+ */
 async function follow(id, previous, signal, now, add, draw) {
   const query = previous ? "previous=1" : `tail=${TAIL}`;
+  const say = (status) => {
+    now.status = status;
+    draw();
+  };
+  let wait = AGAIN_MS;
   while (!signal.aborted) {
+    let settled = 0;
+    const before = now.count;
     try {
+      /** @type {Record<string, string>} */
       const headers = now.last ? { "last-event-id": now.last } : {};
+      const isAgain = now.status === "ended"; // one that ends again at once was not live
       const onOpen = () => {
-        now.status = previous ? "ended" : "live";
-        draw();
+        if (!previous) settled = setTimeout(() => say("live"), isAgain ? SETTLED_MS : 0);
       };
       await stream(`/v1/logs/stream/${encodeURIComponent(id)}?${query}`, { signal, headers, onOpen }, add);
-      now.status = "ended";
-      draw();
-      return;
+      say("ended");
+      if (previous) return;
     } catch (error) {
       if (signal.aborted) return;
-      now.status = error.message;
-      draw();
-      if (error.status >= 400 && error.status < 500) return;
+      say(error.message);
+      if (FINAL.has(error.status)) return;
+    } finally {
+      clearTimeout(settled);
     }
-    await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+    if (now.count > before) wait = AGAIN_MS;
+    await new Promise((resolve) => setTimeout(resolve, wait));
+    wait = Math.min(AGAIN_MS_MAX, wait * 2);
   }
 }
 
@@ -91,7 +119,7 @@ export function Log({ id }) {
   const [isPaused, setPaused] = useState(false);
   const [text, setText] = useState("");
   const [lines, status] = useLines(id, previous, isPaused);
-  const place = useRef(null);
+  const place = useRef(/** @type {HTMLElement | null} */ (null));
   const sticks = useRef(true);
   const found = useMemo(() => {
     const wanted = text.toLowerCase();
@@ -104,7 +132,7 @@ export function Log({ id }) {
     sticks.current = box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_PX;
   };
   const drawn = found.slice(-DRAWN_MAX);
-  const said = text ? `${number(found.length)} of ${number(lines.length)} lines` : `${number(lines.length)} lines`;
+  const said = text ? `${number(found.length)} of ${count(lines.length, "line")}` : count(lines.length, "line");
   return html`<div class="log">
     <div class="log-bar">
       <input type="search" aria-label="Find lines" placeholder="Find ( / )" value=${text}
@@ -119,6 +147,6 @@ export function Log({ id }) {
     <div class="lines live" ref=${place} onScroll=${scrolled} tabindex="0" role="log" aria-label="Log" aria-live="off">
       ${drawn.length < found.length && html`<div class="gap">older lines are not shown</div>`}
       ${drawn.map((one) => html`<div key=${one.key} class=${one.tone} title=${one.time}>${one.line || " "}</div>`)}
-      ${!drawn.length && html`<div class="gap">${text ? "No line has that." : "Nothing was written yet."}</div>`}
+      ${!drawn.length && html`<div class="gap">${text ? "No line here has that." : "Nothing was written yet."}</div>`}
     </div></div>`;
 }

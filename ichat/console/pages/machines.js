@@ -1,8 +1,9 @@
 // Machines & GPUs: what each has, and who holds it.
 
-import { useStore } from "../store.js";
 import { hrefOf } from "../router.js";
-import { Badge, Card, Empty, Meter, Page, bytes, count, html } from "../ui.js";
+import { useStore } from "../store.js";
+import { Badge, bytes, Card, count, Empty, html, Meter, Page } from "../ui.js";
+/** @import { Machine as MachineView } from "../store.js" */
 
 /** The page. */
 export default function Machines() {
@@ -15,16 +16,18 @@ export default function Machines() {
     ${!machines.length && html`<${Empty} icon="machines" title="No machine has reported yet" />`}<//>`;
 }
 
+/** @param {{ machine: MachineView }} props */
 function Machine({ machine }) {
   const workers = useStore((all) => all.workers);
   const total = machine.memory_total_bytes;
-  const used = total ? total - machine.memory_available_bytes : null;
+  const free = machine.memory_available_bytes;
+  const used = total && free !== null ? total - free : null;
   const here = machine.workers.map((id) => workers.find((one) => one.worker_id === id) ?? { worker_id: id });
   return html`<${Card} title=${html`${machine.name} ${machine.has_gateway && html`<${Badge}>gateway<//>`}`}
       actions=${html`<span class="muted">${machine.cpus ? count(machine.cpus, "CPU") : ""}</span>`}>
     <div class="machine">
       <div class="machine-use"><span>CPU</span><${Meter} value=${machine.cpu_use} label="CPU in use" /></div>
-      <div class="machine-use"><span>Memory</span><${Meter} value=${used === null ? null : used / total}
+      <div class="machine-use"><span>Memory</span><${Meter} value=${used === null ? null : used / (total ?? used)}
         label="Memory in use" text=${`${bytes(used)} of ${bytes(total)}`} /></div>
       <div class="machine-use"><span>Workers</span><span class="badges">${here.map(
         (one) => html`<a
@@ -38,7 +41,8 @@ function Machine({ machine }) {
       answer.</p>`
     }
     ${
-      machine.gpus?.length > 0 &&
+      machine.gpus !== null &&
+      machine.gpus.length > 0 &&
       html`<div class="grid gpus">${machine.gpus.map(
         (gpu) => html`<${Gpu}
       key=${gpu.uuid || gpu.index} gpu=${gpu} />`,
@@ -46,6 +50,7 @@ function Machine({ machine }) {
     }<//>`;
 }
 
+/** @param {{ gpu: NonNullable<MachineView["gpus"]>[number] }} props */
 function Gpu({ gpu }) {
   const total = gpu.memory_total_bytes;
   const holders = [...gpu.held_by].sort((one, other) => other.memory_bytes - one.memory_bytes);
@@ -78,7 +83,7 @@ function Gpu({ gpu }) {
       <span class="spring"></span><span class="num">${bytes(one.memory_bytes)}</span></li>`,
     )}
       ${
-        others > total / 100 &&
+        others > (total ?? 0) / 100 &&
         html`<li><i class="dot chart-5"></i>others<span class="spring"></span>
         <span class="num">${bytes(others)}</span></li>`
       }</ul>`

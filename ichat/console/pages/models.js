@@ -1,28 +1,29 @@
 // Models & names: what can be asked for, who answers, and where a request would go now.
 
 import { api } from "../api.js";
-import { useStore } from "../store.js";
 import { hrefOf } from "../router.js";
+import { useStore } from "../store.js";
 import {
   Badge,
   Button,
   Card,
   Dialog,
+  duration,
   Empty,
   Facts,
-  Page,
-  Table,
-  duration,
   html,
   number,
+  Page,
   passed,
   percent,
-  useTick,
+  Table,
   useEffect,
   useState,
+  useTick,
 } from "../ui.js";
 import { ModelButtons } from "./changes.js";
 import { readiness } from "./overview.js";
+/** @import { Alias, Model } from "../store.js" */
 
 /** The page. */
 export default function Models({ params }) {
@@ -30,7 +31,7 @@ export default function Models({ params }) {
   useTick();
   const aliases = useStore((all) => all.aliases);
   const [text, setText] = useState(params.query.find ?? "");
-  const [asked, setAsked] = useState(null);
+  const [asked, setAsked] = useState(/** @type {string | null} */ (null));
   const has = (name) => name.toLowerCase().includes(text.toLowerCase());
   const names = aliases.filter((one) => has(one.name) || one.targets?.some((target) => has(target.model)));
   return html`<${Page} title="Models & names" lead="What clients can ask for, and what answers." actions=${html`
@@ -41,15 +42,17 @@ export default function Models({ params }) {
     ${asked && html`<${Explained} model=${asked} onClose=${() => setAsked(null)} />`}<//>`;
 }
 
+/** @param {{ models: Model[], ask: (name: string) => void }} props */
 function ModelList({ models, ask }) {
   const workers = useStore((all) => all.workers);
   const history = useStore((all) => all.history);
   const last = (row, name) => history.models[row.id]?.[name]?.at(-1) ?? null;
   const rate = (row, name) => (last(row, name) === null ? null : last(row, name) / history.sample_s);
   const stateOf = (row) => workers.find((one) => one.on_demand && one.model_names.includes(row.id));
+  /** @type {import("../ui/table.js").Column<Model>[]} */
   const columns = [
     { name: "id", title: "Model", value: (row) => row.id, cell: (row) => html`<b class="name">${row.id}</b>` },
-    { name: "ready", title: "Ready", value: (row) => row.workers, cell: readiness },
+    { name: "ready", title: "Ready", value: (row) => row.workers, cell: (row) => readiness(row, workers) },
     {
       name: "in_flight",
       title: "In flight",
@@ -103,7 +106,7 @@ function ModelList({ models, ask }) {
         state=${stateOf(row)?.state ?? (row.loaded ? "ready" : "cold")} />`
       }
         <a class="button quiet small" href=${hrefOf("playground", [], { model: row.id })}>Try it</a>
-        <${Button} small tone="quiet" aria-label=${`Where would a request for ${row.id} go`}
+        <${Button} small tone="quiet" aria-label=${`Where to? A request for ${row.id}`}
           onClick=${() => ask(row.id)}>Where to?<//></span>`,
     },
   ];
@@ -112,18 +115,27 @@ function ModelList({ models, ask }) {
       <a href=${hrefOf("launch")}> Launch one</a>, or write an external route into the configuration.</p><//>`} /><//>`;
 }
 
+/**
+ * A text that may be long, or a dash: it takes no room from the other columns.
+ *
+ * @param {string | null | undefined | false} text
+ */
+const long = (text) => (text ? html`<span class="long">${text}</span>` : "–");
+
+/** @param {{ names: Alias[], ask: (name: string) => void }} props */
 function NameList({ names, ask }) {
+  /** @type {import("../ui/table.js").Column<Alias>[]} */
   const columns = [
     { name: "name", title: "Name", value: (row) => row.name, cell: (row) => html`<b class="name">${row.name}</b>` },
     { name: "targets", title: "Answered by", cell: (row) => html`<${Targets} alias=${row} />` },
-    { name: "fallbacks", title: "Else", cell: (row) => (row.fallbacks ?? []).join(", then ") || "–" },
-    { name: "longer", title: "Long prompts", extra: true, cell: (row) => row.longer ?? "–" },
+    { name: "fallbacks", title: "Else", cell: (row) => long((row.fallbacks ?? []).join(", then ")) },
+    { name: "longer", title: "Long prompts", extra: true, cell: (row) => long(row.longer) },
     {
       name: "shadow",
       title: "Copies to",
       extra: true,
       cell: ({ shadow }) =>
-        shadow ? `${shadow.model ?? shadow}${shadow.share < 1 ? ` (${percent(shadow.share)})` : ""}` : "–",
+        long(shadow && `${shadow.model ?? shadow}${shadow.share < 1 ? ` (${percent(shadow.share)})` : ""}`),
     },
     {
       name: "do",
@@ -131,7 +143,7 @@ function NameList({ names, ask }) {
       align: "right",
       cell: (row) => html`<span class="row-actions">
         <a class="button quiet small" href=${hrefOf("playground", [], { model: row.name })}>Try it</a>
-        <${Button} small tone="quiet" aria-label=${`Where would a request for ${row.name} go`}
+        <${Button} small tone="quiet" aria-label=${`Where to? A request for ${row.name}`}
           onClick=${() => ask(row.name)}>Where to?<//></span>`,
     },
   ];
@@ -139,23 +151,56 @@ function NameList({ names, ask }) {
     <${Table} label="Names" columns=${columns} rows=${names} keyOf=${(row) => row.name} sort="name" /><//>`;
 }
 
+/** @param {{ alias: Alias }} props */
 function Targets({ alias }) {
   const targets = alias.targets?.length ? alias.targets : [{ model: alias.name, weight: 1 }];
   const total = targets.reduce((sum, target) => sum + target.weight, 0) || 1;
-  return html`<span class="targets">${targets.map(
+  return html`<span class="targets long">${targets.map(
     (target) => html`<span key=${target.model}>${target.model}
     ${targets.length > 1 && html` <span class="muted">${percent(target.weight / total)}</span>`}</span>`,
   )}</span>`;
 }
 
-/** Where a request for a model (with this `body`) would go now, and why: what `./ichat.pyz explain` says. */
+/** Why an endpoint gets a request, and what becomes of a request that none gets, by the rule that the API names. */
+/** @type {Record<string, string>} */
+const REASONS = {
+  only: "It keeps the response that the request continues.",
+  session: "The session belongs there.",
+  single: "No other can take it now.",
+  prefix: "Its cache should have most of the prompt's beginning.",
+  spill: "It has less to do than the one whose cache should have most of the prompt's beginning.",
+  least_loaded: "It has the fewest requests.",
+  power_of_two: "Of two at random it has fewer requests.",
+  round_robin: "It is its turn.",
+  random: "It was drawn at random.",
+};
+/** @type {Record<string, string>} */
+const ENDS = {
+  queued: "nowhere now: it waits in the queue",
+  queue_full: "nowhere: it is refused (429)",
+  loading: "nowhere yet: it waits while the model is loaded",
+};
+
+/**
+ * Return when the models of a name are asked: those without a place are not asked for this request.
+ *
+ * @param {{ place?: number | null }} target
+ */
+const turnOf = ({ place }) => (place ? (place === 1 ? "asked first" : "asked next") : "not asked this time");
+
+/**
+ * Where a request for a model (with this `body`) would go now, and why: what `./ichat.pyz explain` says.
+ *
+ * @param {{ model: string, body?: unknown, onClose: () => void }} props
+ */
 export function Explained({ model, body, onClose }) {
-  const [answer, setAnswer] = useState(null);
-  const [error, setError] = useState(null);
+  const [answer, setAnswer] = useState(/** @type {Api.Route | null} */ (null));
+  const [error, setError] = useState(/** @type {Error | null} */ (null));
   useEffect(() => {
     const asked = body ?? { model, messages: [{ role: "user", content: "Hello!" }] };
     api.post("/v1/admin/route", asked).then(setAnswer, setError);
   }, [model]);
+  /** @type {import("../ui/table.js").Column<Api.Route["candidates"][number]>[]} */
   const columns = [
     {
       name: "id",
@@ -163,7 +208,7 @@ export function Explained({ model, body, onClose }) {
       cell: (row) => html`${row.worker_id} ${row.chosen && html`<${Badge} tone="ok">chosen<//>`}`,
     },
     { name: "load", title: "Load", align: "right", cell: (row) => `${row.in_flight} / ${row.in_flight_max}` },
-    { name: "why", title: "", cell: (row) => row.why_not ?? (row.overloaded ? "more loaded than others" : "") },
+    { name: "why", title: "Remark", cell: (row) => row.why_not ?? (row.overloaded ? "more loaded than others" : "") },
   ];
   return html`<${Dialog} wide title=${`Where would a request for ${model} go now?`} onClose=${onClose}
       actions=${html`<button type="button" class="button" onClick=${onClose}>Close</button>`}>
@@ -172,20 +217,21 @@ export function Explained({ model, body, onClose }) {
     ${
       answer &&
       html`<${Facts} facts=${[
-        ["To", answer.chosen ?? answer.reason ?? "nowhere"],
-        ["By the rule", answer.rule],
+        ["To", answer.chosen ?? ENDS[answer.rule] ?? "nowhere: it is refused (503)"],
+        ["Why", answer.chosen ? (REASONS[answer.rule] ?? answer.rule) : answer.reason],
         ["Policy", answer.policy],
         ["Model", answer.model],
         ["Waiting before it", answer.waiting || null],
       ]} />
     ${
       answer.plan?.length > 0 &&
-      html`<ol class="plan">${answer.plan.map(
+      html`<ul class="plan">${answer.plan.map(
         (one, at) => html`<li key=${at}>${one.model}
       ${one.share !== null && html` <span class="muted">${percent(one.share)}</span>`} <span class="muted">
-      ${one.worker ?? one.reason ?? ""}</span></li>`,
-      )}</ol>`
+      ${turnOf(one)}: ${one.worker ?? one.reason ?? ""}</span></li>`,
+      )}</ul>`
     }
-    <${Table} label="Candidates" columns=${columns} rows=${answer.candidates} keyOf=${(row) => row.worker_id} />`
+    <${Table} label="Candidates" hasFilter=${false} columns=${columns} rows=${answer.candidates}
+      keyOf=${(row) => row.worker_id} />`
     }<//>`;
 }

@@ -1,69 +1,90 @@
 // Overview: what runs, what is wrong, and the last hour.
 
+import { go, hrefOf } from "../router.js";
 import { useStore } from "../store.js";
 import {
   Badge,
   Card,
   Chart,
-  Code,
-  Empty,
-  Icon,
-  Notice,
-  Page,
-  StateBadge,
-  Table,
   count,
   duration,
   html,
+  Icon,
   number,
+  Page,
+  StateBadge,
+  Table,
   useMemo,
   useTick,
 } from "../ui.js";
-import { go, hrefOf } from "../router.js";
 import { problemsOf } from "./problems.js";
+import { comingOf, isLoading, isReturning, loadWords, stateWords } from "./states.js";
+import { Welcome } from "./welcome.js";
+
+/** @import { Problem } from "./problems.js" */
+/** @import { Model, State, Worker } from "../store.js" */
 
 const SYNC = "overview";
-const PROBLEMS_MAX = 8;
+const LINES_MAX = 8;
+const ROWS_MAX = 12;
 
 /** The page that the console opens with. */
 export default function Overview() {
-  const state = useStore();
+  const state = useStore((all) => all);
   useTick();
   const { workers, models } = state;
-  if (!workers.length && !models.length) return html`<${QuickStart} />`;
+  if (!workers.length && !models.length) return html`<${Welcome} />`;
   return html`<${Page} title="Overview" lead="What runs, what is wrong, and the last hour.">
-    <${Problems} problems=${problemsOf(state)} />
+    <${Problems} found=${problemsOf(state)} isLive=${state.connection === "live"} />
     <${Figures} state=${state} />
     <${Charts} history=${state.history} />
     <div class="grid two">
-      <${Models} models=${models} />
+      <${Models} models=${models} workers=${workers} />
       <${Workers} workers=${workers} />
     </div><//>`;
 }
 
-function Problems({ problems }) {
-  if (!problems.length) {
-    return html`<div class="fine"><${Icon} name="check" /> Nothing is wrong that the gateway knows of.</div>`;
+/**
+ * What is wrong, and what is on its way; `isLive`: whether the gateway still says so.
+ *
+ * @param {{ found: Problem[], isLive: boolean }} props
+ */
+function Problems({ found, isLive }) {
+  const wrong = found.filter((one) => one.tone !== "busy");
+  const coming = found.filter((one) => one.tone === "busy");
+  const badge = wrong.length > 0 && html`<${Badge} tone=${wrong[0].tone}>${wrong.length}<//>`;
+  const title = isLive ? "What is wrong now" : "What was wrong";
+  return html`${
+    !wrong.length &&
+    isLive &&
+    html`<div class="fine"><${Icon} name="check" /> Nothing is wrong that the gateway knows of.</div>`
   }
-  return html`<${Card} title="What is wrong now" actions=${html`<${Badge} tone="bad">${problems.length}<//>`} flush>
-    <ul class="problems">${problems.slice(0, PROBLEMS_MAX).map(
-      (one) => html`<li key=${one.id} class=${one.tone}>
+    ${
+      wrong.length > 0 &&
+      html`<${Card} title=${title} actions=${badge} flush><${Lines} lines=${wrong} kind="problems" /><//>`
+    }
+    ${coming.length > 0 && html`<${Card} title="On its way" flush><${Lines} lines=${coming} kind="coming" /><//>`}`;
+}
+
+/** @param {{ lines: Problem[], kind: string }} props */
+function Lines({ lines, kind }) {
+  return html`<ul class=${kind}>${lines.slice(0, LINES_MAX).map(
+    (one) => html`<li key=${one.id} class=${one.tone}>
       <i class=${`dot ${one.tone}`}></i>
       <div><a href=${one.href}>${one.title}</a><span class="sub">${one.text}</span></div>
     </li>`,
-    )}</ul>
-    ${
-      problems.length > PROBLEMS_MAX && html`<p class="table-empty">and ${problems.length - PROBLEMS_MAX} more</p>`
-    }<//>`;
+  )}</ul>
+    ${lines.length > LINES_MAX && html`<p class="table-empty">and ${number(lines.length - LINES_MAX)} more</p>`}`;
 }
 
+/** @param {{ state: State }} props */
 function Figures({ state: { workers, models, history } }) {
   const ready = workers.filter((worker) => worker.state === "ready" || worker.state === "following").length;
   const last = (name) => history.columns[name]?.at(-1) ?? null;
   const perSecond = (name) => (last(name) === null ? null : last(name) / history.sample_s);
   const sum = (name) => models.reduce((total, model) => total + (model[name] ?? 0), 0);
   const figures = [
-    ["Workers ready", `${ready} / ${workers.length}`, "workers"],
+    ["Workers ready", workers.length ? `${ready} / ${workers.length}` : "none", "workers"],
     ["Models", number(models.length), "models"],
     ["In flight", number(sum("in_flight")), "requests"],
     ["Queued", number(sum("queued")), "requests"],
@@ -76,6 +97,7 @@ function Figures({ state: { workers, models, history } }) {
   )}</div>`;
 }
 
+/** @param {{ history: Api.History }} props */
 function Charts({ history }) {
   const { columns, sample_s: every } = history;
   const rate = (name) => (columns[name] ?? []).map((value) => (value === null ? null : value / every));
@@ -114,10 +136,14 @@ function Charts({ history }) {
 
 const milliseconds = (value) => duration(value / 1000);
 
-function Models({ models }) {
+const clipped = (text) => html`<span class="clip" title=${text}>${text}</span>`;
+
+/** @param {{ models: Model[], workers: Worker[] }} props */
+function Models({ models, workers }) {
+  /** @type {import("../ui/table.js").Column<Model>[]} */
   const columns = [
-    { name: "id", title: "Model", value: (row) => row.id, cell: (row) => row.id },
-    { name: "workers", title: "Ready", value: (row) => row.workers, cell: readiness },
+    { name: "id", title: "Model", value: (row) => row.id, cell: (row) => clipped(row.id) },
+    { name: "workers", title: "Ready", value: (row) => row.workers, cell: (row) => readiness(row, workers) },
     {
       name: "in_flight",
       title: "In flight",
@@ -128,20 +154,37 @@ function Models({ models }) {
     { name: "queued", title: "Queued", align: "right", value: (row) => row.queued, cell: (row) => row.queued },
   ];
   return html`<${Card} title="Models" flush actions=${html`<a href=${hrefOf("models")}>All</a>`}>
-    <${Table} label="Models" columns=${columns} rows=${models.slice(0, 12)} keyOf=${(row) => row.id} sort="id"
+    <${Table} label="Models" columns=${columns} rows=${models.slice(0, ROWS_MAX)} keyOf=${(row) => row.id} sort="id"
       hrefOf=${(row) => hrefOf("models", [], { find: row.id })} /><//>`;
 }
 
-/** How ready a model is, as a badge. */
-export function readiness(model) {
-  if (model.workers) return html`<${Badge} tone="ok">${count(model.workers, "endpoint")}<//>`;
+/**
+ * How ready a model is, as a badge; red only where no worker will serve it soon.
+ *
+ * @param {Model} model
+ * @param {Worker[]} workers
+ */
+export function readiness(model, workers) {
+  const own = workers.filter((one) => one.model_names.includes(model.id));
+  if (model.workers) {
+    const noun = own.length ? (own.length < model.workers ? "endpoint" : "worker") : "external route";
+    return html`<${Badge} tone="ok">${count(model.workers, noun)}<//>`;
+  }
+  const coming = comingOf(workers, model.id);
+  if (coming && isLoading(coming)) {
+    return html`<${Badge} tone="busy">loading<//><span class="sub">${loadWords(coming)}</span>`;
+  }
+  const tone = coming && isReturning(coming) ? "busy" : "warn";
+  if (coming) return html`<${Badge} tone=${tone}>${coming.state}<//><span class="sub">${stateWords(coming)}</span>`;
   if (model.loaded === false) return html`<${Badge}>on demand<//>`;
   return html`<${Badge} tone="bad">not served<//>`;
 }
 
+/** @param {{ workers: Worker[] }} props */
 function Workers({ workers }) {
+  /** @type {import("../ui/table.js").Column<Worker>[]} */
   const columns = [
-    { name: "id", title: "Worker", value: (row) => row.worker_id, cell: (row) => row.worker_id },
+    { name: "id", title: "Worker", value: (row) => row.worker_id, cell: (row) => clipped(row.worker_id) },
     { name: "state", title: "State", value: (row) => row.state, cell: (row) => html`<${StateBadge} ...${row} />` },
     {
       name: "in_flight",
@@ -152,35 +195,7 @@ function Workers({ workers }) {
     },
   ];
   return html`<${Card} title="Workers" flush actions=${html`<a href=${hrefOf("workers")}>All</a>`}>
-    <${Table} label="Workers" columns=${columns} rows=${workers.slice(0, 12)} keyOf=${(row) => row.worker_id} sort="id"
-      hrefOf=${(row) => hrefOf("workers", [row.worker_id])} onOpen=${(row) => go("workers", [row.worker_id])} /><//>`;
-}
-
-const WORKER = `[[managed_workers]]
-model_name = "qwen"
-model_path = "Qwen/Qwen3-8B"
-backend = "vllm"
-gpu_ids = [0]`;
-
-const JOIN = `./ichat.pyz worker -be vllm --model Qwen/Qwen3-8B \\\n  --gateway-address ${location.origin}`;
-
-/** What a newcomer sees: nothing runs yet, and three ways to change that. */
-function QuickStart() {
-  return html`<${Page} title="Welcome" lead="The gateway runs, and no model does yet.">
-    <div class="grid two">
-      <${Card} title="Start a worker from here">
-        <p class="hint">Choose an engine, a model and its GPUs. The gateway starts it and keeps it running.</p>
-        <p><a class="button primary" href=${hrefOf("launch")}>Launch a worker</a></p><//>
-      <${Card} title="Or write it into ichat.toml">
-        <p class="hint">The gateway reads the file again as soon as it changes.</p><${Code} text=${WORKER} /><//>
-      <${Card} title="Or let a worker of another machine join">
-        <p class="hint">Start it there with this gateway's address. It needs the token in
-          <code> ICHAT_JOIN_TOKEN</code>.</p>
-        <${Code} text=${JOIN} /><//>
-      <${Card} title="Then ask it">
-        <${Code} text=${`curl ${location.origin}/v1/chat/completions \\\n  -H 'content-type: application/json' \\
-  -d '{"model": "qwen", "messages": [{"role": "user", "content": "Hello!"}]}'`} /><//>
-    </div>
-    <${Notice} tone="busy">Something does not start? <code>./ichat.pyz doctor</code> examines this machine, its engines
-      and its configuration, and says what to type.<//><//>`;
+    <${Table} label="Workers" columns=${columns} rows=${workers.slice(0, ROWS_MAX)} keyOf=${(row) => row.worker_id}
+      sort="id" hrefOf=${(row) => hrefOf("workers", [row.worker_id])}
+      onOpen=${(row) => go("workers", [row.worker_id])} /><//>`;
 }

@@ -1,7 +1,7 @@
 // The playground: try the models as clients do, and see how fast they are and who answers.
 
 import { go, hrefOf } from "../router.js";
-import { Empty, Page, Tabs, html } from "../ui.js";
+import { Empty, html, Page, Tabs } from "../ui.js";
 import { Access, useNames } from "./playground/access.js";
 import { Chat } from "./playground/chat_page.js";
 import { Completion } from "./playground/completion.js";
@@ -25,7 +25,11 @@ export default function Playground({ params }) {
     <${Tabs} label="What to try" tabs=${PARTS} current=${current.name}
       onSelect=${(name) => go("playground", [name])} />
     <${Access} />
-    ${names.length ? content : html`<${Empty} icon="playground" title="There is no model yet">
+    ${
+      names.length
+        ? content
+        : html`<${Empty} icon="playground" title="There is no model yet">
       <p><a href=${hrefOf("launch")}>Launch a worker</a>, or start one from a terminal: its model appears
-        here.</p><//>`}<//>`;
+        here.</p><//>`
+    }<//>`;
 }

@@ -1,17 +1,38 @@
 // What is wrong now, in the words of the pages: a pure function of the state.
 
 import { hrefOf } from "../router.js";
-import { count, duration, left, passed, percent } from "../ui/format.js";
+import { count, duration, left, passed, percent, timeOfDay } from "../ui/format.js";
+import { comingOf, isLoading, isReturning, loadWords, reasonOf } from "./states.js";
+
+/** @import { Machine, Model, State, Worker } from "../store.js" */
+
+/** @typedef {{ id: string, tone: "bad" | "warn" | "busy", title: string, text: string, href: string }} Problem */
 
 const WAITS_S = 5;
+/** So long a changed file is nothing wrong: the gateway reads it once it is whole. */
+const READS_S = 5;
 const FULL = 0.97;
+/** @type {Record<string, "bad" | "warn">} */
 const DOWN = { failed: "bad", unhealthy: "bad", wedged: "bad", broken: "bad", restarting: "warn", stale: "warn" };
 
-/** Return what needs an operator's eye, worst first: {id, tone, title, text, href}. */
-export function problemsOf({ workers, models, machines, usageStorage }) {
+/**
+ * Return what needs an operator's eye, worst first: {id, tone, title, text, href}.
+ *
+ * A file that is refused is the first. What has the tone "busy" is not wrong: it comes last, and is no problem.
+ *
+ * @param {Pick<State, "config" | "workers" | "models" | "machines" | "usageStorage">} state
+ * @returns {Problem[]}
+ */
+export function problemsOf({ config, workers, models, machines, usageStorage }) {
   const down = new Set(workers.filter((one) => DOWN[one.state]).flatMap((one) => one.model_names));
-  const asked = models.filter((one) => one.workers > 0 || one.queued > 0 || !down.has(one.id));
-  const found = [...workers.flatMap(ofWorker), ...asked.flatMap(ofModel), ...machines.flatMap(ofMachine)];
+  const loaded = new Set(workers.filter(isLoading).flatMap((one) => one.model_names));
+  const isAsked = (one) => one.workers > 0 || one.queued > 0 || loaded.has(one.id) || !down.has(one.id);
+  const asked = models.filter(isAsked);
+  const found = [
+    ...workers.flatMap(ofWorker),
+    ...asked.flatMap((one) => ofModel(one, workers)),
+    ...machines.flatMap(ofMachine),
+  ];
   if (usageStorage && usageStorage !== "ok") {
     found.push({
       id: "usage",
@@ -21,10 +42,46 @@ export function problemsOf({ workers, models, machines, usageStorage }) {
       href: hrefOf("usage"),
     });
   }
-  const rank = { bad: 0, warn: 1 };
-  return found.sort((one, other) => rank[one.tone] - rank[other.tone]);
+  const rank = { bad: 0, warn: 1, busy: 2 };
+  return [...ofConfig(config), ...found.sort((one, other) => rank[one.tone] - rank[other.tone])];
 }
 
+/**
+ * Return the name of the file of a configuration.
+ *
+ * @param {Api.ConfigState} config
+ */
+export const fileOf = (config) => config.path?.split("/").pop() || "The file";
+
+/**
+ * Return what a configuration's file is, in a sentence without its end: what the Overview and its own page say.
+ *
+ * @param {Api.ConfigState} config
+ */
+export function configTitle(config) {
+  const inForce = `the configuration of ${timeOfDay(config.in_force_since)} is in force`;
+  const is = config.state === "refused" ? "is refused" : "has changed, or is gone,";
+  return `${fileOf(config)} ${is} since ${timeOfDay(config.since)}; ${inForce}`;
+}
+
+/**
+ * @param {Api.ConfigState | null} config
+ * @returns {Problem[]}
+ */
+function ofConfig(config) {
+  if (!config || config.state === "ok") return [];
+  if (config.state === "changed" && Date.now() / 1000 - config.since < READS_S) return [];
+  const [first = "", ...more] = config.errors ?? [];
+  const rest = more.length ? ` (and ${count(more.length, "more mistake")})` : "";
+  const isRefused = config.state === "refused";
+  const text = isRefused ? `${first}${rest}` : "The gateway has not read it since: a reload does.";
+  return [{ id: "config", tone: isRefused ? "bad" : "warn", title: configTitle(config), text, href: hrefOf("config") }];
+}
+
+/**
+ * @param {Worker} worker
+ * @returns {Problem[]}
+ */
 function ofWorker(worker) {
   const found = [];
   const href = hrefOf("workers", [worker.worker_id]);
@@ -32,12 +89,11 @@ function ofWorker(worker) {
   if (tone) {
     const again =
       worker.retry_in_s !== null ? ` It starts again in ${duration(left(worker.retry_in_s, worker.seen_at))}.` : "";
-    const why = worker.cause ?? worker.failure ?? lostOf(worker) ?? silence(worker);
     found.push({
       id: worker.worker_id,
       tone,
       title: `${worker.worker_id} is ${worker.state}`,
-      text: why + again,
+      text: reasonOf(worker) + again,
       href,
     });
   } else if (worker.failure) {
@@ -51,39 +107,55 @@ function ofWorker(worker) {
   return found;
 }
 
-const lostOf = ({ lost }) =>
-  lost?.length ? `Its group has lost ${lost.map((one) => one.worker_id).join(", ")}.` : null;
-const silence = (worker) =>
-  worker.beat_age_s === null
-    ? "It has sent no heartbeat."
-    : `Its last heartbeat came ${duration(passed(worker.beat_age_s, worker.seen_at))} ago.`;
-
-function ofModel(model) {
+/**
+ * @param {Model} model
+ * @param {Worker[]} workers
+ * @returns {Problem[]}
+ */
+function ofModel(model, workers) {
   const href = hrefOf("models", [], { find: model.id });
-  if (model.workers === 0 && model.loaded === null) {
-    const text = model.queued
-      ? `${count(model.queued, "request")} wait for it.`
-      : "No worker and no route serves it now.";
-    return [{ id: `model ${model.id}`, tone: "bad", title: `${model.id} is not served`, text, href }];
+  const id = `model ${model.id}`;
+  const coming = model.workers === 0 ? comingOf(workers, model.id) : undefined;
+  const waits = model.queued ? `${count(model.queued, "request")} ${model.queued === 1 ? "waits" : "wait"}` : "";
+  if (coming && isLoading(coming)) {
+    const page = hrefOf("workers", [coming.worker_id]);
+    const words = loadWords(coming);
+    const text = `${words[0].toUpperCase()}${words.slice(1)}.${waits && ` ${waits} for it.`}`;
+    return [{ id, tone: "busy", title: `${model.id} is loading`, text, href: page }];
   }
-  if ((model.waiting_s ?? 0) >= WAITS_S) {
-    const waits = duration(passed(model.waiting_s, model.seen_at));
-    const text = `${count(model.queued, "request")} wait, the oldest one for ${waits}.`;
-    return [{ id: `model ${model.id}`, tone: "warn", title: `Requests for ${model.id} wait`, text, href }];
+  if (coming && isReturning(coming)) {
+    const page = hrefOf("workers", [coming.worker_id]);
+    const text = `${coming.worker_id} is ${coming.state}, and is started again.${waits && ` ${waits} for it.`}`;
+    return [{ id, tone: "busy", title: `${model.id} is being restarted`, text, href: page }];
+  }
+  if (model.workers === 0 && model.loaded === null && !coming) {
+    const text = waits ? `${waits} for it.` : "No worker and no route serves it now.";
+    return [{ id, tone: "bad", title: `${model.id} is not served`, text, href }];
+  }
+  if (model.waiting_s !== null && model.waiting_s >= WAITS_S) {
+    const oldest = duration(passed(model.waiting_s, model.seen_at));
+    const text = `${waits}, the oldest one for ${oldest}.`;
+    return [{ id, tone: "warn", title: `Requests for ${model.id} wait`, text, href }];
   }
   return [];
 }
 
+/**
+ * @param {Machine} machine
+ * @returns {Problem[]}
+ */
 function ofMachine(machine) {
   const href = hrefOf("machines");
-  const used = 1 - machine.memory_available_bytes / machine.memory_total_bytes;
+  const { memory_available_bytes: free, memory_total_bytes: total } = machine;
+  const used = total && free !== null ? 1 - free / total : 0;
+  /** @type {Problem[]} */
   const found = (machine.gpus ?? [])
     .filter((gpu) => gpu.failure)
     .map((gpu) => ({
       id: `${machine.name} ${gpu.index}`,
       tone: "bad",
       title: `GPU ${gpu.index} of ${machine.name} does not answer`,
-      text: gpu.failure,
+      text: gpu.failure ?? "",
       href,
     }));
   if (used >= FULL) {

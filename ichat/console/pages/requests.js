@@ -1,24 +1,26 @@
 // Requests in flight: who waits for what, why it takes so long, and a way to end it.
 
 import { api } from "../api.js";
-import { useRequests, useStore } from "../store.js";
 import { hrefOf } from "../router.js";
+import { useRequests, useStore } from "../store.js";
 import {
   Badge,
   Button,
-  Card,
-  Empty,
-  Page,
-  Table,
   bytes,
+  Card,
   confirm,
   count,
   duration,
+  Empty,
   html,
-  left,
+  Page,
+  Table,
   toast,
   useState,
 } from "../ui.js";
+import { comingOf, isLoading, loadWords, stateLine } from "./states.js";
+
+/** @import { Model, Worker } from "../store.js" */
 
 const PHASES = {
   begun: ["read", "idle"],
@@ -30,28 +32,32 @@ const PHASES = {
   plain: ["answering", "ok"],
 };
 
-const LOADING = new Set(["starting", "loading", "waking"]);
+const ID_CHARACTERS = 8;
 
-/** Return why a request is where it is, in a sentence. */
+/**
+ * Return why a request is where it is, in a sentence.
+ *
+ * @param {Api.RequestInFlight} request
+ * @param {Model[]} models
+ * @param {Worker[]} workers
+ */
 export function whyOf(request, models, workers) {
   const model = models.find((one) => one.id === request.model);
   const worker = workers.find((one) => one.worker_id === request.worker);
   if (request.phase === "queued") {
-    const line = model ? `${count(model.queued, "request")} wait for ${request.model}` : "It waits";
-    const loading = workers.find(
-      (one) => one.on_demand && LOADING.has(one.state) && one.model_names.includes(request.model),
-    );
-    if (loading) {
-      const rest =
-        loading.ready_in_s === null ? "" : `, ready in about ${duration(left(loading.ready_in_s, loading.seen_at))}`;
-      return `${line}: the model is being loaded${rest}.`;
-    }
-    if (model && model.workers === 0) return `${line}: nothing serves it now.`;
+    const isNone = model?.workers === 0;
+    const queue = model && `${count(model.queued, "request")} ${model.queued === 1 ? "waits" : "wait"}`;
+    const line = queue ? `${queue} for ${request.model}` : "It waits";
+    const coming = isNone ? comingOf(workers, request.model) : undefined;
+    if (coming && isLoading(coming)) return `${line}: the model is being loaded: ${loadWords(coming)}.`;
+    if (coming)
+      return `${[line, `${coming.worker_id} is ${coming.state}`, stateLine(coming)].filter(Boolean).join(": ")}`;
+    if (isNone) return `${line}: nothing serves it now.`;
     return `${line}: every worker has as many requests as it may have (${model?.in_flight ?? "?"} in flight).`;
   }
   if (request.phase === "waiting" || request.phase === "first_token") {
     const inside = worker?.waiting ? `: ${count(worker.waiting, "request")} wait inside its engine` : "";
-    const full = worker?.kv_use >= 0.95 ? "; its KV cache is full" : "";
+    const full = (worker?.kv_use ?? 0) >= 0.95 ? "; its KV cache is full" : "";
     return `${request.worker} has it and has said nothing yet${inside || ": it works on the prompt"}${full}.`;
   }
   if (request.phase === "connecting") return `The gateway connects to ${request.worker || "its worker"}.`;
@@ -60,6 +66,10 @@ export function whyOf(request, models, workers) {
   return `${request.worker} answers${before}.`;
 }
 
+/** Return the end of an id, which differs: its beginning is the gateway's own. */
+const shortId = (id) => (id.length > ID_CHARACTERS ? `…${id.slice(-ID_CHARACTERS)}` : id);
+
+/** @param {Api.RequestInFlight} request */
 async function cancel(request) {
   const text = `The client of ${request.id} gets an error, and the engine stops working on it.`;
   if (!(await confirm({ title: "Cancel this request?", text, action: "Cancel it", danger: true }))) return;
@@ -76,6 +86,7 @@ export default function Requests({ params }) {
   const all = inFlight?.requests ?? [];
   const words = (one) => [one.id, one.own_id, one.key, one.client, one.model, one.alias, one.worker, one.phase];
   const found = all.filter((one) => words(one).some((word) => word?.toLowerCase().includes(text.toLowerCase())));
+  /** @type {import("../ui/table.js").Column<Api.RequestInFlight>[]} */
   const columns = [
     {
       name: "age",
@@ -89,7 +100,8 @@ export default function Requests({ params }) {
       title: "Model",
       value: (row) => row.model,
       cell: (row) =>
-        html`<span class="nowrap">${row.model}</span>${row.alias && html`<span class="sub">as ${row.alias}</span>`}`,
+        html`<span class="clip" title=${row.model}>${row.model}</span>
+          ${row.alias && html`<span class="sub clip" title=${row.alias}>as ${row.alias}</span>`}`,
     },
     {
       name: "phase",
@@ -103,14 +115,17 @@ export default function Requests({ params }) {
       title: "Worker",
       value: (row) => row.worker,
       cell: (row) =>
-        row.worker ? html`<a class="nowrap" href=${hrefOf("workers", [row.worker])}>${row.worker}</a>` : "–",
+        row.worker
+          ? html`<a class="clip short" title=${row.worker} href=${hrefOf("workers", [row.worker])}>${row.worker}</a>`
+          : "–",
     },
     {
       name: "who",
       title: "From",
       extra: true,
       value: (row) => row.key || row.client,
-      cell: (row) => html`${row.key || "no key"}<span class="sub">${row.client}</span>`,
+      cell: (row) => html`<span class="clip short" title=${row.key}>${row.key || "no key"}</span>
+        <span class="sub clip short" title=${row.client}>${row.client}</span>`,
     },
     {
       name: "bytes",
@@ -125,7 +140,7 @@ export default function Requests({ params }) {
       title: "Id",
       extra: true,
       value: (row) => row.id,
-      cell: (row) => html`<code class="nowrap" title=${row.id}>${row.id.slice(0, 12)}</code>`,
+      cell: (row) => html`<code class="nowrap" title=${row.id}>${shortId(row.id)}</code>`,
     },
     {
       name: "do",
@@ -145,5 +160,5 @@ export default function Requests({ params }) {
       aria-label="Find requests" placeholder="Find ( / )" value=${text}
       onInput=${(event) => setText(event.target.value)} />`}>
     <${Card} flush><${Table} label="Requests in flight" columns=${columns} rows=${found} keyOf=${(row) => row.own_id}
-      sort="-age" empty=${empty} /><//><//>`;
+      sort="-age" total=${text ? undefined : inFlight?.total} empty=${empty} /><//><//>`;
 }

@@ -3,12 +3,34 @@
 import { api, send } from "../api.js";
 import { useStore } from "../store.js";
 import {
-  Button, Card, Chart, Empty, Field, Notice, Page, Table, count, duration, html, number, useEffect, useState,
+  Button,
+  Card,
+  Chart,
+  count,
+  duration,
+  Empty,
+  Field,
+  html,
+  Notice,
+  number,
+  Page,
+  Table,
+  useEffect,
+  useState,
 } from "../ui.js";
 
 const DAY_S = 86400;
-const BY = [["key", "Key"], ["model", "Model"], ["endpoint", "Worker or route"]];
-const TIMES = [["", "The whole time"], ["hour", "Hours"], ["day", "Days"], ["month", "Months"]];
+const BY = [
+  ["key", "Key"],
+  ["model", "Model"],
+  ["endpoint", "Worker or route"],
+];
+const TIMES = [
+  ["", "The whole time"],
+  ["hour", "Hours"],
+  ["day", "Days"],
+  ["month", "Months"],
+];
 
 const midnight = (now) => Math.floor(now / DAY_S) * DAY_S;
 const monthStart = (now, back = 0) => {
@@ -39,14 +61,27 @@ const rowKeys = ({ by, time }) => {
 
 const UNNAMED = { key: "no key", model: "no such model", endpoint: "none" };
 
+/**
+ * @param {string[]} names
+ * @param {boolean} hasCosts
+ */
 function columnsOf(names, hasCosts) {
   const amount = (name, title, more = {}) => ({
-    name, title, align: "right", value: (row) => row[name], cell: (row) => number(row[name]), ...more,
+    name,
+    title,
+    align: "right",
+    value: (row) => row[name],
+    cell: (row) => number(row[name]),
+    ...more,
   });
   const titles = { ...Object.fromEntries(BY), hour: "Hour (UTC)", day: "Day (UTC)", month: "Month (UTC)" };
   return [
-    ...names.map((name) => ({ name, title: titles[name], value: (row) => row[name],
-      cell: (row) => row[name] || UNNAMED[name] })),
+    ...names.map((name) => ({
+      name,
+      title: titles[name],
+      value: (row) => row[name],
+      cell: (row) => html`<span class="long">${row[name] || UNNAMED[name]}</span>`,
+    })),
     amount("requests", "Requests"),
     amount("errors", "Errors", { extra: true }),
     amount("input_tokens", "Tokens in"),
@@ -59,27 +94,35 @@ function columnsOf(names, hasCosts) {
 
 const money = (value) => value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 4 });
 
+/** @param {{ totals: Api.Usage["totals"] }} props */
 function Totals({ totals }) {
   const cached = totals.input_tokens ? totals.cached_tokens / totals.input_tokens : 0;
   const tiles = [
     ["Requests", number(totals.requests), count(totals.errors, "error")],
     ["Tokens in", number(totals.input_tokens, { short: true }), `${Math.round(cached * 100)} % from the cache`],
-    ["Tokens out", number(totals.output_tokens, { short: true }),
-      totals.estimated_tokens ? `${number(totals.estimated_tokens, { short: true })} of all are estimates` : ""],
+    [
+      "Tokens out",
+      number(totals.output_tokens, { short: true }),
+      totals.estimated_tokens ? `${number(totals.estimated_tokens, { short: true })} of all are estimates` : "",
+    ],
     ["Cost", totals.cost === null ? "–" : money(totals.cost), totals.cost === null ? "no prices are set" : ""],
   ];
-  return html`<div class="grid tiles">${tiles.map(([title, value, more]) => html`<div key=${title} class="card tile"
+  return html`<div class="grid tiles">${tiles.map(
+    ([title, value, more]) => html`<div key=${title} class="card tile"
     data-total=${title}><span class="hint">${title}</span><b>${value}</b>
-    <span class="hint">${more}</span></div>`)}</div>`;
+    <span class="hint">${more}</span></div>`,
+  )}</div>`;
 }
 
 /** Return the middle of a span of time that the API names, in seconds since 1970. */
-const timeOf = (label) => Date.parse(/^\d{4}-\d\d$/.test(label) ? `${label}-01T00:00Z` : label.length === 10
-  ? `${label}T00:00Z` : label) / 1000;
+const timeOf = (label) =>
+  Date.parse(/^\d{4}-\d\d$/.test(label) ? `${label}-01T00:00Z` : label.length === 10 ? `${label}T00:00Z` : label) /
+  1000;
 
 const slice = (from, to) => (at) => new Date(at * 1000).toISOString().slice(from, to);
 const IN_WORDS = { hour: slice(11, 16), day: slice(5, 10), month: slice(0, 7) };
 
+/** @param {{ rows: Api.Usage["rows"], unit: string }} props */
 function OverTime({ rows, unit }) {
   const known = rows.filter((row) => Number.isFinite(timeOf(row[unit])));
   const column = (name) => known.map((row) => row[name]);
@@ -104,42 +147,59 @@ async function saveCsv(question, names) {
 
 function Filters({ question, set, answer }) {
   const models = useStore((all) => all.models);
-  const [keys, setKeys] = useState([]);
+  const [keys, setKeys] = useState(/** @type {string[]} */ ([]));
   useEffect(() => {
-    api.get("/v1/admin/keys").then((found) => setKeys(found.keys.map((one) => one.name)), () => {});
+    api.get("/v1/admin/keys").then(
+      (found) => setKeys(found.keys.map((one) => one.name)),
+      () => {},
+    );
   }, []);
   const choose = (name, options) => html`<select value=${question[name]}
     onChange=${(event) => set({ [name]: event.target.value })}>
     ${options.map(([value, title]) => html`<option key=${value} value=${value}>${title}</option>`)}</select>`;
-  const turn = (name) => set({
-    by: question.by.includes(name) ? question.by.filter((one) => one !== name) : [...question.by, name],
-  });
+  const turn = (name) =>
+    set({
+      by: question.by.includes(name) ? question.by.filter((one) => one !== name) : [...question.by, name],
+    });
   return html`<${Card}><div class="form tight">
-    <${Field} label="When">${choose("span", Object.entries(SPANS).map(([name, [title]]) => [name, title]))}<//>
+    <${Field} label="When">${choose(
+      "span",
+      Object.entries(SPANS).map(([name, [title]]) => [name, title]),
+    )}<//>
     <${Field} label="By">${choose("time", TIMES)}<//>
     <${Field} label="Key">${choose("key", [["", "All"], ...keys.map((name) => [name, name])])}<//>
     <${Field} label="Model">${choose("model", [["", "All"], ...models.map(({ id }) => [id, id])])}<//>
-    <div class="wide actions">${BY.map(([name, title]) => html`<label key=${name} class="check"><input type="checkbox"
-      checked=${question.by.includes(name)} onChange=${() => turn(name)} /> ${title}</label>`)}
-      ${answer && html`<span class="hint">${new Date(answer.from).toISOString().slice(0, 16)}Z to
-        ${" "}${new Date(answer.to).toISOString().slice(0, 16)}Z</span>`}</div></div><//>`;
+    <div class="wide actions">${BY.map(
+      ([name, title]) => html`<label key=${name} class="check"><input type="checkbox"
+      checked=${question.by.includes(name)} onChange=${() => turn(name)} /> ${title}</label>`,
+    )}
+      ${
+        answer &&
+        html`<span class="hint">${new Date(answer.from).toISOString().slice(0, 16)}Z to
+        ${" "}${new Date(answer.to).toISOString().slice(0, 16)}Z</span>`
+      }</div></div><//>`;
 }
 
 /** Usage from the ledger. */
 export default function Usage() {
   const [question, setQuestion] = useState({ span: "month", by: ["key", "model"], time: "", key: "", model: "" });
-  const [answer, setAnswer] = useState(null);
-  const [failure, setFailure] = useState(null);
+  const [answer, setAnswer] = useState(
+    /** @type {(Api.Usage & { names: string[], over: Api.Usage["rows"], unit: string }) | null} */ (null),
+  );
+  const [failure, setFailure] = useState(/** @type {Error | null} */ (null));
   const [round, setRound] = useState(0);
   const names = rowKeys(question);
   const unit = { today: "hour", year: "month" }[question.span] ?? "day";
   useEffect(() => {
     const control = new AbortController();
     const ask = (by) => api.get(`/v1/admin/usage?${queryOf(question, by)}`, { signal: control.signal });
-    Promise.all([ask(names.length ? names : ["model"]), ask([unit])]).then(([table, over]) => {
-      setAnswer({ ...table, names: names.length ? names : ["model"], over: over.rows, unit });
-      setFailure(null);
-    }, (error) => error.name !== "AbortError" && setFailure(error));
+    Promise.all([ask(names.length ? names : ["model"]), ask([unit])]).then(
+      ([table, over]) => {
+        setAnswer({ ...table, names: names.length ? names : ["model"], over: over.rows, unit });
+        setFailure(null);
+      },
+      (error) => error.name !== "AbortError" && setFailure(error),
+    );
     return () => control.abort();
   }, [JSON.stringify(question), round]);
   const set = (change) => setQuestion((before) => ({ ...before, ...change }));
@@ -148,14 +208,21 @@ export default function Usage() {
   return html`<${Page} title="Usage" actions=${actions}
     lead="Requests and tokens of each key, model and worker. Days and months are those of UTC.">
     ${failure && html`<${Notice} tone="bad">${failure.message}<//>`}
-    ${answer && answer.storage !== "ok" && html`<${Notice} title="The disk does not have everything.">
-      ${answer.storage}<//>`}
+    ${
+      answer &&
+      answer.storage !== "ok" &&
+      html`<${Notice} title="The disk does not have everything.">
+      ${answer.storage}<//>`
+    }
     <${Filters} question=${question} set=${set} answer=${answer} />
-    ${answer && html`<${Totals} totals=${answer.totals} />
+    ${
+      answer &&
+      html`<${Totals} totals=${answer.totals} />
       <${OverTime} rows=${answer.over} unit=${answer.unit} />
       <${Card} flush><${Table} key=${answer.names.join()} label="Usage" rows=${answer.rows}
         columns=${columnsOf(answer.names, answer.totals.cost !== null)}
         sort=${question.time ? `-${question.time}` : "-output_tokens"}
         keyOf=${(row) => answer.names.map((name) => row[name]).join("\n")}
-        empty=${html`<${Empty} icon="usage" title="No requests in this time" />`} /><//>`}<//>`;
+        empty=${html`<${Empty} icon="usage" title="No requests in this time" />`} /><//>`
+    }<//>`;
 }

@@ -1,8 +1,8 @@
 // One worker: state, load, how it last ended, its arguments and its log.
 
 import { api } from "../api.js";
-import { loadHistory, useStore } from "../store.js";
 import { go, hrefOf } from "../router.js";
+import { loadHistory, useStore } from "../store.js";
 import {
   Badge,
   Button,
@@ -10,24 +10,35 @@ import {
   Chart,
   Empty,
   Facts,
+  html,
   Meter,
   Notice,
+  number,
   Page,
+  percent,
   StateBadge,
   Table,
   Tabs,
-  useTick,
-  html,
-  number,
-  percent,
   useEffect,
+  useLayoutEffect,
   useMemo,
+  useRef,
   useState,
+  useTick,
   when,
 } from "../ui.js";
 import { ModelButtons, stop } from "./changes.js";
+import { LoadStory } from "./load_story.js";
 import { Log } from "./log.js";
-import { stateWords } from "./workers.js";
+import { isLoading, reasonOf, stateWords } from "./states.js";
+
+/** @import { Worker as Summary } from "../store.js" */
+
+/**
+ * What the list has of a worker, and what its own answer has beside that, once that is there.
+ *
+ * @typedef {Summary & Partial<Omit<Api.Worker, keyof Api.WorkerSummary>>} Details
+ */
 
 const TABS = [
   { name: "now", title: "Now" },
@@ -35,12 +46,15 @@ const TABS = [
   { name: "arguments", title: "Arguments" },
 ];
 
-/** The page of one worker. */
-export default function Worker({ id }) {
+/**
+ * The page of one worker.
+ *
+ * @param {{ id: string, tab?: string }} props
+ */
+export default function Worker({ id, tab = "now" }) {
   const summary = useStore((all) => all.workers.find((one) => one.worker_id === id));
   const begun = useStore((all) => all.begun);
-  const [details, setDetails] = useState(null);
-  const [tab, setTab] = useState("now");
+  const [details, setDetails] = useState(/** @type {Api.Worker | null} */ (null));
   const changed = summary && [summary.state, summary.restarts, summary.pid, summary.cause].join(" ");
   useEffect(() => {
     const control = new AbortController();
@@ -60,17 +74,20 @@ export default function Worker({ id }) {
       <p>It was stopped, or never was. Its log may still be there.</p><//>
       <${Card} title="Log"><${Log} id=${id} /><//><//>`;
   }
+  /** @type {Details} */
   const worker = { ...details, ...summary };
   return html`<${Page} title=${id} back=${back} lead=${worker.model_names.join(", ")}
       actions=${html`<${Actions} worker=${worker} />`}>
     <${State} worker=${worker} />
-    <${Tabs} label="What of it" tabs=${TABS} current=${tab} onSelect=${setTab} />
+    <${Tabs} label="What of it" tabs=${TABS} current=${tab}
+      onSelect=${(name) => go("workers", [id], { tab: name })} />
     ${tab === "now" && html`<${Now} worker=${worker} />`}
     ${tab === "log" && html`<${Card}><${Log} id=${id} /><//>`}
     ${tab === "arguments" && html`<${Arguments} worker=${worker} />`}
   <//>`;
 }
 
+/** @param {{ worker: Details }} props */
 function Actions({ worker }) {
   const leave = async () => {
     if (await stop(worker)) go("workers");
@@ -83,6 +100,7 @@ function Actions({ worker }) {
     ${worker.managed && html`<${Button} tone="danger" onClick=${leave}>Stop<//>`}`;
 }
 
+/** @param {{ worker: Details }} props */
 function State({ worker }) {
   const words = stateWords(worker);
   const line = html`<div class="state-line"><${StateBadge} state=${worker.state} />
@@ -96,14 +114,28 @@ function State({ worker }) {
     }
   </div>`;
   const isDown = ["failed", "restarting", "unhealthy", "wedged", "broken"].includes(worker.state);
+  const reason = reasonOf(worker);
   return html`${line}${
     isDown &&
-    html`<${Notice} tone="bad" title=${worker.cause ?? worker.failure ?? "It is silent."}>
-    ${worker.cause && worker.failure ? `It ${worker.failure}.` : ""}
-    ${worker.state === "failed" ? " It is not started again until its configuration changes." : ""}<//>`
+    html`<${Notice} tone=${worker.state === "restarting" ? "warn" : "bad"} title=${reason}>
+    ${worker.failure && worker.failure !== reason ? `It ${worker.failure}. ` : ""}
+    ${worker.state === "failed" && whatNext(worker)}<//>`
   }`;
 }
 
+/**
+ * Return what has to happen until a worker that has failed is started again.
+ *
+ * @param {Details} worker
+ */
+function whatNext({ managed, origin }) {
+  if (!managed) return "Start it again where it was started.";
+  if (origin === "api") return "It stays down: stop it, and launch it anew.";
+  return html`It stays down until something of it changes in the configuration.${" "}
+    <code>./ichat.pyz reload --restart-failed</code> starts it as it is.`;
+}
+
+/** @param {{ worker: Details }} props */
 function Now({ worker }) {
   const history = useStore((all) => all.history);
   const progress = worker.progress ?? {};
@@ -128,16 +160,19 @@ function Now({ worker }) {
     ["Machine", worker.machine],
     ["GPUs", worker.gpu_ids?.join(", ")],
     ["Address", worker.port ? `${worker.host}:${worker.port}` : worker.unix_socket && "a unix socket"],
-    ["Process", worker.pid],
+    ["Process", worker.pid || null],
     ["Model", worker.model_path && html`<code>${worker.model_path}</code>`],
     ["Context", worker.models?.[0]?.max_model_len && `${number(worker.models[0].max_model_len)} tokens`],
     ["Restarts", worker.restarts],
-    [
-      "Group",
-      worker.group && `${worker.group.name ?? worker.group.id ?? ""} (${worker.group.rank} of ${worker.group.size})`,
-    ],
+    ["Group", worker.group && `${worker.group.id} (${worker.group.rank} of ${worker.group.size})`],
     ["Log file", worker.log_file && html`<code>${worker.log_file}</code>`],
   ];
+  if (isLoading(worker)) {
+    return html`<${LoadStory} worker=${worker} />
+      <${Card} title="Log"><${Log} id=${worker.worker_id} /><//>
+      <${Card} title="What it is"><${Facts} facts=${facts} /><//>
+      <${LastEnd} worker=${worker} />`;
+  }
   return html`<div class="grid two">
       <${Chart} ...${shared} title="Requests in flight" series=${series.load} />
       <${Chart} ...${shared} title="KV cache in use" max=${1} series=${series.cache}
@@ -145,10 +180,17 @@ function Now({ worker }) {
     </div>
     <div class="grid two"><${Card} title="Load"><${Facts} facts=${load} /><//>
       <${Card} title="What it is"><${Facts} facts=${facts} /><//></div>
+    ${worker.last_load && html`<${LoadStory} worker=${worker} />`}
     <${LastEnd} worker=${worker} />`;
 }
 
+/** @param {{ worker: Details }} props */
 function LastEnd({ worker }) {
+  const lines = useRef(/** @type {HTMLElement | null} */ (null));
+  const text = worker.last_lines?.join("\n") ?? "";
+  useLayoutEffect(() => {
+    if (lines.current) lines.current.scrollTop = lines.current.scrollHeight; // the end says why
+  }, [text]);
   if (!worker.ended_at) return null;
   const facts = [
     ["When", when(worker.ended_at)],
@@ -160,12 +202,13 @@ function LastEnd({ worker }) {
     ${worker.cause && html`<p class="cause">${worker.cause}</p>`}
     <${Facts} facts=${facts} />
     ${
-      worker.last_lines?.length > 0 &&
+      text &&
       html`<h3>Its last lines</h3>
-      <pre class="lines" tabindex="0">${worker.last_lines.join("\n")}</pre>`
+      <pre class="lines" ref=${lines} tabindex="0">${text}</pre>`
     }<//>`;
 }
 
+/** @param {{ worker: Details }} props */
 function Arguments({ worker }) {
   const [text, setText] = useState("");
   const [all, setAll] = useState(false);

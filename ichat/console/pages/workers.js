@@ -1,23 +1,12 @@
 // Workers: all of them, and one in detail (worker.js).
 
-import { useStore } from "../store.js";
 import { go, hrefOf } from "../router.js";
-import {
-  Card,
-  Empty,
-  Meter,
-  Page,
-  StateBadge,
-  Table,
-  Tabs,
-  duration,
-  html,
-  left,
-  percent,
-  useState,
-  useTick,
-} from "../ui.js";
+import { useStore } from "../store.js";
+import { Card, Empty, html, Meter, Page, percent, StateBadge, Table, Tabs, useState, useTick } from "../ui.js";
+import { stateLine } from "./states.js";
 import Worker from "./worker.js";
+
+/** @import { Worker as WorkerRow } from "../store.js" */
 
 const FINE = new Set(["ready", "following", "cold", "asleep"]);
 const GROUPS = [
@@ -30,31 +19,30 @@ const GROUPS = [
 /** The list, or one worker where the address names one. */
 export default function Workers({ params }) {
   return params.rest.length
-    ? html`<${Worker} id=${params.rest[0]} />`
+    ? html`<${Worker} id=${params.rest[0]} tab=${params.query.tab} />`
     : html`<${List} find=${params.query.find ?? ""} />`;
 }
 
-/** What a worker is doing about its state, in a few words. */
-export function stateWords(worker) {
-  const seen = worker.seen_at;
-  if (worker.retry_in_s) return `again in ${duration(left(worker.retry_in_s, seen))}`;
-  if (worker.ready_in_s !== null) return `ready in about ${duration(left(worker.ready_in_s, seen))}`;
-  if (worker.state === "ready") return worker.circuit && worker.circuit.state !== "closed" ? "circuit open" : "";
-  return worker.phase && worker.phase !== worker.state ? worker.phase : "";
-}
+/** @param {string | null | undefined} text */
+const clipped = (text) => (text ? html`<span class="clip short" title=${text}>${text}</span>` : "–");
+/** @param {WorkerRow} row */
+const namesOf = (row) => row.model_names.join(", ") || row.model_name;
 
+/** @type {import("../ui/table.js").Column<WorkerRow>[]} */
 const COLUMNS = [
   {
     name: "id",
     title: "Worker",
     value: (row) => row.worker_id,
-    cell: (row) => html`${row.worker_id}<span class="sub">${row.model_names.join(", ") || row.model_name}</span>`,
+    cell: (row) => html`<span class="clip" title=${row.worker_id}>${row.worker_id}</span>
+      <span class="sub clip" title=${namesOf(row)}>${namesOf(row)}</span>`,
   },
   {
     name: "state",
     title: "State",
     value: (row) => row.state,
-    cell: (row) => html`<${StateBadge} state=${row.state} /><span class="sub">${stateWords(row)}</span>`,
+    cell: (row) => html`<${StateBadge} state=${row.state} />
+      <span class="sub clip" title=${stateLine(row)}>${stateLine(row)}</span>`,
   },
   {
     name: "in_flight",
@@ -83,14 +71,14 @@ const COLUMNS = [
     title: "Engine",
     extra: true,
     value: (row) => row.backend,
-    cell: (row) => row.backend ?? "–",
+    cell: (row) => clipped(row.backend),
   },
   {
     name: "machine",
     title: "Machine",
     extra: true,
     value: (row) => row.machine,
-    cell: (row) => row.machine ?? "–",
+    cell: (row) => clipped(row.machine),
   },
   {
     name: "restarts",
@@ -102,6 +90,7 @@ const COLUMNS = [
   },
 ];
 
+/** @param {{ find: string }} props */
 function List({ find }) {
   const workers = useStore((all) => all.workers);
   useTick();
@@ -109,7 +98,7 @@ function List({ find }) {
   const [group, setGroup] = useState("all");
   const words = (worker) => [worker.worker_id, ...worker.model_names, worker.machine, worker.backend, worker.state];
   const found = workers.filter((one) => words(one).some((word) => word?.toLowerCase().includes(text.toLowerCase())));
-  const { has } = GROUPS.find((one) => one.name === group);
+  const { has } = GROUPS.find((one) => one.name === group) ?? GROUPS[0];
   const tabs = GROUPS.map((one) => ({ name: one.name, title: one.title, count: found.filter(one.has).length }));
   const empty = workers.length
     ? html`No worker is like that.`

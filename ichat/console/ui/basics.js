@@ -1,19 +1,11 @@
 // Pages, cards, buttons, fields and badges.
 
 import { Component } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
+import { useMounted } from "./hooks.js";
 import { html } from "./html.js";
 import { Icon } from "./icons.js";
 import { toast } from "./overlays.js";
-
-/** Draw the component again every second, since it shows how long something takes. */
-export function useTick() {
-  const [, set] = useState(0);
-  useEffect(() => {
-    const timer = setInterval(() => set((value) => value + 1), 1000);
-    return () => clearInterval(timer);
-  }, []);
-}
 
 /** A page: its title, a sentence on what it shows, what can be done, and the content. */
 export function Page({ title, lead, actions, back, children }) {
@@ -54,8 +46,7 @@ export function Card({ title, lead, actions, children, tone = "", flush = false 
  */
 export function Button({ onClick, tone = "", icon, children, disabled, small, ...rest }) {
   const [isBusy, setBusy] = useState(false);
-  const isThere = useRef(true);
-  useEffect(() => () => void (isThere.current = false), []);
+  const isMounted = useMounted();
   const press = async (event) => {
     const result = onClick?.(event);
     if (!(result instanceof Promise)) return;
@@ -65,7 +56,7 @@ export function Button({ onClick, tone = "", icon, children, disabled, small, ..
     } catch (error) {
       if (error.name !== "AbortError") toast(error.message, "bad");
     } finally {
-      if (isThere.current) setBusy(false);
+      if (isMounted.current) setBusy(false);
     }
   };
   return html`<button type="button" class=${`button ${tone} ${small ? "small" : ""}`} onClick=${press}
@@ -139,7 +130,8 @@ export function Empty({ title, icon, children }) {
 /** A sentence that matters. tone: "warn" | "bad" | "busy". */
 export function Notice({ tone = "warn", title, children, actions }) {
   return html`<div class=${`notice ${tone}`} role=${tone === "bad" ? "alert" : "status"}>
-    <${Icon} name="alert" /><div>${title && html`<strong>${title}</strong>`}<div>${children}</div></div>
+    <${Icon} name=${tone === "busy" ? "info" : "alert"} />
+    <div>${title && html`<strong>${title}</strong>`}<div>${children}</div></div>
     ${actions && html`<div class="actions">${actions}</div>`}
   </div>`;
 }

@@ -1,10 +1,12 @@
 // Charts over time, drawn by uPlot in the colours of the theme.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { html } from "./html.js";
 import { number } from "./format.js";
+import { html } from "./html.js";
 
 const HEIGHT = 132;
+/** uPlot, which the page has loaded before. @type {any} */
+const uPlot = Reflect.get(globalThis, "uPlot");
 
 /** Return the colour that a variable of the style sheet has in the theme that is on. */
 export function colorOf(name) {
@@ -31,7 +33,7 @@ function optionsOf({ series, show, max, format, sync, width, timeOf }) {
     height: HEIGHT,
     padding: [10, 10, 0, 0],
     legend: { show: false },
-    tzDate: timeOf === clock ? undefined : (at) => window.uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
+    tzDate: timeOf === clock ? undefined : (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
     cursor: { y: false, points: { size: 6 }, sync: sync ? { key: sync } : undefined },
     scales: { x: { time: true }, y: { range: (_plot, _low, high) => [0, max ?? Math.max(1, high * 1.15)] } },
     axes: [
@@ -59,9 +61,9 @@ function optionsOf({ series, show, max, format, sync, width, timeOf }) {
  * `timeOf(at)`: a time in words, in UTC; left out, the time of day here.
  */
 export function Chart({ title, times, series, unit = "", max, sync, format = short, timeOf = clock }) {
-  const place = useRef(null);
-  const plot = useRef(null);
-  const [at, setAt] = useState(null);
+  const place = useRef(/** @type {HTMLElement | null} */ (null));
+  const plot = useRef(/** @type {any | null} */ (null));
+  const [at, setAt] = useState(/** @type {number | null} */ (null));
   const [theme, setTheme] = useState(0);
   useEffect(() => {
     const change = () => setTheme((value) => value + 1);
@@ -69,16 +71,17 @@ export function Chart({ title, times, series, unit = "", max, sync, format = sho
     return () => removeEventListener("ichat-theme", change);
   }, []);
   useEffect(() => {
+    if (!place.current) return undefined;
     const width = place.current.clientWidth || 300;
     const options = optionsOf({ series, show: setAt, max, format, sync, width, timeOf });
-    plot.current = new window.uPlot(options, [times, ...series.map((one) => one.values)], place.current);
+    plot.current = new uPlot(options, [times, ...series.map((one) => one.values)], place.current);
     const observer = new ResizeObserver(([entry]) => {
       plot.current?.setSize({ width: Math.max(120, Math.floor(entry.contentRect.width)), height: HEIGHT });
     });
     observer.observe(place.current);
     return () => {
       observer.disconnect();
-      plot.current.destroy();
+      plot.current?.destroy();
       plot.current = null;
     };
   }, [theme, max, sync, timeOf, series.map((one) => one.title).join("\n")]);

@@ -1,7 +1,7 @@
 // HTML in template literals.
 
-import { h } from "preact";
 import htm from "htm";
+import { h } from "preact";
 
 /** Return the nodes that a template describes: html`<p class="x">${text}</p>`. */
 export const html = htm.bind(h);

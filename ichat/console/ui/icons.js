@@ -22,6 +22,7 @@ const PATHS = {
   pause: "M9 5v14M15 5v14",
   play: "M7 5l12 7-12 7z",
   lock: "M6 11h12v9H6zM8.5 11V8a3.5 3.5 0 0 1 7 0v3",
+  info: "M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18zM12 11v5M12 8h.01",
   alert: "M12 4l9 16H3zM12 10v4M12 17h.01",
 };
 

@@ -4,16 +4,30 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { html } from "./html.js";
 
 const TOAST_MS = 6000;
+
+/**
+ * @typedef {{ id: number, message: string, tone: string }} Toast
+ * @typedef {{ title: string, text: string, action: string, danger: boolean, resolve: (is: boolean) => void }} Question
+ * @typedef {{ toasts: Toast[], question: Question | null }} Shown
+ */
+
+/** @type {Set<(shown: Shown) => void>} */
 const listeners = new Set();
+/** @type {Shown} */
 let shown = { toasts: [], question: null };
 let serial = 0;
 
-function show(change) {
+function show(/** @type {Partial<Shown>} */ change) {
   shown = { ...shown, ...change };
   for (const listener of listeners) listener(shown);
 }
 
-/** Show a message for some seconds. tone: "ok" | "bad". */
+/**
+ * Show a message for some seconds.
+ *
+ * @param {string} message
+ * @param {"ok" | "bad"} tone
+ */
 export function toast(message, tone = "ok") {
   serial += 1;
   const one = { id: serial, message, tone };
@@ -21,7 +35,12 @@ export function toast(message, tone = "ok") {
   setTimeout(() => show({ toasts: shown.toasts.filter((other) => other.id !== one.id) }), TOAST_MS);
 }
 
-/** Ask a question and return (in a promise) whether the answer was `action`. */
+/**
+ * Ask a question and return (in a promise) whether the answer was `action`.
+ *
+ * @param {{ title: string, text: string, action?: string, danger?: boolean }} question
+ * @returns {Promise<boolean>}
+ */
 export function confirm({ title, text, action = "OK", danger = false }) {
   return new Promise((resolve) => {
     show({ question: { title, text, action, danger, resolve } });
@@ -33,10 +52,10 @@ export function Overlays() {
   const [{ toasts, question }, set] = useState(shown);
   useEffect(() => {
     listeners.add(set);
-    return () => listeners.delete(set);
+    return () => void listeners.delete(set);
   }, []);
-  const answer = (is) => {
-    question.resolve(is);
+  const answer = (/** @type {boolean} */ is) => {
+    question?.resolve(is);
     show({ question: null });
   };
   return html`<div>
@@ -59,11 +78,18 @@ export function Overlays() {
  * With `stays` only its buttons close it: what it shows is not shown again.
  */
 export function Dialog({ title, onClose, children, actions, wide, stays }) {
-  const place = useRef(null);
+  const place = useRef(/** @type {HTMLDialogElement | null} */ (null));
+  const isGone = useRef(false);
   useLayoutEffect(() => {
-    const before = document.activeElement;
-    place.current.showModal();
-    return () => before?.focus?.();
+    const before = /** @type {HTMLElement | null} */ (document.activeElement);
+    const dialog = place.current;
+    if (!dialog) return undefined;
+    dialog.showModal();
+    return () => {
+      isGone.current = true;
+      dialog.close(); // while it is modal, what lies behind cannot take the focus
+      before?.focus?.();
+    };
   }, []);
   const close = (event) => {
     event.preventDefault();
@@ -72,7 +98,7 @@ export function Dialog({ title, onClose, children, actions, wide, stays }) {
   const press = (event) => {
     if (event.target === place.current && !stays) onClose();
   };
-  const closed = () => place.current?.showModal(); // browsers close it at a second Escape
+  const closed = () => void (isGone.current || place.current?.showModal()); // browsers close it at a second Escape
   return html`<dialog ref=${place} class=${wide ? "wide" : ""} aria-label=${title} onCancel=${close}
     onClose=${closed} onMouseDown=${press}>
     <div class="dialog"><h2>${title}</h2><div class="dialog-body">${children}</div>

@@ -1,7 +1,19 @@
 // Tables that are sorted by a click, and walked through by keys.
 
 import { useState } from "preact/hooks";
+import { number } from "./format.js";
 import { html } from "./html.js";
+
+/** Rows that are drawn at most: more are named by their number, and found by a filter. */
+const ROWS_MAX = 200;
+
+/**
+ * A column: `value` makes it sortable; `extra` columns are left out on narrow screens.
+ *
+ * @template Row
+ * @typedef {{ name: string, title: string, cell: (row: Row) => any, value?: (row: Row) => any, align?: string,
+ *   extra?: boolean }} Column
+ */
 
 const compare = (left, right) => {
   if (left === right) return 0;
@@ -17,24 +29,36 @@ const compare = (left, right) => {
  *
  * `columns`: {name, title, cell(row), value(row)?, align?, extra?}. `value` makes a column sortable; `extra` columns
  * are left out on narrow screens. `keyOf(row)`: a row's id. `onOpen(row)`: what Enter and a click on a row do.
- * `sort`: the first order, as "name" or "-name". `empty`: what stands where there are no rows.
+ * `sort`: the first order, as "name" or "-name". `empty`: what stands where there are no rows. At most ROWS_MAX rows
+ * are drawn; `total`: how many there are where `rows` are not all; `hasFilter`: whether the page has one.
  */
-export function Table({ columns, rows, keyOf, onOpen, sort = "", empty = "Nothing here.", label, hrefOf }) {
+export function Table(props) {
+  const { columns, rows, keyOf, onOpen, sort = "", empty = "Nothing here.", label, hrefOf, total } = props;
+  const { hasFilter = true } = props;
   const [order, setOrder] = useState(sort);
   const descends = order.startsWith("-");
   const by = columns.find((column) => column.name === order.replace("-", "") && column.value);
   const sorted = by ? [...rows].sort((a, b) => compare(by.value(a), by.value(b)) * (descends ? -1 : 1)) : rows;
+  const drawn = sorted.slice(0, ROWS_MAX);
+  const hidden = Math.max(total ?? 0, rows.length) - drawn.length;
   const turn = (name) => setOrder(order === name ? `-${name}` : name);
+  const isWalked = Boolean(onOpen || hrefOf);
+  const [stop, setStop] = useState(/** @type {string | null} */ (null));
+  const stopAt = Math.max(
+    0,
+    drawn.findIndex((row) => keyOf(row) === stop),
+  );
+  const tabindex = (index) => (isWalked ? (index === stopAt ? 0 : -1) : undefined); // one stop of Tab for all rows
   const move = (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1 }[event.key];
     const row = event.target.closest("tbody tr");
-    if (!row || event.target !== row) return;
+    if (!row || !event.target.matches("tr, .row-link")) return;
     if (step) {
       const next = step > 0 ? row.nextElementSibling : row.previousElementSibling;
-      next?.focus();
+      (next?.querySelector(".row-link") ?? next)?.focus();
       event.preventDefault();
-    } else if (event.key === "Enter" && onOpen) {
-      onOpen(sorted[row.sectionRowIndex]);
+    } else if (event.key === "Enter" && onOpen && event.target === row) {
+      onOpen(drawn[row.sectionRowIndex]);
       event.preventDefault();
     }
   };
@@ -43,8 +67,10 @@ export function Table({ columns, rows, keyOf, onOpen, sort = "", empty = "Nothin
     onOpen(row);
   };
   const name = (column) => `${column.align === "right" ? "right" : ""} ${column.extra ? "extra" : ""}`;
-  const cell = (column, row, index) =>
-    index === 0 && hrefOf ? html`<a class="row-link" href=${hrefOf(row)}>${column.cell(row)}</a>` : column.cell(row);
+  const cell = (column, row, index, at) =>
+    index === 0 && hrefOf
+      ? html`<a class="row-link" href=${hrefOf(row)} tabindex=${tabindex(at)}>${column.cell(row)}</a>`
+      : column.cell(row);
   return html`<div class="table-box"><table class=${onOpen ? "opens" : ""} aria-label=${label} onKeyDown=${move}>
     <thead><tr>${columns.map(
       (column) => html`<th key=${column.name} scope="col" class=${name(column)}
@@ -56,14 +82,18 @@ export function Table({ columns, rows, keyOf, onOpen, sort = "", empty = "Nothin
           : column.title
       }</th>`,
     )}</tr></thead>
-    <tbody>${sorted.map(
-      (row) => html`<tr key=${keyOf(row)} data-key=${keyOf(row)} tabindex=${onOpen ? 0 : undefined}
-      onClick=${(event) => open(event, row)}>${columns.map(
+    <tbody>${drawn.map(
+      (row, at) => html`<tr key=${keyOf(row)} data-key=${keyOf(row)} tabindex=${hrefOf ? undefined : tabindex(at)}
+      onFocusIn=${() => isWalked && setStop(keyOf(row))} onClick=${(event) => open(event, row)}>${columns.map(
         (column, index) => html`<td key=${column.name}
       class=${name(column)} data-title=${column.title}><div class="cell">
-      ${cell(column, row, index)}</div></td>`,
+      ${cell(column, row, index, at)}</div></td>`,
       )}</tr>`,
     )}
     </tbody></table>
-    ${!sorted.length && html`<div class="table-empty">${empty}</div>`}</div>`;
+    ${!sorted.length && html`<div class="table-empty">${empty}</div>`}
+    ${
+      hidden > 0 &&
+      html`<div class="table-empty" role="status">and ${number(hidden)} more${hasFilter ? ": filter" : ""}</div>`
+    }</div>`;
 }

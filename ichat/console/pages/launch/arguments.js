@@ -1,15 +1,22 @@
 // The arguments of an engine: those that are asked for most, those that are set, and all others by a search.
 
-import { Button, Field, Notice, html, useMemo, useState } from "../../ui.js";
+import { Button, Field, html, Notice, useMemo, useState } from "../../ui.js";
 import { USUAL } from "./draft.js";
+
+/**
+ * @typedef {{ flags: Map<string, Api.EngineFlag>, args: Record<string, string>,
+ *   onArg: (key: string, text: string | null) => void }} Form
+ */
 
 const SHOWN = 25;
 
+/** @param {Api.EngineFlag} flag */
 const defaultOf = ({ default: value }) => {
   if (value === null || value === "") return "the engine's choice";
   return typeof value === "string" ? value : JSON.stringify(value);
 };
 
+/** @param {{ flag: Api.EngineFlag, text: string, onInput: (text: string) => void }} props */
 function Control({ flag, text, onInput }) {
   const set = (event) => onInput(event.target.value);
   if (flag.kind === "switch" || (flag.choices.length > 0 && !flag.is_list)) {
@@ -29,6 +36,7 @@ function Control({ flag, text, onInput }) {
 
 const KINDS = { integer: "whole number", number: "number", text: "text", json: "JSON", switch: "on or off" };
 
+/** @param {{ flag: Api.EngineFlag, text: string, onInput: (text: string) => void }} props */
 function Argument({ flag, text, onInput }) {
   const aliases = flag.aliases.length ? ` · also ${flag.aliases.join(", ")}` : "";
   const kind = `${flag.is_list ? "list of " : ""}${KINDS[flag.kind]}${aliases}`;
@@ -42,14 +50,21 @@ function Argument({ flag, text, onInput }) {
   </div>`;
 }
 
+/** @param {Form} props */
 function Usual({ flags, args, onArg }) {
-  const shown = USUAL.map((key) => flags.get(key)).filter(Boolean);
-  return html`<div class="form">${shown.map((flag) => html`<${Field} key=${flag.key} label=${flag.name}
+  const shown = USUAL.map((key) => flags.get(key)).filter((flag) => flag !== undefined);
+  return html`<div class="form">${shown.map(
+    (flag) => html`<${Field} key=${flag.key} label=${flag.name}
     hint=${flag.help.split(/(?<=[.!?:])\s/)[0].slice(0, 110)}>
-    <${Control} flag=${flag} text=${args[flag.key] ?? ""} onInput=${(text) => onArg(flag.key, text)} /><//>`)}</div>`;
+    <${Control} flag=${flag} text=${args[flag.key] ?? ""} onInput=${(text) => onArg(flag.key, text)} /><//>`,
+  )}</div>`;
 }
 
-/** Arguments that this engine's list does not have: names of the other engine, or of older releases. */
+/**
+ * Arguments that this engine's list does not have: names of the other engine, or of older releases.
+ *
+ * @param {Form} props
+ */
 function Others({ flags, args, onArg }) {
   const [name, setName] = useState("");
   const unknown = Object.keys(args).filter((key) => !flags.has(key));
@@ -60,22 +75,33 @@ function Others({ flags, args, onArg }) {
     setName("");
   };
   return html`<div class="others">
-    ${unknown.map((key) => html`<div key=${key} class="other" data-flag=${key}>
+    ${unknown.map(
+      (key) => html`<div key=${key} class="other" data-flag=${key}>
       <code>--${key.replaceAll("_", "-")}</code>
       <input type="text" class="mono" aria-label=${key} value=${args[key]}
         onInput=${(event) => onArg(key, event.target.value)} />
-      <${Button} small tone="quiet" icon="close" onClick=${() => onArg(key, null)}>Remove<//></div>`)}
+      <${Button} small tone="quiet" icon="close" onClick=${() => onArg(key, null)}>Remove<//></div>`,
+    )}
     <form class="other" onSubmit=${add}><input type="text" class="mono" aria-label="Another argument" value=${name}
       placeholder="--an-argument-that-is-not-listed" onInput=${(event) => setName(event.target.value)} />
       <button class="button small" type="submit" disabled=${!name.trim()}>Add</button></form></div>`;
 }
 
+/**
+ * @param {Api.EngineFlag} flag
+ * @param {string[]} words
+ */
 function matches(flag, words) {
   const text = `${flag.name} ${flag.aliases.join(" ")} ${flag.help} ${flag.group}`.toLowerCase();
   return words.every((word) => text.includes(word));
 }
 
-/** Names that match come before texts that match. */
+/**
+ * Names that match come before texts that match.
+ *
+ * @param {Map<string, Api.EngineFlag>} flags
+ * @param {string} search
+ */
 function found(flags, search) {
   const words = search.toLowerCase().replaceAll("_", "-").split(/\s+/).filter(Boolean);
   const all = [...flags.values()].filter((flag) => matches(flag, words));
@@ -94,10 +120,15 @@ export function Arguments({ flags, asked, args, onArg }) {
   const matching = useMemo(() => found(flags, search), [flags, search]);
   const shown = onlySet ? matching.filter((flag) => (args[flag.key] ?? "") !== "") : matching;
   return html`<div class="arguments">
-    ${asked.isUnderWay && html`<${Notice} tone="busy">The engine is asked for its arguments; the first time it takes up
-      to a minute, since its interpreter imports it.<//>`}
+    ${
+      asked.isUnderWay &&
+      html`<${Notice} tone="busy">The engine is asked for its arguments; the first time it takes up
+      to a minute, since its interpreter imports it.<//>`
+    }
     ${asked.error && html`<${Notice} title="The engine's arguments are not known.">${asked.error.message}<//>`}
-    ${flags.size > 0 && html`<${Usual} flags=${flags} args=${args} onArg=${onArg} />
+    ${
+      flags.size > 0 &&
+      html`<${Usual} flags=${flags} args=${args} onArg=${onArg} />
       <h3>All ${flags.size} arguments</h3>
       <div class="actions">
         <input type="search" aria-label="Find an argument" placeholder="Find by name or help" value=${search}
@@ -109,10 +140,16 @@ export function Arguments({ flags, asked, args, onArg }) {
           onChange=${(event) => setOnlySet(event.target.checked)} /> Only those that are set</label>
         <span class="hint" role="status">${shown.length} found</span>
       </div>
-      <div class="argument-list">${shown.slice(0, limit).map((flag) => html`<${Argument} key=${flag.key} flag=${flag}
-        text=${args[flag.key] ?? ""} onInput=${(text) => onArg(flag.key, text)} />`)}</div>
-      ${shown.length > limit && html`<div class="actions"><${Button} onClick=${() => setLimit(limit + 4 * SHOWN)}>
-        Show more<//></div>`}`}
+      <div class="argument-list">${shown.slice(0, limit).map(
+        (flag) => html`<${Argument} key=${flag.key} flag=${flag}
+        text=${args[flag.key] ?? ""} onInput=${(text) => onArg(flag.key, text)} />`,
+      )}</div>
+      ${
+        shown.length > limit &&
+        html`<div class="actions"><${Button} onClick=${() => setLimit(limit + 4 * SHOWN)}>
+        Show more<//></div>`
+      }`
+    }
     <${Others} flags=${flags} args=${args} onArg=${onArg} />
   </div>`;
 }

@@ -2,22 +2,55 @@
 
 /** Arguments of engines that are asked for most, where an engine has them. */
 export const USUAL = [
-  "max_model_len", "context_length", "gpu_memory_utilization", "mem_fraction_static", "tensor_parallel_size", "dtype",
-  "quantization", "kv_cache_dtype", "max_num_seqs", "max_running_requests", "reasoning_parser", "tool_call_parser",
-  "enable_auto_tool_choice", "trust_remote_code", "device",
+  "max_model_len",
+  "context_length",
+  "gpu_memory_utilization",
+  "mem_fraction_static",
+  "tensor_parallel_size",
+  "dtype",
+  "quantization",
+  "kv_cache_dtype",
+  "max_num_seqs",
+  "max_running_requests",
+  "reasoning_parser",
+  "tool_call_parser",
+  "enable_auto_tool_choice",
+  "trust_remote_code",
+  "device",
 ];
+
+/**
+ * @typedef {Omit<typeof EMPTY, "args" | "gpu_ids"> & { args: Record<string, string>, gpu_ids: number[] | null }} Draft
+ */
 
 /** A form that nothing was put into. */
 export const EMPTY = {
-  backend: "vllm", model_path: "", model_name: "", gpu_ids: null, load: "start", when_idle: "stop", idle_s: "",
-  port: "", host: "", max_in_flight: "", python: "", env: "", share_gpus: false, on_gateway_exit: "stop", args: {},
+  backend: "vllm",
+  model_path: "",
+  model_name: "",
+  gpu_ids: null,
+  load: "start",
+  when_idle: "stop",
+  idle_s: "",
+  port: "",
+  host: "",
+  max_in_flight: "",
+  python: "",
+  env: "",
+  share_gpus: false,
+  on_gateway_exit: "stop",
+  args: {},
 };
 
-/** Return the name that requests use, where none was given: the directory's, or the one on the model hub. */
+/**
+ * Return the name that requests use, where none was given: the directory's, or the one on the model hub.
+ *
+ * @param {Pick<typeof EMPTY, "model_name" | "model_path">} draft
+ */
 export function nameOf({ model_name, model_path }) {
   if (model_name.trim()) return model_name.trim();
   const path = model_path.trim();
-  return /^[/.~]/.test(path) ? path.replace(/\/+$/, "").split("/").pop() : path;
+  return /^[/.~]/.test(path) ? path.replace(/\/+$/, "").split("/").pop() || path : path;
 }
 
 function read(text, kind) {
@@ -28,11 +61,19 @@ function read(text, kind) {
   return text;
 }
 
-/** Return an argument's value from what was typed: a number, a switch, a table or a text. Throws an Error. */
-export function valueOf(text, flag) {
+/**
+ * Return an argument's value from what was typed: a number, a switch, a table or a text. Throws an Error.
+ *
+ * @param {string} text
+ * @param {Pick<Api.EngineFlag, "kind"> & Partial<Api.EngineFlag> | undefined} flag
+ */
+export function argumentValue(text, flag) {
   const typed = text.trim();
   if (flag?.is_list) {
-    const parts = typed.split("\n").map((line) => line.trim()).filter(Boolean);
+    const parts = typed
+      .split("\n")
+      .map((line) => line.trim())
+      .filter(Boolean);
     return parts.map((part) => read(part, flag.kind));
   }
   try {
@@ -48,26 +89,38 @@ function guess(text) {
   return "number";
 }
 
-/** Return the worker as the API takes it; `flags` are those of the engine, by their keys. Throws an Error. */
+/**
+ * Return the worker as the API takes it; `flags` are those of the engine, by their keys. Throws an Error.
+ *
+ * @param {Draft} draft
+ * @param {Map<string, Api.EngineFlag>} flags
+ * @returns {Api.Launch & Record<string, unknown>}
+ */
 export function bodyOf(draft, flags) {
   const body = { model_name: nameOf(draft), model_path: draft.model_path.trim(), backend: draft.backend };
   if (draft.gpu_ids !== null) body.gpu_ids = draft.gpu_ids;
   if (draft.share_gpus) body.share_gpus = true;
   for (const name of ["port", "max_in_flight", "idle_s"]) {
-    if (draft[name].trim()) body[name] = valueOf(draft[name], { kind: "number" });
+    if (draft[name].trim()) body[name] = argumentValue(draft[name], { kind: "number" });
   }
   for (const name of ["host", "python"]) if (draft[name].trim()) body[name] = draft[name].trim();
   for (const name of ["load", "when_idle", "on_gateway_exit"]) {
     if (draft[name] !== EMPTY[name]) body[name] = draft[name];
   }
-  const env = Object.fromEntries(draft.env.split("\n").map((line) => line.trim()).filter(Boolean).map((line) => {
-    const at = line.indexOf("=");
-    if (at < 1) throw new Error(`A variable is NAME=value, and this is not: ${line}`);
-    return [line.slice(0, at), line.slice(at + 1)];
-  }));
+  const env = Object.fromEntries(
+    draft.env
+      .split("\n")
+      .map((line) => line.trim())
+      .filter(Boolean)
+      .map((line) => {
+        const at = line.indexOf("=");
+        if (at < 1) throw new Error(`A variable is NAME=value, and this is not: ${line}`);
+        return [line.slice(0, at), line.slice(at + 1)];
+      }),
+  );
   if (Object.keys(env).length) body.env = env;
   for (const [key, text] of Object.entries(draft.args)) {
-    if (text.trim()) body[key] = valueOf(text, flags.get(key));
+    if (text.trim()) body[key] = argumentValue(text, flags.get(key));
   }
   return body;
 }
@@ -83,7 +136,11 @@ function toml(value) {
 
 const nameIn = (name) => (/^[A-Za-z0-9_-]+$/.test(name) ? name : JSON.stringify(name));
 
-/** Return a worker as a table of ichat.toml. */
+/**
+ * Return a worker as a table of ichat.toml.
+ *
+ * @param {Record<string, unknown>} body
+ */
 export function tomlOf(body) {
   const lines = Object.entries(body).map(([name, value]) => `${nameIn(name)} = ${toml(value)}`);
   return ["[[managed_workers]]", ...lines].join("\n");

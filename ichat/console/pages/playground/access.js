@@ -3,7 +3,8 @@
 import { api, asKey } from "../../api.js";
 import { hrefOf } from "../../router.js";
 import { useStore } from "../../store.js";
-import { Button, Field, Notice, html, toast, useEffect, useState } from "../../ui.js";
+import { Button, Field, html, Notice, toast, useEffect, useState } from "../../ui.js";
+import { comingOf, isLoading } from "../states.js";
 
 const KEY = "ichat.client_key";
 const HOUR_S = 3600;
@@ -23,14 +24,34 @@ export function useNames() {
   return [...new Set([...models.map((one) => one.id), ...aliases.map((one) => one.name)])].sort();
 }
 
+/** Return a function that tells whether a name can be answered now: a model's, or one that stands for models. */
+export function useIsReady() {
+  const models = useStore((all) => all.models);
+  const targetsOf = useTargets();
+  return (name) => targetsOf(name).some((target) => models.some((one) => one.id === target && one.workers > 0));
+}
+
+/** Return a function that returns the models that answer a name. */
+export function useTargets() {
+  const aliases = useStore((all) => all.aliases);
+  return (name) => {
+    const targets = aliases.find((one) => one.name === name)?.targets ?? [];
+    return targets.length ? targets.map((one) => one.model) : [name];
+  };
+}
+
 /** A choice among the models; `value` is what is chosen, or "" for none. */
 export function ModelChoice({ value, onChange, label = "Model" }) {
   const names = useNames();
   const models = useStore((all) => all.models);
+  const workers = useStore((all) => all.workers);
   const stateOf = (name) => {
     const model = models.find((one) => one.id === name);
     if (!model) return names.includes(name) ? "" : " (gone)";
-    return model.loaded === false ? " (not loaded)" : model.workers === 0 ? " (not ready)" : "";
+    if (model.workers) return "";
+    const coming = comingOf(workers, name);
+    if (coming) return isLoading(coming) ? " (loading)" : ` (${coming.state})`;
+    return model.loaded === null ? " (not ready)" : " (not loaded)";
   };
   const shown = value && !names.includes(value) ? [value, ...names] : names;
   return html`<select aria-label=${label} value=${value} onChange=${(event) => onChange(event.target.value)}>
@@ -45,9 +66,12 @@ export function Access() {
   const [key, setKey] = useState(clientKey());
   const [failure, setFailure] = useState("");
   useEffect(() => {
-    api.get("/v1/admin/keys").then((answer) => {
-      setNeeded(answer.keys_needed);
-    }, (error) => setFailure(error.message));
+    api.get("/v1/admin/keys").then(
+      (answer) => {
+        setNeeded(answer.keys_needed);
+      },
+      (error) => setFailure(error.message),
+    );
   }, [version]);
   const take = (text) => {
     setClientKey(asKey(text));
@@ -66,6 +90,9 @@ export function Access() {
       (<a href=${hrefOf("keys")}>Keys</a>).`}>
     <input type="password" autocomplete="off" spellcheck=${false} value=${key}
       onInput=${(event) => take(event.target.value)} /><//>
-    ${key ? html`<${Button} tone="quiet" onClick=${() => take("")}>Forget it<//>`
-      : html`<${Button} icon="keys" onClick=${make}>Make one for an hour<//>`}</div>`;
+    ${
+      key
+        ? html`<${Button} tone="quiet" onClick=${() => take("")}>Forget it<//>`
+        : html`<${Button} icon="keys" onClick=${make}>Make one for an hour<//>`
+    }</div>`;
 }

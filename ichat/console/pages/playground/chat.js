@@ -1,19 +1,30 @@
-// The chat: its conversations, one a side, and the requests that go on. All of it is in this tab's memory alone.
+// The chat: its conversations, one a side, and the requests that go on. All of it is in this page's memory alone.
 
 import { send, stream } from "../../api.js";
-import { useEffect, useReducer } from "../../ui.js";
+import { useEffect, useRedraw } from "../../ui.js";
 import { clientKey } from "./access.js";
-import { ended, isOpen, newReply, withEvent, withHead } from "./reply.js";
-import { NO_SETTINGS, chatBody } from "./request.js";
+import { ended, isOpen, newReply, withComment, withEvent, withHead } from "./reply.js";
+import { chatBody, NO_SETTINGS } from "./request.js";
 
 const PATH = "/v1/chat/completions";
 const GATHER_MS = 40;
 export const SIDES_MAX = 2;
 let serial = 0;
-let timer = 0;
+/** @type {ReturnType<typeof setTimeout> | undefined} */
+let timer;
+/** @type {Set<() => void>} */
 const listeners = new Set();
 
-/** sides: [{id, model, entries: [{id, kind, …}], control}]; see `messagesOf` for the entries. */
+/**
+ * An entry of a conversation; see `messagesOf`.
+ *
+ * @typedef {{ id: number, kind: string, text?: string, pictures?: string[], reply?: any, model?: string, body?: any,
+ *   results?: { id: string, name?: string, content: string }[] }} Entry
+ * @typedef {{ id: number, model: string, entries: Entry[], control: AbortController | null }} Side
+ * @typedef {{ sides: Side[], settings: typeof NO_SETTINGS, draft: { text: string, pictures: string[] } }} Chat
+ */
+
+/** @type {Chat} */
 let state = { sides: [newSide("")], settings: NO_SETTINGS, draft: { text: "", pictures: [] } };
 
 function nextId() {
@@ -21,28 +32,29 @@ function nextId() {
   return serial;
 }
 
-function newSide(model, entries = []) {
-  return { id: nextId(), model, entries, control: null };
+/** @returns {Side} */
+function newSide(/** @type {string} */ model) {
+  return { id: nextId(), model, entries: [], control: null };
 }
 
-function set(change) {
+function set(/** @type {Partial<Chat>} */ change) {
   state = { ...state, ...change };
   timer ||= setTimeout(() => {
-    timer = 0;
+    timer = undefined;
     for (const listener of listeners) listener();
   }, GATHER_MS);
 }
 
-function setNow(change) {
+function setNow(/** @type {Partial<Chat>} */ change) {
   set(change);
   clearTimeout(timer);
-  timer = 0;
+  timer = undefined;
   for (const listener of listeners) listener();
 }
 
 /** Return the chat; the component is drawn again when it changes. */
 export function useChat() {
-  const [, redraw] = useReducer((value) => value + 1, 0);
+  const redraw = useRedraw();
   useEffect(() => {
     listeners.add(redraw);
     redraw();
@@ -52,22 +64,21 @@ export function useChat() {
 }
 
 /** Change what will be sent: a part of {settings, draft}. */
-export const change = (part) => setNow(part);
+export const change = (/** @type {Partial<Chat>} */ part) => setNow(part);
 
-const sideOf = (id) => state.sides.find((one) => one.id === id);
+const sideOf = (/** @type {number} */ id) => state.sides.find((one) => one.id === id);
 
-function setSide(id, part, apply = setNow) {
+function setSide(/** @type {number} */ id, /** @type {Partial<Side>} */ part, apply = setNow) {
   apply({ sides: state.sides.map((one) => (one.id === id ? { ...one, ...part } : one)) });
 }
 
 /** Have a side ask another model from now on. */
 export const chooseModel = (id, model) => setSide(id, { model });
 
-/** Put a second model beside the first, with the same conversation so far. */
+/** Put a second model beside the first, with a conversation of its own: what is sent from now on goes to both. */
 export function addSide(model) {
   if (state.sides.length >= SIDES_MAX) return;
-  const entries = state.sides[0].entries.filter((one) => one.kind !== "reply" || !isOpen(one.reply));
-  setNow({ sides: [...state.sides, newSide(model, entries)] });
+  setNow({ sides: [...state.sides, newSide(model)] });
 }
 
 /** Take a side away. */
@@ -76,7 +87,11 @@ export function removeSide(id) {
   setNow({ sides: state.sides.filter((one) => one.id !== id) });
 }
 
-/** Return whether an answer is under way. */
+/**
+ * Return whether an answer is under way.
+ *
+ * @param {Chat} chat
+ */
 export const isAnswering = (chat) => chat.sides.some((one) => one.control !== null);
 
 /** End the answers that are under way; what has come stays. */
@@ -119,6 +134,7 @@ export function edit(entryId, text) {
 export function regenerate(sideId, entryId) {
   check([]);
   const side = sideOf(sideId);
+  if (!side) return;
   side.control?.abort();
   const at = side.entries.findIndex((one) => one.id === entryId);
   setSide(sideId, { entries: side.entries.slice(0, at) });
@@ -128,11 +144,16 @@ export function regenerate(sideId, entryId) {
 /** Give one side what its tools have found: [{id, content}], and have it go on. */
 export function sendResults(sideId, results) {
   check([]);
-  setSide(sideId, { entries: [...sideOf(sideId).entries, { id: nextId(), kind: "results", results }] });
+  setSide(sideId, { entries: [...(sideOf(sideId)?.entries ?? []), { id: nextId(), kind: "results", results }] });
   ask(sideId);
 }
 
-/** Return the request that a side has sent for an answer, or would send now. */
+/**
+ * Return the request that a side has sent for an answer, or would send now.
+ *
+ * @param {Side} side
+ * @param {number} entryId
+ */
 export function bodyFor(side, entryId) {
   const at = side.entries.findIndex((one) => one.id === entryId);
   return chatBody(side.model, state.settings, at < 0 ? side.entries : side.entries.slice(0, at));
@@ -143,8 +164,9 @@ function check(entries) {
 }
 
 /** Ask a side's model for the next answer, and take it as it comes. */
-async function ask(sideId) {
+async function ask(/** @type {number} */ sideId) {
   const side = sideOf(sideId);
+  if (!side) return;
   const body = chatBody(side.model, state.settings, side.entries);
   const control = new AbortController();
   const id = nextId();
@@ -169,15 +191,16 @@ async function ask(sideId) {
 function take(body, signal, now, show) {
   return streamed(PATH, body, signal, {
     onOpen: (response) => show(withHead(now(), response.headers), set),
+    onComment: (text) => show(withComment(now(), text), set),
     onEvent: (event) => show(withEvent(now(), event.data, performance.now()), set),
   });
 }
 
-/** Send a request and give the events of its stream on; a plain answer is one event. */
-export async function streamed(path, body, signal, { onOpen, onEvent }) {
+/** Send a request and give the events and comments of its stream on; a plain answer is one event. */
+export async function streamed(path, body, signal, { onOpen, onEvent, onComment }) {
   const options = { method: "POST", body, key: clientKey(), signal };
   if (body.stream) {
-    await stream(path, { ...options, onOpen }, onEvent);
+    await stream(path, { ...options, onOpen, onComment }, onEvent);
     return;
   }
   const response = await send(path, options);

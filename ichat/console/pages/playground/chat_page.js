@@ -1,10 +1,18 @@
 // The chat's part of the playground: one model, or two side by side.
 
-import { useStore } from "../../store.js";
-import { Button, Icon, html, useEffect, useLayoutEffect, useRef } from "../../ui.js";
-import { ModelChoice, useNames } from "./access.js";
+import { Button, html, Icon, useEffect, useLayoutEffect, useRef } from "../../ui.js";
+import { ModelChoice, useIsReady, useNames } from "./access.js";
 import {
-  SIDES_MAX, addSide, change, chooseModel, clear, isAnswering, removeSide, sendDraft, stop, useChat,
+  addSide,
+  change,
+  chooseModel,
+  clear,
+  isAnswering,
+  removeSide,
+  SIDES_MAX,
+  sendDraft,
+  stop,
+  useChat,
 } from "./chat.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
@@ -13,11 +21,11 @@ import { Settings } from "./settings.js";
 
 const NEAR_PX = 120;
 
-/** Return the model that is chosen where none is: the first that has a worker. */
+/** Return the model that is chosen where none is: the first that can answer now. */
 export function useFirstModel() {
   const names = useNames();
-  const models = useStore((all) => all.models);
-  return models.find((one) => one.workers > 0)?.id ?? names[0] ?? "";
+  const isReady = useIsReady();
+  return names.find(isReady) ?? names[0] ?? "";
 }
 
 /** Keep the end of the conversation in sight, unless one has scrolled away from it. */
@@ -53,6 +61,7 @@ export function Chat({ model }) {
   const chat = useChat();
   const names = useNames();
   const first = useFirstModel();
+  const isReady = useIsReady();
   useEffect(() => {
     if (model) chooseModel(chat.sides[0].id, model);
   }, [model]);
@@ -63,24 +72,37 @@ export function Chat({ model }) {
   const isBusy = isAnswering(chat);
   const wrong = wrongIn(chat.settings);
   const why = chat.sides.some((side) => !side.model) ? "Choose a model." : wrong;
-  const other = names.find((name) => !chat.sides.some((side) => side.model === name)) ?? chat.sides[0].model;
+  const others = names.filter((name) => !chat.sides.some((side) => side.model === name));
+  const other = others.find(isReady) ?? others[0] ?? chat.sides[0].model;
   const isEmpty = chat.sides.every((side) => !side.entries.length);
   return html`<div class="play"><div class="play-main">
-    <div class=${`sides ${chat.sides.length > 1 ? "two" : ""}`}>${chat.sides.map((side, at) => html`
+    <div class=${`sides ${chat.sides.length > 1 ? "two" : ""}`}>${chat.sides.map(
+      (side, at) => html`
       <section key=${side.id} class="side" aria-label=${`Side ${at + 1}`}>
         <header class="side-head"><${ModelChoice} value=${side.model} label=${`Model ${at + 1}`}
           onChange=${(name) => chooseModel(side.id, name)} />
-          ${chat.sides.length > 1 && html`<button type="button" class="icon-button"
+          ${
+            chat.sides.length > 1 &&
+            html`<button type="button" class="icon-button"
             aria-label=${`Take side ${at + 1} away`} onClick=${() => removeSide(side.id)}>
-            <${Icon} name="close" /></button>`}
-          ${chat.sides.length < SIDES_MAX && html`<${Button} small tone="quiet" onClick=${() => addSide(other)}>
-            Compare with another<//>`}
+            <${Icon} name="close" /></button>`
+          }
+          ${
+            chat.sides.length < SIDES_MAX &&
+            html`<${Button} small tone="quiet" onClick=${() => addSide(other)}>
+            Compare with another<//>`
+          }
           ${at === 0 && !isEmpty && html`<${Button} small tone="quiet" onClick=${clear}>New chat<//>`}
         </header>
         <${Conversation} side=${side} label=${`Conversation with ${side.model}`} />
-        ${!side.entries.length && html`<p class="play-empty muted">Nothing is said yet. What you write goes to
-          ${" "}<b>${side.model || "a model"}</b>; the conversation is kept in this tab alone.</p>`}
-      </section>`)}</div>
+        ${
+          !side.entries.length &&
+          html`<p class="play-empty muted">Nothing is said yet. What you write goes to
+          ${" "}<b>${side.model || "a model"}</b>; the conversation is in this page alone, and ends when it is closed or
+          loaded anew.</p>`
+        }
+      </section>`,
+    )}</div>
     <${Composer} draft=${chat.draft} onChange=${(draft) => change({ draft })} isBusy=${isBusy} why=${why}
       onSend=${sendDraft} onStop=${stop} />
   </div>

@@ -1,18 +1,30 @@
 // The playground's part for models that go on with a text.
 
-import { Button, Card, Field, html, useEffect, useReducer, useState } from "../../ui.js";
+import { Button, Card, Field, html, useEffect, useRedraw, useState } from "../../ui.js";
 import { ModelChoice } from "./access.js";
 import { streamed } from "./chat.js";
 import { useFirstModel } from "./chat_page.js";
 import { Figures, Outcome, ReplyButtons } from "./figures.js";
-import { ended, isOpen, newReply, withEvent, withHead } from "./reply.js";
-import { NO_SETTINGS, completionBody } from "./request.js";
+import { ended, isOpen, newReply, withComment, withEvent, withHead } from "./reply.js";
+import { completionBody, NO_SETTINGS } from "./request.js";
 import { Settings } from "./settings.js";
 
 const PATH = "/v1/completions";
 const GATHER_MS = 40;
+
+/**
+ * @type {{ model: string, prompt: string, settings: typeof NO_SETTINGS, reply: import("./reply.js").Reply | null,
+ *   body: Record<string, any>, control: AbortController | null, redraw: (() => void) | null, timer: any }}
+ */
 const kept = {
-  model: "", prompt: "", settings: NO_SETTINGS, reply: null, body: null, control: null, redraw: null, timer: 0,
+  model: "",
+  prompt: "",
+  settings: NO_SETTINGS,
+  reply: null,
+  body: {},
+  control: null,
+  redraw: null,
+  timer: 0,
 };
 
 function changed() {
@@ -22,35 +34,42 @@ function changed() {
   }, GATHER_MS);
 }
 
-async function run(body) {
+/** @typedef {import("./reply.js").Reply} Reply */
+
+async function run(/** @type {Record<string, any>} */ body) {
   const control = new AbortController();
   const isMine = () => kept.control === control;
-  const show = (reply) => {
+  let reply = newReply(performance.now());
+  const show = (/** @type {Reply} */ next) => {
+    reply = next;
     if (isMine()) kept.reply = reply;
     changed();
   };
   kept.control?.abort();
-  Object.assign(kept, { control, body, reply: newReply(performance.now()) });
+  Object.assign(kept, { control, body, reply });
   changed();
   try {
     await streamed(PATH, body, control.signal, {
-      onOpen: (response) => show(withHead(kept.reply, response.headers)),
-      onEvent: (event) => show(withEvent(kept.reply, event.data, performance.now())),
+      onOpen: (response) => show(withHead(reply, response.headers)),
+      onComment: (text) => show(withComment(reply, text)),
+      onEvent: (event) => show(withEvent(reply, event.data, performance.now())),
     });
-    show(ended(kept.reply, performance.now()));
+    show(ended(reply, performance.now()));
   } catch (error) {
-    show(ended(kept.reply, performance.now(), { error, isStopped: error.name === "AbortError" }));
+    show(ended(reply, performance.now(), { error, isStopped: error.name === "AbortError" }));
   }
 }
 
 /** The form and the text. */
 export function Completion({ model: asked }) {
-  const [, redraw] = useReducer((value) => value + 1, 0);
+  const redraw = useRedraw();
   const first = useFirstModel();
   const [model, setModel] = useState(asked || kept.model);
   useEffect(() => {
     kept.redraw = redraw;
-    return () => void (kept.redraw = null);
+    return () => {
+      kept.redraw = null;
+    };
   }, []);
   const chosen = model || first;
   const put = (part) => {
@@ -60,7 +79,7 @@ export function Completion({ model: asked }) {
   const { prompt, settings, reply } = kept;
   const isBusy = reply !== null && isOpen(reply);
   const go = async () => void run(completionBody(chosen, settings, prompt));
-  const goOn = () => put({ prompt: `${kept.body.prompt}${reply.text}`, reply: null });
+  const goOn = () => put({ prompt: `${kept.body.prompt}${reply?.text}`, reply: null });
   return html`<div class="play"><div class="play-main pile">
     <${Card}><div class="pile">
       <${Field} label="Model"><${ModelChoice} value=${chosen} onChange=${(name) => {
@@ -69,14 +88,26 @@ export function Completion({ model: asked }) {
       }} /><//>
       <${Field} label="Text to go on with" hint="The model gets it as it is, without a chat's template.">
         <textarea rows="6" value=${prompt} onInput=${(event) => put({ prompt: event.target.value })}></textarea><//>
-      <div class="actions">${isBusy ? html`<${Button} icon="close" onClick=${() => kept.control.abort()}>Stop<//>`
-        : html`<${Button} tone="primary" disabled=${!prompt || !chosen} onClick=${go}>Go on<//>`}</div></div><//>
-    ${reply && html`<${Card}><div class="said by-model" data-state=${reply.state}>
+      <div class="actions">${
+        isBusy
+          ? html`<${Button} icon="close" onClick=${() => kept.control?.abort()}>Stop<//>`
+          : html`<${Button} tone="primary" disabled=${!prompt || !chosen} onClick=${go}>Go on<//>`
+      }</div></div><//>
+    ${
+      reply &&
+      html`<${Card}><div class="said by-model" data-state=${reply.state}>
       <div class="said-text"><span class="muted">${kept.body.prompt}</span>${reply.text}</div>
-      <${Outcome} reply=${reply} />
-      ${!isBusy && html`<footer><${Figures} reply=${reply} />
-        <${ReplyButtons} reply=${reply} text=${reply.text} body=${kept.body} path=${PATH} more=${reply.text && html`
-          <${Button} small tone="quiet" onClick=${goOn}>Take it over<//>`} /></footer>`}</div><//>`}
+      <${Outcome} reply=${reply} model=${kept.body.model} />
+      ${
+        !isBusy &&
+        html`<footer><${Figures} reply=${reply} />
+        <${ReplyButtons} reply=${reply} text=${reply.text} body=${kept.body} path=${PATH} more=${
+          reply.text &&
+          html`
+          <${Button} small tone="quiet" onClick=${goOn}>Take it over<//>`
+        } /></footer>`
+      }</div><//>`
+    }
   </div>
   <aside><${Settings} of="completion" settings=${settings}
     onChange=${(next) => put({ settings: next })} /></aside></div>`;

@@ -1,11 +1,12 @@
 // Where one writes: a text, and pictures that are chosen, pasted or dropped.
 
-import { Button, Icon, html, toast, useRef, useState } from "../../ui.js";
+import { Button, html, Icon, toast, useRef, useState } from "../../ui.js";
 
 const KINDS = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const PICTURES_MAX = 8;
 const PICTURE_BYTES_MAX = 16 * 1024 * 1024;
 const LINES_MAX = 12;
+const BUSY_HINT = "Escape stops the answer; then Enter sends again.";
 
 function read(file) {
   return new Promise((resolve, reject) => {
@@ -31,16 +32,21 @@ async function picturesIn(files, room) {
 /** Pictures as small images, each with a button that takes it away (`onRemove`). */
 export function Pictures({ pictures, onRemove }) {
   if (!pictures?.length) return null;
-  return html`<div class="pictures">${pictures.map((url, at) => html`<span key=${at} class="picture">
+  return html`<div class="pictures">${pictures.map(
+    (url, at) => html`<span key=${at} class="picture">
     <img src=${url} alt=${`Picture ${at + 1}`} />
-    ${onRemove && html`<button type="button" class="icon-button" aria-label=${`Take picture ${at + 1} away`}
-      onClick=${() => onRemove(at)}><${Icon} name="close" size=${14} /></button>`}</span>`)}</div>`;
+    ${
+      onRemove &&
+      html`<button type="button" class="icon-button" aria-label=${`Take picture ${at + 1} away`}
+      onClick=${() => onRemove(at)}><${Icon} name="close" size=${14} /></button>`
+    }</span>`,
+  )}</div>`;
 }
 
 /** The field. `draft`: {text, pictures}; `onSend` is called by Enter, `onStop` by Escape. */
 export function Composer({ draft, onChange, onSend, onStop, isBusy, why }) {
   const [isOver, setOver] = useState(false);
-  const chooser = useRef(null);
+  const chooser = useRef(/** @type {HTMLInputElement | null} */ (null));
   const latest = useRef(draft);
   latest.current = draft;
   const add = async (files) => {
@@ -85,9 +91,12 @@ export function Composer({ draft, onChange, onSend, onStop, isBusy, why }) {
           add([...event.target.files]);
           event.target.value = "";
         }} />
-      <${Button} small tone="quiet" onClick=${() => void chooser.current.click()}>Add pictures<//>
-      <span class="hint spring">${why || "Enter sends, Shift+Enter begins a new line."}</span>
-      ${isBusy ? html`<${Button} icon="close" onClick=${onStop}>Stop<//>`
-        : html`<${Button} tone="primary" disabled=${isEmpty || Boolean(why)} onClick=${send}>Send<//>`}
+      <${Button} small tone="quiet" onClick=${() => chooser.current?.click()}>Add pictures<//>
+      <span class="hint spring">${why || (isBusy ? BUSY_HINT : "Enter sends, Shift+Enter begins a new line.")}</span>
+      ${
+        isBusy
+          ? html`<${Button} icon="close" onClick=${onStop}>Stop<//>`
+          : html`<${Button} tone="primary" disabled=${isEmpty || Boolean(why)} onClick=${send}>Send<//>`
+      }
     </div></div>`;
 }

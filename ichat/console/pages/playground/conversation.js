@@ -7,9 +7,16 @@ import { Pictures } from "./composer.js";
 import { Figures, Outcome, ReplyButtons } from "./figures.js";
 import { isOpen, partsOf } from "./reply.js";
 
+/** @import { Entry, Side } from "./chat.js" */
+/** @import { Call as ReplyCall } from "./reply.js" */
+
 const PATH = "/v1/chat/completions";
 
-/** The entries of a side. */
+/**
+ * The entries of a side.
+ *
+ * @param {{ side: Side, label: string }} props
+ */
 export function Conversation({ side, label }) {
   return html`<div class="conversation" role="log" aria-label=${label}>${side.entries.map((entry, at) => {
     const isLast = at === side.entries.length - 1;
@@ -20,7 +27,7 @@ export function Conversation({ side, label }) {
 }
 
 function UserEntry({ entry }) {
-  const [text, setText] = useState(null);
+  const [text, setText] = useState(/** @type {string | null} */ (null));
   if (text !== null) {
     const save = () => {
       edit(entry.id, text);
@@ -40,29 +47,47 @@ function UserEntry({ entry }) {
 }
 
 function ResultsEntry({ entry }) {
-  return html`<article class="said by-user">${entry.results.map(({ id, name, content }) => html`<div key=${id}>
-    <span class="hint"><code>${name}</code> returned</span><pre class="lines">${content}</pre></div>`)}</article>`;
+  return html`<article class="said by-user">${entry.results.map(
+    ({ id, name, content }) => html`<div key=${id}>
+    <span class="hint"><code>${name}</code> returned</span><pre class="lines">${content}</pre></div>`,
+  )}</article>`;
 }
 
+/** @param {{ entry: Entry, side: Side, isLast: boolean }} props */
 function ReplyEntry({ entry, side, isLast }) {
   const { reply } = entry;
   const [thoughts, text] = partsOf(reply);
   const hasCalls = reply.calls.length > 0;
-  const again = !isOpen(reply) && html`<${Button} small tone="quiet"
+  const again =
+    !isOpen(reply) &&
+    html`<${Button} small tone="quiet"
     onClick=${async () => regenerate(side.id, entry.id)}>
     ${reply.state === "failed" ? "Try again" : "Another answer"}<//>`;
   return html`<article class="said by-model" data-state=${reply.state}>
     ${thoughts && html`<${Thoughts} text=${thoughts} isOpen=${!text && isOpen(reply)} />`}
     ${text && html`<${Markdown} text=${text} />`}
     ${reply.calls.filter(Boolean).map((call, at) => html`<${Call} key=${at} call=${call} />`)}
-    ${hasCalls && isLast && reply.state === "done" && html`<${Results} side=${side}
-      calls=${reply.calls} />`}
-    ${!hasCalls && reply.state === "done" && !text && html`<p class="hint">The model has ended without
-      an answer.</p>`}
-    <${Outcome} reply=${reply} />
-    ${!isOpen(reply) && html`<footer><${Figures} reply=${reply} />
+    ${
+      hasCalls &&
+      isLast &&
+      reply.state === "done" &&
+      html`<${Results} side=${side}
+      calls=${reply.calls} />`
+    }
+    ${
+      !hasCalls &&
+      reply.state === "done" &&
+      !text &&
+      html`<p class="hint">The model has ended without
+      an answer.</p>`
+    }
+    <${Outcome} reply=${reply} model=${entry.model} />
+    ${
+      !isOpen(reply) &&
+      html`<footer><${Figures} reply=${reply} />
       <${ReplyButtons} reply=${reply} text=${text} body=${entry.body} path=${PATH}
-        more=${again} /></footer>`}
+        more=${again} /></footer>`
+    }
   </article>`;
 }
 
@@ -79,17 +104,25 @@ function pretty(text) {
   }
 }
 
+/** @param {{ call: ReplyCall }} props */
 function Call({ call }) {
   return html`<div class="call" data-call=${call.name}><span>The model calls <code>${call.name || "?"}</code></span>
     <pre class="lines">${pretty(call.arguments) || "(no arguments)"}</pre></div>`;
 }
 
+/** @param {{ side: Side, calls: ReplyCall[] }} props */
 function Results({ side, calls }) {
   const [texts, setTexts] = useState(calls.map(() => ""));
   const put = (at, text) => setTexts(texts.map((one, other) => (other === at ? text : one)));
-  const send = async () => sendResults(side.id, calls.map(({ id, name }, at) => ({ id, name, content: texts[at] })));
-  return html`<div class="results">${calls.map((call, at) => html`<${Field} key=${call.id}
+  const send = async () =>
+    sendResults(
+      side.id,
+      calls.map(({ id, name }, at) => ({ id, name, content: texts[at] })),
+    );
+  return html`<div class="results">${calls.map(
+    (call, at) => html`<${Field} key=${call.id}
     label=${`What ${call.name} returns`}><textarea rows="2" class="mono" value=${texts[at]}
-      onInput=${(event) => put(at, event.target.value)}></textarea><//>`)}
+      onInput=${(event) => put(at, event.target.value)}></textarea><//>`,
+  )}
     <${Button} small tone="primary" disabled=${texts.some((text) => !text)} onClick=${send}>Send the result<//></div>`;
 }

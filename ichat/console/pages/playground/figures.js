@@ -2,13 +2,31 @@
 
 import { BASE } from "../../api.js";
 import { hrefOf } from "../../router.js";
+import { useStore } from "../../store.js";
 import {
-  Button, Code, Copy, Dialog, Facts, Notice, Tabs, duration, html, number, percent, useState, useTick,
+  Button,
+  Code,
+  Copy,
+  Dialog,
+  duration,
+  Facts,
+  html,
+  Notice,
+  number,
+  percent,
+  Tabs,
+  useState,
+  useTick,
 } from "../../ui.js";
+import { LoadBar } from "../load_story.js";
 import { Explained } from "../models.js";
-import { clientKey } from "./access.js";
-import { endOf, figuresOf, isOpen } from "./reply.js";
+import { comingOf, expectedOf, isLoading, loadWords, stateWords } from "../states.js";
+import { clientKey, useTargets } from "./access.js";
+import { endOf, figuresOf, isOpen, partsOf } from "./reply.js";
 import { curlOf, pythonOf } from "./request.js";
+
+/** @import { Worker } from "../../store.js" */
+/** @import { Reply } from "./reply.js" */
 
 /** Return how much of the prompt the gateway believed to be in the worker's cache, of a text like `6144/8190`. */
 function cachedShare(text) {
@@ -16,41 +34,85 @@ function cachedShare(text) {
   return length ? `${percent(matched / length)} of its beginning (by the gateway's memory)` : null;
 }
 
-/** A line of figures below an answer; what stands there is explained by `title`s. */
+/**
+ * A line of figures below an answer; what stands there is explained by `title`s.
+ *
+ * @param {{ reply: Reply }} props
+ */
 export function Figures({ reply }) {
   const found = figuresOf(reply, performance.now());
   const about = found.isEstimate ? "≈ " : "";
   const parts = [
     [found.tokens_s !== null && `${about}${number(found.tokens_s)} tokens/s`, "After the first token"],
     [found.first_s !== null && `first token ${duration(found.first_s)}`, "From the request to the first token"],
-    [found.out !== null && `${about}${number(found.out)} tokens`, found.isEstimate
-      ? "Events of the stream: the engine has not told how many tokens they are" : "As the engine counts them"],
-    [found.in !== null && `${number(found.in)} in the prompt${found.cached ? `, ${number(found.cached)} cached` : ""}`,
-      "Tokens of the request"],
+    [
+      found.out !== null && `${about}${number(found.out)} tokens`,
+      found.isEstimate
+        ? "Events of the stream: the engine has not told how many tokens they are"
+        : "As the engine counts them",
+    ],
+    [
+      found.in !== null && `${number(found.in)} in the prompt${found.cached ? `, ${number(found.cached)} cached` : ""}`,
+      "Tokens of the request",
+    ],
     [`${duration(found.total_s)} in all`, "From the request to the end of the answer"],
   ];
-  return html`<span class="play-figures num">${parts.filter(([text]) => text).map(([text, title]) =>
-    html`<span key=${title} title=${title}>${text}</span>`)}
-    ${reply.told.worker && html`<a href=${workerPage(reply.told.worker)}
-      title="Who has answered">${reply.told.worker}</a>`}
+  return html`<span class="play-figures num">${parts
+    .filter(([text]) => text)
+    .map(([text, title]) => html`<span key=${title} title=${title}>${text}</span>`)}
+    ${
+      reply.told.worker &&
+      html`<a href=${workerPage(reply.told.worker)}
+      title="Who has answered">${reply.told.worker}</a>`
+    }
   </span>`;
 }
 
 const workerPage = (worker) => (worker.startsWith("external:") ? hrefOf("models") : hrefOf("workers", [worker]));
 
-/** What an answer that is under way waits for. */
-export function Waiting({ reply }) {
+/**
+ * What an answer that is under way waits for; while the model is loaded, what the load does.
+ *
+ * @param {{ reply: Reply, model: string }} props
+ */
+export function Waiting({ reply, model }) {
   useTick();
-  const found = figuresOf(reply, performance.now());
-  const before = reply.told.worker ? "The model reads the prompt" : "Waiting for a worker";
-  const text = reply.firstAt === null ? before : "Answering";
-  return html`<span class="hint" role="status">${text} · ${duration(found.total_s)}</span>`;
+  const models = useStore((all) => all.models);
+  const workers = useStore((all) => all.workers);
+  const targetsOf = useTargets();
+  const waited = `${Math.floor(figuresOf(reply, performance.now()).total_s)} s`;
+  const line = (text) => html`<span class="hint" role="status">${text} · ${waited}</span>`;
+  const [thoughts, text] = partsOf(reply);
+  if (reply.firstAt !== null) return line(thoughts && !text ? "Thinking" : "Answering");
+  if (reply.told.worker) return line("The model reads the prompt");
+  const targets = targetsOf(model);
+  if (models.some((one) => one.workers > 0 && targets.includes(one.id))) return line("Waiting for a worker");
+  const coming = targets.map((one) => comingOf(workers, one)).find(Boolean);
+  if (coming && isLoading(coming)) return html`<${Loading} worker=${coming} model=${model} waited=${waited} />`;
+  if (reply.note) return line(`L${reply.note.slice(1)}`);
+  if (coming) return line([`${coming.worker_id} is ${coming.state}`, stateWords(coming)].filter(Boolean).join(", "));
+  const isCold = models.some((one) => one.loaded === false && targets.includes(one.id));
+  return line(isCold ? `${model} is not loaded yet: its worker is about to be started` : "Waiting for a worker");
 }
 
-/** Why an answer is as it is: an error in its words, or that it was cut off. */
-export function Outcome({ reply }) {
+/** @param {{ worker: Worker, model: string, waited: string }} props */
+function Loading({ worker, model, waited }) {
+  const expected = expectedOf(worker);
+  const usual = expected === null ? "" : ` (the last loads took ${duration(expected)})`;
+  return html`<div class="load-now wait" role="status"><span class="hint">${model} is being loaded:
+    ${" "}${loadWords(worker)}${usual} · ${waited}
+    ${" "}<a href=${hrefOf("workers", [worker.worker_id], { tab: "log" })}>Log</a></span>
+    <${LoadBar} worker=${worker} /></div>`;
+}
+
+/**
+ * Why an answer is as it is: an error in its words, or that it was cut off.
+ *
+ * @param {{ reply: Reply, model: string }} props
+ */
+export function Outcome({ reply, model }) {
   const { error } = reply;
-  if (isOpen(reply)) return html`<${Waiting} reply=${reply} />`;
+  if (isOpen(reply)) return html`<${Waiting} reply=${reply} model=${model} />`;
   if (!error) return html`${endOf(reply) && html`<p class="hint">${endOf(reply)}</p>`}`;
   const needsKey = error.status === 401 || error.status === 403;
   return html`<${Notice} tone="bad" title=${error.status ? `${error.status} ${error.code || ""}` : ""}>
@@ -60,7 +122,11 @@ export function Outcome({ reply }) {
 const UNNAMED = html`The response did not name its worker (<code>worker_header</code> in
   <code>[server_settings]</code>).`;
 
-/** Who gave an answer, and why: what the response told, and where the same request would go now. */
+/**
+ * Who gave an answer, and why: what the response told, and where the same request would go now.
+ *
+ * @param {{ reply: Reply, body: any, onClose: () => void }} props
+ */
 export function Who({ reply, body, onClose }) {
   const [isAsking, setAsking] = useState(false);
   const { told } = reply;
@@ -69,7 +135,7 @@ export function Who({ reply, body, onClose }) {
     ["Asked for", body.model],
     ["Model that answered", told.model],
     ["Worker or route", told.worker],
-    ["Asked before it answered", told.attempts > 1 ? `${told.attempts} workers or models` : null],
+    ["Asked before it answered", Number(told.attempts) > 1 ? `${told.attempts} workers or models` : null],
     ["Prompt in its cache", cachedShare(told.prefix)],
     ["Time within the gateway", told.overhead_ms && `${told.overhead_ms} ms until the worker was asked`],
     ["Parameters left out", told.dropped],

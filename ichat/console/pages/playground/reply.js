@@ -1,32 +1,105 @@
 // A model's answer as it comes: what each event of the stream adds to it, and what that makes of it. Pure functions.
 
 /**
- * Return an answer that was asked for at `now` (all times in milliseconds).
+ * @typedef {{ message: string, code?: string, status?: number }} ReplyError
+ * @typedef {{ id: string, name: string, arguments: string }} Call
+ */
+
+/**
+ * An answer; all times in milliseconds.
  *
- * state: waiting | answering | done | stopped | failed.
+ * @typedef {object} Reply
+ * @property {"waiting" | "answering" | "done" | "stopped" | "failed"} state
+ * @property {string} text
+ * @property {string} thoughts
+ * @property {Call[]} calls
+ * @property {string | null} finish
+ * @property {Record<string, any> | null} usage
+ * @property {ReplyError | null} error
+ * @property {Record<string, string>} told what the response's headers tell
+ * @property {number} pieces
+ * @property {boolean} isWhole
+ * @property {string} note
+ * @property {number} beganAt
+ * @property {number | null} firstAt
+ * @property {number | null} lastAt
+ * @property {number | null} endedAt
+ */
+
+/**
+ * Return an answer that was asked for at `now`.
+ *
+ * @param {number} now
+ * @returns {Reply}
  */
 export const newReply = (now) => ({
-  state: "waiting", text: "", thoughts: "", calls: [], finish: null, usage: null, error: null, told: {}, pieces: 0,
-  isWhole: false, beganAt: now, firstAt: null, lastAt: null, endedAt: null,
+  state: "waiting",
+  text: "",
+  thoughts: "",
+  calls: [],
+  finish: null,
+  usage: null,
+  error: null,
+  told: {},
+  pieces: 0,
+  isWhole: false,
+  note: "",
+  beganAt: now,
+  firstAt: null,
+  lastAt: null,
+  endedAt: null,
 });
 
 /** Calls with an index beyond are not shown: no model makes so many. */
 const CALLS_MAX = 128;
+/** Fewer tokens, or a shorter time, tell no rate: a few tokens come in one piece. */
+const RATE_TOKENS_MIN = 20;
+const RATE_S_MIN = 0.1;
 const TOLD = {
-  worker: "x-ichat-worker", model: "x-ichat-model", attempts: "x-ichat-attempts", prefix: "x-ichat-prefix",
-  overhead_ms: "x-ichat-overhead-ms", dropped: "x-ichat-dropped", request: "x-request-id",
+  worker: "x-ichat-worker",
+  model: "x-ichat-model",
+  attempts: "x-ichat-attempts",
+  prefix: "x-ichat-prefix",
+  overhead_ms: "x-ichat-overhead-ms",
+  dropped: "x-ichat-dropped",
+  request: "x-request-id",
 };
 
-/** Return what the gateway tells in a response's headers: {worker, model, attempts, prefix, …}. */
+/**
+ * Return what the gateway tells in a response's headers: {worker, model, attempts, prefix, …}.
+ *
+ * @param {Headers} headers
+ */
 export function toldBy(headers) {
   const found = Object.entries(TOLD).map(([name, header]) => [name, headers.get(header)]);
   return Object.fromEntries(found.filter(([, value]) => value !== null));
 }
 
-/** Return the answer with what the response's headers tell. */
+/**
+ * Return the answer with what the response's headers tell.
+ *
+ * @param {Reply} reply
+ * @param {Headers} headers
+ * @returns {Reply}
+ */
 export const withHead = (reply, headers) => ({ ...reply, state: "answering", told: toldBy(headers) });
 
-/** Return the answer with the data of one more event of the stream, or with those of a plain response. */
+/**
+ * Return the answer with a comment of the stream: what the gateway says while the model is loaded.
+ *
+ * @param {Reply} reply
+ * @param {string} text
+ */
+export const withComment = (reply, text) => (text.startsWith("loading ") ? { ...reply, note: text } : reply);
+
+/**
+ * Return the answer with the data of one more event of the stream, or with those of a plain response.
+ *
+ * @param {Reply} reply
+ * @param {string} data
+ * @param {number} now
+ * @returns {Reply}
+ */
 export function withEvent(reply, data, now) {
   if (data.trim() === "[DONE]") return { ...reply, isWhole: true };
   let chunk;
@@ -79,7 +152,14 @@ function withCall(calls, part, position) {
   return next;
 }
 
-/** Return the answer at its end: by itself, by the user (`isStopped`), or by an error. */
+/**
+ * Return the answer at its end: by itself, by the user (`isStopped`), or by an error.
+ *
+ * @param {Reply} reply
+ * @param {number} now
+ * @param {{ error?: ReplyError | null, isStopped?: boolean }} how
+ * @returns {Reply}
+ */
 export function ended(reply, now, { error = null, isStopped = false } = {}) {
   const calls = reply.calls.filter(Boolean).map((call, at) => ({ ...call, id: call.id || `call_${at}` }));
   const found = error ?? reply.error;
@@ -88,13 +168,19 @@ export function ended(reply, now, { error = null, isStopped = false } = {}) {
   return { ...reply, calls, error: why, state: isStopped ? "stopped" : why ? "failed" : "done", endedAt: now };
 }
 
-/** Return whether an answer is still to come or under way. */
+/**
+ * Return whether an answer is still to come or under way.
+ *
+ * @param {Reply} reply
+ */
 export const isOpen = (reply) => reply.state === "waiting" || reply.state === "answering";
 
 /**
  * Return [thoughts, text] of an answer.
  *
  * A model whose engine has no reasoning parser writes its thoughts into the text, before `</think>`.
+ *
+ * @param {Pick<Reply, "text" | "thoughts">} reply
  */
 export function partsOf({ text, thoughts }) {
   const begin = text.match(/^\s*<think>/);
@@ -104,15 +190,20 @@ export function partsOf({ text, thoughts }) {
   return [text.slice(begin[0].length, end).trim(), text.slice(end + "</think>".length).trimStart()];
 }
 
-/** Return what was measured: {first_s, tokens_s, total_s, in, out, cached, isEstimate}; null: not known. */
+/**
+ * Return what was measured: {first_s, tokens_s, total_s, in, out, cached, isEstimate}; null: not known.
+ *
+ * @param {Reply} reply
+ * @param {number} now
+ */
 export function figuresOf(reply, now) {
   const end = reply.endedAt ?? now;
   const told = reply.usage?.completion_tokens;
   const out = told ?? (reply.pieces || null);
-  const took = reply.firstAt === null ? 0 : (reply.lastAt - reply.firstAt) / 1000;
+  const took = reply.firstAt === null ? 0 : ((reply.lastAt ?? reply.firstAt) - reply.firstAt) / 1000;
   return {
     first_s: reply.firstAt === null ? null : (reply.firstAt - reply.beganAt) / 1000,
-    tokens_s: out > 1 && took > 0.001 ? (out - 1) / took : null,
+    tokens_s: out >= RATE_TOKENS_MIN && took >= RATE_S_MIN ? (out - 1) / took : null,
     total_s: (end - reply.beganAt) / 1000,
     in: reply.usage?.prompt_tokens ?? null,
     out,
@@ -121,7 +212,11 @@ export function figuresOf(reply, now) {
   };
 }
 
-/** Return a sentence on why an answer ended that a reader may wonder about, or "". */
+/**
+ * Return a sentence on why an answer ended that a reader may wonder about, or "".
+ *
+ * @param {Pick<Reply, "finish" | "state">} reply
+ */
 export function endOf({ finish, state }) {
   if (state === "stopped") return "You have stopped it.";
   if (finish === "length") return "It was cut off: max_tokens is reached, or the model's context is full.";

@@ -4,8 +4,18 @@ import { partsOf } from "./reply.js";
 
 /** What the form of parameters holds when nothing was put in; an empty field is not sent. */
 export const NO_SETTINGS = {
-  system: "", temperature: "", top_p: "", top_k: "", max_tokens: "", seed: "", presence_penalty: "",
-  frequency_penalty: "", stop: "", tools: "", tool_choice: "", more: "",
+  system: "",
+  temperature: "",
+  top_p: "",
+  top_k: "",
+  max_tokens: "",
+  seed: "",
+  presence_penalty: "",
+  frequency_penalty: "",
+  stop: "",
+  tools: "",
+  tool_choice: "",
+  more: "",
 };
 const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed", "presence_penalty", "frequency_penalty"];
 const WHOLE = new Set(["top_k", "max_tokens", "seed"]);
@@ -109,8 +119,10 @@ function streamed(body, parameters) {
 /** Return a request as a command; the key is taken from a variable. */
 export function curlOf(base, path, body, hasKey) {
   const key = hasKey ? '  -H "authorization: Bearer $ICHAT_KEY" \\\n' : "";
-  return `curl ${body.stream ? "-N " : ""}'${base}${path}' \\\n  -H 'content-type: application/json' \\\n${key}`
-    + `  -d @- <<'END'\n${JSON.stringify(body, null, 2)}\nEND`;
+  return (
+    `curl ${body.stream ? "-N " : ""}'${base}${path}' \\\n  -H 'content-type: application/json' \\\n${key}` +
+    `  -d @- <<'END'\n${JSON.stringify(body, null, 2)}\nEND`
+  );
 }
 
 const CALLS = {
@@ -119,9 +131,29 @@ const CALLS = {
   "/v1/embeddings": "embeddings.create",
 };
 const KNOWN = new Set([
-  "model", "messages", "prompt", "input", "stream", "stream_options", "temperature", "top_p", "max_tokens", "seed",
-  "presence_penalty", "frequency_penalty", "stop", "tools", "tool_choice", "response_format", "logprobs",
-  "top_logprobs", "n", "encoding_format", "dimensions", "reasoning_effort", "logit_bias",
+  "model",
+  "messages",
+  "prompt",
+  "input",
+  "stream",
+  "stream_options",
+  "temperature",
+  "top_p",
+  "max_tokens",
+  "seed",
+  "presence_penalty",
+  "frequency_penalty",
+  "stop",
+  "tools",
+  "tool_choice",
+  "response_format",
+  "logprobs",
+  "top_logprobs",
+  "n",
+  "encoding_format",
+  "dimensions",
+  "reasoning_effort",
+  "logit_bias",
 ]);
 
 function python(value, indent = "    ") {
@@ -133,9 +165,18 @@ function python(value, indent = "    ") {
   if (value === null) return "None";
   if (value === true) return "True";
   if (value === false) return "False";
-  if (Array.isArray(value)) return lines("[", value.map((one) => python(one, inner)), "]");
+  if (Array.isArray(value))
+    return lines(
+      "[",
+      value.map((one) => python(one, inner)),
+      "]",
+    );
   if (typeof value !== "object") return JSON.stringify(value);
-  return lines("{", Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${python(one, inner)}`), "}");
+  return lines(
+    "{",
+    Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${python(one, inner)}`),
+    "}",
+  );
 }
 
 /** Return a request as a program with OpenAI's package, where that has a call for it; else "". */
@@ -148,13 +189,15 @@ export function pythonOf(base, path, body, hasKey) {
   if (Object.keys(more).length) own.push(`    extra_body=${python(more)},\n`);
   const delta = path.includes("chat") ? "delta.content" : "text";
   const read = body.stream
-    ? "for chunk in answer:\n    if chunk.choices:\n"
-      + `        print(chunk.choices[0].${delta} or "", end="", flush=True)\n`
+    ? "for chunk in answer:\n    if chunk.choices:\n" +
+      `        print(chunk.choices[0].${delta} or "", end="", flush=True)\n`
     : "print(answer)\n";
   const key = hasKey ? 'os.environ["ICHAT_KEY"]' : '"none"';
-  return `${hasKey ? "import os\n\n" : ""}from openai import OpenAI\n\n`
-    + `client = OpenAI(base_url=${JSON.stringify(`${base}/v1`)}, api_key=${key})\n`
-    + `answer = client.${call}(\n${own.join("")})\n${read}`;
+  return (
+    `${hasKey ? "import os\n\n" : ""}from openai import OpenAI\n\n` +
+    `client = OpenAI(base_url=${JSON.stringify(`${base}/v1`)}, api_key=${key})\n` +
+    `answer = client.${call}(\n${own.join("")})\n${read}`
+  );
 }
 
 /** Return how near two vectors are: 1 for the same direction, 0 for none in common. */

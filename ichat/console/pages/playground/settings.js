@@ -12,8 +12,16 @@ const FIELDS = [
   ["presence_penalty", "Presence penalty", "Above 0: rather new words."],
   ["frequency_penalty", "Frequency penalty", "Above 0: fewer repetitions."],
 ];
-const EXAMPLE = [{ type: "function", function: { name: "get_weather", description: "The weather in a city.",
-  parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } } }];
+const EXAMPLE = [
+  {
+    type: "function",
+    function: {
+      name: "get_weather",
+      description: "The weather in a city.",
+      parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+    },
+  },
+];
 
 function wrongTools(text) {
   try {
@@ -34,22 +42,36 @@ export function Settings({ settings, onChange, of = "chat" }) {
   return html`<details class="card settings-card" open=${innerWidth > 1100}>
     <summary><h2>Parameters</h2> ${set.length > 0 && html`<span class="tab-count">${set.length}</span>`}</summary>
     <div class="pile">
-    ${isChat && html`<${Field} label="System prompt" hint="How the model should behave, told before all else.">
-      <textarea rows="3" ...${field("system")}></textarea><//>`}
-    <div class="form tight">${FIELDS.map(([name, title, hint]) => html`<${Field} key=${name} label=${title}
-      hint=${hint}><input type="text" inputmode="decimal" placeholder="the model's" ...${field(name)} /><//>`)}</div>
+    ${
+      isChat &&
+      html`<${Field} label="System prompt" hint="How the model should behave, told before all else.">
+      <textarea rows="3" ...${field("system")}></textarea><//>`
+    }
+    <div class="form tight">${FIELDS.map(
+      ([name, title, hint]) => html`<${Field} key=${name} label=${title}
+      hint=${hint}><input type="text" inputmode="decimal" placeholder="the model's" ...${field(name)} /><//>`,
+    )}</div>
     <${Field} label="Stop at" hint="One text a line; \\n in it is a new line.">
       <textarea rows="2" class="mono" spellcheck=${false} ...${field("stop")}></textarea><//>
-    ${isChat && html`<${Field} label="Tools" error=${wrongTools(settings.tools)}
+    ${
+      isChat &&
+      html`<${Field} label="Tools" error=${wrongTools(settings.tools)}
       hint="Functions that the model may call, as JSON. It asks, and you type what they return.">
       <textarea rows=${settings.tools ? 8 : 2} class="mono" spellcheck=${false} ...${field("tools")}></textarea><//>
       <div class="actions">
-        ${settings.tools.trim() && html`<select aria-label="Whether it calls tools" value=${settings.tool_choice}
+        ${
+          settings.tools.trim() &&
+          html`<select aria-label="Whether it calls tools" value=${settings.tool_choice}
           onChange=${(event) => put("tool_choice", event.target.value)}>
           <option value="">It may call them</option><option value="required">It must call one</option>
-          <option value="none">It must not call any</option></select>`}
-        ${!settings.tools.trim() && html`<button type="button" class="button small"
-          onClick=${() => put("tools", JSON.stringify(EXAMPLE, null, 2))}>Put in an example</button>`}</div>`}
+          <option value="none">It must not call any</option></select>`
+        }
+        ${
+          !settings.tools.trim() &&
+          html`<button type="button" class="button small"
+          onClick=${() => put("tools", JSON.stringify(EXAMPLE, null, 2))}>Put in an example</button>`
+        }</div>`
+    }
     <${Field} label="More" hint=${html`Other members of the request, as JSON, such as
       <code>${'{"chat_template_kwargs": {"enable_thinking": false}}'}</code>.`}>
       <textarea rows="2" class="mono" spellcheck=${false} ...${field("more")}></textarea><//>

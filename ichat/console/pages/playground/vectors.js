@@ -3,10 +3,21 @@
 import { ApiError, BASE, send } from "../../api.js";
 import { hrefOf } from "../../router.js";
 import {
-  Button, Card, Code, Facts, Field, Notice, Table, count, duration, html, number, useEffect,
+  Button,
+  Card,
+  Code,
+  count,
+  duration,
+  Facts,
+  Field,
+  html,
+  Notice,
+  number,
+  Table,
+  useEffect,
   useState,
 } from "../../ui.js";
-import { ModelChoice, clientKey } from "./access.js";
+import { clientKey, ModelChoice } from "./access.js";
 import { useFirstModel } from "./chat_page.js";
 import { toldBy } from "./reply.js";
 import { cosine, curlOf, rankedIn } from "./request.js";
@@ -17,12 +28,18 @@ const RERANK = "/v1/rerank";
 const kept = {
   embed: { model: "", texts: "The cat sleeps.\nA kitten takes a nap.\nThe share price fell.", answer: null },
   rerank: {
-    model: "", query: "What do cats eat?", answer: null,
+    model: "",
+    query: "What do cats eat?",
+    answer: null,
     texts: "Paris is the capital of France.\nCats eat mostly meat.\nDogs bark at night.",
   },
 };
 
-const linesOf = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
+const linesOf = (text) =>
+  text
+    .split("\n")
+    .map((line) => line.trim())
+    .filter(Boolean);
 
 /** Ask and return {answer, body, path, told, took_s}. Throws ApiError. */
 async function ask(path, body) {
@@ -36,7 +53,7 @@ async function ask(path, body) {
 /** What the form of a part holds, kept when another page is shown; and a failure. */
 function usePart(name, asked) {
   const [, redraw] = useState(0);
-  const [failure, setFailure] = useState(null);
+  const [failure, setFailure] = useState(/** @type {ApiError | null} */ (null));
   const first = useFirstModel();
   const part = kept[name];
   useEffect(() => {
@@ -66,11 +83,16 @@ function Failure({ failure, hint }) {
 
 function Asked({ found, more = [] }) {
   const { told, took_s: took, answer } = found;
-  const worker = told.worker && (told.worker.startsWith("external:") ? told.worker
-    : html`<a href=${hrefOf("workers", [told.worker])}>${told.worker}</a>`);
+  const worker =
+    told.worker &&
+    (told.worker.startsWith("external:")
+      ? told.worker
+      : html`<a href=${hrefOf("workers", [told.worker])}>${told.worker}</a>`);
   return html`<${Card} title="How it was answered"><${Facts} facts=${[
-    ["By", worker], ["Took", duration(took)],
-    ["Tokens", answer.usage && number(answer.usage.prompt_tokens ?? answer.usage.total_tokens)], ...more,
+    ["By", worker],
+    ["Took", duration(took)],
+    ["Tokens", answer.usage && number(answer.usage.prompt_tokens ?? answer.usage.total_tokens)],
+    ...more,
   ]} /><details><summary>The same with curl</summary>
     <${Code} text=${curlOf(BASE, found.path, found.body, Boolean(clientKey()))} /></details><//>`;
 }
@@ -97,13 +119,15 @@ function Nearness({ found }) {
     lead="The cosine of each pair: 1 is the same meaning to the model, 0 none in common."><div class="table-box">
     <table class="cosines" aria-label="Cosines"><thead><tr><th scope="col"></th>
       ${texts.map((_, at) => html`<th key=${at} scope="col" class="right">${at + 1}</th>`)}</tr></thead>
-    <tbody>${vectors.map((row, at) => html`<tr key=${at}><th scope="row"><b>${at + 1}</b> ${texts[at]}</th>
+    <tbody>${vectors.map(
+      (row, at) => html`<tr key=${at}><th scope="row"><b>${at + 1}</b> ${texts[at]}</th>
       ${vectors.map((column, other) => {
         const value = cosine(row, column);
         const strength = Math.round(Math.max(0, Math.min(1, value)) * 45);
         const style = { background: `color-mix(in srgb, var(--chart-2) ${strength}%, transparent)` };
         return html`<td key=${other} class="right num" style=${style} data-title=${other + 1}>${value.toFixed(3)}</td>`;
-      })}</tr>`)}</tbody></table></div><//>
+      })}</tr>`,
+    )}</tbody></table></div><//>
     <${Asked} found=${found} more=${[["Dimensions", number(vectors[0]?.length)]]} />`;
 }
 
@@ -131,9 +155,14 @@ function Ranked({ found }) {
   const columns = [
     { name: "place", title: "", cell: (row) => rows.indexOf(row) + 1 },
     { name: "text", title: "Text", cell: (row) => html`<span class="wrap">${row.text}</span>` },
-    { name: "score", title: "Score", align: "right", cell: (row) => html`<span class="meter-line">
+    {
+      name: "score",
+      title: "Score",
+      align: "right",
+      cell: (row) => html`<span class="meter-line">
       <span class="meter"><i style=${{ width: `${share(row.score) * 100}%` }}></i></span>
-      <span class="num">${row.score.toPrecision(3)}</span></span>` },
+      <span class="num">${row.score.toPrecision(3)}</span></span>`,
+    },
   ];
   return html`<${Card} title="Best first" flush><${Table} label="Ranked texts" columns=${columns} rows=${rows}
     keyOf=${(row) => row.index} /><//><${Asked} found=${found} />`;

@@ -1,0 +1,127 @@
+// What a newcomer sees: nothing runs yet, and how to change that.
+
+import { api, BASE } from "../api.js";
+import { go, hrefOf } from "../router.js";
+import { useStore } from "../store.js";
+import { Button, Card, Code, Field, html, Notice, Page, toast, useEffect, useState } from "../ui.js";
+import { useCheck } from "./launch/check.js";
+import { bodyOf, EMPTY, nameOf, tomlOf } from "./launch/draft.js";
+import { addressOf, interpreterOf, joinCommand, joinSettings } from "./welcome/join.js";
+
+/** @import { Machine } from "../store.js" */
+
+const EXAMPLE = "Qwen/Qwen3-0.6B";
+
+/** The page of a gateway without models. */
+export function Welcome() {
+  const [path, setPath] = useState("");
+  const [backend, setBackend] = useState("");
+  const [engines, setEngines] = useState(/** @type {Api.Engines["engines"]} */ ([]));
+  const [settings, setSettings] = useState(/** @type {Api.Config["settings"] | null} */ (null));
+  const machine = useStore((all) => all.machines.find((one) => one.has_gateway));
+  useEffect(() => {
+    const failed = (error) => toast(error.message, "bad");
+    api.get("/v1/admin/engines").then((answer) => setEngines(answer.engines), failed);
+    api.get("/v1/admin/config").then((answer) => setSettings(answer.settings), failed);
+  }, []);
+  const installed = engines.filter((one) => interpreterOf(one, settings ?? {}) !== null);
+  const chosen = backend || (installed[0] ?? engines[0])?.name || EMPTY.backend;
+  const draft = { ...EMPTY, model_path: path.trim() || EXAMPLE, backend: chosen };
+  const sample = { ...draft, gpu_ids: machine?.gpus?.length ? [0] : null };
+  const engine = engines.find((one) => one.name === chosen);
+  return html`<${Page} title="Welcome" lead="The gateway runs, and no model does yet.">
+    <div class="grid two">
+      <div class="pile">
+        <${Start} path=${path} setPath=${setPath} draft=${draft} backend=${chosen} setBackend=${setBackend}
+          engines=${installed.length ? installed : engines} />
+        <${Card} title="Or write it into ichat.toml"><div class="pile">
+          <p class="hint">The gateway reads its file again as soon as it changes.</p>
+          <${Code} text=${tomlOf(bodyOf(sample, new Map()))} /></div><//>
+        <${Card} title="Then ask it"><div class="pile">
+          <p class="hint">Or chat with it in the <a href=${hrefOf("playground")}>playground</a>.</p>
+          <${Code} text=${askOf(nameOf(draft))} /></div><//>
+      </div>
+      <div class="pile">
+        ${
+          settings &&
+          html`<${Join} settings=${settings} machine=${machine} engine=${engine}
+          model=${draft.model_path} />`
+        }
+      </div>
+    </div>
+    <${Notice} tone="busy">Something does not start? <code>./ichat.pyz doctor</code> examines this machine, its engines
+      and its configuration, and says what to type.<//><//>`;
+}
+
+const askOf = (name) => `curl ${BASE}/v1/chat/completions \\\n  -H 'content-type: application/json' \\
+  -d '{"model": ${JSON.stringify(name).replaceAll("'", "'\\''")},
+    "messages": [{"role": "user", "content": "Hello!"}]}'`;
+
+function Start({ path, setPath, draft, backend, setBackend, engines }) {
+  const body = path.trim() ? bodyOf(draft, new Map()) : null;
+  const answer = useCheck(body);
+  const [failure, setFailure] = useState("");
+  const launch = async () => {
+    setFailure("");
+    try {
+      const { worker_id: id } = await api.post("/v1/admin/workers/launch", body);
+      go("workers", [id]);
+    } catch (error) {
+      setFailure(error.message);
+    }
+  };
+  const objections = (answer && !answer.isOld && answer.objections) || [];
+  const type = (event) => {
+    setFailure("");
+    setPath(event.target.value);
+  };
+  const press = (event) => {
+    if (event.key === "Enter" && body && !objections.length) launch();
+  };
+  const more = hrefOf("launch", [], { model_path: path.trim(), backend });
+  return html`<${Card} title="Start a model"><div class="pile">
+    <${Field} label="Model" hint="A directory on the gateway's machine, or a name on the model hub.">
+      <input type="text" class="mono" spellcheck=${false} placeholder=${EXAMPLE} value=${path} onInput=${type}
+        onKeyDown=${press} /><//>
+    ${
+      engines.length > 0 &&
+      html`<${Field} label="Engine"><select value=${backend}
+      onChange=${(event) => setBackend(event.target.value)}>${engines.map(
+        ({ name, version }) => html`
+      <option key=${name} value=${name}>${name}${version ? ` ${version}` : ""}</option>`,
+      )}</select><//>`
+    }
+    ${objections.map((text) => html`<${Notice} key=${text}>${text}<//>`)}
+    ${failure && !objections.includes(failure) && html`<${Notice} tone="bad">${failure}<//>`}
+    <div class="actions"><${Button} tone="primary" icon="play" disabled=${!body || objections.length > 0}
+      onClick=${launch}>Launch<//>
+      <a class="button quiet" href=${more}>All settings</a></div></div><//>`;
+}
+
+/** @param {{ settings: any, machine?: Machine, engine?: Api.Engines["engines"][number], model: string }} props */
+function Join({ settings, machine, engine, model }) {
+  const missing = joinSettings(settings);
+  const variable = settings.security.join_token_env ?? "ICHAT_JOIN_TOKEN";
+  const address = addressOf(settings, machine, BASE);
+  const python = interpreterOf(engine, settings);
+  return html`<${Card} title="Or let a worker of another machine join"><div class="pile">
+    ${
+      missing &&
+      html`<p class="hint">${missing.why} Write this into ichat.toml, and start the gateway anew with a long
+      random word in <code>${variable}</code>:</p><${Code} text=${missing.toml} />`
+    }
+    ${
+      missing &&
+      !settings.security.keys.length &&
+      html`<p class="hint">Make <a href=${hrefOf("keys")}>keys</a> first:
+      without any, whoever reaches the port may use the models.</p>`
+    }
+    <p class="hint">${missing ? "Then start it" : "Start it"} there with the interpreter that has its engine
+      ${
+        python !== null
+          ? html` (on the gateway's machine it is <code>${python}</code>)`
+          : html` (<code>./build engine ${engine?.name ?? "vllm"}</code> makes one)`
+      }, and with the same word in
+      ${" "}<code>ICHAT_JOIN_TOKEN</code>:</p>
+    <${Code} text=${joinCommand(engine, python, model, address)} /></div><//>`;
+}
