@@ -1,3 +1,3 @@
-"""iChat: one gateway and many workers that serve large language models on one's own hardware."""
+"""iChat: a gateway and many workers that serve large language models on your own hardware."""
 
 __version__ = "0.1.0"

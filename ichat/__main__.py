@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ichat import __version__
-from ichat.errors import EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, Exit
+from ichat.errors import EXIT_INTERRUPTED, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from ichat.observability.logs.pipes import TeeStream
 
 NEEDED = {"trio": (0, 31), "h11": (0, 16), "attrs": (24, 1), "cattrs": (25, 1), "httpx": (0, 28), "psutil": (6, 0)}
-"""The least versions of packages that a worker may take from its engine's environment; as in pyproject.toml."""
+"""The least versions of packages that a worker may use from its engine's environment; as in pyproject.toml."""
 
 LAUNCHER_GRACE_S = 8.0
-"""How long after its launcher's end a worker may take to end by itself, before it is killed with its children."""
+"""Seconds after its launcher's end until a worker that has not ended by itself is killed with its children."""
 KILL_S = 1.0
 GARBAGE_OBJECTS = 10_000
 """How many new objects make this process look for cycles. A request leaves none, but 32 at once are 1 000 objects."""
 GARBAGE_ROUNDS = 50
-"""How often only new objects are looked at, before those that outlived it once are, too.
+"""Young-generation collections per collection of the middle generation.
 
-With 2 000 streams these are 100 000, and held up all others for 40 ms when 2 000 clients came at once.
+With 2 000 streams the middle generation is 100 000 objects: in a burst of 2 000 clients it delayed all others by 40 ms.
 """
 LAST_WORDS_S = 2.0
-"""How long the rest of the log may take to be written at the gateway's end."""
+"""The longest wait for the rest of the log to be written at the gateway's end, in seconds."""
 
 HELP = """\
-usage: ichat.pyz gateway -c FILE            one OpenAI-compatible entry to many models
+usage: ichat.pyz gateway [-c FILE]          one OpenAI-compatible entry to many models
        ichat.pyz worker [FLAGS]             one model, served with vLLM or SGLang in this process
        ichat.pyz key [NAME]                 make a key, and the configuration table for it
        ichat.pyz doctor [-c FILE]           say what is wrong here, and what to do
@@ -49,6 +49,10 @@ commands to a running gateway:
 """
 
 
+_ROLES = ("gateway", "worker", "key", "doctor", "config", "completion")
+"""The commands that need no gateway."""
+
+
 def main() -> None:
     """Run the command line of this process and end it."""
     argv = sys.argv[1:]
@@ -60,11 +64,15 @@ def main() -> None:
         code = exit_.code
     except BrokenPipeError:
         code = 1
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
     sys.exit(code)
 
 
 def _run(argv: list[str]) -> int:
     command = argv[0] if argv else ""
+    if command == "help" and argv[1:]:
+        return _run([argv[1], "--help"])
     if command in ("-h", "--help", "help"):
         print(_help(), end="")
         return 0
@@ -87,10 +95,18 @@ def _run(argv: list[str]) -> int:
         return _completion(argv[1:])
     from ichat.cli import commands as terminal
 
-    if command in terminal.COMMANDS:
+    if command in terminal.COMMANDS or command in terminal.ALIASES:
         return terminal.run(argv)
-    print(_help(), end="", file=sys.stderr)
-    raise Exit(EXIT_USAGE, f"ichat.pyz: there is no command {command!r}." if command else "")
+    if not command:
+        print(_help(), end="", file=sys.stderr)
+        raise Exit(EXIT_USAGE, "")
+    from ichat.config.command_line import guess
+
+    names = [*_ROLES, *terminal.COMMANDS, *terminal.ALIASES]
+    meant = f" (did you mean {stranger}?)" if (stranger := terminal.STRANGERS.get(command)) else guess(command, names)
+    raise Exit(
+        EXIT_USAGE, f"ichat.pyz: there is no command {command!r}{meant}.\n`ichat.pyz --help` lists all commands."
+    )
 
 
 def _help() -> str:
@@ -105,7 +121,7 @@ def _gateway(argv: list[str]) -> int:
     import signal
 
     gc.set_threshold(GARBAGE_OBJECTS, GARBAGE_ROUNDS)
-    signal.signal(signal.SIGHUP, _ignore)  # until the reloader obeys it
+    signal.signal(signal.SIGHUP, _ignore)  # until the reloader handles it
     from ichat.roles import gateway
 
     config, file = gateway.read_command_line(argv)
@@ -114,7 +130,10 @@ def _gateway(argv: list[str]) -> int:
     from ichat.observability.logs.pipes import Tee, TeeStream
 
     tee = Tee(sys.stderr.fileno(), config.logs.echo_bytes_max)
-    _prepare(config.server_settings.log_level, TeeStream(tee))
+    from ichat.observability.logs.log_format import is_short
+
+    short = is_short(config.logs.format, sys.stderr.fileno())
+    _prepare(config.server_settings.log_level, TeeStream(tee), is_short=short)
     try:
         trio.run(gateway.run, config, file)
     finally:
@@ -146,7 +165,7 @@ def _key_parser() -> "CommandLineParser":
 
 
 def _config(argv: list[str]) -> int:
-    """Print what an editor has to know of the configuration."""
+    """Print the configuration's schema, for editors."""
     import json
 
     _config_parser().parse_args(argv)
@@ -168,7 +187,7 @@ def _config_parser() -> "CommandLineParser":
 
 
 def _completion(argv: list[str]) -> int:
-    """Print a shell's script for completion, or what it asks for with a TAB."""
+    """Print a shell's script for completion, or the words that it asks for with a TAB."""
     import functools
 
     from ichat.cli import commands as terminal
@@ -200,6 +219,10 @@ def _completion(argv: list[str]) -> int:
             name: CompletedCommand(command.help, functools.partial(terminal.parser_of, name))
             for name, command in terminal.COMMANDS.items()
         },
+        **{
+            alias: CompletedCommand(f"the same as {name}", functools.partial(terminal.parser_of, name))
+            for alias, name in terminal.ALIASES.items()
+        },
     }
     return run_completion(argv, programs)
 
@@ -209,11 +232,12 @@ def _ignore(*_: object) -> None:
 
 
 def _worker(argv: list[str]) -> int:
-    """Run a worker. It ends by `os._exit`, since an engine's clean-up at the interpreter's end takes seconds."""
+    """Run a worker. It ends by `os._exit`, since an engine's clean-up at the interpreter's end needs seconds."""
     import gc
 
     gc.set_threshold(GARBAGE_OBJECTS)  # an engine may set its own
-    _engine_first()
+    if not {"-h", "--help"}.intersection(argv):
+        _engine_first()
     from ichat.roles import worker
     from ichat.security.keys import take_token
 
@@ -242,6 +266,8 @@ def _worker(argv: list[str]) -> int:
         else:
             trio.run(worker.run, options, engine_argv, capture, token)
         code = 0
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
     except Exit as exit_:
         code = exit_.code
         with contextlib.suppress(OSError):  # the reader may be gone
@@ -263,7 +289,7 @@ def _worker(argv: list[str]) -> int:
 def _engine_first() -> None:
     """Prefer the engine's own packages to the bundle's: move the bundle to the end of the path.
 
-    Raises Exit 69 if one of them is too old.
+    Raises Exit 69 if any of them is too old.
     """
     bundle = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if os.path.basename(bundle) != "site-packages" or bundle not in sys.path:
@@ -279,24 +305,26 @@ def _engine_first() -> None:
             raise Exit(
                 EXIT_UNAVAILABLE,
                 f"{sys.executable} has {name} {version(name)}, and iChat needs {wanted} or newer: run the worker with"
-                " the interpreter of an engine's own environment (`./build engine vllm` makes one).",
+                " the interpreter of an engine's own environment (`./build engine NAME` makes one).",
             )
 
 
-def _prepare(log_level: str, stream: "TextIO | TeeStream") -> None:
+def _prepare(log_level: str, stream: "TextIO | TeeStream", *, is_short: bool = False) -> None:
     import logging
     import resource
 
-    from ichat.observability.logs.log_format import LineFormatter
+    from ichat.observability.logs.log_format import LineFormatter, ShortFormatter, has_colours
 
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(LineFormatter())
+    colours = is_short and has_colours(sys.stderr.fileno())
+    handler.setFormatter(ShortFormatter(has_colours=colours) if is_short else LineFormatter())
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
     ours = logging.getLogger("ichat")  # apart, since engines configure the root as they like
     ours.addHandler(handler)
     ours.setLevel(log_level.upper())
     ours.propagate = False
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("huggingface_hub").propagate = False  # it writes its lines itself: here they would appear twice
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -1,42 +1,66 @@
-"""Talking to a model: one answer to a prompt, or a conversation."""
+"""Talking to a model: a single answer to a prompt, or a conversation."""
 
 import argparse
 import contextlib
+import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ichat.cli.client import EXIT_REFUSED, Api, Event, Json, RequestRefused, object_of, objects_of, parse_object
-from ichat.cli.screen import Screen, clean, note, one_line
+from ichat.cli.screen import Screen, Spinner, clean, note, one_line
+from ichat.config.command_line import guess
 from ichat.errors import EXIT_USAGE, Exit
 
 SILENCE_S = 600.0
-"""How long a model may say nothing."""
+"""The longest silence of a model, in seconds."""
 PROMPT = "> "
 MORE = "… "
+RATED_TOKENS_MIN, RATED_S_MIN = 20, 0.1
+"""Tokens per second are shown from this many tokens and seconds on: for less they mean nothing."""
+HELP = (
+    "/clear          forget what was said",
+    "/model [NAME]   say which model answers, or have another one go on",
+    "/system [TEXT]  say what the model is told first, or tell it something else",
+    "/bye, /exit     end, as Ctrl-D does",
+    "Ctrl-C stops an answer; a \\ at the end of a line goes on in the next one",
+)
+COMMANDS = ("/help", "/clear", "/model", "/system", "/bye", "/exit", "/quit")
 
 
 def add_chat_flags(usage: argparse.ArgumentParser) -> None:
     """Add the flags of `chat`."""
-    usage.add_argument("model", metavar="MODEL", help="its name, as `models` has it")
-    usage.add_argument("prompt", metavar="PROMPT", nargs="*", help="ask this only; a word - is standard input")
+    usage.add_argument(
+        "model", metavar="MODEL", nargs="?", help="its name, as `models` has it; left out: the only one there is"
+    )
+    add_answer_flags(usage)
+
+
+def add_answer_flags(usage: argparse.ArgumentParser) -> None:
+    """Add the prompt, and the flags that determine the answer."""
+    usage.add_argument(
+        "prompt", metavar="PROMPT", nargs="*", default=[], help="ask this only; a word - is standard input"
+    )
     usage.add_argument("--system", metavar="TEXT", help="what the model is told first")
     usage.add_argument("--max-tokens", type=int, metavar="N", help="the longest answer")
     usage.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest token")
 
 
 class BrokenOff(Exit):
-    """An answer ended early; what came of it stays."""
+    """An answer ended early; its received part stays."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(EXIT_REFUSED, sentence)
 
 
 class Reply:
-    """One answer as it comes."""
+    """An answer, shown as it arrives."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
+        self._wait: Spinner | None = None
+        """Shows the reason for the wait."""
         self._asked_at = time.monotonic()
         self._first_at: float | None = None
         self._last_at = 0.0
@@ -52,7 +76,7 @@ class Reply:
         return f"<Reply of {self._pieces} pieces{', done' if self.is_done else ''}>"
 
     def add(self, event: Event) -> None:
-        """Take one event, and show what is new. Raises BrokenOff for an error."""
+        """Process an event, and show its new text. Raises BrokenOff for an error."""
         if event.data == "[DONE]":
             self.is_done = True
             return
@@ -67,9 +91,24 @@ class Reply:
             self._piece(delta.get("reasoning") or delta.get("reasoning_content"), thought=True)
             self._piece(delta.get("content"), thought=False)
 
+    def show_wait(self, comment: str) -> None:
+        """Show the gateway's comment on a terminal while the answer waits, until the answer begins."""
+        if self._first_at is not None or not comment.strip() or not sys.stderr.isatty():
+            return
+        if self._wait is None:
+            self._wait = Spinner().__enter__()
+        self._wait.show(comment)
+
+    def end_wait(self) -> None:
+        """Remove the comment that was shown while the answer waited."""
+        if self._wait is not None:
+            self._wait.__exit__(None, None, None)
+            self._wait = None
+
     def _piece(self, text: Any, *, thought: bool) -> None:
         if not isinstance(text, str) or not text:
             return
+        self.end_wait()
         self._last_at = time.monotonic()
         self._first_at = self._first_at or self._last_at
         self._pieces += 1
@@ -97,7 +136,7 @@ class Reply:
         tokens = exact if isinstance(exact, int) else self._pieces
         spent_s = self._last_at - self._first_at
         words = [f"{'' if isinstance(exact, int) else 'about '}{tokens} tokens"]
-        if tokens > 1 and spent_s > 0:
+        if tokens >= RATED_TOKENS_MIN and spent_s >= RATED_S_MIN:
             words.append(f"{(tokens - 1) / spent_s:.1f} tokens/s")
         words.append(f"the first after {self._first_at - self._asked_at:.2f} s")
         if self._finish not in ("", "stop"):
@@ -106,7 +145,7 @@ class Reply:
 
 
 class Chat:
-    """A conversation with one model."""
+    """A conversation with a model."""
 
     def __init__(self, api: Api, screen: Screen, args: argparse.Namespace) -> None:
         self._api = api
@@ -118,8 +157,10 @@ class Chat:
         return f"<Chat with {self._args.model}, {len(self._messages)} messages>"
 
     def run(self) -> int:
-        """Ask once, where a prompt is given or standard input is no terminal; else converse."""
+        """Ask once if a prompt is given or standard input is no terminal; else converse."""
         self._screen.prepare()
+        if self._args.model is None:
+            self._args.model = _only_model(self._api)
         words = self._args.prompt
         if not words and sys.stdin.isatty():
             if self._args.json:
@@ -134,7 +175,7 @@ class Chat:
     def _converse(self) -> int:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        note(f"{self._args.model}: Ctrl-C stops an answer, Ctrl-D ends; a \\ at the end of a line goes on.", "dim")
+        note(f"{one_line(self._args.model)}: /help lists commands, Ctrl-C stops an answer, Ctrl-D ends.", "dim")
         while True:
             try:
                 prompt = self._read_prompt()
@@ -148,13 +189,48 @@ class Chat:
             if not prompt.strip():
                 continue
             try:
-                self._ask(prompt)
+                if re.match(r"/\w*(\s|$)", prompt) or prompt.strip() in ("exit", "quit", "bye", "help"):
+                    if not self._obey(*prompt.strip().partition(" ")[::2]):
+                        return 0
+                else:
+                    self._ask(prompt)
             except KeyboardInterrupt:
                 note("[stopped]", "dim")
             except Exit as error:
                 if isinstance(error, RequestRefused) and error.status in (401, 403, 404):
                     raise
                 note(str(error), "red")
+
+    def _obey(self, command: str, rest: str) -> bool:
+        """Carry out a command; return whether the conversation goes on."""
+        first, rest = self._messages[:1], rest.strip()
+        told = first if first and first[0]["role"] == "system" else []
+        match command:
+            case "/bye" | "/exit" | "/quit":
+                return False
+            case "/clear":
+                self._messages = told
+                note("Forgotten.", "dim")
+            case "/model" if rest:
+                names = _models(self._api)
+                if rest in names:
+                    self._args.model = rest
+                note(f"{one_line(rest)} goes on." if rest in names else _no_model(rest, names), "dim")
+            case "/model":
+                note(f"{one_line(self._args.model)}; here: {', '.join(_models(self._api)) or 'none'}", "dim")
+            case "/system" if rest:
+                self._messages = [{"role": "system", "content": rest}, *self._messages[len(told) :]]
+                note("The model is told this first from now on.", "dim")
+            case "/system":
+                note(clean(told[0]["content"]) if told else "The model is told nothing first.", "dim")
+            case "/help":
+                for line in HELP:
+                    note(line, "dim")
+            case "exit" | "quit" | "bye" | "help":
+                note(f"/{command} is a command here; with a blank before it, it is a prompt.", "dim")
+            case _:
+                note(f"There is no {command}{guess(command, COMMANDS)}; /help lists what there is.", "dim")
+        return True
 
     def _read_prompt(self) -> str:
         lines: list[str] = []
@@ -168,7 +244,7 @@ class Chat:
         return "\n".join(line.removesuffix("\\") for line in lines)
 
     def _ask(self, prompt: str) -> None:
-        """Show the answer to a prompt. What was said stays in the conversation, an answer that was stopped as well."""
+        """Show the answer to a prompt. Both stay in the conversation, even if the answer was stopped."""
         args = self._args
         messages = [*self._messages, {"role": "user", "content": prompt}]
         body: Json = {"model": args.model, "messages": messages, "stream": True}
@@ -179,13 +255,15 @@ class Chat:
         try:
             self._receive(reply, body)
         finally:
+            reply.end_wait()
             if not args.json:
                 reply.end()
             if reply.text:
                 self._messages = [*messages, {"role": "assistant", "content": reply.text}]
 
     def _receive(self, reply: Reply, body: Json) -> None:
-        with self._api.events("POST", "/v1/chat/completions", silence_s=SILENCE_S, body=body) as events:
+        path, shown = "/v1/chat/completions", None if self._args.json else reply.show_wait
+        with self._api.events("POST", path, silence_s=SILENCE_S, body=body, on_comment=shown) as events:
             for event in events:
                 if not self._args.json:
                     reply.add(event)
@@ -196,6 +274,24 @@ class Chat:
                     reply.is_done = True
         if not reply.is_done:
             raise BrokenOff("The answer broke off.")
+
+
+def _models(api: Api) -> list[str]:
+    return [one_line(one.get("id")) for one in objects_of(api.get("/v1/models").value.get("data"))]
+
+
+def _only_model(api: Api) -> str:
+    """Return the name of the only model that can be asked for. Raises Exit 64 if there is none, or more."""
+    names = _models(api)
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise Exit(EXIT_USAGE, f"ichat.pyz chat: name one of the models here: {', '.join(names)}.")
+    raise Exit(EXIT_USAGE, "No model can be asked for yet: `ichat.pyz run MODEL` launches one.")
+
+
+def _no_model(name: str, names: Sequence[str]) -> str:
+    return f"There is no model {one_line(name)}{guess(name, names)}; here: {', '.join(names) or 'none'}."
 
 
 def _joined(words: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The operator's connection to a running gateway: where it is, what it answers, why it refuses."""
+"""The operator's connection to a running gateway: its place, its answers, its refusals."""
 
 import argparse
 import contextlib
@@ -8,11 +8,11 @@ import re
 import select
 import ssl
 import urllib.parse
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ichat.cli.screen import one_line
-from ichat.config.own_secret import find_secret
+from ichat.cli.screen import lines, one_line
+from ichat.config.own_secret import GATEWAY, find_secret
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 from ichat.http.sse import CONTENT_TYPE, Event, EventDecoder
 
@@ -20,16 +20,15 @@ if TYPE_CHECKING:
     import http.client
 
 EXIT_REFUSED = 1
-"""The gateway, or who answered through it, did not do what it was asked."""
-GATEWAY = "http://127.0.0.1:4000"
+"""The gateway, or the server that answered through it, did not carry out the request."""
 CONNECT_S = 5.0
 ANSWER_S = 30.0
-"""How long the gateway may take to answer, where a command does not say otherwise."""
+"""The longest wait for the gateway's answer, in seconds, unless a command says otherwise."""
 EVENT_BYTES_MAX = 64 * 1024 * 1024
 _OPERATORS = ("/v1/admin/", "/v1/logs/", "/v1/models", "/metrics")
-"""Where an operator's key counts."""
+"""The paths to which an operator's key applies."""
 PIECE_BYTES = 64 * 1024
-"""Of an answer, at most so much is read at once."""
+"""The most bytes of an answer that are read at once."""
 
 Json = dict[str, Any]
 
@@ -42,6 +41,8 @@ class RequestRefused(Exit):
         self.status = status
         self.kind = code
         """OpenAI's `code`, for example `model_not_found`."""
+        self.text = sentence
+        """The same, divided into lines as by the gateway."""
 
 
 class Unreachable(Exit):
@@ -67,14 +68,14 @@ class GatewayAddress(NamedTuple):
 
 
 class JsonReply(NamedTuple):
-    """A JSON object, and exactly the text that it came in."""
+    """A JSON object, and exactly the text that it was read from."""
 
     value: Json
     text: str
 
 
 def add_flags(usage: argparse.ArgumentParser) -> None:
-    """Add what every command takes."""
+    """Add the flags that every command has."""
     common = usage.add_argument_group("the gateway")
     place = common.add_mutually_exclusive_group()
     place.add_argument("--gateway", "-g", metavar="URL", help=f"where it is (or ICHAT_GATEWAY; {GATEWAY})")
@@ -82,6 +83,7 @@ def add_flags(usage: argparse.ArgumentParser) -> None:
     common.add_argument("--api-key", metavar="KEY", help="better in ICHAT_ADMIN_KEY (chat: ICHAT_API_KEY)")
     common.add_argument("--ca-certificates", metavar="FILE", help="authorities to believe, for https (PEM)")
     usage.add_argument("--json", action="store_true", help="write JSON, for programs")
+    usage.add_argument("--wide", action="store_true", help="in tables, leave out no column and cut no name")
 
 
 def find_gateway(args: argparse.Namespace) -> GatewayAddress:
@@ -104,22 +106,29 @@ def find_gateway(args: argparse.Namespace) -> GatewayAddress:
 
 
 def _configured(path: str, ca_certificates: str | None) -> GatewayAddress:
-    """Return where a gateway with this configuration listens; its own certificate is trusted whatever its names."""
+    """Return where a gateway with this configuration listens; its own certificate is trusted for any name.
+
+    A file with mistakes, which a running gateway refuses, is still enough to find it.
+    """
     import pathlib
 
     from ichat.config import load as configuration
-    from ichat.config.own_secret import directory_for
+    from ichat.config.own_secret import directory_for, is_running, local_url
 
-    settings = configuration.load(pathlib.Path(path)).server_settings
+    try:
+        settings = configuration.load(pathlib.Path(path)).server_settings
+    except Exit:
+        found = configuration.settings_of_refused(pathlib.Path(path))
+        if found is None or not is_running(directory_for(found)):
+            raise
+        settings = found
     if settings.port == 0:
         raise Exit(EXIT_USAGE, f"{path} lets the gateway take any free port: use --gateway http://HOST:PORT instead.")
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    host = f"[{host}]" if ":" in host else host
-    directory = directory_for(settings)
+    url = local_url(settings.host, settings.port, has_tls=settings.tls_certificate is not None)
     if settings.tls_certificate is None:
-        return GatewayAddress(f"http://{host}:{settings.port}", None, directory)
+        return GatewayAddress(url, None, directory_for(settings))
     context = _context(ca_certificates) if ca_certificates else _context_for(settings.tls_certificate)
-    return GatewayAddress(f"https://{host}:{settings.port}", context, directory)
+    return GatewayAddress(url, context, directory_for(settings))
 
 
 def _context(ca_certificates: str | None) -> ssl.SSLContext:
@@ -130,7 +139,7 @@ def _context(ca_certificates: str | None) -> ssl.SSLContext:
 
 
 def _context_for(certificate: str) -> ssl.SSLContext:
-    """Return a context that trusts this one certificate, which may be self-signed or for other names."""
+    """Return a context that trusts only this certificate. It may be self-signed or for other names."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -144,8 +153,14 @@ def _context_for(certificate: str) -> ssl.SSLContext:
     return context
 
 
+def open_api(args: argparse.Namespace, variables: Iterable[str] = ("ICHAT_ADMIN_KEY", "ICHAT_API_KEY")) -> "Api":
+    """Return the gateway's API with the key of the flags, else of the first variable with a key. Raises Exit 64."""
+    keys = [args.api_key, *map(os.environ.get, variables)]
+    return Api(find_gateway(args), next(filter(None, keys), None))
+
+
 class Answer(NamedTuple):
-    """A whole answer of whoever is at the gateway's address."""
+    """A whole answer from the gateway's address."""
 
     status: int
     content_type: str
@@ -165,7 +180,7 @@ class Api:
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         found = None if key else find_secret(place.url, place.state_directory)
         self.own_secret = found[0] if found else ""
-        """The secret of a gateway of this user, which takes the place of an operator's key; "" if one was given."""
+        """The secret of a gateway of this user, used in place of an operator's key; "" if a key was given."""
         self._url = urllib.parse.urlsplit(found[1] if found and place.tls is None else place.url)
         try:
             (self._url.hostname or "").encode("idna")
@@ -188,7 +203,7 @@ class Api:
         body: Json | bytes | None = None,
         answer_s: float = ANSWER_S,
     ) -> JsonReply:
-        """Make a request and give its answer, which must be a JSON object; a body in bytes is sent as it is."""
+        """Make a request and return its answer, which must be a JSON object; a body in bytes is sent unchanged."""
         with self._asked(method, path, params=params, body=body, headers={}, silence_s=answer_s) as response:
             answer = self._whole(response)
         self._check(path, answer)
@@ -204,8 +219,12 @@ class Api:
         params: Mapping[str, str] | None = None,
         body: Json | None = None,
         headers: Mapping[str, str] | None = None,
+        on_comment: Callable[[str], None] | None = None,
     ) -> Generator[Iterator[Event]]:
-        """Make a request that is answered by a stream of events; leaving ends it. Long silence is Unreachable."""
+        """Make a request that is answered by a stream of events; leaving ends it. Long silence is Unreachable.
+
+        `on_comment` is called with the text of each comment in the stream.
+        """
         more = {"accept": CONTENT_TYPE, **(headers or {})}
         with self._asked(method, path, params=params, body=body, headers=more, silence_s=silence_s) as response:
             if response.status != 200:
@@ -213,7 +232,7 @@ class Api:
             content_type = response.headers.get("content-type", "")
             if response.status != 200 or not content_type.startswith(CONTENT_TYPE):
                 raise self._is_no_gateway(response.status, content_type)
-            yield read_events(self._pieces(response))
+            yield read_events(self._pieces(response), on_comment)
 
     @contextlib.contextmanager
     def _asked(
@@ -226,7 +245,7 @@ class Api:
         headers: Mapping[str, str],
         silence_s: float,
     ) -> Generator["http.client.HTTPResponse"]:
-        """Make a request, and give its answer when the head is there; leaving closes the connection."""
+        """Make a request, and yield its answer after the head has arrived; leaving closes the connection."""
         import http.client
 
         target = self._url.path + path + (f"?{urllib.parse.urlencode(params)}" if params else "")
@@ -260,7 +279,7 @@ class Api:
         return Answer(response.status, response.headers.get("content-type", ""), body)
 
     def _pieces(self, response: "http.client.HTTPResponse") -> Iterator[bytes]:
-        """Return the body as it comes."""
+        """Yield the body as it arrives."""
         import http.client
 
         while True:
@@ -281,11 +300,14 @@ class Api:
         inner = body.get("error")
         error = cast("Json", inner) if isinstance(inner, dict) else body
         said = error.get("message") or error.get("detail")
-        sentence = one_line(said or f"Refused with status {answer.status}.")
+        parts = str(said or f"Refused with status {answer.status}.").split("\n  ")  # mistakes of a file are a list
+        sentence = "\n  ".join(map(one_line, parts))
         if answer.status == 401 and not self._headers:
             is_admin = path.startswith(("/v1/admin/", "/v1/logs/"))
             sentence += f" Set {'ICHAT_ADMIN_KEY' if is_admin else 'ICHAT_API_KEY'}, or give --api-key."
-        raise RequestRefused(answer.status, str(error.get("code") or ""), sentence)
+        refusal = RequestRefused(answer.status, str(error.get("code") or ""), sentence)
+        refusal.text = lines(said or sentence)
+        raise refusal
 
     def _object(self, answer: Answer) -> Json:
         try:
@@ -312,16 +334,17 @@ class Api:
 
 
 def _why(error: Exception) -> str:
-    """Return what an error of a connection says, without numbers for programmers."""
+    """Return the message of a connection's error, without numbers for programmers."""
     why = re.sub(r"\[Errno -?\d+\] |\s*\(_ssl\.c:\d+\)|\.$", "", one_line(error)) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in why:
         why = re.sub(r"^\[.*?\] ", "", why) + "; --ca-certificates says whom to believe"
     return why
 
 
-def read_events(chunks: Iterable[bytes]) -> Iterator[Event]:
-    """Read server-sent events, however they are cut into chunks."""
+def read_events(chunks: Iterable[bytes], on_comment: Callable[[str], None] | None = None) -> Iterator[Event]:
+    """Read server-sent events, however they are cut into chunks; `on_comment` gets the comments between them."""
     decoder, last_id = EventDecoder(EVENT_BYTES_MAX), ""
+    decoder.on_comment = on_comment
     for chunk in chunks:
         for event in decoder.feed(chunk):
             if event is None:
@@ -331,7 +354,7 @@ def read_events(chunks: Iterable[bytes]) -> Iterator[Event]:
 
 
 def parse_object(text: str) -> Json:
-    """Read a JSON object; give an empty one for anything else."""
+    """Read a JSON object; return an empty object for anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -350,7 +373,7 @@ def objects_of(value: object) -> list[Json]:
 
 
 def object_of(value: object) -> Json:
-    """Return a value that should be an object; for anything else an empty one."""
+    """Return a value that should be an object; for anything else an empty object."""
     return cast("Json", value) if isinstance(value, dict) else {}
 
 

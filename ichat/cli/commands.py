@@ -13,19 +13,20 @@ from ichat.cli import keys as terminal_keys
 from ichat.cli import launch as terminal_launch
 from ichat.cli import logs as terminal_logs
 from ichat.cli import models as terminal_models
+from ichat.cli import run as terminal_run
 from ichat.cli import top as terminal_top
 from ichat.cli import usage as terminal_usage
 from ichat.cli import views as terminal_views
-from ichat.cli.client import EXIT_REFUSED, Api, Json, RequestRefused, add_flags, find_gateway, objects_of, worker_path
-from ichat.cli.screen import Screen, give_up_stdout, note, prepare_streams
+from ichat.cli.client import EXIT_REFUSED, Api, Json, RequestRefused, add_flags, objects_of, open_api, worker_path
+from ichat.cli.screen import Screen, give_up_stdout, note, prepare_streams, raise_interrupts
+from ichat.cli.troubles import troubles_of
 from ichat.config.command_line import CommandLineParser
 from ichat.config.own_secret import console_link
+from ichat.errors import EXIT_INTERRUPTED, Exit
 
 if TYPE_CHECKING:
     from ichat.cli.client import JsonReply
 
-EXIT_INTERRUPTED = 130
-"""Ctrl-C, as shells have it: 128 and the number of the signal."""
 RELOAD_S = 300.0
 _HELP_COLUMNS = 37
 """Where the texts of HELP begin."""
@@ -34,7 +35,7 @@ Run = Callable[[Api, Screen, argparse.Namespace], int]
 
 
 class Command(NamedTuple):
-    """One command."""
+    """A command."""
 
     form: str
     help: str
@@ -43,29 +44,30 @@ class Command(NamedTuple):
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run a command of COMMANDS, which is the first word, and give the exit code.
+    """Run the command of COMMANDS that the first word names, and return the exit code.
 
-    Raises Exit: 64 for a wrong command line, 69 where there is no gateway, 1 where it refuses.
+    Raises Exit: 64 for a wrong command line, 69 if there is no gateway, 1 if it refuses.
     """
-    import os
-
-    name, words = argv[0], list(argv[1:])
-    command, usage = COMMANDS[name], parser_of(name)
-    engine: Json = {}
-    if name == "launch" and not {"-h", "--help"} & set(words):
+    name, words = ALIASES.get(argv[0], argv[0]), list(argv[1:])
+    command, usage, engine_words = COMMANDS[name], parser_of(name), list[str]()
+    wants_help = bool({"-h", "--help"} & set(words))
+    if name == "keys" and wants_help and words[0] in (*terminal_keys.ACTIONS, *terminal_keys.SYNONYMS):
+        usage = _parser_of_action(terminal_keys.SYNONYMS.get(words[0], words[0]))
+        words = ["--help"]
+    elif name == "launch" and not wants_help:
         words, engine_words = terminal_launch.split(usage, words)
-        engine = terminal_launch.engine_arguments(engine_words)
+    elif name == "run":
+        words, engine_words = terminal_run.split_engine_words(words)
     args = usage.parse_intermixed_args(words)
-    args.engine = engine
-    place = find_gateway(args)
+    args.engine = terminal_launch.engine_arguments(engine_words)
+    if name == "run":
+        terminal_run.choose_gateway(args)
+    is_client = name == "chat" or getattr(args, "own", False)
+    api = open_api(args, ["ICHAT_API_KEY"] if is_client else ["ICHAT_ADMIN_KEY", "ICHAT_API_KEY"])
     prepare_streams()
-    variables = (
-        ["ICHAT_API_KEY"] if name == "chat" or getattr(args, "own", False) else ["ICHAT_ADMIN_KEY", "ICHAT_API_KEY"]
-    )
-    keys = [args.api_key, *map(os.environ.get, variables)]
-    api = Api(place, next(filter(None, keys), None))
     try:
-        code = command.run(api, Screen(), args)
+        raise_interrupts()
+        code = command.run(api, Screen(is_wide=args.wide), args)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -80,6 +82,14 @@ def parser_of(name: str) -> CommandLineParser:
     command = COMMANDS[name]
     usage = CommandLineParser(prog=f"ichat.pyz {name}", description=command.help, allow_abbrev=False)
     command.add_flags(usage)
+    add_flags(usage)
+    return usage
+
+
+def _parser_of_action(action: str) -> CommandLineParser:
+    """Return the parser that has the help of an action on keys."""
+    usage = CommandLineParser(prog=f"ichat.pyz keys {action}", allow_abbrev=False)
+    terminal_keys.add_action_flags(usage, action)
     add_flags(usage)
     return usage
 
@@ -114,7 +124,12 @@ def _launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
 
 
 def _status(api: Api, screen: Screen, args: argparse.Namespace) -> int:
-    _show(screen, args, api.get("/v1/admin/cluster/status"), terminal_views.show_status)
+    """Show problems first, and then the gateway as a whole."""
+    status = api.get("/v1/admin/cluster/status")
+    if not args.json:
+        workers = objects_of(api.get("/v1/admin/workers").value.get("data"))
+        terminal_views.show_troubles(screen, troubles_of(status.value, workers))
+    _show(screen, args, status, terminal_views.show_status)
     return 0
 
 
@@ -139,7 +154,7 @@ def _chat(api: Api, screen: Screen, args: argparse.Namespace) -> int:
 
 
 def _console(api: Api, screen: Screen, args: argparse.Namespace) -> int:
-    """Print the console's link, with the secret of the gateway's own user where it opens the console."""
+    """Print the console's link, with the secret of the gateway's own user if it opens the console."""
     secret = api.own_secret
     try:
         api.get("/v1/admin/cluster/version")
@@ -154,9 +169,13 @@ def _console(api: Api, screen: Screen, args: argparse.Namespace) -> int:
 
 
 def _reload(api: Api, screen: Screen, args: argparse.Namespace) -> int:
-    """Show the plan; one that should have been carried out and was not is a refusal."""
-    params = {"dry_run": "1"} if args.dry_run else None
-    answer = api.call("POST", "/v1/admin/config/reload", params=params, answer_s=RELOAD_S)
+    """Show the plan, or all mistakes of the file; a plan that should have been carried out and was not is a refusal."""
+    flags = {"dry_run": args.dry_run, "restart_failed": args.restart_failed}
+    params = {name: "1" for name, is_set in flags.items() if is_set}
+    try:
+        answer = api.call("POST", "/v1/admin/config/reload", params=params or None, answer_s=RELOAD_S)
+    except RequestRefused as refusal:
+        raise Exit(refusal.code, refusal.text) from refusal
     _show(screen, args, answer, terminal_views.show_plan)
     changes = [step for step in objects_of(answer.value.get("plan")) if step.get("action") not in ("keep", "later")]
     return EXIT_REFUSED if changes and not args.dry_run and answer.value.get("applied") is False else 0
@@ -191,9 +210,16 @@ def _stop_flags(usage: argparse.ArgumentParser) -> None:
 
 def _reload_flags(usage: argparse.ArgumentParser) -> None:
     usage.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    usage.add_argument("--restart-failed", action="store_true", help="start failed workers anew, changed or not")
 
 
 COMMANDS = {
+    "run": Command(
+        "run MODEL [PROMPT]",
+        "launch a model if need be, and talk to it",
+        terminal_run.add_run_flags,
+        terminal_run.run_model,
+    ),
     "workers": Command("workers [ID]", "every worker: its state, its load, why it failed", _maybe_id, _workers),
     "worker-show": Command("worker-show ID [--all]", "everything known of a worker", _id_and_all, _worker),
     "logs": Command("logs [-f] [--tail N] ID", "a worker's output", terminal_logs.add_log_flags, _logs),
@@ -207,7 +233,7 @@ COMMANDS = {
     ),
     "sleep": Command("sleep MODEL", "free its GPU memory", terminal_models.add_model_flags, terminal_models.sleep),
     "wake": Command("wake MODEL", "take it again", terminal_models.add_model_flags, terminal_models.wake),
-    "status": Command("status", "the gateway, its machine, its models", _no_flags, _status),
+    "status": Command("status", "what is wrong, and the gateway as a whole", _no_flags, _status),
     "models": Command("models", "what can be asked for now", _no_flags, _models),
     "top": Command("top [--once]", "all of it, live", terminal_top.add_top_flags, terminal_top.run_top),
     "usage": Command(
@@ -217,10 +243,10 @@ COMMANDS = {
         "explain MODEL [PROMPT]", "where a request would go", terminal_explain.add_explain_flags, _explain
     ),
     "console": Command("console", "the link to the gateway's page for operators", _no_flags, _console),
-    "chat": Command("chat MODEL [PROMPT]", "talk to a model", terminal_chat.add_chat_flags, _chat),
+    "chat": Command("chat [MODEL [PROMPT]]", "talk to a model", terminal_chat.add_chat_flags, _chat),
     "keys": Command(
-        "keys [make|withdraw NAME]",
-        "clients' keys; make or withdraw one",
+        "keys [make|rotate|withdraw NAME]",
+        "clients' keys; make, rotate or withdraw one",
         terminal_keys.add_key_flags,
         terminal_keys.run_keys,
     ),
@@ -228,7 +254,23 @@ COMMANDS = {
 }
 """By their names, in the order in which help lists them."""
 
-HELP = "".join(
-    f"       {f'ichat.pyz {command.form}'.ljust(_HELP_COLUMNS)}{command.help}\n" for command in COMMANDS.values()
+ALIASES = {"ps": "workers", "list": "models", "ls": "models", "rm": "stop"}
+"""Commands as other programs call them."""
+STRANGERS = {
+    "serve": "run or worker",
+    "start": "run or launch",
+    "pull": "run",
+    "show": "worker-show",
+    "create": "launch or keys make",
+    "delete": "stop or keys withdraw",
+    "version": "--version",
+}
+"""Words of other programs, and the commands here that do the same."""
+
+HELP = (
+    "".join(
+        f"       {f'ichat.pyz {command.form}'.ljust(_HELP_COLUMNS)}{command.help}\n" for command in COMMANDS.values()
+    )
+    + f"       aliases: {', '.join(f'{alias} = {name}' for alias, name in ALIASES.items())}\n"
 )
 """A line for each command, for the help of the whole program."""

@@ -1,7 +1,7 @@
-"""Completion in bash, zsh and fish: what may come next on a command line, from the same parsers that read it.
+"""Completion in bash, zsh and fish: the possible next words of a command line, from the parsers that read it.
 
-The shell asks with each TAB, so a newer executable needs no other script. What a running gateway knows is asked of it,
-with a short bound: without a gateway there is nothing to show.
+The shell asks with each TAB, so a newer executable needs no other script. A running gateway is asked for the names that
+it knows, with a short bound: without a gateway there are none to show.
 """
 
 import argparse
@@ -18,14 +18,16 @@ from ichat.config.command_line import CommandLineParser
 from ichat.errors import Exit
 
 GATEWAY_S = 1.5
-"""How long a running gateway may take to tell names: a person waits."""
+"""The longest time to ask a running gateway for names, in seconds: a person waits."""
 NAMES_MAX = 1000
+_ON_A_KEY = {"change", "rotate", "withdraw", "delete"}
+"""The actions of `keys` on an existing key."""
 FILES = ":files"
-"""Has the shell go on with the names of files."""
+"""Makes the shell go on with the names of files."""
 _PLACE = ("--gateway", "-g", "--config", "-c", "--api-key", "--ca-certificates")
 """Flags that say which gateway to ask."""
 _FILES = {"FILE", "PATH", "MODEL_PATH"}
-"""What stands for a file in the help of a flag."""
+"""The placeholders for a file in the help of a flag."""
 _USUAL = re.compile(r"[!-~]+")
 
 _BASH = r"""# Completion of ichat.pyz for bash: eval "$(./ichat.pyz completion bash)"
@@ -89,7 +91,7 @@ SCRIPTS: Mapping[str, str] = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 class CompletedCommand(NamedTuple):
-    """One command, as completion knows it."""
+    """A command, as completion knows it."""
 
     help: str
     parser: Callable[[], argparse.ArgumentParser]
@@ -113,7 +115,7 @@ def parser_of_completion() -> CommandLineParser:
 
 
 def run_completion(argv: Sequence[str], programs: Mapping[str, CompletedCommand]) -> int:
-    """Print a shell's script, or for its sake what may come next. Raises Exit 64."""
+    """Print a shell's script, or the possible next words for it. Raises Exit 64."""
     if list(argv[:2]) != ["words", "--"]:
         print(SCRIPTS[parser_of_completion().parse_args(list(argv)).shell], end="")
         return 0
@@ -128,12 +130,12 @@ def _give_up(*_: object) -> None:
 
 
 Ask = Callable[[str, Sequence[str]], Sequence[str]]
-"""Returns names of a kind (`ID`, `MODEL`, `ANY_KEY`, or `KEY` for one that can be withdrawn) that the gateway of a
+"""Returns names of a kind (`ID`, `MODEL`, `ANY_KEY`, or `KEY` for keys that can be withdrawn) that the gateway of a
 command line knows."""
 
 
 def candidates(words: Sequence[str], programs: Mapping[str, CompletedCommand], ask: Ask) -> Sequence[Suggestion]:
-    """Return what the last of these words may become; the words before it are what stands before it."""
+    """Return the completions of the last of these words; the other words precede it on the command line."""
     before, word = list(words[:-1]), words[-1] if words else ""
     if not before:
         return _fitting(word, (Suggestion(name, one.help) for name, one in programs.items()))
@@ -183,7 +185,7 @@ def _flags(parser: argparse.ArgumentParser, before: Sequence[str]) -> Iterator[S
 
 
 def _values(action: argparse.Action, before: Sequence[str], plain: Sequence[str], ask: Ask) -> Iterator[Suggestion]:
-    """Yield what a flag or a position may be."""
+    """Yield the possible values of a flag or a position."""
     kind = str(action.metavar or "")
     if action.choices is not None:
         yield from (Suggestion(str(one)) for one in action.choices)
@@ -191,14 +193,14 @@ def _values(action: argparse.Action, before: Sequence[str], plain: Sequence[str]
         yield Suggestion(FILES)
     elif kind in ("ID", "MODEL"):
         yield from map(Suggestion, ask(kind, before))
-    elif before[0] == "keys" and kind == "NAME" and plain[:1] in (["change"], ["withdraw"]):
+    elif before[0] == "keys" and kind == "NAME" and {*plain[:1]} & _ON_A_KEY:
         yield from map(Suggestion, ask("KEY", before))
     elif before[0] == "usage" and kind == "NAME":
         yield from map(Suggestion, ask("ANY_KEY", before))
 
 
 def _ask_gateway(kind: str, words: Sequence[str]) -> Sequence[str]:
-    """Return the names that the gateway of a command line knows; none where it does not answer in time."""
+    """Return the names that the gateway of a command line knows; none if it does not answer in time."""
     given = dict(zip(words, [*words[1:], ""], strict=True))
     given |= {name: value for name, equals, value in (one.partition("=") for one in words) if equals}
     place = {name: os.path.expanduser(given[name]) if name in given else None for name in _PLACE}

@@ -19,6 +19,18 @@ _REASONS: Mapping[str, str] = {
     "random": "it was drawn at random, and the next one may go elsewhere",
 }
 """Why an endpoint gets the request, by the rules that need no numbers."""
+_RULES: Mapping[str, str] = {
+    "only": "keeps the response that it continues",
+    "session": "the session's own",
+    "single": "the only one that can take it",
+    "prefix": "longest cached prefix",
+    "spill": "less to do than the one with the longest cached prefix",
+    "least_loaded": "fewest requests",
+    "power_of_two": "the less busy of two at random",
+    "round_robin": "its turn",
+    "random": "at random",
+}
+"""The same in few words, of all rules."""
 _ENDS: Mapping[str, str] = {
     "queued": "waits",
     "queue_full": "is refused (429)",
@@ -65,10 +77,11 @@ def _body_of(args: argparse.Namespace) -> bytes:
 
 
 def show_route(screen: Screen, view: Json) -> None:
-    """Show every candidate in a line, the chosen one marked, and in a sentence why it is that one.
+    """Show where the request goes, then every candidate in a line, the chosen candidate marked, and the reason.
 
-    Of a name that stands for models, its plan comes first.
+    The plan of a name that stands for models is shown before the candidates.
     """
+    screen.line(verdict_of(view), "bold")
     if view.get("alias"):
         _show_plan(screen, view)
     rows: list[list[object]] = []
@@ -98,6 +111,22 @@ def _show_plan(screen: Screen, view: Json) -> None:
     screen.line(one_line(f"{view.get('alias')} is {view.get('model')} for this request:"))
 
 
+def verdict_of(view: Json) -> str:
+    """Return where the request goes in a single line, with the reason in few words."""
+    rule, chosen, prefix = str(view.get("rule")), view.get("chosen"), object_of(view.get("prefix"))
+    if chosen is None:
+        return one_line(f"→ no worker now: it {_ENDS.get(rule, 'is refused (503)')}")
+    words = _RULES.get(rule, rule)
+    if rule == "prefix":
+        words += f", {_grouped(prefix.get('matched'))} of {_grouped(prefix.get('length'))} bytes"
+    return one_line(f"→ {chosen} ({words})")
+
+
+def _grouped(number: object) -> str:
+    """Return a whole number with its thousands apart."""
+    return f"{number:,}".replace(",", " ") if isinstance(number, int) else "?"
+
+
 def sentence_of(view: Json) -> str:
     """Return in a sentence where the request goes, and by which rule."""
     rule, chosen, prefix = str(view.get("rule")), view.get("chosen"), object_of(view.get("prefix"))
@@ -116,7 +145,7 @@ def sentence_of(view: Json) -> str:
 
 
 def sentence_of_load(load: Json) -> str:
-    """Return in a sentence or two what loading a model evicts and waits for, and how long it takes."""
+    """Return a sentence or two: the workers that loading a model evicts, its waits, and its duration."""
     evicts = ", and ".join(map(_eviction, objects_of(load.get("evicts"))))
     waits = " and ".join(map(_obstacle, objects_of(load.get("waits_for"))))
     parts = [f"would {evicts}" if evicts else "", f"would wait for {waits}" if waits else ""]

@@ -1,4 +1,4 @@
-"""Clients' keys from the command line: the list, and keys that are made, changed and withdrawn over the API."""
+"""Clients' keys from the command line: the list, and keys that are made, changed, rotated and withdrawn."""
 
 import argparse
 import re
@@ -10,8 +10,11 @@ from ichat.cli.screen import NONE, Screen, duration, note, one_line
 from ichat.errors import EXIT_USAGE, Exit
 
 KEYS = "/v1/admin/keys"
-ACTIONS = ("list", "make", "change", "withdraw")
+ACTIONS = ("list", "make", "change", "rotate", "withdraw")
+SYNONYMS = {"ls": "list", "create": "make", "delete": "withdraw"}
+"""Other words for them."""
 NEVER = "never"
+_NAME_HELP = "the key's name: letters, digits and any of . _ : @ -"
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 _WHOLE = ("max_in_flight", "requests_per_minute", "tokens_per_minute", "tokens_per_day", "tokens_per_month")
 _BUDGET = "budget_per_month"
@@ -27,9 +30,25 @@ _SHORT = {
 
 
 def add_key_flags(usage: argparse.ArgumentParser) -> None:
-    """Add what `keys` takes."""
-    usage.add_argument("action", metavar="ACTION", nargs="?", choices=ACTIONS, help=", ".join(ACTIONS))
-    usage.add_argument("name", metavar="NAME", nargs="?", help="the key's name: letters, digits and any of . _ : @ -")
+    """Add the arguments of `keys`."""
+    actions = (*ACTIONS, *SYNONYMS)
+    usage.add_argument("action", metavar="ACTION", nargs="?", choices=actions, help=", ".join(ACTIONS))
+    usage.add_argument("name", metavar="NAME", nargs="?", help=_NAME_HELP)
+    _add_terms(usage)
+    _add_overlap(usage, "of rotate: ")
+
+
+def add_action_flags(usage: argparse.ArgumentParser, action: str) -> None:
+    """Add the arguments of `keys ACTION`."""
+    if action != "list":
+        usage.add_argument("name", metavar="NAME", help=_NAME_HELP)
+    if action in ("make", "change"):
+        _add_terms(usage)
+    elif action == "rotate":
+        _add_overlap(usage)
+
+
+def _add_terms(usage: argparse.ArgumentParser) -> None:
     terms = usage.add_argument_group("of a key that is made or changed")
     terms.add_argument("--models", metavar="NAME,…", help="the models that it may use; left out: all")
     terms.add_argument(
@@ -45,6 +64,11 @@ def add_key_flags(usage: argparse.ArgumentParser) -> None:
     terms.add_argument("--metrics", action="store_true", default=None, help="let it read /metrics")
 
 
+def _add_overlap(usage: argparse.ArgumentParser, of: str = "") -> None:
+    words = f"{of}for how long the old secret is accepted (24h)"
+    usage.add_argument("--overlap", type=_overlap, metavar="TIME", help=words)
+
+
 def _seconds(text: str) -> float | None:
     if text == NEVER:
         return None
@@ -54,9 +78,15 @@ def _seconds(text: str) -> float | None:
     return float(found[1]) * _UNIT_S[found[2]]
 
 
+def _overlap(text: str) -> float:
+    if text == NEVER:
+        raise argparse.ArgumentTypeError("must be like 7d, 24h or 0s")
+    return _seconds(text) or 0.0
+
+
 def run_keys(api: Api, screen: Screen, args: argparse.Namespace) -> int:
-    """List keys, or make, change or withdraw one. Raises Exit 64 for a wrong command line."""
-    action = args.action or "list"
+    """List keys, or make, change, rotate or withdraw a key. Raises Exit 64 for a wrong command line."""
+    action = SYNONYMS.get(args.action, args.action) or "list"
     if (action == "list") is (args.name is not None):
         raise Exit(
             EXIT_USAGE, f"ichat.pyz keys {action}: NAME is {'for the other actions' if args.name else 'needed'}."
@@ -64,6 +94,8 @@ def run_keys(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     terms = _terms(args)
     if terms and action not in ("make", "change"):
         raise Exit(EXIT_USAGE, f"ichat.pyz keys {action}: the flags of a key are for make and change.")
+    if args.overlap is not None and action != "rotate":
+        raise Exit(EXIT_USAGE, f"ichat.pyz keys {action}: --overlap is for rotate.")
     path = f"{KEYS}/{urllib.parse.quote(args.name or '', safe='')}"
     if action == "list":
         answer = api.get(KEYS)
@@ -71,6 +103,8 @@ def run_keys(api: Api, screen: Screen, args: argparse.Namespace) -> int:
         answer = api.call("POST", KEYS, body={"name": args.name, **terms})
     elif action == "change":
         answer = api.call("PATCH", path, body=terms)
+    elif action == "rotate":
+        answer = api.call("POST", f"{path}/rotate", body={} if args.overlap is None else {"overlap_s": args.overlap})
     else:
         answer = api.call("DELETE", path)
     if args.json:
@@ -81,7 +115,7 @@ def run_keys(api: Api, screen: Screen, args: argparse.Namespace) -> int:
 
 
 def _terms(args: argparse.Namespace) -> Json:
-    """Return what the flags say of a key."""
+    """Return a key's terms by the flags."""
     terms: Json = {name: getattr(args, name) for name in (*_WHOLE, _BUDGET, "metrics")}
     terms["models"] = None if args.models is None else [name for name in args.models.split(",") if name]
     given = {name: value for name, value in terms.items() if value is not None}
@@ -122,10 +156,25 @@ def _show_changed(screen: Screen, changed: Json) -> None:
     _show_list(screen, {"keys": [changed]})
 
 
+def _show_rotated(screen: Screen, made: Json) -> None:
+    _show_made(screen, made)
+    until = made.get("old_secret_until")
+    rest_s = max(0.0, round(until - time.time())) if isinstance(until, int | float) else 0.0
+    note(
+        f"The old one is accepted for another {duration(rest_s)}." if rest_s else "The old one is refused from now on."
+    )
+
+
 def _show_withdrawn(screen: Screen, withdrawn: Json) -> None:
     screen.line(f"{one_line(withdrawn.get('name'))} withdrawn")
     if withdrawn.get("keys_left") == 0:
         note("No key is left: every client is refused until one is made.")
 
 
-_SHOW = {"list": _show_list, "make": _show_made, "change": _show_changed, "withdraw": _show_withdrawn}
+_SHOW = {
+    "list": _show_list,
+    "make": _show_made,
+    "change": _show_changed,
+    "rotate": _show_rotated,
+    "withdraw": _show_withdrawn,
+}

@@ -21,24 +21,28 @@ from ichat.cli.client import (
     worker_path,
 )
 from ichat.cli.screen import Screen, Spinner, log_line, note, one_line
+from ichat.cli.story import LoadProgress
 from ichat.cli.views import failure_of, progress_of
 from ichat.errors import EXIT_USAGE, Exit
 
 POLL_S = 0.5
-LAUNCH_S = 60.0
+LAUNCH_S = 120.0
+"""The longest time to check a launch, in seconds: the engine is asked for its flags if they are not known yet."""
 STOP_MORE_S = 90.0
-"""What a stop may take beyond the time to drain: for the worker to end, and for what it leaves to be killed."""
+"""Seconds for a stop beyond the time to drain: the worker ends, and processes that it leaves are killed."""
 DRAIN_S = 600.0
-"""The longest time to drain that is waited for where none is given: the gateway's configuration says it then."""
+"""The longest wait for a drain, in seconds, if no time is given: the gateway's configuration sets the time then."""
 MISSED_MAX = 10
 """Polls that may fail in a row, before a gateway counts as gone."""
 _NUMBER = re.compile(r"-(\d|\.\d)")
+ENDING_POLLS_MAX = 60
+"""Polls for which a managed worker may be gone before the reason is known: its process ends meanwhile."""
 _READY, _ENDED = ("ready", "following", "cold"), ("failed", "broken", "stopped", "gone")
-"""States in which a launch is over; one that is cold waits for the first request for its model."""
+"""States in which a launch is over; a cold worker waits for the first request for its model."""
 
 
 def add_launch_flags(usage: argparse.ArgumentParser) -> None:
-    """Add the flags of `launch`; those of the engine are taken apart by `split`."""
+    """Add the flags of `launch`; `split` separates the engine's flags."""
     usage.epilog = (
         "Every other flag after MODEL_PATH is a key of [[managed_workers]] (--share-gpus, --load on_demand) or one of"
         " the engine's (--max-model-len 8192); after -- all of them are."
@@ -52,7 +56,7 @@ def add_launch_flags(usage: argparse.ArgumentParser) -> None:
         help="what clients call it; else made of MODEL_PATH",
     )
     usage.add_argument("--backend", "-be", metavar="NAME", help="the engine: vllm, sglang, …")
-    usage.add_argument("--gpu-ids", type=_gpu_ids, metavar="0,1", help="the GPUs that it may use, or none; else all")
+    add_gpu_flag(usage)
     usage.add_argument("--host", help="where it listens")
     usage.add_argument("--port", type=int, help="0: any free one")
     usage.add_argument("--heartbeat-interval", type=float, metavar="S", help="seconds between two heartbeats")
@@ -60,8 +64,13 @@ def add_launch_flags(usage: argparse.ArgumentParser) -> None:
     usage.add_argument("--timeout-s", type=float, metavar="S", help="with --wait: give up waiting after so long")
 
 
+def add_gpu_flag(usage: argparse.ArgumentParser) -> None:
+    """Add the flag for the GPUs that a worker may use."""
+    usage.add_argument("--gpu-ids", type=_gpu_ids, metavar="0,1", help="the GPUs that it may use, or none; else all")
+
+
 def split(usage: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part a command line into our words and the engine's flags, which stand after the model. Raises Exit 64."""
+    """Split a command line into our words and the engine's flags after the model. Raises Exit 64."""
     ours, engine = list[str](), list[str]()
     known = usage._option_string_actions
     has_model = False
@@ -85,10 +94,10 @@ def split(usage: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str
 
 
 def engine_arguments(words: Sequence[str]) -> Json:
-    """Read an engine's flags as the arguments that the API takes: ``--max-model-len 8192`` is max_model_len = 8192.
+    """Read an engine's flags as the arguments of the API: ``--max-model-len 8192`` is max_model_len = 8192.
 
     A flag alone is true, its ``--no-`` form false, several values are a list, ``--name.key`` is a key of a table.
-    Raises Exit 64 where that could not be turned back into the same flags.
+    Raises Exit 64 if that could not be turned back into the same flags.
     """
     given: list[tuple[str, list[str]]] = []
     for word in words:
@@ -128,7 +137,7 @@ def _put(table: Json, keys: Sequence[str], value: Any, flag: str) -> None:
 
 
 def _value(text: str) -> str | int | float:
-    """Take a number for a number only where it is written as one writes it: 007 and 1e3 stay as they are."""
+    """Read a text as a number only if that number is usually written so: 007 and 1e3 stay texts."""
     for kind in (int, float):
         try:
             number = kind(text)
@@ -148,11 +157,9 @@ def _gpu_ids(text: str) -> list[int]:
 
 
 def launch(api: Api, screen: Screen, args: argparse.Namespace, engine: Json) -> int:
-    """Launch a worker; wait until it is ready, if that is wanted."""
-    path = args.model_path
-    if api.place.is_here and os.path.isdir(path):
-        path = os.path.abspath(path)  # the gateway may run in another directory
-    name = args.model_name or (os.path.basename(path.rstrip("/")) if path[:1] in "/.~" else path)
+    """Launch a worker; wait until it is ready, unless the flags say otherwise."""
+    path, name = path_and_name(api, args.model_path)
+    name = args.model_name or name
     ours = ("backend", "gpu_ids", "host", "port", "heartbeat_interval")
     body: Json = {"model_name": name, "model_path": path}
     body |= {key: getattr(args, key) for key in ours if getattr(args, key) is not None}
@@ -164,8 +171,19 @@ def launch(api: Api, screen: Screen, args: argparse.Namespace, engine: Json) -> 
     if not args.wait:
         _show(screen, answer, is_json=args.json)
         return 0
-    _show(screen, _wait_until_ready(api, worker_id, args.timeout_s), is_json=args.json)
+    try:
+        ready = wait_until_ready(api, worker_id, args.timeout_s)
+    except KeyboardInterrupt:
+        note(f"Not waiting any longer; worker {worker_id} goes on loading.")
+        raise
+    _show(screen, ready, is_json=args.json)
     return 0
+
+
+def path_and_name(api: Api, model_path: str) -> tuple[str, str]:
+    """Return a model's path for the gateway (it may run in another directory), and the name made of it."""
+    path = os.path.abspath(model_path) if api.place.is_here and os.path.exists(model_path) else model_path
+    return path, os.path.basename(path.rstrip("/")) if path[:1] in "/.~" else path
 
 
 def _show(screen: Screen, answer: JsonReply, *, is_json: bool) -> None:
@@ -176,40 +194,42 @@ def _show(screen: Screen, answer: JsonReply, *, is_json: bool) -> None:
         screen.line(f"{one_line(worker.get('worker_id', ''))} {one_line(worker.get('state', ''))}")
 
 
-def _wait_until_ready(api: Api, worker_id: str, timeout_s: float | None) -> JsonReply:
-    """Return the worker once it is ready. Raises Exit 1 if it fails, disappears, or takes too long."""
-    missed = 0
-    with Spinner() as progress:
-        try:
-            while True:
-                try:
-                    answer = api.get(worker_path(worker_id))
-                    missed = 0
-                except Unreachable:
-                    missed += 1
-                    if missed > MISSED_MAX:
-                        raise
-                else:
-                    state = answer.value.get("state")
-                    if state in _READY:
-                        return answer
-                    if state in _ENDED:
-                        break
-                    progress.show(progress_of(answer.value))
-                if timeout_s is not None and progress.elapsed_s > timeout_s:
-                    sentence = f"Worker {worker_id} was not ready within {timeout_s:g} s; it goes on loading."
-                    raise Exit(EXIT_REFUSED, sentence)
-                pause(POLL_S)
-        except KeyboardInterrupt:
-            note(f"Not waiting any longer; worker {worker_id} goes on loading.")
-            raise
+def wait_until_ready(api: Api, worker_id: str, timeout_s: float | None = None, *, restarts: bool = True) -> JsonReply:
+    """Return the worker once it is ready, and show its load until then.
+
+    Raises Exit 1 if it fails for good, disappears, or exceeds `timeout_s`; without `restarts`, if it fails at all.
+    """
+    missed = ending = 0
+    with Spinner() as spinner:
+        progress = LoadProgress(spinner)
+        while True:
+            try:
+                answer = api.get(worker_path(worker_id))
+                missed = 0
+            except Unreachable:
+                missed += 1
+                if missed > MISSED_MAX:
+                    raise
+            else:
+                state = answer.value.get("state")
+                if state in _READY:
+                    return answer
+                ending = ending + 1 if state == "gone" and answer.value.get("managed") else 0
+                if (state in _ENDED and not 0 < ending < ENDING_POLLS_MAX) or (state == "restarting" and not restarts):
+                    break
+                progress.show(answer.value)
+            if timeout_s is not None and spinner.elapsed_s > timeout_s:
+                sentence = f"Worker {worker_id} was not ready within {timeout_s:g} s; it goes on loading."
+                raise Exit(EXIT_REFUSED, sentence)
+            pause(POLL_S)
     for line in list_of(answer.value.get("last_lines")):
-        note(log_line(str(line), colours=False))
+        if one_line(line) != one_line(answer.value.get("cause")):  # it is shown below
+            note(log_line(str(line), colours=False))
     raise Exit(EXIT_REFUSED, f"Worker {worker_id} {failure_of(answer.value)}.")
 
 
 def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
-    """Stop a worker and show what it still does, until it is gone."""
+    """Stop a worker and show its progress until it is gone."""
     params = {} if args.drain_s is None else {"drain_s": f"{args.drain_s:g}"}
     wait_s = (DRAIN_S if args.drain_s is None else args.drain_s) + STOP_MORE_S
     path = worker_path(args.worker_id)
@@ -221,11 +241,16 @@ def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
             note(f"Not waiting any longer for worker {args.worker_id}.")
             raise
     _show(screen, answer, is_json=args.json)
+    if answer.value.get("in_config"):
+        note(
+            "It is in the configuration: the next reload or start of the gateway starts it again. Take it out of the"
+            " file to keep it stopped."
+        )
     return 0
 
 
 def in_background(ask: Callable[[], JsonReply]) -> "queue.SimpleQueue[JsonReply | Exit]":
-    """Ask the gateway in a thread for what it answers when it is done; return where its answer or refusal comes."""
+    """Send the gateway a long request in a thread; return the queue that will get its answer or refusal."""
     outcome: queue.SimpleQueue[JsonReply | Exit] = queue.SimpleQueue()
 
     def put() -> None:

@@ -1,4 +1,4 @@
-"""A worker's captured output on the operator's terminal: what there is, then what comes, over every break."""
+"""A worker's captured output on the operator's terminal: its past lines, then new lines, over every break."""
 
 import argparse
 import time
@@ -9,9 +9,9 @@ from ichat.cli.screen import Screen, log_line, note
 from ichat.errors import Exit
 
 SILENCE_S = 60.0
-"""After so long without a line a connection may be dead: a new one goes on where it stood."""
+"""Seconds without a line after which a connection may be dead: another connection continues where it stood."""
 AWAY_S = 120.0
-"""How long ago a gateway may have said its last word, while its logs are followed; more than SILENCE_S."""
+"""The longest silence of a gateway while its logs are followed, in seconds; more than SILENCE_S."""
 PAUSES_S = (0.25, 0.5, 1.0, 2.0)
 _ENDED = ("failed", "stopped", "gone")
 
@@ -33,7 +33,7 @@ def _count(text: str) -> int:
 
 
 class LogCommand:
-    """One worker's lines."""
+    """A worker's lines."""
 
     def __init__(self, api: Api, screen: Screen, args: argparse.Namespace) -> None:
         self._api = api
@@ -41,18 +41,18 @@ class LogCommand:
         self._args = args
         self._last_id = ""
         self._heard_at = time.monotonic()
-        """When the gateway last said something."""
+        """When the gateway last sent something."""
 
     def __repr__(self) -> str:
         return f"<Logs of {self._args.worker_id}, last {self._last_id or 'none'}>"
 
     def show(self) -> int:
-        """Show what there is."""
+        """Show the existing lines."""
         self._read()
         return 0
 
     def follow(self) -> int:
-        """Show what there is and what comes, until the worker has ended. Raises Exit where the gateway stays away."""
+        """Show existing and new lines until the worker has ended. Raises Exit if the gateway stays away."""
         pauses, has_begun, is_away = 0, False, False
         while True:
             last_id = self._last_id
@@ -101,7 +101,7 @@ class LogCommand:
             screen.line(_time(entry) + line if self._args.timestamps else line)
 
     def _has_ended(self) -> bool:
-        """Return whether a stream that has ended properly was the last one."""
+        """Return whether a stream that has ended properly was the worker's last stream."""
         try:
             worker: Json = self._api.get(worker_path(self._args.worker_id)).value
         except RequestRefused as refusal:

@@ -12,12 +12,12 @@ from ichat.cli.views import progress_of
 from ichat.errors import Exit
 
 LOAD_S = 2 * 3600.0
-"""The longest time that a load is waited for: the gateway answers earlier, by its own timeouts."""
+"""The longest wait for a load, in seconds: the gateway answers earlier, by its own timeouts."""
 _GOES_ON = {"load": "loading", "unload": "being unloaded", "sleep": "going to sleep", "wake": "waking"}
 
 
 def add_model_flags(usage: argparse.ArgumentParser) -> None:
-    """Add what `load`, `sleep` and `wake` take."""
+    """Add the arguments of `load`, `sleep` and `wake`."""
     usage.add_argument("model", metavar="MODEL", help="its name, as `models` has it")
 
 
@@ -28,7 +28,7 @@ def add_unload_flags(usage: argparse.ArgumentParser) -> None:
 
 
 def add_drain_flag(usage: argparse.ArgumentParser) -> None:
-    """Add how long requests may take before what they are with ends."""
+    """Add the time for which requests may continue before their worker ends."""
     usage.add_argument("--drain-s", type=_seconds, metavar="S", help="how long its requests may take; 0: none waits")
 
 
@@ -40,7 +40,7 @@ def _seconds(text: str) -> float:
 
 
 def load(api: Api, screen: Screen, args: argparse.Namespace) -> int:
-    """Load a model, and first show what that evicts."""
+    """Load a model, and first show the workers that it evicts."""
     if (found := _load_view(api, args.model)) is not None:
         note(sentence_of_load(found))
     return _change(api, screen, args, "load", LOAD_S)
@@ -63,7 +63,7 @@ def wake(api: Api, screen: Screen, args: argparse.Namespace) -> int:
 
 
 def _load_view(api: Api, model: str) -> Json | None:
-    """Return what loading the model would take; None where it is loaded, or the gateway does not say."""
+    """Return the load that the model would need; None if it is loaded, or the gateway does not say."""
     try:
         return object_of(api.call("POST", ROUTE, body={"model": model}).value.get("load")) or None
     except RequestRefused:
@@ -71,7 +71,7 @@ def _load_view(api: Api, model: str) -> Json | None:
 
 
 def _change(api: Api, screen: Screen, args: argparse.Namespace, verb: str, answer_s: float) -> int:
-    """Have the gateway do this with a model, and show what its workers do until it is done."""
+    """Make the gateway do this with a model, and show its workers' progress until it is done."""
     drain_s = getattr(args, "drain_s", None)
     params = {} if drain_s is None else {"drain_s": f"{drain_s:g}"}
     path, body = f"/v1/admin/models/{verb}", {"model": args.model}
@@ -91,7 +91,7 @@ def _change(api: Api, screen: Screen, args: argparse.Namespace, verb: str, answe
 
 
 def _wait(api: Api, model: str, outcome: "queue.SimpleQueue[JsonReply | Exit]", progress: Spinner) -> JsonReply:
-    """Return the answer once it is there. Raises Exit where the gateway refuses."""
+    """Return the answer once it has arrived. Raises Exit if the gateway refuses."""
     while True:
         try:
             answer = outcome.get(timeout=POLL_S)
@@ -108,7 +108,7 @@ def _wait(api: Api, model: str, outcome: "queue.SimpleQueue[JsonReply | Exit]", 
 
 
 def _progress_of(workers: Sequence[Json]) -> str:
-    """Return in one line what the workers of a model do."""
+    """Return the progress of a model's workers in a single line."""
     return "; ".join(
         progress_of(one) + (f", {one['in_flight']} requests under way" if one.get("in_flight") else "")
         for one in workers

@@ -1,39 +1,44 @@
-"""What the operator sees: tables and colours on a terminal, plain columns for `grep` and `awk` anywhere else.
+"""Output for the operator: tables and colours on a terminal, plain columns for `grep` and `awk` anywhere else.
 
-Whatever a worker or a model says may hold escape sequences, with which it could move the cursor, change the title or
-paste into the terminal. None of them gets through; colours of log lines do, where colours are wanted.
+Texts of a worker or a model may hold escape sequences that could move the cursor, change the title or
+paste into the terminal. All are removed, except colours of log lines if colours are wanted.
 """
 
 import io
 import math
 import os
 import re
+import signal
 import sys
 import textwrap
+import threading
 import time
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from typing_extensions import Self
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
+    from rich.text import Text
 
 NONE = "-"
 """An empty cell: a column is a column for `awk` only when every row has it."""
 GAP = "  "
 CELL_WIDTH = 24
-"""So much of a longer cell is enough for a column to stay; the rest is folded."""
-SHORT_WIDTH = 12
-"""Columns up to this width are never folded."""
+"""The width to which a column may shrink: longer cells are cut, and cells of the last column folded."""
+PLAIN_WIDTH_MAX = 120
+"""Longer cells are cut in plain columns, except the last cell of a row."""
 REFRESHES_PER_S = 8
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(\x07|\x1b\\)?|[ -/]*[0-~])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _REORDERING = re.compile(r"[\u202a-\u202e\u2066-\u2069]")
-"""What has a terminal show letters in another order."""
+"""Characters that make a terminal show letters in another order."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _GOOD, _BUSY, _BAD = "green", "yellow", "bold red"
 _STYLES: Mapping[str, Mapping[str, str]] = {
@@ -49,17 +54,22 @@ _STYLES: Mapping[str, Mapping[str, str]] = {
 
 
 def clean(text: str) -> str:
-    """Take out of a text what is not to be shown but to be done by a terminal; line ends and tabs stay."""
+    """Remove characters from a text that a terminal would execute instead of showing; line ends and tabs stay."""
     return _SURROGATE.sub("\ufffd", _CONTROL.sub("", _SEQUENCE.sub("", text)))
 
 
 def one_line(value: object) -> str:
-    """Write anything as one clean line."""
+    """Write anything as a single clean line."""
     return " ".join(_REORDERING.sub("", clean(str(value))).split())
 
 
+def lines(value: object) -> str:
+    """Write anything as clean lines, each with its indent."""
+    return "\n".join(line.rstrip() for line in _REORDERING.sub("", clean(str(value))).expandtabs().splitlines())
+
+
 def width_of(text: str) -> int:
-    """Return how many columns of a terminal a clean line takes: those of Chinese take two."""
+    """Return how many columns of a terminal a clean line fills: a Chinese character fills two."""
     return len(text) if text.isascii() else sum(map(_width_of_character, text))
 
 
@@ -70,7 +80,7 @@ def _width_of_character(character: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """Return a clean line that takes no more columns than this; one that is cut ends with an ellipsis."""
+    """Return a clean line that fills no more columns than this; a line that is cut ends with an ellipsis."""
     if width_of(text) <= width:
         return text
     length, taken = 0, 1
@@ -118,8 +128,10 @@ def duration(seconds: object) -> str:
 class Screen:
     """Standard output: a terminal, or a file or pipe that gets plain text."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_wide: bool = False) -> None:
+        """`is_wide`: tables leave out and cut nothing."""
         self.is_terminal = sys.stdout.isatty()
+        self._is_wide = is_wide
         self._console: Console | None = None
 
     def __repr__(self) -> str:
@@ -131,7 +143,7 @@ class Screen:
         return self.is_terminal and not self._rich.no_color and self._rich.color_system is not None
 
     def prepare(self) -> None:
-        """Import now what would otherwise be imported while something is measured."""
+        """Import modules now that would otherwise be imported during a measurement."""
         if self.is_terminal:
             self._rich.out("", style="dim", end="")
 
@@ -152,13 +164,13 @@ class Screen:
         sys.stdout.flush()
 
     def line(self, text: str, style: str = "") -> None:
-        """Write one line that has been cleaned."""
+        """Write a line that has been cleaned."""
         self.write(text, style, "\n")
 
     def facts(self, facts: Iterable[tuple[str, object]]) -> None:
-        """Write names and what they are, one a line; facts that are None or empty are left out.
+        """Write facts by their names, each on a line; facts that are None or empty are left out.
 
-        On a terminal a line that is too long goes on below, under what it says and not under its name.
+        On a terminal a line that is too long goes on below, under its text and not under its name.
         """
         shown = [(name, one_line(value)) for name, value in facts if value is not None and value != ""]
         width = max((len(name) for name, _value in shown), default=0)
@@ -167,7 +179,7 @@ class Screen:
             self.line(self._folded(value, width + len(GAP)), _STYLES.get(name, {}).get(value, ""))
 
     def _folded(self, text: str, indent: int) -> str:
-        """Break a text between words where the terminal ends."""
+        """Break a text between words at the terminal's width."""
         if not self.is_terminal or len(text) <= (room := max(self._rich.width - indent, CELL_WIDTH)):
             return text
         lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
@@ -176,12 +188,15 @@ class Screen:
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], can_go: Sequence[str] = ()) -> None:
         """Write a table; a cell that is None or empty shows as `-`.
 
-        On a terminal columns without content are left out, and where it is too narrow those of `can_go`, in this order.
+        On a terminal columns without content are left out, and if it is too narrow columns of `can_go`, in this order.
+        Elsewhere long cells are cut. Neither is done if the user wants the whole table.
         """
         cells = [[NONE if cell is None else one_line(cell) or NONE for cell in row] for row in rows]
-        if self.is_terminal:
+        if self.is_terminal and not self._is_wide:
             self._rich_table({name: [row[index] for row in cells] for index, name in enumerate(columns)}, can_go)
             return
+        if not self._is_wide:
+            cells = [[*(cut(cell, PLAIN_WIDTH_MAX) for cell in row[:-1]), *row[-1:]] for row in cells]
         head = [column.upper().replace(" ", "_") for column in columns]
         widths = [max(map(width_of, column)) for column in zip(head, *cells, strict=True)]
         for row in [head, *cells]:
@@ -194,14 +209,20 @@ class Screen:
         from rich.text import Text
 
         shown = {name: cells for name, cells in columns.items() if set(cells) != {NONE}}
-        widths = {name: max(map(len, [name, *cells])) for name, cells in shown.items()}
-        for name in can_go:
+        widths = {name: max(map(width_of, [name, *cells])) for name, cells in shown.items()}
+        for name in (
+            *can_go,
+            *[*widths][-2:1:-1],
+        ):  # then columns between the first two and the last, from the right
             if sum(min(width, CELL_WIDTH) + len(GAP) for width in widths.values()) <= self._rich.width:
                 break
             widths.pop(name, None)
+        is_narrow = sum(width + len(GAP) for width in widths.values()) > self._rich.width
         table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        for name, width in widths.items():
-            table.add_column(name, overflow="fold", no_wrap=width <= SHORT_WIDTH)
+        for name in [*widths][:-1]:
+            table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=CELL_WIDTH if is_narrow else None)
+        for name in [*widths][-1:]:
+            table.add_column(name, overflow="fold")
         for row in zip(*(shown[name] for name in widths), strict=True):
             styles = (_STYLES.get(name, {}) for name in widths)
             table.add_row(*(Text(cell, style.get(cell, "")) for cell, style in zip(row, styles, strict=True)))
@@ -209,11 +230,12 @@ class Screen:
 
 
 class Spinner:
-    """What is happening, on standard error: one line that changes on a terminal, a line for each change elsewhere."""
+    """Progress on standard error: a line that changes on a terminal, a line for each change elsewhere."""
 
     def __init__(self) -> None:
         self._status: Status | None = None
         self._shown = ""
+        self._line = ""
         self._started_at = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -233,23 +255,35 @@ class Spinner:
 
     @property
     def elapsed_s(self) -> float:
-        """Since when it is shown."""
+        """How long it has been shown, in seconds."""
         return time.monotonic() - self._started_at
 
-    def show(self, text: str) -> None:
-        """Show what is happening now."""
+    def show(self, text: str, detail: str = "") -> None:
+        """Show the present progress; `detail` is a part that changes all the time, and only a terminal shows it."""
         text = one_line(text)
         if self._status is not None:
-            from rich.text import Text
-
-            self._status.update(Text.assemble(text, (f"  {duration(self.elapsed_s)}", "dim")))
+            self._line = text + (f", {one_line(detail)}" if detail else "")
+            self._status.update(self)
         elif text != self._shown:
             note(text)
         self._shown = text
 
+    def write_line(self, text: str) -> None:
+        """Write a line that stays."""
+        if self._status is not None:
+            self._status.console.out(one_line(text), style="dim", highlight=False)
+        else:
+            note(one_line(text))
+
+    def __rich__(self) -> "Text":
+        """Return the line as it is now: seconds go on while nothing else happens."""
+        from rich.text import Text
+
+        return Text.assemble(self._line, (f"  {duration(self.elapsed_s)}", "dim"))
+
 
 def note(text: str, style: str = "") -> None:
-    """Write a line to standard error, after what stands on standard output."""
+    """Write a line to standard error, after the text on standard output."""
     sys.stdout.flush()
     if style and sys.stderr.isatty():
         from rich.console import Console
@@ -265,6 +299,13 @@ def prepare_streams() -> None:
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def raise_interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt from now on; in ichat.pyz it has ended the process until here."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def give_up_stdout() -> None:

@@ -1,4 +1,4 @@
-"""The gateway on the operator's terminal, live: `top`. One thread follows the event stream, the other one the keys."""
+"""The gateway on the operator's terminal, live: `top`. One thread follows the event stream, another the keys."""
 
 import argparse
 import contextlib
@@ -14,18 +14,20 @@ from collections.abc import Generator
 
 from ichat.cli.client import Api, Json, RequestRefused, Unreachable, parse_object, pause
 from ichat.cli.screen import Screen, width_of
-from ichat.cli.top_view import STYLES, Choice, TopState, cells_of, frame, pane_of
+from ichat.cli.top_state import TopState
+from ichat.cli.top_view import STYLES, Choice, cells_of, frame, pane_of
+from ichat.cli.troubles import config_sentence
 from ichat.errors import EXIT_USAGE, Exit
 
 SILENCE_S = 45.0
-"""After so long without even a comment the connection is dead."""
+"""A connection without even a comment for this many seconds is dead."""
 PAUSES_S = (0.5, 1.0, 2.0, 5.0)
 DRAW_S = 1.0
-"""How often the screen is drawn where nothing happens: ages grow."""
+"""Seconds between two drawings if nothing happens: ages grow."""
 LEAST_S = 0.1
-"""The least time between two drawings."""
+"""The least time between two drawings, in seconds."""
 EVENTS_MAX = 1000
-"""Events that wait to be shown; the thread that reads them waits, and the gateway tells it everything anew."""
+"""The most events that wait to be shown. Beyond it the reading thread waits, and the gateway sends the state anew."""
 _EVENTS = "/v1/admin/events"
 _BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """To another screen without a cursor, and back."""
@@ -67,6 +69,8 @@ def _show_once(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     if not state.has_state and (args.once or not args.json):
         raise Unreachable("The gateway has ended the stream.")
     if not args.json:
+        if trouble := config_sentence(state.config):
+            screen.line(trouble, "red")
         for pane in "mwgr":
             columns, rows = pane_of(state, pane)
             screen.table([one.title for one in columns], cells_of(columns, rows))
@@ -78,7 +82,8 @@ class _Top:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._state, self._choice = TopState(), Choice()
+        is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        self._state, self._choice = TopState(), Choice(has_unicode=is_utf8 and os.environ.get("TERM") != "dumb")
         self._events: queue.Queue[tuple[str, Json] | Exception] = queue.Queue(EVENTS_MAX)
         self._note = "connecting"
         self._refusal: RequestRefused | None = None
@@ -103,7 +108,7 @@ class _Top:
         return 0
 
     def _follow_forever(self) -> None:
-        """Hand over the events of one connection after the other."""
+        """Hand over the events of successive connections."""
         failures = 0
         while True:
             try:
@@ -118,7 +123,7 @@ class _Top:
             failures += 1
 
     def _read_events(self) -> bool:
-        """Take what has come; return whether that was anything."""
+        """Process the waiting events; return whether there were any."""
         has_any = False
         with contextlib.suppress(queue.Empty):
             while True:
@@ -134,11 +139,11 @@ class _Top:
 
     def _draw(self, width: int, height: int) -> None:
         lines = frame(self._state, self._choice, width, height, self._note)
-        has_styles = "NO_COLOR" not in os.environ
+        has_styles = not os.environ.get("NO_COLOR")
         parts = ["\x1b[H"]
         for number, (text, style) in enumerate(lines):
             styled = f"{STYLES[style]}{text}{_PLAIN}" if style and (has_styles or style == "reverse") else text
-            rest = _CLEAR_LINE if width_of(text) < width else ""  # in the last column it would take a letter away
+            rest = _CLEAR_LINE if width_of(text) < width else ""  # in the last column it would erase a letter
             parts.append(f"{'' if number == 0 else chr(13) + chr(10)}{styled}{rest}")
         sys.stdout.write("".join(parts) + _CLEAR_BELOW)
         sys.stdout.flush()
@@ -167,9 +172,9 @@ def _pressed(wait_s: float) -> list[str]:
 
 @contextlib.contextmanager
 def _raw_terminal() -> Generator[None]:
-    """Have keys come one by one and unseen, on a screen of our own.
+    """Make keys arrive singly and without echo, on a screen of our own.
 
-    Both are put back at the end, whatever ends this process but SIGKILL, and while Ctrl-Z stops it.
+    Both are restored at the end, unless SIGKILL ends this process, and while Ctrl-Z stops it.
     """
     import termios
     import tty

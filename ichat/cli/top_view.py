@@ -1,15 +1,19 @@
-"""What `top` shows: the state as the event stream tells it, and its panes as lines of text. Nothing here waits."""
+"""What `top` shows: its panes as lines of text. Nothing here waits."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from ichat.cli.client import Json, list_of, object_of, objects_of
+from ichat.cli.client import Json, list_of, objects_of
 from ichat.cli.screen import NONE, cut, duration, one_line, percent, size, width_of
+from ichat.cli.story import rest_of
+from ichat.cli.top_state import TopState
+from ichat.cli.troubles import config_sentence
+from ichat.cli.views import failure_of, load_in_words, phase_of
 
 GAP = " "
 NAME_WIDTH = 28
-"""A cell that is longer is cut, but for the last column."""
+"""Longer cells are cut, except in the last column."""
 HELP = (
     "m models   w workers   g machines and GPUs   r requests in flight",
     "s sorts by the next column, i inverts the order",
@@ -17,93 +21,30 @@ HELP = (
     "arrows, j and k, space and b scroll",
     "? shows and hides this, q or Ctrl-C quits",
 )
-HINT = "q quit  m w g r panes  s sort  i invert  / filter  ? help"
-_HEAD_LINES = 4
-_BAD = frozenset(("failed", "broken", "unhealthy", "wedged", "restarting"))
+PANES = {"m": "models", "w": "workers", "g": "GPUs", "r": "requests"}
+"""The panes by their keys."""
+_HEAD_LINES = 5
+_ROW_STYLES = {
+    **dict.fromkeys(("failed", "broken", "unhealthy", "wedged", "restarting"), "red"),
+    **dict.fromkeys(("starting", "loading", "waking", "draining", "ending", "stale"), "yellow"),
+    **dict.fromkeys(("cold", "asleep", "stopped", "gone"), "dim"),
+}
+"""How rows look that have a cell with this state."""
 
 
 class Column(NamedTuple):
-    """One column of a pane."""
+    """A column of a pane."""
 
     title: str
     value: Callable[[Json], object]
-    """What rows are sorted by."""
+    """The value by which rows are sorted."""
     show: Callable[[object], str] = one_line
     is_right: bool = False
 
 
 @dataclass
-class TopState:
-    """What is known of the gateway."""
-
-    gateway: Json = field(default_factory=dict[str, object])
-    workers: dict[str, Json] = field(default_factory=dict[str, Json])
-    models: dict[str, Json] = field(default_factory=dict[str, Json])
-    machines: dict[str, Json] = field(default_factory=dict[str, Json])
-    requests: Sequence[Json] = ()
-    requests_total: int = 0
-    sample: Json = field(default_factory=dict[str, object])
-    sample_s: float = 5.0
-    has_state: bool = False
-
-    def update(self, name: str, data: Json) -> None:
-        """Change what an event changes; events of other names change nothing."""
-        match name:
-            case "state":
-                self._begin(data)
-            case "workers":
-                _merge(self.workers, data.get("changed"), data.get("gone"), "worker_id")
-            case "models" | "machines":
-                _merge(self.models if name == "models" else self.machines, data.get(name), data.get("gone"), "id")
-            case "sample":
-                self.sample = data
-            case "requests":
-                self.requests, total = objects_of(data.get("requests")), data.get("total")
-                self.requests_total = total if isinstance(total, int) else len(self.requests)
-            case _:
-                pass
-
-    def _begin(self, data: Json) -> None:
-        self.gateway, self.has_state = object_of(data.get("gateway")), True
-        self.workers = {str(one.get("worker_id")): one for one in objects_of(data.get("workers"))}
-        self.models = {str(one.get("id")): one for one in objects_of(data.get("models"))}
-        self.machines = {str(one.get("id")): one for one in objects_of(data.get("machines"))}
-        history = object_of(data.get("history"))
-        interval_s = history.get("sample_s")
-        self.sample_s = interval_s if isinstance(interval_s, int | float) and interval_s > 0 else 5.0
-        columns, models = object_of(history.get("columns")), object_of(history.get("models"))
-        if list_of(columns.get("at")):
-            self.sample = _last_of(columns) | {
-                "models": {name: _last_of(object_of(one)) for name, one in models.items()}
-            }
-
-    def rate(self, name: str, of_model: str = "") -> float | None:
-        """Return how often something happened in a second, by the newest sample; None: not known."""
-        value = (self._of_model(of_model) if of_model else self.sample).get(name)
-        return value / self.sample_s if isinstance(value, int | float) else None
-
-    def ttft_ms(self, of_model: str) -> object:
-        """Return the median time to the first byte of a model's responses, by the newest sample."""
-        return self._of_model(of_model).get("ttft_p50_ms")
-
-    def _of_model(self, name: str) -> Json:
-        return object_of(object_of(self.sample.get("models")).get(name))
-
-
-def _merge(known: dict[str, Json], changed: object, gone: object, key: str) -> None:
-    for one in objects_of(changed):
-        known[str(one.get(key))] = one
-    for one_id in list_of(gone):
-        known.pop(str(one_id), None)
-
-
-def _last_of(columns: Json) -> Json:
-    return {name: values[-1] for name, column in columns.items() if (values := list_of(column))}
-
-
-@dataclass
 class Choice:
-    """What the operator has chosen to see."""
+    """The operator's choice of rows, order and pane."""
 
     pane: str = "w"
     sort: int = 0
@@ -116,9 +57,11 @@ class Choice:
     offset: int = 0
     """Rows that are scrolled away."""
     is_over: bool = False
+    has_unicode: bool = True
+    """Whether the terminal shows more than ASCII."""
 
     def press(self, key: str) -> None:
-        """Do what a key says; others do nothing."""
+        """Carry out a key's action; unknown keys do nothing."""
         if self.is_typing:
             self._type(key)
             return
@@ -174,7 +117,12 @@ def _loaded(row: Json) -> object:
 
 
 def _why(row: Json) -> object:
-    return row.get("failure") or row.get("cause")
+    """Return why a worker is down, or the progress of its load."""
+    if row.get("failure") or row.get("lost"):
+        return failure_of(row)
+    if _ROW_STYLES.get(str(row.get("state"))) != "yellow":
+        return None
+    return load_in_words(row) or ", ".join(filter(None, (phase_of(row), rest_of(row))))
 
 
 def _model_columns(state: TopState) -> list[Column]:
@@ -232,7 +180,7 @@ _REQUESTS = [
 
 
 def _gpu_rows(machines: Iterable[Json]) -> list[Json]:
-    """Return a row for each machine, and one for each GPU."""
+    """Return a row for each machine, and a row for each GPU."""
     rows: list[Json] = []
     for machine in machines:
         total, free = machine.get("memory_total_bytes"), machine.get("memory_available_bytes")
@@ -281,7 +229,7 @@ def _text(column: Column, row: Json) -> str:
 
 
 def _order(value: object) -> tuple[int, float, str]:
-    """Return by what a value is sorted: what is not known comes last."""
+    """Return the sort key of a value: unknown values are last."""
     if isinstance(value, int | float):
         return 0, float(value), ""
     return (2, 0.0, "") if value is None or value == "" else (1, 0.0, str(value))
@@ -289,7 +237,9 @@ def _order(value: object) -> tuple[int, float, str]:
 
 def frame(state: TopState, choice: Choice, width: int, height: int, note: str = "") -> list[tuple[str, str]]:
     """Return the lines of the screen with their styles: never more than `height`, none wider than `width`."""
-    lines = [(line, "bold" if number == 0 else "") for number, line in enumerate(_head(state))]
+    trouble = config_sentence(state.config)
+    lines = [(trouble, "red")] if trouble else []
+    lines += [(line, "bold" if number == 0 else "") for number, line in enumerate(_head(state))]
     columns, rows = pane_of(state, choice.pane)
     column = columns[choice.sort % len(columns)]
     rows.sort(key=lambda row: _order(column.value(row)), reverse=choice.is_inverted)
@@ -297,7 +247,7 @@ def frame(state: TopState, choice: Choice, width: int, height: int, note: str = 
         sought = choice.filter.lower()
         texts = zip(rows, cells_of(columns, rows), strict=True)
         rows = [row for row, cells in texts if any(sought in cell.lower() for cell in cells)]
-    room = max(1, height - _HEAD_LINES - 1)
+    room = max(1, height - len(lines) - 2)
     choice.offset = max(0, min(choice.offset, len(rows) - room))
     if choice.has_help:
         lines += [("", ""), *((line, "") for line in HELP)]
@@ -305,9 +255,19 @@ def frame(state: TopState, choice: Choice, width: int, height: int, note: str = 
         shown = cells_of(columns, rows[choice.offset : choice.offset + room])
         lines += _table(columns, shown, choice, width)
     lines = [(cut(line, width), style) for line, style in lines[: height - 1]]
-    foot = f"/{choice.filter}" + ("_" if choice.is_typing else "") if choice.filter or choice.is_typing else HINT
+    foot = (
+        f"/{choice.filter}" + ("_" if choice.is_typing else "")
+        if choice.filter or choice.is_typing
+        else hint_of(choice.pane)
+    )
     lines += [("", "")] * (height - 1 - len(lines))
     return [*lines, (cut(one_line(note) or foot, width), "yellow" if note else "dim")]
+
+
+def hint_of(pane: str) -> str:
+    """Return the meaning of the keys; the pane that is shown stands in brackets."""
+    panes = " ".join(f"[{key} {name}]" if key == pane else f"{key} {name}" for key, name in PANES.items())
+    return f"{panes}  s sort  i invert  / filter  ? help  q quit"
 
 
 def _head(state: TopState) -> list[str]:
@@ -321,11 +281,20 @@ def _head(state: TopState) -> list[str]:
     load = f"in flight {_number(sample.get('in_flight'))}  queued {_number(queued)}  kv {percent(sample.get('kv_use'))}"
     tokens = f"tok/s in {_number(state.rate('input_tokens'))} out {_number(state.rate('output_tokens'))}"
     ttft = f"ttft p50 {_ms(sample.get('ttft_p50_ms'))} p95 {_ms(sample.get('ttft_p95_ms'))}"
+    models = ", ".join(f"{one_line(name)} {_served_by(model)}" for name, model in sorted(state.models.items()))
     return [
         f"iChat {one_line(gateway.get('version', ''))}  up {duration(gateway.get('uptime_s'))}  workers: {told}",
         f"req/s {_number(requests)}  errors/s {_number(errors)}  {load}",
         f"{tokens}  {ttft}",
+        f"models: {models or 'none yet'}",
     ]
+
+
+def _served_by(model: Json) -> str:
+    if model.get("loaded") is False:
+        return "(cold)"
+    count = model.get("workers")
+    return f"({count} ready)" if count else "(not ready)"
 
 
 def _table(
@@ -333,7 +302,7 @@ def _table(
 ) -> list[tuple[str, str]]:
     """Return the head of a table and its rows; columns that do not fit are left out."""
     sorted_by = choice.sort % len(columns)
-    mark = "^" if choice.is_inverted else "v"
+    mark = ("▴" if choice.is_inverted else "▾") if choice.has_unicode else (" ^" if choice.is_inverted else " v")
     heads = [f"{one.title}{mark}" if index == sorted_by else one.title for index, one in enumerate(columns)]
     widths = [max(map(width_of, column)) for column in zip(heads, *shown, strict=True)]
     while (
@@ -350,7 +319,11 @@ def _table(
         ]
         return GAP.join(parts).rstrip()
 
-    return [(line(heads), "reverse"), *((line(row), "red" if _BAD.intersection(row) else "") for row in shown)]
+    return [(line(heads), "reverse"), *((line(row), _style_of(row)) for row in shown)]
+
+
+def _style_of(row: Sequence[str]) -> str:
+    return next((_ROW_STYLES[cell] for cell in row if cell in _ROW_STYLES), "")
 
 
 def _padded(text: str, width: int, *, is_right: bool) -> str:

@@ -1,4 +1,4 @@
-"""Who used what, and what it cost: `usage`."""
+"""Usage and its cost, by key, model, endpoint or time: `usage`."""
 
 import argparse
 import csv
@@ -33,14 +33,14 @@ def add_usage_flags(usage: argparse.ArgumentParser) -> None:
 
 
 def ask(api: Api, args: argparse.Namespace) -> JsonReply:
-    """Ask the gateway for what the flags say."""
+    """Ask the gateway for the usage that the flags select."""
     given = {"by": args.by, "from": args.since, "to": args.until, "model": args.model, "key": args.key}
     params = {name: value for name, value in given.items() if value is not None}
     return api.call("GET", OWN if args.own else ALL, params=params, answer_s=_ANSWER_S)
 
 
 def show(screen: Screen, answer: Json, *, as_csv: bool) -> None:
-    """Show each row, the sum of all, and what the limits leave."""
+    """Show each row, the sum of all, and the rest of each limit."""
     by, rows = [str(name) for name in list_of(answer.get("by"))], objects_of(answer.get("rows"))
     if as_csv:
         writer = csv.writer(sys.stdout)

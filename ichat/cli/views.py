@@ -2,21 +2,21 @@
 
 import json
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ichat.cli.client import Json, list_of, object_of, objects_of
 from ichat.cli.screen import NONE, Screen, clean, duration, log_line, one_line, percent, size
 
 REMARK_CHARS_MAX = 100
-"""So much of a long remark is shown in a table on a terminal; `worker-show` has all of it."""
+"""The most characters of a remark in a table on a terminal; `worker-show` has all of it."""
 SECONDS_MAX = 2**36
-"""Since 1970: what a calendar can show."""
+"""A limit for times that a calendar can show, in seconds since 1970."""
 _ORIGINS = {"configuration": "the gateway, by its configuration", "api": "the gateway, by its API"}
 
 
 def show_workers(screen: Screen, answer: Json) -> None:
-    """Show every worker in a line: what it is, how busy it is, and what is to be said of it."""
+    """Show every worker in a line: its identity, its load, and a remark."""
     columns = ("worker", "state", "model", "backend", "address", "in flight", "running", "waiting", "kv use", "hits")
     rows: list[list[object]] = []
     for worker in objects_of(answer.get("data")):
@@ -32,19 +32,19 @@ def show_workers(screen: Screen, answer: Json) -> None:
             _count(progress.get("waiting")),
             percent(progress.get("kv_use")),
             percent(_hits(progress)),
-            duration(worker.get("beat_age_s")),
+            duration(worker.get("heartbeat_age_s")),
             worker.get("restarts"),
             _remark(worker, chars_max=REMARK_CHARS_MAX if screen.is_terminal else None),
         ])  # fmt: skip
     if not rows and screen.is_terminal:
         screen.line("There are no workers.")
         return
-    can_go = ("last beat", "kv use", "waiting", "running", "restarts", "backend", "address", "hits")
-    screen.table((*columns, "last beat", "restarts", "remark"), rows, can_go)
+    can_go = ("last heartbeat", "kv use", "waiting", "running", "restarts", "backend", "address", "hits")
+    screen.table((*columns, "last heartbeat", "restarts", "remark"), rows, can_go)
 
 
 def show_worker(screen: Screen, worker: Json, *, all_args: bool = False) -> None:
-    """Show everything that is known of one worker; its arguments as far as they differ, or all of them."""
+    """Show all facts about a worker; its arguments as far as they differ from the defaults, or all of them."""
     group, progress = object_of(worker.get("group")), object_of(worker.get("progress"))
     steps, tokens = _count(progress.get("steps")), _count(progress.get("tokens_out"))
     screen.facts([
@@ -52,9 +52,11 @@ def show_worker(screen: Screen, worker: Json, *, all_args: bool = False) -> None
         ("state", worker.get("state")),
         ("phase", worker.get("phase")),
         ("failure", worker.get("failure")),
-        ("cause", worker.get("cause") if worker.get("failure") else None),
+        ("cause", worker.get("cause") if has_ended(worker) else None),
         ("starts in", duration(worker["retry_in_s"]) if worker.get("retry_in_s") is not None else None),
         ("ready in", duration(worker["ready_in_s"]) if worker.get("ready_in_s") is not None else None),
+        ("loading", load_in_words(worker) or None),
+        ("last load", _last_load(worker)),
         ("load", "on demand" if worker.get("on_demand") else None),
         ("ended last", _last_end(worker)),
         ("lost", _lost(worker)),
@@ -69,7 +71,7 @@ def show_worker(screen: Screen, worker: Json, *, all_args: bool = False) -> None
         ("group", f"rank {group.get('rank')} of {group.get('size')} in {group.get('id')}" if group else None),
         ("load time", duration(worker["load_s"]) if worker.get("load_s") is not None else None),
         ("restarts", worker.get("restarts")),
-        ("last beat", duration(worker["beat_age_s"]) + " ago" if worker.get("beat_age_s") is not None else None),
+        ("last heartbeat", f"{duration(age_s)} ago" if (age_s := worker.get("heartbeat_age_s")) is not None else None),
         ("in flight", worker.get("in_flight")),
         ("requests", _running(progress)),
         ("kv use", percent(progress["kv_use"]) if progress.get("kv_use") is not None else None),
@@ -81,7 +83,7 @@ def show_worker(screen: Screen, worker: Json, *, all_args: bool = False) -> None
 
 
 def _show_args(screen: Screen, worker: Json, *, show_all: bool) -> None:
-    """Show the engine's arguments that are not as it has them by default, where the worker says which those are."""
+    """Show the engine's arguments that differ from its defaults, if the worker reports the defaults."""
     args = object_of(worker.get("args"))
     if not args:
         return
@@ -97,7 +99,7 @@ def _show_args(screen: Screen, worker: Json, *, show_all: bool) -> None:
 
 
 def show_last_lines(screen: Screen, worker: Json) -> None:
-    """Show the last lines that a worker wrote, where they are known."""
+    """Show the last lines that a worker wrote, if they are known."""
     lines = list_of(worker.get("last_lines"))
     if lines:
         screen.line("\nlast lines" + (" before it ended" if worker.get("ended_at") else ""), "bold")
@@ -106,7 +108,7 @@ def show_last_lines(screen: Screen, worker: Json) -> None:
 
 
 def show_models(screen: Screen, answer: Json) -> None:
-    """Show the models that can be asked for now."""
+    """Show the models that clients can use now."""
     models = objects_of(answer.get("data"))
     if not models and screen.is_terminal:
         screen.line("No model can be asked for yet.")
@@ -116,8 +118,16 @@ def show_models(screen: Screen, answer: Json) -> None:
     screen.table(("model", "served by", "length", "adapter of", "root", "loaded"), rows)
 
 
+def show_troubles(screen: Screen, troubles: Sequence[str]) -> None:
+    """Show each problem on a line; nothing if there are none."""
+    for trouble in troubles:
+        screen.line(f"! {trouble}", "red")
+    if troubles:
+        screen.line("")
+
+
 def show_status(screen: Screen, status: Json) -> None:
-    """Show the gateway, what its machine has left, its workers by state, and what is asked for."""
+    """Show the gateway, the free resources of its machine, its workers by state, and the load of its models."""
     gateway, resources = object_of(status.get("gateway")), object_of(status.get("resources"))
     cpu, memory = object_of(resources.get("cpu")), object_of(resources.get("memory"))
     workers = object_of(status.get("workers"))
@@ -154,7 +164,7 @@ def show_status(screen: Screen, status: Json) -> None:
 
 
 def show_plan(screen: Screen, answer: Json) -> None:
-    """Show what a reload of the configuration does, and the gateway's own words for all of it."""
+    """Show the steps of a reload of the configuration, and the gateway's summary."""
     steps = objects_of(answer.get("plan"))
     columns = ("action", "what", "why")
     if steps:
@@ -165,21 +175,36 @@ def show_plan(screen: Screen, answer: Json) -> None:
         screen.line("Nothing has changed.")
 
 
+def has_ended(worker: Json) -> bool:
+    """Return whether a worker is down since its process ended; otherwise its cause is of an earlier end."""
+    return worker.get("state") in ("failed", "restarting")
+
+
+def reasons_of(worker: Json) -> list[str]:
+    """Return why a worker is down, as far as it is known: the event, and its cause."""
+    keys = ("failure", "cause") if has_ended(worker) else ("failure",)
+    return [one_line(worker[key]).rstrip(".") for key in keys if worker.get(key)]
+
+
 def failure_of(worker: Json) -> str:
-    """Return in one line why a worker has failed. A cause without a failure belongs to an earlier end."""
-    keys = ("failure", "cause") if worker.get("failure") else ()
-    reasons = [one_line(worker[key]).rstrip(".") for key in keys if worker.get(key)]
-    lost = _lost(worker)
+    """Return in a single line why a worker has failed."""
+    reasons, lost = reasons_of(worker), _lost(worker)
     return ": ".join(reasons or [f"has lost {lost}" if lost else f"is {one_line(worker.get('state'))}"])
 
 
+def phase_of(worker: Json) -> str:
+    """Return the phase that a worker reports, if it adds to its state; a drained worker reports `ready`."""
+    phase = worker.get("phase")
+    return "" if phase in (None, "ready", worker.get("state")) else one_line(phase)
+
+
 def progress_of(worker: Json) -> str:
-    """Return in one line what a worker is doing, with the reason if it is about to be restarted."""
-    state, phase, restarts = worker.get("state"), worker.get("phase"), worker.get("restarts")
+    """Return a worker's progress in a single line, with the reason if it is about to restart."""
+    state, phase, restarts = worker.get("state"), phase_of(worker), worker.get("restarts")
     words = [f"{worker.get('worker_id')}: {state}"]
     if state == "restarting":
         words.append(f"since it {failure_of(worker)}" if worker.get("failure") else "")
-    elif phase and phase != state:
+    elif phase:
         words.append(f"({phase})")
     if restarts:
         words.append(f"after {restarts} restart{'' if restarts == 1 else 's'}")
@@ -191,11 +216,32 @@ def _remark(worker: Json, *, chars_max: int | None) -> str:
         why = failure_of(worker)
         why = why if chars_max is None else textwrap.shorten(why, chars_max, placeholder=" …")
         return f"{why}; starts in {duration(worker['retry_in_s'])}" if worker.get("retry_in_s") is not None else why
-    phase = worker.get("phase")
-    words = [str(phase)] if phase and phase != worker.get("state") else []
+    if load := load_in_words(worker):
+        return load
+    words = [phase] if (phase := phase_of(worker)) else []
     if worker.get("ready_in_s") is not None:
         words.append(f"ready in about {duration(worker['ready_in_s'])}")
     return ", ".join(words)
+
+
+def load_in_words(worker: Json) -> str:
+    """Return the present progress of a worker's load; "" if none is under way."""
+    if not worker.get("load"):
+        return ""
+    from ichat.protocol.load_story import read_story, story_of
+
+    load = read_story(worker["load"])
+    return one_line(story_of(load)) if load is not None else ""
+
+
+def _last_load(worker: Json) -> str | None:
+    """Return the durations of the phases of a worker's last load; None: not known."""
+    if not worker.get("last_load"):
+        return None
+    from ichat.protocol.load_story import read_story, summary_of
+
+    load = read_story(worker["last_load"])
+    return summary_of(load) if load is not None else None
 
 
 def _yes_or_no(value: object) -> str | None:
@@ -214,14 +260,14 @@ def _lost(worker: Json) -> str | None:
 
 
 def _last_end(worker: Json) -> str | None:
-    """Return when and how a worker that runs again last ended; for one that is down, its failure says so."""
+    """Return when and how a worker that runs again last ended; if it is down, only when: its failure says how."""
     at = worker.get("ended_at")
     if not isinstance(at, int | float) or not 0 <= at <= SECONDS_MAX:
         return None
     import datetime as dt
 
     when = dt.datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")
-    if worker.get("failure"):
+    if has_ended(worker):
         return when
     code = worker.get("exit_code")
     how = worker.get("signal") or (f"exit code {code}" if code is not None else "")

@@ -1,4 +1,4 @@
-"""When a certificate ends. Python's TLS module tells that only of a peer, so its DER form (X.690) is read here."""
+"""When a certificate ends. Python's TLS module has that only for a peer, so the DER form (X.690) is read here."""
 
 import datetime as dt
 import ssl
@@ -28,7 +28,7 @@ def validity_of(pem: str) -> tuple[dt.datetime, dt.datetime]:
 
 
 def _value_of(data: bytes, tag: int | None) -> tuple[bytes, bytes]:
-    """Return the content of the first element, and what follows it."""
+    """Return the content of the first element, and the rest of the data."""
     if tag is not None and data[0] != tag:
         raise ValueError("this is no certificate")
     size, start = data[1], 2
@@ -39,9 +39,9 @@ def _value_of(data: bytes, tag: int | None) -> tuple[bytes, bytes]:
 
 
 def _time_of(data: bytes) -> tuple[dt.datetime, bytes]:
-    """Return the time at the beginning (RFC 5280, 4.1.2.5), and what follows it."""
+    """Return the time at the beginning (RFC 5280, 4.1.2.5), and the rest of the data."""
     value, rest = _value_of(data, None)
     text = value.decode("ascii")
     if data[0] == _UTC_TIME:
         text = ("20" if int(text[:2]) < 50 else "19") + text
-    return dt.datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=dt.UTC), rest
+    return dt.datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=dt.timezone.utc), rest

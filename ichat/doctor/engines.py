@@ -11,25 +11,25 @@ import trio
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.doctor.findings import Finding
 from ichat.doctor.machine import is_on_cpu
+from ichat.engines.kept_flags import libraries_of, version_of
 from ichat.engines.versions import Version, check_version
 from ichat.errors import Exit
 from ichat.hardware.gpus import read_driver
-from ichat.supervisor.engine_flags import libraries_of, version_of
+from ichat.preflight.facts import ENGINES, PythonState, run_probe
 from ichat.supervisor.launch import environment_of, python_of
-from ichat.supervisor.preflight_facts import ENGINES, PythonState, run_probe
 
 IMPORT_S = 6.5
-"""How long the import of an engine's libraries may take before the doctor says nothing about it."""
+"""The longest time to import an engine's libraries, in seconds; a slower engine gets a warning."""
 IMPORTS_AT_ONCE_MAX = 4
 
 UNCHANGED = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""Has an interpreter leave its environment as it is."""
+"""Keeps an interpreter from changing its environment."""
 _IMPORT = """
 import importlib.util, sys
 if importlib.util.find_spec("torch") is not None:
     import torch
 """
-"""Imports what is compiled of an engine and fails first. The whole engine would take ten seconds and more."""
+"""Imports the compiled parts of an engine, which fail first. The whole engine needs ten seconds and more."""
 _CUDA = re.compile(r"^cuda(?:: *[^=]+)? *= *['\"](\d+)\.(\d+)", re.MULTILINE)
 _HIP = re.compile(r"^hip(?:: *[^=]+)? *= *['\"]", re.MULTILINE)
 
@@ -38,20 +38,20 @@ Cuda = tuple[int, int]
 
 @attrs.frozen
 class EngineFacts:
-    """One engine in one interpreter."""
+    """An engine in an interpreter."""
 
     backend: str
     python: str
     version: str | None = None
     cuda: Cuda | None = None
-    """The CUDA that its PyTorch was built for; None: for none, or not known."""
+    """The CUDA that its PyTorch was built for; None: built without CUDA, or not known."""
     has_torch: bool = False
     is_for_other_gpus: bool = False
     state: PythonState = "right"
     words: str = ""
-    """The last line of what could not be imported."""
+    """The last line of the failed import's error."""
     is_on_cpu: bool = False
-    """Whether all of its workers are told to use processors only."""
+    """Whether all of its workers are configured to use processors only."""
 
 
 @attrs.frozen
@@ -63,11 +63,11 @@ class ProcessorFacts:
     cuda: Cuda | None = None
     """The newest CUDA that the driver can run."""
     flags: frozenset[str] = frozenset()
-    """What the processor can do, on x86; empty elsewhere."""
+    """The processor's features, on x86; empty elsewhere."""
 
 
 async def read_engine_facts(config: Config, ends_at: float) -> list[EngineFacts]:
-    """Ask the interpreters of all managed workers, several at the same time; one that is too slow is silent."""
+    """Ask the interpreters of all managed workers, several at the same time; a slow interpreter counts as `silent`."""
     found: list[EngineFacts] = []
     turn = trio.CapacityLimiter(IMPORTS_AT_ONCE_MAX)
     pairs: dict[tuple[str, str], list[ManagedWorkerConfig]] = {}
@@ -88,7 +88,7 @@ async def read_engine_facts(config: Config, ends_at: float) -> list[EngineFacts]
 
 
 def read_processor_facts(gpus: int | None) -> ProcessorFacts:
-    """Return what driver and processor can do; `gpus` is the number of GPUs that answer, None: the driver does not."""
+    """Return the facts about driver and processor; `gpus` is how many GPUs answer, None: the driver does not answer."""
     driver = read_driver() if gpus is not None else None
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
@@ -100,7 +100,7 @@ def read_processor_facts(gpus: int | None) -> ProcessorFacts:
 
 
 def find_in_engines(engines: Sequence[EngineFacts], processor: ProcessorFacts) -> list[Finding]:
-    """Return what is found about each engine."""
+    """Return the findings about each engine."""
     if not engines:
         return [Finding("ok", "engines", "No managed worker needs one.")]
     return [finding for engine in engines for finding in _check_engine(engine, processor)]
@@ -162,7 +162,7 @@ def _read_engine(config: Config, workers: Sequence[ManagedWorkerConfig]) -> Engi
         facts = attrs.evolve(facts, has_torch=True, cuda=cuda, is_for_other_gpus=_HIP.search(torch) is not None)
     program = shutil.which(python)
     if facts.version is None or program is None:
-        return facts  # preflight says what is wrong with it
+        return facts  # preflight reports the mistake
     try:
         environment = {**environment_of(config, worker, ""), **UNCHANGED}
         state, words = run_probe([program, "-c", _IMPORT], environment, IMPORT_S)
@@ -174,9 +174,9 @@ def _read_engine(config: Config, workers: Sequence[ManagedWorkerConfig]) -> Engi
 def _bounds(backend: str) -> tuple[Version, Version]:
     """Return the oldest and the newest version that was tested; their modules are large."""
     if backend == "vllm":
-        from ichat.engines import vllm as module
+        from ichat.engines.vllm import engine as module
     else:
-        from ichat.engines import sglang as module
+        from ichat.engines.sglang import engine as module
     return module.OLDEST, module.NEWEST
 
 

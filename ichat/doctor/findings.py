@@ -1,4 +1,4 @@
-"""What the doctor has found, as data."""
+"""The doctor's findings, as data."""
 
 import os
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ Level = Literal["ok", "warning", "error"]
 
 @attrs.frozen
 class Finding:
-    """What one check has found."""
+    """The result of a check."""
 
     level: Level
     name: str
-    """What was examined, in a word or two."""
+    """The examined thing, in a word or two."""
     sentence: str
-    """What is so; a problem says what to do as well."""
+    """The fact; for a problem also the remedy."""
     command: str = ""
-    """What to type; empty where there is nothing to type."""
+    """The command to type; empty if there is none."""
 
 
 @attrs.frozen
 class FindingGroup:
-    """The findings about one part of a set-up."""
+    """The findings about a part of a set-up."""
 
     title: str
     findings: Sequence[Finding]
@@ -37,6 +37,6 @@ def worst_of(groups: Sequence[FindingGroup]) -> Level:
 
 
 def reason_of(error: OSError) -> str:
-    """Return what an error of the system says, without its number and its place."""
+    """Return the message of a system error, without its number and its place."""
     known = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else ""
     return (known or error.strerror or str(error)).rstrip(".")

@@ -1,4 +1,4 @@
-"""The gateway: its port, its state, the workers that it knows, and what an earlier one has left behind."""
+"""The gateway: its port, its state, the workers that it knows, and the processes that an earlier gateway has left."""
 
 import contextlib
 import os
@@ -9,18 +9,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import attrs
 import psutil
 
-from ichat.cli.client import Api, Json, RequestRefused, objects_of
+from ichat.cli.client import Api, Json, RequestRefused, object_of, objects_of
+from ichat.cli.troubles import config_sentence
+from ichat.cli.views import reasons_of
 from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config
 from ichat.doctor.findings import Finding
 from ichat.errors import Exit
+from ichat.preflight.facts import Holder, PortState, port_holders, read_port
+from ichat.preflight.obstacles import problems_of_port
 from ichat.supervisor.orphans import marked_by
-from ichat.supervisor.preflight import problems_of_port
-from ichat.supervisor.preflight_facts import Holder, PortState, port_holders, read_port
 from ichat.supervisor.state import WORKERS_FILE, read_saved
 
 BEATS_MAX = 3
-"""A worker that has missed so many heartbeats is not heard."""
+"""A worker that has missed this many heartbeats counts as not heard."""
 _BAD = ("unhealthy", "stale", "wedged", "failed", "broken", "restarting")
 
 
@@ -40,12 +42,12 @@ class OtherGateway:
     pid: int
     user: str
     directory: str = ""
-    """Its STATE_DIRECTORY; empty where that cannot be seen, or is not set."""
+    """Its STATE_DIRECTORY; empty if that cannot be seen, or is not set."""
 
 
 @attrs.frozen
 class GatewayFacts:
-    """What is known of the gateway with this configuration."""
+    """The facts about the gateway with this configuration."""
 
     port: PortState = "free"
     holders: Sequence[Holder] = ()
@@ -54,7 +56,7 @@ class GatewayFacts:
     pid: int | None = None
     """Its process; None: none runs."""
     processes: Sequence[LeftProcess] = ()
-    """The processes of its workers, or of those of an earlier gateway."""
+    """The processes of its workers, or of the workers of an earlier gateway."""
     kept: frozenset[str] = frozenset()
     """Workers that are meant to outlive their gateway."""
 
@@ -66,9 +68,11 @@ class GatewayFacts:
 
 @attrs.frozen
 class WorkerReport:
-    """What a running gateway says of its workers, or why it says nothing."""
+    """A running gateway's report on its workers and its configuration file, or the reason why there is none."""
 
     workers: Sequence[Json] = ()
+    config: Json = attrs.field(factory=dict[str, object])
+    """How the configuration file compares with the configuration in force; empty: not reported (an older gateway)."""
     refusal: str = ""
     needs_key: bool = False
 
@@ -99,9 +103,11 @@ def read_gateway_facts(config: Config) -> GatewayFacts:
 
 
 def read_report(make_api: Callable[[], Api]) -> WorkerReport:
-    """Ask a running gateway for its workers; it waits for the network, so it belongs in a thread."""
+    """Ask a running gateway for its workers and its file; it waits for the network, so it belongs in a thread."""
     try:
-        return WorkerReport(objects_of(make_api().get("/v1/admin/workers").value.get("data")))
+        api = make_api()
+        workers = objects_of(api.get("/v1/admin/workers").value.get("data"))
+        return WorkerReport(workers, object_of(api.get("/v1/admin/config").value.get("file")))
     except RequestRefused as refusal:
         return WorkerReport(refusal=str(refusal), needs_key=refusal.status in (401, 403))
     except Exit as error:
@@ -109,7 +115,7 @@ def read_report(make_api: Callable[[], Api]) -> WorkerReport:
 
 
 def find_in_gateway(config: Config, facts: GatewayFacts, report: WorkerReport | None) -> list[Finding]:
-    """Return what is found about the gateway and its workers; `report` is None where no gateway was asked."""
+    """Return the findings about the gateway and its workers; `report` is None if no gateway was asked."""
     return [*_check_port(config, facts), *_check_left(facts), *_check_report(report)]
 
 
@@ -133,7 +139,7 @@ def _check_port(config: Config, facts: GatewayFacts) -> Iterator[Finding]:
 
 
 def _found_other(port: int, other: OtherGateway) -> Finding:
-    """Most often it is the one that is meant, and the doctor runs as another user or without its environment."""
+    """Most often it is the intended gateway, and the doctor runs as another user or without its environment."""
     sentence = (
         f"A gateway of {other.user} (process {other.pid}) listens on port {port} and has another state directory: if"
         " it is the one meant, be that user and in its environment; else choose another port."
@@ -144,7 +150,7 @@ def _found_other(port: int, other: OtherGateway) -> Finding:
 
 
 def _gateway_at(pid: int) -> OtherGateway | None:
-    """Return what a process is if it is a gateway of iChat's."""
+    """Return the gateway that a process runs; None: the process is no gateway of iChat."""
     try:
         process = psutil.Process(pid)
         words, user, directory = process.cmdline(), process.username(), ""
@@ -184,9 +190,22 @@ def _check_report(report: WorkerReport | None) -> Iterator[Finding]:
         yield _check_reported(worker)
 
 
+def find_in_file(report: WorkerReport, *, is_listed: bool = False) -> list[Finding]:
+    """Return a running gateway's findings about its configuration file, if the file is not in force.
+
+    `is_listed` leaves out the mistakes: they are findings of their own.
+    """
+    trouble, is_refused = config_sentence(report.config), report.config.get("state") == "refused"
+    if is_listed:
+        trouble = config_sentence({**report.config, "errors": []})
+    command = "" if is_refused else "./ichat.pyz reload"
+    sentence = trouble if trouble.endswith("?") else f"{trouble}."
+    return [Finding("error" if is_refused else "warning", "configuration", sentence, command)] if trouble else []
+
+
 def _check_reported(worker: Json) -> Finding:
-    worker_id, state, age = str(worker.get("worker_id")), str(worker.get("state")), worker.get("beat_age_s")
-    why = worker.get("failure") or worker.get("cause")
+    worker_id, state, age = str(worker.get("worker_id")), str(worker.get("state")), worker.get("heartbeat_age_s")
+    why = ": ".join(reasons_of(worker))
     heard = f"its last heartbeat came {age:.1f} s ago" if isinstance(age, int | float) else "it sent no heartbeat yet"
     if state in _BAD:
         said = f" ({why})" if why else ""

@@ -14,14 +14,15 @@ from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.doctor.findings import Finding
 from ichat.hardware.gpus import Gpu, has_nvidia
-from ichat.supervisor.preflight_facts import is_path
+from ichat.preflight.facts import is_path
+from ichat.preflight.hub import hub_cache
 
 GIB = 1024**3
 DISK_BYTES_MIN = 64 * 1024**2
 DISK_BYTES_LOW = GIB
 INODES_LOW = 1000
 SHM_BYTES_LOW = GIB
-"""Less shared memory than this is a warning where a model is spread over several GPUs."""
+"""Less shared memory than this is a warning if a model is spread over several GPUs."""
 FILES_MORE = 1024
 """Files that the gateway has open besides its connections."""
 SWAP_LOW = 0.5
@@ -37,9 +38,9 @@ class DiskFacts:
     """The file system below a path."""
 
     name: str
-    """What the gateway keeps there."""
+    """The gateway's data there."""
     path: str
-    """The path itself, or what exists of it."""
+    """The path itself, or its longest part that exists."""
     free_bytes: int
     total_bytes: int
     free_inodes: int | None
@@ -48,7 +49,7 @@ class DiskFacts:
 
 @attrs.frozen
 class MachineFacts:
-    """What the system says about itself; None where it says nothing."""
+    """The system's facts about itself; None if it reports nothing."""
 
     disks: Sequence[DiskFacts] = ()
     shm_bytes: int | None = None
@@ -91,26 +92,17 @@ def read_memory() -> tuple[int, int | None]:
     return total, next((one for one in limits if one < total), None)
 
 
-def hub_cache(environment: Mapping[str, str]) -> str:
-    """Return the directory in which the Hugging Face hub's files are kept."""
-    if cache := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
-        return os.path.expanduser(cache)
-    base = environment.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
-    home = environment.get("HF_HOME") or os.path.join(base, "huggingface")
-    return os.path.join(os.path.expanduser(home), "hub")
-
-
 def find_in_machine(config: Config, facts: MachineFacts) -> list[Finding]:
-    """Return what is found about disks, limits and memory."""
+    """Return the findings about disks, limits and memory."""
     return [*_check_disks(facts), *_check_memory(config, facts), *_check_limits(config, facts)]
 
 
 def find_gpus_and_holders(
     config: Config, gpus: Sequence[Gpu] | None, own: Mapping[int, str], *, is_silent: bool = False
 ) -> list[Finding]:
-    """Return what is found about the GPUs; `own` has the workers by the ids of their processes.
+    """Return the findings about the GPUs; `own` has the workers by the ids of their processes.
 
-    `is_silent` says that NVIDIA's library did not answer in time.
+    `is_silent`: NVIDIA's library did not answer in time.
     """
     wanted = [one.model_name for one in config.managed_workers if not is_on_cpu(one)]
     if gpus is None and has_nvidia() and wanted:
@@ -118,10 +110,6 @@ def find_gpus_and_holders(
         sentence = f"NVIDIA's device or driver is here, and its library {why}: see what it says."
         return [Finding("error", "driver", sentence, "nvidia-smi")]
     if not gpus:
-        wanted = [worker.model_name for worker in config.managed_workers if worker.gpu_ids]
-        if wanted:
-            sentence = f"No NVIDIA GPU answers here, and {wanted[0]} has gpu_ids: set [] for processors only."
-            return [Finding("error", "GPUs", sentence, "nvidia-smi")]
         return [Finding("ok", "GPUs", "No NVIDIA GPU answers here; the engines have the processors only.")]
     every = any(worker.gpu_ids is None for worker in config.managed_workers)
     named = {number for worker in config.managed_workers for number in worker.gpu_ids or ()}
@@ -203,7 +191,7 @@ def _check_limits(config: Config, facts: MachineFacts) -> Iterator[Finding]:
 
 
 def is_on_cpu(worker: ManagedWorkerConfig) -> bool:
-    """Return whether a worker is told to use processors only."""
+    """Return whether a worker is configured to use processors only."""
     return worker.gpu_ids == [] or worker.backend_args.get("device") == "cpu"
 
 
@@ -263,7 +251,7 @@ def _own_threads() -> int:
 def _is_in_root_group() -> bool:
     lines = _text("/proc/self/cgroup").splitlines()
     if os.path.exists(_NOT_ROOT):
-        return False  # in a container, which sees its own group as the root
+        return False  # in a container, where its own group appears as the root
     return all(line.rpartition(":")[2] == "/" for line in lines)
 
 

@@ -9,15 +9,16 @@ from typing import Literal, cast
 
 import attrs
 import trio
+from exceptiongroup import BaseExceptionGroup
 
 from ichat.cli.client import Json
-from ichat.config.schema import Config
+from ichat.config.schema import Config, ExternalRoute
 from ichat.doctor.findings import Finding, reason_of
 from ichat.errors import Exit
+from ichat.fleet.registered_servers import read_access, upstreams_of
 from ichat.http import client
 from ichat.http.heads import Headers
 from ichat.http.pool import Upstream
-from ichat.proxy.external_routes import read_route
 
 ASK_S = 5.0
 SKEW_S = 30.0
@@ -28,17 +29,17 @@ Way = Literal["answered", "unknown_host", "not_connected", "not_trusted", "not_h
 
 @attrs.frozen
 class WayFacts:
-    """What became of one request."""
+    """The outcome of a request."""
 
     name: str
-    """The worker's id, or the name of the external route."""
+    """The worker's id, or the model of the external route or registered server."""
     place: str
     """Host and port."""
     way: Way
     words: str = ""
     status: int = 0
     skew_s: float | None = None
-    """How far the other clock is ahead of this one; None: it was not told."""
+    """How far the other clock is ahead of this clock, in seconds; None: not known."""
     seconds: float = 0.0
     has_key: bool = False
     is_route: bool = True
@@ -47,25 +48,27 @@ class WayFacts:
 
 
 async def read_routes(config: Config, ends_at: float) -> list[WayFacts]:
-    """Ask each external route for its models, as the gateway would: with its key."""
-    found: dict[int, WayFacts | None] = {}
+    """Ask each external route and registered server for its models, as the gateway would: with its key."""
+    found: dict[str, WayFacts | None] = {}
+    upstreams = upstreams_of(config)
 
-    async def ask(number: int) -> None:
-        given = config.external_routes[number]
+    async def ask(where: str) -> None:
+        given = upstreams[where]
         try:
-            route, upstream = read_route(given, config, f"external_routes[{number}]")
+            access, upstream = read_access(given, where, given.model_name)
         except Exit:
-            found[number] = None  # the findings about keys have it
+            found[where] = None  # the findings about keys report it
             return
-        target = given.health_path or route.target_for(b"/v1/models").decode()
-        way = await ask_way(given.model_name, upstream, target, route.headers_for([]))
+        health_path = given.health_path if isinstance(given, ExternalRoute) else None
+        target = health_path or access.target_for(b"/v1/models").decode()
+        way = await ask_way(given.model_name, upstream, target, access.headers_for([]))
         has_tls, variable = upstream.tls is not None, given.api_key_env
-        found[number] = attrs.evolve(way, has_key=route.has_key, has_tls=has_tls, key_variable=variable)
+        found[where] = attrs.evolve(way, has_key=access.has_key, has_tls=has_tls, key_variable=variable)
 
     with trio.move_on_at(ends_at):
-        await client.ask_each(range(len(config.external_routes)), ask)
-    left = [WayFacts(one.model_name, one.api_base, "not_asked") for one in config.external_routes]
-    ways = [found.get(number, one) for number, one in enumerate(left)]
+        await client.ask_each(upstreams, ask)
+    left = {where: WayFacts(one.model_name, one.api_base, "not_asked") for where, one in upstreams.items()}
+    ways = [found.get(where, one) for where, one in left.items()]
     return [one for one in ways if one is not None]
 
 
@@ -86,7 +89,7 @@ async def read_ways_to_workers(workers: Sequence[Json], ends_at: float) -> list[
 
 
 async def ask_way(name: str, upstream: Upstream, target: str, headers: Headers) -> WayFacts:
-    """Return what becomes of a GET, within ASK_S."""
+    """Return the outcome of a GET, within ASK_S."""
     host = f"[{upstream.host}]" if ":" in upstream.host else upstream.host
     place, began = f"{host}:{upstream.port}", time.monotonic()
     own = [(b"accept", b"*/*"), (b"user-agent", b"ichat"), *headers]
@@ -122,7 +125,7 @@ def _first_of(error: OSError) -> OSError:
 
 
 def find_in_network(ways: Sequence[WayFacts]) -> list[Finding]:
-    """Return what is found about the ways, and about this machine's clock."""
+    """Return the findings about the ways, and about this machine's clock."""
     asked = [way for way in ways if way.way != "not_asked"]
     findings = [finding for way in asked for finding in _check_way(way)]
     if left := [way.name for way in ways if way.way == "not_asked"]:
@@ -133,16 +136,16 @@ def find_in_network(ways: Sequence[WayFacts]) -> list[Finding]:
 
 def _check_way(way: WayFacts) -> Iterator[Finding]:
     host = way.place.rpartition(":")[0]
-    scheme = "the route" if way.is_route else "the worker"
+    whose = "its" if way.is_route else "the worker's"
     curl = f"curl -v http{'s' if way.has_tls else ''}://{way.place}"
     if way.way == "unknown_host":
         sentence = f"The host {host} cannot be resolved: correct its name, or this machine's DNS."
         yield Finding("error", way.name, sentence, f"getent hosts {host}")
     elif way.way == "not_connected":
-        sentence = f"{way.place} cannot be reached ({way.words}): start {scheme}'s server, or open the way to it."
+        sentence = f"{way.place} cannot be reached ({way.words}): start {whose} server, or open the way to it."
         yield Finding("error", way.name, sentence, curl)
     elif way.way == "not_trusted":
-        sentence = f"The certificate of {way.place} is not trusted ({way.words}): set ca_certificates of the route."
+        sentence = f"The certificate of {way.place} is not trusted ({way.words}): set its ca_certificates."
         yield Finding("error", way.name, sentence, f"openssl s_client -connect {way.place}")
     elif way.way == "silent":
         sentence = f"{way.place} did not answer within {ASK_S:g} s: look for a firewall between, or at its load."
@@ -153,7 +156,7 @@ def _check_way(way: WayFacts) -> Iterator[Finding]:
     elif way.status in (401, 403) and way.is_route:
         yield _check_refusal(way)
     elif way.status >= 500:
-        sentence = f"{way.place} answers with status {way.status}: look at the log of {scheme}'s server."
+        sentence = f"{way.place} answers with status {way.status}: look at the log of {whose} server."
         yield Finding("error", way.name, sentence, curl)
     else:
         key = ", and takes the key" if way.has_key and way.status < 300 else ""
@@ -161,7 +164,7 @@ def _check_way(way: WayFacts) -> Iterator[Finding]:
 
 
 def _check_refusal(way: WayFacts) -> Finding:
-    """A key that is wrong gets 401; one that is only not for the list of models may get 403."""
+    """A wrong key gets 401; a key that merely may not list the models may get 403."""
     named = "its key" if way.has_key else "a request without a key (set api_key_env)"
     key = f"the key in {way.key_variable}" if way.key_variable else named
     command = f"export {way.key_variable}=…" if way.key_variable else ""
@@ -186,7 +189,7 @@ def _check_clock(ways: Sequence[WayFacts]) -> Iterator[Finding]:
 
 
 def _skew_of(date: bytes) -> float | None:
-    """Return how far a clock is ahead by the Date of its response (RFC 9110, 6.6.1), which has whole seconds."""
+    """Return how far a clock is ahead by the Date of its response (RFC 9110, 6.6.1), in whole seconds."""
     try:
         skew_s = email.utils.parsedate_to_datetime(date.decode("ascii")).timestamp() - time.time()
     except (ValueError, TypeError, OverflowError):

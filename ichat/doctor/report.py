@@ -1,4 +1,4 @@
-"""How the findings are shown: a mark, a sentence and what to type, in groups; or JSON."""
+"""How the findings are shown: a mark, a sentence and a command, in groups; or JSON."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from ichat.doctor.findings import FindingGroup, worst_of
 COLUMNS_MAX = 100
 COLUMNS_MIN = 40
 RIGHT_MAX = 20
-"""Of a group, so many findings that nothing is wrong are shown one by one."""
+"""A group with more `ok` findings than this shows only their number."""
 
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 _PLAIN_MARKS = {"ok": "+", "warning": "!", "error": "x"}

@@ -1,4 +1,4 @@
-"""The configuration itself, the keys that it names, its certificate, and who may read and change these files."""
+"""The configuration itself, the keys that it names, its certificate, and the permissions of these files."""
 
 import datetime as dt
 import os
@@ -18,8 +18,8 @@ from ichat.doctor.certificates import validity_of
 from ichat.doctor.findings import Finding, reason_of
 from ichat.doctor.machine import existing_part
 from ichat.errors import Exit
+from ichat.fleet.registered_servers import read_access, upstreams_of
 from ichat.http.tls import server_context
-from ichat.proxy.external_routes import read_route
 from ichat.security.addresses import is_loopback
 from ichat.security.key_file import load_keys
 from ichat.security.keys import key_in
@@ -36,7 +36,7 @@ _ALL, _OTHERS, _OTHERS_WRITE = 0o077, 0o007, 0o002
 
 @attrs.frozen
 class FileMode:
-    """Who owns a file or a directory, and who may do what with it."""
+    """The owner and the permissions of a file or a directory."""
 
     path: str
     mode: int
@@ -46,7 +46,7 @@ class FileMode:
 
 
 def read_mode(path: str) -> FileMode | None:
-    """Return who may do what with a file; None if it is not there, or cannot be seen."""
+    """Return the permissions of a file; None if it does not exist, or cannot be seen."""
     try:
         status = os.stat(path)
     except OSError:
@@ -55,7 +55,7 @@ def read_mode(path: str) -> FileMode | None:
 
 
 def read_configuration(path: str | None) -> tuple[Config | None, list[Finding]]:
-    """Return the configuration, the defaults where no file is named, and what is wrong with it; None: it is wrong."""
+    """Return the configuration (the defaults if no file is named; None: it has mistakes), and the findings about it."""
     if path is None:
         sentence = "No configuration is named, so only this machine is examined, and a gateway at its usual port."
         return Config(), [Finding("warning", "file", sentence, "./ichat.pyz doctor -c ichat.toml")]
@@ -67,21 +67,40 @@ def read_configuration(path: str | None) -> tuple[Config | None, list[Finding]]:
         sentences = [f"{path}: {one}{'' if one.endswith('?') else '.'}" for one in said] or [head]
         return None, [Finding("error", "file", sentence) for sentence in sentences]
     workers, routes = len(config.managed_workers), len(config.external_routes)
-    sentence = f"{path} is right (managed workers: {workers}, external routes: {routes})."
+    servers = f"registered servers: {len(config.registered_servers)}, " if config.registered_servers else ""
+    sentence = f"{path} is right (managed workers: {workers}, {servers}external routes: {routes})."
     return config, [Finding("ok", "file", sentence)]
 
 
+def read_place(path: str | None) -> Config | None:
+    """Return the settings of a file with mistakes that say where its gateway is; None: there are none."""
+    settings = configuration.settings_of_refused(pathlib.Path(path)) if path is not None else None
+    return Config(server_settings=settings) if settings is not None else None
+
+
 def find_in_settings(path: str | None, config: Config) -> list[Finding]:
-    """Return what is found about keys, certificate and files. It reads files, so it belongs in a thread."""
+    """Return the findings about keys, certificate and files. It reads files, so it belongs in a thread."""
     made, problem = _read_made_keys(directory_for(config.server_settings))
     return [
         *_check_keys(config),
         *([Finding("error", "keys", problem)] if problem else []),
         *_check_exposure(config, has_made_keys=made.is_used),
-        *_check_certificate(config, dt.datetime.now(dt.UTC)),
+        *_check_certificate(config, dt.datetime.now(dt.timezone.utc)),
         *check_modes(config, *_read_modes(path, config)),
         *_check_state(config),
+        *check_names(config),
     ]
+
+
+def check_names(config: Config) -> Iterator[Finding]:
+    """Warn of names that refuse a share of their requests while one of their targets is away."""
+    for alias in config.models:
+        if alias.strict_shares and len([one for one in alias.targets if one.weight]) > 1 and not alias.fallbacks:
+            sentence = (
+                f"The name {alias.name} has strict_shares and no fallbacks: while one of its targets is away, that"
+                " one's share of the requests is refused. Name fallbacks, or leave strict_shares out."
+            )
+            yield Finding("warning", "names", sentence)
 
 
 def _check_keys(config: Config) -> Iterator[Finding]:
@@ -96,11 +115,11 @@ def _check_keys(config: Config) -> Iterator[Finding]:
             except Exit as exit_:
                 sentence = str(exit_).partition(" A gateway that runs ")[0]
                 found.append(Finding("error", "keys", sentence, f"export {variable}=…"))
-    for number, route in enumerate(config.external_routes):
+    for where, one in upstreams_of(config).items():
         try:
-            read_route(route, config, f"external_routes[{number}]")
+            read_access(one, where, one.model_name)
         except Exit as exit_:
-            command = f"export {route.api_key_env}=…" if "environment" in str(exit_) else ""
+            command = f"export {one.api_key_env}=…" if "environment" in str(exit_) else ""
             found.append(Finding("error", "keys", str(exit_), command))
     yield from found or [Finding("ok", "keys", "Every key that the configuration names is there.")]
 
@@ -158,7 +177,7 @@ def _check_certificate(config: Config, now: dt.datetime) -> Iterator[Finding]:
 
 
 def _read_modes(path: str | None, config: Config) -> tuple[FileMode | None, FileMode | None, Sequence[FileMode]]:
-    """Return those of the configuration, of the state directory, and of the private files."""
+    """Return the permissions of the configuration, of the state directory, and of the private files."""
     directory, key = directory_for(config.server_settings), config.server_settings.tls_key
     private = [*([key] if key else []), *(os.path.join(directory, name) for name in PRIVATE_FILES if directory)]
     found = [mode for one in private if (mode := read_mode(one)) is not None]
@@ -168,7 +187,7 @@ def _read_modes(path: str | None, config: Config) -> tuple[FileMode | None, File
 def check_modes(
     config: Config, file: FileMode | None, directory: FileMode | None, private: Sequence[FileMode]
 ) -> Iterator[Finding]:
-    """Return who may read or change what only the gateway's user should."""
+    """Yield findings about permissions: only the gateway's user should read secrets and change files."""
     found: list[Finding] = []
     if file and file.mode & _OTHERS_WRITE:
         sentence = f"Every user of this machine may change {file.path}, and so what the gateway runs."
@@ -222,7 +241,7 @@ def _check_state(config: Config) -> Iterator[Finding]:
 
 
 def _check_directory(config: Config, directory: str) -> Iterator[Finding]:
-    """Yield a finding where a state directory that is not there cannot be made."""
+    """Yield a finding if a state directory that does not exist cannot be made."""
     there = existing_part(directory)
     if os.path.abspath(directory) == there or (os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)):
         return
