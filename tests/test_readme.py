@@ -1,15 +1,25 @@
-"""README.md and README.zh.md say the same: what is not prose is equal, section by section."""
+"""README.md and README.zh.md say the same: all but the prose is equal, section by section.
+
+The reference has every route of the control plane, command, state and exit code.
+"""
 
 import itertools
 import pathlib
 import re
+import typing
 
 import pytest
 
+from ichat import errors
 from ichat.admin.openapi import document
+from ichat.cli.commands import COMMANDS
+from ichat.fleet.worker_record import State
 
 ROOT = pathlib.Path(__file__).parent.parent
-ENGLISH, CHINESE = "README.md", "README.zh.md"
+ENGLISH, CHINESE, REFERENCE = "README.md", "README.zh.md", "docs/reference.md"
+LINES_MAX = 200
+ROLES = {"gateway", "worker", "key", "doctor", "config schema", "completion bash"}
+"""The commands that need no running gateway, as the reference writes them."""
 _COMMENT = re.compile(r" *# .*$", re.MULTILINE)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)*(?![\w-])")
@@ -28,7 +38,7 @@ def blocks_of(section):
     """Return the blocks of code, without their comments."""
     fenced = re.findall(r"^```.*?^```$", section, re.MULTILINE | re.DOTALL)
     indented = re.findall(r"(?:^ {4}.*\n)+", section, re.MULTILINE)
-    return [_COMMENT.sub("", block) for block in fenced], indented
+    return [[_COMMENT.sub("", block) for block in blocks] for blocks in (fenced, indented)]
 
 
 def prose_of(section):
@@ -80,10 +90,48 @@ def test_what_is_not_prose_is_the_same(kind):
 
 
 @pytest.mark.parametrize("name", [ENGLISH, CHINESE])
-def test_the_tables_have_the_routes_of_the_control_plane(name):
-    """What the OpenAPI document has of usage and administration; routes below one of them may be in its row."""
+def test_a_readme_is_short(name):
+    """A visitor reads it to the end; recipes and reference have their own files."""
+    assert len(text_of(name).splitlines()) <= LINES_MAX
+
+
+def reference_section(title):
+    """Return a section of the reference without its heading."""
+    return text_of(REFERENCE).partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def first_cells(title):
+    """Return the first cells of the rows of a section's tables, with the table's head."""
+    return re.findall(r"^\| ([^|]+?) \|", reference_section(title), re.MULTILINE)
+
+
+def test_the_reference_has_the_routes_of_the_control_plane():
+    """All routes of usage and administration in the OpenAPI document; a row may also hold the routes below its own."""
     routes = {
         "/".join(path.split("/")[:4]) for path in document()["paths"] if path.startswith(("/v1/admin", "/v1/usage"))
     }
-    told = text_of(name)
-    assert [route for route in sorted(routes) if f"{route}`" not in told and f"{route}/" not in told] == []
+    text = reference_section("Routes")
+    assert [route for route in sorted(routes) if f"{route}`" not in text and f"{route}/" not in text] == []
+
+
+def test_the_reference_has_every_command():
+    """The operators' commands, and those that need no gateway."""
+    spans = _SPAN.findall(reference_section("Commands"))
+    words = {span.removeprefix("./ichat.pyz ").split(" [")[0] for span in spans}
+    heads = {word.split()[0] for word in words if word}
+    assert COMMANDS.keys() - heads == set()
+    assert [role for role in ROLES if not any(f"ichat.pyz {role}" in span for span in spans)] == []
+
+
+def test_the_reference_has_every_state():
+    """A row for each state that a worker can have; a worker that is `gone` is in no list."""
+    states = {name for part in typing.get_args(State) for name in (typing.get_args(part) or (part,))}
+    found = {name for cell in first_cells("States of a worker") for name in _SPAN.findall(cell)}
+    assert found == states - {"gone"}
+
+
+def test_the_reference_has_every_exit_code():
+    """The codes that a service manager sees, and that of Ctrl-C."""
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_") and isinstance(value, int)}
+    found = {int(cell) for cell in first_cells("Exit codes") if cell.isdigit()}
+    assert codes - found == set()

@@ -12,9 +12,10 @@ import unicodedata
 
 import attrs
 import pytest
+from support import measures
 
 from ichat.__main__ import NEEDED
-from ichat.routing.worker_record import WorkerRecord
+from ichat.fleet.worker_record import WorkerRecord
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "ichat").rglob("*.py"))
@@ -26,13 +27,14 @@ DIALECT = re.compile(r'"""(?:Give(?! up)|Say)\b.*')
 
 
 LAYERS = [
-    ["texts"],
+    ["texts", "error_shapes", "listeners"],
     ["errors"],
     ["config"],
     ["protocol"],
     ["http"],
     ["security", "routing", "hardware", "cli", "console"],
-    ["observability", "engines"],
+    ["fleet", "engines"],
+    ["observability", "preflight"],
     ["proxy", "supervisor"],
     ["admin", "doctor"],
     ["roles"],
@@ -122,6 +124,13 @@ def test_modules_do_not_import_each_other_in_a_circle():
 
 
 @every_source
+def test_an_init_is_a_docstring(source):
+    """Importing a part of a package does not import the whole; the root has the version besides."""
+    if source.name == "__init__.py" and source.parent.name != "ichat":
+        assert [type(node) for node in tree_of(source).body] == [ast.Expr]
+
+
+@every_source
 def test_roles_do_not_know_each_other(source):
     """Neither role imports the other."""
     if source.parent.name == "roles" and source.stem in ("gateway", "worker"):
@@ -195,12 +204,12 @@ def test_banned_words(source):
 
 
 def test_an_engine_of_another_package_needs_one_module():
-    """The example imports `ichat.engines` and no other module of the project."""
+    """The example imports `ichat.engines.engine` and no other module of the project."""
     for path in sorted((ROOT / "examples").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
-            assert {name for name in names if name.split(".")[0] == "ichat"} <= {"ichat", "ichat.engines"}, path
+            assert {name for name in names if name.split(".")[0] == "ichat"} <= {"ichat", "ichat.engines.engine"}, path
             if isinstance(node, ast.ImportFrom) and node.module == "ichat":
                 assert {alias.name for alias in node.names} == {"__version__"}, path
 
@@ -216,19 +225,60 @@ def test_every_public_thing_is_described(source):
             assert ast.get_docstring(node), node.name
 
 
+def test_no_figure_grows():
+    """Branches, sizes and habits of language only fall; where they have fallen, so do the ceilings."""
+    ceilings = tomllib.loads((ROOT / "tests/ceilings.toml").read_text())
+    found = measures.totals(measures.measure())
+    assert found.keys() - {"lines"} == ceilings.keys()
+    assert {name: found[name] for name, most in ceilings.items() if found[name] > most} == {}
+
+
+def writes_of(tree):
+    """Yield each assignment to an attribute as the object and the attribute's name."""
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        is_write = isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
+        for target in targets if is_write else ():
+            for one in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(one, ast.Attribute):
+                    yield ast.unparse(one.value), one.attr
+
+
 @every_source
 def test_only_the_registry_changes_workers(source):
     """A worker's record is changed by its own methods and the registry's, so that listeners hear of every change."""
-    if source.parent.name == "routing":
+    if source.parent.name == "fleet":
         return
     fields = {field.name for field in attrs.fields(WorkerRecord)}
-    for node in ast.walk(tree_of(source)):
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
-        )
-        for target in targets:
-            if isinstance(target, ast.Attribute) and target.attr in fields:
-                assert ast.unparse(target.value) not in ("worker", "entry", "record", "self.entry", "worker.entry")
+    for owner, name in writes_of(tree_of(source)):
+        assert name not in fields or owner not in ("worker", "entry", "record", "self.entry", "worker.entry"), name
+
+
+WRITERS = {
+    "endpoint": ("routing", "fleet", "proxy"),
+    "exchange": ("proxy",),
+    "forwarded": ("proxy",),
+    "client": ("http", "engines"),
+    **dict.fromkeys(
+        (
+            "auth", "registry", "balancer", "door", "reloader", "key_store", "in_force", "history", "events", "streams",
+            "metrics", "ledger", "quotas", "supervisor", "log_store", "overview",
+        ),
+        (),
+    ),
+}  # fmt: skip
+"""By the names of variables: the packages that may set an attribute of such an object; no others do."""
+BALANCERS_SLOTS = {"on_want", "on_retry_change"}
+
+
+@every_source
+def test_state_has_one_writer(source):
+    """Whoever wants an object to change calls one of its methods, which is where to look for the cause."""
+    for owner, name in writes_of(tree_of(source)):
+        variable = owner.rpartition(".")[2].removeprefix("_")
+        rooms = WRITERS.get(variable)
+        if rooms is not None and name not in BALANCERS_SLOTS:
+            assert room_of(source) in rooms, f"{owner}.{name}"
 
 
 # Prose: every Markdown file that a person has written.
@@ -240,7 +290,9 @@ DOCUMENTS = [
 DOCUMENTS.remove(ROOT / "ichat/engines/FLAGS.md")  # it is generated
 COLUMNS_MAX = 100
 WORDS_MAX = 30
-_CODE = re.compile(r"^```.*?^```$|(?:(?<=\n\n) {4}.*\n(?:(?: {4}.*)?\n)*)", re.MULTILINE | re.DOTALL)
+HABITS_MAX = 0.1
+"""The most habits of CONTRIBUTING.md in each sentence of a document; without *one*, which is a number, too."""
+_CODE = re.compile(r"^```.*?^```$|(?:(?<=\n\n) {4}[^\n]*\n(?:(?: {4}[^\n]*)?\n)*)", re.MULTILINE | re.DOTALL)
 _LEAD = re.compile(r"^ *(?:[-*] |\d+\. )?(?:\*\*[^*]+\*\* ?)?")
 _UNBREAKABLE = re.compile(r"`[^`]*`|\]\([^)]*\)")
 _SENTENCE_END = re.compile(r"[.!?][)\"”*]* +(?=[`*\[(\"“]*[A-Z0-9`])|[。！？](?![」”）*]|$)")
@@ -291,6 +343,15 @@ def test_sentences_are_short(document):
         text = _UNBREAKABLE.sub("X", " ".join([_LEAD.sub("", paragraph[0]), *(line.strip() for line in paragraph[1:])]))
         assert [sentence for sentence in _SENTENCE_END.split(text) if len(sentence.split()) > WORDS_MAX] == []
         assert not _BANNED.search(text), text
+
+
+def test_documents_have_few_habits(document):
+    """The habits that CONTRIBUTING.md lists are correct English now and then; together they are a dialect."""
+    texts = [_UNBREAKABLE.sub("X", " ".join(paragraph)) for paragraph in paragraphs_of(document)]
+    sentences = sum(len(_SENTENCE_END.split(text)) for text in texts)
+    found = measures.habits_in(texts)
+    del found["one for the noun"]
+    assert found.total() <= HABITS_MAX * sentences, found
 
 
 def test_links_lead_somewhere(document):

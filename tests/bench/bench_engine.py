@@ -64,7 +64,7 @@ class Bench:
         pass
 
     def parse(self, argv):
-        from ichat.engines import EngineInfo
+        from ichat.engines.engine import EngineInfo
 
         return EngineInfo("bench", ["tiny"], {}, {})
 
@@ -78,6 +78,6 @@ class Bench:
         return None
 
     def progress(self):
-        from ichat.engines import Progress
+        from ichat.engines.engine import Progress
 
         return Progress()

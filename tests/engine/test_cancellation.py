@@ -26,7 +26,7 @@ from support.programs import LIMIT_S, ROOT
 from support.real_engines import ENGINES, LOAD_S, Deployment, Standstill, send
 
 from ichat.engines.asgi import Call
-from ichat.engines.sglang import _abort_at_once
+from ichat.engines.sglang.engine import _abort_at_once
 from ichat.http.request import Request
 
 TRIES = 20

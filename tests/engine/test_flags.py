@@ -11,13 +11,13 @@ TOGETHER = {
         ("--model m --served-model-name a b --max-model-len 32k --gpu-memory-utilization 0.5 --seed 3 -tp 2"
         " --enable-expert-parallel --no-enable-prefix-caching --rope-theta 5 --hf-overrides.a 1 --max-loras 2"
         " --max-cpu-loras 2 --lora-modules x=p --enable-lora --scheduling-policy priority --nnodes 2"
-        " --master-addr 10.0.0.1 --distributed-executor-backend ray --api-key k"),
+        " --master-addr 10.0.0.1 --distributed-executor-backend ray"),
         {
             "model_path": "m", "served_model_name": "a", "context_length": 32000, "mem_fraction_static": 0.5,
             "random_seed": 3, "tp_size": 2, "ep_size": 2, "disable_radix_cache": True, "max_loras_per_batch": 3,
             "json_model_override_args": '{"rope_parameters": {"rope_theta": 5.0}, "a": 1}', "max_loaded_loras": 3,
             "lora_paths": ["x=p"], "enable_lora": True, "enable_priority_scheduling": True, "use_ray": True,
-            "schedule_low_priority_values_first": True, "dist_init_addr": "10.0.0.1:29501", "api_key": "k",
+            "schedule_low_priority_values_first": True, "dist_init_addr": "10.0.0.1:29501",
         },
     ),
     "vllm": (
@@ -35,6 +35,13 @@ TOGETHER = {
     ),
 }  # fmt: skip
 """Command lines with words of all vocabularies, and what the engines' parsers shall make of them."""
+WITHOUT_EFFECT = (
+    "--scheduler-cls", "--enable-ssl-refresh", "--ssl-cert-reqs", "--uvicorn-log-level", "--log-level-http",
+    "--disable-uvicorn-access-log",
+)  # fmt: skip
+"""Flags of an engine's own parser that a worker leaves out with a reason."""
+OF_THE_SERVER = ("--ssl-keyfile k", "--ssl-certfile c", "--ssl-ca-certs c", "--grpc-port 1")
+"""Flags of both engines that concern the HTTP server which the worker replaces."""
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +85,21 @@ def test_no_flag_is_ignored_in_silence(engine):
         assert step.why or [step.passed[0].replace("_", "-"), *step.passed[1:]] == row.words
 
 
+def test_a_flag_of_the_server_is_refused(engine):
+    """With the reason, by the same table that the worker applies."""
+    refused = [*OF_THE_SERVER, *(["--root-path /v1", "--enable-ssl-refresh"] if engine.name == "sglang" else [])]
+    for words in refused:
+        found = engine.translate(words.split())
+        assert isinstance(found, str), words
+        assert "own HTTP server, which an iChat worker replaces" in found
+
+
+def test_no_engine_asks_for_a_key(engine):
+    """The worker's check refuses it, so the table does: the gateway has no key for it."""
+    for words in ("--api-key k", "--admin-api-key k"):
+        assert "clients' keys belong to the gateway" in engine.translate(words.split())
+
+
 def test_what_becomes_of_a_flag_is_accepted(engine):
     """The engine's own parser takes every result."""
     for row in ROWS:
@@ -88,7 +110,7 @@ def test_what_becomes_of_a_flag_is_accepted(engine):
 
 
 def test_nothing_is_translated_that_the_parser_knows(engine):
-    """Names of the engine's own are never renamed; at most their values are."""
+    """Names of the engine's own are never renamed; at most their values are, and what has no effect is left out."""
     own = {option for action in engine.parser._actions for option in action.option_strings}
     for row in ROWS:
         found = engine.translate(row.words)
@@ -96,7 +118,7 @@ def test_nothing_is_translated_that_the_parser_knows(engine):
             (step,) = found
             names = {word for word in step.passed if word[:2] == "--"}
             assert names <= {row.words[0], "--optimization-level"} or not names, row.words
-            assert step.passed or row.words[0] == "--scheduler-cls", row.words
+            assert step.passed or row.words[0] in WITHOUT_EFFECT, row.words
 
 
 def test_every_flag_of_one_engine_gets_an_answer_from_the_other(engines):

@@ -45,7 +45,9 @@ def test_a_load_that_fails_answers_all_who_wait(site):
     with ThreadPoolExecutor(20) as clients:
         answers = list(clients.map(site.ask, ["broken"] * 20))
     assert {status for status, _, _ in answers} == {503}
-    assert all("NoSuchModel" in answer["error"]["message"] for _, answer, _ in answers), answers[0]
+    messages = {answer["error"]["message"] for _, answer, _ in answers}
+    assert all("it has failed" in message and "NoSuchModel" not in message for message in messages), messages
+    assert "NoSuchModel" in site.program.get("/v1/admin/workers/broken-0")[1]["cause"]
     times = [at for _, _, at in answers]
     assert max(times) - min(times) < TOGETHER_S
 

@@ -9,11 +9,11 @@ import trio
 from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, reset, until
 
 from ichat.config import load as configuration
+from ichat.fleet.worker_record import WorkerEnd
 from ichat.http.request import Request
-from ichat.protocol import Heartbeat, response_tag
+from ichat.protocol.messages import Heartbeat, response_tag
 from ichat.proxy.attempt import Attempt
 from ichat.roles import gateway
-from ichat.routing.worker_record import WorkerEnd
 from ichat.security.keys import hash_of
 
 N_TO_A_OR_B = '[[models]]\nname = "n"\ntargets = [{ model = "a" }]\nfallbacks = ["b"]\n'
@@ -42,9 +42,10 @@ async def silent(stream, head, body):
     await trio.sleep_forever()
 
 
-async def beat(client, port, worker, model, state="ready"):
+async def beat(client, port, worker, model, state="ready", **more):
     body = json.dumps({
         "worker_id": worker, "model_name": model, "host": "127.0.0.1", "port": port, "start_id": "s", "state": state,
+        **more,
     }).encode()  # fmt: skip
     await client.send(JSON_POST % (b"/v1/workers/heartbeat", len(body), body))
     assert (await client.response())[0] == 200
@@ -201,10 +202,11 @@ async def test_what_an_external_route_answers(routed, reply, reason):
 
 
 async def test_the_last_ones_answer_is_passed_on(routed):
-    """An upstream's own words are better than ours."""
+    """An upstream's own words are better than ours, and its name stands before them."""
     client, _ = await routed(N_TO_A_OR_B + ASKED_FOR, a=failing(503), b=failing(500))
     status, headers, body = await client.ask("n")
-    assert (status, body, said(headers)) == (500, b"sad!", (b"b", b"2"))
+    assert (status, said(headers)) == (500, (b"b", b"2"))
+    assert json.loads(body)["error"]["message"] == "The external route b answered 500: sad."
 
 
 async def test_no_first_byte_in_time(routed):
@@ -419,6 +421,60 @@ async def test_limits_count_once_and_keys_are_for_names(served, connect):
     assert code_of((await ask(b"good"))[2]) == "rate_limited"
 
 
+async def test_a_pattern_stands_for_names(served):
+    """Rights, counts and the plan are those of the pattern's name; a model that there is comes first."""
+    keys = "".join(
+        f'[[security.keys]]\nname = "{name}"\nkey_hash = "{hash_of(name)}"\nmodels = ["{model}"]\n'
+        for name, model in (("all", "claude-*"), ("one", "claude-opus"), ("none", "a"))
+    )
+    more = '[[models]]\nname = "claude-*"\ntargets = [{ model = "a" }]\n'
+    client, _ = await served(
+        f'[security]\njoin_token_env = "PATH"\nadmin_key_hash = "{hash_of("admin")}"\n{keys}{more}',
+        {"a": 1, "claude-here": 1},
+    )
+
+    async def ask(key, model, target=b"POST /v1/completions"):
+        head = b"%b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n%bcontent-length: %d\r\n\r\n%b"
+        body = b'{"model": "%b"}' % model if target.startswith(b"POST") else b""
+        await client.send(head % (target, key, b"content-type: application/json\r\n", len(body), body))
+        return await client.response(target.split(b" ")[0])
+
+    for key, model, status in (
+        (b"all", b"claude-opus", 502), (b"all", b"claude-opus-4-8[1m]", 502), (b"one", b"claude-opus", 502),
+        (b"one", b"claude-haiku", 403), (b"none", b"claude-opus", 403), (b"all", b"claude-here", 403),
+    ):  # fmt: skip
+        assert ((await ask(key, model))[0], key, model) == (status, key, model)
+    listed = json.loads((await ask(b"all", b"", b"GET /v1/models"))[2])["data"]
+    assert listed == []
+    assert json.loads((await ask(b"all", b"", b"GET /v1/models/claude-opus"))[2])["id"] == "claude-opus"
+    assert (await ask(b"none", b"", b"GET /v1/models/claude-opus"))[0] == 404
+    metrics = (await ask(b"admin", b"", b"GET /metrics"))[2]
+    assert b'alias="claude-*"' in metrics
+    assert b"claude-opus" not in metrics
+    view = json.loads((await ask(b"admin", b"claude-opus", b"POST /v1/admin/route"))[2])
+    assert (view["alias"], view["model"]) == ("claude-*", "a")
+
+
+async def test_a_name_is_owned_by_its_main_target(serve, gateway_to, connect):
+    """Also while that is not ready, and something else answers for it: by its engine, which is known from its state."""
+    more = """[[models]]
+name = "mixed"
+targets = [{ model = "far", weight = 1 }, { model = "near", weight = 3 }]
+"""
+    _, port = await serve(answering("far"))
+    gateway = await gateway_to({"far": port}, more)
+    client = await connect(gateway)
+
+    async def owners():
+        one = json.loads((await client.get(b"/v1/models/mixed"))[2])["owned_by"]
+        listed = {model["id"]: model["owned_by"] for model in json.loads((await client.get(b"/v1/models"))[2])["data"]}
+        return one, listed["mixed"], listed["far"]
+
+    assert await owners() == ("external", "external", "external")
+    await beat(client, port, "w", "near", state="loading", backend="vllm")
+    assert await owners() == ("vllm", "vllm", "external")
+
+
 async def test_lists_have_names(served):
     """With the card of the first model that is there; a hidden model is not in them, and 404 messages have them."""
     more = N_TO_A_OR_B + '[[models]]\nname = "b"\ntargets = [{ model = "a" }]\n'
@@ -480,24 +536,34 @@ async def test_another_route_of_the_name_is_asked_first(serve, gateway_to, conne
     assert asked(upstreams[0][0])
 
 
-async def test_the_plan_is_explained(served):
-    """Each model with its share, what it would do, and why the request goes on from it; nothing is sent."""
+@pytest.mark.parametrize(("strict", "expected"), [
+    ("true", ("b", "w-b", [
+        ["a", 0.75, 1, "not_ready", None, "not_ready"],
+        ["c", 0.25, None, "single", "w-c", None],
+        ["b", None, 2, "single", "w-b", None],
+    ])),
+    ("false", ("c", "w-c", [
+        ["a", 0.0, None, "not_ready", None, None],
+        ["c", 1.0, 1, "single", "w-c", None],
+        ["b", None, 2, "single", "w-b", None],
+    ])),
+])  # fmt: skip
+async def test_the_plan_is_explained(served, strict, expected):
+    """Each model with its share as it counts now, what it would do, and why the request goes on from it."""
     more = '[[models]]\nname = "n"\ntargets = [{ model = "a", weight = 3 }, { model = "c" }]\nfallbacks = ["b"]\n'
-    client, _ = await served(more, c=answering("c"), b=answering("b"))
+    client, _ = await served(f"{more}strict_shares = {strict}\n", c=answering("c"), b=answering("b"))
 
     async def explain(query=b""):
         body = b'{"model": "n"}'
         await client.send(JSON_POST % (b"/v1/admin/route" + query, len(body), body))
         return json.loads((await client.response())[2])
 
+    def rows_of(view):
+        return [[one[key] for key in ("model", "share", "place", "rule", "worker", "goes_on")] for one in view["plan"]]
+
     view = await explain()
-    assert (view["alias"], view["model"], view["chosen"]) == ("n", "b", "w-b")
-    rows = [[one[key] for key in ("model", "share", "place", "rule", "worker", "goes_on")] for one in view["plan"]]
-    assert rows == [
-        ["a", 0.75, 1, "not_ready", None, "not_ready"],
-        ["c", 0.25, None, "single", "w-c", None],
-        ["b", None, 2, "single", "w-b", None],
-    ]
+    assert (view["alias"], view["model"], view["chosen"]) == ("n", *expected[:2])
+    assert rows_of(view) == expected[2]
     for number in range(20):
         session = f"s{number}".encode()
         model = (await explain(b"?session=" + session))["model"]
@@ -509,6 +575,29 @@ async def test_the_plan_is_explained(served):
         assert (await client.response())[2] == model.encode()
 
 
+async def test_a_name_survives_one_of_its_targets(served):
+    """While one is not ready the others answer all requests; with strict shares its own are refused, and nothing follows."""
+    more = '[[models]]\nname = "n"\ntargets = [{ model = "a", weight = 9 }, { model = "b" }]\n'
+    strict = more.replace('"n"', '"s"') + "strict_shares = true\n"
+    client, _ = await served(more + strict, a=answering("a"), b=answering("b"))
+    await beat(client, 1, "w-a", "a", "draining")
+    answers = [await client.ask("n") for _ in range(30)]
+    assert {(status, body, said(headers)) for status, headers, body in answers} == {(200, b"b", (b"b", b"1"))}
+    refused = [status for status, _, _ in [await client.ask("s") for _ in range(30)] if status == 503]
+    assert refused
+    view = json.loads((await client.ask("s", target=b"/v1/admin/route"))[2])
+    assert (view["rule"], [one["goes_on"] for one in view["plan"]]) == ("not_ready", [None, None])
+
+
+async def test_a_target_that_has_just_failed_gets_no_share(routed, monkeypatch):
+    """Where no connection could be made, only the request that meets that fails."""
+    monkeypatch.setattr("ichat.routing.endpoint.AVOID_S", 1e6)
+    more = '[[models]]\nname = "n"\ntargets = [{ model = "a", weight = 99 }, { model = "b" }]\n'
+    client, _ = await routed(more, a=None, b=answering("b"))
+    statuses = [(await client.ask("n"))[0] for _ in range(60)]  # all to `b` once in 10 ** 120 times
+    assert collections.Counter(statuses) == {502: 1, 200: 59}
+
+
 @pytest.fixture
 def contexts(monkeypatch):
     """Collect the contexts of the gateways that are started."""
@@ -516,7 +605,7 @@ def contexts(monkeypatch):
 
     def building(*args):
         components = build(*args)
-        built.append(components.context)
+        built.append(components.data.context)
         return components
 
     monkeypatch.setattr(gateway, "build", building)

@@ -639,9 +639,10 @@ async def test_an_upstreams_key_is_for_inference(serve, gateway_to, connect, mon
 def test_a_worker_answers_who_has_the_token_and_without_one_its_own_machine():
     """Everything but its health, which tells nothing."""
     options, _ = read_command_line(["--port", "1"])
+    engine = types.SimpleNamespace(adapter=types.SimpleNamespace())
 
     def outcome(token, peer, *headers, path=b"/v1/completions", method=b"POST", host=(b"host", b"127.0.0.1:8000")):
-        worker = WorkerServer(options, None, types.SimpleNamespace(admission=None), 1, token=token)
+        worker = WorkerServer(options, engine, types.SimpleNamespace(admission=None), 1, token=token)
         try:
             worker.authenticate(RequestHead(method, path, b"1.1", [host, *headers], 0), peer)
         except ApiError as refusal:

@@ -9,16 +9,16 @@ from support.programs import LIMIT_S
 
 from ichat.admin import events as streams
 from ichat.admin.changes import FIGURES_AT_ONCE, ToldMarks
-from ichat.admin.events import EventStreams
+from ichat.admin.events import LOOK_S, EventStreams
 from ichat.admin.overview import Overview
 from ichat.config.schema import HistorySettings, Routing
+from ichat.fleet.registry import Registry
 from ichat.http import sse
 from ichat.observability.history import History
-from ichat.protocol import Heartbeat
+from ichat.protocol.messages import Heartbeat, LoadPhase, Machine
 from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.routing.aliases import Aliases
 from ichat.routing.balancer import Balancer
-from ichat.routing.registry import Registry
 from ichat.security.keys import hash_of
 
 
@@ -68,7 +68,7 @@ async def test_a_follower_gets_everything_and_then_what_changes(serve, gateway_t
     reader = await follow(connect, port)
     state = await reader.next("state")
     assert state.keys() == {
-        "gateway", "aliases", "usage_storage", "history", "workers", "models", "machines",
+        "gateway", "config", "aliases", "usage_storage", "history", "workers", "models", "machines",
     }  # fmt: skip
     assert (state["workers"], [one["id"] for one in state["models"]]) == ([], ["m"])
     [alias] = state["aliases"]
@@ -132,14 +132,14 @@ async def test_samples_are_told_and_kept(serve, gateway_to, connect):
 
 async def test_a_disk_that_fails_later_is_told_of(overview, nursery, autojump_clock):
     """Who follows since the morning hears in the evening that usage cannot be written any more, and that it is again."""
-    streams = EventStreams(overview)
+    storage = "ok"
+    streams = EventStreams(overview, usage_storage=lambda: storage)
     nursery.start_soon(streams.run_forever)
     nursery.start_soon(overview.history.sample_forever)
     follower = streams.follow(wants_requests=False)
     [(name, state)] = await read(follower)
     assert (name, state["usage_storage"]) == ("state", "ok")
     for storage in ("the disk is full", "ok"):
-        streams.usage_storage = lambda storage=storage: storage
         [(name, sample)] = await read(follower)
         assert (name, sample["usage_storage"]) == ("sample", storage)
 
@@ -192,6 +192,45 @@ async def overview(registry):
 
 def beat(registry, worker_id, **more):
     registry.record_heartbeat(Heartbeat(worker_id=worker_id, model_name="m", host="h", port=1, backend="vllm", **more))
+
+
+async def test_a_load_is_told_each_second_and_a_phase_at_once(registry, overview, nursery, autojump_clock):
+    """Who follows sees the seconds of a load go on, and its phases as they begin."""
+    streams = EventStreams(overview)
+    nursery.start_soon(streams.run_forever)
+    beat(registry, "w", state="loading", load=[LoadPhase("importing vLLM", 4.0)], heartbeat_interval=3600.0)
+    follower, began_at = streams.follow(wants_requests=False), trio.current_time()
+    [(_, state)] = await read(follower)
+    assert [one["load"]["phases"][-1]["name"] for one in state["workers"]] == ["importing vLLM"]
+
+    async def row_told():
+        while True:
+            [(name, told)] = await read(follower)
+            if name == "workers":
+                return told["changed"][0]
+
+    for _ in range(3):
+        row = await row_told()
+        assert row["load"]["elapsed_s"] == pytest.approx(4 + trio.current_time() - began_at, abs=0.01)
+    assert 2 < trio.current_time() - began_at < 5
+    beat(registry, "w", state="loading", load=[LoadPhase("importing vLLM", 5.0), LoadPhase("loading weights", 0.1)])
+    row = await row_told()
+    assert [one["name"] for one in row["load"]["phases"]] == ["importing vLLM", "loading weights"]
+
+
+async def test_the_machine_of_an_idle_worker_is_told(overview, registry, nursery, autojump_clock):
+    """A heartbeat that differs from the one before in nothing but the worker's machine is a change."""
+    streams = EventStreams(overview)
+    nursery.start_soon(streams.run_forever)
+    beat(registry, "w", heartbeat_interval=3600.0)
+    follower = streams.follow(wants_requests=False)
+    [(_, state)] = await read(follower)
+    assert [one["machine"] for one in state["workers"]] == [None]
+    beat(registry, "w", heartbeat_interval=3600.0, machine=Machine(id="boot-1", name="gpu-1"))
+    with trio.fail_after(5 * LOOK_S):
+        while (told := (await read(follower))[0])[0] != "workers":
+            pass
+    assert [one["machine"] for one in told[1]["changed"]] == ["gpu-1"]
 
 
 async def read(follower, count=1):

@@ -525,7 +525,7 @@ async def test_every_refusal_has_openais_shape(gateway_to, connect, method, targ
 async def test_workers_register_by_their_beats(serve, gateway_to, connect):
     """A beat makes a model available, by every of its names; a good-bye takes it away."""
     _upstream, port = await serve(hello)
-    client = await connect(await gateway_to({}))
+    client = await connect(await gateway_to({}, "[timeouts]\nrestart_wait_s = 0\n"))
 
     async def heartbeat(**more):
         body = json.dumps(
@@ -605,7 +605,9 @@ async def test_an_upstream_may_answer_before_it_has_read_everything(nursery, gat
 
     listeners = await nursery.start(trio.serve_tcp, refuse, 0)
     client = await connect(await gateway_to({"m": listeners[0].socket.getsockname()[1]}))
-    assert (await client.ask(big="x" * 20_000_000))[::2] == (413, b"too much")
+    status, _, body = await client.ask(big="x" * 20_000_000)
+    assert status == 413
+    assert json.loads(body)["error"]["message"] == "The external route m answered 413: too much."
 
 
 async def test_a_dead_worker_is_not_a_black_hole(serve, gateway_to, connect):
@@ -641,8 +643,8 @@ def declining(code):
 
     async def reply(stream, head, body):
         await stream.send_all(
-            b"HTTP/1.1 503 No\r\nx-ichat-error: worker\r\nx-ichat-code: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (code.encode(), len(error), error)
+            b"HTTP/1.1 503 No\r\nx-ichat-error: worker\r\nx-ichat-code: %b\r\nx-ichat-why: pid 7\r\n"
+            b"content-length: %d\r\n\r\n%b" % (code.encode(), len(error), error)
         )
 
     return reply
@@ -671,16 +673,17 @@ async def test_what_a_worker_declines_goes_to_another_one(serve, gateway_to, con
 
 
 async def test_what_the_only_worker_declines_is_answered_as_for_one_that_starts(serve, gateway_to, connect):
-    """503 with a time to wait and the reason, without asking again, until a beat says that it is well."""
+    """503 with a time to wait and the state, without asking again, until a beat says that it is well."""
     upstream, port = await serve(declining("engine_dead"))
     client = await connect(await gateway_to({}))
     await register(client, w=port)
-    for _ in range(3):
+    for words in (b"its worker has lost its engine.", b"its worker is unhealthy.", b"its worker is unhealthy."):
         status, headers, body = await client.ask()
         assert (status, code_of(body)) == (503, "model_not_ready")
         assert int(headers[b"retry-after"]) > 0
         assert headers[b"x-ichat-error"] == b"gateway"
-        assert b"worker w has lost its engine" in body
+        assert words in body
+        assert b"pid 7" not in body, "of what the engine died is for operators"
     assert len(asked(upstream)) == 1
     upstream.reply = hello
     await register(client, w=port)

@@ -1,6 +1,7 @@
 """Workers that are not iChat's own, and external routes, are asked whether they are well."""
 
 import http.server
+import json
 import ssl
 import threading
 
@@ -13,14 +14,15 @@ from support.peers import code_of, plain
 from ichat.config import load as configuration
 from ichat.config.schema import Config, Health
 from ichat.errors import Exit
+from ichat.fleet import health_checks as health
+from ichat.fleet.health_checks import HealthChecker, ProbeResult, read_status
+from ichat.fleet.probes import KEEP_S
+from ichat.fleet.registry import FORGET_S, Registry
 from ichat.http import client
 from ichat.http.pool import Upstream
-from ichat.protocol import Heartbeat
-from ichat.proxy import health_checks as health
+from ichat.protocol.messages import Heartbeat
 from ichat.proxy.external_routes import external_endpoints
-from ichat.proxy.health_checks import HealthChecker, ProbeResult, read_status
 from ichat.routing.availability import NotReady, Ready
-from ichat.routing.registry import FORGET_S, KEEP_S, Registry
 from ichat.supervisor.state import SavedRemoteWorker, SavedState
 
 FOREIGN = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}
@@ -79,6 +81,44 @@ def world(nursery):
 
 
 # In virtual time.
+
+
+async def test_a_worker_that_only_the_gateway_cannot_reach_is_found_without_a_request(world, autojump_clock):
+    """Its heartbeats arrive all the while; it gets requests again once a check reaches it. Its own state is its own."""
+    world.status = 503
+    for number in range(17):
+        world.hear(start_id="s", heartbeat_interval=10)
+        await trio.sleep(4)
+        if number == 5:
+            assert world.state() == "ready", "any response shows that it can be reached"
+            world.status = OSError("no")
+    assert (world.state(), "it cannot be reached" in world.refusal()) == ("unhealthy", True)
+    assert not world.registry.get("w").answers, "its heartbeats are needed all the same"
+    world.status = 200
+    world.hear(start_id="s")
+    await trio.sleep(11)
+    world.hear(start_id="s")
+    assert world.state() == "ready"
+
+
+async def test_a_worker_that_answers_requests_is_not_asked(world, autojump_clock):
+    """Nor is one that loads, or a managed one; with many, those that fail go first and then who was longest not seen."""
+    world.registry.expect("managed", ["m"])
+    world.hear(worker_id="managed", start_id="s")
+    world.hear(worker_id="loads", start_id="s", state="loading")
+    world.hear(start_id="s", heartbeat_interval=1e3)
+    endpoint = world.registry.endpoint_of(world.registry.get("w"))
+    for _ in range(20):
+        endpoint.seen_at = trio.current_time()
+        await trio.sleep(3)
+    assert world.asked == []
+    await trio.sleep(21)
+    assert len(world.asked) in (1, 2)
+    for number in range(2 * health.OWN_AT_ONCE_MAX):
+        world.hear(worker_id=f"w{number}", start_id="s", heartbeat_interval=1e3, port=number + 2)
+    world.asked.clear()
+    await trio.sleep(30)
+    assert len(world.asked) == 3 * health.OWN_AT_ONCE_MAX
 
 
 async def test_one_registration_is_enough_for_who_answers(world, autojump_clock):
@@ -151,10 +191,10 @@ async def test_who_has_no_such_route_is_judged_by_its_beats(world, status, autoj
 
 
 async def test_who_is_not_asked(world, autojump_clock):
-    """iChat's own workers, which tell by themselves, and those that were started here."""
+    """Workers that were started here, and iChat's own that say themselves that they are not ready."""
     world.registry.expect("w", ["m"])
     world.hear()
-    world.hear(worker_id="own", start_id="1")
+    world.hear(worker_id="own", start_id="1", state="loading")
     await trio.sleep(30)
     assert world.asked == []
     world.hear(worker_id="foreign")
@@ -318,10 +358,11 @@ async def test_a_server_that_registers_once(serve, gateway_to, connect):
         while b"/health" not in {head.target for head, _ in upstream.requests} or (await client.ask())[0] != 200:
             await trio.sleep(0.01)
         well = False
-        while b"fails its health checks" not in (answer := await client.ask())[2]:
+        while b"its worker is unhealthy" not in (answer := await client.ask())[2]:
             await trio.sleep(0.01)
         assert (answer[0], code_of(answer[2])) == (503, "model_not_ready")
-        assert b"worker w fails its health checks: /health is answered with 307" in answer[2]
+        assert b"/health" not in answer[2], "that is for operators"
+        assert "/health is answered with 307" in json.loads((await client.get(b"/v1/admin/workers/w"))[2])["failure"]
         assert (await shown(connect, gateway)).get("ichat_health_failed", worker="w") == 1
         well = True
         while (await client.ask())[0] != 200:

@@ -9,8 +9,8 @@ import trio.testing
 from support.peers import JSON_POST, code_of, plain, until
 
 from ichat.admin import app
-from ichat.protocol import Heartbeat, Machine
-from ichat.proxy.heartbeats import HEARTBEAT_PATHS
+from ichat.fleet.heartbeats import HEARTBEAT_PATHS
+from ichat.protocol.messages import Heartbeat, Machine
 from ichat.roles.heartbeat_sender import HeartbeatSender
 
 NEEDED = {"worker_id": "w1", "model_name": "m", "host": "127.0.0.1", "port": 9}
@@ -64,6 +64,45 @@ async def test_other_methods_are_the_control_planes(gateway_to, connect):
     status, headers, body = await client.get(b"/v1/workers/heartbeat")
     assert (status, code_of(body)) == (405, "method_not_allowed")
     assert b"POST" in headers[b"allow"]
+
+
+async def test_a_load_is_seen_while_it_goes_on(gateway_to, connect):
+    """By whole heartbeats and short ones; of phases that are too many or too long none is taken."""
+    client = await connect(await gateway_to({}))
+
+    async def seen():
+        [worker] = json.loads((await client.get(b"/v1/admin/workers"))[2])["data"]
+        return worker["load"], worker["last_load"]
+
+    whole, phase = {**NEEDED, "registration": "r"}, {"name": "importing vLLM", "seconds": 4}
+    assert (await send(client, {**whole, "state": "starting", "load": [phase]}))[0] == 200
+    load, last = await seen()
+    assert ([one["name"] for one in load["phases"]], last) == (["importing vLLM"], None)
+    assert 4 <= load["elapsed_s"] < 60
+    weights = {"name": "loading weights", "seconds": 1.5, "detail": "1 of 2 shards"}
+    short = {"worker_id": "w1", "registration": "r", "state": "loading", "load": [phase, weights]}
+    assert (await send(client, short))[0] == 200
+    load, _ = await seen()
+    assert [(one["name"], one["detail"]) for one in load["phases"]] == [
+        ("importing vLLM", ""),
+        ("loading weights", "1 of 2 shards"),
+    ]
+    wrong = (
+        [phase] * 65,
+        [{**phase, "name": "x" * 65}],
+        [{**phase, "name": "a\nb"}],
+        [{**phase, "seconds": -1}],
+        [{}],
+        ["x"],
+    )
+    for phases in wrong:
+        assert (await send(client, {**short, "load": phases}))[0] == 400
+        assert (await send(client, {**whole, "loaded": phases}))[0] == 400
+    ready = {**whole, "registration": "s", "loaded": [phase, {**weights, "seconds": 2}]}
+    assert (await send(client, ready))[0] == 200
+    load, last = await seen()
+    assert (load, last["elapsed_s"]) == (None, 6)
+    assert [one["expected_s"] for one in last["phases"]] == [None, None]
 
 
 # What workers send.

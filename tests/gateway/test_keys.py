@@ -397,6 +397,9 @@ async def test_keys_from_the_command_line(site, command, connect):
     await command("keys", "change", "team-a", "--expires-in", "never", "--tokens-per-day", "5", "--models", "m")
     changed = (await site.listed())["team-a"]
     assert (changed["expires_at"], changed["limits"]["tokens_per_day"], changed["models"]) == (None, 5, ["m"])
+    _, [other], said = await command("keys", "rotate", "team-a", "--overlap", "2h")
+    assert "The old one is accepted for another" in said
+    assert [(await site.ask("POST", CHAT, BODY, key=one))[0] for one in (secret, other)] == [200, 200]
     _, lines, said = await command("keys", "withdraw", "team-a")
     assert (lines, "No key is left" in said) == (["team-a withdrawn"], True)
     assert (await site.ask("POST", CHAT, BODY, key=secret, client=await connect(site.port)))[0] == 401
@@ -410,6 +413,8 @@ async def test_keys_from_the_command_line(site, command, connect):
         (["make"], "keys make: NAME is needed"),
         (["list", "a"], "keys list: NAME is for the other actions"),
         (["withdraw", "a", "--models", "m"], "the flags of a key are for make and change"),
+        (["make", "a", "--overlap", "1h"], "keys make: --overlap is for rotate"),
+        (["rotate", "a", "--overlap", "never"], "must be like 7d, 24h or 0s"),
         (["make", "a", "--expires-in", "soon"], "must be like 30d, 12h, 90m or 45s"),
         (["give", "a"], "invalid choice: 'give'"),
     ],
@@ -419,3 +424,80 @@ def test_a_wrong_command_line_is_one_sentence(words, sentence):
     with pytest.raises(Exit, match=re.escape(sentence)) as refusal:
         terminal.run(["keys", *words, "--gateway", "http://127.0.0.1:9"])
     assert refusal.value.code == EXIT_USAGE
+
+
+async def test_a_rotated_key_has_two_secrets_for_a_while(site, connect):
+    """Limits and use are the name's; a second rotation ends the oldest secret; the old one ends by itself."""
+    first = await site.make("team-a", requests_per_minute=100)
+    assert first["old_secret_until"] is None
+    await site.ask("POST", CHAT, BODY, key=first["key"])
+
+    async def rotate(body):
+        status, made = await site.ask("POST", "/v1/admin/keys/team-a/rotate", body)
+        assert status == 200, made
+        is_as_said(made, "NewKey")
+        return made
+
+    async def statuses(*keys):
+        return [
+            (await site.ask("POST", CHAT, BODY, key=one["key"], client=await connect(site.port)))[0] for one in keys
+        ]
+
+    second = await rotate({})
+    assert second["old_secret_until"] == pytest.approx(time.time() + 24 * 3600, abs=60)
+    assert second["usage_now"]["requests_last_minute"] == 1
+    assert second["limits"]["requests_per_minute"] == 100
+    assert await statuses(first, second) == [200, 200]
+    third = await rotate({"overlap_s": 3600})
+    assert await statuses(first, second, third) == [401, 200, 200]
+    shown = (await site.listed())["team-a"]
+    assert shown["usage_now"]["requests_last_minute"] == 5
+    assert "key" not in shown
+    fourth = await rotate({"overlap_s": 0.2})
+    with trio.fail_after(LIMIT_S):
+        while (await statuses(third)) != [401]:
+            await trio.sleep(0.01)
+    assert (await site.listed())["team-a"]["old_secret_until"] is None
+    assert await statuses(fourth) == [200]
+    fifth = await rotate({"overlap_s": 0})
+    assert await statuses(fourth, fifth) == [401, 200]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "code"),
+    [
+        ("team-a", {"overlap_s": -1}, "bad_request"),
+        ("team-a", {"overlap_s": 1e9}, "bad_request"),
+        ("team-a", {"overlap_s": None}, "bad_request"),
+        ("team-a", {"models": []}, "bad_request"),
+        ("nobody", {}, "not_found"),
+        ("gone", {}, "key_expired"),
+    ],
+)
+async def test_a_rotation_that_cannot_be_changes_nothing(site, name, body, code):
+    """The key goes on as it was."""
+    made = await site.make("team-a")
+    await site.make("gone", expires_in_s=0.01)
+    while (await site.listed())["gone"]["state"] == "active":
+        await trio.sleep(0.01)
+    _, answer = await site.ask("POST", f"/v1/admin/keys/{name}/rotate", body)
+    assert answer["error"]["code"] == code
+    assert (await site.ask("POST", CHAT, BODY, key=made["key"]))[0] == 200
+
+
+async def test_the_next_gateway_knows_both_secrets(serve, gateway_to, connect, tmp_path):
+    """They are on the disk, as hashes, before the answer."""
+    _, upstream = await serve(hello)
+    text = f"[server_settings]\nport = 0\n{settings(tmp_path)}"
+    text += f'[[external_routes]]\nmodel_name = "m"\napi_base = "http://127.0.0.1:{upstream}/v1"\n'
+    config = configuration.parse(text, "test.toml")
+    keys = []
+    for start in range(2):
+        async with trio.open_nursery() as nursery:
+            site = Site(port := await nursery.start(gateway.run, config), await connect(port))
+            if not start:
+                keys = [(await site.make("a"))["key"]]
+                keys.append((await site.ask("POST", "/v1/admin/keys/a/rotate", {"overlap_s": 900}))[1]["key"])
+            assert [(await site.ask("POST", CHAT, BODY, key=key))[0] for key in keys] == [200, 200]
+            nursery.cancel_scope.cancel()
+    assert not any(key in (tmp_path / "state" / "keys.json").read_text() for key in keys)

@@ -12,14 +12,14 @@ from support.nvml import GIB, Nvml, NVMLError
 from support.peers import plain, until
 
 from ichat.errors import ApiError
+from ichat.fleet.registry import Registry
 from ichat.hardware import gpus
 from ichat.hardware import machines as machine
 from ichat.hardware.gpus import Gpu, GpuProcess, read_gpus
 from ichat.hardware.host import CpuMeter
 from ichat.hardware.machines import MachineMonitor, MachineReport, machines_of, read_machine, report_of
-from ichat.protocol import Heartbeat, Machine, MachineGpu, parse_heartbeat
+from ichat.protocol.messages import Heartbeat, Machine, MachineGpu, parse_heartbeat
 from ichat.roles.heartbeat_sender import HeartbeatSender
-from ichat.routing.registry import Registry
 
 NEEDED = {"worker_id": "w", "model_name": "m", "host": "127.0.0.1", "port": 1}
 FAR = Machine("boot-far", "far", 64, 0.25, 2**40, 2**39, [MachineGpu(0, "GPU-9", "H200", 2**37, 2**36, 0.5)])
@@ -192,9 +192,8 @@ def test_what_was_told_holds_until_it_changes():
 
     def hear(**more):
         registry.record_heartbeat(Heartbeat(**{**NEEDED, "start_id": "1", **more}))
-        return [found for _, found in registry.machines()], registry.wants_machine("w")
+        return [found for _, found in registry.machines()], registry.get("w").machine is None
 
-    assert not registry.wants_machine("w")
     assert hear() == ([], True)
     assert hear(machine=FAR) == ([FAR], False)
     assert hear() == ([FAR], False)
@@ -210,7 +209,7 @@ def test_what_was_told_holds_until_it_changes():
     assert hear(start_id="2") == ([], True)
     other = Registry({}, lambda: now[0], 10)
     other.restore(kept, 1.0)
-    assert (other.machines(), other.wants_machine("w")) == ([], True)
+    assert (other.machines(), other.get("w").machine) == ([], None)
 
 
 async def test_a_machine_rides_in_beats_when_it_changes(serve, nursery):

@@ -21,7 +21,7 @@ from ichat.http.relay import Relay, empty_gap_histogram
 from ichat.observability import exposition, scrape
 from ichat.observability import metrics as counted
 from ichat.observability.prometheus_families import MACHINES_AT_ONCE, families_of
-from ichat.protocol import parse_heartbeat
+from ichat.protocol.messages import parse_heartbeat
 from ichat.routing.endpoint import Endpoint
 
 NAME = 'a "model" \\ b'
@@ -48,8 +48,9 @@ async def hello(stream, head, body):
     await stream.send_all(plain(b"{}"))
 
 
-async def test_a_stream_is_measured(serve, gateway_to, connect, mock_clock):
+async def test_a_stream_is_measured(serve, gateway_to, connect, mock_clock, monkeypatch):
     """Its parts last as long as they do; a model that nobody has is counted without its name."""
+    monkeypatch.setattr("ichat.observability.metrics.LOOP_S", 0.1)
     steps = [trio.Event(), trio.Event()]
 
     async def reply(stream, head, body):

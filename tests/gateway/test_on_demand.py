@@ -7,10 +7,10 @@ import pytest
 import trio
 from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, chunk, code_of, event, plain, until
 
-from ichat.http.keepalive import COMMENT
-from ichat.protocol import Heartbeat, response_tag
+from ichat.fleet.worker_record import WorkerEnd
+from ichat.http.keepalive import COMMENT, is_comment
+from ichat.protocol.messages import Heartbeat, LoadPhase, response_tag
 from ichat.roles import gateway
-from ichat.routing.worker_record import WorkerEnd
 from ichat.security.keys import hash_of
 
 SOON = "[timeouts]\nload_comment_s = 0.1\n"
@@ -45,11 +45,10 @@ class Site:
         """Start the worker, as what loads models does."""
         self.registry.restart(self.worker)
 
-    def tell(self, state="ready"):
+    def tell(self, state="ready", **more):
         """Have the worker send a heartbeat."""
-        self.registry.record_heartbeat(
-            Heartbeat("w", "m", "127.0.0.1", self._worker_port, state=state, start_id="1", heartbeat_interval=1e3)
-        )
+        known = {"state": state, "start_id": "1", "heartbeat_interval": 1e3, **more}
+        self.registry.record_heartbeat(Heartbeat("w", "m", "127.0.0.1", self._worker_port, **known))
 
     def fail(self):
         self.registry.fail(self.worker, FAILED, trio.current_time() + 7.5)
@@ -73,7 +72,7 @@ def open_site(serve, gateway_to, monkeypatch):
     async def start(reply=hello, more=""):
         upstream, worker_port = await serve(reply)
         port = await gateway_to({}, more)
-        return Site(built[-1].context, port, upstream, worker_port)
+        return Site(built[-1].data.context, port, upstream, worker_port)
 
     return start
 
@@ -131,7 +130,7 @@ async def test_all_who_wait_are_answered_once_the_worker_is_ready(open_site, con
 
 
 async def test_a_load_that_fails_is_told_to_all_who_wait(open_site, connect):
-    """At once, with the cause and the time of the next try, and not after `load_wait_s`."""
+    """At once, with the time of the next try and without the cause, and not after `load_wait_s`."""
     site = await open_site(more="[timeouts]\nload_wait_s = 1e6\n")
 
     async def fail():
@@ -141,8 +140,8 @@ async def test_a_load_that_fails_is_told_to_all_who_wait(open_site, connect):
 
     answers = await ask_all(connect, site.port, 20, fail)
     assert {(status, headers[b"retry-after"]) for status, headers, _ in answers} == {(503, b"8")}
-    assert {json.loads(body)["error"]["message"].partition(";")[0] for _, _, body in answers} == {
-        "The model `m` is not ready: worker w was ended by signal SIGKILL: The GPU has no memory left"
+    assert {json.loads(body)["error"]["message"] for _, _, body in answers} == {
+        "The model `m` is not ready: it has failed, and can be asked for again in 8 s."
     }
     assert {code_of(body) for _, _, body in answers} == {"model_not_ready"}
     assert site.upstream.requests == []
@@ -160,7 +159,7 @@ async def test_who_waits_too_long_is_told_how_long_it_still_takes(open_site, con
     assert trio.current_time() - began >= 0.3
     assert (status, code_of(body)) == (503, "model_not_ready")
     assert 1 <= int(headers[b"retry-after"]) <= 100
-    assert json.loads(body)["error"]["message"].endswith("worker w is cold; the request has waited for 0.3 s.")
+    assert json.loads(body)["error"]["message"].endswith("ready: it is not loaded; the request has waited for 0.3 s.")
     _, _, metrics = await client.get(b"/metrics")
     assert b'ichat_refusals_total{reason="timeouts.load_wait_s"} 1.0' in metrics
 
@@ -233,6 +232,26 @@ async def test_a_worker_that_is_drained_for_another_model_loses_nobody(open_site
     assert (await waiting.response())[0] == 200
 
 
+async def test_a_stream_that_waits_is_told_what_the_load_does(open_site, connect):
+    """The comment has the phase and its seconds, however long its name, and stays a comment to a gateway in front."""
+    site = await open_site(sse, SOON)
+    client = await connect(site.port)
+    await stream(client)
+    await site.until_waiting(1)
+    site.start()
+    site.registry.enter_load(site.worker, "checking")
+    data = await read_until(client, lambda data: b": loading m: checking, 0 s\n\n" in data)
+    site.tell("loading", load=[LoadPhase("importing vLLM", 4.2)])
+    data = await read_until(client, lambda data: b": loading m: importing vLLM, 4 s\n\n" in data, data)
+    site.tell("loading", load=[LoadPhase("ä" * 64, 7.2, "ö" * 64)])
+    data = await read_until(client, lambda data: "ö".encode() in data and data.endswith(b"\n\n\r\n"), data)
+    comment = data.rpartition(b"\r\n: ")[2].removesuffix(b"\r\n")
+    assert "ää" in comment.decode(), "no character is cut in two"
+    assert is_comment(bytearray(b": " + comment), 0, len(comment) + 2)
+    site.tell()
+    await read_until(client, lambda data: data.endswith(SSE_END), data)
+
+
 @pytest.mark.parametrize("more", ["", "sse_keepalive_s = 3600\n"])
 async def test_a_stream_that_waits_for_a_load_is_told_how_long(open_site, connect, more):
     """Comments come while the model is loaded, then the answer, and the connection serves the next request."""
@@ -240,11 +259,11 @@ async def test_a_stream_that_waits_for_a_load_is_told_how_long(open_site, connec
     client = await connect(site.port)
     await stream(client)
     await site.until_waiting(1)
-    data = await read_until(client, lambda data: b": loading m\n\n\r\n" in data)
-    assert data.endswith(b"\r\n\r\n" + chunk(b": loading m\n\n")), "it is not known how long it takes"
+    data = await read_until(client, lambda data: b": loading m: about to start\n\n\r\n" in data)
+    assert data.endswith(b"\r\n\r\n" + chunk(b": loading m: about to start\n\n")), "it is not known how long it takes"
     site.registry.expect_ready(site.worker, trio.current_time() + 1000)
     data = await read_until(client, lambda data: b" left" in data, data)
-    assert re.search(rb"\n: loading m, about (1000|9\d\d) s left\n\n\r\n$", data)
+    assert re.search(rb"\n: loading m: about to start; about (1000|9\d\d) s left\n\n\r\n$", data)
     site.registry.expect_ready(site.worker, trio.current_time())
     data = await read_until(client, lambda data: b"longer than usual\n\n" in data, data)
     site.start()
@@ -254,6 +273,20 @@ async def test_a_stream_that_waits_for_a_load_is_told_how_long(open_site, connec
     assert data.count(b"HTTP/1.1") == 1
     assert b"x-request-id: " in data
     assert (await client.ask())[0] == 200
+
+
+async def test_the_first_comments_come_soon(open_site, connect):
+    """However rarely comments are sent: the client knows at once that its model is being loaded, and soon how."""
+    site = await open_site(sse, "[timeouts]\nload_comment_s = 3600\n")
+    client = await connect(site.port)
+    await stream(client)
+    data = await read_until(client, lambda data: b": loading m: about to start\n\n" in data)
+    assert data.startswith(b"HTTP/1.1 200")
+    site.start()
+    site.tell("loading", load=[LoadPhase("importing vLLM", 4.2)])
+    data = await read_until(client, lambda data: b": loading m: importing vLLM, " in data, data)
+    site.tell()
+    await read_until(client, lambda data: data.endswith(SSE_END), data)
 
 
 async def test_comments_of_other_waits_come_after_the_load(open_site, connect):
@@ -267,7 +300,7 @@ async def test_comments_of_other_waits_come_after_the_load(open_site, connect):
     site = await open_site(reply, SOON + "sse_keepalive_s = 0.1\n")
     client = await connect(site.port)
     await stream(client)
-    data = await read_until(client, lambda data: b": loading m\n\n" in data)
+    data = await read_until(client, lambda data: b": loading m: about to start\n\n" in data)
     site.start()
     site.tell()
     data = await read_until(client, lambda data: COMMENT in data, data)
@@ -289,14 +322,14 @@ async def test_no_comment_comes_after_a_load_where_none_is_configured(open_site,
     site = await open_site(reply, SOON)
     client = await connect(site.port)
     await stream(client)
-    data = await read_until(client, lambda data: b": loading m\n\n" in data)
+    data = await read_until(client, lambda data: b": loading m: about to start\n\n" in data)
     site.start()
     site.tell()
     await until(lambda: site.upstream.requests)
     await trio.sleep(1.2)  # more than a sweep of the hub
     go.set()
     data = await read_until(client, lambda data: data.endswith(SSE_END), data)
-    assert data.endswith(chunk(b": loading m\n\n") + event(1) + SSE_END)
+    assert data.endswith(chunk(b": loading m: about to start\n\n") + event(1) + SSE_END)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +341,7 @@ async def test_a_load_that_fails_after_a_comment_ends_the_stream_with_an_event(o
     site = await open_site(sse, SOON)
     client = await connect(site.port)
     await stream(client, path)
-    data = await read_until(client, lambda data: b": loading m\n\n" in data)
+    data = await read_until(client, lambda data: b": loading m: about to start\n\n" in data)
     site.start()
     site.fail()
     data += await client.everything()
@@ -316,12 +349,12 @@ async def test_a_load_that_fails_after_a_comment_ends_the_stream_with_an_event(o
     last = data.partition(before)[2].partition(b"\n\n")[0]
     error = json.loads(last)["error"]
     assert error["code"] == "model_not_ready"
-    assert "The GPU has no memory left" in error["message"]
+    assert "it has failed" in error["message"]
 
 
 async def test_a_load_that_fails_before_any_comment_is_a_plain_error(open_site, connect):
-    """A stream that has had no comment gets the status, as if there were none."""
-    site = await open_site(sse, "[timeouts]\nload_comment_s = 3600\n")
+    """A stream that gets no comments gets the status."""
+    site = await open_site(sse, "[timeouts]\nload_comment_s = 0\n")
     client = await connect(site.port)
     await stream(client)
     await site.until_waiting(1)

@@ -179,7 +179,9 @@ async def test_one_request_is_cancelled_and_no_other_of_its_id(site):
     own = [one["own_id"] for one in (await here.listed())["requests"]]
     status, answer = await here.cancel("same")
     assert (status, answer["error"]["code"]) == (409, "ambiguous_id")
-    assert answer["error"]["message"] == f"2 requests have the id same: cancel one by its own: {', '.join(own)}"
+    assert (
+        answer["error"]["message"] == f"2 requests have the id same: cancel one by its own: {', '.join(sorted(own))}."
+    )
     assert await here.cancel(own[0]) == (200, {"id": own[0], "cancelled": 1})
     assert (await clients[0].response())[0] == 503
     assert [one["own_id"] for one in (await here.listed())["requests"]] == own[1:]

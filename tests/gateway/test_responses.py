@@ -16,7 +16,7 @@ from ichat.engines.sglang.adapter import SGLangAdapter
 from ichat.errors import ApiError
 from ichat.http.json_body import PARSED_BYTES_MAX
 from ichat.http.request import Request
-from ichat.protocol import response_tag
+from ichat.protocol.messages import response_tag
 from ichat.protocol.responses import is_background, is_of_model, new_response_id
 from ichat.security.keys import hash_of
 

@@ -15,6 +15,7 @@ import pytest
 from support.programs import LIMIT_S
 
 from ichat.observability import tracing
+from ichat.observability.request_record import UsedTokens
 from ichat.observability.tracing import SpanTracing, Tracing, open_tracing
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -23,7 +24,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def record(status, **facts):
     """The record of a request of which a test says only what it is about."""
     usual = {"status": status, "error": "", "model": "", "worker": "", "queued_s": 0.0, "phase": "", "alias": ""}
-    return types.SimpleNamespace(**usual | facts)
+    return types.SimpleNamespace(**usual | {"route": "other", "usage": None} | facts)
 
 
 TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
@@ -106,7 +107,7 @@ def test_without_an_endpoint_nothing_is_looked_for():
     """Who sends no spans does not wait for OpenTelemetry to be imported."""
     code = (
         "import sys; from ichat.observability.tracing import open_tracing; tracing = open_tracing(); print(tracing);"
-        "tracing.end(tracing.begin([], b'/', is_known=True), None); tracing.close();"
+        "tracing.begin([], b'/', is_known=True); tracing.close();"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -164,7 +165,7 @@ def test_a_request_is_a_span(spans):
     """It goes on with the client's trace, has all that is known of the request, and the upstream is told its id."""
     tracer, finished = spans
     trace = begin(tracer, [*names(PARENT), (b"tracestate", b"a=1"), (b"tracestate", b"b=2")])
-    tracer.end(trace, record(200, model="m", worker="w-0", queued_s=0.25))
+    tracer.ended(record(200, span=trace.span, model="m", worker="w-0", queued_s=0.25))
     (span,) = finished()
     assert trace.id.encode() == TRACE == b"%032x" % span.context.trace_id
     assert b"%016x" % span.parent.span_id == SPAN
@@ -191,7 +192,7 @@ def test_a_request_without_a_parent_is_the_first_span(spans):
     """Whether it is sampled is the SDK's decision."""
     tracer, finished = spans
     trace = begin(tracer, [])
-    tracer.end(trace, record(200))
+    tracer.ended(record(200, span=trace.span))
     (span,) = finished()
     assert span.parent is None
     made = MADE.fullmatch(told(trace)[b"traceparent"])
@@ -205,7 +206,7 @@ def test_what_is_no_parent_is_no_parent_of_a_span(spans, header):
     """The SDK begins a new trace then, and the state that came along is not passed on."""
     tracer, finished = spans
     trace = begin(tracer, [*names(header), (b"tracestate", b"a=1")])
-    tracer.end(trace, record(200))
+    tracer.ended(record(200, span=trace.span))
     (span,) = finished()
     assert span.parent is None
     assert trace.id.encode() != TRACE
@@ -225,7 +226,7 @@ def test_what_the_client_does_not_sample_is_no_span(spans):
     """The trace goes on, unsampled."""
     tracer, finished = spans
     trace = begin(tracer, names(PARENT[:-1] + b"0"))
-    tracer.end(trace, record(500, error="internal_error"))
+    tracer.ended(record(500, span=trace.span, error="internal_error"))
     assert finished() == ()
     made = MADE.fullmatch(told(trace)[b"traceparent"])
     assert (made[1], made[3]) == (TRACE, b"00")
@@ -246,18 +247,47 @@ def test_what_the_client_does_not_sample_is_no_span(spans):
 def test_what_failed_is_marked(spans, status, error, is_error, kind):
     """A client's mistake is no error of the server; a response that broke off is."""
     tracer, finished = spans
-    tracer.end(begin(tracer, []), record(status, error=error, phase="waiting"))
+    tracer.ended(record(status, span=begin(tracer, []).span, error=error, phase="waiting"))
     (span,) = finished()
     assert (span.status.status_code.name == "ERROR") == is_error
     assert span.attributes.get("error.type") == kind
     assert span.attributes["ichat.phase"] == "waiting"
 
 
+@pytest.mark.parametrize(
+    ("route", "operation"),
+    [
+        ("/v1/chat/completions", "chat"),
+        ("/v1/responses", "chat"),
+        ("/v1/messages", "chat"),
+        ("/v1/completions", "text_completion"),
+        ("/v1/embeddings", "embeddings"),
+        ("/v1/rerank", None),
+    ],
+)
+def test_what_a_request_was_and_used(spans, route, operation):
+    """By the names of OpenTelemetry's conventions for generative AI, where they have one for the route."""
+    tracer, finished = spans
+    for usage in (UsedTokens(70, 8, 9), UsedTokens(70, 8, is_estimate=True), None):
+        tracer.ended(record(200, span=begin(tracer, []).span, model="m", route=route, usage=usage))
+    counted, *others = [
+        {key: value for key, value in span.attributes.items() if "gen_ai" in key} for span in finished()
+    ]
+    known = {"gen_ai.request.model": "m"} | ({"gen_ai.operation.name": operation} if operation else {})
+    assert others == [known, known], "an estimate is no count"
+    assert counted == known | {
+        "gen_ai.usage.input_tokens": 70,
+        "gen_ai.usage.output_tokens": 8,
+        "gen_ai.usage.cache_read.input_tokens": 9,
+    }
+
+
 def test_a_name_and_the_model_that_answered(spans):
     """The request has the name that was asked for, the response its model; for a model the two would be the same."""
     tracer, finished = spans
     for alias in ("gpt", ""):
-        tracer.end(tracer.begin([], b"/v1/completions", is_known=True), record(200, model="m", alias=alias))
+        trace = tracer.begin([], b"/v1/completions", is_known=True)
+        tracer.ended(record(200, span=trace.span, model="m", alias=alias))
     found = [
         (span.attributes["gen_ai.request.model"], span.attributes.get("gen_ai.response.model")) for span in finished()
     ]
@@ -268,7 +298,7 @@ def test_what_a_client_chose_is_cut(spans):
     """Neither a name nor a path fills anybody's memory, and a path that is one of many names no span."""
     tracer, finished = spans
     trace = tracer.begin([], b"/v1/" + b"x" * 5000, is_known=False)
-    tracer.end(trace, record(404, model="\ud800" + "m" * 5000))
+    tracer.ended(record(404, span=trace.span, model="\ud800" + "m" * 5000))
     (span,) = finished()
     assert span.attributes["gen_ai.request.model"].startswith("?m"), "nothing that cannot be written"
     assert span.name == "POST"
@@ -319,7 +349,7 @@ def test_spans_arrive(environment, receiver, caplog, settings, service):
     assert f"127.0.0.1:{receiver.server_port}" in caplog.text
     assert "hush" not in caplog.text
     trace = begin(tracer, names(PARENT))
-    tracer.end(trace, record(200, model="m"))
+    tracer.ended(record(200, span=trace.span, model="m"))
     assert receiver.got == []
     tracer.close()
     ((path, body),) = receiver.got
@@ -340,7 +370,7 @@ def test_the_end_waits_for_nobody_for_long(environment, caplog):
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
         environment.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
         tracer = open_tracing()
-        tracer.end(begin(tracer, []), record(200))
+        tracer.ended(record(200, span=begin(tracer, []).span))
         tracer.close()
         assert "could not be sent" in caplog.text
         (thread,) = (thread for thread in threading.enumerate() if thread.name == "spans")

@@ -10,13 +10,14 @@ import attrs
 import psutil
 import pytest
 import trio
+from support.nvml import Nvml
 from support.peers import code_of, plain, until
 from support.programs import LIMIT_S
 
 from ichat import errors
-from ichat.engines import find
 from ichat.engines import thread as host
 from ichat.engines.children import Child, ProcessFamily
+from ichat.engines.engine import find
 from ichat.errors import EXIT_SOFTWARE, EXIT_USAGE, Exit
 from ichat.roles.heartbeat_sender import HeartbeatSender
 from ichat.roles.worker_options import read_command_line
@@ -224,7 +225,7 @@ async def test_an_engine_that_dies_fails_its_requests(make_worker, connect):
     await until(lambda: rig.engine.running == 1)
     status, _, body = await killer.ask(target=b"/die")
     assert (status, code_of(body)) == (500, "engine_failed")
-    assert b"killed by a test" in body
+    assert b"killed by a test" not in body, "why it died is for operators"
     assert (await hanging.response())[0] == 500
     with trio.fail_after(LIMIT_S):
         await rig.host.ended.wait()
@@ -298,7 +299,7 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error(make_worker, connec
     assert (first, rest) == (b'data: {"n": 0}', b"")
     assert last.startswith(b'data: {"error"')
     assert code_of(last.removeprefix(b"data: ")) == "engine_failed"
-    assert b"killed by a test" in last
+    assert b"The engine failed: it has died." in last
     assert await client.everything() == b""
     with trio.fail_after(LIMIT_S):
         await rig.host.ended.wait()
@@ -403,6 +404,22 @@ async def test_the_engines_metrics_come_first_and_then_the_workers(make_worker, 
         assert "ichat_worker_in_flight 0.0" in lines
         assert "ichat_engine_aborts_total 0.0" in lines
         assert any(line.startswith("ichat_worker_load_seconds ") for line in lines)
+
+
+async def test_the_gpus_of_its_machine_are_in_a_workers_metrics(make_worker, connect, nursery, monkeypatch):
+    """By the names that the gateway's metrics have, with what the worker itself holds; those of the engine come first."""
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(buses=(1, 2)))
+    rig, port = await make_worker()
+    nursery.start_soon(rig.worker.watch_machine_forever)
+    client = await connect(port)
+    assert b"ichat_gpu" not in (await client.get(b"/metrics"))[2]
+    await until(lambda: rig.worker.heartbeat().machine is not None)
+    status, _, body = await client.get(b"/metrics")
+    assert status == 200
+    found = body.decode()
+    assert re.search(r'^ichat_gpu_memory_total_bytes\{gpu="1",machine="[^"]+"\} 8', found, re.MULTILINE)
+    assert len(re.findall(r"^ichat_gpu_utilization_ratio\{", found, re.MULTILINE)) == 2
+    nursery.cancel_scope.cancel()
 
 
 async def test_the_gateway_hears_at_once_of_other_models(make_worker, connect, serve, nursery):

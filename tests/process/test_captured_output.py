@@ -616,6 +616,17 @@ def test_capture_in_a_terminal():
     os.close(ours)
 
 
+def test_a_library_that_writes_its_own_lines_is_not_repeated():
+    """The hub's library has a handler of its own: each of its retries is one line."""
+    code = (
+        "import logging, sys; from ichat.__main__ import _prepare; _prepare('info', sys.stderr)\n"
+        "hub = logging.getLogger('huggingface_hub'); hub.addHandler(logging.StreamHandler())\n"
+        "logging.getLogger('huggingface_hub.file_download').warning('Retrying in 1s')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == "Retrying in 1s\n"
+
+
 def test_capture_without_descriptors():
     """A process that was started with its output closed is captured as well."""
     reading, writing = os.pipe()

@@ -1,20 +1,15 @@
 """The operator's commands against a gateway that says what a test wants, and against a real one with the fake engine."""
 
-import codecs
 import contextlib
 import io
 import json
-import os
-import pty
 import re
-import select
 import signal
 import socket
 import ssl
 import subprocess
 import sys
 import threading
-import time
 import types
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,23 +18,25 @@ from typing import get_args
 import pytest
 import trustme
 from support.programs import LIMIT_S, ROOT, Program, ichat
+from support.terminals import Pty
 
+from ichat.cli import chat as terminal_chat
 from ichat.cli import commands as terminal
 from ichat.cli import launch as terminal_launch
 from ichat.cli import logs as terminal_logs
 from ichat.cli import models as terminal_models
 from ichat.cli.client import read_events
 from ichat.cli.screen import clean, duration, log_line, size
+from ichat.engines.flags import engine_flags
 from ichat.errors import Exit
 from ichat.routing.policies import Rule
-from ichat.supervisor.launch import engine_flags
 
 KEPT = ("command", "path", "query", "headers", "body")
 STATES = ("starting", "loading", "ready", "following", "draining", "gone", "unhealthy", "wedged", "failed", "broken", "stale",
           "restarting", "cold", "asleep", "waking", "a-new-one")  # fmt: skip
 READY = {
     "worker_id": "w1", "managed": True, "state": "ready", "phase": "ready", "model_name": "org/m", "model_names": ["org/m", "m"],
-    "backend": "vllm", "model_path": "/m", "host": "10.0.0.1", "port": 8001, "pid": 7, "in_flight": 3, "beat_age_s": 1.26,
+    "backend": "vllm", "model_path": "/m", "host": "10.0.0.1", "port": 8001, "pid": 7, "in_flight": 3, "heartbeat_age_s": 1.26,
     "progress": {"running": 2, "waiting": 1, "kv_use": 0.375, "steps": 9, "tokens_out": 70, "prompt_tokens": 80,
                  "cached_tokens": 70}, "restarts": 0, "failure": None,
     "cause": None, "last_lines": ["loaded"], "args": {"max_model_len": 8192, "seed": None}, "versions": {"vllm": "0.32.0"},
@@ -235,69 +232,6 @@ def console(fake):
     return lambda *words, **more: contextlib.closing(Pty(words, fake.port, **more))
 
 
-class Pty:
-    """A program on a terminal, and what it has written there."""
-
-    def __init__(self, words, port, columns=120):
-        self.master, slave = pty.openpty()
-        env = {
-            **os.environ,
-            "ICHAT_GATEWAY": f"http://127.0.0.1:{port}",
-            "COLUMNS": str(columns),
-            "TERM": "xterm-256color",
-        }
-        self.text = ""
-        self.at = 0
-        self.decode = codecs.getincrementaldecoder("utf-8")().decode
-        self.process = subprocess.Popen(ichat(*words), cwd=ROOT, env=env, preexec_fn=lambda: os.login_tty(slave))
-        os.close(slave)
-
-    def type(self, text):
-        os.write(self.master, text.encode())
-
-    def until(self, expected):
-        """Read until the screen shows this, after what was waited for before."""
-        deadline = time.monotonic() + LIMIT_S
-        while not (found := re.compile(expected).search(self.text, self.at)):
-            assert time.monotonic() < deadline, self.text
-            assert self.read(), self.text
-        self.at = found.end()
-
-    def press_until(self, key, expected):
-        """Press a key, as often as it takes: Python's input may sleep over a signal that comes just before it waits."""
-        self.type(key)
-        pressed_at = time.monotonic()
-        while not re.compile(expected).search(self.text, self.at):
-            if time.monotonic() > pressed_at + 1:
-                self.type(key)
-                pressed_at = time.monotonic()
-            assert self.read(), self.text
-        self.until(expected)
-
-    def end(self):
-        """Read to the end; give the exit code."""
-        deadline = time.monotonic() + LIMIT_S
-        while self.read():
-            assert time.monotonic() < deadline, self.text
-        return self.process.wait(LIMIT_S)
-
-    def read(self):
-        """Read what is there, or comes soon; say whether more may come."""
-        if not select.select([self.master], [], [], 0.1)[0]:
-            return True
-        try:
-            more = os.read(self.master, 65536)
-        except OSError:
-            return False
-        self.text += self.decode(more)
-        return more != b""
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        os.close(self.master)
-
-
 def test_workers_are_lines_of_columns(fake, run):
     """Without a terminal every worker is one line with as many words as columns, whatever is known of it."""
     code, out, err = run("workers")
@@ -310,7 +244,7 @@ def test_workers_are_lines_of_columns(fake, run):
         "org/m,m",
         "10.0.0.1:8001",
     )
-    assert (first["IN_FLIGHT"], first["RUNNING"], first["KV_USE"], first["LAST_BEAT"]) == ("3", "2", "38%", "1.3s")
+    assert (first["IN_FLIGHT"], first["RUNNING"], first["KV_USE"], first["LAST_HEARTBEAT"]) == ("3", "2", "38%", "1.3s")
     assert "ended with exit code 70: CUDA is out of memory" in out
     assert rows[2] == ["w3", *["-"] * (len(head) - 1)]
     assert len({row.find(word) for row, word in zip(out.splitlines(), ["STATE", "ready", "failed"], strict=False)}) == 1
@@ -320,7 +254,9 @@ def test_every_state_is_shown(fake, run, console):
     """Those of today and those of another gateway, in a line and on a terminal; a worker is not more than its words."""
     workers = [{**READY, "worker_id": f"w{number}", "state": state} for number, state in enumerate(STATES)]
     workers += [{**FAILED, "worker_id": "long", "state": "failed", "cause": "because " * 50}]
-    workers += [{"worker_id": 7, "state": None, "progress": "x", "args": [], "group": 1, "beat_age_s": float("inf")}]
+    workers += [
+        {"worker_id": 7, "state": None, "progress": "x", "args": [], "group": 1, "heartbeat_age_s": float("inf")}
+    ]
     fake.answers["GET", "/v1/admin/workers"] = 200, {"data": workers}
     code, out, _err = run("workers")
     assert (code, [row.split()[1] for row in out.splitlines()[1:]]) == (0, [*STATES, "failed", "-"])
@@ -437,6 +373,15 @@ def test_an_end_that_is_over_is_no_failure(fake, run):
     assert re.search(r"^started by +the gateway, by its API$", out, re.MULTILINE)
     assert re.search(r"^gpus +none$", out, re.MULTILINE)
     assert "\ncause" not in out
+    ill = {**again, "state": "unhealthy", "failure": "/health is answered with 500"}
+    fake.answers["GET", "/v1/admin/workers"] = 200, {"data": [ill]}
+    assert run("workers")[1].rstrip().endswith("  /health is answered with 500")
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, ill
+    out = run("workers", "w1")[1]
+    assert "\ncause" not in out
+    assert "SIGKILL, CUDA is out of memory.\n" in out
+    fake.answers["GET", "/v1/admin/workers"] = 200, {"data": [{**READY, "state": "draining"}]}
+    assert run("workers")[1].splitlines()[1].split()[-1] == "-", "one that is drained says that it is ready"
     down = {**again, "state": "restarting", "failure": "ended with exit code 70", "retry_in_s": 4.2}
     fake.answers["GET", "/v1/admin/workers"] = 200, {"data": [down]}
     assert run("workers")[1].rstrip().endswith(" ended with exit code 70: CUDA is out of memory; starts in 4.2s")
@@ -450,6 +395,7 @@ def test_status_and_models(fake, run):
     """The machine, its GPUs and who holds them; the models."""
     code, out, _err = run("status")
     assert code == 0
+    assert out.splitlines()[0] == "! worker w2 is failed: ended with exit code 70: CUDA is out of memory"
     assert re.search(r"^up +1d1h$", out, re.MULTILINE)
     assert re.search(r"^memory +1.0GiB free of 64.0GiB$", out, re.MULTILINE)
     assert re.search(r"^workers +1 failed, 1 ready$", out, re.MULTILINE)
@@ -491,11 +437,33 @@ def test_models_that_are_loaded_on_demand(fake, run):
     assert re.search(r"^ready in +7.2s$", run("workers", "m-1")[1], re.MULTILINE)
 
 
+def test_what_a_load_does_is_said_in_words(fake, run):
+    """The phase with its seconds, what it took last time, and what is left; later what the load took."""
+    phases = [
+        {"name": "importing vLLM", "seconds": 9.1, "expected_s": 8.0, "detail": ""},
+        {"name": "loading weights", "seconds": 12.6, "expected_s": 14.1, "detail": "3 of 8 shards"},
+    ]
+    load = {"elapsed_s": 21.7, "expected_s": 61.7, "phases": phases}
+    workers = [
+        {**COLD, "worker_id": "m-1", "state": "loading", "phase": "loading weights", "ready_in_s": 7, "load": load}
+    ]
+    fake.answers["GET", "/v1/admin/workers"] = 200, {"data": workers}
+    fake.answers["GET", "/v1/admin/workers/m-1"] = 200, workers[0]
+    words = "loading weights 3 of 8 shards, 12 s (last time 14 s); about 40 s left"
+    assert run("workers")[1].splitlines()[1].endswith(words)
+    assert re.search(rf"^loading +{re.escape(words)}$", run("workers", "m-1")[1], re.MULTILINE)
+    fake.answers["GET", "/v1/admin/workers/m-1"] = 200, {**READY, "load": None, "last_load": load}
+    out = run("workers", "m-1")[1]
+    assert re.search(r"^last load +22 s: importing vLLM 9 s, loading weights 13 s$", out, re.MULTILINE)
+    assert not re.search(r"^loading ", out, re.MULTILINE)
+
+
 def test_where_a_request_would_go(fake, run, monkeypatch, tmp_path):
     """The chosen one is marked, each other one says why not, and a sentence says why."""
     code, out, err = run("explain", "m", "Hello, ä.", "--session", "s")
-    head, *rows, last = out.splitlines()
+    verdict, head, *rows, last = out.splitlines()
     assert (code, err) == (0, "")
+    assert verdict == "→ w1 (longest cached prefix, 6 144 of 8 190 bytes)"
     assert head.split() == ["CHOSEN", "WORKER", "STATE", "LOAD", "IN_FLIGHT", "HAS_BYTES", "CIRCUIT", "REMARK"]
     assert [row.split(maxsplit=7) for row in rows] == [
         ["yes", "w1", "ready", "3", "2/256", "6144", "closed", "-"],
@@ -560,7 +528,9 @@ def test_the_plan_of_a_name_comes_first(fake, run):
         {"model": "m", "share": None, "place": 2, "rule": "prefix", "worker": "w1", "reason": None, "goes_on": None},
     ]  # fmt: skip
     fake.answers["POST", "/v1/admin/route"] = 200, {**ROUTE, "alias": "gpt", "plan": plan}
-    lines = [line.split() for line in run("explain", "gpt")[1].splitlines()]
+    verdict, *told = run("explain", "gpt")[1].splitlines()
+    assert verdict.startswith("→ w1 (longest cached prefix")
+    lines = [line.split() for line in told]
     assert lines[:5] == [
         ["ASKED", "MODEL", "SHARE", "LEADS_TO", "THEN", "REMARK"],
         ["1", "a", "0.95", "not_ready", "goes", "on", "(not_ready)", "w9", "is", "loading"],
@@ -575,7 +545,16 @@ def test_every_rule_has_a_sentence(fake, run):
     """None that this gateway knows is shown by its name alone."""
     for rule in get_args(Rule):
         fake.answers["POST", "/v1/admin/route"] = 200, {**ROUTE, "rule": rule}
-        assert "the rule is" not in run("explain", "m")[1], rule
+        out = run("explain", "m")[1]
+        assert "the rule is" not in out, rule
+        assert f"({rule})" not in out.splitlines()[0], rule
+
+
+def test_what_becomes_of_a_request_that_no_worker_gets(fake, run):
+    """It is said before anything else."""
+    for rule, words in (("queued", "waits"), ("loading", "waits while the model is loaded"), ("x", "is refused (503)")):
+        fake.answers["POST", "/v1/admin/route"] = 200, {**ROUTE, "rule": rule, "chosen": None, "reason": "so"}
+        assert run("explain", "m")[1].splitlines()[0] == f"→ no worker now: it {words}"
 
 
 @pytest.mark.parametrize(
@@ -683,6 +662,7 @@ def test_engine_flags_survive_the_way_through_the_api(words, arguments, flags):
     ("words", "said"),
     [
         (["launch"], "the following arguments are required: MODEL_PATH"),
+        (["run"], "ichat.pyz run: the following arguments are required: MODEL\n"),
         (["launch", "--max-model-len", "8192", "m"], "--max-model-len is no flag of it; the engine's flags stand after"),
         (["launch", "m", "x"], "x belongs to no flag."),
         (["launch", "m", "-tp", "2"], "-tp: write the long form"),
@@ -693,6 +673,7 @@ def test_engine_flags_survive_the_way_through_the_api(words, arguments, flags):
         (["launch", "m", "--port"], "argument --port: expected one argument"),
         (["stop", "w1", "--drain-s", "-1"], "--drain-s"),
         (["workers", "a", "b"], "unrecognized arguments: b"),
+        (["top", "--onse=1"], "unrecognized arguments: --onse=1 (did you mean --once"),
         (["worker-show"], "the following arguments are required: ID"),
         (["logs", "-f", "--previous", "w1"], "not allowed with argument"),
         (["logs", "--tail", "x", "w1"], "must be a number from 0 on"),
@@ -761,6 +742,8 @@ def test_launch_says_why_a_worker_has_failed(fake, run):
     code, out, err = run("launch", "/m", "--wait")
     assert (code, out) == (1, "")
     assert err == "torch.OutOfMemoryError\nbye\nWorker w1 ended with exit code 70: CUDA is out of memory.\n"
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, {**FAILED, "last_lines": ["one", FAILED["cause"]]}
+    assert run("launch", "/m", "--wait")[2] == "one\nWorker w1 ended with exit code 70: CUDA is out of memory.\n"
 
 
 def test_launch_waits_no_longer_than_told(fake, run):
@@ -824,15 +807,17 @@ def test_a_model_that_cannot_be_changed(fake, run, verb):
     refusal = error("not_on_demand", "The model `m` is not loaded on demand.")
     fake.answers["POST", f"/v1/admin/models/{verb}"] = 409, refusal
     fake.answers["POST", "/v1/admin/route"] = 404, error("model_not_found", "The model `m` does not exist.")
-    assert run(verb, "m") == (1, "", "The model `m` is not loaded on demand.\n")
+    code, out, err = run(verb, "m")
+    said = err.splitlines()[-1]  # behind what its workers do, if slow
+    assert (code, out, said) == (1, "", "The model `m` is not loaded on demand.")
 
 
 def test_unload_waits_for_requests_as_long_as_told(fake, run):
     """`--drain-s` goes to the gateway; the other commands have no such flag."""
     assert run("unload", "m", "--drain-s", "2.5")[:2] == (0, "m-0 ready after 23s\n")
-    assert fake.asked[-1].query == {"drain_s": "2.5"}
     assert run("unload", "m")[0] == 0
-    assert fake.asked[-1].query == {}
+    unloads = [one.query for one in fake.asked if "/models/unload" in one.path]
+    assert unloads == [{"drain_s": "2.5"}, {}]
     assert run("load", "m", "--drain-s", "2.5")[0] == 64
 
 
@@ -971,7 +956,7 @@ def test_one_answer(fake, run):
         "chat", "m", "Say", "hello", "--system", "Be brief.", "--max-tokens", "9", "--temperature", "0"
     )
     assert (code, out) == (0, "Hello\n")
-    assert re.fullmatch(r"\[40 tokens, [\d.]+ tokens/s, the first after 0\.\d\d s\]\n", err)
+    assert re.fullmatch(r"\[40 tokens(, [\d.]+ tokens/s)?, the first after 0\.\d\d s\]\n", err)
     assert fake.bodies() == [{
         "model": "m", "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hello"}],
         "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 9, "temperature": 0.0,
@@ -1073,8 +1058,30 @@ def test_a_terminal_has_colours_and_a_narrow_one_fewer_columns(console):
         assert screen.end() == 0
         text = re.sub(r"\x1b\[[\d;]*m", "", screen.text)
         assert re.search(r"^ *w1 +ready +org/m,m +3 +88% ", text, re.MULTILINE)
-        assert "last beat" not in text
+        assert "last heartbeat" not in text
         assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_long_name_does_not_make_rows_fold(console, fake, run):
+    """On a narrow terminal it is cut; in a pipe it is cut later; `--wide` has all of it, and every column."""
+    name = "a-worker-" + "x" * 191
+    rows = [{**READY, "worker_id": name}, FAILED]
+    fake.answers["GET", "/v1/admin/workers"] = 200, {"object": "list", "data": rows}
+    for columns in (120, 80, 40):
+        with console("workers", columns=columns) as screen:
+            assert screen.end() == 0
+            text = re.sub(r"\x1b\[[\d;]*m", "", screen.text)
+            assert max(map(len, text.splitlines())) <= columns
+            assert re.search(r"^ *a-worker-x+… +ready", text, re.MULTILINE)
+            assert text.count("ready") == 1
+    cut_name = run("workers")[1].splitlines()[1].split()[0]
+    assert (len(cut_name), cut_name[-1]) == (120, "…")
+    assert run("workers", "--wide")[1].splitlines()[1].split()[0] == name
+    assert json.loads(run("workers", "--json")[1])["data"][0]["worker_id"] == name
+    with console("workers", "--wide", columns=80) as screen:
+        assert screen.end() == 0
+        assert name in screen.text
+        assert "LAST_HEARTBEAT" in screen.text
 
 
 def test_what_the_pyz_leaves_out_is_not_needed(console, fake, tmp_path, monkeypatch):
@@ -1236,3 +1243,155 @@ def test_with_a_real_gateway(run, tmp_path, monkeypatch):
         assert run("workers", *place)[0] == 69
     finally:
         gateway.end()
+
+
+def main(*words):
+    done = subprocess.run(ichat(*words), cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("wrkers", " (did you mean workers or worker?)"),
+        ("work", " (did you mean worker or workers?)"),
+        ("serve", " (did you mean run or worker?)"),
+        ("create", " (did you mean launch or keys make?)"),
+        ("xyzzy", ""),
+    ],
+)
+def test_a_mistake_is_two_lines(word, meant):
+    """What is not there, what may have been meant, and where all commands are listed."""
+    expected = f"ichat.pyz: there is no command '{word}'{meant}.\n`ichat.pyz --help` lists all commands.\n"
+    assert main(word) == (64, "", expected)
+
+
+def test_help_of_one_thing():
+    """`help` takes a command, and an action on keys has a help of its own."""
+    assert main("help", "gateway")[1].startswith("usage: ichat.pyz gateway ")
+    code, out, _ = main("keys", "make", "--help")
+    assert (code, out.splitlines()[0].startswith("usage: ichat.pyz keys make ")) == (0, True)
+    assert "--expires-in" in out
+    assert "--overlap" not in out
+    assert "--models" not in main("keys", "delete", "--help")[1]
+    assert "--overlap" in main("keys", "rotate", "--help")[1]
+
+
+def test_other_words_for_commands(fake, run):
+    """What Docker's and Ollama's users type does the same."""
+    assert run("ps") == run("workers")
+    assert run("ls") == run("list") == run("models")
+    assert run("rm", "w1") == run("stop", "w1")
+    fake.answers["POST", "/v1/admin/keys"] = 200, {"name": "a", "key": "sk"}
+    fake.answers["DELETE", "/v1/admin/keys/a"] = 200, {"name": "a", "keys_left": 1}
+    assert run("keys", "create", "a")[:2] == (0, "sk\n")
+    assert run("keys", "delete", "a")[:2] == (0, "a withdrawn\n")
+
+
+def test_the_model_may_be_left_out(fake, run, monkeypatch):
+    """Of one model; of several, the command names them."""
+    fake.answers["POST", "/v1/chat/completions"] = lambda one: one.stream(delta(content="ok"), DONE)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi"))
+    assert run("chat")[:2] == (0, "ok\n")
+    assert fake.bodies()[0]["model"] == "org/m"
+    fake.answers["GET", "/v1/models"] = 200, {"data": [{"id": "a"}, {"id": "b"}]}
+    assert run("chat")[::2] == (64, "ichat.pyz chat: name one of the models here: a, b.\n")
+    fake.answers["GET", "/v1/models"] = 200, {"data": []}
+    assert run("chat")[::2] == (64, "No model can be asked for yet: `ichat.pyz run MODEL` launches one.\n")
+
+
+def test_commands_in_a_conversation(console, fake):
+    """They change it, and none of them is sent to the model; a mistake is told."""
+    fake.answers["POST", "/v1/chat/completions"] = lambda one: one.stream(delta(content="fine"), DONE)
+    fake.answers["GET", "/v1/models"] = 200, {"data": [{"id": "org/m"}, {"id": "other"}]}
+    with console("chat", "org/m", "--system", "Be brief.") as screen:
+        screen.until(r"(?s)/help lists commands.*> $")
+        for typed, shown in {
+            "/help": "forget what was said",
+            "exit": "/exit is a command here",
+            "/modle": r"There is no /modle \(did you mean /model\?\)",
+            "/model othr": r"There is no model othr \(did you mean other\?\)",
+            "one": "fine",
+            "/model": "org/m; here: org/m, other",
+            "/model other": "other goes on",
+            "/system Be long.": "told this first",
+            "/etc/passwd?": "fine",
+            "/clear": "Forgotten",
+            "/system": "Be long.",
+            "two": "fine",
+        }.items():
+            screen.type(f"{typed}\n")
+            screen.until(rf"(?s){shown}.*> $")
+        screen.type("/exit\n")
+        assert screen.end() == 0
+    first, second, third = fake.bodies()
+    assert (first["model"], second["model"]) == ("org/m", "other")
+    assert [one["content"] for one in first["messages"]] == ["Be brief.", "one"]
+    assert [one["content"] for one in second["messages"]] == ["Be long.", "one", "fine", "/etc/passwd?"]
+    assert [one["content"] for one in third["messages"]] == ["Be long.", "two"]
+
+
+def test_what_an_answer_waits_for(console, fake, run):
+    """A terminal shows what the gateway says of a load until the answer begins, with its seconds; a pipe gets none."""
+    go_on = threading.Event()
+
+    def answer(one):
+        one.stream(": loading m, about 60 s left\n\n", whole=False)
+        go_on.wait(LIMIT_S)
+        for piece in (delta(content="here"), DONE):
+            one.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece.encode()))
+        one.wfile.write(b"0\r\n\r\n")
+
+    fake.answers["POST", "/v1/chat/completions"] = answer
+    with console("chat", "m", "hi") as screen:
+        screen.until(r"loading m, about 60 s left.*1\.\ds")
+        go_on.set()
+        screen.until("here")
+        assert screen.end() == 0
+    assert run("chat", "m", "hi")[1] == "here\n"
+
+
+@pytest.mark.parametrize(("tokens", "is_rated"), [(19, False), (40, True)])
+def test_how_fast_a_short_answer_was_is_not_said(fake, run, tokens, is_rated, monkeypatch):
+    """Of few tokens, or of an answer that came at once, a rate says nothing."""
+    clock = iter(range(1000))
+    monkeypatch.setattr(terminal_chat, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    usage = data({"choices": [], "usage": {"completion_tokens": tokens}})
+    fake.answers["POST", "/v1/chat/completions"] = lambda one: one.stream(
+        delta(content="a"), delta(content="b"), usage, DONE
+    )
+    _, _, err = run("chat", "m", "hi")
+    assert f"[{tokens} tokens, " in err
+    assert ("tokens/s" in err) is is_rated
+
+
+def test_a_load_is_told_phase_by_phase(console, fake):
+    """What is over stays on the screen with its time; what is under way has its seconds, and those of last time."""
+    phases = [
+        {"name": "importing vllm", "seconds": 12.0, "expected_s": 10.0},
+        {"name": "loading weights", "seconds": 3.2, "expected_s": 14.0, "detail": "3 of 8 shards"},
+    ]
+    load = {"elapsed_s": 15.2, "expected_s": 55.2, "phases": phases}
+    fake.answers["GET", "/v1/admin/workers/w1"] = 200, {
+        **READY, "state": "loading", "phase": "loading weights", "load": load,
+    }  # fmt: skip
+    with console("launch", "/m", "--wait") as screen:
+        screen.until("w1: importing vllm took 12s")
+        screen.until(r"w1: loading \(loading weights\), 3 of 8 shards, 3 s \(last time 14s\), about 40s left")
+        fake.answers["GET", "/v1/admin/workers/w1"] = 200, READY
+        assert screen.end() == 0
+
+
+def test_mistakes_of_a_file_are_a_list(fake, run):
+    """Each on its line, as they came."""
+    said = "ichat.toml was not accepted:\n  a.b: unknown key\n  c: must be\x1b[2J 1 Nothing was changed."
+    fake.answers["POST", "/v1/admin/config/reload"] = 400, error("bad_configuration", said)
+    assert run("reload")[2] == f"{said}\n".replace("\x1b[2J", "")
+
+
+def test_a_launch_waits_until_it_is_known_why_a_worker_is_gone(fake, run):
+    """A managed worker that fails to load says goodbye before its process has ended."""
+    told = iter([(200, {**READY, "state": "gone"})] * 3)
+    fake.answers["GET", "/v1/admin/workers/w1"] = lambda _: next(told, (200, {**FAILED, "worker_id": "w1"}))
+    code, _, err = run("launch", "/m", "--wait")
+    assert (code, err.splitlines()[-1]) == (1, "Worker w1 ended with exit code 70: CUDA is out of memory.")

@@ -25,15 +25,18 @@ from support.programs import LIMIT_S, ROOT, ichat
 
 from ichat.cli.client import Api, GatewayAddress
 from ichat.cli.screen import Screen
+from ichat.config import load as configuration
 from ichat.config.schema import Config, ManagedWorkerConfig, ServerSettings
 from ichat.doctor.certificates import validity_of
 from ichat.doctor.engines import EngineFacts, ProcessorFacts, find_in_engines
 from ichat.doctor.examination import examine
 from ichat.doctor.findings import Finding, FindingGroup, worst_of
-from ichat.doctor.gateway import GatewayFacts, find_in_gateway
+from ichat.doctor.gateway import GatewayFacts, WorkerReport, find_in_file, find_in_gateway
 from ichat.doctor.machine import MachineFacts, find_gpus_and_holders, find_in_machine
 from ichat.doctor.report import show_report
-from ichat.doctor.settings import FileMode, check_modes
+from ichat.doctor.settings import FileMode, check_modes, check_names
+from ichat.doctor.workers import WorkerCheckFacts, find_in_workers
+from ichat.preflight.facts import Facts
 from ichat.supervisor.orphans import WORKER_TAG_VAR
 
 MACHINE = ("This machine", "GPUs")
@@ -119,7 +122,7 @@ def interpreter(path, script="exit 0", version="0.32.0", backend="vllm", cuda="N
 def model(path, *files, index=()):
     """Make a model's directory: these files, and an index that names others."""
     path.mkdir()
-    (path / "config.json").write_text("{}")
+    (path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     for name in files:
         (path / name).write_bytes(b"\0" * 2000)
     if index:
@@ -284,6 +287,25 @@ async def test_a_port_that_is_taken(site):
     assert found[3] == f"ps -fp {os.getpid()}"
 
 
+async def test_a_port_of_a_worker_for_later(site, tmp_path):
+    """It may be free once the model is wanted; of a worker that starts at once it is in the way."""
+    python, path = interpreter(tmp_path / "vllm", cuda="'12.8'"), model(tmp_path / "model", "model.safetensors")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = f"gpu_ids = []\nport = {listener.getsockname()[1]}\n"
+        [found] = problems(await examined(site(worker(python, path, port))))
+        assert (found[:2], "is taken by" in found[2]) == (("error", "m-0"), True)
+        assert problems(await examined(site(worker(python, path, port + 'load = "on_demand"')))) == []
+
+
+def test_a_model_that_is_larger_than_the_memory():
+    """Only a warning, since sizes of files are a guess; a model for GPUs, or for those that are not known, is no matter."""
+    of_cpu, of_all = ManagedWorkerConfig("m", "/m", gpu_ids=[]), ManagedWorkerConfig("m", "/m")
+    for one, gpus, level in ((of_cpu, None, "warning"), (of_all, [], "warning"), (of_all, None, "ok")):
+        facts = WorkerCheckFacts(one, "m-0", "/p", Facts(gpus=gpus), model_bytes=8 * GIB)
+        [found] = find_in_workers([facts], 4 * GIB)
+        assert found.level == level, found
+
+
 async def test_two_workers_on_one_port(site, tmp_path):
     """The second of them is the one that cannot start."""
     python, path = interpreter(tmp_path / "vllm"), model(tmp_path / "model", "model.safetensors")
@@ -441,7 +463,8 @@ async def test_gpus_that_are_not_there(site, tmp_path, gpus):
     gpus(nvmlDeviceGetMemoryInfo=free_memory, nvmlDeviceGetComputeRunningProcesses=list)
     python, path = interpreter(tmp_path / "vllm", cuda="'12.4'"), model(tmp_path / "model", "model.safetensors")
     groups = await examined(site(worker(python, path, "gpu_ids = [0, 7]\ntensor_parallel_size = 2")))
-    [found] = problems(groups)
+    found, unchecked = problems(groups)
+    assert unchecked[2].startswith("Its arguments could not be checked")
     assert found[:2] == ("error", "m-0")
     assert found[2].startswith("There is no GPU 7: those here are 0, 1")
 
@@ -455,6 +478,9 @@ async def test_a_gpu_that_another_holds(site, tmp_path, gpus):
     assert [one[:2] for one in found] == [("warning", "GPU 0"), ("error", "m-0")]
     assert f"process {os.getpid()}" in found[0][2]
     assert "GPU 0 has 50.0 of 80.0 GiB free, and vLLM needs 72.0" in found[1][2]
+    groups = await examined(site(worker(python, path, 'gpu_ids = [0]\nload = "on_demand"')))
+    found = problems(groups, without=("This machine",))
+    assert [one[:2] for one in found] == [("warning", "GPU 0")], "it may be free once the model is wanted"
 
 
 async def test_a_gpu_that_does_not_answer(site, tmp_path, gpus):
@@ -611,8 +637,8 @@ async def test_workers_that_are_lost(site, web):
     closed = free_port()
     common = {"managed": False, "host": "127.0.0.1", "port": closed, "cause": None, "failure": None}
     workers = [
-        {**common, "worker_id": "w1", "state": "unhealthy", "beat_age_s": 41.5, "failure": "it missed heartbeats"},
-        {**common, "worker_id": "w2", "state": "ready", "beat_age_s": 0.5},
+        {**common, "worker_id": "w1", "state": "unhealthy", "heartbeat_age_s": 41.5, "failure": "it missed heartbeats"},
+        {**common, "worker_id": "w2", "state": "ready", "heartbeat_age_s": 0.5},
     ]
     port, _ = web(body=json.dumps({"data": workers}).encode())
     first, second, third = problems(await examined(site(), port))
@@ -660,6 +686,17 @@ async def test_a_state_directory_that_cannot_be_made(site, tmp_path, monkeypatch
     assert "keeps nothing for its next start" in found[2]
 
 
+@pytest.mark.parametrize(("more", "expected"), [
+    ("strict_shares = true", ["warning"]),
+    ("strict_shares = true\nfallbacks = ['c']", []),
+    ("", []),
+])  # fmt: skip
+def test_shares_that_would_be_refused_are_told(more, expected):
+    """A name with strict shares and no fallbacks refuses requests while one of its targets is away."""
+    text = f"[[models]]\nname = 'n'\ntargets = [{{ model = 'a' }}, {{ model = 'b' }}]\n{more}\n"
+    assert [one.level for one in check_names(configuration.parse(text, "x.toml"))] == expected
+
+
 def test_what_to_type_is_quoted_and_for_the_right_user():
     """A blank in a path is no end of it, and a directory of another user stays theirs."""
     file, directory = FileMode("/a b", 0o666, 0), FileMode("/state", 0o700, 0, is_writable=False)
@@ -691,6 +728,19 @@ async def test_a_gateway_with_another_state_directory(site, tmp_path):
         f"A gateway of {user} (process {other.pid}) listens on port {port} and has another state"
     )
     assert found[3] == f"sudo -u {user} env STATE_DIRECTORY=/var/lib/ichat ./ichat.pyz doctor -c FILE"
+
+
+def test_a_gateway_that_refuses_its_file():
+    """It is an error with each mistake, and a file that nobody has read yet is a warning with what to type."""
+    file = {"state": "refused", "path": "/i.toml", "since": 1e9, "in_force_since": 9e8, "errors": ["a: no", "b: no"]}
+    [found] = find_in_file(WorkerReport(config=file))
+    assert (found.level, found.name) == ("error", "configuration")
+    assert found.sentence.endswith(" is in force: a: no; b: no.")
+    [found] = find_in_file(WorkerReport(config=file), is_listed=True)
+    assert found.sentence.endswith(" is in force.")
+    [found] = find_in_file(WorkerReport(config={**file, "state": "changed", "errors": []}))
+    assert (found.level, found.command) == ("warning", "./ichat.pyz reload")
+    assert find_in_file(WorkerReport(config={**file, "state": "ok"})) == []
 
 
 def test_a_gateway_on_any_port():

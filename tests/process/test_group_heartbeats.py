@@ -11,7 +11,7 @@ import trio
 from support.peers import plain, until
 from support.programs import LIMIT_S, Program, ichat
 
-from ichat.protocol import Heartbeat, PeerLoss
+from ichat.protocol.messages import Heartbeat, PeerLoss
 from ichat.roles import heartbeat_sender as reporter_module
 from ichat.roles.heartbeat_sender import HeartbeatSender
 
@@ -55,13 +55,13 @@ def start_group(start, tmp_path):
 
 def wait_for_beats(gateway):
     """Wait until each worker has beaten again, so that each has been heard of since all were there."""
-    first = {worker["worker_id"]: worker["beat_age_s"] for worker in gateway.get("/v1/admin/workers")[1]["data"]}
+    first = {worker["worker_id"]: worker["heartbeat_age_s"] for worker in gateway.get("/v1/admin/workers")[1]["data"]}
     asked = time.monotonic()
 
     def have_beaten():
         at_least_s = time.monotonic() - asked  # between the two answers, however long each was on its way
         now = gateway.get("/v1/admin/workers")[1]["data"]
-        return all(worker["beat_age_s"] < first[worker["worker_id"]] + at_least_s for worker in now)
+        return all(worker["heartbeat_age_s"] < first[worker["worker_id"]] + at_least_s for worker in now)
 
     gateway.until(have_beaten)
 

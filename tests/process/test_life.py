@@ -53,8 +53,37 @@ def test_a_killed_worker_is_healed(gateway):
     assert any(f"{first.pid}" in line or "listens on" in line for line in previous)
 
 
+def test_a_killed_worker_has_no_cause_from_its_load(gateway):
+    """A warning of the load is not why it died, and clients are told neither that nor how it ended."""
+    warning = (
+        "User-specified max_model_len (65536) is greater than the derived max_model_len (max_position_embeddings=2048)."
+    )
+    text = "[restart]\nattempts_max = 1\n" + worker(more=f'warns = "{warning}"')
+    program = gateway(text).wait_until_ready("m-0")
+    os.kill(pid_of(program), signal.SIGKILL)
+    program.until(lambda: program.state("m-0") == "failed")
+    found = program.get("/v1/admin/workers/m-0")[1]
+    assert (found["failure"], found["phase"]) == ("was ended by signal SIGKILL", "")
+    assert found["cause"].startswith("it was killed from outside (SIGKILL)")
+    assert any(warning in line for line in found["last_lines"])
+    listed = program.get("/v1/admin/workers")[1]["data"][0]
+    assert (listed["state"], listed["phase"], listed["cause"]) == ("failed", None, found["cause"])
+    status, answer = program.ask("/v1/chat/completions", {"model": "m"})
+    assert (status, "it has failed" in answer["error"]["message"]) == (503, True)
+    assert not any(word in answer["error"]["message"] for word in ("SIGKILL", "max_model_len", "m-0"))
+
+
+def test_requests_wait_for_a_worker_that_is_started_again(gateway):
+    """After a kill -9 of the only worker of a model, none is refused that comes while the next start is on its way."""
+    program = gateway("[restart]\nfirst_s = 2\n" + worker()).wait_until_ready("m-0")
+    os.kill(pid_of(program), signal.SIGKILL)
+    program.until(lambda: program.state("m-0") == "restarting")
+    assert [program.ask("/v1/chat/completions", {"model": "m"})[0] for _ in range(3)] == [200] * 3
+    assert program.get("/v1/admin/workers/m-0")[1]["restarts"] == 1
+
+
 def test_a_worker_that_crashes_at_start_is_given_up(gateway):
-    """Five times, with waits in between; clients get the reason, others are left alone."""
+    """Five times, with waits in between; operators get the reason, clients the state, others are left alone."""
     text = "[restart]\nfirst_s = 0.05\nlongest_s = 0.2\n" + worker(more="fail = true") + worker("well")
     program = gateway(text)
     program.until(lambda: program.state("m-0") == "failed")
@@ -63,13 +92,16 @@ def test_a_worker_that_crashes_at_start_is_given_up(gateway):
     assert found["cause"] == "The engine failed while loading: no such weights"
     status, answer = program.ask("/v1/chat/completions", {"model": "m"})
     assert (status, answer["error"]["code"]) == (503, "model_not_ready")
-    assert "no such weights" in answer["error"]["message"]
+    assert answer["error"]["message"] == (
+        "The model `m` is not ready: it has failed; an operator sees why in the console, or with `ichat.pyz workers`."
+    )
     program.wait_until_ready("well-0")
     assert any("no such weights" in line for line in lines_of(program, "m-0"))
 
 
-def test_a_worker_of_one_second_has_its_lines(gateway):
+def test_a_worker_of_one_second_has_its_lines(gateway, tmp_path, monkeypatch):
     """What a worker wrote that died at once is not lost: in the registry, and in its log."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no flags are known"))
     program = gateway(worker(more="modle = 1"))
     program.until(lambda: program.state("m-0") == "failed")
     assert any(
@@ -87,7 +119,7 @@ def test_a_stopped_process_is_silent_then_well_again(gateway):
         program.until(lambda: program.state("m-0") == "unhealthy")
         status, answer = program.ask("/v1/chat/completions", {"model": "m"})
         assert (status, answer["error"]["code"]) == (503, "model_not_ready")
-        assert "has not been heard of" in answer["error"]["message"]
+        assert "its worker is unhealthy" in answer["error"]["message"]
     finally:
         os.kill(pid, signal.SIGCONT)
     program.wait_until_ready("m-0")
@@ -206,7 +238,10 @@ def test_launch_and_delete(gateway):
     assert program.stop() == 0
     program = gateway("", port).wait_until_ready("new-0")
     family = program.descendants()
-    assert program.ask_by("DELETE", "/v1/admin/workers/new-0") == (200, {"worker_id": "new-0", "state": "stopped"})
+    assert program.ask_by("DELETE", "/v1/admin/workers/new-0") == (
+        200,
+        {"worker_id": "new-0", "in_config": False, "state": "stopped"},
+    )
     assert not alive(family)
     assert program.ask_by("DELETE", "/v1/admin/workers/new-0")[0] == 404
     status, answer = program.ask("/v1/admin/workers/launch", {"model_name": "x", "modle_path": "/m", "port": "a"})

@@ -77,7 +77,7 @@ def test_alternating_requests_never_have_two_processes(gateway, tmp_path):
 
 
 def test_a_load_that_fails_is_told_to_all_at_once(gateway, tmp_path):
-    """Whoever waits gets the cause; who comes before the next attempt gets it at once; after the last one it stays so."""
+    """Whoever waits is told so; who comes before the next attempt, at once; after the last one it stays so."""
     text = "[restart]\nfirst_s = 0.5\nattempts_max = 2\n"
     program = gateway(text + on_demand("a", "load_s = 0.3\nfail = true"))
     answers = []
@@ -88,7 +88,8 @@ def test_a_load_that_fails_is_told_to_all_at_once(gateway, tmp_path):
         one.join()
     for status, answer in [*answers, ask(program, "a")]:
         assert (status, answer["error"]["code"]) == (503, "model_not_ready")
-        assert "no such weights" in answer["error"]["message"]
+        assert "it has failed" in answer["error"]["message"]
+        assert "no such weights" not in answer["error"]["message"]
     assert program.text().count("starting worker a-0") == 1
     program.until(lambda: program.state("a-0") == "cold")
     assert ask(program, "a")[0] == 503
@@ -115,7 +116,7 @@ def test_what_is_idle_ends_and_what_is_killed_is_cold(gateway, tmp_path):
 
 
 def test_what_is_killed_while_it_loads_is_a_load_that_failed(gateway, tmp_path):
-    """Who waits is told why, and nothing of the process is left."""
+    """Who waits is told that it failed, operators why, and nothing of the process is left."""
     program = gateway("[restart]\nfirst_s = 30\n" + on_demand("a", "load_s = 3600"))
     answers = []
     asking = threading.Thread(target=lambda: answers.append(ask(program, "a")))
@@ -124,7 +125,8 @@ def test_what_is_killed_while_it_loads_is_a_load_that_failed(gateway, tmp_path):
     os.kill(pid_of(program, "a-0"), signal.SIGKILL)
     asking.join()
     assert answers[0][0] == 503
-    assert "was ended by signal SIGKILL" in answers[0][1]["error"]["message"]
+    assert "it has failed" in answers[0][1]["error"]["message"]
+    assert program.get("/v1/admin/workers/a-0")[1]["failure"] == "was ended by signal SIGKILL"
     assert program.state("a-0") == "restarting"
     assert not engines(tmp_path)
 
@@ -229,7 +231,8 @@ def test_a_launched_worker_on_demand_is_cold(gateway, tmp_path):
 def test_engines_sleep_where_that_makes_the_room(gateway, tmp_path):
     """Of two on one GPU, one sleeps while the other serves; a sleep outlasts the gateway, but not kill -9."""
     more = 'gpu_ids = [0]\nwhen_idle = "sleep"\nsleeps = true\non_gateway_exit = "keep"\n'
-    text, port = "[restart]\nfirst_s = 0.05\n" + on_demand("a", more) + on_demand("b", more), free_port()
+    head = '[engines.fake]\ndevices = "FAKE_VISIBLE_DEVICES"\n[restart]\nfirst_s = 0.05\n'
+    text, port = head + on_demand("a", more) + on_demand("b", more), free_port()
     program = gateway(text, port)
     assert ask(program, "a")[0] == 200
     pid = pid_of(program, "a-0")

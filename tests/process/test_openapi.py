@@ -19,13 +19,13 @@ from ichat.admin.openapi import document
 from ichat.admin.schemas import schema_of
 from ichat.config.load import read_worker
 from ichat.config.schema import DRAIN_S_MAX, Config, ManagedWorkerConfig, ServerSettings
-from ichat.engines import Progress
+from ichat.engines.engine import Progress
 from ichat.errors import ApiError
 from ichat.hardware.gpus import Gpu, GpuProcess
 from ichat.hardware.host import CpuMeter, read_resources
 from ichat.http.request import Request
 from ichat.observability import request_record
-from ichat.protocol import Group, Heartbeat, ModelCard, parse_heartbeat
+from ichat.protocol.messages import Group, Heartbeat, ModelCard, parse_heartbeat
 from ichat.proxy.handler import is_control
 from ichat.security.rules import ROUTES
 
@@ -130,10 +130,18 @@ def test_every_failure_has_a_description(said):
                 assert any(status.startswith(("2", "3")) for status in operation["responses"])
 
 
+def test_every_operation_has_an_id_of_its_own_and_a_summary(said):
+    """A handler of the control plane without a docstring would have none."""
+    operations = [one for item in said["paths"].values() for name, one in item.items() if name != "parameters"]
+    ids = [one["operationId"] for one in operations]
+    assert len(set(ids)) == len(ids)
+    assert [one["operationId"] for one in operations if not one["summary"]] == []
+
+
 def test_it_is_served():
     """GET /openapi.json gives the document."""
     asked = Request(b"GET", b"/openapi.json", b"/openapi.json", b"1.1", [], b"", b"id", keep_alive=True)
-    status, headers, body = OpenRoutes(ServerSettings)(asked)
+    status, headers, body = OpenRoutes(ServerSettings, document)(asked)
     assert (status, headers) == (200, [(b"content-type", b"application/json")])
     assert json.loads(body) == document()
 
@@ -162,7 +170,7 @@ def bounds_of(said, name):
                 yield key, schema[bound], schema[bound] + step
 
 
-@pytest.mark.parametrize("name", ["Launch", "Beat"])
+@pytest.mark.parametrize("name", ["Launch", "Heartbeat"])
 def test_a_bound_is_where_the_gateway_has_it(said, name):
     """What is at a bound is taken, what is beyond it is not."""
     worker = {**WORKER, "load": "on_demand"}  # idle_s and the like are for such workers alone
@@ -227,7 +235,7 @@ def test_what_may_not_be_launched_is_wrong(said, more):
 
 def test_a_beat_is_right(said):
     """The shortest beat and the fullest one are what the schema says, and what no beat may be is not."""
-    is_right(said, "Beat", BEAT)
+    is_right(said, "Heartbeat", BEAT)
     full = Heartbeat(
         **BEAT,
         model_names=["m"],
@@ -237,8 +245,8 @@ def test_a_beat_is_right(said):
         backend_args={"max_model_len": 4096},
         changed_args=["max_model_len"],
     )
-    parse_heartbeat(is_right(said, "Beat", attrs.asdict(full)))
-    parse_heartbeat(is_right(said, "Beat", {**BEAT, "models": [{"id": "m", "new": 1}], "new": 1}))
+    parse_heartbeat(is_right(said, "Heartbeat", attrs.asdict(full)))
+    parse_heartbeat(is_right(said, "Heartbeat", {**BEAT, "models": [{"id": "m", "new": 1}], "new": 1}))
     wrong = (
         {"worker_id": "a b"},
         {"port": -1},
@@ -251,7 +259,7 @@ def test_a_beat_is_right(said):
         {"changed_args": ["x"] * 257},
     )
     for more in wrong:
-        refused(said, "Beat", {**BEAT, **more})
+        refused(said, "Heartbeat", {**BEAT, **more})
         with pytest.raises(ApiError):
             parse_heartbeat({**BEAT, **more})
 

@@ -82,13 +82,30 @@ def test_launch_watch_and_stop(operate):
     family = [one for one in operate.program.descendants() if "--worker-id=new-0" in one.cmdline()]
     assert len(family) == 1
     answer = json.loads(operate("stop", "new-0", "--json"))
-    assert answer == {"worker_id": "new-0", "state": "stopped"}
+    assert answer == {"worker_id": "new-0", "state": "stopped", "in_config": False}
     assert not alive(family)
     assert operate.program.state("new-0") is None
     launched = json.loads(operate("launch", "/m", "--backend", "fake", "--model-name", "x", "--fail", "--json"))
     assert launched["worker_id"] == "x-0"
     operate.program.until(lambda: operate.program.state("x-0") == "restarting")
     assert "no such weights" in operate("workers")
+
+
+def test_a_worker_of_the_configuration_is_not_stopped_for_good(operate):
+    """Who stops it is told that it comes back, and how to keep it away; a reload starts it again."""
+    url = f"http://127.0.0.1:{operate.program.port}"
+    done = subprocess.run(
+        ichat("stop", "m-0", "--json", "--gateway", url),
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == {"worker_id": "m-0", "in_config": True, "state": "stopped"}
+    assert done.stderr.endswith(  # behind its state, if slow
+        "It is in the configuration: the next reload or start of the gateway starts it again. Take it out of the file to"
+        " keep it stopped.\n"
+    )
+    assert operate.program.state("m-0") is None
+    operate("reload")
+    operate.program.wait_until_ready("m-0")
 
 
 def test_chat(operate):

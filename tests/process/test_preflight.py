@@ -23,8 +23,8 @@ from ichat.config.schema import ManagedWorkerConfig
 from ichat.hardware import gpus
 from ichat.hardware import host as resources
 from ichat.hardware.gpus import Gpu, GpuProcess, find_gpus, read_gpus
-from ichat.supervisor.preflight import problems_of
-from ichat.supervisor.preflight_facts import Facts, Holder, collect_facts, read_facts
+from ichat.preflight.facts import Facts, Holder, KnownPythons, collect_facts, read_facts
+from ichat.preflight.obstacles import problems_of
 
 UNKNOWN = 2**64 - 1
 
@@ -254,6 +254,7 @@ def gpu_with(index, free, **more):
     return Gpu(index, f"GPU-{index}aa", "NVIDIA H100", 80 * GIB, (80 - free) * GIB, free * GIB, **more)
 
 
+SHARED = {"gpu_ids": [0], "share_gpus": True}
 TWO = [gpu_with(0, 79), gpu_with(1, 79)]
 HELD = gpu_with(
     0, 30, processes=[GpuProcess(42, 40 * GIB, "python3"), GpuProcess(43, None), GpuProcess(44, 0), GpuProcess(45)]
@@ -287,7 +288,7 @@ HELD = gpu_with(
         ({}, {"python": "directory", "python_words": "/p/bin/python"}, {}, ["probably to /p/bin/python."]),
         ({}, {"python": "directory"}, {}, ["to the interpreter in it."]),
         ({}, {"python": "not_executable"}, {}, ["may not be executed by this user"]),
-        ({}, {"python": "old"}, {}, ["The interpreter /p is older than Python 3.11, which iChat needs"]),
+        ({}, {"python": "old"}, {}, ["The interpreter /p is older than Python 3.10, which iChat needs"]),
         ({"backend": "sglang"}, {"python": "without_engine"}, {}, ["SGLang is not installed for /p: set python"]),
         ({"backend": "fake"}, {"python": "without_engine"}, {}, ["or install the package that brings it there."]),
         ({}, {"python": "broken", "python_words": "no encodings"}, {}, ["/p does not run (no encodings): repair it"]),
@@ -303,7 +304,7 @@ HELD = gpu_with(
         # which GPUs
         ({"gpu_ids": [0, 2, 2]}, {"gpus": TWO}, {},
          ["gpu_ids has a GPU twice (0, 2, 2)", "There is no GPU 2: those here are 0, 1 (as nvidia-smi numbers them)"]),
-        ({"gpu_ids": [0]}, {"gpus": []}, {}, ["There is no GPU 0: there is none here"]),
+        ({"gpu_ids": [0]}, {"gpus": []}, {}, ["There is no GPU 0: no NVIDIA GPU answers on this machine; set gpu_ids = [] to use"]),
         ({"env": {"CUDA_VISIBLE_DEVICES": "5"}}, {"gpus": TWO, "visible": "5"}, {}, ["correct CUDA_VISIBLE_DEVICES."]),
         ({}, {"gpus": [HELD, gpu_with(1, 79)], "visible": "GPU-1a"}, {}, []),
         ({}, {"gpus": [HELD, gpu_with(1, 79)], "visible": "GPU-0a"}, {}, ["GPU 0 has 30.0 of 80.0 GiB free"]),
@@ -325,6 +326,9 @@ HELD = gpu_with(
         ({"gpu_ids": [0]}, {}, {"b-0": {"gpu_ids": [0], "share_gpus": True}}, ["GPU 0 is worker b-0's"]),
         ({"gpu_ids": [0], "share_gpus": True}, {}, {"b-0": {"gpu_ids": [0], "share_gpus": True}},
          ["The vLLM workers that share GPU 0 take 180 % of its memory together (this one and b-0)"]),
+        ({**SHARED, "backend_args": {"gpu_memory_utilization": 0.4}}, {},
+         {name: {**SHARED, "backend_args": {"gpu_memory_utilization": 0.4}} for name in ("b-0", "c-0")},
+         ["The vLLM workers that share GPU 0 take 120 % of its memory together (this one and b-0, c-0)"]),
         ({"gpu_ids": [0], "share_gpus": True, "backend_args": {"gpu_memory_utilization": 0.1}}, {},
          {"b-0": {"gpu_ids": [0], "share_gpus": True}, "c-0": {"gpu_ids": [0], "share_gpus": True, "backend": "sglang"}}, []),
         # their memory
@@ -371,9 +375,9 @@ def test_all_problems_at_once():
 # The look.
 
 
-def facts_of(python=sys.executable, environment=None, **more):
+def facts_of(python=sys.executable, environment=None, known=None, **more):
     environment = {"PATH": os.environ["PATH"]} if environment is None else environment
-    return read_facts(worker_with(backend="fake", **more), str(python), environment)
+    return read_facts(worker_with(backend="fake", **more), str(python), environment, known=known)
 
 
 def script(path, text):
@@ -445,17 +449,19 @@ def test_an_engine_is_looked_for_without_being_imported(tmp_path):
 
 def test_an_interpreter_is_asked_once_until_it_changes(tmp_path):
     """A good answer is remembered; one that lacks the engine is asked again, since it may be installed at any time."""
-    count = tmp_path / "count"
+    count, known = tmp_path / "count", KnownPythons()
     python = script(tmp_path / "python", f"echo >> {count}; exit 73")
     for _ in range(2):
-        assert facts_of(python).python == "without_engine"
+        assert facts_of(python, known=known).python == "without_engine"
     script(python, f"echo >> {count}; exit 0")
     for _ in range(3):
-        assert facts_of(python).python == "right"
+        assert facts_of(python, known=known).python == "right"
     assert len(count.read_text()) == 3
     os.utime(python, (1, 1))
-    assert facts_of(python).python == "right"
+    assert facts_of(python, known=known).python == "right"
     assert len(count.read_text()) == 4
+    assert facts_of(python, known=KnownPythons()).python == "right"
+    assert len(count.read_text()) == 5
 
 
 def test_an_interpreter_that_says_nothing(tmp_path):
@@ -480,7 +486,7 @@ def test_models(tmp_path, monkeypatch):
         (tmp_path / directory).mkdir(parents=True)
     for file in ("good/config.json", "good/model.safetensors", "mistral/params.json", "cache/snapshots/abc/config.json",
                  "above/model/config.json", "text.gguf"):  # fmt: skip
-        (tmp_path / file).write_text("{}")
+        (tmp_path / file).write_text('{"architectures": ["LlamaForCausalLM"]}')
     (tmp_path / "of-gguf" / "m.gguf").write_bytes(b"GGUF\x03")
     expected = {
         "good": ("right", ""),

@@ -5,13 +5,15 @@ import http.client
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
+import urllib.request
 
 import pytest
 import trustme
-from support.deployments import pid_of, stream, worker
-from support.programs import LIMIT_S, alive
+from support.deployments import free_port, pid_of, stream, worker
+from support.programs import LIMIT_S, ROOT, alive, ichat
 
 
 @pytest.fixture
@@ -66,7 +68,8 @@ def test_one_of_three_workers_changes(gateway, edit, tmp_path):
         assert [(step["action"], step["what"]) for step in plan["plan"]] == [
             ("keep", "worker a-0"), ("restart", "worker b-0"), ("keep", "worker c-0"),
         ]  # fmt: skip
-        assert plan["plan"][1]["why"] == "load_s: 0.1 -> 0.2"
+        gap = "with a gap: without gpu_ids each may use every GPU"
+        assert plan["plan"][1]["why"] == f"load_s: 0.1 -> 0.2; {gap}"
         assert reload(program)[1]["applied"]
         program.until(lambda: pid_of(program, "b-0") not in (None, before["b"]))
         program.wait_until_ready("b-0")
@@ -112,6 +115,116 @@ def test_a_bad_file_changes_nothing(gateway, edit):
     assert (program.state("a-0"), pid_of(program, "a-0")) == ("ready", pid)
 
 
+def cli(program, *words):
+    """Return the exit code of a command to this gateway, what it has written, and what it has complained of."""
+    url = f"http://127.0.0.1:{program.port}"
+    done = subprocess.run(
+        [*ichat(*words), "--gateway", url],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "300", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def next_event(events, name):
+    """Return the data of the next event of this name."""
+    while events.readline() != b"event: %b\n" % name:
+        pass
+    return json.loads(events.readline().removeprefix(b"data: "))
+
+
+def test_a_refused_file_is_the_first_that_is_wrong(gateway, edit):
+    """Every view of the gateway says so with each mistake, until the file is mended."""
+    program = gateway(worker("a")).wait_until_ready("a-0")
+    assert program.get("/v1/admin/config")[1]["file"]["state"] == "ok"
+    assert not cli(program, "status")[1].startswith("!")
+    headers = {"authorization": f"Bearer {program.own_secret()}"}
+    stream_of = urllib.request.Request(f"http://127.0.0.1:{program.port}/v1/admin/events", headers=headers)
+    with urllib.request.urlopen(stream_of, timeout=LIMIT_S) as events:
+        assert next_event(events, b"state")["config"] == program.get("/v1/admin/config")[1]["file"]
+        edit("port = 0", "portt = 3\nhots = 1")
+        assert next_event(events, b"config")["state"] == "changed"
+        while (told := next_event(events, b"config"))["state"] == "changed":
+            pass
+        assert (told["state"], len(told["errors"])) == ("refused", 2)
+    edit("\nhots = 1", "")
+    edit('model_path = "/m"', 'model_paht = "/m"')
+    program.until(lambda: len(program.get("/v1/admin/config")[1]["file"]["errors"]) == 3)
+    program.until(lambda: program.get("/v1/admin/config")[1]["file"]["state"] == "refused")
+    file = program.get("/v1/admin/config")[1]["file"]
+    assert [error.partition(":")[0] for error in file["errors"]] == [
+        "managed_workers[0].model_paht", "managed_workers[0].model_path", "server_settings.portt",
+    ]  # fmt: skip
+    assert file["in_force_since"] <= file["since"] <= time.time()
+    assert program.get("/v1/admin/cluster/status")[1]["config"] == file
+    with urllib.request.urlopen(f"http://127.0.0.1:{program.port}/metrics", timeout=LIMIT_S) as metrics:
+        assert b"ichat_config_refused 1.0" in metrics.read().splitlines()
+    _, out, _ = cli(program, "status")
+    first = out.splitlines()[0]
+    assert first.startswith(f"! {file['path']} is refused since ")
+    assert "; the configuration of " in first
+    assert all(error in first for error in file["errors"])
+    assert file["errors"][0] in cli(program, "top", "--once")[1].splitlines()[0]
+    code, _, err = cli(program, "reload")
+    assert (code, [line[:2] for line in err.splitlines()]) == (1, [file["path"][:2], *["  "] * 3, "No"])
+    edit('model_paht = "/m"', 'model_path = "/m"')
+    edit("portt = 3", "port = 0")
+    program.until(lambda: program.get("/v1/admin/config")[1]["file"]["state"] == "ok")
+    assert not cli(program, "status")[1].startswith("!")
+
+
+def test_commands_that_name_a_refused_file_find_its_gateway(gateway, edit, tmp_path):
+    """They say since when it is refused, the doctor first of all; without a gateway they say what is wrong with it."""
+    program, path = gateway(worker("a"), free_port()).wait_until_ready("a-0"), str(tmp_path / "ichat.toml")
+
+    def ask(*words):
+        done = subprocess.run(
+            ichat(*words, "-c", path), cwd=ROOT, env={**os.environ, "COLUMNS": "300"}, capture_output=True, text=True,
+            timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    edit("stop_s = 6", "stopp_s = 6")
+    program.until(lambda: program.get("/v1/admin/config")[1]["file"]["state"] == "refused")
+    code, out, _ = ask("status")
+    assert (code, out.startswith(f"! {path} is refused since ")) == (0, True)
+    code, out, _ = ask("doctor")
+    lines = " ".join(out.split())
+    assert (code, lines.startswith(f"Configuration ✗ configuration: {path} is refused since ")) == (1, True), out
+    assert lines.count("timeouts.stopp_s: unknown key") == 1
+    assert "a-0: It is ready" in lines
+    assert program.stop() == 0
+    for words in (["status"], ["doctor"]):
+        code, out, err = ask(*words)
+        assert "timeouts.stopp_s: unknown key; did you mean stop_s?" in " ".join((out + err).split())
+        assert "is refused since" not in out
+
+
+def test_a_failed_worker_is_left_alone_by_a_reload(gateway, edit):
+    """An unrelated change does not load it again; a flag does, and so does a change of its own table."""
+    program = gateway("[restart]\nattempts_max = 1\n" + worker("a", "fail = true"), settings=UNWATCHED)
+    program.until(lambda: program.state("a-0") == "failed")
+    ended_at = program.get("/v1/admin/workers/a-0")[1]["ended_at"]
+
+    def again(plan):
+        return [(step["action"], step["why"].partition(" and")[0]) for step in plan["plan"] if "a-0" in step["what"]]
+
+    edit("stop_s = 6", "stop_s = 5")
+    status, plan = reload(program)
+    assert (status, again(plan)) == (200, [("keep", "it has failed")])
+    assert program.get("/v1/admin/workers/a-0")[1]["ended_at"] == ended_at
+    assert again(reload(program, "?restart_failed=1")[1]) == [("restart", "it has failed")]
+    program.until(lambda: program.get("/v1/admin/workers/a-0")[1]["ended_at"] != ended_at)
+    program.until(lambda: program.state("a-0") == "failed")
+    edit("\nfail = true", "")
+    assert reload(program)[1]["summary"].startswith("+0 start, ~1 restart")
+    program.wait_until_ready("a-0")
+
+
 def asked(program, method, path, headers):
     """Return status and allowed origin."""
     connection = http.client.HTTPConnection("127.0.0.1", program.port, timeout=20)
@@ -137,7 +250,7 @@ def test_settings_are_taken_without_a_restart(gateway, edit):
     steps = {step["what"]: step["action"] for step in plan["plan"]}
     assert steps["server_settings.port"] == "later"
     assert steps["timeouts.first_byte_s"] == "update"
-    assert (steps["external route far"], steps["external route near"]) == ("stop", "start")
+    assert (steps["external route far"], steps["external route near"]) == ("remove", "add")
     assert program.ask("/v1/chat/completions", {"model": "a", "wait_s": 3600})[0] == 504
     assert program.ask("/v1/chat/completions", {"model": "far"})[0] == 404
     assert program.ask("/v1/chat/completions", {"model": "near"})[0] == 502

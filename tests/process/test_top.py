@@ -103,7 +103,7 @@ def test_it_is_live(gateway, terminal):
     assert max(map(len, lines)) <= 80
     assert "1 ready" in lines[0]
     top.type("m")
-    top.until(lambda lines: lines[3].startswith("modelv"))
+    top.until(lambda lines: lines[4].startswith("model▾"))
     top.type("g")
     top.until(has("CPUs"))
     top.resize(140, 40)

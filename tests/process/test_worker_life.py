@@ -25,7 +25,7 @@ from ichat.http.hub import Hub
 from ichat.http.listeners import open_listeners, port_of
 from ichat.observability.logs.endpoint import LogEndpoint
 from ichat.observability.logs.lines import LineBuffer
-from ichat.protocol import FAILURE_CHARACTERS_MAX, Heartbeat, parse_heartbeat, sentence
+from ichat.protocol.messages import FAILURE_CHARACTERS_MAX, Heartbeat, parse_heartbeat, sentence
 from ichat.roles.heartbeat_sender import HeartbeatSender
 from ichat.supervisor.processes import session_members
 

@@ -10,7 +10,7 @@ import pytest
 from support.browser import chromium
 from support.programs import LIMIT_S
 
-from ichat.protocol import response_tag
+from ichat.protocol.messages import response_tag
 
 pytestmark = pytest.mark.browser
 

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from ichat.protocol import Group, Heartbeat
-from ichat.routing.groups import members_of
-from ichat.routing.registry import Registry
-from ichat.routing.worker_record import WorkerEnd
+from ichat.fleet.groups import members_of
+from ichat.fleet.registry import Registry
+from ichat.fleet.worker_record import WorkerEnd
+from ichat.protocol.messages import Group, Heartbeat
 
 INTERVAL_S = 10
 

@@ -15,12 +15,12 @@ from support.exposition import known, own
 
 from ichat.config.schema import Config, Limits, Security
 from ichat.errors import ApiError
+from ichat.fleet.heartbeats import LARGE_BYTES, HeartbeatReceiver
+from ichat.fleet.registry import Registry
+from ichat.fleet.weights import Weights
 from ichat.observability import metrics as counted
 from ichat.observability import prometheus_families
-from ichat.protocol import Heartbeat, Machine, MachineGpu, ModelCard
-from ichat.proxy.heartbeats import LARGE_BYTES, HeartbeatReceiver
-from ichat.routing.registry import Registry
-from ichat.routing.weights import Weights
+from ichat.protocol.messages import Heartbeat, Machine, MachineGpu, ModelCard
 from ichat.security import lookups
 from ichat.security.auth import Auth, Caller
 from ichat.security.lookups import HOST_CHECK_S, LOOKUPS_A_MINUTE, THREADS_OF_SENDER, HostLookups
@@ -40,7 +40,7 @@ class Site:
         self.registry = Registry({}, trio.current_time, 8)
         self.registry.reconfigure(Config(limits=limits))
         self.auth = Auth(Security(worker_networks=["10.0.0.0/8", "fd00::/8"]))
-        self.receiver = HeartbeatReceiver(self.registry, lambda: self.auth, limits, gateway_id="g", moved=lambda: None)
+        self.receiver = HeartbeatReceiver(self.registry, self.auth, limits, gateway_id="g", moved=lambda: None)
 
     async def send(self, address="10.0.0.1", **more):
         """Return the status of a heartbeat, or the limit that refuses it."""

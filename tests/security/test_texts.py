@@ -11,15 +11,15 @@ from support.exposition import heartbeat
 
 from ichat.admin.lists import to_json
 from ichat.errors import WHY_CHARACTERS_MAX, ApiError
+from ichat.fleet.packed_args import ArgsPacker
 from ichat.observability import exposition
 from ichat.observability.logs.log_format import LineFormatter, shown_safely
 from ichat.observability.usage.queries import UsageQuestion
 from ichat.observability.usage.report import csv_lines, report_of
 from ichat.observability.usage.rows import UsageGroup, no_sums
-from ichat.protocol import parse_heartbeat, parse_short_heartbeat
 from ichat.protocol.json_text import parsed
 from ichat.protocol.json_text import to_json as plain_json
-from ichat.routing.packed_args import ArgsPacker
+from ichat.protocol.messages import parse_heartbeat, parse_short_heartbeat
 
 NEEDED = {"worker_id": "w", "model_name": "m", "host": "10.0.0.1", "port": 9}
 UNSAFE = "\x1b]0;owned\x07\x9b2J\u202egpj.exe\ud800\r\n\u2028"
@@ -50,7 +50,7 @@ async def test_the_reason_of_a_worker_that_declines_is_cleaned(serve, gateway_to
     why = b"\x1b[2J\x9b31m" + b"y" * 4000
 
     async def reply(stream, head, body):
-        headers = b"x-ichat-code: engine_dead\r\nx-ichat-why: " + why + b"\r\n"
+        headers = b"x-ichat-code: model_not_ready\r\nx-ichat-why: " + why + b"\r\n"
         await stream.send_all(b"HTTP/1.1 503 no\r\n" + headers + b"content-length: 0\r\n\r\n")
 
     _, worker = await serve(reply)
@@ -60,7 +60,7 @@ async def test_the_reason_of_a_worker_that_declines_is_cleaned(serve, gateway_to
         status, _, body = await (await connect(port)).ask()
     message = json.loads(body)["error"]["message"]
     assert status == 503
-    assert "has lost its engine (?[2J?31myyy" in message
+    assert "its worker is not ready (?[2J?31myyy" in message
     for text in (message, *(record.getMessage() for record in caplog.records)):
         assert text.isprintable()
         assert len(text) < WHY_CHARACTERS_MAX + 200

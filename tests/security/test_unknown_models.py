@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from ichat import errors
 from ichat.config.models import AliasConfig, TargetConfig
 from ichat.config.schema import Config
-from ichat.protocol import Heartbeat, ModelCard
+from ichat.fleet.model_list import listed_model, listed_models, near_models
+from ichat.fleet.registry import Registry
+from ichat.fleet.views import result_of
+from ichat.protocol.messages import Heartbeat, ModelCard
 from ichat.routing.aliases import Aliases
-from ichat.routing.model_list import listed_model, listed_models, near_models
 from ichat.routing.near_names import NearNames, nearest
-from ichat.routing.registry import Registry
-from ichat.routing.views import result_of
 from ichat.texts import NAMED_MAX
 
 BODY_BYTES_MAX = 2000
@@ -81,6 +81,32 @@ def test_long_names_are_as_few_as_fit():
 def test_near_matches_come_first(large, model, near):
     """A name that is nearly right, or right but for its organisation or its capitals, is among the first."""
     assert near in told(model, large)[0][:3]
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("Tiny", "tiny"),
+        ("tiny:latest", "tiny"),
+        ("openai/tiny", "tiny"),
+        ("vendor/TINY:8b-q4", "tiny"),
+        ("tinny", "tiny"),
+        ("qwen3-8b-instruct", "Qwen/Qwen3-8B-Instruct"),
+        ("claude-opus", None),
+        (":latest", None),
+        ("t" * 200, None),
+    ],
+)
+@pytest.mark.parametrize("others", [0, 300])
+def test_a_name_that_is_nearly_right_is_asked_after(asked, meant, others):
+    """Whatever other names there are beside it: its capitals, an owner, a tag and a slip of the finger are no matter."""
+    registry = registry_of(
+        ["tiny", "Qwen/Qwen3-8B-Instruct", *(f"tiny-{number:03d}-adapter" for number in range(others))]
+    )
+    message = errors.model_not_found(asked, near_models(asked, registry, NO_ALIASES, None)).message
+    assert message.startswith(f"The model `{asked[:40]}")
+    said = message.partition("Did you mean `")[2].partition("`")[0] or None
+    assert said == meant
 
 
 def test_few_names_are_all_told_in_order():

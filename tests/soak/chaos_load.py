@@ -33,13 +33,15 @@ CODES = {
     504: {"upstream_timeout"},
 }
 """Every error that a client may see here; `internal_error` is a bug and never among them."""
-FAULTY = {500, 502, 503, 504}
-"""What a request may be answered with whose worker is being broken."""
+FAULTY = {429, 500, 502, 503, 504}
+"""What a request may be answered with whose worker is being broken; so many of them wait for its restart."""
+COMMENTS = re.compile(rb"(: [^\n]*\n\n)+")
+"""What a stream says while it waits for a worker, before everything else."""
 MAY_FAIL = {
     "calm": set(),
     "twin": FAULTY,
     "embed": FAULTY,
-    "narrow": FAULTY | {429},
+    "narrow": FAULTY,
     "far": FAULTY | {404},  # a worker that said good-bye is not known any more
     "guest": FAULTY | {404},
     "extra": FAULTY | {404},
@@ -126,6 +128,9 @@ def judge(reply, whole, may_be):
         raise Wrong("the connection ended without a byte of response")
     if reply.status != 200:
         return judge_error(reply, may_be)
+    comments = COMMENTS.match(reply.body)
+    if comments and reply.headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+        reply = attrs.evolve(reply, body=reply.body[comments.end() :])
     if reply.end == "whole" and whole(reply.body, False):
         return "right"
     if not may_be:

@@ -872,6 +872,7 @@ class Fuzz:
                 and not is_long
                 and not _is_unclear(input_.data)
                 and response.status not in (408, 504)
+                and not _is_late_reset(response)
             ):
                 self.found("refused, though it is right", number, (input_.data, response))
         elif path.startswith(b"/v1/admin/") and head.method != b"OPTIONS" and not _is_here(head):
@@ -919,6 +920,8 @@ class Fuzz:
             self.found("not HTTP", number, facts)
         elif response.complete and state == "short" and reported is None:
             self.found("a truncated answer looks whole", number, facts)
+        elif theirs.status >= 400 and b" answered %d: " % theirs.status in response.body:
+            pass  # an error of an external route in another shape than the client's
         elif (
             response.complete and state == "whole" and (response.status, response.body) != (theirs.status, theirs.body)
         ):
@@ -955,6 +958,14 @@ def _is_here(head):
 def _has_key(head):
     """Return whether the key stands anywhere where it may."""
     return any(KEY in value for name, value in head.headers if name in CREDENTIALS)
+
+
+def _is_late_reset(response):
+    """Return whether a kept connection broke, which another input's upstream had left, and too late for a second try.
+
+    The gateway tries again where that comes within `KEPT_RACE_S`, which a busy machine may miss.
+    """
+    return response.status == 502 and b"Connection reset by peer" in response.body
 
 
 def _must_be_answered(head, body, path, *, keyed):

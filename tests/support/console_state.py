@@ -53,7 +53,7 @@ def worker(name, state="ready", **more):
         "worker_id": name, "model_name": model, "model_names": [model], "state": state,
         "status": "healthy" if state in ("ready", "cold", "asleep") else "unhealthy", "managed": True, "machine": "gpu-1",
         "in_flight": 0, "circuit": {"state": "closed", "failures": 0, "retry_in_s": None}, "restarts": 0, "failure": None,
-        "cause": None, "retry_in_s": None, "on_demand": False, "ready_in_s": None, "lost": [], "beat_age_s": 1.2,
+        "cause": None, "retry_in_s": None, "on_demand": False, "ready_in_s": None, "lost": [], "heartbeat_age_s": 1.2,
         "backend": "vllm", "host": "10.0.0.4", "port": 8001, "pid": 4711, "phase": state, "progress": {},
         "kv_use": None, "prefix_hit_rate": None, "running": None, "waiting": None, **more,
     }  # fmt: skip

@@ -7,10 +7,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.peers import JSON_POST, plain
 
 from ichat.config.schema import Routing
+from ichat.fleet.registry import Registry
 from ichat.observability.exposition import read_steps, written
 from ichat.observability.metrics import Metrics
 from ichat.routing.balancer import Balancer
-from ichat.routing.registry import Registry
 
 PROCESS = "# HELP process_open_fds Open.\n# TYPE process_open_fds gauge\nprocess_open_fds 12.0\n"
 

@@ -7,8 +7,10 @@ import operator
 
 import attrs
 
+from ichat.preflight.claims import Claims
 from ichat.routing.queue import Demand
-from ichat.supervisor.swaps import SwapCandidate, decide
+from ichat.supervisor import swaps
+from ichat.supervisor.swaps import SwapCandidate
 
 LOAD_S = 10.0
 STOP_S = 1.0
@@ -20,7 +22,43 @@ STEPS_MAX = 1_000_000
 """More than any simulation needs: a decision that never comes to rest fails instead of hanging."""
 
 
-_FACTS = operator.attrgetter(*(field.name for field in attrs.fields(SwapCandidate)))
+@attrs.frozen
+class Apart(SwapCandidate):
+    """A candidate that names the workers that cannot stand beside it; `with_claims` makes claims of that."""
+
+    conflicts: frozenset[str] = frozenset()
+    port_conflicts: frozenset[str] = frozenset()
+
+
+def with_claims(workers):
+    """Return the candidates with a GPU for each two that are apart, and a port for those that have one."""
+    gpus, ports = {}, {}
+    for one, other in itertools.combinations(workers, 2):
+        first, second = one.worker_id, other.worker_id
+        if first in other.conflicts or second in one.conflicts:
+            number = len(gpus)
+            gpus[first, second] = number
+        if first in other.port_conflicts or second in one.port_conflicts:
+            ports[first] = ports[second] = ports.get(first) or ports.get(second) or len(ports) + 1
+    found = []
+    for one in workers:
+        claimed = {number: math.inf for pair, number in gpus.items() if one.worker_id in pair}
+        port = ports.get(one.worker_id)
+        found.append(attrs.evolve(one, claims=Claims(claimed, ("127.0.0.1", port) if port else None)))
+    return found
+
+
+def decide(now, workers, demand, sets):
+    """Decide with claims instead of conflicts."""
+    return swaps.decide(now, with_claims(workers), demand, sets)
+
+
+def evictions_for(model, now, workers, demand, sets):
+    """Return the plan with claims instead of conflicts."""
+    return swaps.evictions_for(model, now, with_claims(workers), demand, sets)
+
+
+_FACTS = operator.attrgetter(*(field.name for field in attrs.fields(Apart)))
 
 
 @attrs.define(eq=False)
@@ -43,9 +81,10 @@ class SimulatedWorker:
     may_start_at: float = -math.inf
     failures: int = 0
     has_gpus: bool = False
+    claims: Claims = Claims()
 
     def candidate(self):
-        return SwapCandidate(*_FACTS(self))
+        return Apart(*_FACTS(self))
 
 
 @attrs.define(eq=False)

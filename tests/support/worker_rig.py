@@ -7,7 +7,7 @@ import trio
 from support.programs import LIMIT_S
 
 from ichat.config.schema import Limits, Timeouts
-from ichat.engines import find
+from ichat.engines.engine import find
 from ichat.engines.thread import EngineThread
 from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub

@@ -15,12 +15,12 @@ import sys
 import threading
 import time
 
-from ichat.engines import EngineInfo, Progress
 from ichat.engines.adapter import ProtocolAdapter
 from ichat.engines.children import ProcessFamily, adopt_children, children
+from ichat.engines.engine import EngineInfo, Progress
 from ichat.engines.flag_list import flags_of
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.protocol import Group, ModelCard
+from ichat.protocol.messages import Group, ModelCard
 
 MARK = contextvars.ContextVar("mark")
 
@@ -67,12 +67,14 @@ class Fake:
         parser.add_argument("--port")
         parser.add_argument("--load-s", type=float, default=0.0)
         parser.add_argument("--fail", action="store_true")
+        parser.add_argument("--warns", help="of this, while it loads")
         parser.add_argument("--dies-loading", action="store_true")
         parser.add_argument("--children", type=int, default=0)
         parser.add_argument("--needs-children", action="store_true", help="it dies with any of them")
         parser.add_argument("--leftovers", type=int, default=0, help="processes without a parent")
         parser.add_argument("--stands-still", action="store_true", help="its count of steps does")
         parser.add_argument("--sleeps", action="store_true")
+        parser.add_argument("--policy", choices=["fair", "greedy"], default="fair")
         parser.add_argument("--group")
         parser.add_argument("--rank", type=int, default=0)
         return parser
@@ -96,6 +98,8 @@ class Fake:
     def run(self, *, phase, serve):
         args = self.args
         phase("loading")
+        if args.warns:
+            print(f"WARNING 11-21 21:05:02 [fake.py:1] {args.warns}", flush=True)
         self.go_on.wait(args.load_s)
         if args.fail:
             raise RuntimeError("no such weights")

@@ -62,7 +62,7 @@ def test_everything_else_is_shown(config):
     assert worker["backend_args"]["max_model_len"] == 2048
     assert route["headers"] == {"x-any": "***"}
     assert route["api_key_env"] == "THEIR_KEY"
-    assert shown["engines"] == {"vllm": {"python": "/opt/python"}}
+    assert shown["engines"] == {"vllm": {"python": "/opt/python", "devices": "CUDA_VISIBLE_DEVICES"}}
 
 
 def test_what_is_not_the_default(config):

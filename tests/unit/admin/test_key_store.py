@@ -1,10 +1,9 @@
 """Keys that expire, in virtual time and with a clock of the test's."""
 
-import types
-
 import pytest
 import trio
 
+from ichat.admin.config_state import ConfigInForce
 from ichat.admin.key_store import LOOK_S, KeyStore
 from ichat.config.schema import Config
 from ichat.errors import ApiError
@@ -23,8 +22,8 @@ class Site:
 
     def __init__(self, path, nursery):
         self.path, self.offset_s, self.in_force = path, BEGAN_AT - trio.current_time(), []
-        reloader = types.SimpleNamespace(config=Config(), lock=trio.Lock())
-        self.store = KeyStore(NO_KEYS, str(path), reloader, self._put_in_force, self.time)
+        in_force = ConfigInForce(Config())
+        self.store = KeyStore(NO_KEYS, str(path), in_force, self._put_in_force, self.time)
         nursery.start_soon(self.store.expire_forever)
 
     def time(self):
@@ -52,7 +51,7 @@ def site_in(tmp_path, monkeypatch):
 
 async def test_no_key_is_made_that_the_next_gateway_would_not_know(tmp_path):
     """It would let everybody in: clients need keys only because there are some."""
-    store = KeyStore(NO_KEYS, str(tmp_path / "keys.json"), types.SimpleNamespace(), print, is_kept=False)
+    store = KeyStore(NO_KEYS, str(tmp_path / "keys.json"), ConfigInForce(Config()), print, is_kept=False)
     with pytest.raises(ApiError, match="state_directory") as refusal:
         await store.make({"name": "a"})
     assert (refusal.value.status, refusal.value.code) == (409, "not_kept")
@@ -66,7 +65,7 @@ async def test_each_key_is_refused_when_its_time_is_over(site_in, nursery, autoj
     await site.make("b", expires_in_s=1000)
     await site.make("c")
     site.in_force.clear()
-    site.store.add_listener(lambda: heard.append(round(site.time() - BEGAN_AT)))
+    site.store.listeners.add(lambda: heard.append(round(site.time() - BEGAN_AT)))
     await trio.sleep(99)
     assert site.in_force == []
     await trio.sleep(10_000)

@@ -7,8 +7,8 @@ import trio
 
 from ichat.admin.lists import PIECE_BYTES, PIECE_PARTS_MAX, Pieces, WorkerQuery, read_worker_query, worker_parts
 from ichat.errors import ApiError
-from ichat.protocol import Heartbeat
-from ichat.routing.registry import Registry
+from ichat.fleet.registry import Registry
+from ichat.protocol.messages import Heartbeat
 
 MANY = 1000
 

@@ -11,7 +11,7 @@ from ichat.admin.app import make_app
 from ichat.admin.openapi import document
 from ichat.config.schema import Config, Security
 from ichat.errors import ApiError
-from ichat.routing.registry import Registry
+from ichat.fleet.registry import Registry
 from ichat.security.auth import Auth
 
 VERBS = ("load", "unload", "sleep", "wake")
@@ -59,7 +59,7 @@ def ask(loader):
         registry=registry,
         supervisor=types.SimpleNamespace(loader=loader),
         reloader=types.SimpleNamespace(config=Config()),
-        auth=lambda: Auth(Security()),
+        auth=Auth(Security()),
     )
     client = make_app(context).test_client()
 

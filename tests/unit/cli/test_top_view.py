@@ -4,7 +4,8 @@ import pytest
 
 from ichat.cli import top_view
 from ichat.cli.screen import Screen
-from ichat.cli.top_view import HINT, Choice, TopState, cells_of, frame, pane_of
+from ichat.cli.top_state import TopState
+from ichat.cli.top_view import Choice, cells_of, frame, hint_of, pane_of
 
 
 def worker(worker_id, **more):
@@ -72,14 +73,14 @@ def test_keys_sort_invert_and_filter(state):
     choice = Choice()
 
     def first():
-        return [line.split()[0] for line in shown(state, choice)[4:6] if line]
+        return [line.split()[0] for line in shown(state, choice)[5:7] if line]
 
     assert first() == ["a", "b"]
     choice.press("i")
     assert first() == ["b", "a"]
     for key in "isss":
         choice.press(key)
-    assert shown(state, choice)[3].split()[3] == "flightv"
+    assert shown(state, choice)[4].split()[3] == "flight▾"
     assert first() == ["a", "b"]
     for key in "/failq\x7f\r":
         choice.press(key)
@@ -110,10 +111,10 @@ def test_scrolling_ends_at_the_last_row(state):
     choice = Choice()
     for _ in range(50):
         choice.press(" ")
-    rows = shown(state, choice)[4:-1]
+    rows = shown(state, choice)[5:-1]
     assert rows[-1].startswith("w099")
     assert len([row for row in rows if row]) == len(rows)
-    assert shown(state, choice)[-1] == HINT[:80]
+    assert shown(state, choice)[-1] == hint_of("w")[:79] + "…" if len(hint_of("w")) > 80 else hint_of("w")
 
 
 def test_nothing_that_a_worker_says_reaches_the_terminal_as_a_command(state):
@@ -140,7 +141,7 @@ def test_every_size_is_kept(state, pane, width, height):
 def test_columns_stand_below_each_other(state):
     """Whatever the names take."""
     state.update("state", {"workers": [worker("通义"), worker("abcdef")], "machines": [], "models": []})
-    narrow, wide = shown(state, Choice())[4:6]
+    narrow, wide = shown(state, Choice())[5:7]
     assert wide.index(" m ") + 2 == narrow.index(" m ")
 
 
@@ -161,10 +162,66 @@ def test_only_what_is_shown_is_written(state, monkeypatch):
     state.update("workers", {"changed": [worker(f"w{number}") for number in range(1000)]})
     choice = Choice(offset=2000)
     assert shown(state, choice)[-2].split()[0] == "w999"
-    assert written == [19]
+    assert written == [18]
 
 
 def test_plain_columns_stand_below_each_other(capsys):
     """Chinese takes two columns of a terminal, also where a table is written without one."""
     Screen().table(("model", "state"), [("通义", "ready"), ("abcdef", "cold")])
     assert capsys.readouterr().out.splitlines() == ["MODEL   STATE", "通义    ready", "abcdef  cold"]
+
+
+def test_a_refused_file_is_the_first_line(state):
+    """Until the file is taken; the screen stays as large as it was."""
+    refused = {"state": "refused", "path": "/i.toml", "since": 1e9, "in_force_since": 9e8, "errors": ["port: no", "x"]}
+    before = shown(state, Choice())
+    state.update("config", refused)
+    (first, style), *_ = frame(state, Choice(), 300, 24)
+    assert first.startswith("/i.toml is refused since 2001-09-0")
+    assert first.endswith(" is in force: port: no; x")
+    assert style == "red"
+    assert len(shown(state, Choice())) == len(before)
+    state.update("state", {**STATE, "config": refused})
+    assert shown(state, Choice(), 300)[0] == first
+    state.update("config", {**refused, "state": "changed", "errors": []})
+    assert " and is not read yet; the configuration of " in shown(state, Choice(), 300)[0]
+    state.update("config", {**refused, "state": "ok"})
+    assert shown(state, Choice()) == before
+
+
+def test_why_a_worker_is_down_is_told_with_its_cause(state):
+    """What ended it, and what is known of the reason."""
+    failed = worker("a", state="failed", failure="ended with exit code 64", cause="unknown flag --modle")
+    state.update("workers", {"changed": [failed], "gone": []})
+    columns, rows = pane_of(state, "w")
+    assert cells_of(columns, rows)[0][-1] == "ended with exit code 64: unknown flag --modle"
+
+
+def test_what_a_load_does_is_seen(state):
+    """The phase with its seconds stands where the reason of a failure would; each kind of state has its colour."""
+    phases = [{"name": "importing vllm", "seconds": 9.0}, {"name": "loading weights", "seconds": 3.4, "expected_s": 14}]
+    story = {"elapsed_s": 12.4, "expected_s": 52.4, "phases": phases}
+    more = [
+        worker("c", state="loading", phase="loading weights", load=story),
+        worker("d", state="cold"),
+        worker("e", cause="was killed"),
+        worker("f", state="draining", phase="ready"),
+    ]
+    state.update("workers", {"changed": more})
+    styles = {text.split()[0]: style for text, style in frame(state, Choice(), 200, 24)[5:11]}
+    assert styles == {"a": "", "b": "red", "c": "yellow", "d": "dim", "e": "", "f": "yellow"}
+    lines = {line.split()[0]: line for line in shown(state, Choice(), 200)[5:11]}
+    assert lines["c"].endswith("loading weights, 3 s (last time 14 s); about 40 s left")
+    assert lines["e"].endswith("-")
+    assert lines["f"].endswith("-")
+
+
+def test_the_opening_has_the_models_and_marks_the_pane(state):
+    """One sees what is served, which pane it is, and by what it is sorted, also where there is nothing but ASCII."""
+    state.update("models", {"models": [{"id": "n", "workers": 0, "loaded": False}, {"id": "x", "workers": 0}]})
+    lines = shown(state, Choice("m"), 200)
+    assert lines[3] == "models: m (1 ready), n (cold), x (not ready)"
+    assert lines[-1].startswith("[m models] w workers g GPUs r requests  s sort")
+    assert lines[4].startswith("model▾ ")
+    plain = shown(state, Choice("m", has_unicode=False, is_inverted=True), 200)
+    assert plain[4].startswith("model ^ ")

@@ -63,6 +63,9 @@ def test_what_the_gateway_takes_is_right(checker, text):
         '[[security.keys]]\nname = "a"\nkey_hash = "md5:1"\n',
         '[[external_routes]]\nmodel_name = "m"\napi_base = "host/v1"\n',
         "[engines.vllm]\npath = 1\n",
+        '[engines.vllm]\ndevices = "1ST"\n',
+        '[health]\npath = "/a b"\n',
+        WORKER + "responses_max = -1\n",
         "[security]\nkeys = 5\n",
     ],
 )

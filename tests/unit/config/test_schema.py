@@ -8,8 +8,8 @@ import pytest
 
 from ichat.config import load as configuration
 from ichat.config import schema
+from ichat.engines.flags import engine_flags
 from ichat.errors import EXIT_USAGE, ApiError, Exit
-from ichat.supervisor.launch import engine_flags
 
 ROOT = pathlib.Path(__file__).parents[3]
 EXAMPLE = ROOT / "ichat.toml.example"
@@ -350,7 +350,7 @@ def test_the_example_is_accepted_and_complete():
     """The example loads, and every key that there is stands in it with an explanation; defaults are as it says."""
     text = EXAMPLE.read_text()
     config = configuration.load(EXAMPLE)
-    tables = {"managed_workers", "swap_sets", "external_routes", "engines", "models", "prices"}
+    tables = {"managed_workers", "swap_sets", "registered_servers", "external_routes", "engines", "models", "prices"}
     for name in {attribute.name for attribute in attrs.fields(schema.Config)} - tables:
         section = getattr(config, name)
         if name == "security":
@@ -365,6 +365,7 @@ def test_the_example_is_accepted_and_complete():
         schema.Key,
         schema.ManagedWorkerConfig,
         schema.SwapSetConfig,
+        schema.RegisteredServer,
         schema.ExternalRoute,
         schema.EngineSettings,
         schema.Price,
@@ -377,11 +378,9 @@ def test_the_example_is_accepted_and_complete():
 
 
 def test_the_readmes_configuration_is_accepted():
-    """What the README shows can be copied as it stands."""
-    texts = re.findall(r"```toml\n(.*?)```", (EXAMPLE.parent / "README.md").read_text(), re.DOTALL)
-    config = configuration.parse("\n".join(texts), "README.md")
-    assert config.managed_workers
-    assert config.external_routes
+    """The README's file can be copied unchanged."""
+    [text] = re.findall(r"```toml\n(.*?)```", (EXAMPLE.parent / "README.md").read_text(), re.DOTALL)
+    assert configuration.parse(text, "README.md").managed_workers
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
@@ -390,23 +389,42 @@ def test_a_file_that_cannot_be_read(tmp_path):
         configuration.load(tmp_path / "none.toml")
 
 
-def test_the_recipes_of_the_manual_are_right():
-    """Each can be copied as it stands, and names nothing that it does not have."""
-    text = (EXAMPLE.parent / "docs/operating.md").read_text()
+def test_the_recipes_are_accepted():
+    """Each file can be copied unchanged, and names nothing that it does not have."""
     recipes = {}
-    for section in text.partition("\n## Recipes\n")[2].partition("\n## ")[0].split("\n### ")[1:]:
+    for section in (EXAMPLE.parent / "docs/recipes.md").read_text().split("\n## ")[1:]:
         title, _, rest = section.partition("\n")
-        [block] = re.findall(r"```toml\n(.*?)```", rest, re.DOTALL)
-        recipes[title] = configuration.parse(block, title)
+        for block in re.findall(r"```toml\n(.*?)```", rest, re.DOTALL):
+            recipes[title] = configuration.parse(block, title)
     on_demand = recipes["Nine models, one GPU"].managed_workers
     assert {worker.load for worker in on_demand} == {"on_demand"}
     assert len({tuple(worker.gpu_ids) for worker in on_demand}) == 1
     assert {worker.when_idle for worker in on_demand} == {"stop", "sleep"}
-    for title in ("Canary", "The cloud as the spare wheel"):
+    for title in ("Canary", "The cloud as a spare"):
         config = recipes[title]
         served = {one.model_name for one in (*config.managed_workers, *config.external_routes)}
         [alias] = config.models
         assert alias.name == "assistant"
         assert set(alias.models) == served
     assert sum(target.weight for target in recipes["Canary"].models[0].targets) == 100
-    assert len(recipes) == 3
+    assert recipes["Add models served elsewhere"].external_routes
+    assert recipes["Let others in"].security.keys
+    assert recipes["Claude Code and Codex"].models
+
+
+@pytest.mark.parametrize(
+    ("text", "port"),
+    [
+        ("[server_settings]\nport = 4711\nhots = 1\n[routing]\npolicy = 3\n", 4711),
+        ("[server_setings]\n", 4000),
+        ("[server_settings]\nport = 'x'\n", None),
+        ("[server_settings]\nport = 4711\nhost = [\n", None),
+        ("server_settings = 3\n", None),
+    ],
+)
+def test_where_the_gateway_of_a_refused_file_is(tmp_path, text, port):
+    """By those keys alone that say so: other mistakes do not matter, and wrong ones lead nowhere."""
+    path = tmp_path / "ichat.toml"
+    path.write_text(text)
+    found = configuration.settings_of_refused(path)
+    assert (found.port if found else None) == port

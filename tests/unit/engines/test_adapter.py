@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ichat.engines import ModelCard, asgi
+from ichat.engines import asgi
 from ichat.engines.adapter import (
     GENERATES,
     HEARS,
@@ -20,6 +20,7 @@ from ichat.engines.adapter import (
     models_body,
 )
 from ichat.engines.asgi import Call
+from ichat.engines.engine import ModelCard
 from ichat.engines.error_translation import ERROR_BEGINNINGS, anthropic_error, error_event, openai_error
 from ichat.engines.reasoning import FIELDS, RENAMES
 from ichat.engines.sglang.adapter import SGLangAdapter

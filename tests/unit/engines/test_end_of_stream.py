@@ -6,6 +6,7 @@ import contextvars
 import pytest
 
 from ichat.engines.asgi import DONE, Call, call_under_way
+from ichat.errors import engine_aborted
 from ichat.http.request import Request
 
 EVENT = b"data: {}\n\n"
@@ -23,8 +24,8 @@ class Socket:
         return len(data)
 
 
-def sent(*bodies, wanted=True, fails=False):
-    """Return the pieces of a stream after its head."""
+def sent(*bodies, wanted=True, fails=False, aborted_after=None):
+    """Return the pieces of a stream after its head; it is given up after so many, and the application goes on."""
     headers = [(b"x-ichat-usage", b"1")] if wanted else []
     request = Request(b"POST", b"/v1/completions", b"/v1/completions", b"1.1", headers, b"{}", b"id", keep_alive=True)
     sock = Socket()
@@ -33,7 +34,9 @@ def sent(*bodies, wanted=True, fails=False):
         if wanted:
             call_under_way().usage.append(lambda: (7, 2, 1))
         await send(HEAD)
-        for body in bodies:
+        for number, body in enumerate(bodies):
+            if number == aborted_after:
+                call_under_way().abandon(engine_aborted())
             await send({"type": "http.response.body", "body": body, "more_body": True})
         if fails:
             raise RuntimeError
@@ -74,3 +77,13 @@ def test_a_failure_at_the_end_keeps_the_last_event():
     [piece] = sent(DONE, fails=True)
     assert 0 < piece.find(DONE) < piece.find(b"data: {")
     assert piece.endswith(b"0\r\nx-ichat-usage: 7,2,1\r\n\r\n")
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_comes_after_the_engine_has_given_up_is_dropped(wanted):
+    """No end that looks whole reaches the client, only the error."""
+    first, last = sent(EVENT, EVENT, DONE, wanted=wanted, aborted_after=1)
+    assert first == chunk(EVENT)
+    assert b'"engine_aborted"' in last
+    assert DONE not in last
+    assert b"\r\n0\r\n" in last

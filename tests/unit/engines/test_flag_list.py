@@ -44,6 +44,7 @@ def test_a_flag_is_described_whole(flags):
     assert flags("--max_len", "--context-length", "-l", type=int, default=7, help="At most %(default)s,\n  or 5%%.") == [{
         "name": "--max-len", "key": "max_len", "aliases": ["--context-length", "-l"], "kind": "integer",
         "is_list": False, "choices": [], "default": 7, "help": "At most 7, or 5%.", "group": "Cache",
+        "off_names": [], "needs_value": True, "is_hidden": False,
     }]  # fmt: skip
 
 
@@ -81,9 +82,19 @@ def test_defaults_that_json_cannot_hold(flags):
         assert flag["default"] == shown
 
 
-def test_what_is_left_out(flags):
-    """What help does not show, what has no name, and the help flag itself; a long text is cut off, a bad one shown."""
-    assert flags("--x", help=argparse.SUPPRESS) == []
+def test_how_a_flag_is_written(flags):
+    """What turns it off, and whether it may stand alone."""
+    [flag] = flags("--x", action=argparse.BooleanOptionalAction)
+    assert (flag["off_names"], flag["needs_value"]) == (["--no-x"], False)
+    assert not flags("--x", nargs="?")[0]["needs_value"]
+    [flag] = flags("--no-x", action="store_true")
+    assert (flag["name"], flag["off_names"], flag["is_hidden"]) == ("--no-x", [], True)
+
+
+def test_what_is_hidden_and_left_out(flags):
+    """Hidden: what help does not show. Left out: what has no name, and the help flag. A long text is cut off."""
+    [flag] = flags("--x", help=argparse.SUPPRESS)
+    assert (flag["is_hidden"], flag["help"]) == (True, "")
     assert flags("model", nargs="?") == []
     assert len(flags("--x", help="y" * 99_999)[0]["help"]) == TEXT_CHARACTERS_MAX
     assert flags("--x", help="99 % of it")[0]["help"] == "99 % of it"
@@ -92,4 +103,5 @@ def test_what_is_left_out(flags):
     parser = argparse.ArgumentParser()
     parser.add_argument("--kept")
     parser.add_argument("--ssl-keyfile")
-    assert [flag.name for flag in flags_of(parser, without=["ssl_keyfile"])] == ["--kept"]
+    found = flags_of(parser, without=["ssl_keyfile"])
+    assert [(flag.name, flag.is_hidden) for flag in found] == [("--kept", False), ("--ssl-keyfile", True)]

@@ -1,13 +1,16 @@
 """The common vocabulary of arguments, without an engine: the parsers here have as many flags as a test needs."""
 
 import argparse
+import contextlib
 import json
 
 import pytest
 
-from ichat.engines.flags import CommandLine, Flag, FlagValueError, number
+from ichat.engines.flags import ENGINE_KEYS, CommandLine, Flag, FlagValueError, Refusal, number
+from ichat.engines.sglang import arguments as sglang
 from ichat.engines.sglang import flags as sglang_args
 from ichat.engines.translation import explain, translate
+from ichat.engines.vllm import engine as vllm
 from ichat.engines.vllm import flags as vllm_args
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.security.redact import masked, shown
@@ -30,6 +33,7 @@ SGLANG = (
     " --max-total-tokens --page-size --cpu-offload-gb --log-requests! --limit-mm-data-per-request --nnodes --revision"
     " --max-running-requests --preferred-sampling-params --chat-template --reasoning-parser --log-level --help!"
 )
+ENGINES = ("vllm", "sglang")
 
 
 def parser(options):
@@ -326,15 +330,69 @@ def test_no_value_breaks_a_rule(table, values):
         assert str(outcome), name
 
 
+@pytest.mark.parametrize(
+    ("table", "names"), [(vllm_args.TABLE, vllm._SERVER_FLAGS), (sglang_args.TABLE, sglang._SERVER_FLAGS)], ids=ENGINES
+)
+def test_what_the_worker_refuses_is_in_the_table(table, names):
+    """The worker looks again after the engine's import; the table, which is asked without one, has said it before."""
+    for name in [*names, *ENGINE_KEYS]:
+        entry = table.entries[f"--{name.replace('_', '-')}"]
+        outcomes = []
+        for values in ([], ["2"]):
+            flag = Flag(name, values)
+            with contextlib.suppress(FlagValueError):
+                outcomes.append(entry.rule(flag, CommandLine({}, [flag])))
+        assert entry.is_for_native, name
+        assert any(isinstance(outcome, Refusal) for outcome in outcomes), name
+
+
+@pytest.mark.parametrize(
+    ("translate_", "own", "words", "why"),
+    [
+        (
+            for_vllm,
+            "--log-config-file",
+            "--log-config-file log.json",
+            "this vLLM has it for uvicorn, which the worker does without; set the variable VLLM_LOGGING_CONFIG_PATH",
+        ),
+        (for_vllm, "--api-key", "--api-key k", "clients' keys belong to the gateway ([[security.keys]] in its"),
+        (for_sglang, "--api-key --admin-api-key", "--admin-api-key k", "clients' keys belong to the gateway"),
+    ],
+)
+def test_an_engines_own_flag_without_effect_is_refused(translate_, own, words, why):
+    """Also by the other engine, which does not know it."""
+    for options in (f"--model {own}", "--model"):
+        assert f"{words.split()[0]} is refused: " in (said := refusal(translate_, *words.split(), options=options))
+        assert why in said
+
+
+def test_a_file_for_the_log_goes_where_vllm_reads_it():
+    """Newer releases read it themselves, first by the same flag and then as a part of their own JSON."""
+    words = ["--log-config-file", "l.json"]
+    [step] = for_vllm(*words, options="--log-config-file --logging-config")
+    assert (step.passed, step.why) == (words, "")
+    [step] = for_vllm(*words, options="--logging-config")
+    assert step.passed == ["--logging-config", '{"pylogging_config_file": "l.json"}']
+
+
+def test_an_access_log_that_is_not_there_needs_no_exceptions():
+    """The flag is SGLang's own, and is left out with the reason."""
+    [step] = for_sglang(
+        "--uvicorn-access-log-exclude-prefixes", "/a", "/b", options="--uvicorn-access-log-exclude-prefixes"
+    )
+    assert (step.passed, step.why) == ([], "the worker serves without uvicorn, and the gateway logs the requests")
+
+
 def test_secrets_are_shown_to_nobody():
-    """Keys go to the engine, and nowhere else."""
-    steps = for_sglang("--api-key", "k1", "--model-path=m") + for_vllm("--api-key=k1", "k2")
-    assert passed(steps) == ["--api-key", "k1", "--model-path=m", "--api-key=k1", "k2"]
+    """Secrets go to the engine, and nowhere else."""
+    steps = for_vllm("--hf-token", "k1", "--model=m", "--hf_token=k2", options=f"{VLLM} --hf-token")
+    assert passed(steps) == ["--hf-token", "k1", "--model=m", "--hf-token=k2"]
     steps += for_sglang("--hf-overrides", '{"x": {"api_key": "k3"}}')
     for text in (explain(steps), str(steps), str(steps[0])):
         assert "***" in text
         assert not {"k1", "k2", "k3"} & {*text.replace('"', " ").replace("'", " ").replace("=", " ").split()}
     assert "k1" not in refusal(for_sglang, "--hf-token", "k1")
+    assert "k1" not in refusal(for_vllm, "--api-key=k1", "k2")
     assert masked({"api_key": "k", "a": [{"token": "t", "b": 1}], "hf_token": None}) == {
         "api_key": "***", "a": [{"token": "***", "b": 1}], "hf_token": None,
     }  # fmt: skip

@@ -8,8 +8,8 @@ import trio
 from support.programs import LIMIT_S
 
 from ichat.errors import Exit
-from ichat.observability.access_log import AccessLog
-from ichat.observability.request_record import RequestRecord, UsedTokens
+from ichat.observability.access_log import AccessLog, is_routine, short_line
+from ichat.observability.request_record import OTHER, RequestRecord, UsedTokens
 
 
 async def test_a_file_is_appended_to(tmp_path, nursery):
@@ -40,11 +40,11 @@ async def test_the_line_of_a_request(tmp_path):
         status=200, error="", phase="", started_at=10.0, ended_at=10.1234567, queued_s=0.0, bytes_in=7, bytes_out=8,
         usage=None, trace_id="ab",
     )  # fmt: skip
-    access.add_record(record)
+    access.ended(record)
     record.worker, record.answered_at, record.overhead_s = "w", 10.02, 0.000456
     record.usage = UsedTokens(7, 2, 3)
-    access.add_record(record)
-    access.add_record(record)
+    access.ended(record)
+    access.ended(record)
     with trio.move_on_after(0):
         await access.run_forever()
     text = (tmp_path / "access.log").read_text()
@@ -89,3 +89,60 @@ def test_a_file_that_cannot_be_opened(tmp_path):
     with pytest.raises(Exit, match=r"cannot be opened: No such file or directory; see logs\.access_log") as caught:
         AccessLog(str(tmp_path / "none/access.log"), 10)
     assert caught.value.code == 69
+
+
+def record_of(**more):
+    return RequestRecord(**({
+        "id": "i", "client": "c", "method": "POST", "path": "/v1/chat/completions", "route": "/v1/chat/completions",
+        "key_name": "", "model": "tiny", "status": 200, "error": "", "phase": "", "started_at": 10.0, "ended_at": 10.31,
+        "queued_s": 0.0, "bytes_in": 7, "bytes_out": 8, "usage": None, "trace_id": "",
+    } | more))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"usage": UsedTokens(7, 48), "key_name": "team-a"}, "200 tiny 48 tok 0.3 s team-a"),
+        ({"usage": UsedTokens(7, 0)}, "200 tiny 7 tok in 0.3 s"),
+        ({"alias": "gpt"}, "200 gpt -> tiny 0.3 s"),
+        ({"status": 503, "error": "model_not_ready"}, "503 tiny model_not_ready 0.3 s"),
+        ({"status": 499, "error": "client_left", "phase": "streaming"}, "499 tiny client_left streaming 0.3 s"),
+        ({"model": "a\x1b[2J\n\u202eb"}, "200 a\\x1b[2J\\n\\u202eb 0.3 s"),
+        ({"model": "", "path": "/v1/admin/workers/launch", "route": OTHER}, "200 POST /v1/admin/workers/launch 0.3 s"),
+    ],
+)
+def test_the_short_line_of_a_request(more, line):
+    """A person reads what came of it, of which model, how much, how long, and whose; nothing is done by the terminal."""
+    assert short_line(record_of(**more)) == line
+
+
+def test_what_operators_watch_is_routine():
+    """Reads of the control plane and heartbeats that go well are; what is refused, and what changes anything, is not."""
+    watching = record_of(method="GET", path="/v1/admin/workers", route=OTHER, model="")
+    assert is_routine(watching)
+    watching.status = 499
+    assert is_routine(watching)
+    watching.status = 401
+    assert not is_routine(watching)
+    assert is_routine(record_of(path="/v1/workers/heartbeat", route=OTHER, model=""))
+    assert not is_routine(record_of(path="/v1/admin/workers/launch", route=OTHER, model=""))
+    assert not is_routine(record_of(method="GET", path="/v1/responses/{id}", route="/v1/responses/{id}", model=""))
+    assert not is_routine(record_of())
+
+
+@pytest.mark.parametrize(("form", "is_json"), [("auto", True), ("json", True), ("text", False)])
+async def test_the_form_of_the_lines(tmp_path, form, is_json):
+    """A file has JSON unless short lines are asked for; these leave out what is routine, and say what was lost."""
+    access = AccessLog(str(tmp_path / "access.log"), 2, form)
+    access.ended(record_of(method="GET", path="/v1/admin/workers", route=OTHER, model=""))
+    access.add({"id": "i", "method": "GET", "path": "/x\x1b", "status": 400, "error": "bad_request"})
+    access.ended(record_of())
+    access.ended(record_of())
+    with trio.move_on_after(0):
+        await access.run_forever()
+    lines = (tmp_path / "access.log").read_text().splitlines()
+    if is_json:
+        assert [json.loads(line).get("status") for line in lines] == [200, 400, None]
+    else:
+        assert [line.partition(" ")[2] for line in lines[:2]] == ["400 GET /x\\x1b bad_request", "200 tiny 0.3 s"]
+        assert lines[2] == "[1 lines of requests are missing here]"

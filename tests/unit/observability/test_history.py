@@ -7,12 +7,12 @@ import pytest
 import trio
 
 from ichat.config.schema import Config, HistorySettings, Routing
+from ichat.fleet.registry import Registry
 from ichat.observability import history as module
 from ichat.observability.history import History, ModelTraffic, percentile_ms
 from ichat.observability.prometheus_families import Histogram
-from ichat.protocol import Heartbeat
+from ichat.protocol.messages import Heartbeat
 from ichat.routing.balancer import Balancer
-from ichat.routing.registry import Registry
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ async def test_a_sample_has_what_has_happened_since_the_one_before(registry, nur
     counts = Counts()
     counts.add("m", 0.05, 0.05)
     history, samples = make(registry, counts), []
-    history.when_sampled = samples.append
+    history.sampled.add(samples.append)
     nursery.start_soon(history.sample_forever)
     await trio.sleep(5.1)
     counts.add("m", *[0.5] * 10, errors=1, tokens=(7, 8))

@@ -5,7 +5,7 @@ from support.exposition import Shown, known, own
 from ichat.observability.exposition import written
 from ichat.observability.model_loads import LoadCounts
 from ichat.observability.prometheus_families import families_of
-from ichat.protocol import parse_heartbeat
+from ichat.protocol.messages import parse_heartbeat
 
 
 def shown(counts, is_loaded):

@@ -79,15 +79,15 @@ async def rows_of(ledger, question=EVER):
 async def test_what_is_counted_is_in_the_answer_at_once_and_on_disk_soon(tmp_path):
     """Requests, errors, tokens in, out and cached, estimates apart, and seconds without the queue."""
     async with running(ledger_in(tmp_path)) as ledger:
-        ledger.add(record(usage=USED))
-        ledger.add(record(usage=UsedTokens(7, 3, 0, is_estimate=True), status=499))
-        ledger.add(record(status=500))
-        ledger.add(record(key="", worker="w2", usage=USED))
+        ledger.ended(record(usage=USED))
+        ledger.ended(record(usage=UsedTokens(7, 3, 0, is_estimate=True), status=499))
+        ledger.ended(record(status=500))
+        ledger.ended(record(key="", worker="w2", usage=USED))
         expected = {("a", "m", "w1"): [3, 1, 107, 23, 50, 10, 6.0], ("", "m", "w2"): [1, 0, 100, 20, 50, 0, 2.0]}
         assert await rows_of(ledger) == expected
         await until(lambda: not ledger.rows_pending)
         assert await rows_of(ledger) == expected
-        ledger.add(record(usage=USED))
+        ledger.ended(record(usage=USED))
         assert (await rows_of(ledger))["a", "m", "w1"] == [4, 1, 207, 43, 100, 10, 8.0]
     assert ledger.rows_pending == 0
     assert stat.S_IMODE(os.stat(tmp_path / FILE).st_mode) == 0o600
@@ -99,9 +99,9 @@ async def test_models_that_clients_make_up_are_counted_as_none(tmp_path):
     """So a client's words fill no memory; a model that an endpoint was asked for is known."""
     async with running(ledger_in(tmp_path)) as ledger:
         for number in range(100):
-            ledger.add(record(model=f"made-up-{number}", worker="", status=404))
-        ledger.add(record(model="n", worker="", status=503))
-        ledger.add(record(model="adapter", worker="w1"))
+            ledger.ended(record(model=f"made-up-{number}", worker="", status=404))
+        ledger.ended(record(model="n", worker="", status=503))
+        ledger.ended(record(model="adapter", worker="w1"))
         assert ledger.rows_pending <= 3
         found = await rows_of(ledger)
     assert {names: sums[0] for names, sums in found.items()} == {
@@ -121,7 +121,7 @@ async def test_minutes_are_apart_and_grouped_as_asked(tmp_path):
             (86400 * 10, "m", "a"),
         ):
             clock.at = NOON + after_s
-            ledger.add(record(key, model, usage=USED))
+            ledger.ended(record(key, model, usage=USED))
             await until(lambda: not ledger.rows_pending)
 
         async def shown(since=NOON, until_=NOON + 86400 * 30, by=("key",), **more):
@@ -148,8 +148,8 @@ async def test_minutes_are_apart_and_grouped_as_asked(tmp_path):
 async def test_costs_are_those_of_the_models(tmp_path):
     """A row without a model that has a price has none; a sum has that of the models that have one."""
     async with running(ledger_in(tmp_path)) as ledger:
-        ledger.add(record(usage=UsedTokens(1_000_000, 500_000, 400_000)))
-        ledger.add(record(key="b", model="n", usage=USED))
+        ledger.ended(record(usage=UsedTokens(1_000_000, 500_000, 400_000)))
+        ledger.ended(record(key="b", model="n", usage=USED))
         groups, _ = await ledger.read(EVER)
     report = report_of(UsageQuestion(0, 1e10, ("key",)), groups, {"m": Price(input=1.0, output=2.0, cached=0.5)})
     assert [(row["key"], row["cost"]) for row in report.rows] == [("a", 1.8), ("b", None)]
@@ -165,15 +165,15 @@ async def test_limits_hold_over_restarts(tmp_path):
     """The ledger tells limits what was used in the month and the day, also those that a reload brings."""
     clock = Clock()
     async with running(ledger_in(tmp_path, clock)) as ledger:
-        ledger.add(record(usage=USED))
+        ledger.ended(record(usage=USED))
         clock.at += 86400
-        ledger.add(record(usage=USED, key="b"))
+        ledger.ended(record(usage=USED, key="b"))
         await until(lambda: not ledger.rows_pending)
     quotas = Quotas(Limits(tokens_per_month=1000), [Key("a", tokens_per_day=5), Key("b")], {}, clock)
     async with running(ledger_in(tmp_path, clock, quotas)) as ledger:
         assert [one.used for one in quotas.standings("")] == [240]
         assert [one.used for one in quotas.standings("a")] == [120]
-        ledger.add(record(usage=USED, key="b"))
+        ledger.ended(record(usage=USED, key="b"))
         quotas.spend("b", "m", 100, 20, 50)
         config = Config(
             limits=Limits(tokens_per_month=1000), usage=UsageSettings(flush_s=0.05),
@@ -223,7 +223,7 @@ async def test_what_a_broken_disk_does_not_take_waits(tmp_path, caplog, monkeypa
     disk.failure = sqlite3.OperationalError("database or disk is full")
     async with running(ledger):
         for number in range(5):
-            ledger.add(record(usage=USED))
+            ledger.ended(record(usage=USED))
             writes = disk.writes
             await until(lambda: disk.writes > writes)  # noqa: B023
             groups, storage = await ledger.read(EVER)
@@ -245,10 +245,10 @@ async def test_memory_is_bounded_while_the_disk_is_broken(tmp_path, monkeypatch)
     disk.failure = OSError(28, "No space left on device")
     async with running(ledger):
         for number in range(30):
-            ledger.add(record(key=f"k{number % 15}", usage=USED))
+            ledger.ended(record(key=f"k{number % 15}", usage=USED))
         assert (ledger.rows_pending, ledger.rows_lost) == (10, 10)
         await until(lambda: disk.writes)
-        ledger.add(record(key="k20"))
+        ledger.ended(record(key="k20"))
         assert (ledger.rows_pending, ledger.rows_lost) == (10, 11)
         assert shown_metrics(ledger).get("ichat_usage_rows_lost_total") == 11
         disk.failure = None
@@ -273,7 +273,7 @@ async def test_rows_whose_writer_was_not_waited_for_are_written_once(tmp_path):
     with trio.fail_after(LIMIT_S):
         async with trio.open_nursery() as nursery:
             await nursery.start(ledger.run)
-            ledger.add(record(usage=USED))
+            ledger.ended(record(usage=USED))
             await begun.wait()
             nursery.cancel_scope.cancel()
     assert ledger.rows_pending == 0
@@ -287,7 +287,7 @@ async def test_a_damaged_file_is_put_aside(tmp_path, caplog, monkeypatch):
     path = tmp_path / FILE
     path.write_bytes(b"this is no database, but somebody's notes\n" * 100)
     async with running(ledger_in(tmp_path, quotas=Quotas(Limits(tokens_per_day=5), []))) as ledger:
-        ledger.add(record(usage=USED))
+        ledger.ended(record(usage=USED))
         await until(lambda: ledger.storage == OK and not ledger.rows_pending)
         assert (await rows_of(ledger))["a", "m", "w1"][0] == 1
     (aside,) = tmp_path.glob(f"{FILE}.damaged-*")
@@ -334,7 +334,7 @@ async def test_a_directory_that_is_gone_stops_nothing(tmp_path, caplog):
     directory = tmp_path / "state"
     ledger = ledger_in(directory, quotas=Quotas(Limits(tokens_per_day=5), []))
     async with running(ledger):
-        ledger.add(record(usage=USED))
+        ledger.ended(record(usage=USED))
         assert ledger.storage != OK
         groups, storage = await ledger.read(EVER)
         assert [sums[0] for sums in groups.values()] == [1]
@@ -416,7 +416,7 @@ async def test_limits_know_a_month_of_many_keys(tmp_path, monkeypatch):
     ledger = ledger_in(tmp_path)
     async with running(ledger):
         for number in range(10):
-            ledger.add(record(key=f"k{number}", usage=USED))
+            ledger.ended(record(key=f"k{number}", usage=USED))
         await until(lambda: not ledger.rows_pending)
     for most, tokens in ((10, 10 * USED.total), (9, 0)):
         monkeypatch.setattr("ichat.observability.usage.ledger.LIMIT_GROUPS_MAX", most)

@@ -1,7 +1,5 @@
 """Copies for a shadow, without a gateway: which requests have one, and how copies end."""
 
-from types import SimpleNamespace
-
 import pytest
 import trio
 
@@ -15,11 +13,11 @@ from ichat.routing.aliases import Alias
 from ichat.routing.availability import Ready
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
+from ichat.security.grant import Grant
 
 SHADOW = ShadowConfig("s", 0.25)
 TIMEOUTS = Timeouts()
-CALLER = SimpleNamespace(kind="none", fairness_key="k")
-AUTH = SimpleNamespace(has_keys=False, proof=b"", lets_steer=lambda _: True)
+GRANT = Grant("", "k", may_steer=True, hides_keys=False)
 
 
 def request_of(path=b"/v1/chat/completions", headers=(), body=b'{"model": "a"}'):
@@ -29,7 +27,7 @@ def request_of(path=b"/v1/chat/completions", headers=(), body=b'{"model": "a"}')
 
 def copied(request, names=("model",), timeouts=TIMEOUTS):
     alias = Alias("n", (TargetConfig("a"),), shadow=SHADOW)
-    return copy_of(request, names, alias, caller=CALLER, is_suspect=False, auth=AUTH, timeouts=timeouts)
+    return copy_of(request, names, alias, grant=GRANT, is_suspect=False, proof=b"", timeouts=timeouts)
 
 
 class Site:

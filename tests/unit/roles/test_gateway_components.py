@@ -9,11 +9,10 @@ import trio
 import ichat
 from ichat.config import load as configuration
 from ichat.observability.tracing import open_tracing
-from ichat.protocol import Heartbeat
+from ichat.protocol.messages import Heartbeat
 from ichat.roles.gateway import LogSources
-from ichat.roles.gateway_components import build, check
+from ichat.roles.gateway_components import build
 from ichat.routing.prefix_chain import PrefixChain
-from ichat.security.made_keys import NO_KEYS
 from ichat.supervisor.state import open_state
 
 SOURCES = pathlib.Path(ichat.__file__).parent.rglob("*.py")
@@ -34,8 +33,10 @@ async def test_a_reload_forgets_no_component(tmp_path):
     config = configuration.parse(f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}"\n', "test.toml")
     with open_state(config.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
         components = build(config, None, state, tracing)
-        assert sorted(type(one).__name__ for one in components.reconfigured) == sorted(reconfigurable_classes())
-        components.log_store.close()
+        assert sorted(type(one).__name__ for one in components.reconfiguration.components) == sorted(
+            reconfigurable_classes()
+        )
+        components.control.log_store.close()
 
 
 async def test_log_sources_are_the_same_while_workers_are(tmp_path):
@@ -43,7 +44,7 @@ async def test_log_sources_are_the_same_while_workers_are(tmp_path):
     config = configuration.parse(f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}"\n', "test.toml")
     with open_state(config.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
         components = build(config, None, state, tracing)
-        registry, sources = components.context.registry, LogSources(components.context)
+        registry, sources = components.data.context.registry, LogSources(components.data.context)
         registry.record_heartbeat(Heartbeat("w", "m", "h", 1))
         first = sources()
         registry.record_heartbeat(Heartbeat("w", "m", "h", 1, phase="well"))
@@ -55,7 +56,7 @@ async def test_log_sources_are_the_same_while_workers_are(tmp_path):
         assert set(sources()) == {"w", "mine"}
         registry.set_piped(mine, is_piped=True)
         assert set(sources()) == {"w"}
-        components.log_store.close()
+        components.control.log_store.close()
 
 
 async def test_a_reload_leaves_no_replaced_route_in_the_index_of_prefixes(tmp_path, autojump_clock):
@@ -71,12 +72,12 @@ async def test_a_reload_leaves_no_replaced_route_in_the_index_of_prefixes(tmp_pa
     )
     with open_state(before.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
         components = build(before, None, state, tracing)
-        context, index = components.context, components.context.balancer.prefixes
+        context, index = components.data.context, components.data.context.balancer.prefixes
         for endpoints in context.registry.external.values():
             chain = PrefixChain(256, [endpoints[0].id.ljust(8)[:8]])
             index.record(chain, index.match(chain), endpoints[0])
-        check(components.reconfigured, context, components.door, lambda: NO_KEYS, after)(before)
+        components.reconfiguration.check(after)(before)
         await trio.sleep(10)
         index.match(chain)
         assert list(index._numbers) == [context.registry.external["stays"][0].holder]
-        components.log_store.close()
+        components.control.log_store.close()

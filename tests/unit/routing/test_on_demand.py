@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ichat.config.schema import Routing
-from ichat.protocol import Heartbeat, ModelCard, response_tag
+from ichat.config.schema import Config, Routing, Timeouts
+from ichat.fleet.registry import Registry
+from ichat.fleet.responses import ResponseMissing, holder_of
+from ichat.fleet.worker_record import WorkerEnd
+from ichat.protocol.messages import Heartbeat, ModelCard, response_tag
 from ichat.routing.availability import Full, Loadable, NotReady, Ready, Unknown
 from ichat.routing.balancer import Balancer
+from ichat.routing.prefix_chain import PrefixChain
 from ichat.routing.queue import Demand, Waiter
-from ichat.routing.registry import Registry
 from ichat.routing.request import Lease, RoutingRequest
-from ichat.routing.responses import ResponseMissing, holder_of
-from ichat.routing.worker_record import WorkerEnd
 
 M = RoutingRequest("m")
 FAILED = WorkerEnd("was ended by signal SIGKILL", 0.0, cause="The GPU has no memory left")
@@ -24,9 +25,11 @@ FAILED = WorkerEnd("was ended by signal SIGKILL", 0.0, cause="The GPU has no mem
 class Site:
     """A registry with a balancer, as a gateway has them."""
 
-    def __init__(self, policy="least_loaded", queue_max=100):
+    def __init__(self, policy="least_loaded", queue_max=100, restart_wait_s=0):
         self.now = 1000.0
         self.registry = Registry({}, lambda: self.now, max_in_flight=4)
+        self.registry.reconfigure(Config(timeouts=Timeouts(restart_wait_s=restart_wait_s)))
+        self.registry.max_in_flight = 4
         self.balancer = Balancer(
             self.registry.availability, lambda: self.now, Routing(policy=policy, queue_max=queue_max)
         )
@@ -70,7 +73,7 @@ def site():
 def test_who_asks_for_a_cold_model_waits(site):
     """It is no error, whoever loads models is told, and knows how many wait and since when."""
     site.add()
-    assert site.found() == Loadable("worker w is cold", None)
+    assert site.found() == Loadable("worker w is cold", None, doing="about to start")
     assert site.balancer.demand("m") == Demand(0, math.inf)
     waiters = [site.wait(RoutingRequest("m", fairness_key=str(number % 2))) for number in range(4)]
     assert site.wanted == ["m"] * 4
@@ -86,9 +89,9 @@ def test_a_load_from_cold_to_ready(site):
     site.registry.expect_ready(worker, 1030.0)
     site.registry.restart(worker)
     assert worker.restarts == 0, "the first start of a worker is no restart"
-    assert site.found() == Loadable("worker w is starting", 1030.0)
+    assert site.found() == Loadable("worker w is starting", 1030.0, doing="starting")
     site.tell("loading", phase="loading weights")
-    assert site.found() == Loadable("worker w is loading (loading weights)", 1030.0)
+    assert site.found() == Loadable("worker w is loading weights", 1030.0, doing="loading weights")
     assert not any(waiter.lease for waiter in waiters)
     site.tell("ready")
     assert isinstance(site.found(), Ready)
@@ -120,7 +123,8 @@ def test_a_worker_that_can_be_made_ready_is_waited_for(site, state):
     site.add()
     site.registry.restart(site.registry.get("w"))
     site.tell(state)
-    assert site.found() == Loadable(f"worker w is {state}", None)
+    doing = "about to start again" if state == "draining" else state
+    assert site.found() == Loadable(f"worker w is {state}", None, doing=doing)
     other = Site()
     other.add(on_demand=False)
     other.tell(state)
@@ -298,9 +302,24 @@ def test_the_first_prefix_is_noted_where_there_are_several_workers():
     """What a worker gets first after its load, it has when the other one is there too."""
     site = Site("prefix_aware")
     site.add("a")
-    assert not site.balancer.wants_prefix("m")
-    site.add("b")
-    assert site.balancer.wants_prefix("m")
+    chain, asked = PrefixChain(1024, [b"12345678"]), RoutingRequest("m")
+    for expected in (None, chain):
+        asked.make_prefix = lambda: chain
+        assert isinstance(site.balancer.lease(asked), Loadable)
+        assert (asked.prefix, asked.make_prefix) == (expected, None)
+        site.add("b")
+
+
+def test_a_prefix_is_made_only_where_the_choice_depends_on_it():
+    """The function holds the body, so the balancer forgets it in every case."""
+    for policy in ("prefix_aware", "least_loaded"):
+        site, made = Site(policy), []
+        for name in ("a", "b"):
+            site.add(name)
+        asked = RoutingRequest("m")
+        asked.make_prefix = lambda made=made: made.append(1)
+        site.balancer.rehearse(asked)
+        assert (made, asked.make_prefix) == ([1] if policy == "prefix_aware" else [], None)
 
 
 def test_requests_of_other_models_pay_nothing_for_those_that_wait(site):
@@ -389,3 +408,86 @@ def test_nobody_is_forgotten_and_nobody_is_told_twice(steps):
         assert not (waiting and isinstance(found, NotReady))
         assert not (waiting and isinstance(found, Ready) and endpoint.in_flight < endpoint.in_flight_max)
         assert (endpoint.in_flight if endpoint else 0) == len(leases)
+
+
+def test_a_worker_that_is_started_again_is_waited_for():
+    """From its end until it is ready, with the time that its last load took; whoever loads models has nothing to do."""
+    site = Site(restart_wait_s=60)
+    worker = site.add(on_demand=False)
+    first = site.wait()
+    assert site.found() == Loadable("worker w is starting", None, is_coming=True, doing="starting")
+    site.tell("loading", phase="importing vllm")
+    assert site.found().doing == "importing vllm"
+    site.now = 1020.0
+    site.tell()
+    assert (first.lease is not None, worker.last_load.seconds) == (True, 19.0)
+    site.registry.fail(worker, FAILED, site.now + 5)
+    found = site.found()
+    assert (found.is_coming, found.ready_at, found.doing) == (True, 1044.0, "about to start again")
+    second = site.wait()
+    site.now = 1025.0
+    site.registry.restart(worker)
+    assert site.found().ready_at == 1044.0
+    site.tell("loading")
+    assert second.lease is None
+    site.tell()
+    assert second.lease is not None
+    assert not site.balancer.waiting
+
+
+def test_a_start_that_fails_refuses_all_who_wait_for_it():
+    """At once and with the cause, until it is started again; a worker that has failed for good is not waited for."""
+    site = Site(restart_wait_s=60)
+    worker = site.add(on_demand=False)
+    waiters = [site.wait() for _ in range(5)]
+    site.registry.fail(worker, FAILED, site.now + 5)
+    assert not site.balancer.waiting
+    refusals = [site.balancer.why_no_lease(waiter) for waiter in waiters]
+    assert all(isinstance(one, NotReady) and "no memory left" in one.reasons for one in refusals), refusals
+    assert isinstance(site.found(), NotReady)
+    site.registry.restart(worker)
+    site.wait()
+    site.tell()
+    site.registry.fail(worker, FAILED)
+    assert site.found().is_final
+
+
+@pytest.mark.parametrize(("restart_wait_s", "expected"), [(0, NotReady), (19, NotReady), (20, Loadable)])
+def test_nobody_waits_for_what_will_take_too_long(restart_wait_s, expected):
+    """A restart that takes longer than a request may wait for it is told at once, with the time that is left."""
+    site = Site(restart_wait_s=restart_wait_s)
+    worker = site.add(on_demand=False)
+    site.tell("loading")
+    site.now += 20
+    site.tell()
+    site.registry.fail(worker, FAILED, site.now)
+    site.registry.restart(worker)
+    found = site.found()
+    assert isinstance(found, expected)
+    if restart_wait_s == 19:
+        assert (found.retry_after_s, found.limit) == (20, "timeouts.restart_wait_s")
+        site.now += 2
+        assert isinstance(site.found(), Loadable), "it comes soon enough now"
+
+
+@pytest.mark.parametrize(("returns", "expected"), [(True, Loadable), (False, NotReady)])
+def test_a_drain_before_a_restart_is_waited_for(returns, expected):
+    """One before a removal is not: nothing comes after it."""
+    site = Site(restart_wait_s=60)
+    worker = site.add(on_demand=False)
+    site.tell()
+    worker.returns = returns
+    site.registry.drain(worker)
+    assert isinstance(site.found(), expected)
+    assert site.registry.describe(worker)["coming"] == returns
+
+
+def test_a_registered_worker_that_loads_is_waited_for():
+    """Whoever started it: its heartbeats say that it is on its way. One that is silent is not."""
+    site = Site(restart_wait_s=60)
+    site.tell("loading")
+    waiter = site.wait()
+    site.tell()
+    assert waiter.lease is not None
+    site.now += 1e5
+    assert isinstance(site.found(), NotReady)

@@ -3,13 +3,13 @@
 import hashlib
 
 from ichat.config.schema import Routing
+from ichat.fleet.registry import Registry
 from ichat.http.pool import Upstream
-from ichat.protocol import Heartbeat
+from ichat.protocol.messages import Heartbeat
 from ichat.protocol.prefixes import BOUNDARIES
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.prefix_chain import PrefixChain
 from ichat.routing.prefix_index import HOLDERS_MAX, PrefixIndex
-from ichat.routing.registry import Registry
 
 
 def endpoint(name):

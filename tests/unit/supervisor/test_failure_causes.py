@@ -103,7 +103,7 @@ PYDANTIC = (
          "the machine has too little memory"),
         ("MemoryError", "the machine has too little memory"),
         ("OSError: [Errno 12] Cannot allocate memory", "the machine has too little memory"),
-        (("The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name:"
+        (("torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name:"
          " EADDRINUSE, message: address already in use"), "the port 29500 is in use"),
         ("OSError: [Errno 98] Address already in use", "a port that it needs is in use"),
         ("ValueError: Port is already in use. dist_init_port=29500 port_base=29501", "a port that it needs is in use"),
@@ -177,7 +177,7 @@ def test_the_root_comes_before_what_follows_from_it():
 def test_what_healthy_engines_print_is_no_cause(line):
     """What is said in passing does not explain a death."""
     assert cause_of([line], 70, oom_killed=False) == ""
-    assert cause_of([line], -9, oom_killed=False) == ""
+    assert cause_of([line], -signal.SIGABRT, oom_killed=False) == ""
 
 
 def test_the_last_sentence():
@@ -215,7 +215,24 @@ def test_the_oom_killer():
     assert cause_of(ENDING, 70, oom_killed=True) == OOM
     assert cause_of(["NCCL error: remote process exited", *ENDING], 70, oom_killed=True) == OOM
     assert cause_of(full, 70, oom_killed=True).startswith("CUDA out of memory")
-    assert cause_of([], -signal.SIGKILL, oom_killed=False) == ""
+
+
+@pytest.mark.parametrize("code", [-signal.SIGKILL, 137])
+def test_who_was_killed_from_outside(code):
+    """No line is the reason of a SIGKILL; of the kernel's memory only what it tells is said."""
+    lines = [CORE + "torch.OutOfMemoryError: CUDA out of memory."]
+    no_lack = "it was killed from outside (SIGKILL); the kernel's log shows no lack of memory"
+    assert cause_of(lines, code, oom_killed=False) == no_lack
+    assert cause_of(lines, code, oom_killed=None) == "it was killed from outside (SIGKILL)"
+
+
+def test_a_guess_is_marked():
+    """What a line says that is of no error, and what any line says of a death by a signal, is no knowledge."""
+    error = CORE + "torch.OutOfMemoryError: CUDA out of memory."
+    assert cause_of(["CUDA out of memory, it seems", *ENDING], 70, oom_killed=False).startswith("perhaps: CUDA out of")
+    assert cause_of([error, *ENDING], 70, oom_killed=False).startswith("CUDA out of memory")
+    assert cause_of([error], -signal.SIGABRT, oom_killed=False).startswith("perhaps: CUDA out of memory")
+    assert cause_of([], -signal.SIGABRT, oom_killed=True) == OOM
 
 
 DUMP = [

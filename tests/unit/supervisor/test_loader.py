@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import logging
-import math
 
 import attrs
 import pytest
@@ -12,14 +11,15 @@ import trio.testing
 
 from ichat.config.schema import Config, ManagedWorkerConfig, Restart, Routing, SwapSetConfig, Timeouts
 from ichat.errors import ApiError
-from ichat.protocol import Heartbeat
+from ichat.fleet.registry import Registry
+from ichat.fleet.waiting import wait_lease
+from ichat.protocol.messages import Heartbeat
 from ichat.routing.balancer import Balancer
-from ichat.routing.registry import Registry
 from ichat.routing.request import Lease, RoutingRequest
-from ichat.routing.waiting import wait_lease
 from ichat.supervisor import loader as loader_module
-from ichat.supervisor import processes, sleep_calls
+from ichat.supervisor import processes
 from ichat.supervisor.context import SupervisorContext
+from ichat.supervisor.host import LocalHost
 from ichat.supervisor.loader import Loader
 from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.state import StateDirectory
@@ -37,6 +37,8 @@ class LogStore:
 
     def last_lines(self, worker_id, count):
         return []
+
+    tail = last_lines
 
     def finish(self, worker_id):
         pass
@@ -113,6 +115,13 @@ class Context(SupervisorContext):
         await trio.lowlevel.checkpoint()
         return Process(self.rig, worker, spec)
 
+    async def put_to_sleep(self, worker):
+        await self.rig.change(worker, "asleep", SLEEP_S)
+
+    async def wake(self, worker):
+        self.rig.process(worker.id).heartbeat("waking")
+        await self.rig.change(worker, "ready", WAKE_S)
+
 
 class Rig:
     """A registry, a balancer, a loader and workers."""
@@ -120,13 +129,14 @@ class Rig:
     def __init__(self, nursery, tmp_path, sets=(), **restart):
         self.nursery = nursery
         self.alive, self.starts, self.failing, self.problems = [], [], set(), []
+        self.refusals = {"asleep": [], "ready": []}
         self.registry = Registry({}, trio.current_time, 10)
         self.balancer = Balancer(self.registry.availability, trio.current_time, Routing())
         self.registry.add_listener(self.balancer.dispatch_waiting)
         restart = Restart(**{"first_s": 5.0, "attempts_max": 3, **restart})
         config = Config(timeouts=TIMEOUTS, restart=restart, swap_sets=[SwapSetConfig(list(one)) for one in sets])
         state = StateDirectory(str(tmp_path), str(tmp_path))
-        self.context = Context(config, self.registry, LogStore(), state, lambda: None)
+        self.context = Context(config, self.registry, LocalHost(state, LogStore()), lambda: None)
         self.context.rig = self
         self.workers = {}
         self.loader = Loader(self.context, self.balancer, self.workers)
@@ -144,7 +154,7 @@ class Rig:
         request = RoutingRequest(model)
         found = self.balancer.lease(request)
         return found if isinstance(found, Lease) else await wait_lease(
-            self.balancer, request, 30, TIMEOUTS.load_wait_s, lambda: None
+            self.balancer, request, 30, lambda _: TIMEOUTS.load_wait_s
         )  # fmt: skip
 
     async def answered(self, model, work_s=0.0):
@@ -157,6 +167,17 @@ class Rig:
         with trio.fail_after(within_s):
             while not condition():
                 await trio.sleep(0.1)
+
+    async def change(self, worker, state, within_s):
+        """Have an engine sleep or wake, unless there is a refusal left."""
+        process = self.process(worker.id)
+        for _ in range(int(within_s)):
+            await trio.sleep(1)
+            if process.has_ended:
+                raise ConnectionError("it has ended")
+        if self.refusals[state]:
+            raise self.refusals[state].pop()
+        process.heartbeat(state)
 
     def process(self, name):
         found = [one for one in self.alive if one.record.id == name]
@@ -181,27 +202,6 @@ def quiet(monkeypatch):
 
 
 @pytest.fixture
-def sleeps(monkeypatch):
-    """Have engines sleep and wake; `sleeps[state]` has what is raised instead."""
-
-    async def change(context, worker, target, state, within_s):
-        process = context.rig.process(worker.id)
-        if state == "ready":
-            process.heartbeat("waking")
-        for _ in range(int(SLEEP_S if state == "asleep" else WAKE_S)):
-            await trio.sleep(1)
-            if process.has_ended:
-                raise ConnectionError("it has ended")
-        if sleeps[state]:
-            raise sleeps[state].pop()
-        process.heartbeat(state)
-
-    sleeps = {"asleep": [], "ready": []}
-    monkeypatch.setattr(sleep_calls, "_change", change)
-    return sleeps
-
-
-@pytest.fixture
 def rig(nursery, tmp_path):
     def make(*sets, **restart):
         return Rig(nursery, tmp_path, sets, **restart)
@@ -218,7 +218,7 @@ async def test_twenty_waiters_are_served_by_one_start(autojump_clock, rig):
             nursery.start_soon(site.answered, "a")
     assert (len(site.starts), worker.phase) == (1, "ready")
     assert site.loader.counts.loads == {("a", "request", "ready"): 1}
-    assert site.loader.times.expected("a", "start") == pytest.approx(LOAD_S + 1, abs=0.5)
+    assert site.registry.loads.times.expected("a", "start") == pytest.approx(LOAD_S + 1, abs=0.5)
     worker.unload()
     await site.until(lambda: worker.phase == "cold")
     assert not site.alive
@@ -420,7 +420,7 @@ async def test_a_bug_in_a_decision_is_survived(autojump_clock, rig, monkeypatch,
     assert "a bug in deciding" in caplog.text
 
 
-async def test_sleep_and_wake(autojump_clock, rig, sleeps):
+async def test_sleep_and_wake(autojump_clock, rig):
     """Where the room is a GPU, the engine sleeps and wakes; one that does not sleep ends, one that does not wake starts."""
     site = rig()
     first = site.add("a", gpu_ids=[0], when_idle="sleep")
@@ -429,18 +429,18 @@ async def test_sleep_and_wake(autojump_clock, rig, sleeps):
     await site.answered("b")
     assert first.phase == "asleep"
     await site.answered("a")
-    assert (len(site.starts), site.loader.times.expected("a", "wake")) == (2, pytest.approx(WAKE_S, abs=0.2))
-    sleeps["asleep"].append(ValueError("it has requests"))
+    assert (len(site.starts), site.registry.loads.times.expected("a", "wake")) == (2, pytest.approx(WAKE_S, abs=0.2))
+    site.refusals["asleep"].append(ValueError("it has requests"))
     await site.answered("b")
     assert first.phase == "cold"
     await site.answered("a")
-    sleeps["ready"].append(ValueError("out of memory"))
+    site.refusals["ready"].append(ValueError("out of memory"))
     await site.answered("b")  # it was asleep
     assert [name for _, name in site.starts] == ["a", "b", "a", "b"]
     assert site.loader.counts.loads["b", "request", "failed"] == 1
 
 
-async def test_what_sleeps_holds_no_gpu_until_it_has_ended(autojump_clock, rig, sleeps):
+async def test_what_sleeps_holds_no_gpu_until_it_has_ended(autojump_clock, rig):
     """Another worker on its GPU is not kept from starting by it, not even while it is cleared away."""
     site = rig()
     worker = site.add("a", gpu_ids=[0])
@@ -455,7 +455,7 @@ async def test_what_sleeps_holds_no_gpu_until_it_has_ended(autojump_clock, rig, 
     assert worker.occupies.gpu_ids == [0]
 
 
-async def test_commands(autojump_clock, rig, sleeps):
+async def test_commands(autojump_clock, rig):
     """They say what they cannot do, and return when it is done."""
     site = rig()
     worker = site.add("a")
@@ -511,13 +511,13 @@ async def bring(site, worker, phase):
     if phase in ("ready", "draining", "ending", "asleep", "waking", "sleeping"):
         await site.until(lambda: worker.phase == "ready")
     if phase == "draining":
-        site.registry.drain(worker.record)
+        worker.pause()
     elif phase == "ending":
         worker.unload(0)
         await trio.sleep(END_S / 2)
     elif phase in ("asleep", "waking", "sleeping"):
         site.nursery.start_soon(site.try_command, site.loader.sleep)
-        await site.until(lambda: worker.transition == "ending")
+        await site.until(lambda: worker.is_falling_asleep)
         if phase != "sleeping":
             await site.until(lambda: worker.phase == "asleep")
         if phase == "waking":
@@ -527,7 +527,7 @@ async def bring(site, worker, phase):
 
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("phase", PHASES)
-async def test_every_cut_in_every_phase(autojump_clock, rig, sleeps, phase, event):
+async def test_every_cut_in_every_phase(autojump_clock, rig, phase, event):
     """Whatever happens when: nothing waits for ever, nothing is left, and the model can be loaded afterwards."""
     site = rig(attempts_max=10)
     worker = site.add("a", when_idle="sleep")
@@ -572,35 +572,22 @@ async def test_every_cut_in_every_phase(autojump_clock, rig, sleeps, phase, even
 
 
 async def test_models_that_come_and_go_leave_nothing(autojump_clock, rig):
-    """With a launched worker for each of many models, what is learnt of them does not grow."""
+    """With a launched worker for each of many models, what the loader knows of them does not grow."""
     site = rig()
     for name in "abc":
         worker = site.add(name)
         assert await site.loader.load(name) == name
         await trio.sleep(1)
-        assert list(site.loader.times._times) == [(name, "start")]
         await worker.remove(0)
         del site.workers[name]
         site.loader.review()
         await trio.sleep(1)
     assert not site.loader._commands
-
-
-def test_times_are_known_to_the_next_gateway():
-    """The median of the last eight, apart for starts and wakes."""
-    times = loader_module.LoadTimes()
-    for seconds in (100.0, *range(1, 9)):
-        times.add("a", "start", seconds)
-    times.add("b", "wake", 0.5)
-    again = loader_module.LoadTimes()
-    again.restore(times.saved(["a", "b"]))
-    assert (again.expected("a", "start"), again.expected("b", "wake"), again.expected("b", "start")) == (4.5, 0.5, None)
-    assert again.saved(["a"]) == {"a": {"start": [float(one) for one in range(1, 9)]}}
-    assert math.isfinite(again.expected("a", "start"))
+    assert not site.loader._watched
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_the_end_of_the_gateway_in_every_phase(autojump_clock, tmp_path, sleeps, phase):
+async def test_the_end_of_the_gateway_in_every_phase(autojump_clock, tmp_path, phase):
     """Those who wait are refused, and no process is left."""
     with trio.fail_after(TIMEOUTS.load_wait_s / 2):
         async with trio.open_nursery() as nursery:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ichat.admin.setting_changes import steps_of_settings
 from ichat.config import load as configuration
 from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig
 from ichat.supervisor.reload_plan import (
@@ -13,7 +14,6 @@ from ichat.supervisor.reload_plan import (
     Running,
     changes_of_workers,
     step_of,
-    steps_of_settings,
     summary,
 )
 
@@ -123,13 +123,57 @@ def test_not_a_number_is_itself():
     assert the_change(nan, spec(backend_args={"x": float("nan")})).action == "keep"
 
 
-def test_a_worker_that_failed_is_tried_again():
+def test_a_worker_that_failed_is_tried_again_once_something_of_it_changed():
+    """An unrelated save does not load it again in vain; any change of its own table may be what it lacked."""
     change = the_change(spec(), spec(), failed=[0])
-    assert (change.action, change.why, change.new_first) == ("restart", "it has failed", False)
+    assert (change.action, change.new_first, change.gap) == ("keep", False, "")
+    assert change.why.startswith("it has failed and nothing of it has changed")
     change = the_change(spec(gpu_ids=[0]), spec(gpu_ids=[1], max_in_flight=5), failed=[0])
-    assert (change.action, change.new_first) == ("restart", False)
+    assert (change.action, change.new_first, change.gap) == ("restart", False, "")
     assert change.why == "it has failed; gpu_ids: [0] -> [1]; max_in_flight: not set -> 5"
     assert the_change(spec(), spec(max_in_flight=5), failed=[0]).action == "restart"
+    engines = {"vllm": EngineSettings("/a")}, {"vllm": EngineSettings("/b")}
+    assert the_change(spec(backend="vllm"), spec(backend="vllm"), failed=[0], engines=engines).action == "restart"
+    (change,) = changes_of_workers(runs([spec()], failed=[0]), [spec()], {}, {}, restart_failed=True)
+    assert (change.action, change.why) == ("restart", "it has failed")
+
+
+def test_a_cold_worker_takes_its_change_with_its_next_load():
+    """Nothing of it is restarted, since nothing of it runs."""
+    old, new = spec(load="on_demand"), spec(load="on_demand", env={"A": "1"})
+    [change] = changes_of_workers([Running("w0", old, False, False, is_cold=True)], [new], {}, {})
+    assert (change.action, change.gap) == ("update", "")
+    assert change.why == "env.A is new; it is cold, and is loaded so the next time"
+    [change] = changes_of_workers([Running("w0", old, False, False)], [new], {}, {})
+    assert (change.action, change.gap) == ("restart", "with a gap: it is loaded again once its model is wanted")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "gap"),
+    [
+        ({"gpu_ids": []}, {"gpu_ids": [], "env": {"A": "1"}}, "without a gap: the new one comes up beside it"),
+        ({"gpu_ids": [0, 1]}, {"gpu_ids": [1, 2]}, "with a gap: both need GPU 1"),
+        ({"gpu_ids": [0], "port": 9}, {"gpu_ids": [1], "port": 9}, "with a gap: both need port 9"),
+        ({}, {"env": {"A": "1"}}, "with a gap: without gpu_ids each may use every GPU"),
+    ],
+)
+def test_a_restart_says_whether_the_model_is_served_all_the_while(old, new, gap):
+    """And what keeps the new process from coming up beside the old one."""
+    change = the_change(spec(**old), spec(**new))
+    assert (change.action, change.gap, change.new_first) == ("restart", gap, gap.startswith("without a gap"))
+    assert step_of(change).why == f"{change.why}; {gap}"
+
+
+def test_another_worker_may_be_in_the_way_of_a_restart():
+    """The gap names it; of one that is down anyway nothing is said."""
+    old = [spec(gpu_ids=[0]), spec("b", gpu_ids=[1])]
+    first, second = plan(old, [spec(gpu_ids=[1]), spec("b", gpu_ids=[2])])
+    assert (first.gap, second.gap) == (
+        "with a gap: worker w1 still has GPU 1",
+        "without a gap: the new one comes up beside it",
+    )
+    [change] = changes_of_workers([Running("w0", old[0], False, False, is_down=True)], [spec(gpu_ids=[3])], {}, {})
+    assert (change.action, change.gap) == ("restart", "")
 
 
 def test_of_two_alike_the_one_that_works_stays():
@@ -284,7 +328,7 @@ SECTIONS = (
 )  # fmt: skip
 LATER = {
     "server_settings.host", "server_settings.port", "server_settings.state_directory", "logs.access_log", "logs.access_lines_max", "logs.directory",
-    "usage.enabled",
+    "logs.format", "usage.enabled",
 }  # fmt: skip
 WORKERS_TOO = {
     "limits.head_bytes_max", "limits.body_bytes_max", "limits.connections_max",
@@ -321,6 +365,7 @@ def test_every_section_of_the_configuration_is_looked_at():
         *SECTIONS,
         "managed_workers",
         "swap_sets",
+        "registered_servers",
         "external_routes",
         "engines",
         "models",
@@ -341,7 +386,7 @@ def test_names_are_known_by_their_names():
         config('name = "new"', 'name = "x"\ntargets = [{ model = "a", weight = 10 }]', same),
     )
     assert [(step.action, step.what) for step in steps] == [
-        ("update", "models x"), ("stop", "models gone"), ("start", "models new"),
+        ("update", "models x"), ("remove", "models gone"), ("add", "models new"),
     ]  # fmt: skip
     assert '"weight": 5.0' in steps[0].why
     assert '"weight": 10.0' in steps[0].why
@@ -362,7 +407,7 @@ key_hash = "{first}"
     )
     found = steps_of_settings(config(old), config(new))
     assert [(step.action, step.what) for step in found] == [
-        ("stop", "security.keys gone"), ("update", "security.keys same"), ("start", "security.keys new"),
+        ("remove", "security.keys gone"), ("update", "security.keys same"), ("add", "security.keys new"),
     ]  # fmt: skip
     assert found[1].why == "key_hash has changed; max_in_flight: not set -> 3"
 
@@ -384,8 +429,8 @@ def test_swap_sets_are_known_by_their_members():
     new = f"swap_sets = [{sets}]\n{workers}"
     assert steps_of_settings(config(old), config(new)) == [
         ReloadStep("update", "swap set of a, b", "loaded_max: 1 -> 2"),
-        ReloadStep("stop", "swap set of a, d", "the configuration has it no more"),
-        ReloadStep("start", "swap set of b, d", "it is new in the configuration"),
+        ReloadStep("remove", "swap set of a, d", "the configuration has it no more"),
+        ReloadStep("add", "swap set of b, d", "it is new in the configuration"),
     ]
     assert steps(new, new) == []
 
@@ -407,10 +452,10 @@ def test_external_routes_have_one_step_a_model():
         ]"""
     found = steps_of_settings(config(old), config(new))
     assert [(step.action, step.what) for step in found] == [
-        ("stop", "external route gone"),
+        ("remove", "external route gone"),
         ("update", "external route other"),
         ("update", "external route more"),
-        ("start", "external route new"),
+        ("add", "external route new"),
     ]
     assert found[1].why == (
         'api_base: "http://a/v1" -> "http://b/v1"; headers.X-Key has changed; headers.X-Old is gone; headers.X-New is new'
@@ -447,5 +492,5 @@ def test_prices_are_named_in_the_plan():
     new = '[usage]\nenabled = false\nkeep_days = 3\n[prices."b"]\ninput = 2\n[prices."c"]\n'
     assert steps(old, new) == [
         ("later", "usage.enabled"), ("update", "usage.keep_days"),
-        ("stop", "price of a"), ("update", "price of b"), ("start", "price of c"),
+        ("remove", "price of a"), ("update", "price of b"), ("add", "price of c"),
     ]  # fmt: skip

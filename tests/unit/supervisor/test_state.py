@@ -5,9 +5,9 @@ import json
 import attrs
 import pytest
 
-from ichat.protocol import Group, Heartbeat, ModelCard, parse_heartbeat
-from ichat.routing.packed_args import ArgsPacker
-from ichat.routing.registry import Registry
+from ichat.fleet.packed_args import ArgsPacker
+from ichat.fleet.registry import Registry
+from ichat.protocol.messages import Group, Heartbeat, LoadPhase, ModelCard, parse_heartbeat
 from ichat.supervisor.state import SavedManagedWorker, SavedRemoteWorker, SavedState, StateDirectory
 from ichat.supervisor.supervisor import saved_form
 
@@ -20,6 +20,7 @@ HEARTBEATS = [
         model_names=["m"], group=Group("g", 0, 2), backend="vllm", state="loading", phase="loading weights",
         heartbeat_interval=3.5, unix_socket=True, max_in_flight=7, pid=5, start_id="s", versions={"vllm": "1"},
         changed_args=["max_model_len"], progress={"running": 0.0, "waiting": None}, failure="The engine died",
+        loaded=[LoadPhase("importing vLLM", 4.0), LoadPhase("loading weights", 2.0, "1 of 2 shards")],
     ),
 ]  # fmt: skip
 
@@ -40,6 +41,13 @@ def test_a_heartbeat_is_read_as_it_was(state, heartbeat, args):
     known = state.load()
     assert known == saved
     assert parse_heartbeat(known.heard[1].heartbeat) == attrs.evolve(heartbeat, args=args or {})
+
+
+def test_a_load_that_goes_on_is_not_kept(state):
+    """It may be long over when the next gateway reads of it."""
+    heartbeat = attrs.evolve(HEARTBEATS[0], state="loading", load=[LoadPhase("importing vLLM", 4.0)])
+    state.save(SavedState(heard=[SavedRemoteWorker(saved_form(heartbeat, None), 5.0, "t")]))
+    assert parse_heartbeat(state.load().heard[0].heartbeat) == attrs.evolve(heartbeat, load=[])
 
 
 def test_what_an_earlier_version_wrote_is_understood(state, tmp_path):

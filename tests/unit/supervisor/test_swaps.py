@@ -6,14 +6,19 @@ import random
 import attrs
 import pytest
 
+from ichat.preflight.claims import Claims
 from ichat.routing.queue import Demand
-from ichat.supervisor.swaps import PAUSE_S, Decision, SwapAction, SwapCandidate, SwapSet, decide, evictions_for
+from ichat.supervisor import swaps
+from ichat.supervisor.swaps import PAUSE_S, Decision, SwapAction, SwapSet
 from tests.support.swap_simulation import (
     LOAD_S,
     STOP_S,
+    Apart,
     Client,
     Machine,
     SimulatedWorker,
+    decide,
+    evictions_for,
     machine_with,
 )
 
@@ -26,7 +31,7 @@ def one(model, phase="cold", **keys):
     """Return a candidate with room of its own; one that is up was idle for long, or works as long as it has requests."""
     if phase in ("ready", "draining"):
         keys = {"ready_since": NOW - 100, "idle_since": math.inf if keys.get("requests") else NOW - 50} | keys
-    return SwapCandidate(f"{model}-0", model, phase, **keys)
+    return Apart(f"{model}-0", model, phase, **keys)
 
 
 def together(*workers, port=()):
@@ -154,6 +159,16 @@ def test_conflicts_hold_both_ways():
     first, second = one("a"), one("b", "ready", conflicts=frozenset({"a-0"}))
     assert decided([first, second], a=0) == [("stop", "b", "room")]
     assert decided([one("a", conflicts=frozenset({"gone-0"}))], a=0) == [("start", "a", "request")]
+
+
+def test_shares_of_one_gpu_are_added_up():
+    """Of three workers each two fit: the one that was idle for longer goes, the other one stays."""
+    workers = [one("a"), one("b", "ready", idle_since=NOW - 60), one("c", "ready", idle_since=NOW - 70)]
+    shared = [attrs.evolve(worker, claims=Claims({0: 0.4})) for worker in workers]
+    decision = swaps.decide(NOW, shared, {"a": Demand(1, NOW)}, ())
+    assert decision.actions == [SwapAction("stop", "c-0", "room")]
+    small = [attrs.evolve(worker, claims=Claims({0: 0.3})) for worker in workers]
+    assert swaps.decide(NOW, small, {"a": Demand(1, NOW)}, ()).actions == [SwapAction("start", "a-0", "request")]
 
 
 # Reservations.

@@ -10,8 +10,8 @@ from support.programs import LIMIT_S
 from ichat.config import load as configuration
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.observability.tracing import open_tracing
+from ichat.preflight import facts as preflight_facts
 from ichat.roles.gateway_components import build
-from ichat.supervisor import preflight_facts
 from ichat.supervisor.state import open_state
 from ichat.supervisor.supervisor import TRIALS_MAX
 
@@ -21,8 +21,8 @@ async def supervisor(tmp_path):
     config = configuration.parse(f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}"\n', "test.toml")
     with open_state(config.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
         components = build(config, None, state, tracing)
-        yield components.supervisor
-        components.log_store.close()
+        yield components.control.supervisor
+        components.control.log_store.close()
 
 
 async def test_few_are_examined_at_once(supervisor, monkeypatch):

@@ -5,15 +5,15 @@ import trio
 import trio.testing
 
 from ichat.config.schema import CircuitBreaker, Routing
+from ichat.fleet.registry import Registry
+from ichat.fleet.waiting import retry_forever, wait_changed, wait_idle, wait_lease
 from ichat.http.pool import Upstream
-from ichat.protocol import Heartbeat
+from ichat.protocol.messages import Heartbeat
 from ichat.routing.availability import Full, Loadable, Ready
 from ichat.routing.balancer import Balancer
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.registry import Registry
 from ichat.routing.request import Lease, RoutingRequest
-from ichat.routing.waiting import retry_forever, wait_changed, wait_idle, wait_lease
 
 
 def heartbeat(state="ready", interval_s=10):
@@ -34,7 +34,7 @@ async def registry(autojump_clock):
     return Registry({}, trio.current_time, max_in_flight=5)
 
 
-async def test_a_state_is_waited_for_until_a_heartbeat_brings_it(registry):
+async def test_a_state_is_waited_for_until_a_heartbeat_brings_it(registry, autojump_clock):
     """The waiter goes on at the heartbeat that makes the worker ready, not before and not later."""
     worker = registry.expect("w", ["m"])
     began = trio.current_time()
@@ -51,7 +51,7 @@ async def test_a_state_is_waited_for_until_a_heartbeat_brings_it(registry):
         assert trio.current_time() - began == pytest.approx(7, abs=0.5)
 
 
-async def test_silence_is_a_change_as_well(registry):
+async def test_silence_is_a_change_as_well(registry, autojump_clock):
     """A worker that misses its heartbeats becomes unhealthy at a known time, and the waiter wakes then."""
     registry.record_heartbeat(heartbeat(interval_s=10))
     began = trio.current_time()
@@ -59,7 +59,7 @@ async def test_silence_is_a_change_as_well(registry):
     assert trio.current_time() - began == pytest.approx(30, abs=0.5)
 
 
-async def test_every_change_by_the_supervisor_wakes_waiters(registry):
+async def test_every_change_by_the_supervisor_wakes_waiters(registry, autojump_clock):
     """Each method that changes a managed worker tells the listeners; a waiter that left is told no more."""
     worker = registry.expect("w", ["m"])
     changes = [
@@ -79,7 +79,7 @@ async def test_every_change_by_the_supervisor_wakes_waiters(registry):
     assert scope.cancelled_caught
 
 
-async def test_an_endpoint_is_idle_after_its_last_request(registry):
+async def test_an_endpoint_is_idle_after_its_last_request(registry, autojump_clock):
     """Every waiter goes on when the last request ends, not when one of several does; an idle endpoint is not waited for."""
     registry.record_heartbeat(heartbeat())
     endpoint = registry.endpoint_of(registry.get("w"))
@@ -134,13 +134,15 @@ class Model:
         self.endpoint = Endpoint(Upstream("a", "a", 1), b"a", 1)
         self.loads = 0
 
-    def _count(self):
+    def _count(self, load):
+        assert load is self.found
         self.loads += 1
+        return 600
 
-    async def wait(self, queue_s=30, load_wait_s=600):
+    async def wait(self, queue_s=30):
         """Wait for a lease, and return it, or why there is none, with the seconds that took."""
         began = trio.current_time()
-        lease = await wait_lease(self.balancer, RoutingRequest("m"), queue_s, load_wait_s, self._count)
+        lease = await wait_lease(self.balancer, RoutingRequest("m"), queue_s, self._count)
         return lease, trio.current_time() - began
 
     async def become(self, found, after_s):

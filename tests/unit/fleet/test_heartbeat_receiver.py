@@ -8,10 +8,10 @@ import trio
 
 from ichat.config.schema import Config, Limits, Security
 from ichat.errors import ApiError
-from ichat.protocol import STATUS, Heartbeat, ShortHeartbeat, shortened
-from ichat.proxy import heartbeats
-from ichat.proxy.heartbeats import HOST_CHECK_S, HeartbeatReceiver, interval_of
-from ichat.routing.registry import Registry
+from ichat.fleet import heartbeats
+from ichat.fleet.heartbeats import HOST_CHECK_S, HeartbeatReceiver, interval_of
+from ichat.fleet.registry import Registry
+from ichat.protocol.messages import STATUS, Heartbeat, ShortHeartbeat, shortened
 from ichat.security import lookups
 from ichat.security.auth import Auth, Caller
 
@@ -36,7 +36,7 @@ class Site:
         self.auth = Auth(Security(worker_networks=list(networks)))
         self.moved = 0
         self.receiver = HeartbeatReceiver(
-            self.registry, lambda: self.auth, Limits(heartbeats_per_second_max=per_second_max),
+            self.registry, self.auth, Limits(heartbeats_per_second_max=per_second_max),
             gateway_id="g", moved=self._move,
         )  # fmt: skip
 
@@ -46,6 +46,7 @@ class Site:
     async def send(self, heartbeat, sender=None, **more):
         """Return the answer to a heartbeat, or the status and code of the refusal."""
         try:
+            self.auth.check("join", sender or caller())  # as the route does
             return json.loads(await self.receiver.receive(json.dumps(heartbeat | more).encode(), sender or caller()))
         except ApiError as error:
             return error.status, error.code
@@ -212,7 +213,7 @@ async def test_a_name_is_looked_up_once_a_minute(autojump_clock, monkeypatch):
     assert len(asked) == 2
     assert await site.send(SHORT, caller("10.0.0.2")) == (403, "forbidden")
     assert len(asked) == 3
-    site.auth = Auth(Security())
+    site.auth.replace(Auth(Security()))
     assert (await site.send(SHORT))["status"] == "ok"
     assert len(asked) == 3
     found[:] = ["10.0.0.3"]

@@ -1,22 +1,22 @@
 """What an operator is told of where a request would go is where it then goes."""
 
+import functools
 import json
 import random
 
-import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ichat.config.schema import POLICY_NAMES, Routing
+from ichat.fleet.explain import explain
+from ichat.fleet.registry import Registry
 from ichat.http.pool import Upstream
-from ichat.protocol import Heartbeat
+from ichat.protocol.messages import Heartbeat
 from ichat.routing.availability import Unknown
 from ichat.routing.balancer import Balancer
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.explain import explain
 from ichat.routing.prefix_chain import chain_of
-from ichat.routing.registry import Registry
 from ichat.routing.request import Lease, RoutingRequest
 
 MODEL = "m"
@@ -80,8 +80,9 @@ def test_what_is_explained_is_what_is_done(policy, count, steps, seed):
         worker_id = f"w-{number % count:02}"
         if step in ("ask", "session"):
             request = RoutingRequest(MODEL, b"%d" % number if step == "session" else b"")
-            if step == "ask" and site.balancer.wants_prefix(MODEL):
-                request = attrs.evolve(request, prefix=conversation(number))
+            if step == "ask":
+                request.make_prefix = functools.partial(conversation, number)
+                site.balancer.rehearse(request)
             before = site.state()
             random.seed(seed)
             view = site.explain(request)

@@ -9,11 +9,11 @@ import trio
 
 from ichat.config.schema import Limits, Routing, Security
 from ichat.errors import ApiError
+from ichat.fleet.heartbeats import HeartbeatReceiver
+from ichat.fleet.prefix_reports import AT_ONCE, PrefixReportReceiver
+from ichat.fleet.registry import Registry
 from ichat.protocol.prefixes import REPORTED_MAX
-from ichat.proxy.heartbeats import HeartbeatReceiver
-from ichat.proxy.prefix_reports import AT_ONCE, PrefixReportReceiver
 from ichat.routing.prefix_index import PrefixIndex
-from ichat.routing.registry import Registry
 from ichat.security.auth import Auth, Caller
 
 HERE, ELSEWHERE = "10.0.0.1", "10.0.0.2"
@@ -35,9 +35,7 @@ class Site:
         self.index = PrefixIndex(trio.current_time, Routing())
         self.auth = Auth(Security())
         self.evicted = []
-        self._heartbeats = HeartbeatReceiver(
-            self.registry, lambda: self.auth, Limits(), gateway_id="g", moved=lambda: None
-        )
+        self._heartbeats = HeartbeatReceiver(self.registry, self.auth, Limits(), gateway_id="g", moved=lambda: None)
         self._receiver = PrefixReportReceiver(
             self._heartbeats, self.registry, self.index, evicted=lambda *more: self.evicted.append(more)
         )
@@ -50,6 +48,7 @@ class Site:
         """Return "ok", or the status of the refusal."""
         body = json.dumps({"worker_id": "w", "start_id": "1", "have": [DIGEST]} | more).encode()
         try:
+            self.auth.check("join", sender or caller())  # as the route does
             return json.loads(await self._receiver.receive(body, sender or caller()))["status"]
         except ApiError as error:
             return error.status

@@ -3,7 +3,7 @@
 import pytest
 
 from ichat.config.schema import ManagedWorkerConfig
-from ichat.supervisor.conflicts import conflicts, have_one_port
+from ichat.preflight.claims import EVERY_GPU, claims_of, fit, have_one_port, overfull_gpus
 
 
 def worker(**keys):
@@ -11,10 +11,9 @@ def worker(**keys):
 
 
 def do_conflict(one, other, *, has_gpus=True):
-    first, second = worker(**one), worker(**other)
-    found = conflicts(first, second, has_gpus=has_gpus)
-    assert conflicts(second, first, has_gpus=has_gpus) == found
-    return found
+    first, second = (claims_of(worker(**keys), has_gpus=has_gpus) for keys in (one, other))
+    assert fit(first, second) == fit(second, first)
+    return not fit(first, second)
 
 
 SHARING = {"gpu_ids": [0], "share_gpus": True}
@@ -73,3 +72,15 @@ def test_workers_that_need_one_port(one, other, expected):
     first, second = {**one, "gpu_ids": [0]}, {**other, "gpu_ids": [1]}
     assert do_conflict(first, second) is expected
     assert have_one_port(worker(**first), worker(**second)) is expected
+
+
+def test_three_shares_of_one_gpu_are_added_up():
+    """Each two of them fit, and all three do not."""
+    third = {**SHARING, "backend_args": {"gpu_memory_utilization": 0.4}}
+    one, other, last = (claims_of(worker(**third), has_gpus=True) for _ in range(3))
+    assert fit(one, other)
+    assert overfull_gpus(one, [other]) == set()
+    assert overfull_gpus(one, [other, last]) == {0}
+    every = claims_of(worker(**{**third, "gpu_ids": None}), has_gpus=True)
+    assert overfull_gpus(every, [other, last]) == {0}
+    assert overfull_gpus(every, [every, every]) == {EVERY_GPU}

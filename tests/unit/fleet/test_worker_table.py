@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ichat.protocol import Group, Heartbeat, ModelCard, response_tag
+from ichat.fleet.deadlines import Deadlines
+from ichat.fleet.registry import Registry
+from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
+from ichat.fleet.worker_table import REASONS_MAX
+from ichat.protocol.messages import Group, Heartbeat, ModelCard, response_tag
 from ichat.routing.availability import Loadable, NotReady, Ready, Unknown
-from ichat.routing.deadlines import Deadlines
-from ichat.routing.registry import Registry
 from ichat.routing.sessions import HashRing, home_of
-from ichat.routing.worker_record import WorkerEnd, WorkerRecord
-from ichat.routing.worker_table import REASONS_MAX
 
 WEDGED_AFTER_S = 25.0
 MODELS = ("m", "n", "adapter")
@@ -220,6 +220,17 @@ def test_silence_of_one_looks_at_one(states):
     clock.now += 1
     assert len(registry.availability("m").endpoints) == 999
     assert next(states) - before == 1
+
+
+@pytest.mark.parametrize("what", ["require_reauthentication", "forget_probes"])
+def test_a_reload_finds_out_no_state_that_it_knows(states, what):
+    """With 1000 workers neither another token nor the end of all health checks looks at each worker's state."""
+    registry, _ = known(1000)
+    assert isinstance(registry.availability("m"), Ready)
+    before = next(states)
+    getattr(registry, what)()
+    assert next(states) - before == 1
+    assert isinstance(registry.availability("m"), NotReady if what == "require_reauthentication" else Ready)
 
 
 def test_a_client_is_told_of_some_workers():

@@ -2,15 +2,18 @@
 
 import re
 
+import attrs
 import pytest
 
+from ichat.config.schema import CircuitBreaker, Config, Routing, Timeouts
 from ichat.errors import ApiError
+from ichat.fleet.registry import Registry
+from ichat.fleet.worker_record import WorkerEnd
+from ichat.fleet.worker_table import WorkerTable
 from ichat.http.pool import Upstream
-from ichat.protocol import Group, Heartbeat, ModelCard, parse_heartbeat
+from ichat.protocol.messages import Group, Heartbeat, ModelCard, parse_heartbeat
 from ichat.routing.availability import NotReady, Ready, Unknown
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.registry import Registry
-from ichat.routing.worker_record import WorkerEnd
 
 
 class Clock:
@@ -59,8 +62,8 @@ def heartbeat(worker_id="w", model="m", state="ready", **more):
 
 def test_the_first_beat_registers(registry):
     """The first beat is the registration, later ones update."""
-    assert registry.record_heartbeat(heartbeat())
-    assert not registry.record_heartbeat(heartbeat())
+    assert registry.record_heartbeat(heartbeat()).is_new
+    assert not registry.record_heartbeat(heartbeat()).is_new
     assert serving(registry) == {"w"}
 
 
@@ -68,7 +71,10 @@ def test_only_ready_workers_get_requests(registry):
     """A known model without a ready worker is 503 with the reason, an unknown one 404 with the names there are."""
     registry.record_heartbeat(heartbeat(state="loading", phase="loading weights"))
     assert reasons(registry, "m")
-    assert re.search(r"worker w is loading \(loading weights\)", reasons(registry))
+    assert reasons(registry) == "worker w is loading weights"
+    assert registry.availability("m").told == "it is being loaded"
+    registry.record_heartbeat(heartbeat(state="loading", phase="importing vllm"))
+    assert reasons(registry) == "worker w is loading (importing vllm)"
     assert registry.availability("other") == Unknown()
     assert set(registry.models()) == {"far"}
 
@@ -473,3 +479,35 @@ def test_arguments_that_are_nested_too_deep_are_refused():
     parse_heartbeat(
         {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "args": {"a": [{"b": [1, {"c": None}]}]}}
     )
+
+
+@pytest.mark.parametrize(("changed", "looked_at"), [
+    ({}, set()),
+    ({"circuit_breaker": CircuitBreaker(failures_max=9)}, set()),
+    ({"routing": Routing(max_in_flight=7)}, set()),
+    ({"timeouts": Timeouts(wedged_after_s=3)}, {"busy"}),
+])  # fmt: skip
+def test_a_reload_looks_at_no_worker_that_it_cannot_change(registry, clock, monkeypatch, changed, looked_at):
+    """However many there are; what has changed is in force for each of them."""
+    seen, refresh = set(), WorkerTable.refresh
+
+    def refreshing(table, worker):
+        seen.add(worker.id)
+        refresh(table, worker)
+
+    registry.reconfigure(Config())
+    for number in range(20):
+        registry.record_heartbeat(heartbeat(f"w{number}"))
+    registry.record_heartbeat(heartbeat("busy", progress={"running": 1, "steps": 5}))
+    monkeypatch.setattr(WorkerTable, "refresh", refreshing)
+    config = attrs.evolve(Config(), **changed)
+    registry.reconfigure(config)
+    assert seen == looked_at
+    for endpoint in endpoints(registry):
+        assert (endpoint.in_flight_max, endpoint.circuit.settings) == (
+            config.routing.max_in_flight,
+            config.circuit_breaker,
+        )
+    clock.now += 4
+    registry.record_heartbeat(heartbeat("busy", progress={"running": 1, "steps": 5}))
+    assert ("busy" in serving(registry)) == ("timeouts" not in changed)

@@ -1,0 +1,76 @@
+"""An engine whose own process gets SIGTERM, as service managers send it to all processes of a service at once.
+
+What it was working on is not whole. No response may look as if it were: neither a stream nor a plain one.
+"""
+
+import contextlib
+import json
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from support.programs import LIMIT_S
+from support.real_engines import ENGINES, LOAD_S, MESSAGES, Deployment
+
+TOKENS = {"vllm": 1900, "sglang": 1500}
+"""Of a response that takes seconds."""
+LONG = {"ignore_eos": True, "temperature": 0.0}
+ROUTES = {
+    "/v1/chat/completions": {"messages": MESSAGES, **LONG},
+    "/v1/completions": {"prompt": "x", **LONG},
+    "/v1/responses": {"input": "Tell me a story.", **LONG},
+    "/v1/messages": {"messages": MESSAGES},
+}
+ENDS = re.compile(r'\[DONE\]|"finish_reason": ?"|response\.(completed|incomplete)"|message_stop|"stop_reason": ?"')
+"""What a whole response has at its end."""
+
+
+@pytest.fixture(name="ended", params=ENGINES)
+def ended_fixture(request, tmp_path):
+    place = Deployment(request.param, "chat", tmp_path, max_model_len=2048, enforce_eager=True)
+    yield place.wait()
+    place.end()
+
+
+def ask(place, path, stream, asked, answers):
+    """Keep the status of a long response and what came of it, `cut` at its end if the connection broke."""
+    limit = "max_output_tokens" if path.endswith("responses") else "max_tokens"
+    body = {"model": "tiny", "stream": stream, limit: TOKENS[place.engine], **ROUTES[path]}
+    text = []
+    status = 0
+    with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+        with httpx.stream("POST", f"{place.url}{path}", json=body, timeout=LIMIT_S) as response:
+            status = response.status_code
+            if stream and status == 200:
+                asked.release()
+            for piece in response.iter_text():  # what came before the connection broke is kept
+                text += [piece]
+    answers.append((path, stream, status, "".join(text)))
+
+
+def test_no_response_of_an_engine_that_was_told_to_end_looks_whole(ended):
+    """Streams end with an error event and without their usual end, plain responses are 502 or 500."""
+    place, answers, begun = ended, [], threading.Semaphore(0)
+    jobs = [(path, stream) for path in ROUTES for stream in (True, True, False)]
+    with ThreadPoolExecutor(len(jobs)) as clients:
+        for path, stream in jobs:
+            clients.submit(ask, place, path, stream, begun, answers)
+        place.program.until(lambda: place.running() >= len(jobs) or answers)
+        assert not answers, answers
+        place.scheduler().terminate()
+    assert len(answers) == len(jobs)
+    for path, stream, status, text in answers:
+        shown = (path, stream, status, text[-600:])
+        assert not ENDS.search(text), shown
+        assert "engine_aborted" in text or place.engine == "sglang", shown  # its schedulers just end
+        if stream:
+            assert status == 200, shown
+            last = [line for line in text.split("\n") if line.startswith("data: ")][-1]
+            error = json.loads(last.removeprefix("data: "))
+            assert "error" in error.get("type", "") or "error" in error, shown
+        else:
+            assert status in (500, 502), shown
+            assert json.loads(text)["error"]["code"] in ("engine_aborted", "engine_failed", "upstream_failed"), shown
+    place.program.wait_until_ready("tiny-0", LOAD_S)

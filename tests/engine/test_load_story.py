@@ -1,0 +1,65 @@
+"""What is told of the loads of both real engines: their phases in order, and at the second load those of the first."""
+
+import os
+import signal
+import time
+
+import pytest
+from support.real_engines import ENGINES, LOAD_S, Deployment
+
+TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
+NEAR_S = 1.5
+"""So much may lie between what a worker measures and what its phases say."""
+
+
+@pytest.fixture(scope="module", params=ENGINES, name="place")
+def place_fixture(request, tmp_path_factory):
+    place = Deployment(request.param, "chat", tmp_path_factory.mktemp("story"))
+    yield place
+    place.end()
+
+
+def loads_of(place, start_before=None):
+    """Return what is told of the load while it goes on, and the worker once it is ready after another start."""
+    seen, until = [], time.monotonic() + LOAD_S
+    while time.monotonic() < until:
+        worker = place.worker()
+        if worker["state"] == "ready" and worker["start_id"] != start_before:
+            return seen, worker
+        if worker["load"] and worker.get("start_id") != start_before:
+            seen.append(worker["load"])
+        time.sleep(0.5)
+    raise AssertionError(f"not ready: {place.worker()}")
+
+
+def names_of(load):
+    return [phase["name"] for phase in load["phases"]]
+
+
+def test_a_load_is_told_in_its_phases(place):
+    """Import, weights and KV cache come in order, each with its seconds; the second load has the first one beside it."""
+    place.program.wait_for_port()
+    seen, worker = loads_of(place)
+    last = worker["last_load"]
+    title = TITLES[place.engine]
+    wanted = [f"importing {title}", "starting its processes", "loading weights", "sizing the KV cache", "warming up"]
+    assert [name for name in names_of(last) if name in wanted] == wanted
+    assert names_of(last)[:2] == ["checking", "starting the process"]
+    for load in [*seen, last]:
+        assert load["elapsed_s"] == pytest.approx(sum(phase["seconds"] for phase in load["phases"]), abs=0.01)
+        assert names_of(load) == names_of(last)[: len(names_of(load))], "phases only go forward"
+    assert {names_of(load)[-1] for load in seen} >= {f"importing {title}", "starting its processes"}
+    assert [load["elapsed_s"] for load in seen] == pytest.approx(sorted(load["elapsed_s"] for load in seen), abs=NEAR_S)
+    seconds = {phase["name"]: phase["seconds"] for phase in last["phases"]}
+    own = seconds.pop("checking") + seconds.pop("starting the process")
+    assert last["elapsed_s"] - own == pytest.approx(place.metric("ichat_worker_load_seconds"), abs=NEAR_S)
+    assert seconds[f"importing {title}"] > 0.5
+    assert "is ready after" in place.program.text()
+
+    os.kill(worker["pid"], signal.SIGKILL)
+    again, worker = loads_of(place, worker["start_id"])
+    assert {load["expected_s"] for load in again} == {last["elapsed_s"]}
+    first, second = last["phases"], worker["last_load"]["phases"]
+    expected = {phase["name"]: phase["seconds"] for phase in first}
+    assert {phase["name"]: phase["expected_s"] for phase in second if phase["name"] in expected} == expected
+    assert worker["last_load"]["elapsed_s"] > 1

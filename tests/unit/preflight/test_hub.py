@@ -1,0 +1,19 @@
+"""What is said about a model on the hub."""
+
+import socket
+
+from ichat.preflight.hub import HUB_S, HubFacts, ask_hub, problems_of_hub
+
+
+def facts_of(place):
+    return HubFacts("org/m", "/cache", is_cached=False, is_offline=False, answer="silent", hub=place)
+
+
+async def test_a_hub_that_is_slow_is_not_called_unreachable():
+    """A hub that accepts and does not answer, and one where nothing listens: the sentences differ."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        slow = await ask_hub(facts_of(f"http://127.0.0.1:{port}"), {}, limit_s=0.05)
+    closed = await ask_hub(facts_of("http://127.0.0.1:9"), {}, limit_s=60)
+    assert f"did not answer within {HUB_S:g} s: try again" in next(problems_of_hub(slow))
+    assert "http://127.0.0.1:9 cannot be reached (Connection refused): " in next(problems_of_hub(closed))

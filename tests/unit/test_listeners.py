@@ -1,0 +1,45 @@
+"""How one object hears of another's changes."""
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from ichat.listeners import Changed, Listeners
+
+
+def test_listeners_are_called_in_their_order_and_once():
+    """With the news; also where one of them removes itself or another while they are called."""
+    listeners, heard = Listeners(), []
+
+    def first(news):
+        heard.append(("first", news))
+        listeners.remove(first)
+
+    second = lambda news: heard.append(("second", news))  # noqa: E731
+    for one in (first, second, first):
+        listeners.add(one)
+    listeners(1)
+    listeners(2)
+    assert heard == [("first", 1), ("second", 1), ("second", 2)]
+    with pytest.raises(KeyError):
+        listeners.remove(first)
+
+
+async def test_a_change_wakes_all_that_wait_and_none_that_comes_later(autojump_clock):
+    """A task that waits after a change waits for the next one."""
+    changed, woken = Changed(), []
+
+    async def wait(name):
+        await changed.wait()
+        woken.append(name)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, "a")
+        nursery.start_soon(wait, "b")
+        await wait_all_tasks_blocked()
+        changed.notify()
+        nursery.start_soon(wait, "later")
+        await wait_all_tasks_blocked()
+        assert sorted(woken) == ["a", "b"]
+        changed.notify()
+    assert woken[-1] == "later"
