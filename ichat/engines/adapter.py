@@ -7,7 +7,7 @@ In a stream, only error events and the name of a model's thoughts are changed.
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, cast
 
 import attrs
@@ -69,11 +69,6 @@ class ProtocolAdapter:
     """Whether the engine reports the tokens of background responses, too; `bound_responses` sets it."""
     reports_usage = False
     """Whether the engine notes at a call how many tokens it used (`Call.usage`); set once it serves."""
-    request_never_waits = True
-    """Whether `request` waits for nothing while a body has at most 64 KiB, and may be called in any thread.
-
-    Not inherited: a class that says so may have it called on the engine's loop, for small requests.
-    """
 
     def __init__(self, paths: Mapping[bytes, bytes] | None = None) -> None:
         """`paths` are routes that have another path in the engine."""
@@ -128,7 +123,7 @@ class ProtocolAdapter:
     async def request(self, request: Request) -> BodyTransform | None:
         """Change a request before the engine gets it; return the transform of its response if that is a 200.
 
-        Called in Trio, where other tasks may run while a large body is read; see `request_never_waits`.
+        Called in Trio, where other tasks may run while a large body is read; `prepare` is for small requests.
         Raises ApiError if the engine must not get the request.
         """
         self.check_served(request)
@@ -141,6 +136,20 @@ class ProtocolAdapter:
         self.redirect(request)
         sync_headers(request, next(self._count))
         return rewrite
+
+    @property
+    def can_prepare(self) -> bool:
+        """Whether `prepare` may be called: not if a class replaces `request` alone. Its requests may wait."""
+        kind = type(self)
+        return kind.request is ProtocolAdapter.request or kind.prepare is not ProtocolAdapter.prepare
+
+    def prepare(self, request: Request) -> BodyTransform | None:
+        """Do what `request` does, at once, for a request of at most 64 KiB. Called on the engine's loop.
+
+        Each following request of a connection is prepared so, without Trio. After any exception, Trio reads the
+        request again, and calls `request`.
+        """
+        return at_once(self.request(request))
 
     async def _name_response(self, request: Request) -> None:
         members = await members_of(request.body)
@@ -202,6 +211,19 @@ class ProtocolAdapter:
         return RENAMES[self.settings.reasoning_field] if request.path == _CHAT_PATH else None
 
 
+def at_once(changing: Coroutine[Any, Any, BodyTransform | None]) -> BodyTransform | None:
+    """Return the result of `ProtocolAdapter.request` for a small request. Raises RuntimeError if it waits.
+
+    A body of at most 64 KiB is read without waiting.
+    """
+    try:
+        changing.send(None)
+    except StopIteration as done:
+        return done.value
+    changing.close()
+    raise RuntimeError("the adapter waited on the engine's loop")
+
+
 def _is_stream(headers: Headers) -> bool:
     return any(name == b"content-type" and is_events(value) for name, value in headers)
 
@@ -240,6 +262,8 @@ async def _rerank(request: Request) -> BodyTransform | None:
     """Turn a rerank request into vLLM's form: documents that are objects with a text become that text."""
     members = await members_of(request.body)
     last: dict[str, Member] = {member.name: member for member in members}
+    shown = last.get("return_documents")
+    is_hidden = shown is not None and value_of(request.body, shown) is False
     drop = {name for name in ("top_n",) if name in last and value_of(request.body, last[name]) is None}
     replace: dict[str, bytes] = {}
     for name in ("query", "documents"):
@@ -247,8 +271,7 @@ async def _rerank(request: Request) -> BodyTransform | None:
             replace[name] = json.dumps(flatten_texts(value_of(request.body, last[name]))).encode()
     if replace or drop:
         request.body = rewrite_json(request.body, members, replace, drop)
-    shown = last.get("return_documents")
-    return _without_documents if shown is not None and value_of(request.body, shown) is False else None
+    return _without_documents if is_hidden else None
 
 
 def flatten_texts(value: object) -> object:

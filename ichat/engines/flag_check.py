@@ -48,12 +48,12 @@ def engine_name(backend: str) -> str:
 
 def _table_of(backend: str) -> Table | None:
     if backend == "vllm":
-        from ichat.engines.vllm.flags import TABLE
+        from ichat.engines.vllm.flags import table
     elif backend == "sglang":
-        from ichat.engines.sglang.flags import TABLE
+        from ichat.engines.sglang.flags import table
     else:
         return None
-    return TABLE
+    return table()
 
 
 def _names_of(flag: FlagEntry) -> list[str]:

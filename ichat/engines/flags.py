@@ -19,7 +19,8 @@ from ichat.security.redact import is_flag, shown
 
 ENGINE_KEYS = ("api_key", "admin_api_key")
 """Arguments by which an engine asks for a key; the gateway has none for it, so that every request would get 401."""
-_NO_KEY = "clients' keys belong to the gateway ([[security.keys]] in its configuration)"
+NO_KEY = "clients' keys belong to the gateway ([[security.keys]] in its configuration)"
+"""Why a worker gets no such argument."""
 KEY_VARIABLE = "VLLM_API_KEY"
 """The variable that vLLM reads where it gets no such argument."""
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
@@ -28,11 +29,11 @@ _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 def refuse_engine_keys(args: object, usage_error: Callable[[str], Exception]) -> None:
     """Raise the exception that `usage_error` makes of a sentence if the engine would ask for a key of its own.
 
-    The tables refuse the flags before (`KEY_RULES`); this also finds them in a file given to ``--config``.
+    The tables refuse the flags before (`flag_table`); this also finds them in a file given to ``--config``.
     """
     given = [f"--{name.replace('_', '-')}" for name in ENGINE_KEYS if getattr(args, name, None)]
     for what in given:
-        raise usage_error(f"{what} is not for a worker: {_NO_KEY}")
+        raise usage_error(f"{what} is not for a worker: {NO_KEY}")
     if refusal := refusal_of_variable(os.environ):
         raise usage_error(refusal)
 
@@ -40,7 +41,7 @@ def refuse_engine_keys(args: object, usage_error: Callable[[str], Exception]) ->
 def refusal_of_variable(environment: Mapping[str, str]) -> str:
     """Return why a worker cannot have this environment, in a clause; "" where it asks for no key of the engine's."""
     has_key = environment.get(KEY_VARIABLE)
-    return f"the environment variable {KEY_VARIABLE} is not for a worker: {_NO_KEY}" if has_key else ""
+    return f"the environment variable {KEY_VARIABLE} is not for a worker: {NO_KEY}" if has_key else ""
 
 
 def engine_flags(arguments: Mapping[str, EngineValue]) -> list[str]:
@@ -169,77 +170,14 @@ class Table:
     entries: Mapping[str, FlagRule]
 
 
-# The tables are written with these.
-
-
 def replace_with(*words: str, why: str = "") -> Replacement:
     """Return a replacement by other flags, written as words."""
     return Replacement([flag for _, flag in split_flags(words)[1]], why)
 
 
-def renamed(to: str, why: str = "", convert: Callable[[str], str] = str) -> FlagRule:
-    """Return the rule of a flag with a single value that is called `to` here; `convert` translates the value."""
-    return FlagRule(lambda flag, _: Replacement([Flag(to, [convert(single_value(flag))])], why))
-
-
-def dropped(why: str) -> FlagRule:
-    """Return the rule of a flag that is left out."""
-    return FlagRule(lambda _flag, _line: Replacement((), why))
-
-
-def refused(why: str) -> FlagRule:
-    """Return the rule of a flag that this engine cannot have; `why` also says what to do."""
-    return FlagRule(lambda _flag, _line: Refusal(why))
-
-
-def switch(on: Outcome, off: Outcome) -> FlagRule:
-    """Return the rule of a flag that is on or off: ``--x``, ``--x True``, ``--no-x``, ``--x False``."""
-    return FlagRule(lambda flag, _: on if is_on(flag) else off)
-
-
-def chosen(outcomes: Mapping[str, Outcome | None], other: Outcome | None = None) -> FlagRule:
-    """Return the rule of a flag with a fixed set of values; an outcome of None leaves the flag as it is."""
-    return FlagRule(lambda flag, _: outcomes.get(single_value(flag).lower(), other))
-
-
 def part(target: str, *path: str, value: Any) -> Flag:
     """Return a part of the JSON that the flag `target` accepts."""
     return Flag(target, [json.dumps(value)], path, is_part=True)
-
-
-def nested_in(target: str, *path: str, convert: Callable[[str], Any] = str, why: str = "") -> FlagRule:
-    """Return the rule of a flag with a value that is now inside the JSON of `target`."""
-    reason = why or f"it is {'.'.join([target, *path])}"
-    return FlagRule(lambda flag, _: Replacement([part(target, *path, value=convert(single_value(flag)))], reason))
-
-
-def expand_json(rule: Callable[[Mapping[str, Any], CommandLine], Outcome]) -> FlagRule:
-    """Return the rule of a flag with JSON; `rule` gets all of it, wherever its parts were given."""
-    return FlagRule(lambda flag, line: rule(mapping(single_value(flag)), line), is_object=True)
-
-
-def also_native(rule: FlagRule) -> FlagRule:
-    """Return the rule, applied also to a flag that the engine's parser knows."""
-    return attrs.evolve(rule, is_for_native=True)
-
-
-def same(names: str, rule: FlagRule) -> dict[str, FlagRule]:
-    """Return the same rule for several flags; blanks separate their names."""
-    return dict.fromkeys(names.split(), rule)
-
-
-KEY_RULES = same(" ".join(f"--{name.replace('_', '-')}" for name in ENGINE_KEYS), also_native(refused(_NO_KEY)))
-"""The rules of flags by which an engine asks for a key, the same for every engine."""
-
-
-def renaming(name: str, values: Mapping[str, str], engine: str) -> FlagRule:
-    """Return the rule of a flag with values that have other names at an engine."""
-
-    def rule(flag: Flag, _: CommandLine) -> Outcome | None:
-        new = values.get(single_value(flag).lower())
-        return None if new in (None, single_value(flag)) else replace_with(name, new, why=f"{engine} calls it so")
-
-    return also_native(FlagRule(rule))
 
 
 def single_value(flag: Flag) -> str:

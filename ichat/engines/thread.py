@@ -5,15 +5,13 @@ lasts (`children.py`). So a single thread belongs to the engine, from parsing it
 never waits for it without a limit.
 """
 
-import asyncio
 import contextlib
-import contextvars
 import functools
 import gc
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import trio
@@ -23,6 +21,7 @@ from ichat.engines.adapter import BodyTransform
 from ichat.engines.admission import RETRY_AFTER_S, Admission
 from ichat.engines.asgi import Call
 from ichat.engines.engine import Application, Engine, EngineInfo
+from ichat.engines.engine_loop import WATCH_S, EngineLoop
 from ichat.engines.kept import KeptConnection
 from ichat.engines.load_phases import LoadTracker
 from ichat.errors import EXIT_SOFTWARE, Exit
@@ -32,14 +31,10 @@ from ichat.http.server import Client
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 0.5
-"""How often the engine is checked for being alive, besides before each request."""
 ABORT_S = 10.0
 """How long an abandoned request may take to end before its connection is closed anyway."""
 UNNOTICED_S = 10.0
 """How long an engine that died while it loaded may take to report it itself, with more detail."""
-FAIL_S = 2.0
-"""How long requests may take to end by themselves after the engine has died."""
 
 Next = Callable[[RequestHead, bytes], Request | None]
 """Returns the request of this head and body if it is for the engine. Called on the engine's loop."""
@@ -58,18 +53,10 @@ class EngineThread:
         self._stall_s = client_stall_s
         self._token = trio.lowlevel.current_trio_token()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._app: Application | None = None
+        self._loop = EngineLoop(engine.why_dead)
         self._follows = False
-        self._stopping: asyncio.Event | None = None
-        self._context = contextvars.copy_context()
-        """The context in which calls begin: without variables of Trio or of other calls."""
-        self._calls: set[Call] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
         self.failure: Exit | None = None
         """Why the engine ended, if that was not requested."""
-        self._failed_by: str | None = None
-        self._stop_asked = False
         self.info: EngineInfo | None = None
         self.parsed = trio.Event()
         self.ready = trio.Event()
@@ -82,9 +69,6 @@ class EngineThread:
         self._started_at = 0.0
         self.aborts = 0
         """Requests that their clients left before the end."""
-        self.connections: dict[KeptConnection, trio.Event] = {}
-        """The connections on the engine's loop; the event gives a connection back to Trio."""
-        self._gives_back = False
         self.admission = Admission(engine.adapter)
 
     def __repr__(self) -> str:
@@ -94,6 +78,11 @@ class EngineThread:
     def phase(self) -> str:
         """The engine's present activity, in a few words; `ready` or `following` once it serves."""
         return self.load.phase
+
+    @property
+    def connections(self) -> dict[KeptConnection, trio.Event]:
+        """The connections on the engine's loop; the event returns a connection to Trio."""
+        return self._loop.connections
 
     @property
     def in_flight(self) -> int:
@@ -107,7 +96,7 @@ class EngineThread:
 
     def is_ready(self) -> bool:
         """Return whether a request could be served now."""
-        return self._app is not None and not self.ended.is_set()
+        return self._loop.app is not None and not self.ended.is_set()
 
     async def watch_loading(self) -> None:
         """Give up an engine that dies while it loads and does not notice itself."""
@@ -126,12 +115,12 @@ class EngineThread:
 
     def fail(self, why: str) -> None:
         """End the engine as if it had died, for a reason that it cannot see itself; at once while it loads."""
-        self._failed_by = why
-        if self._stopping is None:
+        self._loop.failed_by = why
+        if self._loop.is_there:
+            self._loop.end()
+        else:
             self.failure = Exit(EXIT_SOFTWARE, f"The engine was given up while {self.phase}: {why}")
             self.give_up()
-        else:
-            self._in_engine(self._stopping.set)
 
     async def answer(
         self, request: Request, client: Client, rewrite: BodyTransform | None = None, next_request: Next | None = None
@@ -146,7 +135,7 @@ class EngineThread:
         found = await adapter.request(request)
         app = self.check_ready()
         self.admission.admit(request, self.name)  # no checkpoint until it is in `connections`
-        may_keep = vars(type(adapter)).get("request_never_waits") and not client.reader.has_received()
+        may_keep = adapter.can_prepare and not client.reader.has_received()
         begin = functools.partial(self._begin_next, next_request) if next_request is not None and may_keep else None
         done = trio.Event()
         kept = KeptConnection(client, begin=begin, give_back=lambda: self.run_in_trio(done.set))
@@ -155,11 +144,11 @@ class EngineThread:
         if begin is not None:
             client.leave_reading()
         try:
-            self._in_engine(self._begin, first, app)
+            self._loop.post(self._begin, first, app)
             try:
                 await done.wait()
             except trio.Cancelled:
-                self._in_engine(kept.client_left)
+                self._loop.post(kept.client_left)
                 with trio.move_on_after(ABORT_S, shield=True) as waited:
                     await done.wait()
                 if waited.cancelled_caught:
@@ -188,7 +177,7 @@ class EngineThread:
 
         def ended() -> None:
             self.admission.discard(request)
-            kept.call_ended(may_wait=self._app is not None and not self._gives_back)
+            kept.call_ended(may_wait=self._loop.app is not None and not self._loop.gives_back)
 
         return Call(
             request,
@@ -208,30 +197,18 @@ class EngineThread:
 
         `ended` is not called if the engine ends first.
         """
-
-        def done(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled():
-                self.run_in_trio(functools.partial(ended, task.exception()))
-
-        def start() -> None:
-            limited = asyncio.wait_for(function(), within_s)
-            task = self._context.copy().run(asyncio.get_running_loop().create_task, limited)
-            self._tasks.add(task)
-            task.add_done_callback(done)
-
-        self._in_engine(start)
+        self._loop.run_soon(function, within_s, lambda error: self.run_in_trio(functools.partial(ended, error)))
 
     def _begin_next(self, next_request: Next, kept: KeptConnection, head: RequestHead, body: bytes) -> bool:
         """Begin a call on the engine's loop; return False if Trio must have the request, to refuse it for example."""
-        app = self._app
-        if app is None or self._check_alive() is not None:
+        app = self._loop.app
+        if app is None or self._loop.check_alive() is not None:
             return False
         try:
             request = next_request(head, body)
             if request is None:
                 return False
-            rewrite = _at_once(self._engine.adapter.request(request))
+            rewrite = self._engine.adapter.prepare(request)
             self.admission.admit(request, self.name)
         except Exception:  # Trio reads the request again, and reports the mistake
             return False
@@ -240,29 +217,26 @@ class EngineThread:
         if not request.keep_alive:
             client.close_after_response()
         kept.call = self._call(kept, request, rewrite)
-        kept.call.start(app, self._calls, self._context.copy())
+        self._loop.start_call(kept.call, app)
         return True
 
     def give_back_connections(self) -> None:
         """Return each connection to Trio once no request is under way, as a drain needs it."""
-        self._gives_back = True
-        if self._loop is not None:
-            self._in_engine(self._give_back_idle)
-
-    def _give_back_idle(self) -> None:
-        for kept in tuple(self.connections):
-            kept.give_back_idle()
+        self._loop.gives_back = True
+        if self._loop.is_there:
+            self._loop.post(self._loop.give_back_idle)
 
     def check_ready(self) -> Application:
         """Return the engine's application. Raises ApiError 503 if it is not there yet, or the engine has died."""
-        if self._failed_by is not None or self.failure is not None:
+        app = self._loop.app
+        if self._loop.failed_by is not None or self.failure is not None:
             raise self._dead()
-        if self._app is None or self.ended.is_set():
+        if app is None or self.ended.is_set():
             raise errors.model_not_ready(self.name, self.phase, RETRY_AFTER_S)
-        return self._app
+        return app
 
     def _dead(self) -> errors.ApiError:
-        why = self._failed_by or str(self.failure).removeprefix("The engine ")
+        why = self._loop.failed_by or str(self.failure).removeprefix("The engine ")
         return errors.engine_dead(self.name, why, RETRY_AFTER_S)
 
     def _begin(self, call: Call, app: Application) -> None:
@@ -270,18 +244,10 @@ class EngineThread:
 
         So a refused request was never worked on. A request that fails later may have been.
         """
-        if self._check_alive() is None:
-            call.start(app, self._calls, self._context.copy())
+        if self._loop.check_alive() is None:
+            self._loop.start_call(call, app)
         else:
             call.refuse(self._dead())
-
-    def _check_alive(self) -> str | None:
-        """Return why the engine is dead, or None; a dead engine is ended. Runs on the engine's loop."""
-        assert self._stopping is not None
-        self._failed_by = self._failed_by or self._engine.why_dead()
-        if self._failed_by is not None:
-            self._stopping.set()
-        return self._failed_by
 
     @property
     def name(self) -> str:
@@ -290,9 +256,9 @@ class EngineThread:
 
     async def stop(self, stop_s: float) -> None:
         """Ask the engine to end and wait up to `stop_s`; while it loads it cannot listen, so do not wait."""
-        self._stop_asked = True
-        if self._stopping is not None:
-            self._in_engine(self._stopping.set)
+        self._loop.stop_asked = True
+        if self._loop.is_there:
+            self._loop.end()
             with trio.move_on_after(stop_s):
                 await self.ended.wait()
 
@@ -300,12 +266,6 @@ class EngineThread:
         """Have a function called in the worker's Trio thread; called in any thread."""
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(function)
-
-    def _in_engine(self, function: Callable[..., None], *args: object) -> None:
-        """Run a function on the engine's loop; if that is closed, `give_up` wakes all waiting requests."""
-        assert self._loop is not None
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *args)
 
     def give_up(self) -> None:
         """Stop waiting for the engine: its thread has ended, or the process is about to end."""
@@ -321,13 +281,13 @@ class EngineThread:
             self._enter(self.load.reading or f"loading {self.name}")
             self._engine.run(phase=self._enter, serve=self._serve)
         except Exit as exit_:
-            if not self._stop_asked:
+            if not self._loop.stop_asked:
                 self.failure = exit_
         except BaseException as error:  # noqa: ASYNC103
-            if not self._stop_asked:
+            if not self._loop.stop_asked:
                 log.exception("the engine failed after %.1f s", time.monotonic() - self._started_at)
                 self.failure = Exit(EXIT_SOFTWARE, f"The engine failed while {self.phase}: {_one_line(error)}")
-        self._app = None
+        self._loop.app = None
         self.run_in_trio(self.give_up)
 
     def _parsed(self, info: EngineInfo) -> None:
@@ -342,57 +302,23 @@ class EngineThread:
         log.info("%s", phase)
 
     async def _serve(self, app: Application | None) -> None:
-        """Run on the engine's loop while it serves, and check that the engine is alive."""
-        self._loop = asyncio.get_running_loop()
-        self._context = contextvars.copy_context()
-        self._stopping = asyncio.Event()
+        """Run on the engine's loop while it serves."""
         gc.collect()
         gc.freeze()  # the loaded objects stay, so no later collection need look at them
         self.load.end("following" if app is None else "ready")
-        self._app = app
         self._follows = app is None
         self.load_s = time.monotonic() - self._started_at
         log.info("%s after %.1f s", self.phase, self.load_s)
-        self.run_in_trio(self.ready.set)
         try:
-            while not self._stop_asked:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), WATCH_S)
-                for kept in tuple(self.connections):
-                    kept.check(self._loop.time())
-                why = None if self._stop_asked else self._failed_by or self._engine.why_dead()
-                if why is not None:
-                    self._failed_by = why
-                    self.failure = Exit(EXIT_SOFTWARE, f"The engine died: {why}")
-                    self.load.end("dead")
-                    break
+            why = await self._loop.serve(app, lambda: self.run_in_trio(self.ready.set))
+            if why is not None:
+                self.failure = Exit(EXIT_SOFTWARE, f"The engine died: {why}")
+                self.load.end("dead")
         finally:
-            self._app = None
+            self._loop.app = None
             self.run_in_trio(self.unready.set)
-            await self._abandon_calls()  # noqa: ASYNC102
-
-    async def _abandon_calls(self) -> None:
-        """Wait a moment for the calls under way, then end them."""
-        self._give_back_idle()
-        await self._wait_for_calls()
-        failure = errors.engine_failed("it has died") if self.failure else errors.draining()
-        for call in self._calls:
-            call.abandon(failure)
-        await self._wait_for_calls()
-
-    async def _wait_for_calls(self) -> None:
-        if self._calls:
-            await asyncio.wait([call.task for call in self._calls], timeout=FAIL_S)
-
-
-def _at_once(request: Awaitable[BodyTransform | None]) -> BodyTransform | None:
-    """Return the result of a coroutine that waits for nothing."""
-    coroutine = request.__await__()
-    try:
-        next(coroutine)
-    except StopIteration as done:
-        return done.value
-    raise RuntimeError("the adapter waited on the engine's loop")
+            failure = errors.engine_failed("it has died") if self.failure else errors.draining()
+            await self._loop.abandon_calls(failure)  # noqa: ASYNC102
 
 
 def _one_line(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from ichat.errors import Exit  # noqa: E402
 from ichat.security.redact import shown  # noqa: E402
 
 FILE = ROOT / "ichat/engines/FLAGS.md"
-TABLES = {"vllm": vllm_args.TABLE, "sglang": sglang_args.TABLE}
+TABLES = {"vllm": vllm_args.table(), "sglang": sglang_args.table()}
 ALIASES = 6
 COUNTS = {"A": 168, "B": 98, "1": 115, "3": 19, "4": 88}
 """How many long flags each document names: A and B are the appendices on SGLang and vLLM, the others are on vLLM."""

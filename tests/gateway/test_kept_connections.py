@@ -8,7 +8,7 @@ import trio
 import trio.lowlevel
 from support.peers import code_of, until
 
-from ichat.engines import thread as host
+from ichat.engines import engine_loop
 from ichat.engines.kept import REQUEST_BYTES_MAX
 
 POST = b"POST %b HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n%b"
@@ -159,7 +159,7 @@ async def test_a_client_that_leaves_is_forgotten(worker, connect):
 
 async def test_an_idle_connection_is_closed(make_worker, connect, monkeypatch):
     """After `keep_alive_s`, as anywhere else; one whose request does not arrive, after `body_s`."""
-    monkeypatch.setattr(host, "WATCH_S", 0.02)
+    monkeypatch.setattr(engine_loop, "WATCH_S", 0.02)
     rig, port = await make_worker(keep_alive_s=0.2, body_s=0.2)
     idle, slow = await connect(port), await connect(port)
     for client in (idle, slow):

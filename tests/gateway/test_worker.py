@@ -15,6 +15,7 @@ from support.peers import code_of, plain, until
 from support.programs import LIMIT_S
 
 from ichat import errors
+from ichat.engines import engine_loop
 from ichat.engines import thread as host
 from ichat.engines.children import Child, ProcessFamily
 from ichat.engines.engine import find
@@ -250,7 +251,7 @@ def end(core):
 
 async def test_a_dead_engine_gets_no_more_requests(make_worker, connect, monkeypatch, core):
     """Its end is known with the next request, however seldom it is looked after; that one is refused, with a code of its own."""
-    monkeypatch.setattr(host, "WATCH_S", 3600)
+    monkeypatch.setattr(engine_loop, "WATCH_S", 3600)
     rig, port = await make_worker()
     rig.engine.kin = ProcessFamily([Child(psutil.Process(core.pid), "core")])
     client = await connect(port)
@@ -270,7 +271,7 @@ async def test_a_dead_engine_gets_no_more_requests(make_worker, connect, monkeyp
 
 async def test_a_death_that_is_not_noticed_yet(make_worker, connect, monkeypatch, core):
     """A request that was taken while the engine's loop was busy, and its process had ended by then, is not begun."""
-    monkeypatch.setattr(host, "WATCH_S", 3600)
+    monkeypatch.setattr(engine_loop, "WATCH_S", 3600)
     rig, port = await make_worker()
     rig.engine.kin = ProcessFamily([Child(psutil.Process(core.pid), "core")])
     blocking, late, leaving = [await connect(port) for _ in range(3)]
@@ -290,7 +291,7 @@ async def test_a_death_that_is_not_noticed_yet(make_worker, connect, monkeypatch
 
 async def test_a_stream_whose_engine_dies_ends_with_an_error(make_worker, connect, monkeypatch):
     """One error as the last event, a clean end of the chunks, no [DONE], and the end of the connection."""
-    monkeypatch.setattr(host, "FAIL_S", 0.1)
+    monkeypatch.setattr(engine_loop, "FAIL_S", 0.1)
     rig, port = await make_worker()
     client = await connect(port)
     status, headers, body = await client.ask(target=b"/die", stream=True)

@@ -17,6 +17,7 @@ from ichat.engines.adapter import (
     RESPONSES_PATH,
     BodyTransform,
     ProtocolAdapter,
+    at_once,
     flatten_texts,
     openai_error,
     sync_headers,
@@ -72,8 +73,6 @@ _NO_VECTORS = b"does not appear to be an embedding model"
 class SGLangAdapter(ProtocolAdapter):
     """How SGLang's requests and responses differ from a worker's."""
 
-    request_never_waits = True
-
     def __init__(self, names: Callable[[], tuple[Sequence[str], Sequence[str]]]) -> None:
         """`names` returns the names of the model, SGLang's own first, and those of its adapters."""
         super().__init__(PATHS)
@@ -101,6 +100,10 @@ class SGLangAdapter(ProtocolAdapter):
             await self._check_native(request)
         sync_headers(request, next(self._count))
         return rewrite
+
+    def prepare(self, request: Request) -> BodyTransform | None:
+        """See `ProtocolAdapter.prepare`."""
+        return at_once(self.request(request))
 
     def admit(self, request: Request, under_way: Collection[Request]) -> None:
         """Refuse requests that would end SGLang's scheduler; see `ProtocolAdapter.admit`."""

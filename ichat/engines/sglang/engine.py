@@ -48,7 +48,7 @@ from ichat.engines.sglang.arguments import (
 )
 from ichat.engines.sglang.encoders import inspect_encoder
 from ichat.engines.sglang.events import obstacle_to_events, tag_requests, why_too_dear
-from ichat.engines.sglang.flags import TABLE
+from ichat.engines.sglang.flags import table
 from ichat.engines.sglang.loopback_requests import LoopbackRequests
 from ichat.engines.sglang.phases import LOAD_LINES
 from ichat.engines.sglang.scheduler_process import launch_options
@@ -121,7 +121,7 @@ class SGLang:
         parser = Parser(prog="ichat.pyz worker --backend sglang")
         ServerArgs.add_cli_args(parser)
         keep_own("sglang", lambda: marked_flags(parser))
-        outcomes = translate(argv, parser, TABLE)
+        outcomes = translate(argv, parser, table())
         if not any("--enable-metrics" in outcome.passed for outcome in outcomes):
             outcomes.append(
                 FlagOutcome([], ["--enable-metrics"], "its metrics are what the worker reports to the gateway")

@@ -1,255 +1,290 @@
-"""The rules for arguments that SGLang does not know: vLLM's, old and new, and those of its own older releases."""
+"""SGLang's table of flags: `flags.toml`, and rules for flags of vLLM with values that must be computed."""
 
-from collections.abc import Mapping
+import functools
+import json
 
-import ichat.engines.sglang.flag_rules as rules
+from ichat.engines.flag_table import FlagRules, read_table, vocabulary
 from ichat.engines.flags import (
-    KEY_RULES,
+    CommandLine,
     Flag,
-    FlagRule,
+    Outcome,
     Refusal,
     Replacement,
     Table,
-    also_native,
-    chosen,
-    dropped,
-    expand_json,
-    nested_in,
-    part,
-    refused,
-    renamed,
-    renaming,
+    fraction,
+    is_on,
+    mapping,
+    number,
     replace_with,
-    same,
-    switch,
+    single_value,
     whole,
 )
-from ichat.engines.sglang.flag_rules import NOTHING
-from ichat.engines.vocabulary import ATTENTION, OLD_VLLM, REASONING, TOOLS
+from ichat.engines.old_vllm_flags import RULES as OLD_RULES
 
-_SHARE = (
-    "SGLang's share is for weights and KV cache only, vLLM's for activations, too: by the same number SGLang leaves"
-    " less for the rest, so take a smaller one if memory runs out"
-)
+RULES = FlagRules()
+NOTHING = Replacement((), "SGLang does so anyway")
 
 
-def _only(value: str, why: str) -> FlagRule:
-    """Return the rule of a flag that accepts only SGLang's own behaviour."""
-    return chosen({value: NOTHING}, Refusal(why))
+@RULES.of("--served-model-name", is_for_native=True)
+def _one_name(flag: Flag, _: CommandLine) -> Outcome | None:
+    """Pass only the first of the model's names."""
+    if len(flag.values) < 2:
+        return None
+    others = " and ".join(flag.values[1:])
+    return replace_with(
+        flag.name, flag.values[0], why=f"SGLang knows its model by one name; the worker also answers to {others}"
+    )
 
 
-_CORS = "SGLang admits every origin, method and header, with credentials; the gateway's cors_origins says which may"
-_KERNELS = {name: name for name in (
-    "triton", "flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_cutedsl", "cutlass", "deep_gemm", "marlin",
-    "aiter", "humming",
-)}  # fmt: skip
+@RULES.of("--max-model-len")
+def _context_length(flag: Flag, _: CommandLine) -> Outcome:
+    """Turn the model's length into digits."""
+    text = single_value(flag)
+    if text.lower() in ("auto", "-1"):
+        return Refusal("SGLang has no length that fits itself to the memory; give a number, or leave it out")
+    return replace_with("--context-length", number(text))
 
-_COMMON: Mapping[str, FlagRule] = {
-    "-tp": renamed("--tensor-parallel-size"),
-    "-pp": renamed("--pipeline-parallel-size"),
-    "-dp": renamed("--data-parallel-size"),
-    "-dcp": renamed("--decode-context-parallel-size"),
-    "-ep": FlagRule(rules.expert_ranks),
-    "-q": renamed("--quantization"),
-    "-n": renamed("--nnodes"),
-    "-r": renamed("--node-rank"),
-    "-sc": renamed("--speculative-config"),
-    "-cc": renamed("--compilation-config"),
-    "--served-model-name": also_native(FlagRule(rules.one_name)),
-    "--tokenizer": renamed("--tokenizer-path"),
-    "--tokenizer-mode": also_native(chosen({
-        "auto": None, "slow": None, "hf": replace_with("--tokenizer-mode", "auto"),
-    })),
-    "--tokenizer-revision": FlagRule(rules.same_revision),
-    "--code-revision": FlagRule(rules.same_revision),
-    "--hf-config-path": refused("SGLang reads the configuration beside the model; change it by --hf-overrides"),
-    "--hf-overrides": expand_json(rules.config_overrides),
-    "--hf-token": refused("SGLang reads the environment variable HF_TOKEN"),
-    "--config-format": chosen({
-        "auto": NOTHING, "hf": replace_with("--model-config-parser", "hf"),
-        "mistral": replace_with("--model-config-parser", "mistral"),
-    }, Refusal("SGLang knows auto, hf and mistral")),
-    "--model-impl": renaming("--model-impl", {"vllm": "sglang"}, "SGLang"),
-    **same("--gpu-memory-utilization --device-memory-utilization", renamed("--mem-fraction-static", _SHARE)),
-    "--max-model-len": FlagRule(rules.context_length),
-    "--max-num-seqs": renamed("--max-running-requests"),
-    "--max-num-queued-reqs": renamed("--max-queued-requests"),
-    "--max-num-batched-tokens": FlagRule(rules.step_tokens),
-    "--enable-chunked-prefill": switch(NOTHING, replace_with("--chunked-prefill-size", "-1", why="SGLang says it so")),
-    "--enable-prefix-caching": switch(NOTHING, replace_with("--disable-radix-cache", why="SGLang says it so")),
-    "--enforce-eager": FlagRule(rules.eager),
-    "--cudagraph-capture-sizes": FlagRule(lambda flag, _: Replacement([Flag("--cuda-graph-bs-decode", flag.values)])),
-    "--max-cudagraph-capture-size": renamed("--cuda-graph-max-bs-decode"),
-    "--compilation-config": refused("SGLang compiles by --enable-torch-compile, and has --cuda-graph-bs-decode"),
-    **same("--optimization-level -O", refused("SGLang has no levels; see --enable-torch-compile")),
-    "--seed": renamed("--random-seed"),
-    "--kv-cache-dtype": renaming("--kv-cache-dtype", {"fp8": "fp8_e4m3"}, "SGLang"),
-    "--block-size": renamed("--page-size"),
-    "--num-gpu-blocks-override": FlagRule(rules.cache_tokens),
-    "--cpu-offload-gb": also_native(FlagRule(rules.offload_gb)),
-    "--kv-offloading-size": refused("SGLang says it for each rank: --enable-hierarchical-cache --hicache-size GB"),
-    "--enable-sleep-mode": switch(replace_with("--enable-memory-saver"), NOTHING),
-    "--async-scheduling": switch(NOTHING, replace_with("--disable-overlap-schedule", why="SGLang says it so")),
-    "--scheduling-policy": chosen({
-        "fcfs": replace_with("--schedule-policy", "fcfs"),
-        "priority": replace_with("--enable-priority-scheduling", "--schedule-low-priority-values-first",
-                        why="SGLang asks for it so, and prefers high values unless told otherwise"),
-    }, Refusal("SGLang has fcfs and priority of vLLM's policies")),
-    "--scheduler-cls": refused("SGLang's scheduler cannot be exchanged; leave it out"),
-    "--distributed-executor-backend": chosen({
-        "ray": replace_with("--use-ray"), "mp": NOTHING, "uni": NOTHING,
-    }, Refusal("SGLang has ray and mp")),
-    **same("--master-addr --master-port", FlagRule(rules.meeting_address)),
-    "--headless": switch(Replacement((), "SGLang knows by --node-rank who leads"), NOTHING),
-    "--distributed-timeout-seconds": renamed("--dist-timeout"),
-    "--enable-expert-parallel": FlagRule(rules.expert_ranks),
-    "--eplb-config": refused("SGLang has --eplb-rebalance-num-iterations and --ep-num-redundant-experts"),
-    "--enable-dbo": switch(replace_with("--enable-two-batch-overlap"), NOTHING),
-    "--all2all-backend": chosen({
-        "allgather_reducescatter": NOTHING,
-        "deepep_high_throughput": replace_with("--moe-a2a-backend", "deepep", "--deepep-mode", "normal"),
-        "deepep_low_latency": replace_with("--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"),
-    }, Refusal("SGLang has others: --moe-a2a-backend")),
-    "--moe-backend": chosen({
-        "auto": NOTHING, **{name: replace_with("--moe-runner-backend", name) for name in _KERNELS},
-    }, Refusal("SGLang has others: --moe-runner-backend")),
-    "--attention-backend": renaming(
-        "--attention-backend", {ours.lower(): theirs for ours, theirs in ATTENTION.items()}, "SGLang"
-    ),
-    "--runner": chosen({
-        "auto": NOTHING, "generate": NOTHING, "pooling": replace_with("--is-embedding", why="SGLang says it so"),
-    }, Refusal("SGLang generates or pools")),
-    "--convert": FlagRule(rules.pooling),
-    "--pooler-config": refused("SGLang pools as the model's configuration says"),
-    "--chat-template": also_native(FlagRule(rules.template_file)),
-    "--chat-template-content-format": _only("auto", "SGLang finds it out from the template; leave it out"),
-    "--response-role": _only("assistant", "SGLang answers as the assistant; leave it out"),
-    "--reasoning-parser": renaming("--reasoning-parser", REASONING, "SGLang"),
-    "--tool-call-parser": renaming("--tool-call-parser", {**TOOLS, "llama4_pythonic": "pythonic"}, "SGLang"),
-    "--enable-auto-tool-choice": dropped("SGLang's --tool-call-parser alone says it"),
-    **same("--tool-parser-plugin --reasoning-parser-plugin", refused("SGLang takes no parsers from outside")),
-    "--structured-outputs-config": expand_json(rules.structured_outputs),
-    "--speculative-config": expand_json(rules.speculation),
-    "--spec-method": nested_in("--speculative-config", "method"),
-    "--spec-model": nested_in("--speculative-config", "model"),
-    "--spec-tokens": nested_in(
-        "--speculative-config", "num_speculative_tokens", convert=whole
-    ),
-    "--lora-modules": FlagRule(rules.adapters),
-    "--max-loras": FlagRule(rules.adapters_in_batch),
-    "--max-cpu-loras": FlagRule(rules.adapters_in_memory),
-    "--lora-dtype": _only("auto", "SGLang keeps adapters in the type of the model; leave it out"),
-    "--fully-sharded-loras": refused("SGLang splits adapters its own way; leave it out"),
-    "--limit-mm-per-prompt": FlagRule(rules.media_limits),
-    "--mm-processor-kwargs": refused("SGLang says it for each kind of input, as JSON: --mm-process-config"),
-    "--mm-processor-cache-gb": chosen(
-        {"0": replace_with("--mm-preprocess-cache-size-mb",
-        "0")}, Refusal("SGLang counts MB: --mm-preprocess-cache-size-mb")
-    ),
-    "--mm-encoder-tp-mode": chosen({"weights": NOTHING, "data": replace_with("--mm-enable-dp-encoder")}),
-    "--allowed-local-media-path": refused("SGLang does not restrict local files to a directory"),
-    "--generation-config": chosen(
-        {"auto": NOTHING, "vllm": replace_with("--sampling-defaults", "openai")},
-        Refusal("SGLang reads the generation_config.json of the model, or none (--sampling-defaults openai)"),
-    ),
-    "--override-generation-config": expand_json(
-        lambda config, _: Replacement([part("--preferred-sampling-params", value=dict(config))])
-    ),
-    "--max-logprobs": dropped("SGLang sets no limit: requests get as many as they ask for"),
-    "--enable-log-requests": switch(replace_with("--log-requests"), NOTHING),
-    "--max-log-len": refused("SGLang shortens what it logs by --log-requests-level"),
-    "--disable-log-stats": switch(Refusal("SGLang makes it rarer by --decode-log-interval"), NOTHING),
-    "--log-level": also_native(FlagRule(rules.lower_case)),
-    "--log-config-file": refused("SGLang reads the environment variable SGLANG_LOGGING_CONFIG_PATH"),
-    "--enable-request-id-headers": dropped("the gateway puts x-request-id on every response"),
-    "--enable-prompt-tokens-details": switch(replace_with("--enable-cache-report"), NOTHING),
-    "--enable-force-include-usage": switch(replace_with("--stream-response-default-include-usage"), NOTHING),
-    "--enable-server-load-tracking": refused("the worker's /metrics has the load; leave it out"),
-    "--allow-credentials": switch(NOTHING, Refusal(_CORS)),
-    "--allowed-origins": _only('["*"]', _CORS),
-    "--allowed-methods": _only('["*"]', _CORS),
-    "--allowed-headers": _only('["*"]', _CORS),
-    "--middleware": refused("SGLang takes no middleware; put it before iChat"),
-    "--disable-fastapi-docs": refused("SGLang reads the environment variable DISABLE_OPENAPI_DOC=1"),
-    "--return-tokens-as-token-ids": refused("SGLang writes no tokens so; leave it out"),
-    "--collect-detailed-traces": refused("SGLang traces by --enable-trace and --trace-modules"),
-    "--use-tqdm-on-load": switch(NOTHING, Refusal("SGLang always shows how far it has loaded; leave it out")),
-    "--kv-transfer-config": refused("SGLang separates prefill and decode by --disaggregation-mode"),
-    "--disable-sliding-window": refused("SGLang keeps the model's sliding window; leave it out"),
-    "--long-prefill-token-threshold": refused("SGLang treats long prompts like others; see --chunked-prefill-size"),
-    "--max-parallel-loading-workers": refused("SGLang's ranks load at the same time; leave it out"),
-    "--ray-workers-use-nsight": refused("SGLang cannot be profiled so; leave it out"),
-    "--ignore-patterns": refused("SGLang chooses the files to load itself; leave it out"),
-    "--show-hidden-metrics-for-version": refused("SGLang hides no metrics; leave it out"),
-    **same("--worker-cls --worker-extension-cls", refused("SGLang's workers cannot be exchanged; leave it out")),
-    "--additional-config": refused("SGLang has a flag for everything that it can be told; leave it out"),
+
+@RULES.of("--max-num-batched-tokens")
+def _step_tokens(flag: Flag, line: CommandLine) -> Outcome:
+    """Limit the tokens of a step, or of a batch where prompts are not divided."""
+    tokens = number(single_value(flag))
+    last = [other for other in line.flags if other.name.endswith("enable-chunked-prefill")][-1:]
+    if last and (last[0].name.startswith("--no-") == is_on(last[0])):
+        return replace_with(
+            "--max-prefill-tokens", tokens, why="prompts are not divided, so SGLang limits those of one batch"
+        )
+    return replace_with(
+        "--chunked-prefill-size", tokens, why="SGLang limits the tokens of prompts in a step, not of answers"
+    )
+
+
+@RULES.of("--num-gpu-blocks-override")
+def _cache_tokens(flag: Flag, line: CommandLine) -> Outcome:
+    """Turn a number of blocks into a number of tokens."""
+    size = line.number("--block-size", "--page-size", default=0)
+    if size < 1:
+        return Refusal("SGLang counts tokens, not blocks; give --block-size as well, or --max-total-tokens")
+    return replace_with(
+        "--max-total-tokens", str(whole(single_value(flag)) * size), why=f"SGLang counts tokens, {size} to a block"
+    )
+
+
+@RULES.of("--enforce-eager --disable-cuda-graph")
+def _eager(flag: Flag, line: CommandLine) -> Outcome:
+    """Turn CUDA graphs off."""
+    if not is_on(flag):
+        return NOTHING
+    if "--cuda-graph-backend-decode" not in line.options:
+        return replace_with("--disable-cuda-graph")
+    return replace_with("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled")
+
+
+@RULES.of("--cpu-offload-gb", is_for_native=True)
+def _offload_gb(flag: Flag, _: CommandLine) -> Outcome | None:
+    """Accept whole gigabytes only."""
+    size = fraction(single_value(flag))
+    if size != int(size):
+        return Refusal("SGLang takes whole GB")
+    return (
+        None if single_value(flag).isdigit() else replace_with(flag.name, str(int(size)), why="SGLang takes whole GB")
+    )
+
+
+@RULES.of("-ep --enable-expert-parallel --enable-ep-moe")
+def _expert_ranks(flag: Flag, line: CommandLine) -> Outcome:
+    """Spread experts over the ranks of a replica; vLLM spreads them over all replicas."""
+    if not is_on(flag):
+        return NOTHING
+    if line.number("--data-parallel-size", "--dp-size", "-dp", default=1) > 1:
+        return Refusal("SGLang's replicas share no experts; give --ep-size, or --attn-dp-size for --data-parallel-size")
+    ranks = line.number("--tensor-parallel-size", "--tp-size", "-tp", default=1)
+    if ranks == 1:
+        return Replacement((), "with one rank there is nothing to spread experts over")
+    return replace_with("--ep-size", str(ranks), why=f"SGLang says over how many ranks: all {ranks}")
+
+
+@RULES.of("--lora-modules")
+def _adapters(flag: Flag, _: CommandLine) -> Outcome:
+    """Translate the list of LoRA adapters."""
+    words: list[str] = []
+    why = "SGLang calls it --lora-paths"
+    for text in flag.values:
+        if text[:1] != "{":
+            words.append(text)
+            continue
+        adapter = mapping(text)
+        if {*adapter} - {"base_model_name"} != {"name", "path"}:
+            return Refusal("SGLang takes `name` and `path` of an adapter")
+        if "base_model_name" in adapter:
+            why = "SGLang calls it --lora-paths, and needs no base_model_name"
+        words.append(json.dumps({"lora_name": adapter["name"], "lora_path": adapter["path"]}))
+    return replace_with("--lora-paths", *words, why=why)
+
+
+@RULES.of("--max-loras")
+def _adapters_in_batch(flag: Flag, _: CommandLine) -> Outcome:
+    """Count the model itself, which SGLang does."""
+    count = str(whole(single_value(flag)) + 1)
+    return replace_with(
+        "--max-loras-per-batch", count, why="SGLang counts the model itself as one of them, vLLM does not"
+    )
+
+
+@RULES.of("--max-cpu-loras")
+def _adapters_in_memory(flag: Flag, line: CommandLine) -> Outcome:
+    """Keep at least as many adapters in memory as in a batch."""
+    count, in_batch = whole(single_value(flag)), line.number("--max-loras", default=0) + 1
+    why = "SGLang calls it --max-loaded-loras"
+    if in_batch == 1 and not line.has("--max-loras-per-batch"):
+        in_batch, why = min(8, count), f"{why}, and wants --max-loras-per-batch to be no larger"
+        return replace_with("--max-loaded-loras", str(count), "--max-loras-per-batch", str(in_batch), why=why)
+    if count < in_batch:
+        why += f", and has no fewer than --max-loras-per-batch, which is {in_batch}"
+    return replace_with("--max-loaded-loras", str(max(count, in_batch)), why=why)
+
+
+@RULES.of("--master-addr --master-port")
+def _meeting_address(flag: Flag, line: CommandLine) -> Outcome:
+    """Join address and port of the group's leader."""
+    host, port = line.value("--master-addr") or "127.0.0.1", line.value("--master-port") or "29501"
+    if flag.name == "--master-port" and line.has("--master-addr"):
+        return Replacement((), "it stands in --dist-init-addr, with --master-addr")
+    host = f"[{host}]" if ":" in host else host
+    return replace_with("--dist-init-addr", f"{host}:{port}")
+
+
+@RULES.of("--convert")
+def _pooling(flag: Flag, line: CommandLine) -> Outcome:
+    """Turn pooling on; SGLang reads its kind in the model."""
+    if single_value(flag) in ("auto", "none"):
+        return NOTHING
+    if line.has("--runner"):
+        return Replacement((), "SGLang finds out from the model how it is pooled")
+    return replace_with("--is-embedding", why="SGLang finds out from the model how it is pooled")
+
+
+@RULES.of("--limit-mm-per-prompt")
+def _media_limits(flag: Flag, _: CommandLine) -> Outcome:
+    """Translate the inputs allowed in a prompt, from JSON or ``image=2``."""
+    text = single_value(flag)
+    limits = mapping(text if text[:1] == "{" else "{}")
+    if text[:1] != "{":
+        limits = {key: whole(count) for key, _, count in (pair.partition("=") for pair in text.split(","))}
+    if not all(isinstance(count, int) for count in limits.values()):
+        return Refusal("SGLang takes a number for each kind of input")
+    return replace_with("--limit-mm-data-per-request", json.dumps(limits))
+
+
+@RULES.of("--tokenizer-revision --code-revision")
+def _same_revision(flag: Flag, line: CommandLine) -> Outcome:
+    """Accept the revision of the model, and no other."""
+    if single_value(flag) == line.value("--revision"):
+        return Replacement((), "SGLang takes the tokenizer and the code of the model's --revision")
+    return Refusal("SGLang takes the tokenizer and the code of the model's --revision; give the same one there")
+
+
+@RULES.of("--log-level", is_for_native=True)
+def _lower_case(flag: Flag, _: CommandLine) -> Outcome | None:
+    """Write a log level in lower case."""
+    level = single_value(flag)
+    return (
+        None
+        if level == level.lower()
+        else replace_with("--log-level", level.lower(), why="SGLang's levels are in lower case")
+    )
+
+
+@RULES.of("--chat-template", is_for_native=True)
+def _template_file(flag: Flag, _: CommandLine) -> Outcome | None:
+    """Refuse a chat template that is not in a file."""
+    if "{{" in single_value(flag) or "{%" in single_value(flag):
+        return Refusal("SGLang takes the path of a file with the template, or the name of one it has")
+    return None
+
+
+@RULES.of("--hybrid-kvcache-ratio")
+def _window_ratio(flag: Flag, _: CommandLine) -> Outcome:
+    """The old ratio went from 0, equal pools, to 1; the new ratio is the quotient of the pools' sizes."""
+    if fraction(single_value(flag)) == 0:
+        return replace_with(
+            "--swa-full-tokens-ratio", "1", why="SGLang says it by the quotient of both pools' sizes now"
+        )
+    return Refusal("it is --swa-full-tokens-ratio now, which counts otherwise: 1 is for pools of equal size")
+
+
+def _drafted(algorithm: str, count: int) -> list[str]:
+    """Return the flags for a number of drafted tokens; most of SGLang's count the token that a draft starts from."""
+    match algorithm:
+        case "NGRAM":
+            return ["--speculative-num-draft-tokens", str(count + 1)]
+        case "DFLASH":
+            return ["--speculative-dflash-block-size", str(count + 1)]
+        case "DSPARK":
+            return ["--speculative-dspark-block-size", str(count)]
+        case _:
+            steps = ["--speculative-num-steps", str(count), "--speculative-eagle-topk", "1"]
+            return [*steps, "--speculative-num-draft-tokens", str(count + 1)]
+
+
+@RULES.of("--speculative-config", is_object=True)
+def _speculation(flag: Flag, line: CommandLine) -> Outcome:
+    """Turn vLLM's description of how to speculate into SGLang's flags."""
+    rest = mapping(single_value(flag))
+    method = str(rest.pop("method", "")).lower()
+    methods = vocabulary("methods")
+    algorithm = "NEXTN" if method.endswith("_mtp") else methods.get(method)
+    if algorithm is None:
+        return Refusal(f"SGLang needs a `method`, and has these of vLLM's: {', '.join(methods)}")
+    words = ["--speculative-algorithm", algorithm]
+    count = rest.pop("num_speculative_tokens", None)
+    if isinstance(count, int):
+        words += _drafted(algorithm, count)
+    for key, name in _DRAFT.items():
+        if key in rest:
+            words += [name, str(rest.pop(key))]
+    ranks = line.number("--tensor-parallel-size", "--tp-size", "-tp", default=1)
+    if rest.get("draft_tensor_parallel_size") == ranks:
+        del rest["draft_tensor_parallel_size"]
+    if rest.get("rejection_sample_method") == "standard":
+        del rest["rejection_sample_method"]
+    why = "SGLang has flags of its own for it, and counts the token that a draft starts from"
+    if algorithm == "NGRAM" and {"prompt_lookup_min", "prompt_lookup_max"} & {*rest}:
+        rest = {key: value for key, value in rest.items() if not key.startswith("prompt_lookup_")}
+        why += "; it has no window to look up (--speculative-ngram-max-trie-depth comes near)"
+    if rest:
+        return Refusal(f"SGLang cannot be told {', '.join(rest)} of it")
+    return replace_with(*words, why=why)
+
+
+_DRAFT = {
+    "model": "--speculative-draft-model-path", "revision": "--speculative-draft-model-revision",
+    "quantization": "--speculative-draft-model-quantization", "kv_cache_dtype": "--speculative-draft-kv-cache-dtype",
 }  # fmt: skip
-"""vLLM's names, which are the common names."""
 
-_NOW = "it is measured whenever --enable-metrics is given"
-_PDLB = "SGLang finds this out from the other side now"
 
-_OLD: Mapping[str, FlagRule] = {
-    "--impl": renamed("--model-impl"),
-    "--hybrid-kvcache-ratio": FlagRule(rules.window_ratio),
-    "--max-micro-batch-size": renamed("--pp-max-micro-batch-size"),
-    "--stream-output": switch(replace_with("--incremental-streaming-output"), NOTHING),
-    "--collect-tokens-histogram": dropped(_NOW),
-    "--enable-ep-moe": FlagRule(rules.expert_ranks),
-    "--enable-deepep-moe": switch(replace_with("--moe-a2a-backend", "deepep"), NOTHING),
-    "--enable-flashinfer-moe": switch(replace_with("--moe-runner-backend", "flashinfer_cutlass"), NOTHING),
-    "--enable-triton-kernel-moe": switch(replace_with("--moe-runner-backend", "triton_kernel"), NOTHING),
-    "--cuda-graph-max-bs": renamed("--cuda-graph-max-bs-decode"),
-    "--cuda-graph-bs": FlagRule(lambda flag, _: Replacement([Flag("--cuda-graph-bs-decode", flag.values)])),
-    "--disable-cuda-graph": FlagRule(rules.eager),
-    "--enable-dp-attention": refused("it is --attn-dp-size N now, in the place of --dp-size N"),
-    "--enable-flashinfer-allreduce-fusion": switch(
-        replace_with("--flashinfer-allreduce-fusion-backend", "auto"), NOTHING
-    ),
-    "--disable-fast-image-processor": switch(replace_with("--image-processor-backend", "pil"), NOTHING),
-    "--enable-expert-distribution-metrics": switch(
-        replace_with("--expert-balancedness-report-mode", "server_log"), NOTHING
-    ),
-    "--enable-nan-detection": switch(
-        Refusal("SGLang reads the environment variable SGLANG_ENABLE_NAN_LOGITS_CHECK=1 now"), NOTHING
-    ),
-    **same(
-        "--enable-double-sparsity --ds-channel-config-path --ds-heavy-channel-num --ds-heavy-token-num"
-        " --ds-heavy-channel-type --ds-sparse-decode-threshold",
-        refused("SGLang has no double sparsity any more; leave it out"),
-    ),
-    "--disable-overlap-cg-plan": dropped("SGLang has no such plan to overlap any more"),
-    "--torchao-config": refused("SGLang has no torchao any more; see --quantization"),
-    **same(
-        "--debug-tensor-dump-inject --debug-tensor-dump-prefill-only",
-        refused("SGLang dumps tensors by --debug-tensor-dump-output-folder and --debug-tensor-dump-layers only"),
-    ),
-    **same("--disaggregation-decode-tp --disaggregation-decode-dp --disaggregation-prefill-pp", dropped(_PDLB)),
-    "--pdlb-url": refused("SGLang registers with no load balancer any more; name this worker there"),
-}
-"""Flags of older SGLang releases, and their successors."""
+@RULES.of("--structured-outputs-config", is_object=True)
+def _structured_outputs(flag: Flag, _: CommandLine) -> Outcome:
+    """Turn vLLM's description of constrained decoding into SGLang's flags."""
+    rest = mapping(single_value(flag))
+    words: list[str] = []
+    backend = rest.pop("backend", "auto")
+    if backend != "auto":
+        grammars = vocabulary("grammars")
+        if backend not in grammars:
+            return Refusal(f"SGLang has no backend {backend!r}; it has {', '.join(grammars)}")
+        words += ["--grammar-backend", grammars[backend]]
+    if rest.pop("disable_any_whitespace", False):
+        words.append("--constrained-json-disable-any-whitespace")
+    if rest.get("reasoning_parser"):
+        words += ["--reasoning-parser", rest.pop("reasoning_parser")]
+    rest = {key: value for key, value in rest.items() if value}
+    if rest:
+        return Refusal(f"SGLang cannot be told {', '.join(rest)} of it")
+    return replace_with(*words, why="SGLang has flags of its own for it")
 
-_NO_SERVER = "it concerns SGLang's own HTTP server, which an iChat worker replaces"
-_NO_TLS = "the worker speaks no TLS itself; the gateway does (server_settings.tls_certificate)"
-_NO_ACCESS_LOG = "the worker serves without uvicorn, and the gateway logs the requests"
-_SERVER: Mapping[str, FlagRule] = {
-    **same("--ssl-keyfile --ssl-certfile --ssl-ca-certs", also_native(refused(f"{_NO_SERVER}; {_NO_TLS}"))),
-    "--enable-ssl-refresh": also_native(
-        switch(Refusal(f"{_NO_SERVER}; {_NO_TLS}"), Replacement((), "the worker is without it anyway"))
-    ),
-    **same("--ssl-cert-reqs --ssl-keyfile-password", also_native(dropped(_NO_TLS))),
-    **same("--fastapi-root-path --root-path", also_native(refused(f"{_NO_SERVER}; let the proxy take the prefix off"))),
-    **same(
-        "--enable-http2 --grpc-mode --smg-grpc-mode --encoder-only",
-        also_native(switch(Refusal(_NO_SERVER), Replacement((), "the worker is without it anyway"))),
-    ),
-    "--grpc-port": also_native(refused(_NO_SERVER)),
-    "--tokenizer-worker-num": also_native(chosen({"1": None}, Refusal(_NO_SERVER))),
-    **same("--log-level-http --uvicorn-log-level", also_native(dropped("the worker serves without uvicorn"))),
-    "--uvicorn-access-log-exclude-prefixes": also_native(dropped(_NO_ACCESS_LOG)),
-    "--disable-uvicorn-access-log": dropped(_NO_ACCESS_LOG),
-    **KEY_RULES,
-}
-"""Flags of SGLang's own HTTP server: flags without effect are refused, or left out with the reason."""
 
-TABLE = Table("SGLang", {**OLD_VLLM, **_COMMON, **_OLD, **_SERVER})
+@functools.cache
+def table() -> Table:
+    """Return how SGLang treats flags that are not its own: vLLM's, old and new, and those of its older releases."""
+    return read_table("SGLang", ("ichat.engines", OLD_RULES), ("ichat.engines.sglang", RULES))

@@ -39,7 +39,7 @@ from ichat.engines.translation import translate
 from ichat.engines.versions import check_version
 from ichat.engines.vllm.aborts import fail_aborted
 from ichat.engines.vllm.events import obstacle_to_events, tag_requests
-from ichat.engines.vllm.flags import TABLE
+from ichat.engines.vllm.flags import table
 from ichat.engines.vllm.groups import follows, group_of
 from ichat.engines.vllm.metrics import read_progress
 from ichat.engines.vllm.phases import LOAD_LINES
@@ -322,7 +322,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[FlagOutcome], 
 
     parser = _symbol("make_arg_parser")(Parser(prog="ichat.pyz worker --backend vllm"))
     keep_own("vllm", lambda: flags_of(parser, without=[*_SERVER_FLAGS, *ENGINE_KEYS]))
-    outcomes = translate(argv, parser, TABLE)
+    outcomes = translate(argv, parser, table())
     words = [word for outcome in outcomes for word in outcome.passed]
     if not {word.partition("=")[0] for word in words} & {"--model", "--config", "-h", "--help"}:
         raise _usage("--model is missing (vLLM would take a model of its own choice)")

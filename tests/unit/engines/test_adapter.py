@@ -7,6 +7,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+import trio
 
 from ichat.engines import asgi
 from ichat.engines.adapter import (
@@ -987,3 +988,40 @@ def test_the_reason_of_a_refusal_is_fit_for_a_header():
     error = ApiError(503, "model_not_ready", "The model `m` is not ready: a\r\nb: ü" + "x" * 999 + ".")
     assert error.why() == b"a??b: ?" + b"x" * 493
     assert ApiError(503, "draining", "This server is shutting down.").why() == b""
+
+
+class ReplacesOne(ProtocolAdapter):
+    """An adapter of another package, whose requests may wait."""
+
+    async def request(self, request):
+        """See `ProtocolAdapter.request`."""
+        return await super().request(request)
+
+
+class ReplacesBoth(ReplacesOne):
+    """An adapter that also says how small requests are prepared."""
+
+    def prepare(self, request):
+        """See `ProtocolAdapter.prepare`."""
+        return openai_error
+
+
+def test_only_an_adapter_that_says_how_is_called_on_the_engines_loop():
+    """A class that replaces `request` alone is not: its requests may wait, and `prepare` would leave it out."""
+    assert ProtocolAdapter().can_prepare
+    assert sglang_wire().can_prepare
+    assert not ReplacesOne().can_prepare
+    assert ReplacesBoth().can_prepare
+
+
+async def test_a_small_request_is_prepared_as_in_trio():
+    """Both hooks make the same of it; a request that waits is not prepared."""
+    for wire in (ProtocolAdapter(VLLM_PATHS), sglang_wire()):
+        body = {"query": "q", "documents": [{"text": "d"}], "return_documents": False, "top_n": None}
+        prepared, changed = request_of(b"/v1/rerank", body), request_of(b"/v1/rerank", body)
+        assert wire.prepare(prepared) is not None
+        await wire.request(changed)
+        assert (prepared.target, prepared.body) == (changed.target, changed.body)
+        large = request_of(b"/v1/rerank", b'{"documents": [' + b'"d", ' * 500_000 + b'"d"], "query": "q"}')
+        with pytest.raises(RuntimeError):
+            await trio.to_thread.run_sync(wire.prepare, large)

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from ichat.config.package_data import read_toml
+from ichat.engines import flag_table, old_vllm_flags
 from ichat.engines.flags import ENGINE_KEYS, CommandLine, Flag, FlagValueError, Refusal, number
 from ichat.engines.sglang import arguments as sglang
 from ichat.engines.sglang import flags as sglang_args
@@ -46,11 +48,11 @@ def parser(options):
 
 
 def for_vllm(*argv, options=VLLM):
-    return translate(argv, parser(options), vllm_args.TABLE)
+    return translate(argv, parser(options), vllm_args.table())
 
 
 def for_sglang(*argv, options=SGLANG):
-    return translate(argv, parser(options), sglang_args.TABLE)
+    return translate(argv, parser(options), sglang_args.table())
 
 
 def passed(steps):
@@ -315,7 +317,7 @@ def test_numbers_as_vllm_writes_them():
             number(text)
 
 
-@pytest.mark.parametrize("table", [vllm_args.TABLE, sglang_args.TABLE], ids=lambda table: table.engine)
+@pytest.mark.parametrize("table", [vllm_args.table(), sglang_args.table()], ids=lambda table: table.engine)
 @pytest.mark.parametrize(
     "values", [[], ["1"], ["x"], ["{}"], ["["], ["{"], ['["a"]'], ['{"a": {"b": 1}}'], ["a", "b"], [""]]
 )
@@ -331,7 +333,9 @@ def test_no_value_breaks_a_rule(table, values):
 
 
 @pytest.mark.parametrize(
-    ("table", "names"), [(vllm_args.TABLE, vllm._SERVER_FLAGS), (sglang_args.TABLE, sglang._SERVER_FLAGS)], ids=ENGINES
+    ("table", "names"),
+    [(vllm_args.table(), vllm._SERVER_FLAGS), (sglang_args.table(), sglang._SERVER_FLAGS)],
+    ids=ENGINES,
 )
 def test_what_the_worker_refuses_is_in_the_table(table, names):
     """The worker looks again after the engine's import; the table, which is asked without one, has said it before."""
@@ -416,3 +420,26 @@ def test_explain():
     assert explain(steps).splitlines() == lines
     assert str(steps[1]) == "--seed 1 -> --random-seed 1: SGLang calls it --random-seed"
     assert str(steps[2]).startswith("--swap-space 4 -> nothing: ")
+
+
+@pytest.mark.parametrize(
+    ("package", "rules"),
+    [
+        ("ichat.engines", old_vllm_flags.RULES),
+        ("ichat.engines.vllm", vllm_args.RULES),
+        ("ichat.engines.sglang", sglang_args.RULES),
+    ],
+)
+def test_a_flag_has_one_rule_in_each_place(package, rules):
+    """A file of flags has only sections that are read, and each flag has one rule in it and the Python beside it."""
+    data = read_toml(package, "flags.toml")
+    sections = [*data.items(), *(data.pop("native")).items()]
+    others = {"sentences", "vocabulary", "native"}
+    assert {name for name, _ in sections} - others <= set(flag_table._SECTIONS)
+    names = list(rules)
+    for section, entries in sections:
+        for key, given in entries.items() if section not in others else ():
+            is_group = isinstance(given, dict) and "flags" in given
+            names += (given["flags"] if is_group else key).split()
+    assert all(name.startswith("-") for name in names)
+    assert [name for name in names if names.count(name) > 1] == []

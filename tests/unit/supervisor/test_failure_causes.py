@@ -95,6 +95,19 @@ PYDANTIC = (
             "HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api/models/x",
             "the model is not here and its hub cannot be reached",
         ),
+        (
+            "HTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api/models/org/m",
+            "the model hub allows no more downloads for now (429)",
+        ),
+        (
+            ("HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api/models/org/m (Caused by"
+             " SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed'"),
+            "the model hub's certificate is not believed",
+        ),
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed (_ssl.c:1016) while fetching https://hf.co/org/m",
+            "the model hub's certificate is not believed",
+        ),
         ("OSError: [Errno 28] No space left on device: '/cache/x'", "no space is left on a disk"),
         ("Error while creating shared memory segment /dev/shm/nccl-x (size 9637888), error: No space left on device (28)",
          "the shared memory (/dev/shm) is too small"),
