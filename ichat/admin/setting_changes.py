@@ -71,7 +71,7 @@ _TABLES: Mapping[str, Callable[[Config], _Tables]] = {
     "registered server": lambda config: _alone(server_ids(config)),
     "external route": lambda config: _by(attrgetter("model_name"), config.external_routes),
 }
-"""The tables whose changes are listed, by the words before their names."""
+"""The tables of each kind, by the words before their names."""
 
 
 def _steps_of(kind: str, old: _Tables, new: _Tables) -> Iterator[ReloadStep]:

@@ -2,6 +2,8 @@
 
 import argparse
 import math
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,13 +12,22 @@ import attrs
 from ichat import errors
 from ichat.config.checks import are_media_domains
 from ichat.config.command_line import CommandLineParser
-from ichat.config.schema import Limits, Timeouts
+from ichat.config.schema import EngineValue, Limits, ManagedWorkerConfig, Timeouts
 from ichat.engines.adapter import AdapterSettings
+from ichat.engines.flag_check import engine_name, refusals_of
+from ichat.engines.flags import CommandLine, refusal_of_variable, split_flags
+from ichat.engines.kept_flags import Interpreter, read_kept
 from ichat.engines.reasoning import FIELDS
+from ichat.engines.translation import refusal_of
 from ichat.errors import EXIT_USAGE, Exit
+from ichat.preflight.facts import ENGINES, Facts, read_model
+from ichat.preflight.obstacles import problems_of_model
 from ichat.protocol.messages import parse_heartbeat
 from ichat.roles.heartbeat_sender import is_address
 
+_MODEL = ("--model", "--model-path")
+_OTHER = ("--config", "-h", "--help")
+"""The engine's flags that may say the model, or that want none."""
 PREFIX_REPORTS = ("auto", "true", "false")
 RENAMED = {"--gateway": "--gateway-address"}
 """Old names of flags: as unknown flags they would be passed to the engine."""
@@ -180,7 +191,7 @@ def _split(usage: CommandLineParser, argv: Sequence[str]) -> tuple[list[str], li
 
 
 def _mistakes_in(options: Options) -> Iterator[str]:
-    """Yield what is wrong with values that argparse accepts, each in a sentence."""
+    """Yield the mistakes that argparse accepts, each in a sentence."""
     if options.port is None and options.unix_socket is None:
         yield "--port none needs --unix-socket: nobody could reach the worker"
     if not 0 <= options.orphan_after_s < math.inf:
@@ -212,3 +223,39 @@ def _values_in_heartbeats(options: Options) -> Mapping[str, Any]:
         "heartbeat_interval": options.heartbeat_interval,
         "max_in_flight": options.max_in_flight,
     }
+
+
+# The engine's arguments.
+
+
+def check_command_line(backend: str, argv: Sequence[str]) -> None:
+    """Raise Exit 64 with every mistake in an engine's arguments that shows without its import, which lasts long.
+
+    The engine's flags are known once a worker of this interpreter, the gateway or the doctor has asked for them. An
+    unknown flag is no mistake until then: the engine itself reads its arguments after that.
+    """
+    strays, given = split_flags(argv)
+    line = CommandLine({}, [flag for _, flag in given])
+    if line.has(*_OTHER) or strays:
+        return
+    mistakes = list(_mistakes_of_model(backend, line)) if backend in ENGINES else []
+    kept = read_kept(Interpreter.of(sys.executable, backend, os.environ))
+    if kept is not None:
+        mistakes += refusals_of(backend, argv, kept.flags)
+    if backend in ENGINES and (refusal := refusal_of_variable(os.environ)):
+        mistakes.append(refusal)
+    if mistakes:
+        raise refusal_of(engine_name(backend), mistakes)
+
+
+def _mistakes_of_model(backend: str, line: CommandLine) -> Sequence[str]:
+    path = line.value(*_MODEL)
+    if path is None:
+        return [] if line.has(*_MODEL) else ["--model is missing: give a directory, or a name on the model hub"]
+    arguments: dict[str, EngineValue] = {
+        flag.name.removeprefix("--").replace("-", "_"): flag.values[0] if flag.values else True for flag in line.flags
+    }
+    worker = ManagedWorkerConfig(model_name="m", model_path=path, backend=backend, backend_args=arguments)
+    state, hint = read_model(worker)
+    facts = Facts(model=state, model_hint=hint, directory=os.getcwd())
+    return [sentence.rstrip(".") for sentence in problems_of_model(path, facts, "--model")]
