@@ -5,6 +5,7 @@ The shape is that of the route's API (`error_shapes.py`).
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 from ichat.error_shapes import Members, error_body, error_event
 from ichat.texts import probably_meant, shortened, some_of
@@ -43,11 +44,17 @@ class Exit(Exception):
         self.code = code
 
 
+def _kind_of(status: int) -> str:
+    """Return the type of most errors of a status."""
+    return "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+
+
 class ApiError(Exception):
     """A failure with everything its response needs.
 
-    ``retry_after_s`` becomes ``Retry-After``, ``allow`` the methods of ``Allow``. ``retry=False`` becomes
-    ``x-should-retry: false``, which openai-python obeys, for statuses that it would otherwise retry in vain.
+    ``kind`` is its type, if that does not follow from the status. ``retry_after_s`` becomes ``Retry-After``, ``allow``
+    the methods of ``Allow``. ``retry=False`` becomes ``x-should-retry: false``, which openai-python obeys, for statuses
+    that it would otherwise retry in vain. ``limit`` is the setting that refuses it, if a code can have several reasons.
     """
 
     def __init__(
@@ -56,7 +63,7 @@ class ApiError(Exception):
         code: str,
         message: str,
         *,
-        kind: str = "invalid_request_error",
+        kind: str = "",
         param: str | None = None,
         retry_after_s: int | None = None,
         retry: bool | None = None,
@@ -64,16 +71,10 @@ class ApiError(Exception):
         limit: str = "",
     ) -> None:
         super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.kind = kind
-        self.param = param
-        self.retry_after_s = retry_after_s
-        self.retry = retry
-        self.allow = allow
-        self.limit = limit
-        """The setting that refuses it, if a code can have several reasons."""
+        self.status, self.code, self.message = status, code, message
+        self.kind = kind or _kind_of(status)
+        self.param, self.allow, self.limit = param, allow, limit
+        self.retry_after_s, self.retry = retry_after_s, retry
 
     def __repr__(self) -> str:
         return f"<ApiError {self.status} {self.code}: {self.message}>"
@@ -106,6 +107,41 @@ class ApiError(Exception):
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         return headers
+
+
+# Errors that are always the same.
+
+client_left = partial(ApiError, 499, "client_left", "The client left in the middle of its request.")
+"""The client disconnected before its whole request had arrived: only the log shows this failure."""
+request_timeout = partial(ApiError, 408, "request_timeout", "The request did not arrive in time.")
+"""408: the request did not arrive in time."""
+internal_error = partial(ApiError, 500, "internal_error", "Internal error; the log has the details.")
+"""500: a bug; its traceback is in the log and nowhere else."""
+engine_aborted = partial(ApiError, 502, "engine_aborted", "The engine has aborted this request by itself.")
+"""502: the engine itself aborted the request, as it does when its process gets a signal to end."""
+too_many_connections = partial(
+    ApiError, 503, "overloaded", "Too many open connections.", retry_after_s=1, limit="limits.connections_max"
+)
+"""503: `limits.connections_max` are open."""
+too_many_control_requests = partial(
+    ApiError, 503, "overloaded", "Too many requests to the control plane.", retry_after_s=1
+)
+"""503: the control plane is busy with its maximum of requests."""
+request_cancelled = partial(ApiError, 503, "request_cancelled", "An operator has cancelled this request.", retry=False)
+"""503: an operator has cancelled the request."""
+draining = partial(ApiError, 503, "draining", "This server is shutting down.", retry_after_s=5)
+"""503: this process is shutting down."""
+loop_detected = partial(
+    ApiError,
+    508,
+    "loop_detected",
+    "This request has come through too many gateways: one of them seems to be its own worker or external route.",
+    retry=False,
+)
+"""508: the request has passed through several gateways, so it seems to circulate."""
+
+
+# Errors about something, by their statuses.
 
 
 def bad_request(message: str, *, param: str | None = None) -> ApiError:
@@ -145,14 +181,8 @@ def model_not_found(model: str, known: Iterable[str]) -> ApiError:
 
 def model_not_ready(model: str, why: str, retry_after_s: int, limit: str = "") -> ApiError:
     """503: the model is known but nothing can serve it at the moment; `limit` is the setting that says so."""
-    return ApiError(
-        503,
-        "model_not_ready",
-        f"The model `{model}` is not ready: {why}.",
-        kind="server_error",
-        retry_after_s=retry_after_s,
-        limit=limit,
-    )
+    message = f"The model `{model}` is not ready: {why}."
+    return ApiError(503, "model_not_ready", message, retry_after_s=retry_after_s, limit=limit)
 
 
 def declined(model: str, why: str) -> ApiError:
@@ -170,13 +200,7 @@ def engine_busy(who: str, count: int) -> ApiError:
 
 def engine_dead(model: str, why: str, retry_after_s: int) -> ApiError:
     """503: the engine had died before the request arrived, and has not worked on it."""
-    return ApiError(
-        503,
-        "engine_dead",
-        f"The engine of `{model}` has died: {why}.",
-        kind="server_error",
-        retry_after_s=retry_after_s,
-    )
+    return ApiError(503, "engine_dead", f"The engine of `{model}` has died: {why}.", retry_after_s=retry_after_s)
 
 
 def context_length_exceeded(model: str) -> ApiError:
@@ -191,14 +215,7 @@ def unsupported_by_model(message: str) -> ApiError:
 
 def rate_limited(message: str, limit: str, retry_after_s: int) -> ApiError:
     """429: more than a limit allows; `limit` is its name in the configuration."""
-    return ApiError(
-        429,
-        "rate_limited",
-        f"{message[:-1]} ({limit}).",
-        kind="rate_limit_error",
-        retry_after_s=retry_after_s,
-        limit=limit,
-    )
+    return ApiError(429, "rate_limited", f"{message[:-1]} ({limit}).", retry_after_s=retry_after_s, limit=limit)
 
 
 def insufficient_quota(message: str, limit: str, retry_after_s: int) -> ApiError:
@@ -214,16 +231,6 @@ def insufficient_quota(message: str, limit: str, retry_after_s: int) -> ApiError
     )
 
 
-def client_left() -> ApiError:
-    """The client disconnected before its whole request had arrived: only the log shows this failure."""
-    return ApiError(499, "client_left", "The client left in the middle of its request.")
-
-
-def request_timeout() -> ApiError:
-    """408: the request did not arrive in time."""
-    return ApiError(408, "request_timeout", "The request did not arrive in time.")
-
-
 def request_too_large(bytes_max: int) -> ApiError:
     """413: the body is longer than `limits.body_bytes_max`."""
     return ApiError(413, "request_too_large", f"The request body is larger than {bytes_max} bytes.")
@@ -234,28 +241,11 @@ def head_too_large(bytes_max: int) -> ApiError:
     return ApiError(431, "head_too_large", f"The request head is larger than {bytes_max} bytes.")
 
 
-def too_many_connections() -> ApiError:
-    """503: `limits.connections_max` are open."""
-    return ApiError(
-        503,
-        "overloaded",
-        "Too many open connections.",
-        kind="server_error",
-        retry_after_s=1,
-        limit="limits.connections_max",
-    )
-
-
 def too_many_connections_of(address: str, connections_max: int) -> ApiError:
     """429: an address has `limits.connections_per_address_max` connections."""
     limit = "limits.connections_per_address_max"
     sentence = f"{address} may have {connections_max} connections at once, unless it is in security.trusted_proxies."
     return rate_limited(sentence, limit, 1)
-
-
-def too_many_control_requests() -> ApiError:
-    """503: the control plane is busy with its maximum of requests."""
-    return ApiError(503, "overloaded", "Too many requests to the control plane.", kind="server_error", retry_after_s=1)
 
 
 def too_many_workers(workers_max: int) -> ApiError:
@@ -265,32 +255,25 @@ def too_many_workers(workers_max: int) -> ApiError:
         "overloaded",
         f"There are {workers_max} workers already: raise limits.workers_max, or wait, since those that are silent for"
         " an hour are forgotten.",
-        kind="rate_limit_error",
         retry_after_s=60,
     )
 
 
 def out_of_resources(why: str) -> ApiError:
     """503: this machine has no more of something that a connection needs."""
-    return ApiError(503, "overloaded", f"The gateway cannot connect: {why}.", kind="server_error", retry_after_s=1)
+    return ApiError(503, "overloaded", f"The gateway cannot connect: {why}.", retry_after_s=1)
 
 
 def queue_full(model: str, waiting: int, retry_after_s: int) -> ApiError:
     """429: every endpoint of the model is full, and so is its queue (`routing.queue_max`)."""
-    return ApiError(
-        429,
-        "overloaded",
-        f"The model `{model}` is overloaded: {waiting} of its requests wait already.",
-        kind="rate_limit_error",
-        retry_after_s=retry_after_s,
-        limit="routing.queue_max",
-    )
+    message = f"The model `{model}` is overloaded: {waiting} of its requests wait already."
+    return ApiError(429, "overloaded", message, retry_after_s=retry_after_s, limit="routing.queue_max")
 
 
 def background_full(responses_max: int) -> ApiError:
     """429: as many responses are being made in the background as the worker keeps (`--responses-max`)."""
     sentence = f"{responses_max} responses are being made in the background already (--responses-max): cancel some."
-    return ApiError(429, "overloaded", sentence, kind="rate_limit_error", retry_after_s=5)
+    return ApiError(429, "overloaded", sentence, retry_after_s=5)
 
 
 def response_not_found(response_id: str, why: str, param: str | None = None) -> ApiError:
@@ -300,77 +283,40 @@ def response_not_found(response_id: str, why: str, param: str | None = None) -> 
 
 def registration_not_found(worker_id: str) -> ApiError:
     """404: a short heartbeat of a worker that has not sent this process the whole of it."""
-    return ApiError(
-        404,
-        "registration_not_found",
-        f"This registration of worker {worker_id} is not known here: send the whole heartbeat.",
-    )
+    message = f"This registration of worker {worker_id} is not known here: send the whole heartbeat."
+    return ApiError(404, "registration_not_found", message)
 
 
 def start_not_found(worker_id: str) -> ApiError:
     """404: a report of a start of a worker that has sent this process no heartbeat."""
-    return ApiError(
-        404, "registration_not_found", f"This start of worker {worker_id} is not known here: send a heartbeat first."
-    )
+    message = f"This start of worker {worker_id} is not known here: send a heartbeat first."
+    return ApiError(404, "registration_not_found", message)
 
 
 def queue_timeout(model: str, waited_s: float, retry_after_s: int, limit: str) -> ApiError:
     """503: no endpoint of the model had room in time; `limit` is the setting that limits the wait."""
-    return ApiError(
-        503,
-        "overloaded",
-        f"The model `{model}` is overloaded: the request waited {waited_s:g} s in its queue.",
-        kind="server_error",
-        retry_after_s=retry_after_s,
-        limit=limit,
-    )
-
-
-def request_cancelled() -> ApiError:
-    """503: an operator has cancelled the request."""
-    message = "An operator has cancelled this request."
-    return ApiError(503, "request_cancelled", message, kind="server_error", retry=False)
-
-
-def draining() -> ApiError:
-    """503: this process is shutting down."""
-    return ApiError(503, "draining", "This server is shutting down.", kind="server_error", retry_after_s=5)
+    message = f"The model `{model}` is overloaded: the request waited {waited_s:g} s in its queue."
+    return ApiError(503, "overloaded", message, retry_after_s=retry_after_s, limit=limit)
 
 
 def upstream_unreachable(name: str, why: str) -> ApiError:
     """502: no connection to the upstream, so it has not seen the request."""
-    return ApiError(502, "upstream_unreachable", f"{name} cannot be reached: {why}.", kind="server_error")
+    return ApiError(502, "upstream_unreachable", f"{name} cannot be reached: {why}.")
 
 
 def upstream_failed(name: str, why: str, *, retry: bool | None = None) -> ApiError:
     """502: the upstream accepted the request and sent no usable, or no whole, response."""
-    return ApiError(502, "upstream_failed", f"{name} failed: {why}.", kind="server_error", retry=retry)
+    return ApiError(502, "upstream_failed", f"{name} failed: {why}.", retry=retry)
 
 
 def upstream_timeout(name: str, wait_s: float) -> ApiError:
     """504: the upstream sent nothing in time."""
-    return ApiError(504, "upstream_timeout", f"{name} sent nothing for {wait_s:g} s.", kind="server_error")
+    return ApiError(504, "upstream_timeout", f"{name} sent nothing for {wait_s:g} s.")
 
 
 def engine_failed(why: str) -> ApiError:
     """500: the engine failed with this request."""
-    return ApiError(500, "engine_failed", f"The engine failed: {why}.", kind="server_error")
-
-
-def engine_aborted() -> ApiError:
-    """502: the engine itself aborted the request, as it does when its process gets a signal to end."""
-    return ApiError(502, "engine_aborted", "The engine has aborted this request by itself.", kind="server_error")
-
-
-def loop_detected() -> ApiError:
-    """508: the request has passed through several gateways, so it seems to circulate."""
-    return ApiError(
-        508,
-        "loop_detected",
-        "This request has come through too many gateways: one of them seems to be its own worker or external route.",
-        kind="server_error",
-        retry=False,
-    )
+    return ApiError(500, "engine_failed", f"The engine failed: {why}.")
 
 
 def length_required(path: str) -> ApiError:
@@ -380,17 +326,11 @@ def length_required(path: str) -> ApiError:
 
 def not_json(path: str) -> ApiError:
     """415: a body that is not said to be JSON."""
-    return ApiError(
-        415, "unsupported_media_type", f"{path} takes JSON: send it with the header `Content-Type: application/json`."
-    )
+    message = f"{path} takes JSON: send it with the header `Content-Type: application/json`."
+    return ApiError(415, "unsupported_media_type", message)
 
 
 def coded_body(coding: str) -> ApiError:
     """415: a compressed body, which the gateway and an upstream would read differently."""
     message = f"The body is sent with `Content-Encoding: {coding}`, which is not supported: send it as it is."
     return ApiError(415, "unsupported_content_encoding", message)
-
-
-def internal_error() -> ApiError:
-    """500: a bug; its traceback is in the log and nowhere else."""
-    return ApiError(500, "internal_error", "Internal error; the log has the details.", kind="server_error")

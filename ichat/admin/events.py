@@ -7,9 +7,10 @@ the state before: no request waits for it.
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, NoReturn, TypeVar
 
+import attrs
 import trio
 from typing_extensions import Self
 
@@ -145,7 +146,11 @@ class EventStreams:
         """Something has changed; a follower wants the state."""
         self.is_ending = False
         """Whether the streams end after their present events."""
-        self._workers, self._models, self._machines = ToldMarks(), ToldMarks(), ToldMarks()
+        self._kinds = (
+            _Kind("workers", "changed", self._read_workers),
+            _Kind("models", "models", self._read_models),
+            _Kind("machines", "machines", self._read_machines),
+        )
         self._figures_at = self._machines_at = 0.0
         """When the task looks at figures, and at machines, again."""
         overview.history.sampled.add(self._send_sample)
@@ -181,11 +186,8 @@ class EventStreams:
 
     def send_to_all(self, name: str, data: object) -> None:
         """Send all followers an event at once."""
-        followers = list(self._followers)
-        if followers:
-            event = sse.encode(to_json(data), name=name)
-            for follower in followers:
-                follower.put(event)
+        if self._followers:
+            _put(sse.encode(to_json(data), name=name), self._followers)
 
     def _send_sample(self, sample: Sample) -> None:
         if self._followers:
@@ -212,8 +214,8 @@ class EventStreams:
                     await self._look_and_rest()
             finally:
                 registry.remove_listener(self.wake)
-                for known in (self._workers, self._models, self._machines):
-                    known.clear()
+                for kind in self._kinds:
+                    kind.told.clear()
 
     async def _look_and_rest(self) -> None:
         """Look once, and wait until the next look is due or asked for."""
@@ -233,72 +235,86 @@ class EventStreams:
             self._figures_at = now + LOOK_S
         if with_machines:
             self._machines_at = now + MACHINES_S
-        changes = await self._find_changes(with_figures=with_figures, with_machines=with_machines)
-        if any(not one.wants_state for one in self._followers):
-            for event in [await _event(name, first, second) for name, first, second in changes]:
-                for follower in list(self._followers):
-                    follower.put(event)
+        has_readers = any(not one.wants_state for one in self._followers)
+        for kind in self._kinds if with_machines else self._kinds[:-1]:
+            event = await kind.next_event(with_figures=with_figures, is_wanted=has_readers)
+            if event is not None:
+                _put(event, self._followers)
         curious = [one for one in self._followers if one.wants_requests]
         if with_figures and curious:
-            event = sse.encode(to_json(self._overview.in_flight.view()), name="requests")
-            for follower in curious:
-                follower.put(event)
+            _put(sse.encode(to_json(self._overview.in_flight.view()), name="requests"), curious)
         if any(one.wants_state for one in self._followers):
             pieces = [piece async for piece in Pieces(self._state())]
             for follower in [one for one in self._followers if one.wants_state]:
                 follower.begin([b"event: state\ndata: ", *pieces, b"\n\n"])
 
-    async def _find_changes(self, *, with_figures: bool, with_machines: bool) -> list["_Change"]:
-        """Return the changes, at most one of each kind."""
-        overview = self._overview
-        registry = overview.registry
-        views = await _in_turns((worker, overview.worker(worker)) for worker in registry)
-        workers = {worker.id: view for worker, view in views}
-        marks = {worker.id: marks_of_worker(view, worker) for worker, view in views}
-        changed, gone = self._workers.find(marks, with_figures=with_figures)
-        changes: list[_Change] = []
-        if changed or gone:
-            changes.append(("workers", ("changed", iter([workers[key] for key in changed])), gone))
-        models = {one.id: one for one in await _in_turns(map(overview.model, sorted(registry.names())))}
-        marks = {key: marks_of_model(one) for key, one in models.items()}
-        changed, gone = self._models.find(marks, with_figures=with_figures)
-        if changed or gone:
-            changes.append(("models", ("models", iter([models[key] for key in changed])), gone))
-        if with_machines:
-            machines = {one.machine.id: one for one in await _in_turns(overview.machines())}
-            changed, gone = self._machines.find({key: (one, None) for key, one in machines.items()}, with_figures=False)
-            if changed or gone:
-                changes.append(("machines", ("machines", iter([machines[key] for key in changed])), gone))
-        return changes
-
     def _state(self) -> Iterator[str]:
         """Return the whole state as JSON in parts."""
         overview = self._overview
-        registry, storage = overview.registry, self._usage_storage()
         short = {
             "gateway": overview.gateway(),
             "config": self._config(),
             "aliases": overview.names(),
-            "usage_storage": storage,
+            "usage_storage": self._usage_storage(),
         }
         yield f'{to_json(short)[:-1]}, "history": '
         yield from overview.history.parts(workers=())
-        lists: Sequence[tuple[str, Iterable[object]]] = (
-            ("workers", map(overview.worker, registry)),
-            ("models", map(overview.model, sorted(registry.names()))),
-            ("machines", overview.machines()),
-        )
-        for name, items in lists:
-            yield f', "{name}": ['
-            for number, item in enumerate(items):
-                yield (", " if number else "") + to_json(item)
+        for kind in self._kinds:
+            yield f', "{kind.name}": ['
+            for number, item in enumerate(kind.read()):
+                yield (", " if number else "") + to_json(item.view)
             yield "]"
         yield "}"
 
+    def _read_workers(self) -> Iterator["_Marked"]:
+        for worker in self._overview.registry:
+            view = self._overview.worker(worker)
+            yield _Marked(worker.id, view, marks_of_worker(view, worker))
+
+    def _read_models(self) -> Iterator["_Marked"]:
+        for view in map(self._overview.model, sorted(self._overview.registry.names())):
+            yield _Marked(view.id, view, marks_of_model(view))
+
+    def _read_machines(self) -> Iterator["_Marked"]:
+        for view in self._overview.machines():
+            yield _Marked(view.machine.id, view, (view, None))
+
+
+class _Marked(NamedTuple):
+    """A thing that followers see: its id, its view, and its facts and figures."""
+
+    id: str
+    view: object
+    marks: tuple[object, object]
+
+
+@attrs.define(eq=False)
+class _Kind:
+    """A kind of things that followers see."""
+
+    name: str
+    """Of the event about changes, and of the list in the state."""
+    key: str
+    """Of the changed things in the event."""
+    read: Callable[[], Iterator[_Marked]]
+    told: ToldMarks = attrs.field(factory=ToldMarks)
+
+    async def next_event(self, *, with_figures: bool, is_wanted: bool) -> bytes | None:
+        """Return the event about the changes since the last one; None if there are none, or no follower wants it."""
+        things = {one.id: one for one in await _in_turns(self.read())}
+        changed, gone = self.told.find({key: one.marks for key, one in things.items()}, with_figures=with_figures)
+        if not is_wanted or not (changed or gone):
+            return None
+        texts = await _in_turns(to_json(things[key].view) for key in changed)
+        return sse.encode(f'{{"{self.key}": [{", ".join(texts)}], "gone": {to_json(gone)}}}', name=self.name)
+
+
+def _put(event: bytes, followers: Iterable[Follower]) -> None:
+    for follower in list(followers):
+        follower.put(event)
+
 
 _Item = TypeVar("_Item")
-_Change = tuple[str, tuple[str, Iterable[object]], Sequence[str]]
-"""An event's name, the views of changed things under their key, and the ids of things that are gone."""
 
 
 async def _in_turns(items: Iterable[_Item]) -> list[_Item]:
@@ -309,10 +325,3 @@ async def _in_turns(items: Iterable[_Item]) -> list[_Item]:
         if number % AT_ONCE == 0:
             await trio.lowlevel.checkpoint()
     return found
-
-
-async def _event(name: str, changed: tuple[str, Iterable[object]], gone: Sequence[str]) -> bytes:
-    """Return the event with the changes of a kind of things."""
-    key, views = changed
-    texts = await _in_turns(map(to_json, views))
-    return sse.encode(f'{{"{key}": [{", ".join(texts)}], "gone": {to_json(gone)}}}', name=name)

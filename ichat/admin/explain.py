@@ -7,12 +7,13 @@ import attrs
 import trio
 
 from ichat import errors
+from ichat.config.models import TargetConfig
 from ichat.config.schema import Routing
 from ichat.fleet.explain import RouteView, TargetView, explain
 from ichat.fleet.model_list import near_models
 from ichat.fleet.registry import Registry
 from ichat.http.json_body import Body, model_of, read_members
-from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, continue_response, reason_of_refusal, seems_too_long
+from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, continue_response, reason_of_refusal
 from ichat.routing.aliases import Alias, Aliases, Plan
 from ichat.routing.availability import Unknown
 from ichat.routing.balancer import Balancer
@@ -68,12 +69,10 @@ async def explain_request(
     """Return where a request would go now, and why. Raises ApiError 404 for a model or a response that is not there."""
     inquiry = _Inquiry(registry, balancer, settings, lengths, question)
     alias = aliases.by_name.get(aliases.name_for(question.model, registry.has))
-    view: RouteView | Unknown
-    if alias is None:
-        view = inquiry.explain(question.model)
-    else:
-        view = await inquiry.explain_plan(alias)
-    if isinstance(view, Unknown):
+    if alias is not None:
+        return await inquiry.explain_plan(alias)
+    view = inquiry.explain(question.model)
+    if view is None:
         raise errors.model_not_found(question.model, near_models(question.model, registry, aliases, None))
     return view
 
@@ -98,63 +97,58 @@ class _Inquiry:
         self.balancer.rehearse(request)  # makes the prefix if the choice depends on it
         return request
 
-    def explain(self, model: str) -> RouteView | Unknown:
-        """Return where a request for a model goes. Raises ApiError 404 for a response that is not there."""
+    def explain(self, model: str) -> RouteView | None:
+        """Return where a request for a model goes; None: there is no such model. Raises ApiError 404 for a response."""
         if self.question.previous is not None:
             _, self.only = continue_response(self.registry, self.question.previous, model, None)
         return self._view(self.routing(model))
 
-    def _view(self, routing: RoutingRequest) -> RouteView | Unknown:
-        return explain(self.registry, self.balancer, self.settings, routing, trio.current_time())
+    def _view(self, routing: RoutingRequest) -> RouteView | None:
+        view = explain(self.registry, self.balancer, self.settings, routing, trio.current_time())
+        return None if isinstance(view, Unknown) else view
 
-    async def explain_plan(self, alias: Alias) -> RouteView | Unknown:
+    async def explain_plan(self, alias: Alias) -> RouteView:
         """Return where a request for a name that stands for models goes, with all its models."""
-        asked = self.question
-        counted = alias.counted(self.balancer.prospect)
-        heaviest = max(counted, key=lambda one: one.weight).model
-        chosen = alias.choose(asked.session, lambda: 0.0, counted) if asked.session else heaviest
-        plan: Plan | None = Plan(tuple(dict.fromkeys((chosen, *alias.fallbacks))), alias)
-        if asked.previous is not None:
-            plan, self.only = continue_response(self.registry, asked.previous, asked.model, plan)
-        assert plan is not None
-        tokens = self._tokens_if_too_long(alias, chosen)
-        if tokens is not None and alias.longer is not None:
-            plan = Plan((chosen, alias.longer), alias)
-        models = plan.targets
-        body, names = await TargetWalk(plan).fit(asked.body, {}, asked.names)
+        asked, counted = self.question, alias.counted(self.balancer.prospect)
+        plan = self._plan_of(alias, counted)
+        walk, first = TargetWalk(plan), plan.targets[0]
+        bytes_in = len(asked.body) if alias.longer and is_measurable(asked.path, asked.names, asked.body) else 0
+        is_too_long = walk.skips_too_long(self.registry, self.lengths, bytes_in)
+        models = (first, walk.model) if is_too_long else plan.targets
+        body, names = await walk.fit(asked.body, {}, asked.names)
         self.question = attrs.evolve(asked, body=body, names=names)
-        views, routings = list[TargetView](), dict[str, RoutingRequest]()
+        shown, views = dict[str, RouteView](), list[TargetView]()
         longer = () if alias.longer is None else (alias.longer,)
         for model in dict.fromkeys((*(one.model for one in alias.targets), *models, *longer)):
-            number = models.index(model) + 1 if model in models else None
-            has_next = number is not None and number < len(models)
-            routing = routings[model] = self.routing(model, skips_open="circuit" in alias.goes_on and has_next)
-            view = self._view(routing)
-            reason = self._reason_to_go_on(routing, alias) if number is not None else None
-            target = _target_view(alias.share_of(model, counted), model, number, view, reason)
-            if tokens is not None and number == 1:
-                why = f"the prompt probably has {tokens} tokens, which is too long"
-                target = attrs.evolve(target, worker=None, reason=why, goes_on=SEEMS_TOO_LONG)
-            views.append(target)
+            routing = self.routing(model, skips_open="circuit" in alias.goes_on and model in models[:-1])
+            shown[model] = view = self._view(routing) or self._view_of_absent(model)
+            place = models.index(model) + 1 if model in models else None
+            worker, reason, goes_on = view.chosen, view.reason, place and self._reason_to_go_on(routing, alias)
+            if is_too_long and model == first:
+                tokens = self.lengths.tokens(model, bytes_in)
+                reason = f"the prompt probably has {tokens} tokens, which is too long"
+                worker, goes_on = None, SEEMS_TOO_LONG
+            share = alias.share_of(model, counted)
+            views.append(TargetView(model, share, place, view.rule, worker, reason, goes_on or None))
         order = sorted((one for one in views if one.place), key=lambda one: one.place or 0)
         answering = next((one for one in order if one.goes_on is None), None) or _waited_for(order)
-        views = [_without_end(one, order) for one in views]
-        shown = self._view(routings[answering.model])
-        if isinstance(shown, Unknown):
-            waiting, has_session = 0, bool(asked.session)
-            shown = RouteView(
-                answering.model, self.settings.policy, "not_ready", None, _ABSENT, waiting, has_session, None, []
-            )
-        return attrs.evolve(shown, alias=alias.name, plan=views)
+        return attrs.evolve(shown[answering.model], alias=alias.name, plan=[_without_end(one, order) for one in views])
 
-    def _tokens_if_too_long(self, alias: Alias, model: str) -> int | None:
-        """Return how many tokens the prompt probably has, if it goes to the model for longer prompts for that."""
+    def _plan_of(self, alias: Alias, counted: Sequence[TargetConfig]) -> Plan:
+        """Return the models that the request goes to: without a session first to the target with the most weight."""
         asked = self.question
-        if alias.longer is None or alias.longer == model or asked.previous is not None:
-            return None
-        bytes_in = len(asked.body) if is_measurable(asked.path, asked.names, asked.body) else 0
-        is_long = seems_too_long(self.registry, self.lengths, model, alias.longer, bytes_in)
-        return self.lengths.tokens(model, bytes_in) if is_long else None
+        heaviest = max(counted, key=lambda one: one.weight).model
+        plan = alias.plan(alias.choose(asked.session, lambda: 0.0, counted) if asked.session else heaviest)
+        if asked.previous is not None:
+            left, self.only = continue_response(self.registry, asked.previous, asked.model, plan)
+            assert left is not None
+            return left
+        return plan
+
+    def _view_of_absent(self, model: str) -> RouteView:
+        """Return the view of a model that no endpoint has."""
+        has_session = bool(self.question.session)
+        return RouteView(model, self.settings.policy, "not_ready", None, _ABSENT, 0, has_session, None, [])
 
     def _reason_to_go_on(self, routing: RoutingRequest, alias: Alias) -> str | None:
         decided = self.balancer.rehearse(routing)
@@ -181,11 +175,3 @@ def _without_end(one: TargetView, order: Sequence[TargetView]) -> TargetView:
     """
     is_end = one.model == order[-1].model and not any(_may_wait(other) for other in order[:-1])
     return attrs.evolve(one, goes_on=None) if is_end else one
-
-
-def _target_view(
-    share: float | None, model: str, place: int | None, view: RouteView | Unknown, goes_on: str | None
-) -> TargetView:
-    if isinstance(view, Unknown):
-        return TargetView(model, share, place, "not_ready", None, _ABSENT, goes_on)
-    return TargetView(model, share, place, view.rule, view.chosen, view.reason, goes_on)

@@ -158,12 +158,8 @@ class KeyStore:
         try:
             await trio.to_thread.run_sync(save_keys, self._path, made)
         except OSError as error:
-            raise ApiError(
-                503,
-                "not_kept",
-                f"Nothing was changed: {self._path} cannot be written ({error.strerror or error}).",
-                kind="server_error",
-            ) from error
+            message = f"Nothing was changed: {self._path} cannot be written ({error.strerror or error})."
+            raise ApiError(503, "not_kept", message) from error
         log.info("%s", what)
         self._go_on_with(made)
 

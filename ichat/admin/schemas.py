@@ -11,7 +11,7 @@ import itertools
 import re
 import sys
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import attrs
@@ -75,12 +75,13 @@ COMPONENTS: Mapping[Any, str] = {
 """The components to which other schemas refer; any other class stands where it is used."""
 _TAKEN = "Taken"
 """The prefix of components in requests: there, keys may be missing that responses always have."""
-_SCALARS: Mapping[Any, str] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    type(None): "null",
+_PLAIN: Mapping[Any, Schema] = {
+    Any: {},
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    type(None): {"type": "null"},
 }
 _STATE = """\
 `starting`, `loading`: not ready yet. `ready`: gets requests. `cold`: has no process until its model is wanted. \
@@ -242,29 +243,44 @@ def ref(name: str) -> Schema:
 
 def schema_of(kind: Any, prefix: str = "") -> Schema:
     """Return a type as a schema; a component is a reference to its name, after this prefix."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return {}
     if kind in COMPONENTS:
         return ref(prefix + COMPONENTS[kind])
-    if kind in _SCALARS:
-        return {"type": _SCALARS[kind]}
+    if kind in _PLAIN:
+        return dict(_PLAIN[kind])
     if attrs.has(kind):
         return view(kind)
-    if origin is Annotated:
-        return schema_of(inner[0], prefix) | inner[1].schema
-    if origin is Literal:
-        return {"const": inner[0]} if len(inner) == 1 else {"enum": list(inner)}
-    if origin in (Union, types.UnionType):
-        joined = _any_of([schema_of(one, prefix) for one in inner if one is not type(None)])
-        return or_null(joined) if type(None) in inner else joined
-    if origin in (dict, Mapping):
-        names = {} if inner[0] is str else {"propertyNames": schema_of(inner[0], prefix)}
-        return {"type": "object", **names, "additionalProperties": schema_of(inner[1], prefix)}
-    if origin in (list, Sequence, tuple):
-        size = {"minItems": len(inner), "maxItems": len(inner)} if origin is tuple else {}
-        return {"type": "array", "items": schema_of(inner[0], prefix), **size}
-    raise TypeError(f"{kind} has no schema")
+    of_origin = _BY_ORIGIN.get(get_origin(kind))
+    if of_origin is None:
+        raise TypeError(f"{kind} has no schema")
+    return of_origin(get_args(kind), prefix)
+
+
+def _union(kinds: Sequence[Any], prefix: str) -> Schema:
+    joined = _any_of([schema_of(one, prefix) for one in kinds if one is not type(None)])
+    return or_null(joined) if type(None) in kinds else joined
+
+
+def _mapping(kinds: Sequence[Any], prefix: str) -> Schema:
+    names = {} if kinds[0] is str else {"propertyNames": schema_of(kinds[0], prefix)}
+    return {"type": "object", **names, "additionalProperties": schema_of(kinds[1], prefix)}
+
+
+def _list(kinds: Sequence[Any], prefix: str) -> Schema:
+    return {"type": "array", "items": schema_of(kinds[0], prefix)}
+
+
+_BY_ORIGIN: Mapping[Any, Callable[[Sequence[Any], str], Schema]] = {
+    Annotated: lambda kinds, prefix: schema_of(kinds[0], prefix) | kinds[1].schema,
+    Literal: lambda words, _: {"const": words[0]} if len(words) == 1 else {"enum": list(words)},
+    Union: _union,
+    types.UnionType: _union,
+    dict: _mapping,
+    Mapping: _mapping,
+    list: _list,
+    Sequence: _list,
+    tuple: lambda kinds, prefix: _list(kinds, prefix) | {"minItems": len(kinds), "maxItems": len(kinds)},
+}
+"""The schemas of types with arguments, by the types' origins."""
 
 
 def _any_of(schemas: Sequence[Schema]) -> Schema:

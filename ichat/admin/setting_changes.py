@@ -1,14 +1,17 @@
 """The changes by another configuration, except those of workers, each as a line of the plan."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import attrs
 
-from ichat.config.schema import Config, ExternalRoute
+from ichat.config.schema import Config
+from ichat.config.strict import Reload, reload_of
 from ichat.fleet.registered_servers import server_ids
 from ichat.supervisor.reload_plan import (
+    Action,
     ReloadStep,
     differences,
     hidden_differences,
@@ -17,72 +20,58 @@ from ichat.supervisor.reload_plan import (
     text_of,
 )
 
-_SETTINGS = (
-    "server_settings", "routing", "security", "limits", "timeouts", "circuit_breaker", "health", "restart", "history",
-    "logs", "usage", "litellm_settings", "router_settings",
-)  # fmt: skip
-_LATER = frozenset((
-    "server_settings.host", "server_settings.port", "server_settings.state_directory",
-    "logs.access_log", "logs.format", "logs.access_lines_max", "logs.directory", "usage.enabled",
-))  # fmt: skip
-_WORKERS_TOO = frozenset((
-    "limits.head_bytes_max", "limits.body_bytes_max", "limits.connections_max",
-    "timeouts.client_stall_s", "timeouts.stop_s", "timeouts.orphan_after_s",
-))  # fmt: skip
-"""The settings that managed workers get at their start."""
+_Tables = Mapping[str, list[Any]]
+"""The tables of a kind, by the names that operators see; external routes may share a name."""
+_WHEN: Mapping[Reload | None, tuple[Action, str]] = {
+    "later": ("later", "; only with a restart of the gateway"),
+    "workers": ("update", "; managed workers take it at their next start"),
+}
+"""The action for settings that a reload does not just put in force, and the words that say so."""
 
 
 def steps_of_settings(old: Config, new: Config) -> list[ReloadStep]:
     """Return the steps for everything but the workers; unchanged settings have no step."""
     steps: list[ReloadStep] = []
-    for section in _SETTINGS:
-        steps += _steps_of_section(section, getattr(old, section), getattr(new, section))
+    for section in attrs.fields(Config):
+        if section.type is not None and attrs.has(section.type):
+            before, after = attrs.asdict(getattr(old, section.name)), attrs.asdict(getattr(new, section.name))
+            for name, how in differences(before, after, without=("keys",)).items():
+                action, when = _WHEN.get(reload_of(section.type, name), ("update", ""))
+                steps.append(ReloadStep(action, f"{section.name}.{name}", how + when))
     for name in sorted({*old.engines, *new.engines}):
         before, after = python_of_engine(old.engines.get(name)), python_of_engine(new.engines.get(name))
         if before != after:
             why = f"{how_changed('python', before, after)}; for workers that start from now on"
             steps.append(ReloadStep("update", f"engines.{name}.python", why))
-    steps += _steps_of("security.keys", _by_name(old.security.keys), _by_name(new.security.keys))
-    steps += _steps_of("models", _by_name(old.models), _by_name(new.models))
-    steps += _steps_of("price of", _by_key(old.prices), _by_key(new.prices))
-    steps += _steps_of("swap set of", _swap_sets(old), _swap_sets(new))
-    steps += _steps_of("registered server", _by_key(server_ids(old)), _by_key(server_ids(new)))
-    return [*steps, *_steps_of("external route", _routes(old), _routes(new))]
+    for kind, tables_of in _TABLES.items():
+        steps += _steps_of(kind, tables_of(old), tables_of(new))
+    return steps
 
 
-def _steps_of_section(section: str, old: Any, new: Any) -> Iterator[ReloadStep]:
-    for name, how in differences(attrs.asdict(old), attrs.asdict(new), without=("keys",)).items():
-        path = f"{section}.{name}"
-        if path in _LATER:
-            yield ReloadStep("later", path, f"{how}; only with a restart of the gateway")
-        elif path in _WORKERS_TOO:
-            yield ReloadStep("update", path, f"{how}; managed workers take it at their next start")
-        else:
-            yield ReloadStep("update", path, how)
+def _by(names: Callable[[Any], str], tables: Iterable[Any]) -> _Tables:
+    found: dict[str, list[Any]] = {}
+    for table in tables:
+        found.setdefault(names(table), []).append(table)
+    return found
 
 
-_Tables = Mapping[str, list[Any]]
-"""The tables of a kind, by the names that operators see; external routes may share a name."""
-
-
-def _by_name(tables: Iterable[Any]) -> _Tables:
-    return {one.name: [one] for one in tables}
-
-
-def _by_key(tables: Mapping[str, Any]) -> _Tables:
-    return {name: [one] for name, one in tables.items()}
+def _alone(tables: Mapping[str, Any]) -> _Tables:
+    return {name: [table] for name, table in tables.items()}
 
 
 def _swap_sets(config: Config) -> _Tables:
-    found = {frozenset(one.members): one for one in config.swap_sets}
-    return {", ".join(sorted(members)): [attrs.evolve(one, members=[])] for members, one in found.items()}
+    return _alone({", ".join(sorted(set(one.members))): attrs.evolve(one, members=[]) for one in config.swap_sets})
 
 
-def _routes(config: Config) -> _Tables:
-    found: dict[str, list[ExternalRoute]] = {}
-    for route in config.external_routes:
-        found.setdefault(route.model_name, []).append(route)
-    return found
+_TABLES: Mapping[str, Callable[[Config], _Tables]] = {
+    "security.keys": lambda config: _by(attrgetter("name"), config.security.keys),
+    "models": lambda config: _by(attrgetter("name"), config.models),
+    "price of": lambda config: _alone(config.prices),
+    "swap set of": _swap_sets,
+    "registered server": lambda config: _alone(server_ids(config)),
+    "external route": lambda config: _by(attrgetter("model_name"), config.external_routes),
+}
+"""The tables of each kind, by the words before their names."""
 
 
 def _steps_of(kind: str, old: _Tables, new: _Tables) -> Iterator[ReloadStep]:

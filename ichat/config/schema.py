@@ -42,8 +42,8 @@ _BYTES = Between(LINE_BYTES_LIMIT, 1024**4)
 class ServerSettings:
     """`[server_settings]`: where the gateway listens, its state, and its headers."""
 
-    host: str = "127.0.0.1"
-    port: int = checked(_PORT, 4000)
+    host: str = checked(None, "127.0.0.1", reload="later")
+    port: int = checked(_PORT, 4000, reload="later")
     log_level: str = checked(one_of("debug", "info", "warning", "error"), "info")
     tls_certificate: str | None = None
     tls_key: str | None = None
@@ -52,7 +52,7 @@ class ServerSettings:
     prefix_header: bool = True
     hosts: list[str] = checked(checks.are_hosts, attrs.Factory(list[str]))
     cors_origins: list[str] = checked(checks.are_origins, attrs.Factory(list[str]))
-    state_directory: str | None = checked(checks.is_path, None)
+    state_directory: str | None = checked(checks.is_path, None, reload="later")
     watch_config: bool = True
     console: bool = True
 
@@ -74,15 +74,15 @@ class Routing:
 class Logs:
     """`[logs]`: the gateway's log of requests, and the kept part of its workers' output."""
 
-    access_log: str = "-"
-    format: str = checked(one_of("auto", "text", "json"), "auto")
-    access_lines_max: int = checked(_COUNT, 10_000)
+    access_log: str = checked(None, "-", reload="later")
+    format: str = checked(one_of("auto", "text", "json"), "auto", reload="later")
+    access_lines_max: int = checked(_COUNT, 10_000, reload="later")
     ring_lines_max: int = checked(_COUNT, 10_000)
     ring_bytes_max: int = checked(_BYTES, 2 * 1024 * 1024)
     line_bytes_max: int = checked(Between(256, LINE_BYTES_LIMIT), 16 * 1024)
     echo: bool = True
     echo_bytes_max: int = checked(_BYTES, 4 * 1024 * 1024)
-    directory: str | None = checked(checks.is_path, None)
+    directory: str | None = checked(checks.is_path, None, reload="later")
     file_bytes_max: int = checked(_BYTES, 16 * 1024 * 1024)
     keep_days: float = checked(Between(0.01, 36500), 30.0)
     files_max: int = checked(Between(1, 1000), 3)
@@ -95,9 +95,9 @@ class Logs:
 class Limits:
     """`[limits]`."""
 
-    head_bytes_max: int = checked(Between(1024, 16 * 1024 * 1024), 64 * 1024)
-    body_bytes_max: int = checked(Between(1024, 64 * 1024**3), 128 * 1024 * 1024)
-    connections_max: int = checked(_COUNT, 8192)
+    head_bytes_max: int = checked(Between(1024, 16 * 1024 * 1024), 64 * 1024, reload="workers")
+    body_bytes_max: int = checked(Between(1024, 64 * 1024**3), 128 * 1024 * 1024, reload="workers")
+    connections_max: int = checked(_COUNT, 8192, reload="workers")
     connections_per_address_max: int = checked(_COUNT, 4096)
     workers_max: int = checked(_COUNT, 16384)
     joined_bytes_max: int = checked(_BYTES, 44 * 1024 * 1024)
@@ -198,7 +198,7 @@ class Timeouts:
     head_s: float = checked(_SECONDS, 30.0)
     body_s: float = checked(_SECONDS, 300.0)
     keep_alive_s: float = checked(_SECONDS, 120.0)
-    client_stall_s: float = checked(_SECONDS, 60.0)
+    client_stall_s: float = checked(_SECONDS, 60.0, reload="workers")
     unread_s: float = checked(_SECONDS, 10.0)
     queue_s: float = checked(_SECONDS, 30.0)
     load_wait_s: float = checked(_SECONDS, 600.0)
@@ -210,11 +210,11 @@ class Timeouts:
     stream_stall_s: float = checked(_SECONDS, 600.0)
     sse_keepalive_s: float = checked(_SECONDS_OR_0, 0.0)
     drain_s: float = checked(_SECONDS_OR_0, 30.0)
-    stop_s: float = checked(_SECONDS, 15.0)
+    stop_s: float = checked(_SECONDS, 15.0, reload="workers")
     load_s: float = checked(_SECONDS, 3600.0)
     wedged_after_s: float = checked(_SECONDS, 120.0)
     stuck_s: float = checked(_SECONDS_OR_0, 300.0)
-    orphan_after_s: float = checked(_SECONDS_OR_0, 600.0)
+    orphan_after_s: float = checked(_SECONDS_OR_0, 600.0, reload="workers")
     engine_flags_s: float = checked(_SECONDS, 120.0)
 
 
@@ -246,19 +246,19 @@ class ManagedWorkerConfig:
     """The port on which the worker listens beside its unix socket; 0: any free one; None: none, without a `host`."""
     heartbeat_interval: float = checked(Between(0.1, 3600), 3.0)
     """Seconds between two heartbeats of the worker."""
-    max_in_flight: int | None = checked(_COUNT, None)
+    max_in_flight: int | None = checked(_COUNT, None, reload="now")
     """The most requests that the worker serves at the same time; None: `routing.max_in_flight`."""
-    share_gpus: bool = False
+    share_gpus: bool = checked(None, False, reload="now")
     """Whether the worker may use GPUs that another worker uses too; both must allow it."""
     on_gateway_exit: str = checked(one_of("stop", "keep"), "stop")
     """Whether the worker ends with the gateway, or keeps running until the next gateway adopts it."""
-    load: str = checked(one_of("start", "on_demand"), "start")
+    load: str = checked(one_of("start", "on_demand"), "start", reload="now")
     """Whether the worker has a process from the start on, or only while its model is wanted."""
-    idle_s: float = checked(_SECONDS_OR_0, 0.0)
+    idle_s: float = checked(_SECONDS_OR_0, 0.0, reload="now")
     """Seconds without a request after which an on-demand worker is unloaded; 0: it stays until its room is needed."""
-    when_idle: str = checked(one_of("stop", "sleep"), "stop")
+    when_idle: str = checked(one_of("stop", "sleep"), "stop", reload="now")
     """Whether an on-demand worker that is not needed ends, or sleeps where its engine can."""
-    min_loaded_s: float = checked(_SECONDS_OR_0, 30.0)
+    min_loaded_s: float = checked(_SECONDS_OR_0, 30.0, reload="now")
     """Seconds for which an on-demand worker that is in use stays loaded while other models want its room."""
     log_streaming: bool = True
     """Whether the worker streams its own lines at /logs/stream."""

@@ -5,12 +5,13 @@ Nothing is coerced: a string is never read as a number or a boolean, nor the rev
 
 import contextlib
 import difflib
+import functools
 import json
 import math
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 import attrs
 import cattrs
@@ -25,6 +26,11 @@ _HOLDS_SECRETS = re.compile(r"(^|\.)(env|headers|(?:\w*_)?(?:key|token|api_key)_
 Schema = Mapping[str, Any]
 Check = Callable[[Any], None]
 """A function that raises ValueError with a sentence about a value of the right type."""
+Reload = Literal["now", "workers", "later"]
+"""When a reload puts a changed value in force.
+
+`now`: at once. `workers`: at once, and in managed workers at their next start. `later`: at the gateway's next start.
+"""
 
 
 @attrs.frozen
@@ -89,13 +95,21 @@ def one_of(*allowed: str) -> OneOf:
     return OneOf(allowed)
 
 
-def checked(check: Check, default: Any = attrs.NOTHING, schema: Schema | None = None) -> Any:
-    """Declare a field with a check of its value; None, if the type allows it, is not checked.
+def checked(
+    check: Check | None, default: Any = attrs.NOTHING, schema: Schema | None = None, *, reload: Reload | None = None
+) -> Any:
+    """Declare a field with a check of its value, if any; None, if the type allows it, is not checked.
 
     The check runs while structuring, so that all problems are found at once. Its `schema`, if any, says
-    the same in JSON schema; a `schema` given here replaces that.
+    the same in JSON schema; a `schema` given here replaces that. `reload` is for `reload_of`.
     """
-    return field(default=default, metadata={"check": check, "schema": schema})
+    return field(default=default, metadata={"check": check, "schema": schema, "reload": reload})
+
+
+@functools.cache
+def reload_of(owner: type[Any], name: str) -> Reload | None:
+    """Return when a reload puts a changed field in force; None: as usual for the fields of this class."""
+    return attrs.fields_dict(owner)[name].metadata.get("reload")
 
 
 def strict_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:

@@ -16,7 +16,7 @@ _DAYS = Between(1, 36500)
 class UsageSettings:
     """`[usage]`: the ledger of requests and tokens, in the state directory."""
 
-    enabled: bool = True
+    enabled: bool = checked(None, True, reload="later")
     """Whether it is kept at all."""
     flush_s: float = checked(Between(0.05, 60), 0.5)
     """Seconds between two writes; a gateway that is killed loses the counts since the last write."""

@@ -33,9 +33,8 @@ from ichat.observability.logs.capture import Capture
 from ichat.observability.logs.lines import LINES_MAX, LineBuffer
 from ichat.protocol.messages import sentence
 from ichat.roles.heartbeat_sender import HeartbeatSender, local_address
-from ichat.roles.prefix_reporter import PrefixReporter
-from ichat.roles.worker_check import check_command_line
-from ichat.roles.worker_options import Options, parser, read_command_line
+from ichat.roles.worker_options import Options, check_command_line, parser, read_command_line
+from ichat.roles.worker_reports import PrefixReporter
 from ichat.roles.worker_server import WorkerServer
 from ichat.security.addresses import is_loopback
 from ichat.supervisor.processes import launcher_pipe

@@ -39,8 +39,8 @@ from ichat.protocol.messages import (
 )
 from ichat.protocol.prefixes import PREFIX_HEADER
 from ichat.protocol.usage import USAGE_HEADER
-from ichat.roles.late_usage import LateUsages
 from ichat.roles.worker_options import Options
+from ichat.roles.worker_reports import LateUsages
 from ichat.roles.worker_sleep import WorkerSleep
 from ichat.security.addresses import address_in
 from ichat.security.auth import CHANGES_MODELS, bearer_of

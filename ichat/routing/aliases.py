@@ -100,6 +100,10 @@ class Alias:
                 return one.model
         return targets[-1].model
 
+    def plan(self, chosen: str) -> "Plan":
+        """Return the plan of a request that this target has been chosen for."""
+        return Plan(tuple(dict.fromkeys((chosen, *self.fallbacks))), self)
+
 
 def _rank(target: TargetConfig, draw: "hashlib.blake2b", session: bytes) -> float:
     """Return the rank of a target for a session: the target with the lowest rank gets it."""
@@ -161,7 +165,7 @@ class Aliases:
         if alias is None:
             return None
         chosen = alias.choose(session, draw, alias.counted(prospect_of))
-        return Plan(tuple(dict.fromkeys((chosen, *alias.fallbacks))), alias)
+        return alias.plan(chosen)
 
     def models_of(self, names: Iterable[str]) -> set[str]:
         """Return the models to which these names lead; a name that is only a model's leads nowhere."""

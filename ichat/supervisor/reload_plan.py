@@ -12,6 +12,7 @@ import attrs
 from attrs import frozen
 
 from ichat.config.schema import EngineSettings, ExternalRoute, ManagedWorkerConfig
+from ichat.config.strict import reload_of
 from ichat.security.redact import masked
 
 Action = Literal["start", "stop", "restart", "update", "keep", "later", "add", "remove"]
@@ -214,11 +215,8 @@ def _what_both_need(spec: ManagedWorkerConfig, other: Running, itself: Running) 
 
 def _needs_of(spec: ManagedWorkerConfig) -> str:
     """Return the facts that its process was started with, as text: if they differ, it must be restarted."""
-    return text_of(
-        attrs.evolve(
-            spec, max_in_flight=None, share_gpus=False, load="start", idle_s=0.0, when_idle="stop", min_loaded_s=0.0
-        )
-    )
+    values = attrs.asdict(spec).items()
+    return text_of({name: value for name, value in values if reload_of(ManagedWorkerConfig, name) != "now"})
 
 
 def _how_worker_changed(old: ManagedWorkerConfig, new: ManagedWorkerConfig) -> list[str]:

@@ -14,8 +14,8 @@ from ichat.fleet.registry import Registry
 from ichat.protocol.messages import Heartbeat, Machine, parse_short_heartbeat, registration_of, shortened
 from ichat.protocol.usage import LATE_MAX, LateUsage, usage_wanted
 from ichat.proxy.late_usage import OF_A_LIMITED_KEY_MAX, WAITING_MAX, LateUsageBook
-from ichat.roles import late_usage
-from ichat.roles.late_usage import LateUsages
+from ichat.roles import worker_reports
+from ichat.roles.worker_reports import LateUsages
 from ichat.security.keys import hash_of
 
 KEY = "sk-a-0123456789-0123456789"
@@ -143,7 +143,7 @@ def test_a_short_heartbeat_has_it():
 
 def test_the_worker_keeps_it_until_the_gateway_has_it(monkeypatch):
     """As many at a time as a heartbeat takes, and the newest ones where no gateway answers."""
-    monkeypatch.setattr(late_usage, "WAITING_MAX", LATE_MAX + 2)
+    monkeypatch.setattr(worker_reports, "WAITING_MAX", LATE_MAX + 2)
     changes = []
     kept = LateUsages(lambda: changes.append(1))
     for number in range(LATE_MAX + 3):

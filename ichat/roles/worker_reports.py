@@ -1,22 +1,64 @@
-"""The worker's reports to the gateway: which prefixes its engine's cache has lost, or holds; see `held_prefixes`."""
+"""The worker's reports to the gateway beside its state: tokens that were counted late, and its engine's prefixes."""
 
 import logging
+import threading
+from collections.abc import Callable, Iterable
 
 import httpx
 import trio
 
 from ichat.engines.held_prefixes import CacheChanges, HeldPrefixes
+from ichat.protocol.usage import LATE_MAX, LateUsage, Usage
 from ichat.roles.heartbeat_sender import HeartbeatSender
 
 log = logging.getLogger(__name__)
 
-PATH = "/v1/workers/prefixes"
+WAITING_MAX = 10_000
+"""The most usages that are kept for a gateway that does not answer; the oldest are dropped first."""
+PREFIXES_PATH = "/v1/workers/prefixes"
 REPORT_S = 0.5
-"""The least time between two reports."""
+"""The least time between two reports of prefixes."""
+
+
+class LateUsages:
+    """The tokens of responses that were made in the background, until the gateway knows them; the oldest first.
+
+    Its methods may be called in any thread.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        """`changed` is called after each new usage."""
+        self._changed = changed
+        self._waiting: dict[str, LateUsage] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<LateUsages {len(self._waiting)} wait>"
+
+    def add(self, ticket: str, usage: Usage) -> None:
+        """Note the tokens that the request with this ticket used."""
+        with self._lock:
+            if len(self._waiting) >= WAITING_MAX:
+                del self._waiting[next(iter(self._waiting))]
+                log.warning("the gateway accepts no heartbeats: the tokens of a response in the background are lost")
+            self._waiting[ticket] = LateUsage(ticket, *usage)
+        self._changed()
+
+    def some(self) -> list[LateUsage]:
+        """Return as many as a heartbeat can have."""
+        with self._lock:
+            return list(self._waiting.values())[:LATE_MAX]
+
+    def forget(self, accepted: Iterable[LateUsage]) -> bool:
+        """Forget the usages that the gateway has accepted; return whether there are more."""
+        with self._lock:
+            for one in accepted:
+                self._waiting.pop(one.ticket, None)
+            return bool(self._waiting)
 
 
 class PrefixReporter:
-    """Sends the reports of a single start of a worker to a gateway."""
+    """Sends a gateway the prefixes that the engine of a start of a worker has lost, or holds; see `held_prefixes`."""
 
     def __init__(self, sender: HeartbeatSender, held: HeldPrefixes, worker_id: str, start_id: str) -> None:
         """`sender` knows the way to the gateway, and whether it knows this worker."""
@@ -52,7 +94,7 @@ class PrefixReporter:
             "gone": [digest.hex() for digest in changes.gone],
         }
         try:
-            response = await gateway.post(PATH, json=report)
+            response = await gateway.post(PREFIXES_PATH, json=report)
             error = None if response.is_success else f"{response.status_code} {response.text[:300]}"
         except httpx.HTTPError as failure:
             error = str(failure) or type(failure).__name__

@@ -9,7 +9,7 @@ import trio
 
 from ichat.engines.held_prefixes import HeldPrefixes
 from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, SentChain, parse_report
-from ichat.roles.prefix_reporter import PATH, REPORT_S, PrefixReporter
+from ichat.roles.worker_reports import PREFIXES_PATH, REPORT_S, PrefixReporter
 
 
 class InMemoryGateway:
@@ -27,7 +27,7 @@ class InMemoryGateway:
         return httpx.AsyncClient(base_url="http://gateway", transport=httpx.MockTransport(self.answer))
 
     async def answer(self, request):
-        assert (request.method, request.url.path) == ("POST", PATH)
+        assert (request.method, request.url.path) == ("POST", PREFIXES_PATH)
         if self.is_away:
             raise httpx.ConnectError("away")
         if self.refuses == 200:
