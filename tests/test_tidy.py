@@ -233,6 +233,13 @@ def test_no_figure_grows():
     assert {name: found[name] for name, most in ceilings.items() if found[name] > most} == {}
 
 
+@every_source
+def test_the_data_plane_knows_the_fleet_by_a_view(source):
+    """Code that answers requests reads the fleet by `FleetView`, so that a copy of the registry would do."""
+    if room_of(source) == "proxy":
+        assert not {"ichat.fleet.registry", "ichat.fleet.worker_table"} & set(imports_of(tree_of(source)))
+
+
 def writes_of(tree):
     """Yield each assignment to an attribute as the object and the attribute's name."""
     for node in ast.walk(tree):

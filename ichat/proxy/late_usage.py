@@ -6,7 +6,7 @@ The gateway's request has a ticket, which only its worker can know. A report for
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet_view import FleetView
 from ichat.observability.request_record import UsedTokens
 from ichat.protocol.usage import LateUsage, new_ticket
 
@@ -33,7 +33,7 @@ Count = Callable[[Spender, UsedTokens], None]
 class LateUsageBook:
     """Responses that are being made in the background. Purely synchronous."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: FleetView) -> None:
         self._registry = registry
         self._spenders: dict[str, Spender] = {}
         """By ticket, the oldest first."""
