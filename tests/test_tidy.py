@@ -275,7 +275,6 @@ WRITERS = {
     ),
 }  # fmt: skip
 """By the names of variables: the packages that may set an attribute of such an object; no others do."""
-BALANCERS_SLOTS = {"on_want", "on_retry_change"}
 
 
 @every_source
@@ -284,7 +283,7 @@ def test_state_has_one_writer(source):
     for owner, name in writes_of(tree_of(source)):
         variable = owner.rpartition(".")[2].removeprefix("_")
         rooms = WRITERS.get(variable)
-        if rooms is not None and name not in BALANCERS_SLOTS:
+        if rooms is not None:
             assert room_of(source) in rooms, f"{owner}.{name}"
 
 

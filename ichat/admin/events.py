@@ -206,12 +206,12 @@ class EventStreams:
             if not self._followers:
                 await self._woken.wait()
             registry = self._overview.registry
-            registry.add_listener(self.wake)
+            registry.changed.add(self.wake)
             try:
                 while self._followers:
                     await self._look_and_rest()
             finally:
-                registry.remove_listener(self.wake)
+                registry.changed.remove(self.wake)
                 for known in (self._workers, self._models, self._machines):
                     known.clear()
 

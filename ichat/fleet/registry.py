@@ -172,7 +172,7 @@ class Registry(ProbedFleet):
         self._place(worker, heartbeat)
         self._table.refresh(worker)
         if worker.managed or changes != (self.version, self._table.changes):
-            self.notify()
+            self.changed()
         return known is None
 
     def _weigh(self, heartbeat: Heartbeat, known: WorkerRecord | None, sender: str | None) -> TooMuchRegistered | None:
@@ -205,7 +205,7 @@ class Registry(ProbedFleet):
             for endpoint in self._table.endpoints():
                 endpoint.circuit.settings = config.circuit_breaker
         self._table.set_wedged_after(config.timeouts.wedged_after_s)
-        self.notify()
+        self.changed()
 
     def use_servers(self, servers: Mapping[str, Server]) -> None:
         """Make these servers of the configuration workers, in place of those of the configuration before.
@@ -235,7 +235,7 @@ class Registry(ProbedFleet):
     def require_reauthentication(self) -> None:
         """Send workers from elsewhere nothing until their next heartbeat, since they must now know another token."""
         self._table.set_stale()
-        self.notify()
+        self.changed()
 
     def _record_goodbye(self, worker: WorkerRecord, heartbeat: Heartbeat) -> None:
         """Forget a worker that has ended in good order; a worker that failed is shown for a while."""

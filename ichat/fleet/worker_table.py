@@ -105,7 +105,7 @@ class WorkerTable:
             access = None if server is None else server.access
             in_flight_max = heartbeat.max_in_flight
             endpoint = Endpoint(upstream, worker.id.encode(), in_flight_max, access=access, circuit=circuit)
-            endpoint.when_troubled = functools.partial(self.refresh, worker)
+            endpoint.troubled.add(functools.partial(self.refresh, worker))
             self._endpoints[worker.id] = endpoint
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
             endpoint.upstream = Upstream(f"worker {worker.id}", host, port)

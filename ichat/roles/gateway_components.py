@@ -149,7 +149,7 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
     registry.reconfigure(config)
     registry.use_servers(parts.servers)
     balancer = Balancer(registry.availability, trio.current_time, config.routing)
-    registry.add_listener(balancer.dispatch_waiting)
+    registry.changed.add(balancer.dispatch_waiting)
     quotas = Quotas(with_made.limits, with_made.security.keys, with_made.prices)
     ledger = Ledger(config.usage, state.path, registry.has, quotas)
     log_store = LogStore(state.log_directory, config.logs)

@@ -1,7 +1,7 @@
 """Places that requests are sent to, with what this process counts and has seen of them."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 import attrs
@@ -10,6 +10,7 @@ from ichat.http.heads import Headers
 from ichat.http.json_body import Body
 from ichat.http.pool import Upstream
 from ichat.http.request import Request
+from ichat.listeners import Listeners
 from ichat.protocol.messages import PROOF_HEADER
 from ichat.routing.access import Access
 from ichat.routing.circuit_breaker import Circuit
@@ -122,9 +123,9 @@ class Endpoint:
     """Whether its report about a stream did not arrive; that is logged once."""
     holder: CacheHolder = attrs.field(default=attrs.Factory(CacheHolder, takes_self=True), init=False, repr=False)
     """The prefixes believed to be in its cache are noted for this holder."""
-    when_troubled: Callable[[], object] | None = attrs.field(default=None, init=False, repr=False)
+    troubled: Listeners[[]] = attrs.field(factory=Listeners[[]], init=False, repr=False)
     """Called when `trouble` begins or ends."""
-    when_idle: set[Callable[[], None]] = attrs.field(factory=set[Callable[[], None]], init=False, repr=False)
+    idle: Listeners[[]] = attrs.field(factory=Listeners[[]], init=False, repr=False)
     """Called when its last request in flight ends."""
 
     def reconfigure(self, upstream: Upstream, access: Access | None, route: RequestTransform | None = None) -> None:
@@ -165,8 +166,12 @@ class Endpoint:
         """Count the end of a request that was sent there."""
         self.in_flight -= 1
         if not self.in_flight:
-            for notify in list(self.when_idle):
-                notify()
+            self.idle()
+
+    async def wait_idle(self) -> None:
+        """Wait until it has no request in flight."""
+        if self.in_flight:
+            await self.idle.wait()
 
     @property
     def trouble(self) -> str:
@@ -178,8 +183,8 @@ class Endpoint:
     def _set_trouble(self, unavailable_reason: str, health_failure: str) -> None:
         before = bool(self.unavailable_reason or self.health_failure)
         self.unavailable_reason, self.health_failure = unavailable_reason, health_failure
-        if self.when_troubled is not None and before != bool(unavailable_reason or health_failure):
-            self.when_troubled()
+        if before != bool(unavailable_reason or health_failure):
+            self.troubled()
 
     def begin(self) -> None:
         """Forget the observations of an earlier start of its worker."""

@@ -8,7 +8,6 @@ import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.fleet.registry import Registry
-from ichat.fleet.waiting import wait_changed
 from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
 from ichat.observability.logs.store import LogStore
 from ichat.preflight.obstacles import obstacles_of
@@ -107,4 +106,4 @@ class SupervisorContext:
             if why := progress.failure(timeouts, now):
                 return why
             with trio.move_on_at(min(*progress.deadlines(timeouts), self.registry.state_until(worker))):
-                await wait_changed(self.registry)
+                await self.registry.changed.wait()

@@ -14,7 +14,7 @@ import trio
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.fleet.load_view import EvictionView, LoadView, ObstacleView
-from ichat.fleet.waiting import wait_changed, wait_lease
+from ichat.fleet.waiting import wait_lease
 from ichat.fleet.worker_load import LoadKind
 from ichat.hardware.gpus import has_nvidia
 from ichat.observability.model_loads import LoadCounts
@@ -67,8 +67,8 @@ class Loader:
 
     async def run_forever(self) -> None:
         """Decide, and have that carried out."""
-        self._registry.add_listener(self._on_registry_change)
-        self._balancer.on_want = self._on_want
+        self._registry.changed.add(self._on_registry_change)
+        self._balancer.wanted.add(self._on_want)
         while True:
             self._changed = trio.Event()
             pause_s = GAP_S
@@ -221,7 +221,7 @@ class Loader:
             worker.unload(drain_s)
         with trio.move_on_after(drain_s + self._context.config.timeouts.stop_s + END_S):
             while any(one.phase == "ending" and not one.is_leaving for one in workers):
-                await wait_changed(self._registry)
+                await self._registry.changed.wait()
             return workers[0].id
         raise errors.model_not_ready(model, f"worker {workers[0].id} does not end", RETRY_AFTER_S)
 
@@ -241,7 +241,7 @@ class Loader:
             raise _conflict("cannot_sleep", f"The engine of worker {worker.id} cannot give its memory back: unload it.")
         worker.sleep()
         while worker.is_falling_asleep:
-            await wait_changed(self._registry)
+            await self._registry.changed.wait()
         if worker.failed_change or not worker.pid:
             raise _conflict("cannot_sleep", f"The engine of worker {worker.id} has not gone to sleep.")
         return worker.id

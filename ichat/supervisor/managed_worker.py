@@ -8,7 +8,6 @@ import attrs
 import trio
 
 from ichat.config.schema import ManagedWorkerConfig
-from ichat.fleet.waiting import wait_changed
 from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
 from ichat.preflight.claims import claims_of, do_share_gpu, do_share_port
 from ichat.protocol.load_story import CHECKING, MAKING_ROOM
@@ -253,7 +252,7 @@ class ManagedWorker:
             nonlocal problems
             while any(leaves_room_for(one, self) for one in self._workers.values() if one is not self):
                 context.registry.enter_load(self.record, MAKING_ROOM)
-                await wait_changed(context.registry)
+                await context.registry.changed.wait()
             context.registry.enter_load(self.record, CHECKING)
             problems = await context.preflight(self.spec, holders_before(self, self._workers))
 

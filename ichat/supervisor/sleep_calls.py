@@ -5,7 +5,6 @@ import trio
 from ichat.config.schema import Config
 from ichat.fleet.recall import upstream_of
 from ichat.fleet.registry import Registry
-from ichat.fleet.waiting import wait_changed
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import client
 from ichat.protocol.messages import PROOF_HEADER
@@ -49,6 +48,6 @@ async def _call(config: Config, worker: WorkerRecord, target: str) -> None:
 async def _wait_state(registry: Registry, worker: WorkerRecord, state: str) -> None:
     """Wait until a worker reports this state. Raises ConnectionError once it has ended."""
     while worker.heartbeat is not None and worker.heartbeat.state != state:
-        await wait_changed(registry)
+        await registry.changed.wait()
     if worker.heartbeat is None:
         raise ConnectionError("it has ended")

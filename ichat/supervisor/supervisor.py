@@ -18,7 +18,6 @@ from ichat.fleet.packed_args import PackedArgs
 from ichat.fleet.recall import request_heartbeats
 from ichat.fleet.registered_servers import id_for
 from ichat.fleet.registry import Registry
-from ichat.fleet.waiting import wait_changed
 from ichat.hardware.gpus import has_nvidia
 from ichat.http.parties import party_of
 from ichat.observability.logs.store import LogStore
@@ -116,7 +115,7 @@ class Supervisor:
             self._nursery = nursery
             self._take_over(known.started)
             self.apply(self._context.config, self.changes(self._context.config))
-            self._registry.add_listener(self._on_registry_change)
+            self._registry.changed.add(self._on_registry_change)
             self._remember_soon()
             nursery.start_soon(self._remember_forever)
             nursery.start_soon(self.loader.run_forever)
@@ -280,7 +279,7 @@ class Supervisor:
         """End the old worker once the new worker is ready, or will be loaded on demand; until then it still serves."""
         log.info("worker %s will replace worker %s once it is ready", new.id, old.id)
         while new.is_wanted and not (new.is_leaving or old.is_leaving or self._registry.state(new.record) == "ready"):
-            await wait_changed(self._registry)
+            await self._registry.changed.wait()
         if not (new.is_leaving or old.is_leaving):
             await self._remove_soon(old, self._context.config.timeouts.drain_s).wait()
         new.replaces = None

@@ -48,10 +48,10 @@ class WatchedWorker:
         """Hear when the last request ends there, and no more where it was before."""
         if self._endpoint is not endpoint:
             if self._endpoint is not None:
-                self._endpoint.when_idle.discard(self._hear_of_idleness)
+                self._endpoint.idle.remove(self._hear_of_idleness)
             self._endpoint = endpoint
             if endpoint is not None:
-                endpoint.when_idle.add(self._hear_of_idleness)
+                endpoint.idle.add(self._hear_of_idleness)
 
     def _hear_of_idleness(self) -> None:
         self._became_idle(self)

@@ -8,7 +8,6 @@ from typing import Literal
 import attrs
 import trio
 
-from ichat.fleet.waiting import wait_changed, wait_idle
 from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
 from ichat.http import client
 from ichat.supervisor import processes
@@ -99,7 +98,7 @@ class WorkerRun:
             elif action.kind == "wake":
                 await self._change("ready")
             elif life.wanted.state == "asleep":  # it may have to become ready first
-                await wait_any(life.wait_changed, lambda: wait_changed(self._context.registry))
+                await wait_any(life.wait_changed, self._context.registry.changed.wait)
             else:
                 await life.wait_changed()
 
@@ -146,4 +145,4 @@ class WorkerRun:
             if trio.current_time() >= until:
                 break
             with trio.move_on_at(until):
-                await wait_any(lambda: wait_idle(endpoint), hurry.wait, life.wait_changed)
+                await wait_any(endpoint.wait_idle, hurry.wait, life.wait_changed)

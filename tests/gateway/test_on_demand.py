@@ -112,7 +112,7 @@ async def test_all_who_wait_are_answered_once_the_worker_is_ready(open_site, con
     """20 first requests at once: nobody gets an error, and whoever loads models is told of each."""
     site = await open_site()
     wanted = []
-    site.balancer.on_want = wanted.append
+    site.balancer.wanted.add(wanted.append)
 
     async def load():
         await site.until_waiting(20)

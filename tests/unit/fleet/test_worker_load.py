@@ -208,7 +208,7 @@ def test_two_that_wait_for_room_do_not_wake_each_other():
     """A phase that goes on is no change: otherwise each would wake the other for ever."""
     site, calls = Site(), []
     site.registry.enter_load(site.worker, "waiting for room")
-    site.registry.add_listener(lambda: calls.append(1))
+    site.registry.changed.add(lambda: calls.append(1))
     site.registry.enter_load(site.worker, "waiting for room")
     assert not calls
     site.registry.enter_load(site.worker, "checking")

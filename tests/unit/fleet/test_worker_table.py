@@ -197,7 +197,7 @@ def test_a_request_and_a_heartbeat_look_at_no_other_worker(states):
     """With 1000 workers of one model a request finds the same list as before, and a heartbeat looks at its own worker."""
     registry, clock = known(1000)
     told = []
-    registry.add_listener(lambda: told.append(1))
+    registry.changed.add(lambda: told.append(1))
     found, before = registry.availability("m"), next(states)
     for number in range(100):
         clock.now += 0.1
