@@ -111,7 +111,7 @@ class ManagedRecords:
 
     def _set_concurrency(self, worker: WorkerRecord) -> None:
         if (endpoint := self._table.endpoint_of(worker)) is not None and worker.heartbeat:
-            endpoint.in_flight_max = worker.max_in_flight or worker.heartbeat.max_in_flight or self.max_in_flight
+            endpoint.limit(worker.max_in_flight or worker.heartbeat.max_in_flight or self.max_in_flight)
 
     def _record_change(self, worker: WorkerRecord) -> None:
         """Record a change of a worker that the next gateway should know of."""

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator
 
-from ichat.config.schema import CircuitBreaker, Limits
+from ichat.config.schema import CircuitBreaker, Config, Limits
 from ichat.fleet import groups
 from ichat.fleet.deadlines import Deadlines
 from ichat.fleet.weights import Weights
@@ -108,8 +108,7 @@ class WorkerTable:
             endpoint.troubled.add(functools.partial(self.refresh, worker))
             self._endpoints[worker.id] = endpoint
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
-            endpoint.upstream = Upstream(f"worker {worker.id}", host, port)
-            endpoint.forget_probes()
+            endpoint.move(Upstream(f"worker {worker.id}", host, port))
             worker.answers = False
         return endpoint
 
@@ -134,7 +133,7 @@ class WorkerTable:
             self._expiries.set(worker, _expires_at(worker))
         endpoint = self._endpoints.get(worker.id) if is_ready else None
         if endpoint is not None and not self._index.is_ready(worker):
-            endpoint.ready_since, endpoint.context_tokens = self._clock(), worker.context_tokens
+            endpoint.ready_again(worker.context_tokens, self._clock())
         self.changes += self._index.update(worker, endpoint)
 
     def set_stale(self) -> None:
@@ -145,8 +144,10 @@ class WorkerTable:
                 worker.is_stale = True
                 self.changes += self._index.set_not_ready(worker)
 
-    def set_wedged_after(self, seconds: float) -> None:
-        """Update the workers with busy engines: from now on they are wedged after this time, in seconds."""
+    def reconfigure(self, config: Config) -> None:
+        """Use the limits and times of another configuration; after another time, other workers are wedged."""
+        self.weights.reconfigure(config.limits)
+        self.restart_wait_s, seconds = config.timeouts.restart_wait_s, config.timeouts.wedged_after_s
         if seconds != self._wedged_after_s:
             self._wedged_after_s = seconds
             for worker in self._workers.values():

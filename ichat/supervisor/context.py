@@ -34,6 +34,10 @@ class SupervisorContext:
     hurry: trio.Event = attrs.field(factory=trio.Event)
     """Set when nothing is waited for any more."""
 
+    def reconfigure(self, config: Config) -> None:
+        """Use another configuration from now on."""
+        self.config = config
+
     @property
     def log_store(self) -> LogStore:
         """The output of the workers."""

@@ -44,8 +44,6 @@ class ManagedWorker:
         self.id = worker_id
         self.spec = spec
         self.is_launched = is_launched
-        self.replaces: ManagedWorker | None = None
-        """The worker that serves its model until this worker can."""
         self._context = context
         self._workers = workers
         self._adopted = adopted
@@ -176,8 +174,7 @@ class ManagedWorker:
     def sleep(self) -> None:
         """Have it drained, and its engine free its memory."""
         if self.phase in ("ready", "draining"):
-            self._life.failed_change = ""
-            self._life.want("asleep", takes_requests=True)
+            self._life.sleep()
 
     def pause(self) -> None:
         """Send it no new requests, since its room is needed; `resume` reverses that."""
@@ -233,7 +230,7 @@ class ManagedWorker:
             if self._life.process is not None:
                 with trio.CancelScope(shield=True):
                     await self._life.process.sweep([])
-                self._life.process = None
+                self._life.hold(None)
             result = RunResult(WorkerEnd("could not be watched", time.time(), cause=repr(error)))
         is_final = self._life.end_run(result, self._context.config.restart)
         if is_final:

@@ -46,6 +46,10 @@ class RunProgress:
         elif self.stuck_since is None:
             self.stuck_since = now
 
+    def end(self) -> None:
+        """Note that its process has ended, or will."""
+        self.ended_at = time.time()
+
     def up_s(self, now: float) -> float:
         """Return for how long it has been up; less than 0 if it never was."""
         return -1.0 if self.up_since is None else now - self.up_since

@@ -73,6 +73,8 @@ class Supervisor:
         self._remember_s = remember_s
         self._trials = trio.CapacityLimiter(TRIALS_MAX)
         self._workers: dict[str, ManagedWorker] = {}
+        self._replaced: dict[str, str] = {}
+        """The id of the worker that serves a model until another worker can, by the id of that worker."""
         self._context = SupervisorContext(config, registry, LocalHost(state, log_store), self._remember_soon)
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
@@ -248,14 +250,14 @@ class Supervisor:
         engines = self._context.config.engines, config.engines
         changes = changes_of_workers(running, config.managed_workers, *engines, restart_failed=restart_failed)
         kept = {change.worker_id for change in changes if change.action != "stop"}
-        replaced = {one.replaces.id for one in workers if one.replaces and one.id in kept}
+        replaced = {old for new, old in self._replaced.items() if new in kept}
         return [change for change in changes if change.action != "stop" or change.worker_id not in replaced]
 
     def apply(self, config: Config, changes: Sequence[Change]) -> None:
         """Begin to carry out the changes, waiting for none. Raises ApiError where the gateway is about to end."""
         if self._nursery is None or self._is_stopping:
             raise errors.draining()
-        self._context.config = config
+        self._context.reconfigure(config)
         self.loader.review()
         for change in changes:
             worker = self._workers.get(change.worker_id)
@@ -270,7 +272,7 @@ class Supervisor:
             elif change.spec is not None and change.action == "restart":
                 if change.new_first and change.spec.load == "start" and worker.is_wanted and not worker.record.is_down:
                     new = self._start(self._new_id(change.spec), change.spec, is_launched=False)
-                    new.replaces = worker
+                    self._replaced[new.id] = worker.id
                     self._nursery.start_soon(self._replace, new, worker)
                 else:
                     worker.restart(change.spec)
@@ -282,7 +284,7 @@ class Supervisor:
             await self._registry.changed.wait()
         if not (new.is_leaving or old.is_leaving):
             await self._remove_soon(old, self._context.config.timeouts.drain_s).wait()
-        new.replaces = None
+        del self._replaced[new.id]
 
     def _token(self) -> str:
         """Return a digest that distinguishes the workers' token from others without revealing it."""

@@ -104,6 +104,19 @@ class WorkerLife:
             self._registry.restart(self._record)
             self.be(attrs.evolve(self.actual, kind="new"))
 
+    def sleep(self) -> None:
+        """Want the engine asleep, though that may have failed before."""
+        self.failed_change = ""
+        self.want("asleep", takes_requests=True)
+
+    def fail_change(self, to: Literal["asleep", "ready"]) -> None:
+        """Note that the engine has not gone to sleep, or has not woken."""
+        self.failed_change = to
+
+    def hold(self, process: HostProcess | None) -> None:
+        """Note the process of the newest start; None: nothing is left of it."""
+        self.process = process
+
     def begin(self) -> None:
         """Note that a start begins."""
         assert isinstance(self.actual, NoProcess)

@@ -42,20 +42,20 @@ class WorkerRun:
         If this is cancelled, a process that may outlive its gateway goes on.
         """
         context, process, worker, life = self._context, self._process, self._worker, self._life
-        life.process = process
+        life.hold(process)
         context.remember()
         why, is_watched, up_s, progress = "", True, -1.0, RunProgress(trio.current_time())
         try:
             await processes.lower_session_priority(process.pid)
             why = await self._wait_for_end(progress)
             is_watched, up_s = False, progress.up_s(trio.current_time())
-            progress.ended_at = time.time()
+            progress.end()
             if why:
                 log.error("worker %s is ended: it %s", worker.id, why)
             elif life.must_end:
                 await self._drain()
             elif not worker.on_demand:
-                end = WorkerEnd(describe_exit(process.returncode), progress.ended_at)
+                end = WorkerEnd(describe_exit(process.returncode), progress.ended_at or time.time())
                 context.registry.fail(worker, end, trio.current_time())
             self._be(Clearing)
         finally:
@@ -66,7 +66,7 @@ class WorkerRun:
                     log.info("worker %s goes on without the gateway: the next one takes it over", worker.id)
                 else:
                     await process.end(context.config.timeouts.stop_s, context.hurry)
-                    life.process = None
+                    life.hold(None)
                 await context.log_store.end(worker.id)
                 process.close()
                 context.remember()
@@ -128,7 +128,7 @@ class WorkerRun:
             self._be(Sleeping if to == "asleep" else Serving)
             return
         log.error("worker %s could not be %s: %s", worker.id, "woken" if to == "ready" else "put to sleep", error)
-        life.failed_change = to
+        life.fail_change(to)
         if to == "asleep":
             wanted = attrs.evolve(life.wanted, state="loaded") if life.wanted.state == "asleep" else life.wanted
             life.set(wanted, Serving(actual.run, actual.failures))
