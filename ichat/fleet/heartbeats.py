@@ -16,7 +16,8 @@ import trio
 from ichat import errors
 from ichat.config.schema import Config, Limits
 from ichat.fleet.registry import Registry
-from ichat.fleet.worker_record import Registration, WorkerRecord
+from ichat.fleet.worker_facts import Registration
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.http.parties import party_of
 from ichat.listeners import Listeners
 from ichat.protocol.json_text import parsed

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ichat.fleet.worker_loads import WorkerLoads
-from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
+from ichat.fleet.load_times import WorkerLoads
+from ichat.fleet.worker_facts import WorkerEnd
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.fleet.worker_table import WorkerTable
 from ichat.listeners import Listeners
 

@@ -14,7 +14,8 @@ from ichat.fleet.packed_args import ArgsPacker, PackedArgs
 from ichat.fleet.probes import ProbedFleet
 from ichat.fleet.registered_servers import Server
 from ichat.fleet.views import describe
-from ichat.fleet.worker_record import AWAY, Registration, State, WorkerEnd, WorkerRecord
+from ichat.fleet.worker_facts import Registration, WorkerEnd
+from ichat.fleet.worker_record import AWAY, State, WorkerRecord
 from ichat.fleet.worker_table import FORGET_S, WorkerTable
 from ichat.protocol.messages import Heartbeat, Machine, PeerLoss, names_of
 from ichat.routing.availability import TooManyWorkers, TooMuchRegistered

@@ -8,7 +8,8 @@ import attrs
 import trio
 
 from ichat.config.schema import ManagedWorkerConfig
-from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
+from ichat.fleet.worker_facts import WorkerEnd
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.preflight.claims import claims_of, do_share_gpu, do_share_port
 from ichat.protocol.load_story import CHECKING, MAKING_ROOM
 from ichat.supervisor.context import SupervisorContext

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import attrs
 
 from ichat.config.schema import Timeouts
-from ichat.fleet.worker_record import State, WorkerEnd
+from ichat.fleet.worker_facts import WorkerEnd
+from ichat.fleet.worker_record import State
 from ichat.observability.logs.lines import Line
 from ichat.supervisor.failure_causes import cause_of, describe_exit, oom_kills
 from ichat.supervisor.last_words import lines_of_end

@@ -15,15 +15,15 @@ from ichat.config.load import read_worker
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
 from ichat.fleet.packed_args import PackedArgs
-from ichat.fleet.recall import request_heartbeats
 from ichat.fleet.registered_servers import id_for
 from ichat.fleet.registry import Registry
+from ichat.fleet.worker_calls import request_heartbeats
 from ichat.hardware.gpus import has_nvidia
 from ichat.http.parties import party_of
 from ichat.observability.logs.store import LogStore
 from ichat.protocol.messages import Heartbeat, parse_heartbeat
 from ichat.routing.balancer import Balancer
-from ichat.security.keys import digest_of, proof_of
+from ichat.security.keys import digest_of
 from ichat.security.redact import shown
 from ichat.supervisor import processes
 from ichat.supervisor.context import SupervisorContext
@@ -121,8 +121,7 @@ class Supervisor:
             self._remember_soon()
             nursery.start_soon(self._remember_forever)
             nursery.start_soon(self.loader.run_forever)
-            token = token_of(self._context.config).encode()
-            nursery.start_soon(request_heartbeats, self._registry, proof_of(token) if token else b"")
+            nursery.start_soon(request_heartbeats, self._registry, self._context.proof)
             task_status.started()
             await trio.sleep_forever()
         with trio.CancelScope(shield=True):

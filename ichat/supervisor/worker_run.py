@@ -8,7 +8,8 @@ from typing import Literal
 import attrs
 import trio
 
-from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
+from ichat.fleet.worker_facts import WorkerEnd
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import client
 from ichat.supervisor import processes
 from ichat.supervisor.context import SupervisorContext

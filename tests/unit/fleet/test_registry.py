@@ -8,7 +8,7 @@ import pytest
 from ichat.config.schema import CircuitBreaker, Config, Routing, Timeouts
 from ichat.errors import ApiError
 from ichat.fleet.registry import Registry
-from ichat.fleet.worker_record import WorkerEnd
+from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_table import WorkerTable
 from ichat.http.pool import Upstream
 from ichat.protocol.messages import Group, Heartbeat, ModelCard, parse_heartbeat

@@ -6,7 +6,7 @@ import pytest
 
 from ichat.fleet.registry import Registry
 from ichat.fleet.views import summarize
-from ichat.fleet.worker_record import WorkerEnd
+from ichat.fleet.worker_facts import WorkerEnd
 from ichat.protocol.messages import Heartbeat, LoadPhase
 
 IMPORT, WEIGHTS = LoadPhase("importing vLLM", 4.0), LoadPhase("loading weights", 2.0, "1 of 2 shards")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ichat.fleet.deadlines import Deadlines
 from ichat.fleet.registry import Registry
-from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
-from ichat.fleet.worker_table import REASONS_MAX
+from ichat.fleet.worker_facts import WorkerEnd
+from ichat.fleet.worker_record import WorkerRecord
+from ichat.fleet.worker_table import REASONS_MAX, Deadlines
 from ichat.protocol.messages import Group, Heartbeat, ModelCard, response_tag
 from ichat.routing.availability import Loadable, NotReady, Ready, Unknown
 from ichat.routing.sessions import HashRing, home_of

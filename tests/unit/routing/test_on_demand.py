@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ichat.config.schema import Config, Routing, Timeouts
 from ichat.fleet.registry import Registry
 from ichat.fleet.responses import ResponseMissing, holder_of
-from ichat.fleet.worker_record import WorkerEnd
+from ichat.fleet.worker_facts import WorkerEnd
 from ichat.protocol.messages import Heartbeat, ModelCard, response_tag
 from ichat.routing.availability import Full, Loadable, NotReady, Ready, Unknown
 from ichat.routing.balancer import Balancer
