@@ -1,4 +1,4 @@
-"""How an object hears of another's changes: `Listeners` are called, and a task waits for `Changed`."""
+"""How an object hears of another's changes: `Listeners` are called, and a task waits for these or for `Changed`."""
 
 from collections.abc import Callable
 from typing import Generic, ParamSpec
@@ -12,23 +12,39 @@ class Listeners(Generic[_News]):
     """Functions that are called with each piece of news, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._listeners: dict[Callable[_News, object], None] = {}
+        self._listeners: tuple[Callable[_News, object], ...] = ()
 
     def __repr__(self) -> str:
         return f"<Listeners {len(self._listeners)}>"
 
     def add(self, listener: Callable[_News, object]) -> None:
         """Call a function from now on; a function that was added twice is called once."""
-        self._listeners[listener] = None
+        if listener not in self._listeners:
+            self._listeners = (*self._listeners, listener)
 
     def remove(self, listener: Callable[_News, object]) -> None:
         """Call it no longer. Raises KeyError for a function that is not there."""
-        del self._listeners[listener]
+        if listener not in self._listeners:
+            raise KeyError(listener)
+        self._listeners = tuple(one for one in self._listeners if one != listener)
 
     def __call__(self, *args: _News.args, **kwargs: _News.kwargs) -> None:
         """Call all of them."""
-        for listener in list(self._listeners):
+        for listener in self._listeners:
             listener(*args, **kwargs)
+
+    async def wait(self) -> None:
+        """Wait for the next piece of news."""
+        heard = trio.Event()
+
+        def hear(*_args: _News.args, **_kwargs: _News.kwargs) -> None:
+            heard.set()
+
+        self.add(hear)
+        try:
+            await heard.wait()
+        finally:
+            self.remove(hear)
 
 
 class Changed:

@@ -4,6 +4,7 @@ import ast
 import collections
 import functools
 import graphlib
+import inspect
 import pathlib
 import re
 import tokenize
@@ -16,6 +17,7 @@ from support import measures
 
 from ichat.__main__ import NEEDED
 from ichat.fleet.worker_record import WorkerRecord
+from ichat.supervisor.managed_worker import ManagedWorker
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "ichat").rglob("*.py"))
@@ -233,6 +235,13 @@ def test_no_figure_grows():
     assert {name: found[name] for name, most in ceilings.items() if found[name] > most} == {}
 
 
+@every_source
+def test_the_data_plane_knows_the_fleet_by_a_view(source):
+    """Code that answers requests reads the fleet by `FleetView`, so that a copy of the registry would do."""
+    if room_of(source) == "proxy":
+        assert not {"ichat.fleet.registry", "ichat.fleet.worker_table"} & set(imports_of(tree_of(source)))
+
+
 def writes_of(tree):
     """Yield each assignment to an attribute as the object and the attribute's name."""
     for node in ast.walk(tree):
@@ -244,41 +253,60 @@ def writes_of(tree):
                     yield ast.unparse(one.value), one.attr
 
 
-@every_source
-def test_only_the_registry_changes_workers(source):
-    """A worker's record is changed by its own methods and the registry's, so that listeners hear of every change."""
-    if source.parent.name == "fleet":
-        return
-    fields = {field.name for field in attrs.fields(WorkerRecord)}
-    for owner, name in writes_of(tree_of(source)):
-        assert name not in fields or owner not in ("worker", "entry", "record", "self.entry", "worker.entry"), name
-
-
 WRITERS = {
-    "endpoint": ("routing", "fleet", "proxy"),
+    **dict.fromkeys(("endpoint", "route", "holder"), ("routing.endpoint",)),
+    "circuit": ("routing.circuit_breaker",),
+    "weights": ("fleet.weights",),
+    "life": ("supervisor.worker_life",),
+    "watched": ("supervisor.watched_worker",),
+    "progress": ("supervisor.run_progress",),
     "exchange": ("proxy",),
     "forwarded": ("proxy",),
-    "client": ("http", "engines"),
+    "client": ("http.server", "http.front_door", "engines.kept"),
     **dict.fromkeys(
         (
-            "auth", "registry", "balancer", "door", "reloader", "key_store", "in_force", "history", "events", "streams",
-            "metrics", "ledger", "quotas", "supervisor", "log_store", "overview",
+            "auth", "registry", "table", "balancer", "door", "reloader", "key_store", "in_force", "history", "events",
+            "streams", "metrics", "ledger", "quotas", "supervisor", "log_store", "overview", "heartbeats", "late_usage",
+            "loader", "loads", "index",
         ),
         (),
     ),
 }  # fmt: skip
-"""By the names of variables: the packages that may set an attribute of such an object; no others do."""
-BALANCERS_SLOTS = {"on_want", "on_retry_change"}
+"""By the names of variables: the modules or packages that may set an attribute of such an object; no others do."""
+OF_A_WORKER = {"worker", "entry", "record", "known", "other", "new", "old", "silent", "gone"}
+"""The names of variables with a worker's record or a managed worker."""
+WRITERS_OF_WORKERS = {
+    "fleet.worker_record": WorkerRecord,
+    "fleet.managed_records": WorkerRecord,
+    "fleet.probes": WorkerRecord,
+    "fleet.registry": WorkerRecord,
+    "fleet.load_times": WorkerRecord,
+    "fleet.worker_table": WorkerRecord,
+    "supervisor.managed_worker": ManagedWorker,
+}
+"""The modules that may set an attribute of a worker's record, or of a managed worker."""
+
+
+@functools.cache
+def attributes_of(owner):
+    """Return the names of a class' attributes: its fields, and what its methods set."""
+    fields = {field.name for field in attrs.fields(owner)} if attrs.has(owner) else set()
+    tree = ast.parse(inspect.getsource(owner))
+    return fields | {name for variable, name in writes_of(tree) if variable == "self"}
 
 
 @every_source
 def test_state_has_one_writer(source):
-    """Whoever wants an object to change calls one of its methods, which is where to look for the cause."""
+    """Code that wants an object to change calls one of its methods, so that listeners hear of every change."""
+    module = module_of(source).removeprefix("ichat.")
+    names = {name for owner in set(WRITERS_OF_WORKERS.values()) for name in attributes_of(owner)}
     for owner, name in writes_of(tree_of(source)):
         variable = owner.rpartition(".")[2].removeprefix("_")
-        rooms = WRITERS.get(variable)
-        if rooms is not None and name not in BALANCERS_SLOTS:
-            assert room_of(source) in rooms, f"{owner}.{name}"
+        if variable in WRITERS:
+            assert module in WRITERS[variable] or room_of(source) in WRITERS[variable], f"{owner}.{name}"
+        elif variable in OF_A_WORKER and name in names:
+            assert module in WRITERS_OF_WORKERS, f"{owner}.{name}"
+            assert name in attributes_of(WRITERS_OF_WORKERS[module]), f"{owner}.{name}"
 
 
 # Prose: every Markdown file that a person has written.

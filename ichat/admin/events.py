@@ -208,12 +208,12 @@ class EventStreams:
             if not self._followers:
                 await self._woken.wait()
             registry = self._overview.registry
-            registry.add_listener(self.wake)
+            registry.changed.add(self.wake)
             try:
                 while self._followers:
                     await self._look_and_rest()
             finally:
-                registry.remove_listener(self.wake)
+                registry.changed.remove(self.wake)
                 for kind in self._kinds:
                     kind.told.clear()
 

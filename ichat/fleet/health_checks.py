@@ -100,7 +100,7 @@ class HealthChecker:
         now = trio.current_time()
         own = unseen(self._registry, now - self._settings.interval_s)
         for endpoint, _ in own:
-            endpoint.seen_at = now
+            endpoint.see(now)
         await client.ask_each([*self._registry.to_probe(), *own], self._probe)
 
     async def _probe(self, asked: tuple[Endpoint, WorkerRecord | None]) -> None:

@@ -16,8 +16,10 @@ import trio
 from ichat import errors
 from ichat.config.schema import Config, Limits
 from ichat.fleet.registry import Registry
-from ichat.fleet.worker_record import Registration, WorkerRecord
+from ichat.fleet.worker_facts import Registration
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.http.parties import party_of
+from ichat.listeners import Listeners
 from ichat.protocol.json_text import parsed
 from ichat.protocol.messages import (
     HEARTBEAT_INTERVAL_MAX_S,
@@ -95,8 +97,8 @@ class HeartbeatReceiver:
         self._lookups = HostLookups()
         self._turn = _Turn()
         """Held for each step with a large heartbeat."""
-        self.settle: Callable[[str, Sequence[LateUsage]], None] = lambda _worker, _told: None
-        """Called with a worker's report on responses that were made in the background."""
+        self.used_late: Listeners[[str, Sequence[LateUsage]]] = Listeners()
+        """Called with a worker's id and its report on responses that were made in the background."""
 
     def __repr__(self) -> str:
         return f"<HeartbeatReceiver of {self._registry!r}>"
@@ -253,7 +255,7 @@ class HeartbeatReceiver:
             sentence = f"Workers {who} {allowed}: raise that, or end some."
             raise errors.rate_limited(sentence, f"limits.{recorded.limit}", 60)
         if late_usage:
-            self.settle(worker_id, late_usage)
+            self.used_late(worker_id, late_usage)
         if recorded.has_moved:
             self._moved()
         worker = registry.get(worker_id)

@@ -3,40 +3,23 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ichat.fleet.worker_loads import WorkerLoads
-from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
+from ichat.fleet.load_times import WorkerLoads
+from ichat.fleet.worker_facts import WorkerEnd
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.fleet.worker_table import WorkerTable
+from ichat.listeners import Listeners
 
 
-class Listened:
-    """Has functions called after its changes."""
-
-    def __init__(self) -> None:
-        self._listeners: dict[Callable[[], None], None] = {}
-
-    def add_listener(self, listener: Callable[[], None]) -> None:
-        """Have a function called after every change."""
-        self._listeners[listener] = None
-
-    def remove_listener(self, listener: Callable[[], None]) -> None:
-        """Have it called no longer."""
-        del self._listeners[listener]
-
-    def notify(self) -> None:
-        """Call the listeners: something has changed."""
-        for listener in list(self._listeners):
-            listener()
-
-
-class ManagedRecords(Listened):
+class ManagedRecords:
     """Workers in a table, with records that change with their processes."""
 
     def __init__(self, table: WorkerTable, clock: Callable[[], float], max_in_flight: int) -> None:
         """`max_in_flight` is the default of a worker."""
-        super().__init__()
         self._table, self._clock = table, clock
         self.max_in_flight = max_in_flight
         self.loads = WorkerLoads(clock)
+        self.changed: Listeners[[]] = Listeners()
+        """Called after every change, except changes by time alone."""
         self.version = 0
         """Grows with each change of which the state directory or a log follower must know."""
 
@@ -71,13 +54,13 @@ class ManagedRecords(Listened):
         """Send a managed worker no more requests: it is about to be stopped, and started anew if it `returns`."""
         worker.is_draining, worker.returns = True, worker.returns or returns
         self._table.refresh(worker)
-        self.notify()
+        self.changed()
 
     def resume(self, worker: WorkerRecord) -> None:
         """Send a managed worker requests again: it is not stopped after all."""
         worker.is_draining = False
         self._table.refresh(worker)
-        self.notify()
+        self.changed()
 
     def cool(self, worker: WorkerRecord, end: WorkerEnd | None = None) -> None:
         """Record that a worker that is loaded on demand has no process now, and is loaded at the next request.
@@ -95,7 +78,7 @@ class ManagedRecords(Listened):
     def enter_load(self, worker: WorkerRecord, phase: str) -> None:
         """Record the gateway's own steps in starting a managed worker."""
         if self.loads.enter(worker, phase):
-            self.notify()
+            self.changed()
 
     def restart(self, worker: WorkerRecord) -> None:
         """Count another start of a managed worker, unless it was cold, and forget the facts of the start before."""
@@ -129,10 +112,10 @@ class ManagedRecords(Listened):
 
     def _set_concurrency(self, worker: WorkerRecord) -> None:
         if (endpoint := self._table.endpoint_of(worker)) is not None and worker.heartbeat:
-            endpoint.in_flight_max = worker.max_in_flight or worker.heartbeat.max_in_flight or self.max_in_flight
+            endpoint.limit(worker.max_in_flight or worker.heartbeat.max_in_flight or self.max_in_flight)
 
     def _record_change(self, worker: WorkerRecord) -> None:
         """Record a change of a worker that the next gateway should know of."""
         self._table.refresh(worker)
         self.version += 1
-        self.notify()
+        self.changed()

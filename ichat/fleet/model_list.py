@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping
 
+from ichat.fleet.fleet_view import FleetView
 from ichat.fleet.registry import Registry
 from ichat.protocol.messages import ModelCard
 from ichat.routing.aliases import Alias, Aliases
@@ -32,7 +33,7 @@ def _with_owner(found: Listed, alias: Alias, registry: Registry) -> Listed:
     return found[0], registry.owner_of(main.model) or found[1]
 
 
-def near_models(model: str, registry: Registry, aliases: Aliases, allowed: frozenset[str] | None) -> list[str]:
+def near_models(model: str, registry: FleetView, aliases: Aliases, allowed: frozenset[str] | None) -> list[str]:
     """Return some of the names that are listed, the nearest to this name first; all of them if they are few.
 
     There are at most `NAMED_MAX` + 1 names: the last says that there are others. `allowed` has the names of a key

@@ -90,7 +90,7 @@ class ProbedFleet(ManagedRecords, ModelDirectory):
                 self._kept_at, self.version = now, self.version + 1
             self._table.refresh(worker)
         if has_changed or changes != (self.version, self._table.changes):
-            self.notify()
+            self.changed()
 
     def forget_probes(self) -> None:
         """Forget the results of health checks: there are none any more."""

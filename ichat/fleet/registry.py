@@ -14,7 +14,8 @@ from ichat.fleet.packed_args import ArgsPacker, PackedArgs
 from ichat.fleet.probes import ProbedFleet
 from ichat.fleet.registered_servers import Server
 from ichat.fleet.views import describe
-from ichat.fleet.worker_record import AWAY, Registration, State, WorkerEnd, WorkerRecord
+from ichat.fleet.worker_facts import Registration, WorkerEnd
+from ichat.fleet.worker_record import AWAY, State, WorkerRecord
 from ichat.fleet.worker_table import FORGET_S, WorkerTable
 from ichat.protocol.messages import Heartbeat, Machine, PeerLoss, names_of
 from ichat.routing.availability import TooManyWorkers, TooMuchRegistered
@@ -140,7 +141,7 @@ class Registry(ProbedFleet):
             return is_new
         worker = self._table.get(heartbeat.worker_id)
         if worker is not None and registration is not None and heartbeat.state != "gone":
-            worker.registration = registration
+            worker.registered(registration)
         return Recorded(is_new, (worker.place if worker is not None else None) != before)
 
     def _admit(self, heartbeat: Heartbeat, sender: str | None) -> bool | TooManyWorkers | TooMuchRegistered:
@@ -172,7 +173,7 @@ class Registry(ProbedFleet):
         self._place(worker, heartbeat)
         self._table.refresh(worker)
         if worker.managed or changes != (self.version, self._table.changes):
-            self.notify()
+            self.changed()
         return known is None
 
     def _weigh(self, heartbeat: Heartbeat, known: WorkerRecord | None, sender: str | None) -> TooMuchRegistered | None:
@@ -193,19 +194,18 @@ class Registry(ProbedFleet):
     def reconfigure(self, config: Config) -> None:
         """Use the limits and circuit breakers of another configuration; counts and circuits keep their state."""
         before, self.max_in_flight = self.max_in_flight, config.routing.max_in_flight
-        self._workers_max, self._table.weights.limits = config.limits.workers_max, config.limits
-        self._table.restart_wait_s = config.timeouts.restart_wait_s
+        self._workers_max = config.limits.workers_max
         if before != self.max_in_flight:
             for worker in self._table:
                 self._set_concurrency(worker)
         for route in self.routes():  # they may be new
-            route.circuit.settings = config.circuit_breaker
+            route.circuit.reconfigure(config.circuit_breaker)
         if self._circuit_breaker != config.circuit_breaker:
             self._circuit_breaker = config.circuit_breaker
             for endpoint in self._table.endpoints():
-                endpoint.circuit.settings = config.circuit_breaker
-        self._table.set_wedged_after(config.timeouts.wedged_after_s)
-        self.notify()
+                endpoint.circuit.reconfigure(config.circuit_breaker)
+        self._table.reconfigure(config)
+        self.changed()
 
     def use_servers(self, servers: Mapping[str, Server]) -> None:
         """Make these servers of the configuration workers, in place of those of the configuration before.
@@ -235,7 +235,7 @@ class Registry(ProbedFleet):
     def require_reauthentication(self) -> None:
         """Send workers from elsewhere nothing until their next heartbeat, since they must now know another token."""
         self._table.set_stale()
-        self.notify()
+        self.changed()
 
     def _record_goodbye(self, worker: WorkerRecord, heartbeat: Heartbeat) -> None:
         """Forget a worker that has ended in good order; a worker that failed is shown for a while."""
@@ -267,12 +267,7 @@ class Registry(ProbedFleet):
         """Make the worker's endpoint, or correct it by the worker's own report."""
         endpoint = self._table.place(worker, heartbeat, self._circuit_breaker)
         self._set_concurrency(worker)
-        endpoint.reports_prefixes, endpoint.reports_usage = heartbeat.prefix_reports, heartbeat.usage_reports
-        endpoint.reports_late_usage = heartbeat.late_usage_reports
-        if heartbeat.state == "asleep":  # with an empty cache
-            endpoint.forget_prefixes()
-        counts = (heartbeat.progress.get("running"), heartbeat.progress.get("waiting"))
-        endpoint.report(int(sum(count for count in counts if count is not None)), self._clock())
+        endpoint.record_heartbeat(heartbeat, self._clock())
 
     def lost(self, worker_id: str) -> list[PeerLoss]:
         """Return the members that a worker's group has lost, or seems to have lost, since this worker is there."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet_view import FleetView
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.protocol.responses import RESPONSE_ID
 from ichat.routing.endpoint import Endpoint
@@ -18,7 +18,7 @@ class ResponseMissing:
     reason: str
 
 
-def holder_of(registry: Registry, response_id: str) -> WorkerRecord | ResponseMissing:
+def holder_of(registry: FleetView, response_id: str) -> WorkerRecord | ResponseMissing:
     """Return the worker that keeps a response."""
     match = RESPONSE_ID.fullmatch(response_id)
     if match is None:
@@ -31,7 +31,7 @@ def holder_of(registry: Registry, response_id: str) -> WorkerRecord | ResponseMi
 
 
 def continued_among(
-    registry: Registry, response_id: str, models: Sequence[str]
+    registry: FleetView, response_id: str, models: Sequence[str]
 ) -> tuple[tuple[str, ...], Endpoint | None] | ResponseMissing:
     """Return which of these models can continue a response, and the endpoint that keeps it.
 
@@ -47,7 +47,7 @@ def continued_among(
     return served[:1], registry.endpoint_of(worker)
 
 
-def continued_by(registry: Registry, response_id: str, model: str) -> Endpoint | ResponseMissing | None:
+def continued_by(registry: FleetView, response_id: str, model: str) -> Endpoint | ResponseMissing | None:
     """Return the endpoint that keeps the response which a request for this model continues.
 
     None for an external model: only its upstream knows.

@@ -1,36 +1,13 @@
-"""Waiting for changes of the registry and the balancer: no loop polls them."""
+"""Waiting for the balancer: for a lease, and for circuits that can be tried again. No loop polls it."""
 
 from collections.abc import Callable
 
 import trio
 
-from ichat.fleet.registry import Registry
 from ichat.routing.availability import Loadable, Refusal
 from ichat.routing.balancer import Balancer
-from ichat.routing.endpoint import Endpoint
 from ichat.routing.queue import Waiter
 from ichat.routing.request import Lease, RoutingRequest
-
-
-async def wait_changed(registry: Registry) -> None:
-    """Wait for a change in the registry, except changes by time alone."""
-    changed = trio.Event()
-    registry.add_listener(changed.set)
-    try:
-        await changed.wait()
-    finally:
-        registry.remove_listener(changed.set)
-
-
-async def wait_idle(endpoint: Endpoint) -> None:
-    """Wait until an endpoint has no request in flight."""
-    if endpoint.in_flight:
-        idle = trio.Event()
-        endpoint.when_idle.add(idle.set)
-        try:
-            await idle.wait()
-        finally:
-            endpoint.when_idle.discard(idle.set)
 
 
 async def wait_lease(
@@ -63,9 +40,7 @@ async def wait_lease(
 async def retry_forever(balancer: Balancer) -> None:
     """Let waiting requests try circuits as soon as these can be tried again."""
     while True:
-        changed = trio.Event()
-        balancer.on_retry_change = changed.set
         with trio.move_on_at(balancer.retry_at):
-            await changed.wait()
+            await balancer.retry_changed.wait()
         if trio.current_time() >= balancer.retry_at:
             balancer.dispatch_waiting()

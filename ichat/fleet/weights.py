@@ -77,13 +77,17 @@ class Weights:
     """The sizes of the workers that joined, by their ids."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+        self._limits = limits
         self._registered: dict[str, Registered] = {}
         self._all = _Account()
         self._by_sender: dict[str, _Account] = {}
 
     def __repr__(self) -> str:
         return f"<Weights {self._all.bytes} bytes, {self._all.names} names, {len(self._by_sender)} senders>"
+
+    def reconfigure(self, limits: Limits) -> None:
+        """Use other limits from the next heartbeat on."""
+        self._limits = limits
 
     def admit(self, heartbeat: Heartbeat, args: PackedArgs | None, sender: str) -> TooMuchRegistered | None:
         """Count the memory for a heartbeat from this sender, in place of its worker's last heartbeat.
@@ -126,7 +130,7 @@ class Weights:
         """Return the limit that is passed now, with this worker."""
         if before is not None and _is_no_more(one, before):
             return None
-        limits, account = self.limits, self._by_sender[one.sender]
+        limits, account = self._limits, self._by_sender[one.sender]
         for name, found, allowed in (
             ("joined_bytes_max", self._all.bytes, limits.joined_bytes_max),
             ("joined_names_max", self._all.names, limits.joined_names_max),

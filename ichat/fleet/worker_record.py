@@ -8,8 +8,8 @@ import attrs
 
 from ichat.errors import DECLINED
 from ichat.fleet.packed_args import PackedArgs
-from ichat.fleet.prefix_hits import PrefixHits
 from ichat.fleet.registered_servers import Server
+from ichat.fleet.worker_facts import PrefixHits, Registration, WorkerEnd
 from ichat.fleet.worker_load import WorkerLoad, load_after, load_of
 from ichat.protocol.messages import Heartbeat, Machine, ModelCard, PeerLoss, WorkerState, names_of, response_tag
 from ichat.routing.availability import NOT_NOW
@@ -57,45 +57,6 @@ _TOLD: Mapping[State, str] = {
 def told_of(states: Collection[State]) -> str:
     """Return the text for clients about a model that nothing serves, by the states of its workers."""
     return next((words for state, words in _TOLD.items() if state in states), NOT_NOW)
-
-
-@attrs.frozen
-class WorkerEnd:
-    """How a worker's process ended, and why."""
-
-    why: str
-    """In a few words, for use after the worker's name."""
-    at: float
-    """In seconds since 1970."""
-    exit_code: int | None = None
-    signal: str | None = None
-    oom_killed: bool = False
-    """Whether the kernel ended it, or a process of it, since there was no memory left."""
-    cause: str = ""
-    """In a sentence, if it is known."""
-    last_lines: Sequence[str] = ()
-
-    def __str__(self) -> str:
-        """Return all of this as a part of a sentence."""
-        return f"{self.why}: {self.cause.removesuffix('.')}" if self.cause else self.why
-
-
-@attrs.frozen(eq=False)
-class Registration:
-    """The registration in a worker's newest whole heartbeat, and the sender and rules of the last check of its host."""
-
-    digest: bytes | None
-    """The digest of all its members, as it was received; None where there can be none."""
-    name: str
-    """The worker's own digest of it; empty if it gave none."""
-    interval_s: float
-    """The worker's own interval, in seconds."""
-    host: str
-    """The worker's host by its own account."""
-    checked_for: object
-    """The rules and the sender for which the host was last checked."""
-    checked_at: float
-    """The time of that check, in seconds of Trio's clock."""
 
 
 @attrs.define(eq=False)

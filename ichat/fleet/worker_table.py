@@ -5,14 +5,14 @@ changes by time alone are found by their deadlines.
 """
 
 import functools
+import heapq
 import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator
 
-from ichat.config.schema import CircuitBreaker, Limits
+from ichat.config.schema import CircuitBreaker, Config, Limits
 from ichat.fleet import groups
-from ichat.fleet.deadlines import Deadlines
 from ichat.fleet.weights import Weights
 from ichat.fleet.worker_index import WorkerIndex
 from ichat.fleet.worker_record import HEARTBEATS_MISSED_MAX, State, WorkerRecord, told_of
@@ -30,6 +30,50 @@ FAILED_S = 600.0
 RETRY_AFTER_S = 5
 REASONS_MAX = 8
 """The most workers with a reason why they do not serve a model."""
+_STALE_ENTRIES_MAX = 64
+"""The heap may have this many entries more than twice the workers before stale entries are removed."""
+
+
+class Deadlines:
+    """When each worker must be looked at again, without looking at all of them.
+
+    To set a later time costs nothing: the worker is then handed out too early, and must be set again.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, WorkerRecord]] = []
+        self._times: dict[WorkerRecord, float] = {}
+        self._numbers = itertools.count()
+        self.next_at = math.inf
+        """When there is something to do, at the earliest."""
+
+    def __repr__(self) -> str:
+        return f"<Deadlines of {len(self._times)} workers, the next at {self.next_at:g}>"
+
+    def set(self, worker: WorkerRecord, at: float) -> None:
+        """Hand a worker out at this time, or earlier."""
+        if at < self._times.get(worker, math.inf):
+            self._times[worker] = at
+            heapq.heappush(self._heap, (at, next(self._numbers), worker))
+            self.next_at = self._heap[0][0]
+            if len(self._heap) > 2 * len(self._times) + _STALE_ENTRIES_MAX:
+                self._heap = [(time, next(self._numbers), one) for one, time in self._times.items()]
+                heapq.heapify(self._heap)
+
+    def pop(self, now: float) -> list[WorkerRecord]:
+        """Return the workers whose time has passed, and forget them until they are set again."""
+        found: list[WorkerRecord] = []
+        while self._heap and self._heap[0][0] <= now:
+            at, _, worker = heapq.heappop(self._heap)
+            if self._times.get(worker) == at:
+                del self._times[worker]
+                found.append(worker)
+        self.next_at = self._heap[0][0] if self._heap else math.inf
+        return found
+
+    def remove(self, worker: WorkerRecord) -> None:
+        """Forget a worker."""
+        self._times.pop(worker, None)
 
 
 class WorkerTable:
@@ -105,11 +149,10 @@ class WorkerTable:
             access = None if server is None else server.access
             in_flight_max = heartbeat.max_in_flight
             endpoint = Endpoint(upstream, worker.id.encode(), in_flight_max, access=access, circuit=circuit)
-            endpoint.when_troubled = functools.partial(self.refresh, worker)
+            endpoint.troubled.add(functools.partial(self.refresh, worker))
             self._endpoints[worker.id] = endpoint
         elif (endpoint.upstream.host, endpoint.upstream.port) != (host, port):
-            endpoint.upstream = Upstream(f"worker {worker.id}", host, port)
-            endpoint.forget_probes()
+            endpoint.move(Upstream(f"worker {worker.id}", host, port))
             worker.answers = False
         return endpoint
 
@@ -134,7 +177,7 @@ class WorkerTable:
             self._expiries.set(worker, _expires_at(worker))
         endpoint = self._endpoints.get(worker.id) if is_ready else None
         if endpoint is not None and not self._index.is_ready(worker):
-            endpoint.ready_since, endpoint.context_tokens = self._clock(), worker.context_tokens
+            endpoint.ready_again(worker.context_tokens, self._clock())
         self.changes += self._index.update(worker, endpoint)
 
     def set_stale(self) -> None:
@@ -145,8 +188,10 @@ class WorkerTable:
                 worker.is_stale = True
                 self.changes += self._index.set_not_ready(worker)
 
-    def set_wedged_after(self, seconds: float) -> None:
-        """Update the workers with busy engines: from now on they are wedged after this time, in seconds."""
+    def reconfigure(self, config: Config) -> None:
+        """Use the limits and times of another configuration; after another time, other workers are wedged."""
+        self.weights.reconfigure(config.limits)
+        self.restart_wait_s, seconds = config.timeouts.restart_wait_s, config.timeouts.wedged_after_s
         if seconds != self._wedged_after_s:
             self._wedged_after_s = seconds
             for worker in self._workers.values():

@@ -234,8 +234,7 @@ class Attempt:
     def _note_lost_usage(self) -> None:
         """Log, once for each start of a worker, that a whole stream arrived without the tokens that it used."""
         endpoint = self.endpoint
-        if not endpoint.is_usage_lost and self._forwarded.path.endswith(b"/completions"):
-            endpoint.is_usage_lost = True
+        if self._forwarded.path.endswith(b"/completions") and endpoint.lose_usage():
             log.warning(
                 "%s reports the tokens of each request, and a whole stream came without them: a proxy on the way may"
                 " drop trailers. The tokens of its streams are only estimated",
@@ -347,7 +346,8 @@ class Attempt:
             self.record_failure(answers=True)
         elif self.endpoint.circuit.record_response():
             self._context.balancer.dispatch_waiting()
-        self.answered_at = self.endpoint.seen_at = self._context.pool.hub.now
+        self.answered_at = self._context.pool.hub.now
+        self.endpoint.see(self.answered_at)
         if self._forwarded.is_copied and status < 400:
             self._send_copy()
         self._forwarded.request.release_body()

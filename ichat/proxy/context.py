@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ichat.config.schema import Config
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet_view import FleetView
 from ichat.http.pool import Pool
 from ichat.http.relay import ChunkGapHistogram
 from ichat.proxy.engine_control import DropNotices
@@ -25,7 +25,7 @@ class GatewayContext:
         auth: Auth,
         quotas: Quotas,
         *,
-        registry: Registry,
+        registry: FleetView,
         balancer: Balancer,
         pool: Pool,
         gaps: Callable[[str], ChunkGapHistogram],

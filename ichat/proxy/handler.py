@@ -85,7 +85,8 @@ class Gateway:
         self._heartbeats = heartbeats
         self._prefix_reports = prefix_reports
         self.in_flight = RequestsInFlight()
-        heartbeats.settle, context.late_usage.count = context.late_usage.settle, self._count_late
+        heartbeats.used_late.add(context.late_usage.settle)
+        context.late_usage.used.add(self._count_late)
         self._control = ControlPlane(context, control_socket, open_routes)
         self._sinks: Sequence[RecordSink] = [
             metrics,

@@ -3,10 +3,11 @@
 The gateway's request has a ticket, which only its worker can know. A report for a ticket counts once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet_view import FleetView
+from ichat.listeners import Listeners
 from ichat.observability.request_record import UsedTokens
 from ichat.protocol.usage import LateUsage, new_ticket
 
@@ -26,20 +27,16 @@ class Spender(NamedTuple):
     """Of the worker: another start of it has no report of this response."""
 
 
-Count = Callable[[Spender, UsedTokens], None]
-"""Counts the tokens that a response has used."""
-
-
 class LateUsageBook:
     """Responses that are being made in the background. Purely synchronous."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: FleetView) -> None:
         self._registry = registry
         self._spenders: dict[str, Spender] = {}
         """By ticket, the oldest first."""
         self._by_key: dict[str, int] = {}
-        self.count: Count = lambda _spender, _used: None
-        """Set by the code that counts."""
+        self.used: Listeners[[Spender, UsedTokens]] = Listeners()
+        """Called with the tokens that a response has used."""
 
     def __repr__(self) -> str:
         return f"<LateUsageBook {len(self._spenders)}>"
@@ -77,7 +74,7 @@ class LateUsageBook:
             spender = self._spenders.get(one.ticket)
             if spender is not None and spender.worker == worker:
                 self.forget(one.ticket)
-                self.count(spender, UsedTokens(one.input, one.output, min(one.cached, one.input)))
+                self.used(spender, UsedTokens(one.input, one.output, min(one.cached, one.input)))
 
     def _start_of(self, worker: str) -> str:
         known = self._registry.get(worker)

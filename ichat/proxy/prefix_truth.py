@@ -31,12 +31,11 @@ def correct(index: PrefixIndex, chain: PrefixChain, endpoint: Endpoint, prompt_t
     if not chain.matched:
         return
     count = held(chain.matched, chain.length, prompt_tokens, cached_tokens)
+    wrong = endpoint.holder.record_match(is_wrong=count is not None)
     if count is None:
-        endpoint.holder.wrong = 0
         return
     chain.was_wrong = True
-    endpoint.holder.wrong += 1
-    if endpoint.holder.wrong >= WRONG_MAX:
+    if wrong >= WRONG_MAX:
         index.discard(chain.digests[count:], endpoint)
 
 

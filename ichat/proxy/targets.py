@@ -14,7 +14,7 @@ import attrs
 
 from ichat import errors
 from ichat.errors import ApiError
-from ichat.fleet.registry import Registry
+from ichat.fleet.fleet_view import FleetView
 from ichat.fleet.responses import ResponseMissing, continued_among, continued_by
 from ichat.http.heads import Headers, form_type
 from ichat.http.json_body import PARSED_BYTES_MAX, Body, find_model, members_of, rewrite_json
@@ -115,7 +115,7 @@ class TargetWalk:
         self.passed.append((self.model, reason))
         self.model, self._ahead, self._later, self._again = longer, [], [], self.alias.retries
 
-    def skips_too_long(self, registry: Registry, lengths: PromptLengths, bytes_in: int) -> bool:
+    def skips_too_long(self, registry: FleetView, lengths: PromptLengths, bytes_in: int) -> bool:
         """Go on to the model for longer prompts if the prompt seems too long for this model; return whether it does."""
         longer = self.longer
         if longer is None or not seems_too_long(registry, lengths, self.model, longer, bytes_in):
@@ -213,7 +213,7 @@ class TargetWalk:
 
 
 def continue_response(
-    registry: Registry, response_id: str, model: str, plan: Plan | None
+    registry: FleetView, response_id: str, model: str, plan: Plan | None
 ) -> tuple[Plan | None, Endpoint | None]:
     """Return the plan that is left for a request that continues a response, and the only endpoint that keeps it.
 
@@ -230,7 +230,7 @@ def continue_response(
     return Plan(left[0], attrs.evolve(plan.alias, longer=None)), left[1]
 
 
-def seems_too_long(registry: Registry, lengths: PromptLengths, model: str, longer: str, bytes_in: int) -> bool:
+def seems_too_long(registry: FleetView, lengths: PromptLengths, model: str, longer: str, bytes_in: int) -> bool:
     """Return whether a prompt of this size is clearly too long for a model, by earlier prompts; 0: not measurable.
 
     That is only an estimate: it counts where `longer`, the model for longer prompts, is ready.

@@ -19,6 +19,7 @@ from ichat.admin.reload import ApplyConfig, ConfigFile, Reconfigurable, Reloader
 from ichat.config.load import contradictions_of_all_limits
 from ichat.config.schema import Config
 from ichat.errors import EXIT_USAGE, Exit
+from ichat.fleet.fleet_view import FleetView
 from ichat.fleet.health_checks import HealthChecker
 from ichat.fleet.heartbeats import HeartbeatReceiver
 from ichat.fleet.prefix_reports import PrefixReportReceiver
@@ -148,7 +149,7 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
     registry.reconfigure(config)
     registry.use_servers(parts.servers)
     balancer = Balancer(registry.availability, trio.current_time, config.routing)
-    registry.add_listener(balancer.dispatch_waiting)
+    registry.changed.add(balancer.dispatch_waiting)
     quotas = Quotas(with_made.limits, with_made.security.keys, with_made.prices)
     ledger = Ledger(config.usage, state.path, registry.has, quotas)
     log_store = LogStore(state.log_directory, config.logs)
@@ -163,17 +164,18 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
 def build_data_plane(
     config: Config, control: Control, tls: ssl.SSLContext | None, state: StateDirectory, tracing: Tracing
 ) -> DataPlane:
-    """Make the parts that answer requests: they ask the registry, and report to the ledger."""
+    """Make the parts that answer requests: they read the fleet by its view, and report to the ledger."""
     from ichat.admin.open_routes import OpenRoutes  # its frameworks are not needed to report a wrong configuration
     from ichat.admin.openapi import document
 
     auth, registry, balancer, timeouts = control.auth, control.registry, control.balancer, config.timeouts
+    fleet: FleetView = registry
     access = AccessLog(config.logs.access_log, config.logs.access_lines_max, config.logs.format)
     hub = Hub()
     metrics = Metrics(registry, balancer, lambda: control.monitor.report, lambda: control.supervisor.loader.counts)
     context = GatewayContext(
         config, auth, control.quotas,
-        registry=registry, balancer=balancer, gaps=metrics.gaps,
+        registry=fleet, balancer=balancer, gaps=metrics.gaps,
         pool=Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s),
         shadows=Shadows(balancer, metrics.shadows, config.routing.shadows_max),
     )  # fmt: skip

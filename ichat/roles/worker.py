@@ -154,9 +154,9 @@ async def run(
             orphan_after_s=options.orphan_after_s or math.inf,
         )
         await _join(sender, options.gateway_address, token)
-        worker.changed = sender.changed
+        worker.changed.add(sender.changed)
         if port:
-            worker.grouped = sender.warn_of_loopback
+            worker.grouped.add(sender.warn_of_loopback)
     deadlines = ShutdownDeadlines(door)
     pipe = launcher_pipe()
     with (

@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -25,6 +25,7 @@ from ichat.hardware.machines import LOOK_S, MachineMonitor, MachineReport, machi
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.request import Request
 from ichat.http.server import Client
+from ichat.listeners import Listeners
 from ichat.observability.logs.capture import Capture
 from ichat.observability.logs.endpoint import LogEndpoint
 from ichat.protocol.messages import (
@@ -92,11 +93,11 @@ class WorkerServer:
         self.start_id = secrets.token_hex(8)
         own = [(WORKER_HEADER, self.id.encode())]
         self.log = LogEndpoint(capture.buffer, capture.settle, own) if capture is not None else None
-        self.changed: Callable[[], None] = _ignore
+        self.changed: Listeners[[]] = Listeners()
         """Called when the gateway needs a heartbeat now."""
         self.late_usages = LateUsages(lambda: thread.run_in_trio(self._report_change))
         engine.adapter.late_usage = self.late_usages.add
-        self.grouped: Callable[[], None] = _ignore
+        self.grouped: Listeners[[]] = Listeners()
         """Called when the worker turns out to be a member of a group."""
         self._machine_monitor = MachineMonitor(lambda: {os.getpid(): self.id}, self.id)
 
@@ -367,7 +368,3 @@ def metrics_of(thread: EngineThread, report: MachineReport | None = None) -> byt
     registry = CollectorRegistry()
     registry.register(OurMetrics())
     return generate_latest(registry)
-
-
-def _ignore() -> None:
-    """Do nothing: the worker has no gateway."""

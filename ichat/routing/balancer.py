@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ichat.config.schema import Config, Routing
+from ichat.listeners import Listeners
 from ichat.routing.availability import (
     Availability,
     Draining,
@@ -54,9 +55,9 @@ class Balancer:
         self._queues: dict[str, FairQueue] = {}
         self.retry_at = math.inf
         """When the next circuit that requests wait for can be tried."""
-        self.on_retry_change: Callable[[], None] | None = None
+        self.retry_changed: Listeners[[]] = Listeners()
         """Called when `retry_at` has changed."""
-        self.on_want: Callable[[str], None] | None = None
+        self.wanted: Listeners[[str]] = Listeners()
         """Called with the name of a model that must be loaded, when a request begins to wait for that."""
 
     def __repr__(self) -> str:
@@ -189,8 +190,8 @@ class Balancer:
         waiter = Waiter(request, granted, self._clock(), waits_for_load=self.loadable(request.model) is not None)
         self._queues.setdefault(request.model, FairQueue()).add(waiter)
         self.dispatch_waiting()
-        if waiter.waits_for_load and self.on_want is not None:
-            self.on_want(request.model)
+        if waiter.waits_for_load:
+            self.wanted(request.model)
         return waiter
 
     def close(self) -> None:
@@ -256,8 +257,7 @@ class Balancer:
                 self._refuse_waiting(queue, found)
         if retry_at != self.retry_at:
             self.retry_at = retry_at
-            if self.on_retry_change is not None:
-                self.on_retry_change()
+            self.retry_changed()
 
     def _refuse_waiting(self, queue: FairQueue, found: NotReady | Unknown) -> None:
         """Refuse requests that nothing will serve any more: a load has failed, or its worker was removed."""

@@ -48,6 +48,10 @@ class Circuit:
     probe_until: float = -math.inf
     """Until then no other request is let through: the newest probe is under way."""
 
+    def reconfigure(self, settings: CircuitBreaker) -> None:
+        """Go on by other settings; counts stay."""
+        self.settings = settings
+
     def state(self, now: float) -> State:
         """Return its state."""
         if self.open_until is None or not self.settings.failures_max:

@@ -1,7 +1,7 @@
 """Places that requests are sent to, with what this process counts and has seen of them."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 import attrs
@@ -10,7 +10,8 @@ from ichat.http.heads import Headers
 from ichat.http.json_body import Body
 from ichat.http.pool import Upstream
 from ichat.http.request import Request
-from ichat.protocol.messages import PROOF_HEADER
+from ichat.listeners import Listeners
+from ichat.protocol.messages import PROOF_HEADER, Heartbeat
 from ichat.routing.access import Access
 from ichat.routing.circuit_breaker import Circuit
 
@@ -71,6 +72,11 @@ class CacheHolder:
             self._work, self._average, self._noted_at = work, average, now
         return work, average
 
+    def record_match(self, *, is_wrong: bool) -> int:
+        """Record whether a response showed that it held far less than was believed; return how many did in a row."""
+        self.wrong = self.wrong + 1 if is_wrong else 0
+        return self.wrong
+
     def add_work(self, now: float) -> None:
         """Count a request with a prefix."""
         if now - self._noted_at >= NOTED_S:
@@ -122,9 +128,9 @@ class Endpoint:
     """Whether its report about a stream did not arrive; that is logged once."""
     holder: CacheHolder = attrs.field(default=attrs.Factory(CacheHolder, takes_self=True), init=False, repr=False)
     """The prefixes believed to be in its cache are noted for this holder."""
-    when_troubled: Callable[[], object] | None = attrs.field(default=None, init=False, repr=False)
+    troubled: Listeners[[]] = attrs.field(factory=Listeners[[]], init=False, repr=False)
     """Called when `trouble` begins or ends."""
-    when_idle: set[Callable[[], None]] = attrs.field(factory=set[Callable[[], None]], init=False, repr=False)
+    idle: Listeners[[]] = attrs.field(factory=Listeners[[]], init=False, repr=False)
     """Called when its last request in flight ends."""
 
     def reconfigure(self, upstream: Upstream, access: Access | None, route: RequestTransform | None = None) -> None:
@@ -132,6 +138,15 @@ class Endpoint:
         self.route, self.access = route, access
         if self.upstream.tls is not None:
             self.upstream = upstream
+
+    def move(self, upstream: Upstream) -> None:
+        """Send later requests to another address."""
+        self.upstream = upstream
+        self.forget_probes()
+
+    def limit(self, in_flight_max: int) -> None:
+        """Send it at most this many requests at the same time."""
+        self.in_flight_max = in_flight_max
 
     @property
     def has_key(self) -> bool:
@@ -165,8 +180,12 @@ class Endpoint:
         """Count the end of a request that was sent there."""
         self.in_flight -= 1
         if not self.in_flight:
-            for notify in list(self.when_idle):
-                notify()
+            self.idle()
+
+    async def wait_idle(self) -> None:
+        """Wait until it has no request in flight."""
+        if self.in_flight:
+            await self.idle.wait()
 
     @property
     def trouble(self) -> str:
@@ -178,8 +197,8 @@ class Endpoint:
     def _set_trouble(self, unavailable_reason: str, health_failure: str) -> None:
         before = bool(self.unavailable_reason or self.health_failure)
         self.unavailable_reason, self.health_failure = unavailable_reason, health_failure
-        if self.when_troubled is not None and before != bool(unavailable_reason or health_failure):
-            self.when_troubled()
+        if before != bool(unavailable_reason or health_failure):
+            self.troubled()
 
     def begin(self) -> None:
         """Forget the observations of an earlier start of its worker."""
@@ -201,6 +220,28 @@ class Endpoint:
         self.external_load = max(0, requests - self.in_flight)
         self.reported_at = now
         self.record_reachable()
+
+    def record_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
+        """Record what its worker reports of itself."""
+        self.reports_prefixes, self.reports_usage = heartbeat.prefix_reports, heartbeat.usage_reports
+        self.reports_late_usage = heartbeat.late_usage_reports
+        if heartbeat.state == "asleep":  # with an empty cache
+            self.forget_prefixes()
+        counts = (heartbeat.progress.get("running"), heartbeat.progress.get("waiting"))
+        self.report(int(sum(count for count in counts if count is not None)), now)
+
+    def ready_again(self, context_tokens: int | None, now: float) -> None:
+        """Record that its worker is ready after it was not; `context_tokens` is the most of a prompt and its answer."""
+        self.ready_since, self.context_tokens = now, context_tokens
+
+    def see(self, now: float) -> None:
+        """Record that a response of it begins, or that a health check asks for it."""
+        self.seen_at = now
+
+    def lose_usage(self) -> bool:
+        """Record that its report about a stream did not arrive; return whether that is new in this start."""
+        was_lost, self.is_usage_lost = self.is_usage_lost, True
+        return not was_lost
 
     def record_reachable(self) -> None:
         """Record that it can be reached."""

@@ -8,15 +8,16 @@ import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.fleet.registry import Registry
-from ichat.fleet.waiting import wait_changed
-from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
+from ichat.fleet.worker_calls import change_engine
+from ichat.fleet.worker_facts import WorkerEnd
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.observability.logs.store import LogStore
 from ichat.preflight.obstacles import obstacles_of
 from ichat.protocol.load_story import STARTING
-from ichat.supervisor import sleep_calls
+from ichat.security.keys import proof_of
 from ichat.supervisor.host import Host, HostProcess
 from ichat.supervisor.last_words import LINES_MAX
-from ichat.supervisor.launch import python_of
+from ichat.supervisor.launch import python_of, token_of
 from ichat.supervisor.orphans import AdoptedProcess
 from ichat.supervisor.run_progress import RunProgress, RunResult, end_of
 
@@ -34,6 +35,16 @@ class SupervisorContext:
     """Called when there is something new that the next gateway should know."""
     hurry: trio.Event = attrs.field(factory=trio.Event)
     """Set when nothing is waited for any more."""
+
+    def reconfigure(self, config: Config) -> None:
+        """Use another configuration from now on."""
+        self.config = config
+
+    @property
+    def proof(self) -> bytes:
+        """The proof to workers that their gateway asks; empty without a token."""
+        token = token_of(self.config).encode()
+        return proof_of(token) if token else b""
 
     @property
     def log_store(self) -> LogStore:
@@ -80,11 +91,11 @@ class SupervisorContext:
 
     async def put_to_sleep(self, worker: WorkerRecord) -> None:
         """Have a worker's engine free its memory. Raises one of `client.FAILURES`."""
-        await sleep_calls.put_to_sleep(self.config, self.registry, worker)
+        await change_engine(self.registry, worker, self.proof, to="asleep")
 
     async def wake(self, worker: WorkerRecord) -> None:
         """Have a worker's engine allocate its memory again. Raises one of `client.FAILURES`."""
-        await sleep_calls.wake(self.config, self.registry, worker)
+        await change_engine(self.registry, worker, self.proof, to="ready", within_s=self.config.timeouts.load_s)
 
     def not_started(self, worker: WorkerRecord, cause: str) -> RunResult:
         """Return the result of a start that had no process."""
@@ -107,4 +118,4 @@ class SupervisorContext:
             if why := progress.failure(timeouts, now):
                 return why
             with trio.move_on_at(min(*progress.deadlines(timeouts), self.registry.state_until(worker))):
-                await wait_changed(self.registry)
+                await self.registry.changed.wait()

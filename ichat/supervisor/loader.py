@@ -14,7 +14,7 @@ import trio
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.fleet.load_view import EvictionView, LoadView, ObstacleView
-from ichat.fleet.waiting import wait_changed, wait_lease
+from ichat.fleet.waiting import wait_lease
 from ichat.fleet.worker_load import LoadKind
 from ichat.hardware.gpus import has_nvidia
 from ichat.observability.model_loads import LoadCounts
@@ -25,7 +25,7 @@ from ichat.routing.request import Lease, RoutingRequest
 from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.swaps import LoadPlan, SwapAction, SwapCandidate, SwapSet, decide, evictions_for
-from ichat.supervisor.watched_worker import LoadUnderWay, WatchedWorker
+from ichat.supervisor.watched_worker import WatchedWorker
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ class Loader:
 
     async def run_forever(self) -> None:
         """Decide, and have that carried out."""
-        self._registry.add_listener(self._on_registry_change)
-        self._balancer.on_want = self._on_want
+        self._registry.changed.add(self._on_registry_change)
+        self._balancer.wanted.add(self._on_want)
         while True:
             self._changed = trio.Event()
             pause_s = GAP_S
@@ -89,8 +89,7 @@ class Loader:
         self._changed.set()
 
     def _on_idle(self, watched: WatchedWorker) -> None:
-        """Note that a worker has no request any more; decide again if that may change anything now."""
-        watched.busy_at = trio.current_time()
+        """Decide again if it may change anything now that a worker has no request any more."""
         idle_s = watched.worker.spec.idle_s
         if self._is_pressed or watched.worker.phase != "ready" or (idle_s and watched.busy_at + idle_s < self._look_at):
             self._changed.set()
@@ -139,24 +138,9 @@ class Loader:
         watched = [self._watched.setdefault(one.id, WatchedWorker(one, self._on_idle)) for one in found]
         for one in watched:
             one.follow(self._registry.endpoint_of(one.worker.record))
-            self._note_load(one, now)
+            if (result := one.pop_result(now)) is not None:
+                self.counts.loaded(one.model, *result)
         return [one.candidate(now, has_gpus=self._has_gpus) for one in watched]
-
-    def _note_load(self, watched: WatchedWorker, now: float) -> None:
-        """Note how a load has ended, once it has."""
-        load, phase = watched.load, watched.worker.phase
-        if load is None:
-            return
-        if phase in ("ready", "draining"):
-            self._end_load(watched, "ready", now - load.began_at)
-        elif phase in ("cold", "down"):
-            is_failure = phase == "down" or watched.worker.failed_change == "ready"
-            self._end_load(watched, "failed" if is_failure else "stopped")
-
-    def _end_load(self, watched: WatchedWorker, result: str, seconds: float | None = None) -> None:
-        if watched.load is not None:
-            self.counts.loaded(watched.model, watched.load.reason, result, seconds)
-            watched.load = None
 
     # Actions.
 
@@ -168,7 +152,7 @@ class Loader:
             self.counts.swaps += 1
         if action.kind in ("start", "wake"):
             reason = "command" if self._commands[worker.spec.model_name] else "request"
-            watched.load = LoadUnderWay(action.kind, reason, now)
+            watched.begin_load(reason, now)
             worker.load()
             self._expect(watched, action.kind, now)
         elif action.kind == "drain":
@@ -221,7 +205,7 @@ class Loader:
             worker.unload(drain_s)
         with trio.move_on_after(drain_s + self._context.config.timeouts.stop_s + END_S):
             while any(one.phase == "ending" and not one.is_leaving for one in workers):
-                await wait_changed(self._registry)
+                await self._registry.changed.wait()
             return workers[0].id
         raise errors.model_not_ready(model, f"worker {workers[0].id} does not end", RETRY_AFTER_S)
 
@@ -241,7 +225,7 @@ class Loader:
             raise _conflict("cannot_sleep", f"The engine of worker {worker.id} cannot give its memory back: unload it.")
         worker.sleep()
         while worker.is_falling_asleep:
-            await wait_changed(self._registry)
+            await self._registry.changed.wait()
         if worker.failed_change or not worker.pid:
             raise _conflict("cannot_sleep", f"The engine of worker {worker.id} has not gone to sleep.")
         return worker.id

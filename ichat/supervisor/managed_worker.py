@@ -8,8 +8,8 @@ import attrs
 import trio
 
 from ichat.config.schema import ManagedWorkerConfig
-from ichat.fleet.waiting import wait_changed
-from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
+from ichat.fleet.worker_facts import WorkerEnd
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.preflight.claims import claims_of, do_share_gpu, do_share_port
 from ichat.protocol.load_story import CHECKING, MAKING_ROOM
 from ichat.supervisor.context import SupervisorContext
@@ -45,8 +45,6 @@ class ManagedWorker:
         self.id = worker_id
         self.spec = spec
         self.is_launched = is_launched
-        self.replaces: ManagedWorker | None = None
-        """The worker that serves its model until this worker can."""
         self._context = context
         self._workers = workers
         self._adopted = adopted
@@ -178,8 +176,7 @@ class ManagedWorker:
     def sleep(self) -> None:
         """Have it drained, and its engine free its memory."""
         if self.phase in ("ready", "draining"):
-            self._life.failed_change = ""
-            self._life.want("asleep", takes_requests=True)
+            self._life.sleep()
 
     def pause(self) -> None:
         """Send it no new requests, since its room is needed; `resume` reverses that."""
@@ -235,7 +232,7 @@ class ManagedWorker:
             if self._life.process is not None:
                 with trio.CancelScope(shield=True):
                     await self._life.process.sweep([])
-                self._life.process = None
+                self._life.hold(None)
             result = RunResult(WorkerEnd("could not be watched", time.time(), cause=repr(error)))
         is_final = self._life.end_run(result, self._context.config.restart)
         if is_final:
@@ -254,7 +251,7 @@ class ManagedWorker:
             nonlocal problems
             while any(leaves_room_for(one, self) for one in self._workers.values() if one is not self):
                 context.registry.enter_load(self.record, MAKING_ROOM)
-                await wait_changed(context.registry)
+                await context.registry.changed.wait()
             context.registry.enter_load(self.record, CHECKING)
             problems = await context.preflight(self.spec, holders_before(self, self._workers))
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import attrs
 
 from ichat.config.schema import Timeouts
-from ichat.fleet.worker_record import State, WorkerEnd
+from ichat.fleet.worker_facts import WorkerEnd
+from ichat.fleet.worker_record import State
 from ichat.observability.logs.lines import Line
 from ichat.supervisor.failure_causes import cause_of, describe_exit, oom_kills
 from ichat.supervisor.last_words import lines_of_end
@@ -45,6 +46,10 @@ class RunProgress:
             self.stuck_since = None
         elif self.stuck_since is None:
             self.stuck_since = now
+
+    def end(self) -> None:
+        """Note that its process has ended, or will."""
+        self.ended_at = time.time()
 
     def up_s(self, now: float) -> float:
         """Return for how long it has been up; less than 0 if it never was."""

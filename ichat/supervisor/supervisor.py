@@ -15,16 +15,15 @@ from ichat.config.load import read_worker
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.errors import ApiError
 from ichat.fleet.packed_args import PackedArgs
-from ichat.fleet.recall import request_heartbeats
 from ichat.fleet.registered_servers import id_for
 from ichat.fleet.registry import Registry
-from ichat.fleet.waiting import wait_changed
+from ichat.fleet.worker_calls import request_heartbeats
 from ichat.hardware.gpus import has_nvidia
 from ichat.http.parties import party_of
 from ichat.observability.logs.store import LogStore
 from ichat.protocol.messages import Heartbeat, parse_heartbeat
 from ichat.routing.balancer import Balancer
-from ichat.security.keys import digest_of, proof_of
+from ichat.security.keys import digest_of
 from ichat.security.redact import shown
 from ichat.supervisor import processes
 from ichat.supervisor.context import SupervisorContext
@@ -74,6 +73,8 @@ class Supervisor:
         self._remember_s = remember_s
         self._trials = trio.CapacityLimiter(TRIALS_MAX)
         self._workers: dict[str, ManagedWorker] = {}
+        self._replaced: dict[str, str] = {}
+        """The id of the worker that serves a model until another worker can, by the id of that worker."""
         self._context = SupervisorContext(config, registry, LocalHost(state, log_store), self._remember_soon)
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
@@ -116,12 +117,11 @@ class Supervisor:
             self._nursery = nursery
             self._take_over(known.started)
             self.apply(self._context.config, self.changes(self._context.config))
-            self._registry.add_listener(self._on_registry_change)
+            self._registry.changed.add(self._on_registry_change)
             self._remember_soon()
             nursery.start_soon(self._remember_forever)
             nursery.start_soon(self.loader.run_forever)
-            token = token_of(self._context.config).encode()
-            nursery.start_soon(request_heartbeats, self._registry, proof_of(token) if token else b"")
+            nursery.start_soon(request_heartbeats, self._registry, self._context.proof)
             task_status.started()
             await trio.sleep_forever()
         with trio.CancelScope(shield=True):
@@ -249,14 +249,14 @@ class Supervisor:
         engines = self._context.config.engines, config.engines
         changes = changes_of_workers(running, config.managed_workers, *engines, restart_failed=restart_failed)
         kept = {change.worker_id for change in changes if change.action != "stop"}
-        replaced = {one.replaces.id for one in workers if one.replaces and one.id in kept}
+        replaced = {old for new, old in self._replaced.items() if new in kept}
         return [change for change in changes if change.action != "stop" or change.worker_id not in replaced]
 
     def apply(self, config: Config, changes: Sequence[Change]) -> None:
         """Begin to carry out the changes, waiting for none. Raises ApiError where the gateway is about to end."""
         if self._nursery is None or self._is_stopping:
             raise errors.draining()
-        self._context.config = config
+        self._context.reconfigure(config)
         self.loader.review()
         for change in changes:
             worker = self._workers.get(change.worker_id)
@@ -271,7 +271,7 @@ class Supervisor:
             elif change.spec is not None and change.action == "restart":
                 if change.new_first and change.spec.load == "start" and worker.is_wanted and not worker.record.is_down:
                     new = self._start(self._new_id(change.spec), change.spec, is_launched=False)
-                    new.replaces = worker
+                    self._replaced[new.id] = worker.id
                     self._nursery.start_soon(self._replace, new, worker)
                 else:
                     worker.restart(change.spec)
@@ -280,10 +280,10 @@ class Supervisor:
         """End the old worker once the new worker is ready, or will be loaded on demand; until then it still serves."""
         log.info("worker %s will replace worker %s once it is ready", new.id, old.id)
         while new.is_wanted and not (new.is_leaving or old.is_leaving or self._registry.state(new.record) == "ready"):
-            await wait_changed(self._registry)
+            await self._registry.changed.wait()
         if not (new.is_leaving or old.is_leaving):
             await self._remove_soon(old, self._context.config.timeouts.drain_s).wait()
-        new.replaces = None
+        del self._replaced[new.id]
 
     def _token(self) -> str:
         """Return a digest that distinguishes the workers' token from others without revealing it."""

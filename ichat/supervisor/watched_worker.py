@@ -3,23 +3,13 @@
 import math
 from collections.abc import Callable
 
-import attrs
+import trio
 
 from ichat.config.schema import ManagedWorkerConfig
-from ichat.fleet.worker_load import LoadKind
 from ichat.preflight.claims import Claims, claims_of
 from ichat.routing.endpoint import REPORT_S, Endpoint
 from ichat.supervisor.managed_worker import ManagedWorker
 from ichat.supervisor.swaps import SwapCandidate
-
-
-@attrs.define
-class LoadUnderWay:
-    """A load that has neither succeeded nor failed yet."""
-
-    kind: LoadKind
-    reason: str
-    began_at: float
 
 
 class WatchedWorker:
@@ -28,7 +18,8 @@ class WatchedWorker:
     def __init__(self, worker: ManagedWorker, became_idle: Callable[["WatchedWorker"], None]) -> None:
         """`became_idle` is called when its last request has ended."""
         self.worker = worker
-        self.load: LoadUnderWay | None = None
+        self._load: tuple[str, float] | None = None
+        """The reason and the beginning of a load that has neither succeeded nor failed yet."""
         self.busy_at = -math.inf
         """When it was last seen to have requests, or its last request ended."""
         self._ready_since = -math.inf
@@ -48,13 +39,32 @@ class WatchedWorker:
         """Hear when the last request ends there, and no more where it was before."""
         if self._endpoint is not endpoint:
             if self._endpoint is not None:
-                self._endpoint.when_idle.discard(self._hear_of_idleness)
+                self._endpoint.idle.remove(self._hear_of_idleness)
             self._endpoint = endpoint
             if endpoint is not None:
-                endpoint.when_idle.add(self._hear_of_idleness)
+                endpoint.idle.add(self._hear_of_idleness)
 
     def _hear_of_idleness(self) -> None:
+        self.busy_at = trio.current_time()
         self._became_idle(self)
+
+    def begin_load(self, reason: str, now: float) -> None:
+        """Note that its model is being loaded, for a `request` or a `command`."""
+        self._load = reason, now
+
+    def pop_result(self, now: float) -> tuple[str, str, float | None] | None:
+        """Return the reason for a load that has ended, how it has, and the seconds of a success, once; None: none has.
+
+        Only a load with a noted beginning counts.
+        """
+        phase = self.worker.phase
+        if self._load is None or phase not in ("ready", "draining", "cold", "down"):
+            return None
+        (reason, began_at), self._load = self._load, None
+        if phase in ("ready", "draining"):
+            return reason, "ready", now - began_at
+        is_failure = phase == "down" or self.worker.failed_change == "ready"
+        return reason, "failed" if is_failure else "stopped", None
 
     def report_until(self) -> float:
         """Return until when the worker's report of its load counts, if it counts anything; else `inf`."""

@@ -10,6 +10,7 @@ import trio
 from ichat.config.schema import Restart
 from ichat.fleet.registry import Registry
 from ichat.fleet.worker_record import WorkerRecord
+from ichat.listeners import Changed
 from ichat.supervisor import life
 from ichat.supervisor.host import HostProcess
 from ichat.supervisor.life import Actual, Alive, LifeAction, NoProcess, Wanted
@@ -31,8 +32,8 @@ class WorkerLife:
         """The process of the newest start, until nothing is left of it."""
         self.failed_change: Literal["", "asleep", "ready"] = ""
         """The change of the engine that has failed at this start."""
-        self._changed = trio.Event()
-        """Set, and replaced, at a change of either value."""
+        self._changed = Changed()
+        """Of either value."""
 
     def __repr__(self) -> str:
         return f"<WorkerLife {self.actual}, wanted {self.wanted}>"
@@ -86,12 +87,11 @@ class WorkerLife:
         if wanted == self.wanted and actual == self.actual:
             return
         self.wanted, self.actual = wanted, actual
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+        self._changed.notify()
         registry, record = self._registry, self._record
         is_drained = life.is_drained(wanted, actual, on_demand=record.on_demand)
         if is_drained is None or is_drained == record.is_draining:
-            registry.notify()
+            registry.changed()
         elif is_drained:
             registry.drain(record)
         else:
@@ -103,6 +103,19 @@ class WorkerLife:
         if isinstance(self.actual, NoProcess) and self.actual.kind == "cold" and self.wanted.state == "loaded":
             self._registry.restart(self._record)
             self.be(attrs.evolve(self.actual, kind="new"))
+
+    def sleep(self) -> None:
+        """Want the engine asleep, though that may have failed before."""
+        self.failed_change = ""
+        self.want("asleep", takes_requests=True)
+
+    def fail_change(self, to: Literal["asleep", "ready"]) -> None:
+        """Note that the engine has not gone to sleep, or has not woken."""
+        self.failed_change = to
+
+    def hold(self, process: HostProcess | None) -> None:
+        """Note the process of the newest start; None: nothing is left of it."""
+        self.process = process
 
     def begin(self) -> None:
         """Note that a start begins."""
@@ -155,9 +168,8 @@ class WorkerLife:
 
     async def wait_changed(self, until: float = math.inf) -> None:
         """Wait for a change of either value, until this time at most."""
-        changed = self._changed
         with trio.move_on_at(until):
-            await changed.wait()
+            await self._changed.wait()
 
     async def wait_end(self) -> None:
         """Wait until the process must end."""

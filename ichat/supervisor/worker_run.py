@@ -8,8 +8,8 @@ from typing import Literal
 import attrs
 import trio
 
-from ichat.fleet.waiting import wait_changed, wait_idle
-from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
+from ichat.fleet.worker_facts import WorkerEnd
+from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import client
 from ichat.supervisor import processes
 from ichat.supervisor.context import SupervisorContext
@@ -43,20 +43,20 @@ class WorkerRun:
         If this is cancelled, a process that may outlive its gateway goes on.
         """
         context, process, worker, life = self._context, self._process, self._worker, self._life
-        life.process = process
+        life.hold(process)
         context.remember()
         why, is_watched, up_s, progress = "", True, -1.0, RunProgress(trio.current_time())
         try:
             await processes.lower_session_priority(process.pid)
             why = await self._wait_for_end(progress)
             is_watched, up_s = False, progress.up_s(trio.current_time())
-            progress.ended_at = time.time()
+            progress.end()
             if why:
                 log.error("worker %s is ended: it %s", worker.id, why)
             elif life.must_end:
                 await self._drain()
             elif not worker.on_demand:
-                end = WorkerEnd(describe_exit(process.returncode), progress.ended_at)
+                end = WorkerEnd(describe_exit(process.returncode), progress.ended_at or time.time())
                 context.registry.fail(worker, end, trio.current_time())
             self._be(Clearing)
         finally:
@@ -67,7 +67,7 @@ class WorkerRun:
                     log.info("worker %s goes on without the gateway: the next one takes it over", worker.id)
                 else:
                     await process.end(context.config.timeouts.stop_s, context.hurry)
-                    life.process = None
+                    life.hold(None)
                 await context.log_store.end(worker.id)
                 process.close()
                 context.remember()
@@ -99,7 +99,7 @@ class WorkerRun:
             elif action.kind == "wake":
                 await self._change("ready")
             elif life.wanted.state == "asleep":  # it may have to become ready first
-                await wait_any(life.wait_changed, lambda: wait_changed(self._context.registry))
+                await wait_any(life.wait_changed, self._context.registry.changed.wait)
             else:
                 await life.wait_changed()
 
@@ -129,7 +129,7 @@ class WorkerRun:
             self._be(Sleeping if to == "asleep" else Serving)
             return
         log.error("worker %s could not be %s: %s", worker.id, "woken" if to == "ready" else "put to sleep", error)
-        life.failed_change = to
+        life.fail_change(to)
         if to == "asleep":
             wanted = attrs.evolve(life.wanted, state="loaded") if life.wanted.state == "asleep" else life.wanted
             life.set(wanted, Serving(actual.run, actual.failures))
@@ -146,4 +146,4 @@ class WorkerRun:
             if trio.current_time() >= until:
                 break
             with trio.move_on_at(until):
-                await wait_any(lambda: wait_idle(endpoint), hurry.wait, life.wait_changed)
+                await wait_any(endpoint.wait_idle, hurry.wait, life.wait_changed)

@@ -9,7 +9,7 @@ import trio
 from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, reset, until
 
 from ichat.config import load as configuration
-from ichat.fleet.worker_record import WorkerEnd
+from ichat.fleet.worker_facts import WorkerEnd
 from ichat.http.request import Request
 from ichat.protocol.messages import Heartbeat, response_tag
 from ichat.proxy.attempt import Attempt

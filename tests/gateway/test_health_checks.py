@@ -151,7 +151,7 @@ async def test_who_fails_gets_no_requests_until_it_is_well(world, status, why, a
     changes = []
     world.hear(heartbeat_interval=3600)
     await trio.sleep(25)
-    world.registry.add_listener(lambda: changes.append(trio.current_time()))
+    world.registry.changed.add(lambda: changes.append(trio.current_time()))
     world.status = status
     await trio.sleep(11)
     assert world.state() == "ready"

@@ -7,7 +7,7 @@ import pytest
 import trio
 from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, chunk, code_of, event, plain, until
 
-from ichat.fleet.worker_record import WorkerEnd
+from ichat.fleet.worker_facts import WorkerEnd
 from ichat.http.keepalive import COMMENT, is_comment
 from ichat.protocol.messages import Heartbeat, LoadPhase, response_tag
 from ichat.roles import gateway
@@ -112,7 +112,7 @@ async def test_all_who_wait_are_answered_once_the_worker_is_ready(open_site, con
     """20 first requests at once: nobody gets an error, and whoever loads models is told of each."""
     site = await open_site()
     wanted = []
-    site.balancer.on_want = wanted.append
+    site.balancer.wanted.add(wanted.append)
 
     async def load():
         await site.until_waiting(20)

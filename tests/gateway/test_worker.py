@@ -433,7 +433,7 @@ async def test_the_gateway_hears_at_once_of_other_models(make_worker, connect, s
     rig, port = await make_worker()
     address = f"http://127.0.0.1:{gateway_port}"
     reporter = HeartbeatSender(address, ca_file=None, host="127.0.0.1", now=rig.worker.heartbeat, lost=rig.host.fail)
-    rig.worker.changed = reporter.changed
+    rig.worker.changed.add(reporter.changed)
     nursery.start_soon(reporter.send_forever)
     await until(lambda: len(gateway.requests) == 1)
     client = await connect(port)

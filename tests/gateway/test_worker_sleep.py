@@ -41,7 +41,7 @@ async def test_an_engine_sleeps_and_wakes(make_worker, connect):
     """Asleep, the worker declines work as the gateway understands it, still tells of itself, and is the same afterwards."""
     rig, port = await make_worker("--sleeps", token="t")
     states = []
-    rig.worker.changed = lambda: states.append(rig.worker.state())
+    rig.worker.changed.add(lambda: states.append(rig.worker.state()))
     client = await connect(port)
     assert rig.worker.heartbeat().can_sleep
     assert await change(client, "sleep") == (200, {"state": "asleep"})

@@ -6,7 +6,7 @@ import pytest
 
 from ichat.fleet.groups import members_of
 from ichat.fleet.registry import Registry
-from ichat.fleet.worker_record import WorkerEnd
+from ichat.fleet.worker_facts import WorkerEnd
 from ichat.protocol.messages import Group, Heartbeat
 
 INTERVAL_S = 10

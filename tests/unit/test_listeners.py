@@ -43,3 +43,15 @@ async def test_a_change_wakes_all_that_wait_and_none_that_comes_later(autojump_c
         assert sorted(woken) == ["a", "b"]
         changed.notify()
     assert woken[-1] == "later"
+
+
+async def test_a_task_hears_the_next_news_and_no_more(autojump_clock):
+    """It goes on at the next call, and leaves nothing behind, even if it is cancelled."""
+    listeners = Listeners()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listeners.wait)
+        await wait_all_tasks_blocked()
+        listeners("news")
+    with trio.move_on_after(1):
+        await listeners.wait()
+    assert repr(listeners) == "<Listeners 0>"

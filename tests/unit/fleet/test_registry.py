@@ -8,7 +8,7 @@ import pytest
 from ichat.config.schema import CircuitBreaker, Config, Routing, Timeouts
 from ichat.errors import ApiError
 from ichat.fleet.registry import Registry
-from ichat.fleet.worker_record import WorkerEnd
+from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_table import WorkerTable
 from ichat.http.pool import Upstream
 from ichat.protocol.messages import Group, Heartbeat, ModelCard, parse_heartbeat
@@ -162,7 +162,7 @@ def test_only_what_was_started_here_is_reached_by_a_unix_socket(registry):
 def test_a_beat_tells_who_waits(registry):
     """Whenever a worker may have become able to serve, queues are told."""
     told = []
-    registry.add_listener(lambda: told.append(1))
+    registry.changed.add(lambda: told.append(1))
     registry.record_heartbeat(heartbeat(state="loading"))
     registry.record_heartbeat(heartbeat())
     assert told == [1, 1]

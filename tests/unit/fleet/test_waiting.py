@@ -6,7 +6,7 @@ import trio.testing
 
 from ichat.config.schema import CircuitBreaker, Routing
 from ichat.fleet.registry import Registry
-from ichat.fleet.waiting import retry_forever, wait_changed, wait_idle, wait_lease
+from ichat.fleet.waiting import retry_forever, wait_lease
 from ichat.http.pool import Upstream
 from ichat.protocol.messages import Heartbeat
 from ichat.routing.availability import Full, Loadable, Ready
@@ -26,7 +26,7 @@ async def wait_state(registry, worker, wanted):
     """Wait as the supervisor does: for a change, or for the time at which silence is one."""
     while registry.state(worker) != wanted:
         with trio.move_on_at(registry.state_until(worker)):
-            await wait_changed(registry)
+            await registry.changed.wait()
 
 
 @pytest.fixture
@@ -71,11 +71,11 @@ async def test_every_change_by_the_supervisor_wakes_waiters(registry, autojump_c
     ]
     for change in changes:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait_changed, registry)
+            nursery.start_soon(registry.changed.wait)
             await trio.testing.wait_all_tasks_blocked()
             change()
     with trio.move_on_after(1) as scope:
-        await wait_changed(registry)
+        await registry.changed.wait()
     assert scope.cancelled_caught
 
 
@@ -83,12 +83,12 @@ async def test_an_endpoint_is_idle_after_its_last_request(registry, autojump_clo
     """Every waiter goes on when the last request ends, not when one of several does; an idle endpoint is not waited for."""
     registry.record_heartbeat(heartbeat())
     endpoint = registry.endpoint_of(registry.get("w"))
-    await wait_idle(endpoint)
+    await endpoint.wait_idle()
     endpoint.in_flight = 2
     done = []
 
     async def wait(name):
-        await wait_idle(endpoint)
+        await endpoint.wait_idle()
         done.append(name)
 
     async with trio.open_nursery() as nursery:
@@ -100,7 +100,7 @@ async def test_an_endpoint_is_idle_after_its_last_request(registry, autojump_clo
         assert done == []
         endpoint.end_request()
     assert sorted(done) == ["a", "b"]
-    assert endpoint.when_idle == set()
+    assert repr(endpoint.idle) == "<Listeners 0>"
 
 
 async def test_a_circuit_is_tried_as_soon_as_it_can_be(autojump_clock):

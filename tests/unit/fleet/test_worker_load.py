@@ -6,7 +6,7 @@ import pytest
 
 from ichat.fleet.registry import Registry
 from ichat.fleet.views import summarize
-from ichat.fleet.worker_record import WorkerEnd
+from ichat.fleet.worker_facts import WorkerEnd
 from ichat.protocol.messages import Heartbeat, LoadPhase
 
 IMPORT, WEIGHTS = LoadPhase("importing vLLM", 4.0), LoadPhase("loading weights", 2.0, "1 of 2 shards")
@@ -208,7 +208,7 @@ def test_two_that_wait_for_room_do_not_wake_each_other():
     """A phase that goes on is no change: otherwise each would wake the other for ever."""
     site, calls = Site(), []
     site.registry.enter_load(site.worker, "waiting for room")
-    site.registry.add_listener(lambda: calls.append(1))
+    site.registry.changed.add(lambda: calls.append(1))
     site.registry.enter_load(site.worker, "waiting for room")
     assert not calls
     site.registry.enter_load(site.worker, "checking")

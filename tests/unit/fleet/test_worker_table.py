@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ichat.fleet.deadlines import Deadlines
 from ichat.fleet.registry import Registry
-from ichat.fleet.worker_record import WorkerEnd, WorkerRecord
-from ichat.fleet.worker_table import REASONS_MAX
+from ichat.fleet.worker_facts import WorkerEnd
+from ichat.fleet.worker_record import WorkerRecord
+from ichat.fleet.worker_table import REASONS_MAX, Deadlines
 from ichat.protocol.messages import Group, Heartbeat, ModelCard, response_tag
 from ichat.routing.availability import Loadable, NotReady, Ready, Unknown
 from ichat.routing.sessions import HashRing, home_of
@@ -197,7 +197,7 @@ def test_a_request_and_a_heartbeat_look_at_no_other_worker(states):
     """With 1000 workers of one model a request finds the same list as before, and a heartbeat looks at its own worker."""
     registry, clock = known(1000)
     told = []
-    registry.add_listener(lambda: told.append(1))
+    registry.changed.add(lambda: told.append(1))
     found, before = registry.availability("m"), next(states)
     for number in range(100):
         clock.now += 0.1

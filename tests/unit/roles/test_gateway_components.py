@@ -44,7 +44,8 @@ async def test_log_sources_are_the_same_while_workers_are(tmp_path):
     config = configuration.parse(f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}"\n', "test.toml")
     with open_state(config.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
         components = build(config, None, state, tracing)
-        registry, sources = components.data.context.registry, LogSources(components.data.context)
+        registry = components.control.registry
+        sources = LogSources(registry, components.control.auth)
         registry.record_heartbeat(Heartbeat("w", "m", "h", 1))
         first = sources()
         registry.record_heartbeat(Heartbeat("w", "m", "h", 1, phase="well"))

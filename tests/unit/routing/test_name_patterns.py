@@ -15,9 +15,8 @@ from ichat.fleet.model_list import listed_model, listed_models
 from ichat.fleet.registry import Registry
 from ichat.fleet.views import result_of
 from ichat.protocol.messages import Heartbeat
-from ichat.routing.aliases import Aliases
+from ichat.routing.aliases import Aliases, NamePatterns
 from ichat.routing.availability import Prospect
-from ichat.routing.name_patterns import NamePatterns
 
 PARTS = st.text("ab-", max_size=4)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ichat.config.schema import Config, Routing, Timeouts
 from ichat.fleet.registry import Registry
 from ichat.fleet.responses import ResponseMissing, holder_of
-from ichat.fleet.worker_record import WorkerEnd
+from ichat.fleet.worker_facts import WorkerEnd
 from ichat.protocol.messages import Heartbeat, ModelCard, response_tag
 from ichat.routing.availability import Full, Loadable, NotReady, Ready, Unknown
 from ichat.routing.balancer import Balancer
@@ -33,9 +33,9 @@ class Site:
         self.balancer = Balancer(
             self.registry.availability, lambda: self.now, Routing(policy=policy, queue_max=queue_max)
         )
-        self.registry.add_listener(self.balancer.dispatch_waiting)
+        self.registry.changed.add(self.balancer.dispatch_waiting)
         self.wanted = []
-        self.balancer.on_want = self.wanted.append
+        self.balancer.wanted.add(self.wanted.append)
 
     def add(self, worker_id="w", *, on_demand=True):
         """Add a managed worker of the model m; one loaded on demand is cold."""

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from ichat.config.schema import Restart
-from ichat.fleet.worker_record import WorkerEnd
+from ichat.fleet.worker_facts import WorkerEnd
 from ichat.supervisor import life
 from ichat.supervisor.life import (
     Changing,

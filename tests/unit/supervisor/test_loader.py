@@ -135,7 +135,7 @@ class Rig:
         self.refusals = {"asleep": [], "ready": []}
         self.registry = Registry({}, trio.current_time, 10)
         self.balancer = Balancer(self.registry.availability, trio.current_time, Routing())
-        self.registry.add_listener(self.balancer.dispatch_waiting)
+        self.registry.changed.add(self.balancer.dispatch_waiting)
         restart = Restart(**{"first_s": 5.0, "attempts_max": 3, **restart})
         config = Config(timeouts=TIMEOUTS, restart=restart, swap_sets=[SwapSetConfig(list(one)) for one in sets])
         state = StateDirectory(str(tmp_path), str(tmp_path))
