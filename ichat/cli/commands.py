@@ -17,7 +17,8 @@ from ichat.cli import run as terminal_run
 from ichat.cli import top as terminal_top
 from ichat.cli import usage as terminal_usage
 from ichat.cli import views as terminal_views
-from ichat.cli.client import EXIT_REFUSED, Api, Json, RequestRefused, add_flags, objects_of, open_api, worker_path
+from ichat.cli.client import EXIT_REFUSED, Api, Json, RequestRefused, objects_of, open_api, worker_path
+from ichat.cli.gateway_address import add_flags, config_for
 from ichat.cli.screen import Screen, give_up_stdout, note, prepare_streams, raise_interrupts
 from ichat.cli.troubles import troubles_of
 from ichat.config.command_line import CommandLineParser
@@ -60,8 +61,7 @@ def run(argv: Sequence[str]) -> int:
         words, engine_words = terminal_run.split_engine_words(words)
     args = usage.parse_intermixed_args(words)
     args.engine = terminal_launch.engine_arguments(engine_words)
-    if name == "run":
-        terminal_run.choose_gateway(args)
+    args.config = config_for(args)
     is_client = name == "chat" or getattr(args, "own", False)
     api = open_api(args, ["ICHAT_API_KEY"] if is_client else ["ICHAT_ADMIN_KEY", "ICHAT_API_KEY"])
     prepare_streams()

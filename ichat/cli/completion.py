@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ichat.cli.client import Api, find_gateway, objects_of
+from ichat.cli.client import Api, objects_of
+from ichat.cli.gateway_address import find_gateway
 from ichat.config.command_line import CommandLineParser
 from ichat.errors import Exit
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import subprocess
     from typing import TextIO
 
-CONFIG_FILE = "ichat.toml"
 ENGINES = ("vllm", "sglang")
 """Searched in this order if no engine is named."""
 POLL_S = 0.2
@@ -67,12 +66,6 @@ def split_engine_words(words: list[str]) -> tuple[list[str], list[str]]:
     """Return our words, and the engine's flags behind ``--``."""
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
-
-
-def choose_gateway(args: argparse.Namespace) -> None:
-    """Choose the gateway of the file in this directory if the command line and the environment name no gateway."""
-    if not (args.gateway or args.config or os.environ.get("ICHAT_GATEWAY")) and os.path.exists(CONFIG_FILE):
-        args.config = CONFIG_FILE
 
 
 def run_model(api: Api, screen: Screen, args: argparse.Namespace) -> int:
