@@ -4,7 +4,7 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ichat.cli import chat as terminal_chat
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 RELOAD_S = 300.0
 _HELP_COLUMNS = 37
-"""Where the texts of HELP begin."""
+"""Where the texts of `help_of` begin."""
 
 Run = Callable[[Api, Screen, argparse.Namespace], int]
 
@@ -42,6 +42,11 @@ class Command(NamedTuple):
     help: str
     add_flags: Callable[[argparse.ArgumentParser], None]
     run: Run
+
+
+def help_of(commands: Iterable[tuple[str, str]]) -> str:
+    """Return a line for each of these commands, which have their form and their help."""
+    return "".join(f"       {f'ichat.pyz {form}'.ljust(_HELP_COLUMNS)}{text}\n" for form, text in commands)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -267,10 +272,7 @@ STRANGERS = {
 }
 """Words of other programs, and the commands here that do the same."""
 
-HELP = (
-    "".join(
-        f"       {f'ichat.pyz {command.form}'.ljust(_HELP_COLUMNS)}{command.help}\n" for command in COMMANDS.values()
-    )
-    + f"       aliases: {', '.join(f'{alias} = {name}' for alias, name in ALIASES.items())}\n"
+HELP = help_of((one.form, one.help) for one in COMMANDS.values()) + (
+    f"       aliases: {', '.join(f'{alias} = {name}' for alias, name in ALIASES.items())}\n"
 )
 """A line for each command, for the help of the whole program."""
