@@ -7,12 +7,13 @@ import contextlib
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ichat import __version__
 from ichat.errors import EXIT_INTERRUPTED, EXIT_SOFTWARE, EXIT_UNAVAILABLE, EXIT_USAGE, Exit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TextIO
 
     from ichat.config.command_line import CommandLineParser
@@ -34,28 +35,21 @@ With 2 000 streams the middle generation is 100 000 objects: in a burst of 2 000
 LAST_WORDS_S = 2.0
 """The longest wait for the rest of the log to be written at the gateway's end, in seconds."""
 
-HELP = """\
-usage: ichat.pyz gateway [-c FILE]          one OpenAI-compatible entry to many models
-       ichat.pyz worker [FLAGS]             one model, served with vLLM or SGLang in this process
-       ichat.pyz key [NAME]                 make a key, and the configuration table for it
-       ichat.pyz doctor [-c FILE]           say what is wrong here, and what to do
-       ichat.pyz config schema              the configuration as JSON schema, for editors
-       ichat.pyz completion SHELL           what makes bash, zsh or fish complete these lines
 
-commands to a running gateway:
-{commands}
-       ichat.pyz COMMAND --help             the flags of each
-       ichat.pyz --version
-"""
+class Role(NamedTuple):
+    """A command that needs no gateway."""
 
-
-_ROLES = ("gateway", "worker", "key", "doctor", "config", "completion")
-"""The commands that need no gateway."""
+    form: str
+    help: str
+    run: "Callable[[list[str]], int]"
+    parser: "Callable[[], CommandLineParser]"
 
 
 def main() -> None:
     """Run the command line of this process and end it."""
     argv = sys.argv[1:]
+    if "_ARGCOMPLETE" in os.environ:
+        _complete()
     try:
         code = _run(argv)
     except Exit as exit_:
@@ -79,20 +73,8 @@ def _run(argv: list[str]) -> int:
     if command in ("-V", "--version", "version"):
         print(f"ichat {__version__}")
         return 0
-    if command == "gateway":
-        return _gateway(argv[1:])
-    if command == "worker":
-        return _worker(argv[1:])
-    if command == "key":
-        return _key(argv[1:])
-    if command == "doctor":
-        from ichat.doctor import examination
-
-        return examination.run(argv[1:])
-    if command == "config":
-        return _config(argv[1:])
-    if command == "completion":
-        return _completion(argv[1:])
+    if command in ROLES:
+        return ROLES[command].run(argv[1:])
     from ichat.cli import commands as terminal
 
     if command in terminal.COMMANDS or command in terminal.ALIASES:
@@ -102,7 +84,7 @@ def _run(argv: list[str]) -> int:
         raise Exit(EXIT_USAGE, "")
     from ichat.config.command_line import guess
 
-    names = [*_ROLES, *terminal.COMMANDS, *terminal.ALIASES]
+    names = [*ROLES, *terminal.COMMANDS, *terminal.ALIASES]
     meant = f" (did you mean {stranger}?)" if (stranger := terminal.STRANGERS.get(command)) else guess(command, names)
     raise Exit(
         EXIT_USAGE, f"ichat.pyz: there is no command {command!r}{meant}.\n`ichat.pyz --help` lists all commands."
@@ -112,7 +94,11 @@ def _run(argv: list[str]) -> int:
 def _help() -> str:
     from ichat.cli import commands as terminal
 
-    return HELP.format(commands=terminal.HELP)
+    roles = terminal.help_of((one.form, one.help) for one in ROLES.values()).lstrip()
+    return (
+        f"usage: {roles}\ncommands to a running gateway:\n{terminal.HELP}\n"
+        "       ichat.pyz COMMAND --help             the flags of each\n       ichat.pyz --version\n"
+    )
 
 
 def _gateway(argv: list[str]) -> int:
@@ -187,44 +173,36 @@ def _config_parser() -> "CommandLineParser":
 
 
 def _completion(argv: list[str]) -> int:
-    """Print a shell's script for completion, or the words that it asks for with a TAB."""
-    import functools
+    """Print a shell's script for completion."""
+    from ichat.cli.completion import parser_of_completion, script_for
 
+    print(script_for(parser_of_completion().parse_args(argv).shell), end="")
+    return 0
+
+
+def _complete() -> None:
+    """Write the words that a shell asks for with a TAB, and end the process."""
     from ichat.cli import commands as terminal
-    from ichat.cli.completion import CompletedCommand, parser_of_completion, run_completion
+    from ichat.cli.completion import complete
 
-    def of_gateway() -> "CommandLineParser":
-        from ichat.roles.gateway import parser
+    def parser_of(name: str) -> "CommandLineParser":
+        return ROLES[name].parser() if name in ROLES else terminal.parser_of(terminal.ALIASES.get(name, name))
 
-        return parser()
+    helps = {name: one.help for name, one in (ROLES | terminal.COMMANDS).items()}
+    complete(helps | {alias: f"the same as {name}" for alias, name in terminal.ALIASES.items()}, parser_of)
 
-    def of_worker() -> "CommandLineParser":
-        from ichat.roles.worker_options import parser
 
-        return parser()
+def _doctor(argv: list[str]) -> int:
+    from ichat.doctor import examination
 
-    def of_doctor() -> "CommandLineParser":
-        from ichat.doctor.examination import parser
+    return examination.run(argv)
 
-        return parser()
 
-    programs = {
-        "gateway": CompletedCommand("one OpenAI-compatible entry to many models", of_gateway),
-        "worker": CompletedCommand("one model, served with vLLM or SGLang in this process", of_worker),
-        "key": CompletedCommand("make a key, and the configuration table for it", _key_parser),
-        "config": CompletedCommand("the configuration as JSON schema", _config_parser),
-        "doctor": CompletedCommand("say what is wrong here, and what to do", of_doctor),
-        "completion": CompletedCommand("what makes a shell complete command lines", parser_of_completion),
-        **{
-            name: CompletedCommand(command.help, functools.partial(terminal.parser_of, name))
-            for name, command in terminal.COMMANDS.items()
-        },
-        **{
-            alias: CompletedCommand(f"the same as {name}", functools.partial(terminal.parser_of, name))
-            for alias, name in terminal.ALIASES.items()
-        },
-    }
-    return run_completion(argv, programs)
+def _parser_in(module: str, name: str = "parser") -> "CommandLineParser":
+    """Return a parser of a module that is imported only now."""
+    import importlib
+
+    return getattr(importlib.import_module(f"ichat.{module}"), name)()
 
 
 def _ignore(*_: object) -> None:
@@ -327,6 +305,29 @@ def _prepare(log_level: str, stream: "TextIO | TeeStream", *, is_short: bool = F
     logging.getLogger("huggingface_hub").propagate = False  # it writes its lines itself: here they would appear twice
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+ROLES = {
+    "gateway": Role(
+        "gateway [-c FILE]", "one OpenAI-compatible entry to many models", _gateway,
+        lambda: _parser_in("roles.gateway"),
+    ),
+    "worker": Role(
+        "worker [FLAGS]", "one model, served with vLLM or SGLang in this process", _worker,
+        lambda: _parser_in("roles.worker_options"),
+    ),
+    "key": Role("key [NAME]", "make a key, and the configuration table for it", _key, _key_parser),
+    "doctor": Role(
+        "doctor [-c FILE]", "say what is wrong here, and what to do", _doctor,
+        lambda: _parser_in("doctor.examination"),
+    ),
+    "config": Role("config schema", "the configuration as JSON schema, for editors", _config, _config_parser),
+    "completion": Role(
+        "completion SHELL", "what makes bash, zsh or fish complete these lines", _completion,
+        lambda: _parser_in("cli.completion", "parser_of_completion"),
+    ),
+}  # fmt: skip
+"""The commands that need no gateway."""
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ichat.cli import chat as terminal_chat
@@ -17,7 +17,8 @@ from ichat.cli import run as terminal_run
 from ichat.cli import top as terminal_top
 from ichat.cli import usage as terminal_usage
 from ichat.cli import views as terminal_views
-from ichat.cli.client import EXIT_REFUSED, Api, Json, RequestRefused, add_flags, objects_of, open_api, worker_path
+from ichat.cli.client import EXIT_REFUSED, Api, Json, RequestRefused, objects_of, open_api, worker_path
+from ichat.cli.gateway_address import add_flags, config_for
 from ichat.cli.screen import Screen, give_up_stdout, note, prepare_streams, raise_interrupts
 from ichat.cli.troubles import troubles_of
 from ichat.config.command_line import CommandLineParser
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 RELOAD_S = 300.0
 _HELP_COLUMNS = 37
-"""Where the texts of HELP begin."""
+"""Where the texts of `help_of` begin."""
 
 Run = Callable[[Api, Screen, argparse.Namespace], int]
 
@@ -41,6 +42,11 @@ class Command(NamedTuple):
     help: str
     add_flags: Callable[[argparse.ArgumentParser], None]
     run: Run
+
+
+def help_of(commands: Iterable[tuple[str, str]]) -> str:
+    """Return a line for each of these commands, which have their form and their help."""
+    return "".join(f"       {f'ichat.pyz {form}'.ljust(_HELP_COLUMNS)}{text}\n" for form, text in commands)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -60,8 +66,7 @@ def run(argv: Sequence[str]) -> int:
         words, engine_words = terminal_run.split_engine_words(words)
     args = usage.parse_intermixed_args(words)
     args.engine = terminal_launch.engine_arguments(engine_words)
-    if name == "run":
-        terminal_run.choose_gateway(args)
+    args.config = config_for(args)
     is_client = name == "chat" or getattr(args, "own", False)
     api = open_api(args, ["ICHAT_API_KEY"] if is_client else ["ICHAT_ADMIN_KEY", "ICHAT_API_KEY"])
     prepare_streams()
@@ -267,10 +272,7 @@ STRANGERS = {
 }
 """Words of other programs, and the commands here that do the same."""
 
-HELP = (
-    "".join(
-        f"       {f'ichat.pyz {command.form}'.ljust(_HELP_COLUMNS)}{command.help}\n" for command in COMMANDS.values()
-    )
-    + f"       aliases: {', '.join(f'{alias} = {name}' for alias, name in ALIASES.items())}\n"
+HELP = help_of((one.form, one.help) for one in COMMANDS.values()) + (
+    f"       aliases: {', '.join(f'{alias} = {name}' for alias, name in ALIASES.items())}\n"
 )
 """A line for each command, for the help of the whole program."""

@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import json
 import os
+import pathlib
 import queue
 import signal
 import sys
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
     import subprocess
     from typing import TextIO
 
-CONFIG_FILE = "ichat.toml"
+    from ichat.config.schema import Config
+
 ENGINES = ("vllm", "sglang")
 """Searched in this order if no engine is named."""
 POLL_S = 0.2
@@ -69,12 +72,6 @@ def split_engine_words(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def choose_gateway(args: argparse.Namespace) -> None:
-    """Choose the gateway of the file in this directory if the command line and the environment name no gateway."""
-    if not (args.gateway or args.config or os.environ.get("ICHAT_GATEWAY")) and os.path.exists(CONFIG_FILE):
-        args.config = CONFIG_FILE
-
-
 def run_model(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     """Talk to a model, once it is served. Raises Exit if that fails; a gateway or worker started for it ends then."""
     with contextlib.ExitStack() as stack:
@@ -83,6 +80,7 @@ def run_model(api: Api, screen: Screen, args: argparse.Namespace) -> int:
         except Unreachable as error:
             if not _may_start(api, args, error):
                 raise
+            _check_model(api, args)
             api, is_ours = stack.enter_context(_started_gateway(api, args)), not args.keep
         else:
             is_ours = False
@@ -100,6 +98,52 @@ def _may_start(api: Api, args: argparse.Namespace, error: Unreachable) -> bool:
     """Return whether the address of a gateway that would be started here is free."""
     is_free = isinstance(error.__cause__, ConnectionRefusedError) and api.place.is_here
     return is_free and bool(args.config or api.place.url in (GATEWAY, GATEWAY.replace("127.0.0.1", "localhost")))
+
+
+def _check_model(api: Api, args: argparse.Namespace) -> None:
+    """Raise Exit 64 for a model that the gateway to be started would not know, and that is neither here nor on the hub.
+
+    The hub is asked only if it must be; a silent hub refuses nothing.
+    """
+    if os.path.exists(args.model) or args.backend not in (None, *ENGINES):
+        return
+    import trio
+
+    from ichat.config import load as configuration
+    from ichat.config.schema import Config, ManagedWorkerConfig
+    from ichat.preflight.facts import Facts, is_path
+    from ichat.preflight.hub import ask_hub, problems_of_hub, read_hub
+    from ichat.preflight.obstacles import problems_of_model
+    from ichat.supervisor.launch import environment_of
+
+    config = configuration.load(pathlib.Path(args.config)) if args.config else Config()
+    if _would_know(api, config, args.model):
+        return
+    if is_path(args.model):
+        missing = Facts(model="missing", directory=os.getcwd())
+        raise Exit(EXIT_USAGE, next(problems_of_model(args.model, missing, "MODEL")))
+    backend, wanted = args.backend or ENGINES[0], args.engine
+    worker = ManagedWorkerConfig(model_name="", model_path=args.model, backend=backend, backend_args=wanted)
+    environment = environment_of(config, worker, "")
+    hub = read_hub(worker, environment)
+    answered = None if hub is None else trio.run(ask_hub, hub, environment)
+    if answered is not None and answered.answer == "absent":
+        raise Exit(EXIT_USAGE, next(problems_of_hub(answered)))
+
+
+def _would_know(api: Api, config: "Config", model: str) -> bool:
+    """Return whether a gateway that is started now would have a model of this name, as far as is known here."""
+    import fnmatch
+
+    from ichat.supervisor.state import WORKERS_FILE
+
+    served = (*config.managed_workers, *config.registered_servers, *config.external_routes)
+    names = [one.model_name for one in served] + [one.name for one in config.models]
+    saved = pathlib.Path(api.place.state_directory or usual_directory(config.server_settings.port), WORKERS_FILE)
+    with contextlib.suppress(OSError, ValueError):
+        if json.dumps(model) in saved.read_text(encoding="utf-8"):  # the next gateway starts its worker again
+            return True
+    return any(fnmatch.fnmatchcase(model, name) for name in names)
 
 
 @contextlib.contextmanager
@@ -158,13 +202,12 @@ def _wait_until_up(process: "subprocess.Popen[bytes]", path: str, args: argparse
     with Spinner() as progress:
         while process.poll() is None and progress.elapsed_s < START_S:
             progress.show("the gateway is starting")
-            api = open_api(args)
             try:
-                api.get("/v1/models")
+                open_api(args).get("/v1/models")
             except Unreachable:
                 pause(POLL_S)
             else:
-                return api
+                return open_api(args)  # the gateway's secret may not have been there before
     with open(path, encoding="utf-8", errors="replace") as log:
         said = [one_line(line) for line in log if line.strip()][-3:]
     raise Exit(process.returncode or EXIT_UNAVAILABLE, "\n".join(["The gateway did not start:", *said]))

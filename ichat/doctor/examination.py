@@ -13,7 +13,8 @@ import trio
 from exceptiongroup import BaseExceptionGroup, catch
 from typing_extensions import TypeVarTuple, Unpack
 
-from ichat.cli.client import Api, add_flags, find_gateway
+from ichat.cli.client import Api
+from ichat.cli.gateway_address import USUAL_FILE, add_flags, find_gateway
 from ichat.cli.screen import Screen, prepare_streams, raise_interrupts
 from ichat.config.command_line import CommandLineParser
 from ichat.config.schema import Config
@@ -42,8 +43,6 @@ EXAMINE_S = 8.0
 """The longest time of the whole examination, in seconds; the report names facts that are unknown by then."""
 FIRST_S = 4.0
 """The longest wait of all parts for shared facts, in seconds: the processes here, and the GPUs."""
-USUAL_FILE = "ichat.toml"
-"""The configuration that is examined if no file is named and this file exists."""
 READ_S = 6.0
 """The time that the managed workers have after that, for the interpreters and the hub."""
 REPORT_S = 3.0

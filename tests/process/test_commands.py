@@ -895,6 +895,36 @@ def test_the_configuration_says_where_and_whom_to_believe(run, tmp_path):
         fake.close()
 
 
+def test_the_configuration_here_says_where(fake, run, tmp_path, monkeypatch):
+    """`ichat.toml` in the current directory gives the address, unless a flag or the environment does."""
+    (tmp_path / "ichat.toml").write_text(f"[server_settings]\nport = {fake.port}\n")
+    (tmp_path / "other.toml").write_text("[server_settings]\nport = 9\n")
+    monkeypatch.delenv("ICHAT_GATEWAY")
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["ps"],
+        ["status"],
+        ["models"],
+        ["top", "--once"],
+        ["logs", "w1"],
+        ["keys"],
+        ["console"],
+        ["stop", "w1"],
+    ):
+        asked = len(fake.asked)
+        run(*words)
+        assert len(fake.asked) > asked, words
+    asked = len(fake.asked)
+    assert run("ps", "-c", "other.toml")[0] == run("ps", "-g", "127.0.0.1:9")[0] == 69
+    monkeypatch.setenv("ICHAT_GATEWAY", "127.0.0.1:9")
+    assert run("ps")[0] == 69
+    assert len(fake.asked) == asked
+    monkeypatch.delenv("ICHAT_GATEWAY")
+    (tmp_path / "ichat.toml").write_text("[server_settings]\nprot = 1\n")
+    code, _out, err = run("ps")
+    assert (code, "ichat.toml" in err, "prot" in err) == (64, True, True)
+
+
 def test_a_configuration_with_any_free_port_is_no_address(run, tmp_path):
     """The port is known to the gateway only."""
     (tmp_path / "c.toml").write_text("[server_settings]\nport = 0\n")

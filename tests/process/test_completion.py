@@ -7,6 +7,7 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from support.programs import LIMIT_S, ROOT
 
-from ichat.__main__ import HELP
+from ichat.__main__ import ROLES
 from ichat.cli import commands as terminal
 
 ANSWERS = {
@@ -67,10 +68,18 @@ def run(program, *words, gateway="http://127.0.0.1:9"):
     return done.stdout
 
 
-def found(program, *words, gateway="http://127.0.0.1:9"):
+def found(program, *words, gateway="http://127.0.0.1:9", cwd=None):
     """Return what may come next on a command line, without descriptions."""
-    out = run(program, "completion", "words", "--", *words, gateway=gateway)
-    return [line.partition("\t")[0] for line in out.splitlines()]
+    line = " ".join(["ichat.pyz", *words])
+    with tempfile.NamedTemporaryFile("r") as out:
+        done = subprocess.run(
+            [program / "ichat.pyz"], capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=cwd,
+            env={**os.environ, "ICHAT_GATEWAY": gateway, "COMP_LINE": line, "COMP_POINT": str(len(line)),
+                 "_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "fish", "_ARGCOMPLETE_IFS": "\n",
+                 "_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": out.name},
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "")
+        return out.read().splitlines()
 
 
 def answered(program, *words, **more):
@@ -83,8 +92,8 @@ def answered(program, *words, **more):
 
 def test_every_command_of_the_help_can_be_completed(program):
     """What the help lists is what the first word may be."""
-    listed = set(re.findall(r"ichat\.pyz ([a-z-]+) ", HELP + terminal.HELP)) - {"COMMAND"}
-    assert set(found(program, "")) == listed | set(terminal.ALIASES)
+    listed = set(re.findall(r"ichat\.pyz ([a-z-]+) ", run(program, "--help"))) - {"COMMAND"}
+    assert set(found(program, "")) == listed | set(terminal.ALIASES) == {*ROLES, *terminal.COMMANDS, *terminal.ALIASES}
     assert found(program, "wor") == ["worker", "workers", "worker-show"]
 
 
@@ -95,7 +104,8 @@ def test_every_command_of_the_help_can_be_completed(program):
         (["workers", "--js"], ["--json"]),
         (["worker", "--reasoning-field", ""], ["engine", "reasoning", "reasoning_content", "both"]),
         (["worker", "--reasoning-field=rea"], ["--reasoning-field=reasoning", "--reasoning-field=reasoning_content"]),
-        (["gateway", "-c", ""], [":files"]),
+        (["gateway", "-c", "a"], ["afile.toml"]),
+        (["gateway", "--config=a"], ["--config=afile.toml"]),
         (["gateway", "-c", "x", "--ch"], ["--check"]),
         (["gateway", "--check", "--ch"], []),
         (["config", ""], ["schema"]),
@@ -105,9 +115,10 @@ def test_every_command_of_the_help_can_be_completed(program):
         (["nonsense", ""], []),
     ],
 )
-def test_what_may_come_next(program, words, expected):
-    """Flags by their names, values by their choices, files by the shell; nothing where nothing is known."""
-    assert found(program, *words) == expected
+def test_what_may_come_next(program, words, expected, tmp_path):
+    """Flags by their names, values by their choices, and files; nothing where nothing is known."""
+    (tmp_path / "afile.toml").touch()
+    assert found(program, *words, cwd=tmp_path) == expected
 
 
 @pytest.mark.parametrize("place", [["--gateway={}"], ["-g", "{}"], ["--config=~/ichat.toml"], ["-c", "~/ichat.toml"]])
@@ -151,6 +162,7 @@ def needs(name):
 @pytest.fixture
 def environment(program, gateway, tmp_path):
     (tmp_path / "afile.toml").touch()
+    (tmp_path / "ichat.pyz").symlink_to(program / "ichat.pyz")
     for name in ("bash", "zsh", "fish"):
         (tmp_path / f"script.{name}").write_text(run(program, "completion", name))
     return {
@@ -189,6 +201,7 @@ def test_bash_completes(environment):
         ("source script.bash; echo OK\n", 'OK[^"]*READY>'),
         ("ichat.pyz comple\t", "completion"),
         (CANCEL + "ichat.pyz chat org/m:t\t", "org/m:tag"),
+        (CANCEL + "~/ichat.pyz comple\t", "completion"),
         (CANCEL + "ichat.pyz logs \t\t", "m-1"),
         (CANCEL + "ichat.pyz gateway -c afi\t", "afile\\.toml"),
     ], environment)  # fmt: skip
@@ -212,7 +225,7 @@ def test_zsh_completes(environment):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("ichat.pyz comple", ["completion\twhat makes a shell complete command lines"]),
+        ("ichat.pyz comple", ["completion\twhat makes bash, zsh or fish complete these lines"]),
         ("ichat.pyz chat o", ["org/m:tag", "other"]),
         ("ichat.pyz gateway -c afi", ["afile.toml"]),
         ("ichat.pyz logs --prev", ["--previous\t"]),

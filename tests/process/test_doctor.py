@@ -23,7 +23,8 @@ import trustme
 from support.nvml import GIB, Nvml
 from support.programs import LIMIT_S, ROOT, ichat
 
-from ichat.cli.client import Api, GatewayAddress
+from ichat.cli.client import Api
+from ichat.cli.gateway_address import GatewayAddress
 from ichat.cli.screen import Screen
 from ichat.config import load as configuration
 from ichat.config.schema import Config, ManagedWorkerConfig, ServerSettings

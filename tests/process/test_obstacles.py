@@ -20,7 +20,8 @@ import trio
 from support.deployments import free_port
 from support.programs import LIMIT_S, ROOT, ichat
 
-from ichat.cli.client import Api, GatewayAddress
+from ichat.cli.client import Api
+from ichat.cli.gateway_address import GatewayAddress
 from ichat.config.schema import Config, EngineSettings, ManagedWorkerConfig
 from ichat.doctor.examination import examine
 from ichat.engines import kept_flags

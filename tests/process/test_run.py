@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
 import pytest
@@ -155,3 +157,54 @@ def test_a_gateway_that_cannot_start(site):
     done = run(site, "tiny", "hi")
     assert (done.returncode, done.stdout) == (64, "")
     assert "NOT_THERE" in done.stderr
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub that has no model."""
+
+    class Replies(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response_only(404)
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Write nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Replies) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield
+        server.shutdown()
+
+
+def refused_at_once(site, model):
+    """Return the refusal of a model, if no gateway was started for it."""
+    done = run(site, model, "hi")
+    assert (done.returncode, done.stdout, "Starting" in done.stderr) == (64, "", False), done.stderr
+    assert not (site / "state").exists()
+    return done.stderr
+
+
+def test_a_model_that_is_nowhere_starts_no_gateway(site, hub, monkeypatch):
+    """A name that neither this machine nor the hub has is refused as before a worker's start."""
+    for model in ("org/wrong", "wrong"):
+        sentence = rf"There is no model {model} on http://127.0.0.1:\d+ and no such directory here: correct model_path"
+        assert re.match(sentence, refused_at_once(site, model))
+    assert refused_at_once(site, "./wrong") == f"There is no model ./wrong (seen from {site}): correct MODEL.\n"
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert "Starting a gateway" in run(site, "org/wrong", "hi").stderr  # it may be there
+
+
+def test_a_name_of_the_configuration_starts_a_gateway(site, hub):
+    """Also a name that stands for others, and the name of a worker that an earlier gateway has launched."""
+    with (site / "ichat.toml").open("a") as file:
+        file.write('[[external_routes]]\nmodel_name = "far"\napi_base = "http://127.0.0.1:9/v1"\n')
+        file.write('[[models]]\nname = "gpt-*"\ntargets = [{ model = "far" }]\n')
+    (site / "state").mkdir(mode=0o700)
+    for name in ("far", "gpt-5", "x"):
+        (site / "state/workers.json").write_text('{"started": [{"worker_id": "x-0", "spec": {"model_name": "x"}}]}')
+        assert "Starting a gateway" in run(site, name, "hi").stderr
