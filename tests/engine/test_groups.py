@@ -61,7 +61,8 @@ class Pair:
 
 
 @pytest.fixture(params=ENGINES)
-def pair(request, tmp_path):
+def pair(request, room, tmp_path):
+    room.make(2)
     pair = Pair(request.param, tmp_path)
     try:
         yield pair.wait()

@@ -5,18 +5,11 @@ import signal
 import time
 
 import pytest
-from support.real_engines import ENGINES, LOAD_S, Deployment
+from support.real_engines import LOAD_S
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 NEAR_S = 1.5
 """So much may lie between what a worker measures and what its phases say."""
-
-
-@pytest.fixture(scope="module", params=ENGINES, name="place")
-def place_fixture(request, tmp_path_factory):
-    place = Deployment(request.param, "chat", tmp_path_factory.mktemp("story"))
-    yield place
-    place.end()
 
 
 def loads_of(place, start_before=None):
@@ -36,9 +29,9 @@ def names_of(load):
     return [phase["name"] for phase in load["phases"]]
 
 
-def test_a_load_is_told_in_its_phases(place):
+def test_a_load_is_told_in_its_phases(watched):
     """Import, weights and KV cache come in order, each with its seconds; the second load has the first one beside it."""
-    place.program.wait_for_port()
+    place = watched
     seen, worker = loads_of(place)
     last = worker["last_load"]
     title = TITLES[place.engine]

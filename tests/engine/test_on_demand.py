@@ -5,13 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.on_demand_site import Site, Watch, take_turns
 
-CLIENTS, REQUESTS = 4, 4
+CLIENTS, REQUESTS = 4, 2
 TOGETHER_S = 1.0
 """Within so long after the first of them all requests are answered that waited for a load that failed."""
 
 
 @pytest.fixture(scope="module", name="site")
-def site_fixture(tmp_path_factory):
+def site_fixture(room, tmp_path_factory):
+    room.make(2)
     site = Site(tmp_path_factory.mktemp("on-demand"))
     yield site
     site.program.end()

@@ -42,8 +42,9 @@ def packages(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory, packages):
+def gateway(room, tmp_path_factory, packages):
     """A gateway with one managed worker."""
+    room.make(2)  # also for the worker that batches
     directory = tmp_path_factory.mktemp("transformers")
     config = directory / "ichat.toml"
     config.write_text(f"""

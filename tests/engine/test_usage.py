@@ -8,7 +8,7 @@ import socket
 
 import pytest
 from support.programs import LIMIT_S
-from support.real_engines import ENGINES, MESSAGES, Deployment, worker_table
+from support.real_engines import MESSAGES
 
 GREEDY = {"model": "tiny", "temperature": 0, "seed": 1, "max_tokens": 12}
 CHAT = {**GREEDY, "messages": MESSAGES}
@@ -40,27 +40,6 @@ CHANGES = re.compile(
 TEXTS = re.compile(rb'(?:(?<="text":)|(?<="text": )|(?<="content":)|(?<="content": ))"((?:[^"\\]|\\.)*)"')
 """The values of `content` and `text`."""
 _ids = itertools.count(1)
-
-
-@pytest.fixture(scope="module", params=ENGINES)
-def site(request, tmp_path_factory):
-    """A model that generates text, one for vectors and one that ranks, and the gateway's access log."""
-    directory = tmp_path_factory.mktemp(f"{request.param}-usage")
-    known = {"max_model_len": 512, "enforce_eager": True}
-    embeds = {"is_embedding": True} if request.param == "sglang" else {}
-    more = [
-        *worker_table(request.param, "embedding", "vectors", max_model_len=128, **embeds),
-        *worker_table(request.param, "reranker", "ranks", max_model_len=128, **embeds),
-        "[logs]", f'access_log = "{directory}/access.log"',
-    ]  # fmt: skip
-    deployment = Deployment(request.param, "chat", directory, more=more, **known)
-    try:
-        deployment.wait()
-        for name in ("vectors", "ranks"):
-            deployment.program.wait_until_ready(f"{name}-0", 600)
-        yield deployment
-    finally:
-        deployment.end()
 
 
 def port_of(site, model):

@@ -1,6 +1,6 @@
 """Real vLLM on the CPU, in a real worker behind a real gateway, asked with real clients.
 
-One gateway with one managed worker serves the whole module; two more engines start for what needs their own.
+Other tests share its gateway and managed worker; two more engines start for what needs their own.
 """
 
 import contextlib
@@ -43,50 +43,20 @@ BOOLEAN = {
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": BOOLEAN}}
 
 
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory):
-    """A gateway with one managed worker."""
-    directory = tmp_path_factory.mktemp("vllm")
-    config = directory / "ichat.toml"
-    config.write_text(f"""
-        [server_settings]
-        port = 0
-        [engines.vllm]
-        python = "{PYTHON}"
-        [[managed_workers]]
-        model_name = "tiny"
-        model_path = "{MODEL}"
-        port = 0
-        heartbeat_interval = 8
-        max_model_len = 2048
-        enforce_eager = true
-        enable_auto_tool_choice = true
-        tool_call_parser = "hermes"
-        structured_outputs_config = {{ backend = "xgrammar", disable_any_whitespace = true }}
-        env = {{ VLLM_CPU_KVCACHE_SPACE = "1" }}
-    """)
-    program = Program([sys.executable, PYZ, "gateway", "-c", config], directory / "gateway.log", {"PYTHONPATH": ""})
-    try:
-        yield program.wait_for_port().wait_until_ready("tiny-0", LOAD_S)
-    finally:
-        program.end()
-
-
-@pytest.fixture(scope="module")
-def client(gateway):
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{gateway.port}/v1", api_key="k", max_retries=0) as client:
+@pytest.fixture
+def client(one_place):
+    with openai.OpenAI(base_url=f"{one_place.url}/v1", api_key="k", max_retries=0) as client:
         yield client
 
 
-@pytest.fixture(scope="module")
-def worker(gateway):
-    """The worker's own port."""
-    return gateway.get("/v1/admin/workers/tiny-0")[1]["port"]
+on_vllm = pytest.mark.parametrize("one_place", ["vllm"], indirect=True)
 
 
-async def test_the_bytes_of_32_streams_are_what_the_worker_sent(worker, nursery):
+@on_vllm
+async def test_the_bytes_of_32_streams_are_what_the_worker_sent(one_place, nursery):
     """Between gateway and worker stands a listener: what it heard is what the clients got, for each of 32 streams at once."""
     heard = {}
+    worker = one_place.worker()["port"]
 
     async def listen(near):
         async with near, await trio.open_tcp_stream("127.0.0.1", worker) as far, trio.open_nursery() as both:
@@ -145,8 +115,9 @@ async def test_the_bytes_of_32_streams_are_what_the_worker_sent(worker, nursery)
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory):
+def stock(room, tmp_path_factory):
     """vLLM's own server, with the same model and flags."""
+    room.make(1)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     # The CPU build has no metadata, which the `vllm` command asks for; this module is the same server.
@@ -167,6 +138,7 @@ def stock(tmp_path_factory):
         program.end()
 
 
+@on_vllm
 def test_concurrent_streams_say_what_vllm_says(client, stock):
     """16 sampled streams at once through gateway and worker: each has the text that vLLM's own server gives for its seed."""
 
@@ -183,6 +155,7 @@ def test_concurrent_streams_say_what_vllm_says(client, stock):
     assert len(set(expected)) == 16
 
 
+@on_vllm
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "weather"}}], ids=str)
 def test_tools_are_called_as_vllm_calls_them(client, stock, choice):
     """Tools are accepted, and whatever the parser makes of random text, it makes the same of it here and there."""
@@ -228,8 +201,11 @@ def test_a_wrong_argument_ends_the_worker_within_seconds():
     assert (without.returncode, "--model is missing" in without.stderr) == (64, True)
 
 
-def test_a_worker_by_hand_and_its_sudden_end(gateway, tmp_path):
+@on_vllm
+def test_a_worker_by_hand_and_its_sudden_end(one_place, room, tmp_path):
     """A worker that registers by itself is routed to; when it is killed, nothing of vLLM survives it."""
+    gateway = one_place.program
+    room.make(2)  # it, and vLLM's own server
     worker = Program(
         [PYTHON, PYZ, "worker", "--backend", "vllm", "--model", MODEL, "--served-model-name", "tiny-by-hand", "--port", "0",
          "--worker-id", "by-hand", "--gateway-address", f"http://127.0.0.1:{gateway.port}", "--hi", "8", *FLAGS],
@@ -255,8 +231,9 @@ def test_a_worker_by_hand_and_its_sudden_end(gateway, tmp_path):
         worker.end()
 
 
-def test_the_demonstration(tmp_path):
+def test_the_demonstration(room):
     """`./build demo --once` prints a streamed answer of the real engine, and leaves no process behind."""
+    room.make(2)  # it, and vLLM's own server
     before = {process.pid for process in psutil.process_iter()}
     done = subprocess.run(
         [sys.executable, ROOT / "build", "demo", "--once", "--port", "0"],

@@ -36,6 +36,9 @@ TWO_RANKS = {
     "vllm": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
     "sglang": {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "SGLANG_NCCL_SO_PATH": "none"},
 }
+ENGINES_MAX = 4
+"""How many tiny engines have room at once on a machine of 24 GiB: each takes two to four."""
+WORKER_TABLE = "[[managed_workers]]"
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 RUNNING = {"vllm": "vllm:num_requests_(running|waiting)", "sglang": "sglang:num_(running|queue)_reqs"}
 """The metrics of how many requests an engine has."""
@@ -69,7 +72,7 @@ def interpreters():
 def worker_table(engine, model, name, *, env=None, **arguments):
     """Return the lines of a managed worker with a model of this name; see `Deployment`."""
     lines = [
-        "[[managed_workers]]", f'model_name = "{name}"', f'model_path = "{MODELS / model}"', f'backend = "{engine}"',
+        WORKER_TABLE, f'model_name = "{name}"', f'model_path = "{MODELS / model}"', f'backend = "{engine}"',
         "heartbeat_interval = 8",  # machines that run tests stand still for seconds at times
         "port = 0",  # tests ask workers themselves
     ]  # fmt: skip
@@ -137,6 +140,34 @@ class Deployment:
     def running(self):
         """Return how many requests the engine itself says that it is working on."""
         return self.metric(RUNNING[self.engine])
+
+
+class Room:
+    """The memory that engines of tests have: the oldest deployments end where a new one needs it."""
+
+    def __init__(self, engines_max=ENGINES_MAX):
+        self._engines_max = engines_max
+        self._kept = {}
+
+    def make(self, engines):
+        """End deployments, the oldest first, until there is room for so many engines more."""
+        while self._kept and sum(self._kept.values()) + engines > self._engines_max:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+            oldest.end()
+
+    @contextlib.contextmanager
+    def keep(self, kind, engine, model, directory, **arguments):
+        """Start a deployment of a kind, and end it afterwards unless it has ended for others; see `Deployment`."""
+        processes = arguments.get("tensor_parallel_size", 1) + list(arguments.get("more", ())).count(WORKER_TABLE)
+        self.make(processes)
+        deployment = kind(engine, model, directory, **arguments)
+        self._kept[deployment] = processes
+        try:
+            yield deployment
+        finally:
+            if self._kept.pop(deployment, None):
+                deployment.end()
 
 
 class Standstill:
