@@ -116,10 +116,7 @@ def _gateway(argv: list[str]) -> int:
     from ichat.observability.logs.pipes import Tee, TeeStream
 
     tee = Tee(sys.stderr.fileno(), config.logs.echo_bytes_max)
-    from ichat.observability.logs.log_format import is_short
-
-    short = is_short(config.logs.format, sys.stderr.fileno())
-    _prepare(config.server_settings.log_level, TeeStream(tee), is_short=short)
+    _prepare(config.server_settings.log_level, TeeStream(tee), config.logs.format)
     try:
         trio.run(gateway.run, config, file)
     finally:
@@ -234,7 +231,7 @@ def _worker(argv: list[str]) -> int:
         from ichat.observability.logs.lines import LineBuffer
 
         capture = Capture(LineBuffer())
-    _prepare("info", sys.stderr)
+    _prepare("info", sys.stderr, options.log_format)
     code = EXIT_SOFTWARE
     try:
         if options.explain_args:
@@ -287,15 +284,14 @@ def _engine_first() -> None:
             )
 
 
-def _prepare(log_level: str, stream: "TextIO | TeeStream", *, is_short: bool = False) -> None:
+def _prepare(log_level: str, stream: "TextIO | TeeStream", form: str) -> None:
     import logging
     import resource
 
-    from ichat.observability.logs.log_format import LineFormatter, ShortFormatter, has_colours
+    from ichat.observability.logs.log_format import formatter_of
 
     handler = logging.StreamHandler(stream)
-    colours = is_short and has_colours(sys.stderr.fileno())
-    handler.setFormatter(ShortFormatter(has_colours=colours) if is_short else LineFormatter())
+    handler.setFormatter(formatter_of(form, sys.stderr.fileno()))
     logging.basicConfig(level=log_level.upper(), handlers=[handler])
     ours = logging.getLogger("ichat")  # apart, since engines configure the root as they like
     ours.addHandler(handler)

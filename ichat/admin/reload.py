@@ -48,6 +48,18 @@ class ConfigFile:
     path: pathlib.Path
     seen: Fingerprint | None
     """Its fingerprint before it was read."""
+    log_format: str | None = None
+    """The value of `logs.format` that the command line sets in its place."""
+
+    def load(self) -> Config:
+        """Read the configuration. Raises Exit 64 if it is missing or wrong."""
+        return self.with_flags(configuration.load(self.path))
+
+    def with_flags(self, config: Config) -> Config:
+        """Return a configuration with the values that the command line sets."""
+        if self.log_format is None:
+            return config
+        return attrs.evolve(config, logs=attrs.evolve(config.logs, format=self.log_format))
 
 
 def fingerprint(path: pathlib.Path) -> Fingerprint | None:
@@ -82,6 +94,7 @@ class Reloader:
         that puts it in force.
         """
         self._in_force = in_force
+        self._file = file
         self._path = file.path if file else None
         self._seen = file.seen if file else None
         self._refusal = ""
@@ -148,12 +161,12 @@ class Reloader:
         stopped afterwards, without waiting. Raises ApiError: 400 for a file that is wrong, 409 if there is
         none.
         """
-        if self._path is None:
+        if self._path is None or self._file is None:
             raise ApiError(409, "no_file", "This gateway was not started from a file: there is nothing to read again.")
         async with self._in_force.lock:
             seen = await trio.to_thread.run_sync(fingerprint, self._path)  # before it is read
             try:
-                new = await trio.to_thread.run_sync(configuration.load, self._path)
+                new = await trio.to_thread.run_sync(self._file.load)
                 apply = await trio.to_thread.run_sync(self._check, new)
             except Exit as exit_:
                 self._judged = seen

@@ -24,7 +24,7 @@ from ichat.http.hub import HANG_UP, READABLE, Hub
 from ichat.http.listeners import close_all
 from ichat.http.parties import party_of
 from ichat.http.request import Request
-from ichat.http.request_ids import RequestIds
+from ichat.http.request_ids import REQUEST_ID, RequestIds
 from ichat.http.server import Client
 from ichat.http.tls import CLOSE_S, Bridge, make_bridge
 
@@ -309,6 +309,7 @@ class FrontDoor(Generic[Caller]):
     async def _answer(self, request: Request, client: Client, caller: Caller) -> None:
         """Have a request answered: the edge where every failure becomes a response."""
         client.begin_exchange()
+        REQUEST_ID.set(request.id)
         try:
             await self.answer(request, client, caller)
         except ApiError as error:
@@ -320,6 +321,7 @@ class FrontDoor(Generic[Caller]):
             return
         finally:
             client.blocks_drain = True
+            REQUEST_ID.set(b"")
         if client.head_sent:
             client.close_after_response()
         else:

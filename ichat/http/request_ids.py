@@ -3,8 +3,12 @@
 import os
 import re
 from collections.abc import Mapping
+from contextvars import ContextVar
 
 import attrs
+
+REQUEST_ID: ContextVar[bytes] = ContextVar("request_id", default=b"")
+"""The id of the request that this task answers, for its log lines; empty outside of requests."""
 
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _ID_BYTES = 12

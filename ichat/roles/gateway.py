@@ -25,7 +25,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 import trio
 
 from ichat.admin.reload import ConfigFile, Reloader, fingerprint
-from ichat.config import load as configuration
 from ichat.config.command_line import CommandLineParser
 from ichat.config.own_secret import GATEWAY, announced, console_link, directory_for, local_url
 from ichat.config.schema import Config
@@ -36,6 +35,7 @@ from ichat.hardware.machines import LOOK_S
 from ichat.http.front_door import FrontDoor
 from ichat.http.listeners import open_listeners, port_of
 from ichat.observability.logs.files import prune
+from ichat.observability.logs.log_format import LOG_FORMATS
 from ichat.observability.logs.store import LogSource
 from ichat.observability.tracing import open_tracing
 from ichat.proxy.context import GatewayContext
@@ -61,11 +61,11 @@ def read_command_line(argv: Sequence[str]) -> tuple[Config, ConfigFile]:
     """Read the gateway's flags and the configuration that they name; return it and its file. Raises Exit 64."""
     args = parser().parse_args(list(argv))
     path = pathlib.Path(args.config or CONFIG_FILE)
-    file = ConfigFile(path, fingerprint(path))
+    file = ConfigFile(path, fingerprint(path), args.log_format)
     is_there = args.config is not None or os.path.lexists(path)
     if args.check and not is_there:
         raise Exit(EXIT_USAGE, f"There is no {CONFIG_FILE} here to check; -c FILE names another file.")
-    config = configuration.load(path) if is_there else Config()
+    config = file.load() if is_there else file.with_flags(Config())
     if args.check:
         from ichat.roles.gateway_check import verdict_on
 
@@ -96,6 +96,11 @@ def parser() -> CommandLineParser:
         " begins empty, on 127.0.0.1:4000",
     )
     usage.add_argument("--check", action="store_true", help="check it and what its workers need here, and exit")
+    usage.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        help="how the log's lines look, instead of logs.format: short text on a terminal (auto), text, or json",
+    )
     return usage
 
 

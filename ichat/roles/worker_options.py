@@ -123,6 +123,9 @@ class Options:
         _TIMEOUTS.client_stall_s,
         f"how long a client may read nothing before it counts as disconnected ({_TIMEOUTS.client_stall_s:g})",
     )
+    log_format: str = _flag(
+        "text", "how the worker's own lines look: json, an object each, or text (%(default)s)", choices=("text", "json")
+    )
     drain_s: float = _flag(30.0, "how long exchanges may take to end at shutdown (30)")
     stop_s: float = _flag(10.0, "how long the engine may take to end after that (10)")
     explain_args: bool = _flag(False, "print what the engine would get, and why, then exit")

@@ -1,9 +1,15 @@
 """How the process' own log lines look: a terminal shows any text in them and does nothing else."""
 
+import json
 import logging
 import os
 import re
+import time
+from collections.abc import Mapping
 
+from ichat.http.request_ids import REQUEST_ID
+
+LOG_FORMATS = ("auto", "text", "json")
 FORM = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 SHORT_FORM = "%(asctime)s %(message)s"
 SHORT_TIME = "%H:%M:%S"
@@ -16,14 +22,17 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 
 class LineFormatter(logging.Formatter):
-    """Writes such characters as escapes, and each record's message as a single line; a traceback keeps its lines."""
+    """Writes such characters as escapes, and each record's message as a single line; a traceback keeps its lines.
+
+    A line about a request has its id.
+    """
 
     def __init__(self) -> None:
         super().__init__(FORM)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 logging's name
         """Return the line of a record, without its traceback."""
-        return super().formatMessage(record).replace("\n", "\\n")
+        return _with_id(super().formatMessage(record).replace("\n", "\\n"))
 
     def format(self, record: logging.LogRecord) -> str:
         """Return all of a record's text."""
@@ -42,7 +51,7 @@ class ShortFormatter(LineFormatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 logging's name
         """Return the lines of a record, without its traceback."""
-        return logging.Formatter.formatMessage(self, record).replace("\n", f"\n{SHORT_INDENT}")
+        return _with_id(logging.Formatter.formatMessage(self, record).replace("\n", f"\n{SHORT_INDENT}"))
 
     def format(self, record: logging.LogRecord) -> str:
         """Return all of a record's text."""
@@ -52,6 +61,39 @@ class ShortFormatter(LineFormatter):
         time, _, message = text.partition(" ")
         text = f"{time} {record.levelname.lower()}: {message}"
         return coloured(text, RED if record.levelno >= logging.ERROR else YELLOW) if self._has_colours else text
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes each record as one JSON object: time, level, logger and message; request_id and traceback if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record's line, without its end."""
+        known = {"level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
+        if request_id := REQUEST_ID.get():
+            known["request_id"] = request_id.decode()
+        if record.exc_info:
+            known["traceback"] = self.formatException(record.exc_info)
+        return json_line(record.created, known)
+
+
+def _with_id(line: str) -> str:
+    """Return a line with the id of the request that it is about."""
+    request_id = REQUEST_ID.get().decode()
+    return line if request_id in line else f"{line} ({request_id})"
+
+
+def json_line(at: float, known: Mapping[str, str]) -> str:
+    """Return a line of a log: its time (seconds since 1970, written as in RFC 3339), and what else is known."""
+    milliseconds = int(at * 1000) % 1000
+    clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
+    return json.dumps({"time": f"{clock}.{milliseconds:03}Z", **known})
+
+
+def formatter_of(form: str, fd: int) -> logging.Formatter:
+    """Return the formatter of the process' own lines to a descriptor, by `logs.format`."""
+    if form == "json":
+        return JsonFormatter()
+    return ShortFormatter(has_colours=has_colours(fd)) if is_short(form, fd) else LineFormatter()
 
 
 def is_short(form: str, fd: int) -> bool:

@@ -256,8 +256,9 @@ class LogStore:
             return []
         if self._tee is None:
             self._tee = Tee(STDERR, self.settings.echo_bytes_max)
-        is_dim = is_short(self.settings.format, STDERR) and has_colours(STDERR)
-        return [Echo(worker_id, self._tee, is_dim=is_dim)]
+        form = self.settings.format
+        is_dim = is_short(form, STDERR) and has_colours(STDERR)
+        return [Echo(worker_id, self._tee, is_dim=is_dim, is_json=form == "json")]
 
     def _leave(self, record: WorkerLog) -> None:
         """Stop everything that adds lines to a record."""

@@ -15,6 +15,7 @@ from ichat.config.schema import Logs
 from ichat.observability.logs.files import LogFile, load
 from ichat.observability.logs.follower import LogFollower, TimedLine
 from ichat.observability.logs.lines import Line, LineBuffer, Wakeup
+from ichat.observability.logs.log_format import json_line
 from ichat.observability.logs.pipes import PipeReader, Tee
 
 LAST_BYTES = 256 * 1024
@@ -26,15 +27,24 @@ _COLOURS = re.compile(rb"\x1b\[[0-9;:]*m")
 class Echo:
     """Passes a worker's lines on to the gateway's standard error."""
 
-    def __init__(self, worker_id: str, tee: Tee, *, is_dim: bool = False) -> None:
-        """`is_dim` has a terminal show the lines behind the gateway's own; their own colours are removed then."""
+    def __init__(self, worker_id: str, tee: Tee, *, is_dim: bool = False, is_json: bool = False) -> None:
+        """`is_dim` has a terminal show the lines behind the gateway's own; their own colours are removed then.
+
+        `is_json` writes each line as a JSON object, like the gateway's own.
+        """
+        self._worker_id = worker_id
         self._prefix = f"[{worker_id}] ".encode()
         self._tee = tee
         self._is_dim = is_dim
+        self._is_json = is_json
 
     def append(self, lines: Sequence[bytes], now: float) -> None:
         """Have lines written soon, or lose them."""
-        if self._is_dim:
+        if self._is_json:
+            texts = [_COLOURS.sub(b"", line).decode(errors="replace") for line in lines]
+            told = [json_line(now, {"worker": self._worker_id, "message": text}) + "\n" for text in texts]
+            self._tee.add("".join(told).encode())
+        elif self._is_dim:
             lines = [_COLOURS.sub(b"", line) for line in lines]
             self._tee.add(b"".join([b"\x1b[2m%b%b\x1b[0m\n" % (self._prefix, line) for line in lines]))
         else:

@@ -18,13 +18,17 @@ from ichat.supervisor.state import open_state
 SOURCES = pathlib.Path(ichat.__file__).parent.rglob("*.py")
 
 
+OWNED = {"SupervisorContext": "Supervisor", "WorkerTable": "Registry"}
+"""Classes that get another configuration from the component that owns them."""
+
+
 def reconfigurable_classes():
     """Return the names of the classes with `reconfigure(config: Config)`, but for protocols."""
     for source in SOURCES:
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.ClassDef) and not any(ast.unparse(base) == "Protocol" for base in node.bases):
                 methods = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "reconfigure"]
-                if any(ast.unparse(one.args) == "self, config: Config" for one in methods):
+                if node.name not in OWNED and any(ast.unparse(one.args) == "self, config: Config" for one in methods):
                     yield node.name
 
 
