@@ -6,7 +6,6 @@ crosses over meanwhile. The protocol is ASGI's HTTP 2.3: from 2.4 on Starlette d
 """
 
 import asyncio
-import contextlib
 import contextvars
 import logging
 import socket
@@ -19,10 +18,11 @@ from ichat.engines.adapter import BodyTransform, ProtocolAdapter
 from ichat.engines.context_length import SIGN
 from ichat.engines.engine import Application, Message, Scope
 from ichat.engines.error_translation import ERROR_BEGINNINGS, error_event
-from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
+from ichat.engines.response_framing import ResponseFraming, last_chunk
+from ichat.engines.socket_writer import SocketWriter
+from ichat.http.heads import Headers
 from ichat.http.request import Request
 from ichat.http.server import Ending
-from ichat.http.sse import is_events
 from ichat.protocol.messages import CODE_HEADER
 from ichat.protocol.usage import USAGE_HEADER, Usage, difference, sum_of_usage, ticket_in, value_of_usage
 
@@ -57,13 +57,11 @@ class Call:
         self.request = request
         self._adapter = adapter
         self._rewrite = rewrite
-        self._sock = sock
+        self._writer = SocketWriter(sock, stall_s)
+        self._framing = ResponseFraming(request, keep_alive=keep_alive)
         self._peer = peer
-        self._stall_s = stall_s
         self._ended: Callable[[], None] | None = ended
         self.bytes_in = len(request.body)
-        self.keep_alive = keep_alive
-        """Whether the connection may be used again; known when the call has ended."""
         self.head_sent = False
         self.status = 0
         self.failure: errors.ApiError | None = None
@@ -86,7 +84,6 @@ class Call:
         self.is_tagged = False
         """Whether one of the engine's requests has the tag for the events about its prompt."""
         self._gone = asyncio.Event()
-        self._head = b""
         self._gathered: bytearray | None = None
         """The body so far, if it will be rewritten."""
         self._given: Headers = []
@@ -94,25 +91,22 @@ class Call:
         """Changes each piece of the body, if it is a stream that is changed."""
         self._last_event = b""
         """The event that ends a stream, until it goes together with the end of the body; see `_send`."""
-        self._chunked = False
-        self._is_stream = False
-        self._left: int | None = None
-        self.ends_with_connection = False
-        """Whether only the end of the connection marks the end of the body: HTTP/1.0 has no chunks."""
         self.complete = False
         """Whether the whole response has been written or buffered."""
         self._body_taken = False
-        self._rest = memoryview(b"")
-        self._drained: asyncio.Future[None] | None = None
-        self._stalled: asyncio.TimerHandle
 
     def __repr__(self) -> str:
         return f"<Call {self.request.id.decode()} {self.request.path.decode()} {self.status or 'waiting'}>"
 
     @property
+    def keep_alive(self) -> bool:
+        """Whether the connection may be used again; known when the call has ended."""
+        return self._framing.keep_alive
+
+    @property
     def ending(self) -> Ending:
         """What happens to the connection, known when the call has ended."""
-        if self.head_sent and self.ends_with_connection and not self.complete:
+        if self.head_sent and self._framing.ends_with_connection and not self.complete:
             return Ending.RESET
         return Ending.KEEP if self.keep_alive else Ending.CLOSE
 
@@ -130,8 +124,7 @@ class Call:
         """Report the client's disconnect to the application; its further output is dropped, as in ASGI 2.3."""
         self.hung_up = self._is_over = True
         self._gone.set()
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self._writer.give_up()
         for abort in self.parts.values():
             abort()
 
@@ -160,7 +153,7 @@ class Call:
         finally:
             self._gone.set()
             if self.head_sent and not self.complete:
-                self.keep_alive = False
+                self._framing.keep_alive = False
                 self._send_failure()
             self.parts.clear()
             _UNDER_WAY.reset(token)
@@ -193,11 +186,12 @@ class Call:
 
     def _send_failure(self) -> None:
         """Send an error as the last event of a failed stream, if the socket accepts it at once."""
-        if self.failure is None or self.hung_up or not (self._is_stream and self._chunked) or self._rest:
+        framing = self._framing
+        if self.failure is None or self.hung_up or self._writer.is_behind:
             return
-        event = self._last_event + self.failure.event(self.request.path)
-        with contextlib.suppress(OSError):
-            self._sock.send(b"%x\r\n%b\r\n%b" % (len(event), event, self._last_chunk()))
+        if framing.is_stream and framing.is_chunked:
+            event = self._last_event + self.failure.event(self.request.path)
+            self._writer.write_now(framing.frame(event, more=False) + last_chunk(self._usage_now()))
 
     def _scope(self) -> Scope:
         request = self.request
@@ -230,8 +224,9 @@ class Call:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        if self._is_over:
+        if self._is_over or self.complete:
             return
+        framing = self._framing
         if message["type"] == "http.response.body":
             more = message.get("more_body", False)
             body = message.get("body", b"")
@@ -241,14 +236,16 @@ class Call:
                     return
             if self._edit is not None:
                 body = self._edit(bytes(body))
-            if self._is_stream and body[:14] in ERROR_BEGINNINGS and self._left is None:
+            if framing.is_stream and body[:14] in ERROR_BEGINNINGS and not framing.has_length:
                 body = error_event(self.request.path, body)
             if more and self.usage and body[-len(DONE) :] == DONE:
                 self._last_event = body  # clients disconnect at it, and the usage must precede that
                 return
             if self._last_event:
                 body, self._last_event = self._last_event + body, b""
-            data = self._framed(body, more=more)
+            data = framing.frame(body, more=more)
+            if framing.is_chunked and not more:
+                data += last_chunk(self._usage_now())
             if data:
                 await self._write(data)
             if not more and not self.hung_up:
@@ -257,9 +254,8 @@ class Call:
                 self._end()
         elif message["type"] == "http.response.start":
             self._start(message["status"], message.get("headers", ()))
-            if self._chunked:
-                head, self._head = self._head, b""
-                await self._write(head)
+            if framing.is_chunked:
+                await self._write(framing.pop_head())
 
     def _start(self, status: int, headers: Headers) -> None:
         """Accept the head. A streamed response's is sent at once, any other's together with its body."""
@@ -268,7 +264,7 @@ class Call:
         self._rewrite = self._adapter.response(self.request, status, given, self._rewrite)
         if self._rewrite is None:
             self._make_head(status, given)
-            if self._is_stream and status == 200:
+            if self._framing.is_stream and status == 200:
                 self._edit = self._adapter.edit(self.request)
         else:
             self._given = given
@@ -298,101 +294,20 @@ class Call:
         return new
 
     def _make_head(self, status: int, headers: Headers) -> None:
-        request = self.request
         self.status = status
-        out: Headers = [date_header()]
-        identified = False
-        for name, value in headers:
-            if name == b"content-length":
-                self._left = int(value)
-            elif name in HOP_BY_HOP:
-                continue
-            elif name == b"content-type":
-                self._is_stream = is_events(value)
-            identified = identified or name == b"x-request-id"
-            out.append((name, value))
-        if not identified:
-            out.append((b"x-request-id", request.id))
-        if request.method == b"HEAD" or status in (204, 304):
-            self._left = 0
-        elif self._left is None:
-            if request.version == b"1.1":
-                self._chunked = True
-                out.append((b"transfer-encoding", b"chunked"))
-            else:
-                self.ends_with_connection = True
-                self.keep_alive = False
-        if self.usage and not self._chunked:
-            out.append((USAGE_HEADER, self._usage_now()))
-        if not self.keep_alive:
-            out.append((b"connection", b"close"))
-        self._head = response_head(status, out)
+        self._framing.begin(status, headers, self._usage_now)
 
-    def _framed(self, body: bytes, *, more: bool) -> bytes:
-        """Return a framed piece of the body, after the head if that has not been sent."""
-        if self.complete:
-            return b""
-        if self._chunked:
-            data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            return data if more else data + self._last_chunk()
-        if self._left is not None:
-            body = body[: self._left]
-            self._left -= len(body)
-            if self._left and not more:
-                self.keep_alive = False
-        head, self._head = self._head, b""
-        return head + body
-
-    def _last_chunk(self) -> bytes:
-        """Return the end of a body in chunks, with the tokens that the call used as a trailer."""
-        return b"0\r\n%b: %b\r\n\r\n" % (USAGE_HEADER, self._usage_now()) if self.usage else b"0\r\n\r\n"
-
-    def _usage_now(self) -> bytes:
-        self._told = sum_of_usage(self.usage or ())
+    def _usage_now(self) -> bytes | None:
+        """Return the tokens that the call has used, which the response reports; None if it reports none."""
+        if not self.usage:
+            return None
+        self._told = sum_of_usage(self.usage)
         return value_of_usage(self._told)
 
     async def _write(self, data: bytes) -> None:
-        """Write without blocking; wait while the socket is full, which also pauses the application."""
         self.head_sent = True
-        try:
-            sent = self._sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
+        if not await self._writer.write(data) and not self.hung_up:
             self.hang_up()
-            return
-        if sent == len(data):
-            return
-        loop = asyncio.get_running_loop()
-        fd = self._sock.fileno()
-        self._rest = memoryview(data)[sent:]
-        self._drained = loop.create_future()
-        self._stalled = loop.call_later(self._stall_s, self.hang_up)
-        loop.add_writer(fd, self._writable)
-        try:
-            await self._drained
-        finally:
-            self._stalled.cancel()
-            loop.remove_writer(fd)
-            self._drained = None
-
-    def _writable(self) -> None:
-        """Write as much as the socket accepts; any progress restarts the client's time limit."""
-        if self._drained is None or self._drained.done():
-            return
-        try:
-            sent = self._sock.send(self._rest)
-        except BlockingIOError:
-            return
-        except OSError:
-            self.hang_up()
-            return
-        self._rest = self._rest[sent:]
-        if not self._rest:
-            self._drained.set_result(None)
-        elif sent:
-            self._stalled.cancel()
-            self._stalled = asyncio.get_running_loop().call_later(self._stall_s, self.hang_up)
 
 
 def call_under_way() -> Call | None:

@@ -6,7 +6,7 @@ An engine is a class. It is either built in or, without any change to iChat, an 
 
 import importlib
 import importlib.metadata
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import attrs
@@ -156,6 +156,31 @@ class Narrator(Protocol):
     """The additional attribute of an engine that logs the phases of its load."""
 
     load_lines: LoadLines
+
+
+def progress_of(metrics: Iterable[Any], samples: Mapping[str, str]) -> Progress:
+    """Return an engine's figures from its Prometheus metrics; `samples` has the name of each figure's sample.
+
+    Samples of equal names are from several processes: they are added, and of KV caches the fullest counts.
+    """
+    found: dict[str, list[float]] = {}
+    for metric in metrics:
+        for sample in metric.samples:
+            found.setdefault(sample.name, []).append(sample.value)
+    kv_use = found.pop(samples["kv_use"], None)
+    counts = {figure: int(sum(found[name])) for figure, name in samples.items() if name in found}
+    if "prompt_tokens" in counts:
+        counts.setdefault("cached_tokens", 0)  # there is no sample before the first hit
+    return attrs.evolve(Progress(kv_use=max(kv_use) if kv_use else None), **counts)
+
+
+def cards_of(info: EngineInfo, longest: int | None, adapters: Mapping[str, str]) -> list[ModelCard]:
+    """Return the model under each of its names, and its adapters; `longest` is the model's length in tokens.
+
+    `adapters` has their paths by their names.
+    """
+    own = [ModelCard(name, info.model_path, None, longest) for name in info.model_names]
+    return [*own, *(ModelCard(name, path, info.model_names[0]) for name, path in adapters.items())]
 
 
 def find(name: str) -> Engine:

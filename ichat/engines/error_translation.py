@@ -9,7 +9,7 @@ import ast
 import http
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from ichat import error_shapes
@@ -153,34 +153,41 @@ def _given(body: bytes) -> dict[str, object]:
 
 def _read_words(words: object) -> tuple[str, list[str]]:
     """Return a message as a sentence, and the fields that it is about."""
-    details: list[tuple[str, str]] = []
     if isinstance(words, str):
         words = words[:READ_CHARS_MAX]
         if not _VALIDATION.match(words):
             return words, []
-        for line in words.split("\n")[1:]:
-            if not line.startswith("  "):
-                break
-            if (match := _DETAIL.match(line)) is not None:
-                cause = _CAUSE.search(line, match.end()) if match[1] == "json_invalid" else None
-                place, text = ast.literal_eval(match[2]), str(ast.literal_eval(match[3]))
-                details.append(_detail(place, text, str(ast.literal_eval(cause[1])) if cause else ""))
-            elif not line.startswith(("  {", "  ...")):
-                details.append(("", line.strip()))
+        details = list(_details_in_text(words))
         if not details:
             return words.partition("\n\n  File ")[0], []
     elif isinstance(words, list):
-        for detail in cast("list[object]", words)[:DETAILS_READ_MAX]:
-            if isinstance(detail, dict):
-                detail = cast("dict[str, object]", detail)
-                details.append(_detail(detail.get("loc"), str(detail.get("msg", "")), ""))
-            else:
-                details.append(("", str(detail)))
+        details = [_detail_in_json(detail) for detail in cast("list[object]", words)[:DETAILS_READ_MAX]]
     else:
         return json.dumps(words) if words else "", []
     sentences = list(dict.fromkeys(f"{field}: {text}" if field else text for field, text in details))
     more = "; and more" if len(sentences) > DETAILS_MAX else ""
     return "; ".join(sentences[:DETAILS_MAX]) + more, [field for field, _ in details]
+
+
+def _details_in_text(words: str) -> Iterator[tuple[str, str]]:
+    """Return the field and the words of each mistake in a report of pydantic, a line each."""
+    for line in words.split("\n")[1:]:
+        if not line.startswith("  "):
+            return
+        if (match := _DETAIL.match(line)) is not None:
+            cause = _CAUSE.search(line, match.end()) if match[1] == "json_invalid" else None
+            place, text = ast.literal_eval(match[2]), str(ast.literal_eval(match[3]))
+            yield _detail(place, text, str(ast.literal_eval(cause[1])) if cause else "")
+        elif not line.startswith(("  {", "  ...")):
+            yield "", line.strip()
+
+
+def _detail_in_json(detail: object) -> tuple[str, str]:
+    """Return the field and the words of a mistake in FastAPI's list."""
+    if not isinstance(detail, dict):
+        return "", str(detail)
+    detail = cast("dict[str, object]", detail)
+    return _detail(detail.get("loc"), str(detail.get("msg", "")), "")
 
 
 def _detail(place: object, text: str, cause: str) -> tuple[str, str]:

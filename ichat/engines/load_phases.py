@@ -10,16 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
+from ichat.config.package_data import read_toml
 from ichat.protocol.field_checks import PHASE_CHARACTERS_MAX, PHASES_MAX
 from ichat.protocol.messages import LoadPhase
 
 READING = "reading the configuration"
-PROCESSES = "starting its processes"
 WEIGHTS = "loading weights"
-COMPILING = "compiling"
-KV_CACHE = "sizing the KV cache"
-GRAPHS = "capturing graphs"
-WARMING = "warming up"
 _BAR = re.compile(r"\b(\d{1,6})/(\d{1,6}) \[")
 """Where a progress bar says how much is done."""
 _NOUNS = {WEIGHTS: " shards"}
@@ -49,6 +45,12 @@ class LoadLines:
 def mark(phase: str, *patterns: str) -> LoadMark:
     """Return the mark of a phase that begins with a line in which one of these patterns is."""
     return LoadMark(phase, re.compile("|".join(patterns)))
+
+
+def load_lines(title: str) -> LoadLines:
+    """Return the output of a built-in engine while it loads, from `load_phases.toml`; `title` is its name there."""
+    phases = read_toml("ichat.engines", "load_phases.toml")[title.lower()]
+    return LoadLines(title, [mark(one["phase"], *one["begins"]) for one in phases])
 
 
 class LoadTracker:

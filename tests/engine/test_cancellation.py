@@ -26,7 +26,7 @@ from support.programs import LIMIT_S, ROOT
 from support.real_engines import ENGINES, LOAD_S, send
 
 from ichat.engines.asgi import Call
-from ichat.engines.sglang.engine import _abort_at_once
+from ichat.engines.sglang.calls import abort_at_once
 from ichat.http.request import Request
 
 TRIES = 20
@@ -288,7 +288,7 @@ class Forgetful:
 def test_what_begins_after_its_client_left_is_aborted_at_once():
     """A request may still be prepared when its client leaves: each part is aborted as it begins, and nobody else's."""
     manager = Forgetful()
-    _abort_at_once(manager)
+    abort_at_once(manager)
 
     def begin(rid):
         asked = manager.rid_to_state[rid] = SimpleNamespace(rid=rid)

@@ -5,39 +5,36 @@
 
 import argparse
 import contextlib
-import json
 import logging
-import pathlib
-import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ichat
 from ichat.engines.engine import EngineInfo
+from ichat.engines.engine_arguments import check_given, parsing, refused_as, shown_args, versions_with
 from ichat.engines.flag_list import EngineFlag, flags_of
-from ichat.engines.flags import ENGINE_KEYS, FlagOutcome, refuse_engine_keys
+from ichat.engines.flags import ENGINE_KEYS, FlagOutcome
 from ichat.engines.kv_events import KvEvents
 from ichat.engines.ray_check import check_ray
 from ichat.engines.sglang.memory import why_no_sleep
 from ichat.errors import EXIT_USAGE, Exit
-from ichat.protocol.json_text import parsed
 from ichat.protocol.messages import Group
-from ichat.security.redact import masked
 
-_SERVER_FLAGS: Mapping[str, object] = {
-    "tokenizer_worker_num": 1,
-    "enable_http2": False,
-    "enable_ssl_refresh": False,
-    "ssl_keyfile": None,
-    "ssl_certfile": None,
-    "ssl_ca_certs": None,
-    "grpc_mode": False,
-    "smg_grpc_mode": False,
-    "grpc_port": None,
-    "encoder_only": False,
-    "fastapi_root_path": "",
+_SERVER_FLAGS: Mapping[str, Sequence[object]] = {
+    "tokenizer_worker_num": (1,),
+    "enable_http2": (False,),
+    "enable_ssl_refresh": (False,),
+    "ssl_keyfile": (None,),
+    "ssl_certfile": (None,),
+    "ssl_ca_certs": (None,),
+    "grpc_mode": (False,),
+    "smg_grpc_mode": (False,),
+    "grpc_port": (None,),
+    "encoder_only": (False,),
+    "fastapi_root_path": ("",),
 }
-"""Flags that concern SGLang's own HTTP server, which the worker replaces, with the only value that they may have."""
+"""Flags that concern SGLang's own HTTP server, which the worker replaces, with the only values that they may have."""
+PAGE_TOKENS_MIN = 16
+"""SGLang makes an event for each page of its cache, on its scheduler: smaller pages cost too much."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,11 +63,8 @@ def read_args(words: list[str], parser: argparse.ArgumentParser) -> argparse.Nam
     """Return the arguments as they were given. Raises Exit 64; Exit 0 after `--help`."""
     logging.disable()  # the same warnings appear again when SGLang reads them
     try:
-        args = parser.parse_args(words)
-    except SystemExit as exit_:
-        raise Exit(int(exit_.code or 0), "") from exit_
-    except (argparse.ArgumentError, ValueError, TypeError) as error:
-        raise usage_error(str(error)) from error
+        with parsing(), refused_as(usage_error, argparse.ArgumentError, ValueError, TypeError):
+            args = parser.parse_args(words)
     finally:
         logging.disable(logging.NOTSET)
     _check_given(args, parser)
@@ -87,17 +81,15 @@ def make_server_args(words: list[str]) -> Any:
         load_plugins()
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
+    wrong = (argparse.ArgumentError, ValueError, TypeError, AssertionError, OSError)
     try:
-        record = prepare_server_args(words)
-        try:
-            if hasattr(record, "resolve_once"):
-                record.resolve_once()
-        except (RuntimeError, OSError):  # a missing GPU or hub is reported by the load, which resolves a new record
+        with parsing(), refused_as(usage_error, *wrong):
             record = prepare_server_args(words)
-    except SystemExit as exit_:
-        raise Exit(int(exit_.code or 0), "") from exit_
-    except (argparse.ArgumentError, ValueError, TypeError, AssertionError, OSError) as error:
-        raise usage_error(str(error) or type(error).__name__) from error
+            try:
+                if hasattr(record, "resolve_once"):
+                    record.resolve_once()
+            except (RuntimeError, OSError):  # a missing GPU or hub is reported by the load, which resolves a new record
+                record = prepare_server_args(words)
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
@@ -112,16 +104,9 @@ def check_args(args: Any, parser: argparse.ArgumentParser) -> None:
 
 
 def _check_given(args: Any, parser: argparse.ArgumentParser) -> None:
-    path = pathlib.Path(args.model_path).expanduser()
-    if args.model_path.startswith(("/", "./", "../", "~")) and not path.exists():
-        raise usage_error(f"the model {args.model_path} does not exist")
-    refuse_engine_keys(args, usage_error)
     flags = {action.dest for action in parser._actions}
-    for name, allowed in _SERVER_FLAGS.items():
-        if name in flags and getattr(args, name, allowed) != allowed:
-            raise usage_error(
-                f"--{name.replace('_', '-')} concerns SGLang's own HTTP server, which an iChat worker replaces"
-            )
+    own = {name: allowed for name, allowed in _SERVER_FLAGS.items() if name in flags}
+    check_given("SGLang", args, args.model_path, own, usage_error)
 
 
 def usage_error(message: str) -> Exit:
@@ -161,24 +146,45 @@ def engine_info(
     args: Any, outcomes: Sequence[FlagOutcome], changed: Sequence[str], version: str, events: KvEvents | None
 ) -> EngineInfo:
     """Return the facts about the engine in its arguments."""
-    import torch
-
-    shown = masked({name: value for name, value in resolved_args(args).items() if name[0] != "_"})
     names = [word for one in outcomes if one.given[:1] == ["--served-model-name"] for word in one.given[1:]]
     group = Group(f"{args.dist_init_addr} {args.model_path}", args.node_rank, args.nnodes) if args.nnodes > 1 else None
     return EngineInfo(
         model_path=args.model_path,
         model_names=names or [args.served_model_name or args.model_path],
-        args=parsed(json.dumps(shown, default=str)),
-        versions={
-            "ichat": ichat.__version__,
-            "sglang": version,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        args=shown_args({name: value for name, value in resolved_args(args).items() if name[0] != "_"}),
+        versions=versions_with("sglang", version),
         changed_args=changed,
         flag_outcomes=outcomes,
         group=group,
         held=events.held if events is not None else None,
         why_no_sleep=why_no_sleep(resolved_args(args)),
     )
+
+
+def obstacle_to_events(args: Mapping[str, Any]) -> str | None:
+    """Return why the worker cannot listen to SGLang's events, or None."""
+    try:
+        from sglang.srt.disaggregation.kv_events import BlockStored
+    except ImportError:
+        return "this version of SGLang has no events about its cache"
+    if "session_id" not in BlockStored.__struct_fields__:
+        return "the events of this version of SGLang do not say which request they are about"
+    if args.get("kv_events_config"):
+        return "--kv-events-config is given"
+    if args.get("disable_radix_cache") or args.get("is_embedding"):
+        return "SGLang caches no prefixes"
+    if args.get("enable_session_radix_cache"):
+        return "with --enable-session-radix-cache SGLang uses the mark of the events for something else"
+    if args.get("dp_size", 1) > 1 or args.get("attn_dp_size", 1) not in (None, 1) or args.get("nnodes", 1) > 1:
+        return "several caches serve the model"
+    if args.get("enable_hierarchical_cache") or args.get("disaggregation_mode", "null") != "null":
+        return "SGLang keeps a part of its cache elsewhere"
+    return None
+
+
+def why_too_dear(args: Mapping[str, Any]) -> str | None:
+    """Return why events would cost SGLang too much, or None."""
+    page = args.get("page_size") or 1
+    if page >= PAGE_TOKENS_MIN:
+        return None
+    return f"an event for every {page} tokens would cost too much (--page-size {PAGE_TOKENS_MIN} would do)"

@@ -15,22 +15,22 @@ import argparse
 import asyncio
 import contextlib
 import functools
-import importlib.util
 import os
 import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ichat.engines.asgi import call_under_way
 from ichat.engines.children import ProcessFamily, adopt_children, children, wait_for_end
-from ichat.engines.engine import Application, EngineInfo, Progress, Serve
+from ichat.engines.engine import Application, EngineInfo, Progress, Serve, cards_of, progress_of
+from ichat.engines.engine_arguments import check_installed, unusable
 from ichat.engines.flag_list import EngineFlag
 from ichat.engines.flags import FlagOutcome
 from ichat.engines.kept_flags import keep_own
 from ichat.engines.kv_events import WHY, KvEvents, wanted_events
+from ichat.engines.load_phases import load_lines
 from ichat.engines.responses import bound_responses
 from ichat.engines.sglang.adapter import SGLangAdapter
 from ichat.engines.sglang.arguments import (
@@ -41,31 +41,40 @@ from ichat.engines.sglang.arguments import (
     list_flags,
     make_server_args,
     marked_flags,
+    obstacle_to_events,
     read_args,
     resolved_args,
     usage_error,
+    why_too_dear,
     words_of,
 )
+from ichat.engines.sglang.calls import ABORT_POLL_S, abort_at_once, note_usage, tag_requests
 from ichat.engines.sglang.encoders import inspect_encoder
-from ichat.engines.sglang.events import obstacle_to_events, tag_requests, why_too_dear
 from ichat.engines.sglang.flags import table
 from ichat.engines.sglang.loopback_requests import LoopbackRequests
-from ichat.engines.sglang.phases import LOAD_LINES
 from ichat.engines.sglang.scheduler_process import launch_options
-from ichat.engines.sglang.usage import note_usage
 from ichat.engines.translation import translate
 from ichat.engines.versions import check_version
-from ichat.errors import EXIT_UNAVAILABLE, Exit
 from ichat.protocol.messages import ModelCard
 
 OLDEST = (0, 5, 5)
 NEWEST = (0, 5, 23)
 """The oldest and the newest version that this was tested with."""
 WARM_UP_POLL_S = 0.05
-ABORT_POLL_S = "1"
-"""How often SGLang itself checks that the client of a request is still connected, by default every 4 s."""
 UNLOAD_S = 5.0
 """How long the schedulers may take to release their resources."""
+
+
+_METRICS = {
+    "running": "sglang:num_running_reqs",
+    "waiting": "sglang:num_queue_reqs",
+    "kv_use": "sglang:token_usage",
+    "steps": "sglang:realtime_tokens_total",
+    "tokens_out": "sglang:generation_tokens_total",
+    "prompt_tokens": "sglang:prompt_tokens_total",
+    "cached_tokens": "sglang:cached_tokens_total",
+}
+"""The metric that has each figure of `Progress`."""
 
 
 class _Died(Exception):
@@ -83,7 +92,7 @@ class SGLang:
     """
 
     name = "sglang"
-    load_lines = LOAD_LINES
+    load_lines = load_lines("SGLang")
 
     def __init__(self) -> None:
         self.adapter = SGLangAdapter(self._names)
@@ -101,12 +110,7 @@ class SGLang:
 
     def check(self) -> None:
         """Look for the package without importing it."""
-        if importlib.util.find_spec("sglang") is None:
-            raise Exit(
-                EXIT_UNAVAILABLE,
-                f"SGLang is not installed for {sys.executable}: run the worker with an interpreter that"
-                " has it (PYTHON ichat.pyz worker …), or make one with `./build engine sglang`.",
-            )
+        check_installed("SGLang", "sglang")
 
     def parse(self, argv: Sequence[str]) -> EngineInfo:
         """See `Engine.parse`."""
@@ -115,7 +119,7 @@ class SGLang:
             import sglang
             from sglang.srt.server_args import ServerArgs
         except ImportError as error:
-            raise Exit(EXIT_UNAVAILABLE, f"SGLang under {sys.executable} cannot be imported: {error}.") from error
+            raise unusable("SGLang", error) from error
         check_version("SGLang", sglang.__version__, OLDEST, NEWEST)
         adopt_children()
         parser = Parser(prog="ichat.pyz worker --backend sglang")
@@ -209,7 +213,7 @@ class SGLang:
         threading.excepthook = self._thread_failed
         async with app.router.lifespan_context(app):
             manager = http_server._global_state.tokenizer_manager
-            _abort_at_once(manager)
+            abort_at_once(manager)
             self.adapter.reports_usage = note_usage(manager)
             self.adapter.memory.watch(manager)
             bound_responses(app, self.adapter)
@@ -294,30 +298,14 @@ class SGLang:
         """Return SGLang's own metrics, which its schedulers write into files."""
         if self._manager is None:
             return Progress()
-        found = _metrics()
-        running, waiting = found.get("sglang:num_running_reqs"), found.get("sglang:num_queue_reqs")
-        steps, tokens = found.get("sglang:realtime_tokens_total"), found.get("sglang:generation_tokens_total")
-        prompts, cached = found.get("sglang:prompt_tokens_total"), found.get("sglang:cached_tokens_total", [])
-        return Progress(
-            running=None if running is None else int(sum(running)),
-            waiting=None if waiting is None else int(sum(waiting)),
-            kv_use=max(found["sglang:token_usage"]) if "sglang:token_usage" in found else None,
-            steps=None if steps is None else int(sum(steps)),
-            tokens_out=None if tokens is None else int(sum(tokens)),
-            prompt_tokens=None if prompts is None else int(sum(prompts)),
-            cached_tokens=None if prompts is None else int(sum(cached)),
-        )
+        return progress_of(_metrics(), _METRICS)
 
     def models(self) -> Sequence[ModelCard]:
         """Return the model under each of its names, and its adapters."""
         if self._info is None:
             return []
-        path, names = self._info.model_path, self._info.model_names
         longest = self._manager.model_config.context_len if self._manager is not None else None
-        return [
-            *(ModelCard(name, path, None, longest) for name in names),
-            *(ModelCard(name, root, names[0]) for name, root in self._adapters().items()),
-        ]
+        return cards_of(self._info, longest, self._adapters())
 
     def _adapters(self) -> dict[str, str]:
         """Return the adapters' names and paths; unloaded adapters are loaded again when they are requested."""
@@ -352,49 +340,13 @@ class _Server:
         self._run(self._config.app)
 
 
-def _abort_at_once(manager: Any) -> None:
-    """Let SGLang abort the requests of a disconnected client at once, all of them and no others.
-
-    SGLang itself checks plain requests every `ABORT_POLL_S`, forgets streams (0.5.15 to 0.5.19), and aborts each
-    request with an id that begins with the aborted id. So everything that it waits for is noted at its call. An id is
-    not aborted if the id of another call's request begins with it.
-    """
-    wait, abort = manager._wait_one_response, manager.abort_request
-
-    def wait_noted(asked: Any, *more: Any, **named: Any) -> Any:
-        call = call_under_way()
-        if call is not None:
-            call.add_part(asked.rid, functools.partial(abort_alone, asked.rid, call.parts))
-        return wait(asked, *more, **named)
-
-    def abort_alone(rid: str, mine: Collection[str]) -> None:
-        if not any(other.startswith(rid) and other != rid and other not in mine for other in manager.rid_to_state):
-            abort(rid)
-
-    def abort_request(rid: str = "", abort_all: bool = False) -> None:  # noqa: FBT001, FBT002
-        call = call_under_way()
-        if abort_all:
-            abort(abort_all=True)
-        else:
-            abort_alone(rid, () if call is None else call.parts)
-
-    manager._wait_one_response = wait_noted
-    manager.abort_request = abort_request
-
-
 def _keep(*_: object) -> None:
     """Replaces `signal.signal`: only the main thread may set a handler, and it has done so."""
 
 
-def _metrics() -> dict[str, list[float]]:
-    """Return the samples that SGLang's processes report, by their names."""
+def _metrics() -> Iterable[Any]:
+    """Return the metrics that SGLang's processes report."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.multiprocess import MultiProcessCollector
 
-    if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        return {}
-    found: dict[str, list[float]] = {}
-    for metric in MultiProcessCollector(CollectorRegistry()).collect():
-        for sample in metric.samples:
-            found.setdefault(sample.name, []).append(sample.value)
-    return found
+    return MultiProcessCollector(CollectorRegistry()).collect() if os.environ.get("PROMETHEUS_MULTIPROC_DIR") else ()

@@ -12,7 +12,7 @@ from ichat.engines.flags import ENGINE_KEYS, CommandLine, Flag, FlagValueError, 
 from ichat.engines.sglang import arguments as sglang
 from ichat.engines.sglang import flags as sglang_args
 from ichat.engines.translation import explain, translate
-from ichat.engines.vllm import engine as vllm
+from ichat.engines.vllm import arguments as vllm
 from ichat.engines.vllm import flags as vllm_args
 from ichat.errors import EXIT_USAGE, Exit
 from ichat.security.redact import masked, shown

@@ -4,11 +4,10 @@ import re
 
 import pytest
 
-from ichat.engines.load_phases import LoadLines, LoadTracker, mark
-from ichat.engines.sglang.phases import LOAD_LINES as SGLANG
-from ichat.engines.vllm.phases import LOAD_LINES as VLLM
+from ichat.engines.load_phases import LoadLines, LoadTracker, load_lines, mark
 from ichat.protocol.field_checks import PHASES_MAX
 
+VLLM, SGLANG = load_lines("vLLM"), load_lines("SGLang")
 VLLM_CPU = """
 13.8 (MainProcess pid=10048) INFO 11-24 04:06:18 [model.py:733] Resolved architecture: Qwen2ForCausalLM
 13.8 (MainProcess pid=10048) INFO 11-24 04:06:18 [model.py:2152] Using max model len 2048
