@@ -4,7 +4,6 @@ import platform
 from collections import Counter
 from importlib import metadata
 
-import attrs
 import trio
 from prometheus_client import CONTENT_TYPE_LATEST
 from quart import Response, request
@@ -185,8 +184,7 @@ async def reload(reloader: Reloader) -> views.ReloadResult:
 @operations.add("GET /v1/admin/engines")
 async def get_engines(reloader: Reloader) -> views.EngineList:
     """Return the engines that workers here may have."""
-    found = await trio.to_thread.run_sync(engines_of, reloader.config)
-    return views.EngineList([views.EngineView(**attrs.asdict(one)) for one in found])
+    return views.EngineList(await trio.to_thread.run_sync(engines_of, reloader.config))
 
 
 @operations.add(
