@@ -15,10 +15,11 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ichat import errors
-from ichat.admin.context import AdminContext, context
+from ichat.admin.context import Parts, part
 from ichat.admin.openapi import HANDLED
 from ichat.errors import ApiError
 from ichat.protocol.messages import CALLER_HEADER, CODE_HEADER, ERROR_HEADER
+from ichat.security.auth import Auth
 from ichat.security.rules import ROUTES
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
@@ -30,10 +31,10 @@ SHUTDOWN_S = 3.0
 BACKLOG = 4096
 
 
-def make_app(context: AdminContext) -> QuartTrio:
-    """Return the application."""
+def make_app(parts: Parts) -> QuartTrio:
+    """Return the application; its handlers get the parts of the gateway that they name."""
     app = QuartTrio("ichat", static_folder=None)
-    app.config.update(MAX_CONTENT_LENGTH=BODY_BYTES_MAX, BODY_TIMEOUT=BODY_S, RESPONSE_TIMEOUT=None, CONTEXT=context)
+    app.config.update(MAX_CONTENT_LENGTH=BODY_BYTES_MAX, BODY_TIMEOUT=BODY_S, RESPONSE_TIMEOUT=None, PARTS=parts)
     app.before_request(_check_access)
     for operations in HANDLED:
         app.register_blueprint(operations.blueprint)
@@ -45,7 +46,7 @@ def make_app(context: AdminContext) -> QuartTrio:
 
 async def _check_access() -> None:
     """Raise ApiError unless the sender of the request may use its route."""
-    auth = context().auth
+    auth = part(Auth)
     g.caller = auth.decode_caller(request.headers.get(CALLER_HEADER.decode()))
     if request.url_rule is not None and request.method != "OPTIONS":
         method = "GET" if request.method == "HEAD" else request.method

@@ -4,7 +4,6 @@ import platform
 from collections import Counter
 from importlib import metadata
 
-import attrs
 import trio
 from prometheus_client import CONTENT_TYPE_LATEST
 from quart import Response, request
@@ -12,21 +11,27 @@ from quart import Response, request
 import ichat
 from ichat.admin import views
 from ichat.admin.config_view import changed_keys, shown_section
-from ichat.admin.context import context, long_response, query_string, read_flags, stream_response
-from ichat.admin.events import KEEP_ALIVE_S
+from ichat.admin.context import long_response, query_string, read_flags, stream_response
+from ichat.admin.events import KEEP_ALIVE_S, EventStreams
 from ichat.admin.lists import with_long_list
 from ichat.admin.operations import TEXT, Operations, content_of, flag, query
+from ichat.admin.overview import Overview
+from ichat.admin.reload import Reloader
 from ichat.admin.schemas import Schema, object_of, ref, view
 from ichat.errors import ApiError
+from ichat.fleet.registry import Registry
 from ichat.fleet.worker_record import State
 from ichat.hardware.gpus import find_gpus
-from ichat.hardware.host import HostResources, read_resources
+from ichat.hardware.host import CpuMeter, HostResources, read_resources
 from ichat.hardware.machines import MachineReport, machines_of, read_machine
 from ichat.http import sse
 from ichat.observability.history import COLUMNS, OF_MODEL, OF_WORKER
 from ichat.observability.logs.stream import read_flag, read_parameters
+from ichat.observability.metrics import Metrics
+from ichat.observability.scrape import Scraper
 from ichat.proxy.requests_in_flight import RequestsView
-from ichat.supervisor.engine_flags import engines_of
+from ichat.supervisor.engine_flags import EngineFlags, engines_of
+from ichat.supervisor.supervisor import Supervisor
 
 PACKAGES = ("trio", "hypercorn", "quart", "quart-trio", "httpx", "h11", "attrs", "cattrs")
 _WRONG = "A parameter is wrong."
@@ -47,33 +52,32 @@ operations = Operations("cluster")
 
 
 @operations.add("GET /v1/admin/cluster/status", gives=views.ClusterStatus)
-async def get_status() -> Response:
+async def get_status(overview: Overview, supervisor: Supervisor, reloader: Reloader, meter: CpuMeter) -> Response:
     """Return the gateway, its machine, and the load."""
-    here = context()
-    registry, gpus = here.registry, await find_gpus()
-    pids, reported = here.supervisor.pids, registry.machines()
+    registry, gpus = overview.registry, await find_gpus()
+    pids, reported = supervisor.pids, registry.machines()
 
     def read() -> tuple[HostResources, MachineReport]:
-        own = read_machine(here.meter, gpus, pids)
-        return read_resources(here.meter, gpus, pids), own
+        own = read_machine(meter, gpus, pids)
+        return read_resources(meter, gpus, pids), own
 
     resources, own = await trio.to_thread.run_sync(read)
     status = views.ClusterStatus(
-        gateway=here.overview.gateway(),
+        gateway=overview.gateway(),
         resources=resources,
         machines=[],
         workers=Counter[State](map(registry.state, registry)),
-        models=[here.overview.model(name) for name in sorted(registry.names())],
-        config=await here.reloader.read_state(),
+        models=[overview.model(name) for name in sorted(registry.names())],
+        config=await reloader.read_state(),
     )
     return long_response(with_long_list(status, "machines", machines_of(own, reported)))
 
 
 @operations.add("GET /v1/admin/cluster/version", gives=views.Version)
-async def get_version() -> Response:
+async def get_version(registry: Registry) -> Response:
     """Return the versions of the gateway, its packages and its engines."""
     packages = {name: metadata.version(name) for name in PACKAGES}
-    heartbeats = [worker.heartbeat for worker in context().registry if worker.heartbeat is not None]
+    heartbeats = [worker.heartbeat for worker in registry if worker.heartbeat is not None]
     workers = (views.WorkerVersions(one.worker_id, one.backend, one.versions) for one in heartbeats)
     version = views.Version(ichat.__version__, platform.python_version(), packages, [])
     return long_response(with_long_list(version, "workers", workers))
@@ -91,10 +95,10 @@ async def get_version() -> Response:
         )
     ],
 )
-async def get_metrics() -> Response:
+async def get_metrics(scraper: Scraper, metrics: Metrics) -> Response:
     """Return metrics for Prometheus: the gateway's, and those of the ready workers and their engines."""
     with_workers = read_flag(request.args, "workers", default=True)
-    parts = await context().scraper.expose(context().metrics.families(), with_workers=with_workers)
+    parts = await scraper.expose(metrics.families(), with_workers=with_workers)
     return long_response(parts, CONTENT_TYPE_LATEST)
 
 
@@ -104,9 +108,9 @@ async def get_metrics() -> Response:
     parameters=[flag("requests", "Tell of the requests in flight as well.")],
     failures={"400": _WRONG, "503": "There are too many (`limits.event_streams_max`)."},
 )
-async def get_events() -> Response:
+async def get_events(events: EventStreams) -> Response:
     """Send everything that operators see, and then each change of it."""
-    return stream_response(context().events.follow(wants_requests=read_flags("requests")[0]))
+    return stream_response(events.follow(wants_requests=read_flags("requests")[0]))
 
 
 @operations.add(
@@ -115,16 +119,16 @@ async def get_events() -> Response:
     parameters=[query("worker", TEXT, "Only this worker beside models and totals; left out: all of them.")],
     failures={"400": _WRONG},
 )
-async def get_history() -> Response:
+async def get_history(overview: Overview) -> Response:
     """Return what happened in the last hour, in samples (`[history]`)."""
     worker = read_parameters(query_string(), ("worker",)).get("worker")
-    return long_response(context().overview.history.parts(None if worker is None else (worker,)))
+    return long_response(overview.history.parts(None if worker is None else (worker,)))
 
 
 @operations.add("GET /v1/admin/requests")
-async def get_requests() -> RequestsView:
+async def get_requests(overview: Overview) -> RequestsView:
     """Return the requests in flight."""
-    return context().overview.in_flight.view()
+    return overview.in_flight.view()
 
 
 @operations.add(
@@ -135,9 +139,9 @@ async def get_requests() -> RequestsView:
         "409": "Several requests have this id of their clients' (`ambiguous_id`): use their `own_id`.",
     },
 )
-async def cancel_request(request_id: str) -> views.RequestCancelled:
+async def cancel_request(request_id: str, overview: Overview) -> views.RequestCancelled:
     """Cancel a request in flight: its client gets 503 `request_cancelled`, or its response breaks off."""
-    if not context().overview.in_flight.cancel(request_id):
+    if not overview.in_flight.cancel(request_id):
         raise ApiError(404, "not_found", f"There is no request {request_id} in flight.")
     return views.RequestCancelled(request_id, 1)
 
@@ -146,9 +150,8 @@ async def cancel_request(request_id: str) -> views.RequestCancelled:
 
 
 @operations.add("GET /v1/admin/config")
-async def get_config() -> views.ConfigView:
+async def get_config(reloader: Reloader) -> views.ConfigView:
     """Return the configuration in force, without secrets."""
-    reloader = context().reloader
     config, file = reloader.config, await reloader.read_state()
     return views.ConfigView(
         path=str(reloader.path) if reloader.path is not None else None,
@@ -172,17 +175,16 @@ async def get_config() -> views.ConfigView:
         "503": "The gateway is about to end (`draining`).",
     },
 )
-async def reload() -> views.ReloadResult:
+async def reload(reloader: Reloader) -> views.ReloadResult:
     """Read the configuration again and apply its changes, without waiting for workers."""
     dry_run, restart_failed = read_flags("dry_run", "restart_failed")
-    return await context().reloader.reload(dry_run=dry_run, why="asked over the API", restart_failed=restart_failed)
+    return await reloader.reload(dry_run=dry_run, why="asked over the API", restart_failed=restart_failed)
 
 
 @operations.add("GET /v1/admin/engines")
-async def get_engines() -> views.EngineList:
+async def get_engines(reloader: Reloader) -> views.EngineList:
     """Return the engines that workers here may have."""
-    found = await trio.to_thread.run_sync(engines_of, context().reloader.config)
-    return views.EngineList([views.EngineView(**attrs.asdict(one)) for one in found])
+    return views.EngineList(await trio.to_thread.run_sync(engines_of, reloader.config))
 
 
 @operations.add(
@@ -192,10 +194,9 @@ async def get_engines() -> views.EngineList:
         "409": "Its interpreter does not tell its flags (`engine_unusable`); the message has the cause.",
     },
 )
-async def get_engine_flags(backend: str) -> views.EngineFlagList:
+async def get_engine_flags(backend: str, flags: EngineFlags, reloader: Reloader) -> views.EngineFlagList:
     """Return the flags of an engine; its interpreter is run for it, once."""
-    here = context()
-    return views.EngineFlagList(backend, *await here.engine_flags.ask(here.reloader.config, backend))
+    return views.EngineFlagList(backend, *await flags.ask(reloader.config, backend))
 
 
 def schemas() -> dict[str, Schema]:

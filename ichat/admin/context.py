@@ -1,62 +1,25 @@
-"""Shared by the handlers of the control plane: the gateway's parts, and the reading and answering of requests."""
+"""Shared by the handlers of the control plane: the reading and answering of requests."""
 
 import json
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar, cast
 
-import attrs
 from quart import Response, current_app, request
 
 from ichat import errors
-from ichat.admin.events import EventStreams
-from ichat.admin.key_store import KeyStore
 from ichat.admin.lists import Pieces, to_json
-from ichat.admin.overview import Overview
-from ichat.admin.reload import Reloader
 from ichat.config.schema import DRAIN_S_MAX
-from ichat.fleet.heartbeats import HeartbeatReceiver
-from ichat.fleet.prefix_reports import PrefixReportReceiver
-from ichat.fleet.registry import Registry
-from ichat.hardware.host import CpuMeter
 from ichat.http import sse
-from ichat.observability.logs.store import LogStore
 from ichat.observability.logs.stream import read_flag, read_parameters
-from ichat.observability.metrics import Metrics
-from ichat.observability.scrape import Scraper
-from ichat.observability.usage.ledger import Ledger
-from ichat.routing.prompt_lengths import PromptLengths
-from ichat.security.auth import Auth
-from ichat.security.rate_limits import Quotas
-from ichat.supervisor.engine_flags import EngineFlags
-from ichat.supervisor.supervisor import Supervisor
+
+Parts = Mapping[type[Any], Any]
+"""The parts of the gateway that the control plane shows and changes, by their classes."""
+_Part = TypeVar("_Part")
 
 
-@attrs.frozen
-class AdminContext:
-    """The parts of the gateway that the control plane shows and changes."""
-
-    registry: Registry
-    supervisor: Supervisor
-    log_store: LogStore
-    reloader: Reloader
-    auth: Auth
-    quotas: Quotas
-    key_store: KeyStore
-    metrics: Metrics
-    scraper: Scraper
-    heartbeats: HeartbeatReceiver
-    prefix_reports: PrefixReportReceiver
-    prompt_lengths: PromptLengths
-    ledger: Ledger
-    overview: Overview
-    events: EventStreams
-    engine_flags: EngineFlags = attrs.field(factory=EngineFlags)
-    meter: CpuMeter = attrs.field(factory=CpuMeter)
-
-
-def context() -> AdminContext:
-    """Return the context of the application that handles the request."""
-    return cast("AdminContext", current_app.config["CONTEXT"])
+def part(kind: type[_Part]) -> _Part:
+    """Return the gateway's part of this class, for the application that handles the request."""
+    return cast("Parts", current_app.config["PARTS"])[kind]
 
 
 def json_response(value: object, status: int = 200) -> Response:

@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from ichat.admin.changes import ToldMarks, marks_of_model, marks_of_worker
 from ichat.admin.config_state import ConfigState
-from ichat.admin.lists import Pieces, to_json
+from ichat.admin.lists import Pieces, joined, to_json
 from ichat.admin.overview import Overview
 from ichat.http import sse
 from ichat.observability.history import Sample
@@ -261,8 +261,7 @@ class EventStreams:
         yield from overview.history.parts(workers=())
         for kind in self._kinds:
             yield f', "{kind.name}": ['
-            for number, item in enumerate(kind.read()):
-                yield (", " if number else "") + to_json(item.view)
+            yield from joined(to_json(one.view) for one in kind.read())
             yield "]"
         yield "}"
 
@@ -300,7 +299,7 @@ class _Kind:
     told: ToldMarks = attrs.field(factory=ToldMarks)
 
     async def next_event(self, *, with_figures: bool, is_wanted: bool) -> bytes | None:
-        """Return the event about the changes since the last one; None if there are none, or no follower wants it."""
+        """Return the event about the changes since the last look; None if there are none, or no follower wants it."""
         things = {one.id: one for one in await _in_turns(self.read())}
         changed, gone = self.told.find({key: one.marks for key, one in things.items()}, with_figures=with_figures)
         if not is_wanted or not (changed or gone):

@@ -13,7 +13,7 @@ from ichat.fleet.explain import RouteView, TargetView, explain
 from ichat.fleet.model_list import near_models
 from ichat.fleet.registry import Registry
 from ichat.http.json_body import Body, model_of, read_members
-from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, continue_response, reason_of_refusal
+from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, continue_response, reason_of_refusal, seems_too_long
 from ichat.routing.aliases import Alias, Aliases, Plan
 from ichat.routing.availability import Unknown
 from ichat.routing.balancer import Balancer
@@ -111,11 +111,11 @@ class _Inquiry:
         """Return where a request for a name that stands for models goes, with all its models."""
         asked, counted = self.question, alias.counted(self.balancer.prospect)
         plan = self._plan_of(alias, counted)
-        walk, first = TargetWalk(plan), plan.targets[0]
-        bytes_in = len(asked.body) if alias.longer and is_measurable(asked.path, asked.names, asked.body) else 0
-        is_too_long = walk.skips_too_long(self.registry, self.lengths, bytes_in)
-        models = (first, walk.model) if is_too_long else plan.targets
-        body, names = await walk.fit(asked.body, {}, asked.names)
+        first, tokens = plan.targets[0], self._tokens_if_too_long(plan)
+        if tokens is not None and alias.longer is not None:
+            plan = Plan((first, alias.longer), alias)
+        models = plan.targets
+        body, names = await TargetWalk(plan).fit(asked.body, {}, asked.names)
         self.question = attrs.evolve(asked, body=body, names=names)
         shown, views = dict[str, RouteView](), list[TargetView]()
         longer = () if alias.longer is None else (alias.longer,)
@@ -124,8 +124,7 @@ class _Inquiry:
             shown[model] = view = self._view(routing) or self._view_of_absent(model)
             place = models.index(model) + 1 if model in models else None
             worker, reason, goes_on = view.chosen, view.reason, place and self._reason_to_go_on(routing, alias)
-            if is_too_long and model == first:
-                tokens = self.lengths.tokens(model, bytes_in)
+            if tokens is not None and model == first:
                 reason = f"the prompt probably has {tokens} tokens, which is too long"
                 worker, goes_on = None, SEEMS_TOO_LONG
             share = alias.share_of(model, counted)
@@ -144,6 +143,15 @@ class _Inquiry:
             assert left is not None
             return left
         return plan
+
+    def _tokens_if_too_long(self, plan: Plan) -> int | None:
+        """Return how many tokens the prompt probably has, if it goes to the model for longer prompts for that."""
+        asked, model, longer = self.question, plan.targets[0], plan.alias.longer
+        if longer is None or longer == model:
+            return None
+        bytes_in = len(asked.body) if is_measurable(asked.path, asked.names, asked.body) else 0
+        is_long = seems_too_long(self.registry, self.lengths, model, longer, bytes_in)
+        return self.lengths.tokens(model, bytes_in) if is_long else None
 
     def _view_of_absent(self, model: str) -> RouteView:
         """Return the view of a model that no endpoint has."""

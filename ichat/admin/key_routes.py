@@ -7,8 +7,8 @@ import trio
 from quart import Response
 
 from ichat import errors
-from ichat.admin.context import context, json_response, long_response, read_json
-from ichat.admin.key_store import EXPIRES_IN_S_MAX, OVERLAP_S, OVERLAP_S_MAX
+from ichat.admin.context import json_response, long_response, read_json
+from ichat.admin.key_store import EXPIRES_IN_S_MAX, OVERLAP_S, OVERLAP_S_MAX, KeyStore
 from ichat.admin.key_views import (
     KeyList,
     KeyView,
@@ -23,7 +23,9 @@ from ichat.admin.lists import with_long_list
 from ichat.admin.operations import Operations
 from ichat.admin.schemas import Schema, or_null, properties_of, ref
 from ichat.config.schema import Key
+from ichat.security.auth import Auth
 from ichat.security.made_keys import MadeKey
+from ichat.security.rate_limits import Quotas
 
 _WRONG = {"400": "It is no such key; the message has every reason."}
 _KNOWN = {
@@ -39,12 +41,12 @@ def _moment() -> Moment:
     return Moment(trio.current_time(), time.time())
 
 
-def _view_of(made: MadeKey) -> KeyView:
-    return view_of_key(made.key, made, context().quotas.of_key(made.key.name), _moment())
+def _view_of(made: MadeKey, quotas: Quotas) -> KeyView:
+    return view_of_key(made.key, made, quotas.of_key(made.key.name), _moment())
 
 
-def _new(made: MadeKey, secret: str, status: int) -> Response:
-    response = json_response(with_secret(_view_of(made), secret), status)
+def _new(made: MadeKey, secret: str, quotas: Quotas, status: int) -> Response:
+    response = json_response(with_secret(_view_of(made, quotas), secret), status)
     response.headers["cache-control"] = "no-store"
     return response
 
@@ -57,12 +59,10 @@ async def _read_table() -> dict[str, Any]:
 
 
 @operations.add("GET /v1/admin/keys", gives=KeyList)
-async def get_keys() -> Response:
+async def get_keys(store: KeyStore, quotas: Quotas, auth: Auth) -> Response:
     """Return clients' keys with their limits and their usage."""
-    here = context()
-    store = here.key_store
-    shown = views_of_keys(store.configured, [*store.made.by_name.values()], here.quotas.of_key, _moment())
-    return long_response(with_long_list(KeyList(here.auth.has_keys, []), "keys", shown))
+    shown = views_of_keys(store.configured, [*store.made.by_name.values()], quotas.of_key, _moment())
+    return long_response(with_long_list(KeyList(auth.has_keys, []), "keys", shown))
 
 
 @operations.add(
@@ -76,10 +76,9 @@ async def get_keys() -> Response:
         **_NOT_KEPT,
     },
 )
-async def make_key() -> Response:
+async def make_key(store: KeyStore, quotas: Quotas) -> Response:
     """Make a client's key; only this answer shows the key itself."""
-    table = await _read_table()
-    return _new(*await context().key_store.make(table), 201)
+    return _new(*await store.make(await _read_table()), quotas, 201)
 
 
 @operations.add(
@@ -93,21 +92,20 @@ async def make_key() -> Response:
         **_NOT_KEPT,
     },
 )
-async def rotate_key(name: str) -> Response:
+async def rotate_key(name: str, store: KeyStore, quotas: Quotas) -> Response:
     """Make another secret for a made key; only this answer shows it. The old secret is accepted for the overlap."""
-    return _new(*await context().key_store.rotate(name, await _read_table()), 200)
+    return _new(*await store.rotate(name, await _read_table()), quotas, 200)
 
 
 @operations.add("PATCH /v1/admin/keys/<name>", takes=ref("KeyChange"), failures={**_WRONG, **_KNOWN, **_NOT_KEPT})
-async def change_key(name: str) -> KeyView:
+async def change_key(name: str, store: KeyStore, quotas: Quotas) -> KeyView:
     """Change the limits, the permissions or the expiry of a made key."""
-    return _view_of(await context().key_store.alter(name, await _read_table()))
+    return _view_of(await store.alter(name, await _read_table()), quotas)
 
 
 @operations.add("DELETE /v1/admin/keys/<name>", failures={**_KNOWN, **_NOT_KEPT})
-async def withdraw_key(name: str) -> WithdrawnKey:
+async def withdraw_key(name: str, store: KeyStore) -> WithdrawnKey:
     """Withdraw a made key: its unfinished requests go on, the next request gets 401."""
-    store = context().key_store
     await store.withdraw(name)
     return WithdrawnKey(name, len(store.configured) + len(store.made.by_name))
 

@@ -73,12 +73,19 @@ async def in_turns(steps: Generator[None, None, _Result]) -> _Result:
         await trio.lowlevel.checkpoint()
 
 
+def joined(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts with commas between them; an empty text is only a turn for other tasks."""
+    comma = ""
+    for text in texts:
+        yield text and comma + text
+        comma = ", " if text else comma
+
+
 def with_long_list(value: "attrs.AttrsInstance", name: str, items: Iterable[object]) -> Iterator[str]:
     """Return a view in parts, with these items in its field of this name."""
     short = {key: one for key, one in attrs.asdict(value, recurse=False).items() if key != name}
     yield f'{to_json(short)[:-1]}, "{name}": ['
-    for number, item in enumerate(items):
-        yield (", " if number else "") + to_json(item)
+    yield from joined(map(to_json, items))
     yield "]}"
 
 

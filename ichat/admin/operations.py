@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from quart import Blueprint, Response
 
-from ichat.admin.context import json_response
+from ichat.admin.context import json_response, part
 from ichat.admin.schemas import COMPONENTS, Schema, ref
 
 FAILED = {status: {"$ref": "#/components/responses/Failed"} for status in ("4XX", "5XX")}
@@ -67,7 +67,8 @@ class Operations:
     ) -> Callable[[_Handler], _Handler]:
         """Return the decorator of the handler of a route, such as `GET /v1/models/<path:name>`.
 
-        A handler returns a response, or a value for a response in JSON. `gives` is for a handler that returns
+        A handler gets the variable parts of the path, and the parts of the gateway that it names by their classes. It
+        returns a response, or a value for a response in JSON. `gives` is for a handler that returns
         responses, `others` are answers of other statuses, `takes` is the schema of the body, `about` describes
         variable parts of the path, and `failures` the statuses that are worth a word.
         """
@@ -92,9 +93,12 @@ class Operations:
 
 
 def _answering(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Response]]:
+    arguments = inspect.signature(handler).parameters.values()
+    needs = {one.name: one.annotation for one in arguments if one.annotation is not str}
+
     @functools.wraps(handler)
     async def answer(**variables: str) -> Response:
-        found = await handler(**variables)
+        found = await handler(**variables, **{name: part(kind) for name, kind in needs.items()})
         return found if isinstance(found, Response) else json_response(found)
 
     return answer

@@ -11,18 +11,20 @@ import trio
 from attrs import field, frozen
 from quart import Response, g
 
-from ichat.admin.context import context, long_response, query_string
-from ichat.admin.lists import to_json
+from ichat.admin.context import long_response, query_string
+from ichat.admin.lists import joined, to_json
 from ichat.admin.operations import TEXT, Operations, answer_of, query
+from ichat.admin.reload import Reloader
 from ichat.admin.schemas import Schema, object_of, view
 from ichat.errors import ApiError, bad_request, forbidden
 from ichat.observability.logs.lines import read_timestamp
 from ichat.observability.logs.stream import read_parameters
-from ichat.observability.usage.ledger import OK
+from ichat.observability.usage.ledger import OK, Ledger
 from ichat.observability.usage.queries import COLUMNS, SPANS, UsageQuestion
 from ichat.observability.usage.report import COUNTED, UsageReport, csv_lines, report_of, time_of
 from ichat.observability.usage.store import GROUPS_MAX, TooManyGroups
 from ichat.security.period_limits import PeriodStanding, month_start
+from ichat.security.rate_limits import Quotas
 
 FORMATS = ("json", "csv")
 _REPORTS = trio.CapacityLimiter(1)
@@ -90,10 +92,10 @@ def _answer(name: str) -> Schema:
     ],
     failures=_FAILURES,
 )
-async def get_usage() -> Response:
+async def get_usage(ledger: Ledger, reloader: Reloader) -> Response:
     """Return the usage of clients and models, and its cost."""
     question, form = read_question(query_string(), _ALL, _BY)
-    report, storage = await _report(question)
+    report, storage = await _report(question, ledger, reloader)
     return _response(question, report, form, {"storage": storage})
 
 
@@ -107,31 +109,30 @@ async def get_usage() -> Response:
     ],
     failures=_FAILURES,
 )
-async def get_own_usage() -> Response:
+async def get_own_usage(ledger: Ledger, reloader: Reloader, quotas: Quotas) -> Response:
     """Return the usage of the caller's key, and its limits."""
     key = g.caller.key_name
     if not key:
         raise forbidden("This shows the usage of a client's key, and no key was sent: operators use /v1/admin/usage.")
     question, form = read_question(query_string(), _OWN, ("model",), key)
-    report, storage = await _report(question)
+    report, storage = await _report(question, ledger, reloader)
     storage = storage if storage == OK else "not all is counted yet"  # where it is kept concerns operators alone
-    limits = [_limit(one) for one in context().quotas.standings(key)]
+    limits = [_limit(one) for one in quotas.standings(key)]
     return _response(question, report, form, {"storage": storage, "key": key, "limits": limits})
 
 
-async def _report(question: UsageQuestion) -> tuple[UsageReport, str]:
+async def _report(question: UsageQuestion, ledger: Ledger, reloader: Reloader) -> tuple[UsageReport, str]:
     """Return the answer to a question, and the state of the disk. Raises ApiError."""
-    here = context()
-    if not here.ledger.enabled:
+    if not ledger.enabled:
         raise ApiError(409, "no_usage", "This gateway keeps no usage: set [usage] enabled = true and start it again.")
     try:
-        groups, storage = await here.ledger.read(question)
+        groups, storage = await ledger.read(question)
     except TooManyGroups:
         raise bad_request(
             f"This answer would have more than {GROUPS_MAX} rows, or take too long: ask for a shorter time, or for"
             " hours, days or months."
         ) from None
-    report = await trio.to_thread.run_sync(report_of, question, groups, here.reloader.config.prices, limiter=_REPORTS)
+    report = await trio.to_thread.run_sync(report_of, question, groups, reloader.config.prices, limiter=_REPORTS)
     return report, storage
 
 
@@ -197,8 +198,7 @@ def _response(question: UsageQuestion, report: UsageReport, form: str, more: Map
 def _json_parts(question: UsageQuestion, report: UsageReport, more: Mapping[str, Any]) -> Iterator[str]:
     head = {"from": time_of(question.since), "to": time_of(question.until), "by": list(report.by)}
     yield f'{to_json(head)[:-1]}, "rows": ['
-    for number, row in enumerate(report.rows):
-        yield (", " if number else "") + to_json(row)
+    yield from joined(map(to_json, report.rows))
     yield f"], {to_json({'totals': report.totals, **more})[1:]}"
 
 

@@ -12,6 +12,7 @@ from ichat.fleet.worker_record import State
 from ichat.hardware.host import HostResources
 from ichat.hardware.machines import MachineView
 from ichat.protocol.messages import Count
+from ichat.supervisor.engine_flags import InstalledEngine
 from ichat.supervisor.reload_plan import ReloadStep
 
 
@@ -57,22 +58,10 @@ class LaunchCheck:
 
 
 @frozen
-class EngineView:
-    """An engine that workers here may have."""
-
-    name: str
-    """As `backend` of a managed worker names it."""
-    python: str
-    """The interpreter that runs it, unless a worker has its own."""
-    version: str | None
-    """The version that is installed for this interpreter; None: not known, or none is."""
-
-
-@frozen
 class EngineList:
     """The engines that are built in or configured."""
 
-    engines: Sequence[EngineView]
+    engines: Sequence[InstalledEngine]
 
 
 @frozen

@@ -1,6 +1,7 @@
 """The handlers of workers: their heartbeats, and all that operators see and do with workers and models."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from typing import cast
 
 import attrs
@@ -11,8 +12,6 @@ from ichat import errors
 from ichat.admin import views
 from ichat.admin.config_view import shown_section
 from ichat.admin.context import (
-    AdminContext,
-    context,
     json_response,
     long_response,
     query_string,
@@ -22,21 +21,30 @@ from ichat.admin.context import (
     stream_response,
 )
 from ichat.admin.explain import explain_request, read_question
-from ichat.admin.lists import in_turns, read_worker_query, to_json, with_long_list, worker_parts
+from ichat.admin.lists import in_turns, joined, read_worker_query, to_json, with_long_list, worker_parts
 from ichat.admin.operations import MODEL_FAILURES, MODEL_KEYS, TEXT, Operations, content_of, flag, query
+from ichat.admin.overview import Overview
+from ichat.admin.reload import Reloader
 from ichat.admin.schemas import Schema, ref
 from ichat.config.load import read_worker
 from ichat.config.schema import DRAIN_S_MAX
 from ichat.errors import ApiError
 from ichat.fleet.explain import RouteView
+from ichat.fleet.heartbeats import HeartbeatReceiver
 from ichat.fleet.model_list import Listed, listed_model, listed_models, near_models
+from ichat.fleet.prefix_reports import PrefixReportReceiver
+from ichat.fleet.registry import Registry
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import sse
 from ichat.http.json_body import model_of, read_members
+from ichat.observability.logs.store import LogStore
 from ichat.observability.logs.stream import KEEP_ALIVE_S, read_query
 from ichat.protocol.messages import HeartbeatResponse, ModelCard
 from ichat.protocol.model_entry import ModelEntry, entry_of
 from ichat.routing.prefix_chain import PROMPTS
+from ichat.routing.prompt_lengths import PromptLengths
+from ichat.supervisor.engine_flags import EngineFlags
+from ichat.supervisor.supervisor import Supervisor
 
 NAMED_MAX = 20
 """The error for an unknown worker names at most this many workers."""
@@ -60,10 +68,10 @@ operations = Operations("workers")
 # Requests of workers. The front door has the same receivers for what arrives over the gateway's port.
 
 
-async def _heartbeat() -> Response:
+async def _heartbeat(heartbeats: HeartbeatReceiver) -> Response:
     """Register a worker, or report its state."""
     body = cast("bytes", await request.get_data())
-    return Response(await context().heartbeats.receive(body, g.caller), content_type="application/json")
+    return Response(await heartbeats.receive(body, g.caller), content_type="application/json")
 
 
 for _path, _name in (("/v1/workers/heartbeat", "post_heartbeat"), ("/register", "register")):
@@ -89,18 +97,17 @@ for _path, _name in (("/v1/workers/heartbeat", "post_heartbeat"), ("/register", 
         "404": "This start of the worker has sent no heartbeat here (`registration_not_found`).",
     },
 )
-async def post_prefixes() -> Response:
+async def post_prefixes(reports: PrefixReportReceiver) -> Response:
     """Report which beginnings of prompts a worker's engine caches, and which no longer; `cleared` applies first."""
     body = cast("bytes", await request.get_data())
-    return Response(await context().prefix_reports.receive(body, g.caller), content_type="application/json")
+    return Response(await reports.receive(body, g.caller), content_type="application/json")
 
 
 # Workers.
 
 
-def _known(worker_id: str) -> WorkerRecord:
+def _known(worker_id: str, registry: Registry) -> WorkerRecord:
     """Return the worker of this id. Raises ApiError 404."""
-    registry = context().registry
     worker = registry.get(worker_id)
     if worker is None:
         ids = [one.id for one in registry]
@@ -122,15 +129,15 @@ def _known(worker_id: str) -> WorkerRecord:
     ],
     failures={"400": _WRONG},
 )
-async def get_workers() -> Response:
+async def get_workers(registry: Registry) -> Response:
     """Return all workers, or a page of them."""
-    return long_response(worker_parts(context().registry, read_worker_query(query_string())))
+    return long_response(worker_parts(registry, read_worker_query(query_string())))
 
 
 @operations.add("GET /v1/admin/workers/<worker_id>", gives="Worker", failures=_NO_WORKER)
-async def get_worker(worker_id: str) -> object:
+async def get_worker(worker_id: str, registry: Registry) -> object:
     """Return a worker with everything that is known of it."""
-    return context().registry.describe(_known(worker_id))
+    return registry.describe(_known(worker_id, registry))
 
 
 @operations.add(
@@ -146,17 +153,16 @@ async def get_worker(worker_id: str) -> object:
         "503": _ENDING,
     },
 )
-async def launch_worker() -> Response:
+async def launch_worker(supervisor: Supervisor, reloader: Reloader, flags: EngineFlags, registry: Registry) -> Response:
     """Start a worker, without waiting for it; the next gateway starts it again."""
-    here = context()
-    spec = read_worker(await read_json(), here.reloader.config)
-    unchecked = await here.engine_flags.prepare(here.reloader.config, spec) or None
+    spec = read_worker(await read_json(), reloader.config)
+    unchecked = await flags.prepare(reloader.config, spec) or None
     if read_flags("dry_run")[0]:
-        objections = await here.supervisor.objections_to(spec, is_trial=True)
-        command, settings = here.supervisor.command_of(spec), shown_section(spec)
+        objections = await supervisor.objections_to(spec, is_trial=True)
+        command, settings = supervisor.command_of(spec), shown_section(spec)
         return json_response(views.LaunchCheck(objections, unchecked, command, settings))
-    worker = await here.supervisor.launch(spec)
-    return json_response(views.Launched(worker.id, here.registry.state(worker.record)), 202)
+    worker = await supervisor.launch(spec)
+    return json_response(views.Launched(worker.id, registry.state(worker.record)), 202)
 
 
 @operations.add(
@@ -164,10 +170,9 @@ async def launch_worker() -> Response:
     parameters=[_DRAIN_S],
     failures={**_NO_WORKER, "409": "This gateway has not started it (`not_managed`)."},
 )
-async def stop_worker(worker_id: str) -> views.Stopped:
+async def stop_worker(worker_id: str, supervisor: Supervisor, reloader: Reloader, registry: Registry) -> views.Stopped:
     """Stop a worker that the gateway started, and forget it; answers when nothing of it is left."""
-    worker, supervisor = _known(worker_id), context().supervisor
-    managed = supervisor.get(worker_id)
+    worker, managed = _known(worker_id, registry), supervisor.get(worker_id)
     if managed is None and worker.server is not None:
         what = "belongs to the configuration: remove its table from [[registered_servers]], and reload"
         raise ApiError(409, "not_managed", f"Worker {worker_id} {what}.")
@@ -180,7 +185,7 @@ async def stop_worker(worker_id: str) -> views.Stopped:
             f" (process {pid} on {host}).",
         )
     in_config = not managed.is_launched
-    await supervisor.remove(managed, seconds_of("drain_s", context().reloader.config.timeouts.drain_s))
+    await supervisor.remove(managed, seconds_of("drain_s", reloader.config.timeouts.drain_s))
     return views.Stopped(worker_id, in_config)
 
 
@@ -200,10 +205,10 @@ async def stop_worker(worker_id: str) -> views.Stopped:
     ],
     failures={"400": _WRONG, "404": "There are no lines of such a worker, or run."},
 )
-async def get_log(worker_id: str) -> Response:
+async def get_log(worker_id: str, log_store: LogStore) -> Response:
     """Return the lines of a worker, also after it has failed."""
     found = read_query(query_string(), request.headers.get("last-event-id", ""))
-    return stream_response(await context().log_store.stream(worker_id, found))
+    return stream_response(await log_store.stream(worker_id, found))
 
 
 # Models.
@@ -214,31 +219,26 @@ def _allowed() -> frozenset[str] | None:
     return None if g.caller.key is None else g.caller.key.models
 
 
-def _entry(here: AdminContext, name: str, model: ModelCard, owner: str) -> dict[str, object]:
-    loaded, created = here.registry.is_loaded(model.id), int(here.overview.started_at)
+def _entry(overview: Overview, name: str, model: ModelCard, owner: str) -> dict[str, object]:
+    loaded, created = overview.registry.is_loaded(model.id), int(overview.started_at)
     return entry_of(attrs.evolve(model, id=name), created, owner or "ichat", loaded=loaded)
 
 
 @operations.add("GET /v1/models", tag="models", gives="Models")
-async def get_models() -> Response:
+async def get_models(overview: Overview) -> Response:
     """Return the models that can be asked for now."""
-    here, allowed, aliases = context(), _allowed(), context().overview.aliases()
+    registry, allowed, aliases = overview.registry, _allowed(), overview.aliases()
     if allowed is not None:
-        return long_response(
-            _list_parts(here, sorted(allowed), lambda name: listed_model(name, here.registry, aliases))
-        )
-    found = await in_turns(listed_models(here.registry, aliases))
-    return long_response(_list_parts(here, sorted(found), found.get))
+        return long_response(_list_parts(overview, sorted(allowed), lambda name: listed_model(name, registry, aliases)))
+    found = await in_turns(listed_models(registry, aliases))
+    return long_response(_list_parts(overview, sorted(found), found.get))
 
 
-def _list_parts(here: AdminContext, names: Iterable[str], find: Callable[[str], Listed | None]) -> Iterator[str]:
+def _list_parts(overview: Overview, names: Iterable[str], find: Callable[[str], Listed | None]) -> Iterator[str]:
     """Return the list of models in parts; `find` returns the model listed by a name."""
     yield '{"object": "list", "data": ['
-    comma = ""
-    for name in names:
-        found = find(name)
-        yield "" if found is None else comma + to_json(_entry(here, name, *found))
-        comma = comma if found is None else ", "
+    found = ((name, find(name)) for name in names)
+    yield from joined("" if one is None else to_json(_entry(overview, name, *one)) for name, one in found)
     yield "]}"
 
 
@@ -249,15 +249,14 @@ def _list_parts(here: AdminContext, names: Iterable[str], find: Callable[[str], 
     about={"name": "Slashes in it stand as they are."},
     failures={"404": "There is no such model now."},
 )
-async def get_model(name: str) -> object:
+async def get_model(name: str, overview: Overview) -> object:
     """Return a model that can be asked for now."""
-    here, allowed = context(), _allowed()
-    aliases = here.overview.aliases()
-    is_allowed = allowed is None or not allowed.isdisjoint((name, aliases.name_for(name, here.registry.has)))
-    found = listed_model(name, here.registry, aliases) if is_allowed else None
+    registry, allowed, aliases = overview.registry, _allowed(), overview.aliases()
+    is_allowed = allowed is None or not allowed.isdisjoint((name, aliases.name_for(name, registry.has)))
+    found = listed_model(name, registry, aliases) if is_allowed else None
     if found is None:
-        raise errors.model_not_found(name, near_models(name, here.registry, aliases, allowed))
-    return _entry(here, name, *found)
+        raise errors.model_not_found(name, near_models(name, registry, aliases, allowed))
+    return _entry(overview, name, *found)
 
 
 @operations.add(
@@ -270,15 +269,14 @@ async def get_model(name: str) -> object:
     ],
     failures={status: MODEL_FAILURES[status] for status in ("400", "404")},
 )
-async def explain_route() -> Response:
+async def explain_route(
+    overview: Overview, reloader: Reloader, lengths: PromptLengths, supervisor: Supervisor
+) -> Response:
     """Return where a request would go now, and why; nothing is sent, and nothing changes."""
-    here = context()
     question = await read_question(cast("bytes", await request.get_data()), request.args)
-    settings, lengths = here.reloader.config.routing, here.prompt_lengths
-    view = await explain_request(
-        here.registry, here.overview.balancer, here.overview.aliases(), question, settings=settings, lengths=lengths
-    )
-    view = attrs.evolve(view, load=here.supervisor.loader.preview(view.model))
+    registry, balancer, settings = overview.registry, overview.balancer, reloader.config.routing
+    view = await explain_request(registry, balancer, overview.aliases(), question, settings=settings, lengths=lengths)
+    view = attrs.evolve(view, load=supervisor.loader.preview(view.model))
     return long_response(with_long_list(view, "candidates", view.candidates))
 
 
@@ -295,16 +293,16 @@ def _failures(conflict: str = "") -> dict[str, str]:
 
 
 @operations.add("POST /v1/admin/models/load", takes=MODEL_KEYS, failures=_failures())
-async def load_model() -> views.ModelChange:
+async def load_model(supervisor: Supervisor, registry: Registry) -> views.ModelChange:
     """Load the model of an on-demand worker, and evict others if they are in the way; answers once it is ready."""
-    return await _change(context().supervisor.loader.load)
+    return await _change(supervisor.loader.load, registry)
 
 
 @operations.add("POST /v1/admin/models/unload", takes=MODEL_KEYS, parameters=[_DRAIN_S], failures=_failures())
-async def unload_model() -> views.ModelChange:
+async def unload_model(supervisor: Supervisor, registry: Registry, reloader: Reloader) -> views.ModelChange:
     """End the process of a model's on-demand worker; answers when nothing of it is left."""
-    drain_s = seconds_of("drain_s", context().reloader.config.timeouts.drain_s)
-    return await _change(lambda model: context().supervisor.loader.unload(model, drain_s))
+    drain_s = seconds_of("drain_s", reloader.config.timeouts.drain_s)
+    return await _change(partial(supervisor.loader.unload, drain_s=drain_s), registry)
 
 
 @operations.add(
@@ -312,18 +310,18 @@ async def unload_model() -> views.ModelChange:
     takes=MODEL_KEYS,
     failures=_failures(", or it is not loaded, or its engine cannot sleep"),
 )
-async def sleep_model() -> views.ModelChange:
+async def sleep_model(supervisor: Supervisor, registry: Registry) -> views.ModelChange:
     """Have the engine of a model's on-demand worker release its memory, once it has no requests."""
-    return await _change(context().supervisor.loader.sleep)
+    return await _change(supervisor.loader.sleep, registry)
 
 
 @operations.add("POST /v1/admin/models/wake", takes=MODEL_KEYS, failures=_failures(", or none of them is asleep"))
-async def wake_model() -> views.ModelChange:
+async def wake_model(supervisor: Supervisor, registry: Registry) -> views.ModelChange:
     """Wake the on-demand worker of a model; answers once it is ready."""
-    return await _change(context().supervisor.loader.wake)
+    return await _change(supervisor.loader.wake, registry)
 
 
-async def _change(change: Callable[[str], Awaitable[str]]) -> views.ModelChange:
+async def _change(change: Callable[[str], Awaitable[str]], registry: Registry) -> views.ModelChange:
     """Change the model that the body names; return its new state, and the time that the change needed.
 
     `change` returns the id of the worker that it changed, and raises ApiError.
@@ -333,7 +331,6 @@ async def _change(change: Callable[[str], Awaitable[str]]) -> views.ModelChange:
     began_at = trio.current_time()
     worker_id = await change(model)
     seconds = round(trio.current_time() - began_at, 3)
-    registry = context().registry
     worker = registry.get(worker_id)
     state = registry.state(worker) if worker is not None else "gone"
     return views.ModelChange(model, worker_id, state, seconds)

@@ -16,7 +16,13 @@ from typing import Any, Literal, cast, get_args, get_origin
 import attrs
 import cattrs
 from attrs import field
-from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
+from cattrs.errors import (
+    AttributeValidationNote,
+    ClassValidationError,
+    ForbiddenExtraKeysError,
+    IterableValidationError,
+    IterableValidationNote,
+)
 from cattrs.gen import make_dict_structure_fn, override
 
 SHOWN_CHARACTERS_MAX = 60
@@ -190,16 +196,11 @@ def shown(value: Any) -> str:
 
 def problems_of(error: Exception, path: str = "") -> Iterable[str]:
     """Return a line for each leaf in cattrs' tree of errors, with its path."""
-    if isinstance(error, ClassValidationError):
-        for inner, note in error.group_exceptions()[0]:
-            yield from problems_of(inner, f"{path}.{note.name}" if path else note.name)
-        for inner in error.group_exceptions()[1]:
-            yield from problems_of(inner, path)
-    elif isinstance(error, IterableValidationError):
-        for inner, note in error.group_exceptions()[0]:
-            index = note.index if isinstance(note.index, int) else f"{note.index}"
-            yield from problems_of(inner, f"{path}[{index}]" if isinstance(index, int) else f"{path}.{index}")
-        for inner in error.group_exceptions()[1]:
+    if isinstance(error, ClassValidationError | IterableValidationError):
+        inside, others = error.group_exceptions()
+        for inner, note in inside:
+            yield from problems_of(inner, _path_in(path, note))
+        for inner in others:
             yield from problems_of(inner, path)
     elif isinstance(error, ForbiddenExtraKeysError):
         yield from _unknown_keys(error, path)
@@ -209,6 +210,12 @@ def problems_of(error: Exception, path: str = "") -> Iterable[str]:
         yield f"{path}: {str(error).partition(', not ')[0]}"
     else:
         yield f"{path}: {error}"
+
+
+def _path_in(path: str, note: AttributeValidationNote | IterableValidationNote) -> str:
+    if isinstance(note, AttributeValidationNote):
+        return f"{path}.{note.name}" if path else note.name
+    return f"{path}[{note.index}]" if isinstance(note.index, int) else f"{path}.{note.index}"
 
 
 def _unknown_keys(error: ForbiddenExtraKeysError, path: str) -> Iterable[str]:

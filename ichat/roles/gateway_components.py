@@ -25,6 +25,7 @@ from ichat.fleet.heartbeats import HeartbeatReceiver
 from ichat.fleet.prefix_reports import PrefixReportReceiver
 from ichat.fleet.registered_servers import Server, read_servers
 from ichat.fleet.registry import Registry
+from ichat.hardware.host import CpuMeter
 from ichat.hardware.machines import MachineMonitor
 from ichat.http.front_door import FrontDoor
 from ichat.http.hub import Hub
@@ -198,7 +199,7 @@ def _build_operation(
 ) -> Components:
     """Make the parts for operators, which change and show both: reloads, keys, the history, and their routes."""
     from ichat.admin.app import make_app, serve
-    from ichat.admin.context import AdminContext
+    from ichat.supervisor.engine_flags import EngineFlags
 
     auth, registry, balancer, ledger = control.auth, control.registry, control.balancer, control.ledger
     context, metrics = data.context, data.metrics
@@ -232,15 +233,14 @@ def _build_operation(
     key_store.listeners.add(ledger.wake)
     key_store.listeners.add(functools.partial(events.send_to_all, "keys", dict[str, str]()))
     metrics.others.extend((ledger.families, reloader.families))
-    admin = AdminContext(
-        registry, control.supervisor, control.log_store, reloader, auth,
-        quotas=control.quotas, key_store=key_store, metrics=metrics, scraper=scraper, heartbeats=control.heartbeats,
-        prefix_reports=data.prefix_reports, prompt_lengths=context.prompt_lengths,
-        ledger=ledger, overview=overview, events=events,
-    )  # fmt: skip
+    shown = [
+        registry, control.supervisor, control.log_store, reloader, auth, control.quotas, key_store, metrics, scraper,
+        control.heartbeats, data.prefix_reports, context.prompt_lengths, ledger, overview, events,
+        EngineFlags(), CpuMeter(),
+    ]  # fmt: skip
     return Components(
         control, data, reloader, key_store, checker, history, events, reconfiguration,
-        functools.partial(serve, make_app(admin), state.control_socket),
+        functools.partial(serve, make_app({type(one): one for one in shown}), state.control_socket),
     )  # fmt: skip
 
 

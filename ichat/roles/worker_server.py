@@ -17,7 +17,7 @@ import trio
 
 from ichat import __version__, errors
 from ichat.engines.adapter import AdapterSettings, model_body, models_body
-from ichat.engines.engine import Engine
+from ichat.engines.engine import Engine, EngineInfo
 from ichat.engines.hub_downloads import downloaded, hub_cache
 from ichat.engines.thread import EngineThread
 from ichat.errors import ApiError
@@ -273,9 +273,8 @@ class WorkerServer:
 
     def heartbeat(self) -> Heartbeat:
         """Return everything that is known about this worker; its sender sets the address at which it is reached."""
-        info = self.thread.info
-        names = info.model_names if info else self.options.served_model_name
-        group = info.group if info else None
+        info = self.thread.info or EngineInfo("", self.options.served_model_name, {}, {})
+        names, group = info.model_names, info.group
         interval, state, phases = self.options.heartbeat_interval, self.state(), self.thread.load.phases()
         return Heartbeat(
             worker_id=self.id,
@@ -286,7 +285,7 @@ class WorkerServer:
             host=self.options.advertise_host or self.options.host or "127.0.0.1",
             port=self.port,
             backend=self._engine.name,
-            model_path=info.model_path if info else "",
+            model_path=info.model_path,
             state=state,
             load=phases if state in ("starting", "loading") else [],
             loaded=phases if self.thread.load.has_ended else [],
@@ -297,12 +296,12 @@ class WorkerServer:
             max_in_flight=self.options.max_in_flight,
             pid=os.getpid(),
             start_id=self.start_id,
-            args=info.args if info else {},
-            changed_args=_bounded(info.changed_args) if info else None,
-            versions={"ichat": __version__, **(info.versions if info else {})},
+            args=info.args,
+            changed_args=_bounded(info.changed_args),
+            versions={"ichat": __version__, **info.versions},
             progress=attrs.asdict(self._engine.progress()),
-            can_sleep=info is not None and not info.why_no_sleep,
-            prefix_reports=info is not None and info.held is not None,
+            can_sleep=not info.why_no_sleep,
+            prefix_reports=info.held is not None,
             usage_reports=self._engine.adapter.reports_usage,
             late_usage_reports=self._engine.adapter.reports_usage and self._engine.adapter.reports_late_usage,
             late_usage=self.late_usages.some(),

@@ -44,7 +44,7 @@ class InstalledEngine:
     python: str
     """The interpreter that runs it, unless a worker has its own."""
     version: str | None
-    """The version that is installed for this interpreter; None: not known."""
+    """The version that is installed for this interpreter; None: not known, or none is."""
 
 
 def engines_of(config: Config) -> list[InstalledEngine]:

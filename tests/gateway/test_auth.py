@@ -65,7 +65,7 @@ async def hello(stream, head, body):
 
 def rules_of_the_application():
     """Return every route of the real application, as method and path."""
-    for rule in make_app(None).url_map.iter_rules():
+    for rule in make_app({}).url_map.iter_rules():
         if rule.endpoint != "static":
             yield from ((method, rule.rule) for method in sorted(rule.methods - {"HEAD", "OPTIONS"}))
 

@@ -9,10 +9,12 @@ import trio
 from ichat import errors
 from ichat.admin.app import make_app
 from ichat.admin.openapi import document
+from ichat.admin.reload import Reloader
 from ichat.config.schema import Config, Security
 from ichat.errors import ApiError
 from ichat.fleet.registry import Registry
 from ichat.security.auth import Auth
+from ichat.supervisor.supervisor import Supervisor
 
 VERBS = ("load", "unload", "sleep", "wake")
 
@@ -55,13 +57,13 @@ def ask(loader):
     """Ask the control plane: `status, answer = await ask("load", {"model": "m"})`."""
     registry = Registry({}, lambda: 0.0, 10)
     registry.expect("m-0", ["m"])
-    context = types.SimpleNamespace(
-        registry=registry,
-        supervisor=types.SimpleNamespace(loader=loader),
-        reloader=types.SimpleNamespace(config=Config()),
-        auth=Auth(Security()),
-    )
-    client = make_app(context).test_client()
+    parts = {
+        Registry: registry,
+        Supervisor: types.SimpleNamespace(loader=loader),
+        Reloader: types.SimpleNamespace(config=Config()),
+        Auth: Auth(Security()),
+    }
+    client = make_app(parts).test_client()
 
     async def request(verb, body, query=""):
         headers = {"x-ichat-caller": "own here  127.0.0.1 any -"}

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import inspect
 import pathlib
 
 import trio
@@ -14,6 +15,7 @@ from ichat.roles.gateway import LogSources
 from ichat.roles.gateway_components import build
 from ichat.routing.prefix_chain import PrefixChain
 from ichat.supervisor.state import open_state
+from ichat.supervisor.supervisor import Supervisor
 
 SOURCES = pathlib.Path(ichat.__file__).parent.rglob("*.py")
 
@@ -40,6 +42,19 @@ async def test_a_reload_forgets_no_component(tmp_path):
         assert sorted(type(one).__name__ for one in components.reconfiguration.components) == sorted(
             reconfigurable_classes()
         )
+        components.control.log_store.close()
+
+
+async def test_handlers_get_what_they_name(tmp_path):
+    """Each part of the gateway that a handler of the control plane names by its class is there."""
+    config = configuration.parse(f'[server_settings]\nport = 0\nstate_directory = "{tmp_path}"\n', "test.toml")
+    with open_state(config.server_settings, None) as state, contextlib.closing(open_tracing()) as tracing:
+        components = build(config, None, state, tracing)
+        app = components.serve_control.args[0]
+        handlers = app.view_functions.values()
+        named = {one.annotation for handler in handlers for one in inspect.signature(handler).parameters.values()}
+        assert Supervisor in named
+        assert named - {str} <= app.config["PARTS"].keys()
         components.control.log_store.close()
 
 
