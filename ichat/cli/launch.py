@@ -156,17 +156,17 @@ def _gpu_ids(text: str) -> list[int]:
     return [int(one) for one in text.split(",")]
 
 
-def launch(api: Api, screen: Screen, args: argparse.Namespace, engine: Json) -> int:
+def launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     """Launch a worker; wait until it is ready, unless the flags say otherwise."""
     path, name = path_and_name(api, args.model_path)
     name = args.model_name or name
     ours = ("backend", "gpu_ids", "host", "port", "heartbeat_interval")
     body: Json = {"model_name": name, "model_path": path}
     body |= {key: getattr(args, key) for key in ours if getattr(args, key) is not None}
-    twice = sorted(body.keys() & engine.keys())
+    twice = sorted(body.keys() & args.engine.keys())
     if twice:
         raise Exit(EXIT_USAGE, f"--{twice[0].replace('_', '-')} is given twice.")
-    answer = api.call("POST", "/v1/admin/workers/launch", body={**engine, **body}, answer_s=LAUNCH_S)
+    answer = api.call("POST", "/v1/admin/workers/launch", body={**args.engine, **body}, answer_s=LAUNCH_S)
     worker_id = str(answer.value.get("worker_id") or "")
     if not args.wait:
         _show(screen, answer, is_json=args.json)
