@@ -6,7 +6,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from ichat.cli.client import (
@@ -249,8 +249,11 @@ def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     return 0
 
 
-def in_background(ask: Callable[[], JsonReply]) -> "queue.SimpleQueue[JsonReply | Exit]":
-    """Send the gateway a long request in a thread; return the queue that will get its answer or refusal."""
+def in_background(ask: Callable[[], JsonReply]) -> Callable[[], JsonReply | None]:
+    """Send the gateway a long request in a thread.
+
+    Return a function that waits POLL_S for the answer, and returns it, or None. It raises a refusal.
+    """
     outcome: queue.SimpleQueue[JsonReply | Exit] = queue.SimpleQueue()
 
     def put() -> None:
@@ -259,42 +262,44 @@ def in_background(ask: Callable[[], JsonReply]) -> "queue.SimpleQueue[JsonReply 
         except Exit as error:
             outcome.put(error)
 
+    def poll() -> JsonReply | None:
+        try:
+            given = outcome.get(timeout=POLL_S)
+        except queue.Empty:
+            return None
+        outcome.put(given)  # for the next call
+        if isinstance(given, Exit):
+            raise given
+        return given
+
     threading.Thread(target=put, name="ask", daemon=True).start()
-    return outcome
+    return poll
 
 
 def _wait_until_gone(
-    api: Api, path: str, outcome: "queue.SimpleQueue[JsonReply | Exit]", progress: Spinner, wait_s: float
+    api: Api, path: str, outcome: Callable[[], JsonReply | None], progress: Spinner, wait_s: float
 ) -> JsonReply:
     answer: JsonReply | None = None
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         if answer is None:
-            try:
-                given = outcome.get(timeout=POLL_S)
-            except queue.Empty:
-                pass
-            else:
-                if isinstance(given, Exit):
-                    raise given
-                answer = given
+            answer = outcome()
         else:
             pause(POLL_S)
         if answer is not None and answer.value.get("state", "stopped") in ("stopped", "gone"):
             return answer
         try:
-            worker = api.get(path).value
+            progress.show(draining(api.get(path).value))
         except RequestRefused as refusal:
             if refusal.status == 404 and answer is not None:
                 return answer._replace(value={**answer.value, "state": "stopped"})
         except Unreachable:
             continue
-        else:
-            progress.show(_draining(worker))
     raise Exit(EXIT_REFUSED, f"The worker has not ended within {wait_s:g} s.")
 
 
-def _draining(worker: Mapping[str, Any]) -> str:
+def draining(worker: Json) -> str:
+    """Return a worker's progress in a single line, with its requests under way."""
     in_flight = worker.get("in_flight")
     waits = f", {in_flight} requests under way" if isinstance(in_flight, int) and in_flight else ""
-    return progress_of(dict(worker)) + waits
+    return progress_of(worker) + waits

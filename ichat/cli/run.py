@@ -5,11 +5,10 @@ import contextlib
 import json
 import os
 import pathlib
-import queue
 import signal
 import sys
 import urllib.parse
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING
 
 from ichat.cli.chat import Chat, add_answer_flags
@@ -121,14 +120,14 @@ def _check_model(api: Api, args: argparse.Namespace) -> None:
         return
     if is_path(args.model):
         missing = Facts(model="missing", directory=os.getcwd())
-        raise Exit(EXIT_USAGE, next(problems_of_model(args.model, missing, "MODEL")))
+        raise Exit(EXIT_USAGE, problems_of_model(args.model, missing, "MODEL")[0])
     backend, wanted = args.backend or ENGINES[0], args.engine
     worker = ManagedWorkerConfig(model_name="", model_path=args.model, backend=backend, backend_args=wanted)
     environment = environment_of(config, worker, "")
     hub = read_hub(worker, environment)
     answered = None if hub is None else trio.run(ask_hub, hub, environment)
     if answered is not None and answered.answer == "absent":
-        raise Exit(EXIT_USAGE, next(problems_of_hub(answered)))
+        raise Exit(EXIT_USAGE, problems_of_hub(answered)[0])
 
 
 def _would_know(api: Api, config: "Config", model: str) -> bool:
@@ -293,29 +292,23 @@ def _launch(api: Api, args: argparse.Namespace, path: str, name: str) -> str:
     return worker_id
 
 
-def _answer(launched: "queue.SimpleQueue[JsonReply | Exit]", words: str) -> str:
+def _answer(launched: Callable[[], JsonReply | None], words: str) -> str:
     """Return the id of a worker that is being launched, once the gateway answers. Raises its refusal."""
     with Spinner() as progress:
-        while True:
-            progress.show(words)
-            with contextlib.suppress(queue.Empty):
-                given = launched.get(timeout=POLL_S)
-                if isinstance(given, Exit):
-                    launched.put(given)  # for the next caller
-                    raise given
-                return str(given.value.get("worker_id"))
+        progress.show(words)
+        while (answer := launched()) is None:
+            pass
+        return str(answer.value.get("worker_id"))
 
 
 def _take_back(api: Api, worker_id: str) -> None:
     """End a worker that was launched here."""
     path = worker_path(worker_id)
     ended = in_background(lambda: api.call("DELETE", path, params={"drain_s": "0"}, answer_s=TAKEN_BACK_S))
-    with Spinner() as progress:
-        while progress.elapsed_s < TAKEN_BACK_S:
-            progress.show(f"{worker_id}: ending it")
-            with contextlib.suppress(queue.Empty):
-                ended.get(timeout=POLL_S)
-                return
+    with Spinner() as progress, contextlib.suppress(Exit):
+        progress.show(f"{worker_id}: ending it")
+        while ended() is None and progress.elapsed_s < TAKEN_BACK_S:
+            pass
 
 
 def _engine(api: Api, args: argparse.Namespace) -> Json:
