@@ -17,12 +17,13 @@ from ichat.cli.client import (
     RequestRefused,
     Unreachable,
     list_of,
+    object_of,
+    objects_of,
     pause,
     worker_path,
 )
-from ichat.cli.screen import Screen, Spinner, log_line, note, one_line
-from ichat.cli.story import LoadProgress
-from ichat.cli.views import failure_of, progress_of
+from ichat.cli.screen import Screen, Spinner, duration, log_line, note, one_line
+from ichat.cli.views import failure_of, progress_of, rest_of
 from ichat.errors import EXIT_USAGE, Exit
 
 POLL_S = 0.5
@@ -34,6 +35,8 @@ DRAIN_S = 600.0
 """The longest wait for a drain, in seconds, if no time is given: the gateway's configuration sets the time then."""
 MISSED_MAX = 10
 """Polls that may fail in a row, before a gateway counts as gone."""
+TOLD_S = 0.5
+"""A phase of a load that is over gets a line of its own if it lasted this many seconds."""
 _NUMBER = re.compile(r"-(\d|\.\d)")
 ENDING_POLLS_MAX = 60
 """Polls for which a managed worker may be gone before the reason is known: its process ends meanwhile."""
@@ -226,6 +229,30 @@ def wait_until_ready(api: Api, worker_id: str, timeout_s: float | None = None, *
         if one_line(line) != one_line(answer.value.get("cause")):  # it is shown below
             note(log_line(str(line), colours=False))
     raise Exit(EXIT_REFUSED, f"Worker {worker_id} {failure_of(answer.value)}.")
+
+
+class LoadProgress:
+    """Shows a worker's load: a line that changes, and a line for each phase that is over."""
+
+    def __init__(self, spinner: Spinner) -> None:
+        self._spinner = spinner
+        self._told = 0
+        """How many phases have their line."""
+
+    def __repr__(self) -> str:
+        return f"<LoadProgress, {self._told} phases>"
+
+    def show(self, worker: Json) -> None:
+        """Show the worker's load."""
+        phases = objects_of(object_of(worker.get("load")).get("phases"))
+        if len(phases) <= self._told:
+            self._told = max(0, len(phases) - 1)  # it was started again
+        for phase in phases[self._told : -1]:
+            seconds = phase.get("seconds")
+            if isinstance(seconds, int | float) and seconds >= TOLD_S:
+                self._spinner.write_line(f"{worker.get('worker_id')}: {phase.get('name')} took {duration(seconds)}")
+        self._told = max(0, len(phases) - 1)
+        self._spinner.show(progress_of(worker), rest_of(worker))
 
 
 def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:

@@ -18,7 +18,6 @@ from ichat.cli.client import (
     Json,
     JsonReply,
     Unreachable,
-    list_of,
     object_of,
     objects_of,
     open_api,
@@ -27,7 +26,7 @@ from ichat.cli.client import (
 )
 from ichat.cli.launch import LAUNCH_S, add_gpu_flag, in_background, path_and_name, wait_until_ready
 from ichat.cli.screen import Screen, Spinner, note, one_line
-from ichat.cli.views import failure_of
+from ichat.cli.views import failure_of, names_of
 from ichat.config.command_line import guess, own_command
 from ichat.config.interpreters import find_interpreter
 from ichat.config.own_secret import GATEWAY, usual_directory
@@ -238,24 +237,20 @@ def _serve(api: Api, args: argparse.Namespace) -> tuple[str, str]:
     workers = objects_of(api.call("GET", "/v1/admin/workers", params={"full": "1"}).value.get("data"))
     worker = _worker_of(workers, path, args.model)
     if worker is None:
-        _check_path(api, args.model, [*names, *(one for each in workers for one in _names(each))])
+        _check_path(api, args.model, [*names, *(one for each in workers for one in names_of(each))])
         return name, _launch(api, args, path, name)
     worker_id = str(worker.get("worker_id"))
     if worker.get("state") in ("failed", "broken", "stopped"):
         sentence = f"Worker {worker_id} of this model {failure_of(worker)}; `ichat.pyz stop {worker_id}` removes it."
         raise Exit(EXIT_REFUSED, sentence)
     ready = wait_until_ready(api, worker_id).value
-    return next(iter(_names(ready)), name), ""
+    return next(iter(names_of(ready)), name), ""
 
 
 def _worker_of(workers: Iterable[Json], path: str, model: str) -> Json | None:
     """Return the worker that serves, or will serve, a model requested by its name or its path."""
-    found = [one for one in workers if model in _names(one) or one.get("model_path") == path]
+    found = [one for one in workers if model in names_of(one) or one.get("model_path") == path]
     return min(found, key=lambda one: one.get("state") != "ready", default=None)
-
-
-def _names(worker: Json) -> list[str]:
-    return [str(name) for name in list_of(worker.get("model_names")) or [worker.get("model_name") or ""]]
 
 
 def _check_path(api: Api, model: str, names: list[str]) -> None:

@@ -73,16 +73,16 @@ def show_report(screen: Screen, groups: Sequence[FindingGroup], seconds: float, 
     for group in groups:
         screen.line(group.title, "bold")
         right = [finding for finding in group.findings if finding.level == "ok"]
-        for finding in group.findings:
-            if finding.level == "ok" and len(right) > RIGHT_MAX:
-                continue
+        is_long = len(right) > RIGHT_MAX
+        shown = [finding for finding in group.findings if not (is_long and finding.level == "ok")]
+        for finding in shown:
             text = one_line(f"{finding.name}: {finding.sentence}")
             lines = textwrap.wrap(text, columns - len(_INDENT), break_long_words=False, break_on_hyphens=False)
             screen.write(f"  {marks[finding.level]} ", _STYLES[finding.level])
             screen.line(f"\n{_INDENT}".join(lines))
             if finding.command:
                 screen.line(f"{_INDENT}{arrow} {one_line(finding.command)}", "cyan")
-        if len(right) > RIGHT_MAX:
+        if is_long:
             screen.write(f"  {marks['ok']} ", _STYLES["ok"])
             screen.line(f"{len(right)} findings say that nothing is wrong (--json has them).")
     levels = [finding.level for group in groups for finding in group.findings]
