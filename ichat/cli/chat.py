@@ -47,6 +47,11 @@ def add_answer_flags(usage: argparse.ArgumentParser) -> None:
     usage.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest token")
 
 
+def run_chat(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Talk to a model."""
+    return Chat(api, screen, args).run()
+
+
 class BrokenOff(Exit):
     """An answer ended early; its received part stays."""
 

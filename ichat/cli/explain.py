@@ -10,27 +10,27 @@ from ichat.cli.screen import Screen, duration, one_line
 from ichat.errors import EXIT_USAGE, Exit
 
 ROUTE = "/v1/admin/route"
-_REASONS: Mapping[str, str] = {
-    "only": "it keeps the response that this request continues",
-    "session": "the session belongs there, whatever the prompt and the load",
-    "single": "no other can take it now",
-    "power_of_two": "of two at random it has fewer requests, so the next one may go elsewhere",
-    "round_robin": "it is its turn, since its last request began longest ago",
-    "random": "it was drawn at random, and the next one may go elsewhere",
+_RULES: Mapping[str, tuple[str, str]] = {
+    "only": ("keeps the response that it continues", "it keeps the response that this request continues"),
+    "session": ("the session's own", "the session belongs there, whatever the prompt and the load"),
+    "single": ("the only one that can take it", "no other can take it now"),
+    "prefix": (
+        "longest cached prefix",
+        "its cache should have {matched} of the prompt's {length} bytes, and no other's has more",
+    ),
+    "spill": (
+        "less to do than the one with the longest cached prefix",
+        "another's cache should have {deepest} of the prompt's {length} bytes, but that one has had more to do",
+    ),
+    "least_loaded": ("fewest requests", "it has the fewest requests"),
+    "power_of_two": (
+        "the less busy of two at random",
+        "of two at random it has fewer requests, so the next one may go elsewhere",
+    ),
+    "round_robin": ("its turn", "it is its turn, since its last request began longest ago"),
+    "random": ("at random", "it was drawn at random, and the next one may go elsewhere"),
 }
-"""Why an endpoint gets the request, by the rules that need no numbers."""
-_RULES: Mapping[str, str] = {
-    "only": "keeps the response that it continues",
-    "session": "the session's own",
-    "single": "the only one that can take it",
-    "prefix": "longest cached prefix",
-    "spill": "less to do than the one with the longest cached prefix",
-    "least_loaded": "fewest requests",
-    "power_of_two": "the less busy of two at random",
-    "round_robin": "its turn",
-    "random": "at random",
-}
-"""The same in few words, of all rules."""
+"""Why an endpoint gets the request, by the rules: in few words, and in a sentence."""
 _ENDS: Mapping[str, str] = {
     "queued": "waits",
     "queue_full": "is refused (429)",
@@ -116,7 +116,7 @@ def verdict_of(view: Json) -> str:
     rule, chosen, prefix = str(view.get("rule")), view.get("chosen"), object_of(view.get("prefix"))
     if chosen is None:
         return one_line(f"→ no worker now: it {_ENDS.get(rule, 'is refused (503)')}")
-    words = _RULES.get(rule, rule)
+    words, _ = _RULES.get(rule, (rule, ""))
     if rule == "prefix":
         words += f", {_grouped(prefix.get('matched'))} of {_grouped(prefix.get('length'))} bytes"
     return one_line(f"→ {chosen} ({words})")
@@ -132,15 +132,10 @@ def sentence_of(view: Json) -> str:
     rule, chosen, prefix = str(view.get("rule")), view.get("chosen"), object_of(view.get("prefix"))
     if chosen is None:
         return one_line(f"It {_ENDS.get(rule, 'is refused (503)')}: {view.get('reason')}.")
-    length, matched, deepest = (prefix.get(name) for name in ("length", "matched", "deepest"))
-    if rule == "prefix":
-        why = f"its cache should have {matched} of the prompt's {length} bytes, and no other's has more"
-    elif rule == "spill":
-        why = f"another's cache should have {deepest} of the prompt's {length} bytes, but that one has had more to do"
-    elif rule == "least_loaded":
-        why = "it has the fewest requests" + (", and no cache should have the prompt's beginning" if prefix else "")
-    else:
-        why = _REASONS.get(rule, f"the rule is {rule}")
+    numbers = {name: prefix.get(name) for name in ("length", "matched", "deepest")}
+    why = _RULES[rule][1].format(**numbers) if rule in _RULES else f"the rule is {rule}"
+    if rule == "least_loaded" and prefix:
+        why += ", and no cache should have the prompt's beginning"
     return one_line(f"It goes to {chosen}: {why}.")
 
 

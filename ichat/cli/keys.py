@@ -4,6 +4,7 @@ import argparse
 import re
 import time
 import urllib.parse
+from collections.abc import Callable, Mapping
 
 from ichat.cli.client import Api, Json, list_of, object_of, objects_of
 from ichat.cli.screen import NONE, Screen, duration, note, one_line
@@ -87,30 +88,25 @@ def _overlap(text: str) -> float:
 def run_keys(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     """List keys, or make, change, rotate or withdraw a key. Raises Exit 64 for a wrong command line."""
     action = SYNONYMS.get(args.action, args.action) or "list"
-    if (action == "list") is (args.name is not None):
-        raise Exit(
-            EXIT_USAGE, f"ichat.pyz keys {action}: NAME is {'for the other actions' if args.name else 'needed'}."
-        )
     terms = _terms(args)
-    if terms and action not in ("make", "change"):
-        raise Exit(EXIT_USAGE, f"ichat.pyz keys {action}: the flags of a key are for make and change.")
-    if args.overlap is not None and action != "rotate":
-        raise Exit(EXIT_USAGE, f"ichat.pyz keys {action}: --overlap is for rotate.")
-    path = f"{KEYS}/{urllib.parse.quote(args.name or '', safe='')}"
-    if action == "list":
-        answer = api.get(KEYS)
-    elif action == "make":
-        answer = api.call("POST", KEYS, body={"name": args.name, **terms})
-    elif action == "change":
-        answer = api.call("PATCH", path, body=terms)
-    elif action == "rotate":
-        answer = api.call("POST", f"{path}/rotate", body={} if args.overlap is None else {"overlap_s": args.overlap})
-    else:
-        answer = api.call("DELETE", path)
+    is_list = action == "list"
+    refusals = (
+        (is_list is (args.name is not None), f"NAME is {'for the other actions' if is_list else 'needed'}"),
+        (terms and action not in ("make", "change"), "the flags of a key are for make and change"),
+        (args.overlap is not None and action != "rotate", "--overlap is for rotate"),
+    )
+    for is_wrong, sentence in refusals:
+        if is_wrong:
+            raise Exit(EXIT_USAGE, f"ichat.pyz keys {action}: {sentence}.")
+    overlap = {} if args.overlap is None else {"overlap_s": args.overlap}
+    bodies: dict[str, Json] = {"make": {"name": args.name, **terms}, "change": terms, "rotate": overlap}
+    method, below, show = _ACTIONS[action]
+    path = KEYS + below.format(urllib.parse.quote(args.name or "", safe=""))
+    answer = api.call(method, path, body=bodies.get(action))
     if args.json:
         screen.line(answer.text.rstrip("\n"))
     else:
-        _SHOW[action](screen, answer.value)
+        show(screen, answer.value)
     return 0
 
 
@@ -171,10 +167,11 @@ def _show_withdrawn(screen: Screen, withdrawn: Json) -> None:
         note("No key is left: every client is refused until one is made.")
 
 
-_SHOW = {
-    "list": _show_list,
-    "make": _show_made,
-    "change": _show_changed,
-    "rotate": _show_rotated,
-    "withdraw": _show_withdrawn,
+_ACTIONS: Mapping[str, tuple[str, str, Callable[[Screen, Json], None]]] = {
+    "list": ("GET", "", _show_list),
+    "make": ("POST", "", _show_made),
+    "change": ("PATCH", "/{}", _show_changed),
+    "rotate": ("POST", "/{}/rotate", _show_rotated),
+    "withdraw": ("DELETE", "/{}", _show_withdrawn),
 }
+"""The method, the path below KEYS, and what shows the answer."""

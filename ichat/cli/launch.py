@@ -6,7 +6,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from ichat.cli.client import (
@@ -17,12 +17,13 @@ from ichat.cli.client import (
     RequestRefused,
     Unreachable,
     list_of,
+    object_of,
+    objects_of,
     pause,
     worker_path,
 )
-from ichat.cli.screen import Screen, Spinner, log_line, note, one_line
-from ichat.cli.story import LoadProgress
-from ichat.cli.views import failure_of, progress_of
+from ichat.cli.screen import Screen, Spinner, duration, log_line, note, one_line
+from ichat.cli.views import failure_of, progress_of, rest_of
 from ichat.errors import EXIT_USAGE, Exit
 
 POLL_S = 0.5
@@ -34,6 +35,8 @@ DRAIN_S = 600.0
 """The longest wait for a drain, in seconds, if no time is given: the gateway's configuration sets the time then."""
 MISSED_MAX = 10
 """Polls that may fail in a row, before a gateway counts as gone."""
+TOLD_S = 0.5
+"""A phase of a load that is over gets a line of its own if it lasted this many seconds."""
 _NUMBER = re.compile(r"-(\d|\.\d)")
 ENDING_POLLS_MAX = 60
 """Polls for which a managed worker may be gone before the reason is known: its process ends meanwhile."""
@@ -156,17 +159,17 @@ def _gpu_ids(text: str) -> list[int]:
     return [int(one) for one in text.split(",")]
 
 
-def launch(api: Api, screen: Screen, args: argparse.Namespace, engine: Json) -> int:
+def launch(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     """Launch a worker; wait until it is ready, unless the flags say otherwise."""
     path, name = path_and_name(api, args.model_path)
     name = args.model_name or name
     ours = ("backend", "gpu_ids", "host", "port", "heartbeat_interval")
     body: Json = {"model_name": name, "model_path": path}
     body |= {key: getattr(args, key) for key in ours if getattr(args, key) is not None}
-    twice = sorted(body.keys() & engine.keys())
+    twice = sorted(body.keys() & args.engine.keys())
     if twice:
         raise Exit(EXIT_USAGE, f"--{twice[0].replace('_', '-')} is given twice.")
-    answer = api.call("POST", "/v1/admin/workers/launch", body={**engine, **body}, answer_s=LAUNCH_S)
+    answer = api.call("POST", "/v1/admin/workers/launch", body={**args.engine, **body}, answer_s=LAUNCH_S)
     worker_id = str(answer.value.get("worker_id") or "")
     if not args.wait:
         _show(screen, answer, is_json=args.json)
@@ -228,6 +231,30 @@ def wait_until_ready(api: Api, worker_id: str, timeout_s: float | None = None, *
     raise Exit(EXIT_REFUSED, f"Worker {worker_id} {failure_of(answer.value)}.")
 
 
+class LoadProgress:
+    """Shows a worker's load: a line that changes, and a line for each phase that is over."""
+
+    def __init__(self, spinner: Spinner) -> None:
+        self._spinner = spinner
+        self._told = 0
+        """How many phases have their line."""
+
+    def __repr__(self) -> str:
+        return f"<LoadProgress, {self._told} phases>"
+
+    def show(self, worker: Json) -> None:
+        """Show the worker's load."""
+        phases = objects_of(object_of(worker.get("load")).get("phases"))
+        if len(phases) <= self._told:
+            self._told = max(0, len(phases) - 1)  # it was started again
+        for phase in phases[self._told : -1]:
+            seconds = phase.get("seconds")
+            if isinstance(seconds, int | float) and seconds >= TOLD_S:
+                self._spinner.write_line(f"{worker.get('worker_id')}: {phase.get('name')} took {duration(seconds)}")
+        self._told = max(0, len(phases) - 1)
+        self._spinner.show(progress_of(worker), rest_of(worker))
+
+
 def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     """Stop a worker and show its progress until it is gone."""
     params = {} if args.drain_s is None else {"drain_s": f"{args.drain_s:g}"}
@@ -249,8 +276,11 @@ def stop(api: Api, screen: Screen, args: argparse.Namespace) -> int:
     return 0
 
 
-def in_background(ask: Callable[[], JsonReply]) -> "queue.SimpleQueue[JsonReply | Exit]":
-    """Send the gateway a long request in a thread; return the queue that will get its answer or refusal."""
+def in_background(ask: Callable[[], JsonReply]) -> Callable[[], JsonReply | None]:
+    """Send the gateway a long request in a thread.
+
+    Return a function that waits POLL_S for the answer, and returns it, or None. It raises a refusal.
+    """
     outcome: queue.SimpleQueue[JsonReply | Exit] = queue.SimpleQueue()
 
     def put() -> None:
@@ -259,42 +289,44 @@ def in_background(ask: Callable[[], JsonReply]) -> "queue.SimpleQueue[JsonReply 
         except Exit as error:
             outcome.put(error)
 
+    def poll() -> JsonReply | None:
+        try:
+            given = outcome.get(timeout=POLL_S)
+        except queue.Empty:
+            return None
+        outcome.put(given)  # for the next call
+        if isinstance(given, Exit):
+            raise given
+        return given
+
     threading.Thread(target=put, name="ask", daemon=True).start()
-    return outcome
+    return poll
 
 
 def _wait_until_gone(
-    api: Api, path: str, outcome: "queue.SimpleQueue[JsonReply | Exit]", progress: Spinner, wait_s: float
+    api: Api, path: str, outcome: Callable[[], JsonReply | None], progress: Spinner, wait_s: float
 ) -> JsonReply:
     answer: JsonReply | None = None
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         if answer is None:
-            try:
-                given = outcome.get(timeout=POLL_S)
-            except queue.Empty:
-                pass
-            else:
-                if isinstance(given, Exit):
-                    raise given
-                answer = given
+            answer = outcome()
         else:
             pause(POLL_S)
         if answer is not None and answer.value.get("state", "stopped") in ("stopped", "gone"):
             return answer
         try:
-            worker = api.get(path).value
+            progress.show(draining(api.get(path).value))
         except RequestRefused as refusal:
             if refusal.status == 404 and answer is not None:
                 return answer._replace(value={**answer.value, "state": "stopped"})
         except Unreachable:
             continue
-        else:
-            progress.show(_draining(worker))
     raise Exit(EXIT_REFUSED, f"The worker has not ended within {wait_s:g} s.")
 
 
-def _draining(worker: Mapping[str, Any]) -> str:
+def draining(worker: Json) -> str:
+    """Return a worker's progress in a single line, with its requests under way."""
     in_flight = worker.get("in_flight")
     waits = f", {in_flight} requests under way" if isinstance(in_flight, int) and in_flight else ""
-    return progress_of(dict(worker)) + waits
+    return progress_of(worker) + waits

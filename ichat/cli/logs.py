@@ -32,6 +32,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def run_logs(api: Api, screen: Screen, args: argparse.Namespace) -> int:
+    """Show a worker's lines, and those that follow if the flags say so."""
+    logs = LogCommand(api, screen, args)
+    return logs.follow() if args.follow else logs.show()
+
+
 class LogCommand:
     """A worker's lines."""
 

@@ -1,15 +1,13 @@
 """Loading, unloading, sleep and wake of models that are loaded on demand, from the command line."""
 
 import argparse
-import queue
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable
 
 from ichat.cli.client import Api, Json, JsonReply, RequestRefused, Unreachable, object_of, objects_of
 from ichat.cli.explain import ROUTE, sentence_of_load
-from ichat.cli.launch import DRAIN_S, POLL_S, STOP_MORE_S, in_background
+from ichat.cli.launch import DRAIN_S, STOP_MORE_S, draining, in_background
 from ichat.cli.screen import Screen, Spinner, duration, note, one_line
-from ichat.cli.views import progress_of
-from ichat.errors import Exit
 
 LOAD_S = 2 * 3600.0
 """The longest wait for a load, in seconds: the gateway answers earlier, by its own timeouts."""
@@ -76,12 +74,11 @@ def _change(api: Api, screen: Screen, args: argparse.Namespace, verb: str, answe
     params = {} if drain_s is None else {"drain_s": f"{drain_s:g}"}
     path, body = f"/v1/admin/models/{verb}", {"model": args.model}
     outcome = in_background(lambda: api.call("POST", path, params=params, body=body, answer_s=answer_s))
-    with Spinner() as progress:
-        try:
-            answer = _wait(api, args.model, outcome, progress)
-        except KeyboardInterrupt:
-            note(f"Not waiting any longer; the model {one_line(args.model)} goes on {_GOES_ON[verb]}.")
-            raise
+    try:
+        answer = _wait(api, args.model, outcome)
+    except KeyboardInterrupt:
+        note(f"Not waiting any longer; the model {one_line(args.model)} goes on {_GOES_ON[verb]}.")
+        raise
     if args.json:
         screen.line(answer.text.rstrip("\n"))
     else:
@@ -90,26 +87,11 @@ def _change(api: Api, screen: Screen, args: argparse.Namespace, verb: str, answe
     return 0
 
 
-def _wait(api: Api, model: str, outcome: "queue.SimpleQueue[JsonReply | Exit]", progress: Spinner) -> JsonReply:
+def _wait(api: Api, model: str, outcome: Callable[[], JsonReply | None]) -> JsonReply:
     """Return the answer once it has arrived. Raises Exit if the gateway refuses."""
-    while True:
-        try:
-            answer = outcome.get(timeout=POLL_S)
-        except queue.Empty:
-            try:
+    with Spinner() as progress:
+        while (answer := outcome()) is None:
+            with contextlib.suppress(RequestRefused, Unreachable):
                 workers = objects_of(api.call("GET", "/v1/admin/workers", params={"model": model}).value.get("data"))
-            except (RequestRefused, Unreachable):
-                continue
-            progress.show(_progress_of(workers))
-        else:
-            if isinstance(answer, Exit):
-                raise answer
-            return answer
-
-
-def _progress_of(workers: Sequence[Json]) -> str:
-    """Return the progress of a model's workers in a single line."""
-    return "; ".join(
-        progress_of(one) + (f", {one['in_flight']} requests under way" if one.get("in_flight") else "")
-        for one in workers
-    )
+                progress.show("; ".join(map(draining, workers)))
+    return answer

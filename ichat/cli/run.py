@@ -5,11 +5,10 @@ import contextlib
 import json
 import os
 import pathlib
-import queue
 import signal
 import sys
 import urllib.parse
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING
 
 from ichat.cli.chat import Chat, add_answer_flags
@@ -19,7 +18,6 @@ from ichat.cli.client import (
     Json,
     JsonReply,
     Unreachable,
-    list_of,
     object_of,
     objects_of,
     open_api,
@@ -28,7 +26,7 @@ from ichat.cli.client import (
 )
 from ichat.cli.launch import LAUNCH_S, add_gpu_flag, in_background, path_and_name, wait_until_ready
 from ichat.cli.screen import Screen, Spinner, note, one_line
-from ichat.cli.views import failure_of
+from ichat.cli.views import failure_of, names_of
 from ichat.config.command_line import guess, own_command
 from ichat.config.interpreters import find_interpreter
 from ichat.config.own_secret import GATEWAY, usual_directory
@@ -121,14 +119,14 @@ def _check_model(api: Api, args: argparse.Namespace) -> None:
         return
     if is_path(args.model):
         missing = Facts(model="missing", directory=os.getcwd())
-        raise Exit(EXIT_USAGE, next(problems_of_model(args.model, missing, "MODEL")))
+        raise Exit(EXIT_USAGE, problems_of_model(args.model, missing, "MODEL")[0])
     backend, wanted = args.backend or ENGINES[0], args.engine
     worker = ManagedWorkerConfig(model_name="", model_path=args.model, backend=backend, backend_args=wanted)
     environment = environment_of(config, worker, "")
     hub = read_hub(worker, environment)
     answered = None if hub is None else trio.run(ask_hub, hub, environment)
     if answered is not None and answered.answer == "absent":
-        raise Exit(EXIT_USAGE, next(problems_of_hub(answered)))
+        raise Exit(EXIT_USAGE, problems_of_hub(answered)[0])
 
 
 def _would_know(api: Api, config: "Config", model: str) -> bool:
@@ -239,24 +237,20 @@ def _serve(api: Api, args: argparse.Namespace) -> tuple[str, str]:
     workers = objects_of(api.call("GET", "/v1/admin/workers", params={"full": "1"}).value.get("data"))
     worker = _worker_of(workers, path, args.model)
     if worker is None:
-        _check_path(api, args.model, [*names, *(one for each in workers for one in _names(each))])
+        _check_path(api, args.model, [*names, *(one for each in workers for one in names_of(each))])
         return name, _launch(api, args, path, name)
     worker_id = str(worker.get("worker_id"))
     if worker.get("state") in ("failed", "broken", "stopped"):
         sentence = f"Worker {worker_id} of this model {failure_of(worker)}; `ichat.pyz stop {worker_id}` removes it."
         raise Exit(EXIT_REFUSED, sentence)
     ready = wait_until_ready(api, worker_id).value
-    return next(iter(_names(ready)), name), ""
+    return next(iter(names_of(ready)), name), ""
 
 
 def _worker_of(workers: Iterable[Json], path: str, model: str) -> Json | None:
     """Return the worker that serves, or will serve, a model requested by its name or its path."""
-    found = [one for one in workers if model in _names(one) or one.get("model_path") == path]
+    found = [one for one in workers if model in names_of(one) or one.get("model_path") == path]
     return min(found, key=lambda one: one.get("state") != "ready", default=None)
-
-
-def _names(worker: Json) -> list[str]:
-    return [str(name) for name in list_of(worker.get("model_names")) or [worker.get("model_name") or ""]]
 
 
 def _check_path(api: Api, model: str, names: list[str]) -> None:
@@ -293,29 +287,23 @@ def _launch(api: Api, args: argparse.Namespace, path: str, name: str) -> str:
     return worker_id
 
 
-def _answer(launched: "queue.SimpleQueue[JsonReply | Exit]", words: str) -> str:
+def _answer(launched: Callable[[], JsonReply | None], words: str) -> str:
     """Return the id of a worker that is being launched, once the gateway answers. Raises its refusal."""
     with Spinner() as progress:
-        while True:
-            progress.show(words)
-            with contextlib.suppress(queue.Empty):
-                given = launched.get(timeout=POLL_S)
-                if isinstance(given, Exit):
-                    launched.put(given)  # for the next caller
-                    raise given
-                return str(given.value.get("worker_id"))
+        progress.show(words)
+        while (answer := launched()) is None:
+            pass
+        return str(answer.value.get("worker_id"))
 
 
 def _take_back(api: Api, worker_id: str) -> None:
     """End a worker that was launched here."""
     path = worker_path(worker_id)
     ended = in_background(lambda: api.call("DELETE", path, params={"drain_s": "0"}, answer_s=TAKEN_BACK_S))
-    with Spinner() as progress:
-        while progress.elapsed_s < TAKEN_BACK_S:
-            progress.show(f"{worker_id}: ending it")
-            with contextlib.suppress(queue.Empty):
-                ended.get(timeout=POLL_S)
-                return
+    with Spinner() as progress, contextlib.suppress(Exit):
+        progress.show(f"{worker_id}: ending it")
+        while ended() is None and progress.elapsed_s < TAKEN_BACK_S:
+            pass
 
 
 def _engine(api: Api, args: argparse.Namespace) -> Json:

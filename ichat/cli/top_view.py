@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 from ichat.cli.client import Json, list_of, objects_of
 from ichat.cli.screen import NONE, cut, duration, one_line, percent, size, width_of
-from ichat.cli.story import rest_of
 from ichat.cli.top_state import TopState
 from ichat.cli.troubles import config_sentence
-from ichat.cli.views import failure_of, load_in_words, phase_of
+from ichat.cli.views import failure_of, load_in_words, phase_of, rest_of
 
 GAP = " "
 NAME_WIDTH = 28

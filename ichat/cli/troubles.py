@@ -1,11 +1,11 @@
 """Problems of a running gateway, in sentences: its configuration file, its workers, models without workers."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ichat.cli.client import Json, list_of, object_of, objects_of
 from ichat.cli.screen import one_line
-from ichat.cli.views import reasons_of
+from ichat.cli.views import names_of, reasons_of
 
 BAD: frozenset[str] = frozenset(("failed", "broken", "unhealthy", "wedged", "restarting", "stale"))
 """The states of workers that an operator looks at."""
@@ -57,14 +57,10 @@ def time_of(at: object) -> str:
 
 def _not_served(models: Iterable[Json], workers: Sequence[Json]) -> Iterator[str]:
     """Yield the models that nothing serves, and no worker is about to, unless they are loaded on demand."""
-    coming = {str(name) for one in workers if one.get("state") in _ON_ITS_WAY for name in _names(one)}
+    coming = {name for one in workers if one.get("state") in _ON_ITS_WAY for name in names_of(one)}
     for model in models:
         if model.get("workers") == 0 and model.get("loaded") is None and model.get("id") not in coming:
             yield one_line(f"model {model.get('id')} is not served: no worker and no route can take a request for it")
-
-
-def _names(worker: Mapping[str, object]) -> Sequence[object]:
-    return list_of(worker.get("model_names")) or [worker.get("model_name")]
 
 
 def _some(sentences: Sequence[str]) -> Sequence[str]:

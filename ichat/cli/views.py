@@ -1,8 +1,9 @@
 """How answers of the admin API look. Keys that an older or newer gateway leaves out show as `-`, or not at all."""
 
 import json
+import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ichat.cli.client import Json, list_of, object_of, objects_of
@@ -24,7 +25,7 @@ def show_workers(screen: Screen, answer: Json) -> None:
         rows.append([
             worker.get("worker_id"),
             worker.get("state"),
-            ",".join(_names(worker)),
+            ",".join(names_of(worker)),
             worker.get("backend"),
             _address(worker),
             worker.get("in_flight"),
@@ -60,7 +61,7 @@ def show_worker(screen: Screen, worker: Json, *, all_args: bool = False) -> None
         ("load", "on demand" if worker.get("on_demand") else None),
         ("ended last", _last_end(worker)),
         ("lost", _lost(worker)),
-        ("models", ", ".join(_names(worker))),
+        ("models", ", ".join(names_of(worker))),
         ("model path", worker.get("model_path")),
         ("backend", " ".join([str(worker.get("backend") or ""), *_versions(worker)])),
         ("address", _address(worker)),
@@ -211,6 +212,25 @@ def progress_of(worker: Json) -> str:
     return one_line(" ".join(words))
 
 
+def rest_of(worker: Json) -> str:
+    """Return how far a load is and how long it will go on: `3 of 8 shards, 12 s (last time 14 s), about 40 s left`."""
+    load = object_of(worker.get("load"))
+    words: list[str] = []
+    for phase in objects_of(load.get("phases"))[-1:]:
+        seconds, expected = phase.get("seconds"), phase.get("expected_s")
+        words.append(str(phase.get("detail") or ""))
+        if isinstance(seconds, int | float):
+            last = f" (last time {duration(expected)})" if isinstance(expected, int | float) else ""
+            words.append(f"{math.floor(seconds)} s{last}")
+    elapsed, expected = load.get("elapsed_s"), load.get("expected_s")
+    rest = worker.get("ready_in_s")
+    if isinstance(elapsed, int | float) and isinstance(expected, int | float):
+        rest = expected - elapsed
+    if isinstance(rest, int | float):
+        words.append(f"about {duration(rest)} left" if rest > 0 else "it takes longer than usual")
+    return ", ".join(filter(None, words))
+
+
 def _remark(worker: Json, *, chars_max: int | None) -> str:
     if worker.get("failure") or worker.get("lost"):
         why = failure_of(worker)
@@ -281,8 +301,9 @@ def _gpus(worker: Json) -> str | None:
     return "all" if gpus is None else ", ".join(map(str, list_of(gpus))) or "none"
 
 
-def _names(worker: Json) -> Iterable[str]:
-    return map(str, list_of(worker.get("model_names")) or [worker.get("model_name") or ""])
+def names_of(worker: Json) -> list[str]:
+    """Return the names of a worker's models."""
+    return [str(name) for name in list_of(worker.get("model_names")) or [worker.get("model_name") or ""]]
 
 
 def _address(worker: Json) -> str | None:

@@ -19,7 +19,7 @@ from ichat.cli.screen import Screen, prepare_streams, raise_interrupts
 from ichat.config.command_line import CommandLineParser
 from ichat.config.schema import Config
 from ichat.doctor.engines import find_in_engines, read_engine_facts, read_processor_facts
-from ichat.doctor.findings import Finding, FindingGroup, reason_of, worst_of
+from ichat.doctor.findings import Finding, FindingGroup, reason_of, show_report, to_json, worst_of
 from ichat.doctor.gateway import (
     GatewayFacts,
     WorkerReport,
@@ -30,7 +30,6 @@ from ichat.doctor.gateway import (
 )
 from ichat.doctor.machine import find_gpus_and_holders, find_in_machine, read_machine_facts, read_memory
 from ichat.doctor.network import find_in_network, read_routes, read_ways_to_workers
-from ichat.doctor.report import show_report, to_json
 from ichat.doctor.settings import find_in_settings, read_configuration, read_place
 from ichat.doctor.workers import ask_for_flags, find_in_workers, read_worker_facts
 from ichat.errors import EXIT_INTERRUPTED

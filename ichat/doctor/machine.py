@@ -12,7 +12,7 @@ import psutil
 
 from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config, ManagedWorkerConfig
-from ichat.doctor.findings import Finding
+from ichat.doctor.findings import Finding, findings_by
 from ichat.hardware.gpus import Gpu, has_nvidia
 from ichat.preflight.facts import is_path
 from ichat.preflight.hub import hub_cache
@@ -136,58 +136,52 @@ def _check_gpu(gpu: Gpu, own: Mapping[int, str], *, is_wanted: bool) -> Finding:
 
 def _check_disks(facts: MachineFacts) -> Iterator[Finding]:
     for disk in facts.disks:
-        show = f"df -h {shlex.quote(disk.path)}"
-        if disk.free_inodes is not None and disk.free_inodes < INODES_LOW:
-            level = "error" if disk.free_inodes == 0 else "warning"
-            sentence = f"{disk.path} has {disk.free_inodes} inodes left: remove small files there."
-            yield Finding(level, disk.name, sentence, f"df -i {shlex.quote(disk.path)}")
-        elif disk.free_bytes < DISK_BYTES_LOW:
-            level = "error" if disk.free_bytes < DISK_BYTES_MIN else "warning"
-            sentence = f"{disk.path} has {disk.free_bytes // 1024**2} MiB left: free some, or use another directory."
-            yield Finding(level, disk.name, sentence, show)
-        else:
-            yield Finding("ok", disk.name, f"{disk.path} has {_gib(disk.free_bytes)} GiB left.")
+        path, inodes, mib = shlex.quote(disk.path), disk.free_inodes, disk.free_bytes // 1024**2
+        problems = findings_by(
+            (inodes is not None and inodes < INODES_LOW, "warning" if inodes else "error", disk.name,
+             f"{disk.path} has {inodes} inodes left: remove small files there.", f"df -i {path}"),
+            (disk.free_bytes < DISK_BYTES_LOW, "error" if disk.free_bytes < DISK_BYTES_MIN else "warning", disk.name,
+             f"{disk.path} has {mib} MiB left: free some, or use another directory.", f"df -h {path}"),
+        )  # fmt: skip
+        yield from problems[:1] or [Finding("ok", disk.name, f"{disk.path} has {_gib(disk.free_bytes)} GiB left.")]
 
 
-def _check_memory(config: Config, facts: MachineFacts) -> Iterator[Finding]:
+def _check_memory(config: Config, facts: MachineFacts) -> list[Finding]:
     spread = [one.model_name for one in config.managed_workers if _is_spread(one.backend_args)]
-    if spread and facts.shm_bytes is not None and facts.shm_bytes < SHM_BYTES_LOW:
-        level = "error" if facts.shm_bytes <= DISK_BYTES_MIN else "warning"
-        sentence = (
-            f"{_SHM} has {facts.shm_bytes // 1024**2} MiB, and {spread[0]} is spread over GPUs and needs more: make it"
-            " 8 GiB (Docker: --shm-size=8g)."
-        )
-        yield Finding(level, _SHM, sentence, f"sudo mount -o remount,size=8g {_SHM}")
-    if facts.overcommit == 2:
-        sentence = "vm.overcommit_memory is 2, so that CUDA cannot reserve addresses: set it to 0."
-        yield Finding("error", "overcommit", sentence, "sudo sysctl -w vm.overcommit_memory=0")
-    if facts.swap_use > SWAP_LOW:
-        sentence = f"{100 * facts.swap_use:.0f} % of the swap space is in use: engines that swap are slow; free memory."
-        yield Finding("warning", "swap", sentence, "free -h")
-    limit = facts.memory_max_bytes
+    shm, limit = facts.shm_bytes or 0, facts.memory_max_bytes
     more = f", of which this control group may use {_gib(limit)}" if limit is not None else ""
-    yield Finding("ok", "memory", f"The machine has {_gib(facts.memory_bytes)} GiB{more}.")
+    return findings_by(
+        (spread and facts.shm_bytes is not None and shm < SHM_BYTES_LOW,
+         "error" if shm <= DISK_BYTES_MIN else "warning", _SHM,
+         (f"{_SHM} has {shm // 1024**2} MiB, and {''.join(spread[:1])} is spread over GPUs and needs more: make it 8"
+          " GiB (Docker: --shm-size=8g)."),
+         f"sudo mount -o remount,size=8g {_SHM}"),
+        (facts.overcommit == 2, "error", "overcommit",
+         "vm.overcommit_memory is 2, so that CUDA cannot reserve addresses: set it to 0.",
+         "sudo sysctl -w vm.overcommit_memory=0"),
+        (facts.swap_use > SWAP_LOW, "warning", "swap",
+         f"{100 * facts.swap_use:.0f} % of the swap space is in use: engines that swap are slow; free memory.",
+         "free -h"),
+        (True, "ok", "memory", f"The machine has {_gib(facts.memory_bytes)} GiB{more}.", ""),
+    )  # fmt: skip
 
 
-def _check_limits(config: Config, facts: MachineFacts) -> Iterator[Finding]:
-    found: list[Finding] = []
-    needed = 2 * config.limits.connections_max + FILES_MORE
-    if facts.files_max is not None and facts.files_max < needed:
-        sentence = (
-            f"A process may have {facts.files_max} files open, and {config.limits.connections_max} connections"
-            f" (limits.connections_max) need {needed}: raise the limit (systemd: LimitNOFILE), or allow fewer."
-        )
-        found.append(Finding("warning", "files", sentence, f"sudo prlimit --pid $$ --nofile={needed}"))
-    if facts.processes_max is not None and facts.processes_max - facts.processes < FILES_MORE:
-        sentence = (
-            f"This user has {facts.processes} of at most {facts.processes_max} processes and threads, and an engine"
-            " starts hundreds: raise the limit (systemd: TasksMax, LimitNPROC)."
-        )
-        found.append(Finding("warning", "processes", sentence, "sudo prlimit --pid $$ --nproc=unlimited"))
-    if facts.autogroup:
-        sentence = "The kernel's autogroup lets a busy worker that was started by hand hold up all else for seconds."
-        found.append(Finding("warning", "autogroup", sentence, "sudo sysctl -w kernel.sched_autogroup_enabled=0"))
-    yield from found or [Finding("ok", "limits", "The limits on files and processes leave enough room.")]
+def _check_limits(config: Config, facts: MachineFacts) -> list[Finding]:
+    connections, files = config.limits.connections_max, facts.files_max
+    needed = 2 * connections + FILES_MORE
+    return findings_by(
+        (files is not None and files < needed, "warning", "files",
+         (f"A process may have {files} files open, and {connections} connections (limits.connections_max) need"
+          f" {needed}: raise the limit (systemd: LimitNOFILE), or allow fewer."),
+         f"sudo prlimit --pid $$ --nofile={needed}"),
+        (facts.processes_max is not None and facts.processes_max - facts.processes < FILES_MORE, "warning", "processes",
+         (f"This user has {facts.processes} of at most {facts.processes_max} processes and threads, and an engine"
+          " starts hundreds: raise the limit (systemd: TasksMax, LimitNPROC)."),
+         "sudo prlimit --pid $$ --nproc=unlimited"),
+        (facts.autogroup, "warning", "autogroup",
+         "The kernel's autogroup lets a busy worker that was started by hand hold up all else for seconds.",
+         "sudo sysctl -w kernel.sched_autogroup_enabled=0"),
+    ) or [Finding("ok", "limits", "The limits on files and processes leave enough room.")]  # fmt: skip
 
 
 def is_on_cpu(worker: ManagedWorkerConfig) -> bool:

@@ -138,21 +138,16 @@ def _check_way(way: WayFacts) -> Iterator[Finding]:
     host = way.place.rpartition(":")[0]
     whose = "its" if way.is_route else "the worker's"
     curl = f"curl -v http{'s' if way.has_tls else ''}://{way.place}"
-    if way.way == "unknown_host":
-        sentence = f"The host {host} cannot be resolved: correct its name, or this machine's DNS."
-        yield Finding("error", way.name, sentence, f"getent hosts {host}")
-    elif way.way == "not_connected":
-        sentence = f"{way.place} cannot be reached ({way.words}): start {whose} server, or open the way to it."
-        yield Finding("error", way.name, sentence, curl)
-    elif way.way == "not_trusted":
-        sentence = f"The certificate of {way.place} is not trusted ({way.words}): set its ca_certificates."
-        yield Finding("error", way.name, sentence, f"openssl s_client -connect {way.place}")
-    elif way.way == "silent":
-        sentence = f"{way.place} did not answer within {ASK_S:g} s: look for a firewall between, or at its load."
-        yield Finding("error", way.name, sentence, curl)
-    elif way.way == "not_http":
-        sentence = f"{way.place} does not answer as HTTP has it ({way.words}): look at http and https in api_base."
-        yield Finding("error", way.name, sentence, curl)
+    broken = {
+        "unknown_host": f"The host {host} cannot be resolved: correct its name, or this machine's DNS.",
+        "not_connected": f"{way.place} cannot be reached ({way.words}): start {whose} server, or open the way to it.",
+        "not_trusted": f"The certificate of {way.place} is not trusted ({way.words}): set its ca_certificates.",
+        "silent": f"{way.place} did not answer within {ASK_S:g} s: look for a firewall between, or at its load.",
+        "not_http": f"{way.place} does not answer as HTTP has it ({way.words}): look at http and https in api_base.",
+    }
+    commands = {"unknown_host": f"getent hosts {host}", "not_trusted": f"openssl s_client -connect {way.place}"}
+    if way.way in broken:
+        yield Finding("error", way.name, broken[way.way], commands.get(way.way, curl))
     elif way.status in (401, 403) and way.is_route:
         yield _check_refusal(way)
     elif way.status >= 500:

@@ -6,6 +6,7 @@ import pathlib
 import pwd
 import re
 import shlex
+import ssl
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,7 +15,6 @@ import attrs
 from ichat.config import load as configuration
 from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config
-from ichat.doctor.certificates import validity_of
 from ichat.doctor.findings import Finding, reason_of
 from ichat.doctor.machine import existing_part
 from ichat.errors import Exit
@@ -159,7 +159,7 @@ def _check_certificate(config: Config, now: dt.datetime) -> Iterator[Finding]:
         return
     try:
         server_context(settings.tls_certificate, settings.tls_key)
-        first, last = validity_of(pathlib.Path(settings.tls_certificate).read_text(errors="replace"))
+        first, last = validity_of(settings.tls_certificate)
     except (Exit, ValueError, OSError) as error:
         yield Finding("error", "certificate", str(error))
         return
@@ -174,6 +174,16 @@ def _check_certificate(config: Config, now: dt.datetime) -> Iterator[Finding]:
         level = "warning" if last - now < SOON else "ok"
         sentence = f"The certificate fits its key, and is valid until {last:%Y-%m-%d}."
         yield Finding(level, "certificate", sentence, "./ichat.pyz reload" if level == "warning" else "")
+
+
+def validity_of(path: str) -> tuple[dt.datetime, dt.datetime]:
+    """Return from when to when the first certificate in a file is valid. Raises OSError or ValueError.
+
+    CPython's tests read certificates by this function; its TLS module has the times only for a peer.
+    """
+    known: dict[str, str] = vars(ssl)["_ssl"]._test_decode_cert(path)
+    first, last = (ssl.cert_time_to_seconds(known[name]) for name in ("notBefore", "notAfter"))
+    return dt.datetime.fromtimestamp(first, dt.timezone.utc), dt.datetime.fromtimestamp(last, dt.timezone.utc)
 
 
 def _read_modes(path: str | None, config: Config) -> tuple[FileMode | None, FileMode | None, Sequence[FileMode]]:

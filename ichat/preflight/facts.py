@@ -70,23 +70,14 @@ ModelState = Literal[
 ]
 
 
-class KnownPythons:
+class KnownPythons(set[tuple[object, ...]]):
     """Interpreters that have their engine, with their times of change. The others are asked again."""
 
-    def __init__(self) -> None:
-        self._keys = set[tuple[object, ...]]()
-
-    def __repr__(self) -> str:
-        return f"<KnownPythons {len(self._keys)}>"
-
-    def __contains__(self, key: tuple[object, ...]) -> bool:
-        return key in self._keys
-
-    def add(self, key: tuple[object, ...]) -> None:
+    def add(self, element: tuple[object, ...], /) -> None:
         """Remember an interpreter; after `REMEMBERED_MAX` of them, all are forgotten."""
-        if len(self._keys) >= REMEMBERED_MAX:
-            self._keys.clear()
-        self._keys.add(key)
+        if len(self) >= REMEMBERED_MAX:
+            self.clear()
+        super().add(element)
 
 
 @attrs.frozen

@@ -6,7 +6,7 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -66,24 +66,23 @@ async def ask_hub(facts: HubFacts, environment: Mapping[str, str], limit_s: floa
     return facts
 
 
-def problems_of_hub(facts: HubFacts) -> Iterator[str]:
+def problems_of_hub(facts: HubFacts) -> list[str]:
     """Return why an engine would not get its model, in a sentence that says what to do."""
-    name, cache, place = facts.name, facts.cache, facts.place
+    name, place, absent = facts.name, facts.place, f"{facts.name} is not in {facts.cache}"
     if facts.is_cached:
-        if facts.lack and facts.is_offline:
-            yield f"{name} in {cache} is not whole ({facts.lack}), and HF_HUB_OFFLINE keeps the rest away."
-    elif facts.is_offline:
-        yield f"{name} is not in {cache}, and HF_HUB_OFFLINE keeps the engine from fetching it."
-    elif facts.answer == "absent":
-        private = "" if facts.token else ", or log in if it is private"
-        yield f"There is no model {name} on {place} and no such directory here: correct model_path{private}."
-    elif facts.answer == "gated":
-        why = "refuses this token" if facts.token else "asks for a token (HF_TOKEN)"
-        yield f"{place} {why} for {name}: accept the model's terms there, and log in."
-    elif facts.answer == "silent":
-        yield f"{name} is not in {cache}, and {place} did not answer within {HUB_S:g} s: try again, or fetch it before."
-    elif facts.answer == "unreachable":
-        yield f"{name} is not in {cache}, and {place} cannot be reached ({facts.why}): fetch it where it can."
+        lack = f"{name} in {facts.cache} is not whole ({facts.lack}), and HF_HUB_OFFLINE keeps the rest away."
+        return [lack] if facts.lack and facts.is_offline else []
+    if facts.is_offline:
+        return [f"{absent}, and HF_HUB_OFFLINE keeps the engine from fetching it."]
+    private = "" if facts.token else ", or log in if it is private"
+    why = "refuses this token" if facts.token else "asks for a token (HF_TOKEN)"
+    sentences = {
+        "absent": f"There is no model {name} on {place} and no such directory here: correct model_path{private}.",
+        "gated": f"{place} {why} for {name}: accept the model's terms there, and log in.",
+        "silent": f"{absent}, and {place} did not answer within {HUB_S:g} s: try again, or fetch it before.",
+        "unreachable": f"{absent}, and {place} cannot be reached ({facts.why}): fetch it where it can.",
+    }
+    return [sentences[facts.answer]] if facts.answer in sentences else []
 
 
 def hub_cache(environment: Mapping[str, str]) -> str:

@@ -104,78 +104,77 @@ def _problems_of_flags(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[st
 
 def _problems_of_port(
     worker: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig], facts: Facts
-) -> Iterator[str]:
+) -> list[str]:
     address = worker.tcp_address()
     if address is None:
-        return
+        return []
     host, port = address
-    same = [name for name, other in others.items() if have_one_port(worker, other)]
-    if same:
-        yield f"Port {port} is worker {same[0]}'s as well: give each a port of its own, or 0 for any free one."
-    else:
-        yield from problems_of_port(host, port, facts.port, facts.port_holders)
+    if same := [name for name, other in others.items() if have_one_port(worker, other)]:
+        return [f"Port {port} is worker {same[0]}'s as well: give each a port of its own, or 0 for any free one."]
+    return problems_of_port(host, port, facts.port, facts.port_holders)
 
 
-def problems_of_port(host: str, port: int, state: PortState, holders: Sequence[Holder]) -> Iterator[str]:
+def problems_of_port(host: str, port: int, state: PortState, holders: Sequence[Holder]) -> list[str]:
     """Return why nothing can listen on this port of a host, in a sentence that says what to do."""
-    if state == "taken":
-        by = " and ".join(f"{one.program} (process {one.pid})" for one in holders[:HOLDERS_MAX])
-        by = by or "a process that this user cannot see"
-        yield f"Port {port} of {host} is taken by {by}: end that, or choose another port (0 takes any free one)."
-    elif state == "forbidden":
-        yield f"Port {port} is not for this user to take: choose one above 1023, or 0 for any free one."
-    elif state == "elsewhere":
-        yield f"The host {host} is no address of this machine: use 127.0.0.1, 0.0.0.0 or an address that it has."
-    elif state == "unknown_host":
-        yield f"The host {host!r} cannot be resolved: correct its name, or use an address."
-    elif state == "refused":
-        yield f"{host}:{port} cannot be bound: choose another host or port."
+    by = " and ".join(f"{one.program} (process {one.pid})" for one in holders[:HOLDERS_MAX])
+    by = by or "a process that this user cannot see"
+    sentences = {
+        "taken": f"Port {port} of {host} is taken by {by}: end that, or choose another port (0 takes any free one).",
+        "forbidden": f"Port {port} is not for this user to take: choose one above 1023, or 0 for any free one.",
+        "elsewhere": (
+            f"The host {host} is no address of this machine: use 127.0.0.1, 0.0.0.0 or an address that it has."
+        ),
+        "unknown_host": f"The host {host!r} cannot be resolved: correct its name, or use an address.",
+        "refused": f"{host}:{port} cannot be bound: choose another host or port.",
+    }
+    return _only(sentences, state)
 
 
-def _problems_of_python(worker: ManagedWorkerConfig, python: str, facts: Facts) -> Iterator[str]:
+def _only(sentences: Mapping[str, str], state: str) -> list[str]:
+    """Return the sentence about this state, if there is any."""
+    return [sentences[state]] if state in sentences else []
+
+
+def _problems_of_python(worker: ManagedWorkerConfig, python: str, facts: Facts) -> list[str]:
     engine, words = ENGINES.get(worker.backend, worker.backend), facts.python_words
     make = f"make one with `./build engine {worker.backend}`"
     if worker.backend not in ENGINES:
         make = "install the package that brings it there"
     says = f"set python of this worker, or of [engines.{worker.backend}]"
-    if facts.python == "missing":
-        meant = f" ({words} may be meant)" if words else ""
-        yield f"There is no interpreter {python}{meant}: {says}, or {make}."
-    elif facts.python == "directory":
-        meant = f"probably to {words}" if words else "to the interpreter in it"
-        yield f"The interpreter {python} is a directory: {says}, {meant}."
-    elif facts.python == "not_executable":
-        yield f"The interpreter {python} may not be executed by this user: correct its permissions, or {says}."
-    elif facts.python == "old":
-        needed = ".".join(map(str, PYTHON_NEEDED))
-        yield f"The interpreter {python} is older than Python {needed}, which iChat needs: {says}, to a newer one."
-    elif facts.python == "without_engine":
-        yield f"{engine} is not installed for {python}: {says}, to an interpreter that has it, or {make}."
-    elif facts.python == "broken":
-        yield f"The interpreter {python} does not run ({words or 'it writes nothing'}): repair it, or {says}."
-    elif facts.python == "silent":
-        yield f"The interpreter {python} did not answer within {PROBE_S:g} s: see what holds it up, or {says}."
+    meant = f" ({words} may be meant)" if words else ""
+    inside = f"probably to {words}" if words else "to the interpreter in it"
+    it, needed = f"The interpreter {python}", ".".join(map(str, PYTHON_NEEDED))
+    sentences = {
+        "missing": f"There is no interpreter {python}{meant}: {says}, or {make}.",
+        "directory": f"{it} is a directory: {says}, {inside}.",
+        "not_executable": f"{it} may not be executed by this user: correct its permissions, or {says}.",
+        "old": f"{it} is older than Python {needed}, which iChat needs: {says}, to a newer one.",
+        "without_engine": f"{engine} is not installed for {python}: {says}, to an interpreter that has it, or {make}.",
+        "broken": f"{it} does not run ({words or 'it writes nothing'}): repair it, or {says}.",
+        "silent": f"{it} did not answer within {PROBE_S:g} s: see what holds it up, or {says}.",
+    }
+    return _only(sentences, facts.python)
 
 
-def problems_of_model(path: str, facts: Facts, key: str) -> Iterator[str]:
+def problems_of_model(path: str, facts: Facts, key: str) -> list[str]:
     """Return why a model here cannot be loaded, each in a sentence; `key` is where its path was given."""
     hint = f"; {facts.model_hint} may be meant" if facts.model_hint else ""
     here = "" if os.path.isabs(path) else f" (seen from {facts.directory})"
-    if facts.model == "missing":
-        yield f"There is no model {path}{here}: correct {key}{hint}."
-    elif facts.model == "unreadable":
-        yield f"The model {path} may not be read by this user: correct the permissions of its files, or {key}."
-    elif facts.model == "without_config":
-        yield f"The directory {path} has no config.json: set {key} to a model's own directory{hint}."
-    elif facts.model == "incomplete":
-        yield f"The model {path} is not whole ({facts.model_hint}): download what is missing, or correct {key}."
-    elif facts.model == "not_a_model":
-        yield f"The file {path} is no GGUF model: set {key} to the model's directory, or to a GGUF file{hint}."
-    elif facts.model == "without_architecture":
-        yield (
+    lack = facts.model_hint
+    sentences = {
+        "missing": f"There is no model {path}{here}: correct {key}{hint}.",
+        "unreadable": f"The model {path} may not be read by this user: correct the permissions of its files, or {key}.",
+        "without_config": f"The directory {path} has no config.json: set {key} to a model's own directory{hint}.",
+        "incomplete": f"The model {path} is not whole ({lack}): download what is missing, or correct {key}.",
+        "not_a_model": (
+            f"The file {path} is no GGUF model: set {key} to the model's directory, or to a GGUF file{hint}."
+        ),
+        "without_architecture": (
             f"The config.json of {path} names no architectures, so no engine knows what it is: download it again, or"
             f" correct {key}."
-        )
+        ),
+    }
+    return _only(sentences, facts.model)
 
 
 def _problems_of_sharing(worker: ManagedWorkerConfig, others: Mapping[str, ManagedWorkerConfig]) -> Iterator[str]:

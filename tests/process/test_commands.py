@@ -24,7 +24,6 @@ from ichat.cli import chat as terminal_chat
 from ichat.cli import commands as terminal
 from ichat.cli import launch as terminal_launch
 from ichat.cli import logs as terminal_logs
-from ichat.cli import models as terminal_models
 from ichat.cli.client import read_events
 from ichat.cli.screen import clean, duration, log_line, size
 from ichat.engines.flags import engine_flags
@@ -189,7 +188,6 @@ def fake(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ICHAT_GATEWAY", f"http://127.0.0.1:{gateway.port}")
     monkeypatch.setattr(terminal_launch, "POLL_S", 0.01)
-    monkeypatch.setattr(terminal_models, "POLL_S", 0.01)
     monkeypatch.setattr(terminal_logs, "PAUSES_S", (0.01,))
     gateway.answers = {
         ("GET", "/v1/admin/workers"): (200, {"object": "list", "data": [READY, FAILED, {"worker_id": "w3"}]}),

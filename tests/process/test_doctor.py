@@ -28,14 +28,12 @@ from ichat.cli.gateway_address import GatewayAddress
 from ichat.cli.screen import Screen
 from ichat.config import load as configuration
 from ichat.config.schema import Config, ManagedWorkerConfig, ServerSettings
-from ichat.doctor.certificates import validity_of
 from ichat.doctor.engines import EngineFacts, ProcessorFacts, find_in_engines
 from ichat.doctor.examination import examine
-from ichat.doctor.findings import Finding, FindingGroup, worst_of
+from ichat.doctor.findings import Finding, FindingGroup, show_report, worst_of
 from ichat.doctor.gateway import GatewayFacts, WorkerReport, find_in_file, find_in_gateway
 from ichat.doctor.machine import MachineFacts, find_gpus_and_holders, find_in_machine
-from ichat.doctor.report import show_report
-from ichat.doctor.settings import FileMode, check_modes, check_names
+from ichat.doctor.settings import FileMode, check_modes, check_names, validity_of
 from ichat.doctor.workers import WorkerCheckFacts, find_in_workers
 from ichat.preflight.facts import Facts
 from ichat.supervisor.orphans import WORKER_TAG_VAR
@@ -909,13 +907,16 @@ def test_the_command(site, tmp_path):
     assert (error["group"], error["name"]) == ("Managed workers", "m-0")
 
 
-def test_when_a_certificate_ends():
+def test_when_a_certificate_ends(tmp_path):
     """The dates are those that the certificate was made with; other files have none."""
     first, last = dt.datetime(2026, 3, 4, 5, 6, 7, tzinfo=dt.UTC), dt.datetime(2051, 6, 7, 8, 9, 10, tzinfo=dt.UTC)
     made = trustme.CA().issue_cert("x.example", not_before=first, not_after=last)
-    assert validity_of(made.cert_chain_pems[0].bytes().decode()) == (first, last)
-    with pytest.raises(ValueError, match="no certificate"):
-        validity_of("-----BEGIN PRIVATE KEY-----")
+    path = str(tmp_path / "x.pem")
+    made.private_key_and_cert_chain_pem.write_to_path(path)
+    assert validity_of(path) == (first, last)
+    made.private_key_pem.write_to_path(path)
+    with pytest.raises(OSError, match="rror"):
+        validity_of(path)
 
 
 def test_the_worst_decides():
