@@ -19,7 +19,8 @@ from ichat.fleet.worker_load import LoadKind
 from ichat.hardware.gpus import has_nvidia
 from ichat.observability.model_loads import LoadCounts
 from ichat.routing.availability import Draining, Full, NotReady, Ready, Refusal, Unknown
-from ichat.routing.balancer import RETRY_AFTER_S, Balancer
+from ichat.routing.balancer import Balancer
+from ichat.routing.choice import RETRY_AFTER_S
 from ichat.routing.queue import Demand
 from ichat.routing.request import Lease, RoutingRequest
 from ichat.supervisor.context import SupervisorContext
