@@ -256,7 +256,7 @@ class Supervisor:
         """Begin to carry out the changes, waiting for none. Raises ApiError where the gateway is about to end."""
         if self._nursery is None or self._is_stopping:
             raise errors.draining()
-        self._context.reconfigure(config)
+        self._context.use(config)
         self.loader.review()
         for change in changes:
             worker = self._workers.get(change.worker_id)

@@ -253,7 +253,7 @@ class _Turns:
         return found
 
     def _cheapest(self, sharing: Sequence[SwapCandidate], since: float) -> Sequence[SwapCandidate]:
-        """Return the worker whose end costs least; all of them if all are reserved, since each is waited for then."""
+        """Return the worker that costs least; all of them if all are reserved, since each is waited for then."""
         going, _ = self._apart(sharing)
         return [min(going, key=lambda one: self._cost(one, since))] if going else sharing
 
