@@ -3,7 +3,6 @@
 The balancer decides as it does for a request; here is only shown what that depended on.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -16,11 +15,12 @@ from ichat.fleet.worker_record import State, WorkerRecord
 from ichat.protocol.messages import Count, Share
 from ichat.routing.availability import Loadable, NotReady, Ready, Refusal, Unknown
 from ichat.routing.balancer import Balancer
+from ichat.routing.choice import candidates, why_not
 from ichat.routing.circuit_breaker import CircuitView
 from ichat.routing.endpoint import Endpoint
 from ichat.routing.policies import Rule
 from ichat.routing.prefix_index import Match
-from ichat.routing.prefix_policy import describe, is_overloaded
+from ichat.routing.prefix_policy import overloaded_of
 from ichat.routing.request import RoutingRequest
 
 Outcome = Rule | Literal["loading", "queued", "queue_full", "not_ready", "draining"]
@@ -124,35 +124,15 @@ def explain(
     decided = balancer.rehearse(request)
     if isinstance(decided, Unknown):
         return decided
-    chosen = decided[0] if isinstance(decided, tuple) else None
-    found, chain = registry.availability(request.model), request.prefix
-    ready = found.endpoints if isinstance(found, Ready) else ()
+    chain = request.prefix
     match = balancer.prefixes.part_of(chain).match(chain) if chain is not None else NO_MATCH
-    candidates = balancer.candidates(ready, request, now)
-    overloaded = _overloaded(candidates, match, now) if settings.policy == "prefix_aware" else ()
-
-    def view_of(endpoint: Endpoint | None, worker: WorkerRecord | None) -> CandidateView:
-        why_not = None
-        if endpoint is None or endpoint not in ready:
-            why_not = _why_not_ready(registry, endpoint, worker)
-        elif endpoint not in candidates:
-            why_not = _why_not(endpoint, request, now)
-        state = registry.state(worker) if worker is not None else "ready" if endpoint in ready else "unhealthy"
-        return CandidateView(
-            worker_id=worker.id if worker is not None else endpoint.id.decode() if endpoint is not None else "",
-            state=state,
-            chosen=endpoint is not None and endpoint is chosen,
-            why_not=why_not,
-            overloaded=endpoint in overloaded,
-            **_counts_of(endpoint, match, now),
-        )
-
-    views = [view_of(endpoint, worker) for endpoint, worker in _having(registry, request.model)]
     if isinstance(decided, tuple):
-        outcome, reason = decided[1], None
+        chosen, outcome, reason = decided[0], decided[1], None
+        matched = match.bytes_of.get(chosen, 0)
     else:
         outcome, reason = _without(decided, request.model, balancer, settings)
-    matched = match.bytes_of.get(chosen, 0) if chosen is not None else 0
+        chosen, matched = None, 0
+    views = _candidates(registry, request, match, now, chosen, compares=settings.policy == "prefix_aware")
     return RouteView(
         model=request.model,
         policy=settings.policy,
@@ -164,6 +144,34 @@ def explain(
         prefix=PrefixView(chain.length, matched, match.deepest) if chain is not None else None,
         candidates=views,
     )
+
+
+def _candidates(
+    registry: Registry, request: RoutingRequest, match: Match, now: float, chosen: Endpoint | None, *, compares: bool
+) -> Sequence[CandidateView]:
+    """Return all that have a request's model; with `compares` those with too much to do are marked."""
+    found = registry.availability(request.model)
+    ready = found.endpoints if isinstance(found, Ready) else ()
+    choice = candidates(ready, request, now)
+    overloaded = overloaded_of(choice, match, now) if compares else ()
+    views = list[CandidateView]()
+    for endpoint, worker in _having(registry, request.model):
+        is_ready = endpoint in ready
+        if endpoint is None or not is_ready:
+            reason = _why_not_ready(registry, endpoint, worker)
+        else:
+            reason = None if endpoint in choice else why_not(endpoint, request, now)
+        views.append(
+            CandidateView(
+                worker_id=worker.id if worker is not None else endpoint.id.decode() if endpoint is not None else "",
+                state=registry.state(worker) if worker is not None else "ready" if is_ready else "unhealthy",
+                chosen=endpoint is not None and endpoint is chosen,
+                why_not=reason,
+                overloaded=endpoint in overloaded,
+                **_counts_of(endpoint, match, now),
+            )
+        )
+    return views
 
 
 def _having(registry: Registry, model: str) -> Iterator[tuple[Endpoint | None, WorkerRecord | None]]:
@@ -190,31 +198,10 @@ def _counts_of(endpoint: Endpoint | None, match: Match, now: float) -> dict[str,
     }
 
 
-def _overloaded(candidates: Sequence[Endpoint], match: Match, now: float) -> Sequence[Endpoint]:
-    """Return those of the candidates that get nothing since they have too much to do."""
-    described = describe(candidates, match, now)
-    mean = sum(one.load for one in described) / max(1, len(described))
-    return [one for one, seen in zip(candidates, described, strict=True) if is_overloaded(seen, mean)]
-
-
 def _why_not_ready(registry: Registry, endpoint: Endpoint | None, worker: WorkerRecord | None) -> str:
     if worker is not None:
         return registry.why_not_ready(worker).removeprefix(f"worker {worker.id} ")
     return endpoint.trouble if endpoint is not None else ""
-
-
-def _why_not(endpoint: Endpoint, request: RoutingRequest, now: float) -> str:
-    """Return why an endpoint that is ready is not among those to choose from."""
-    if request.only is not None and endpoint is not request.only:
-        return "does not keep the response that the request continues"
-    if endpoint.in_flight >= endpoint.in_flight_max:
-        return f"is full: it has {endpoint.in_flight} requests, and may have {endpoint.in_flight_max}"
-    circuit = endpoint.circuit
-    if not circuit.allows_request(now):
-        wait_s = (circuit.open_until or now) - now
-        again = f"is tried again in {math.ceil(wait_s)} s" if wait_s > 0 else "is being tried with one request"
-        return f"has failed with {circuit.failures} requests in a row, and {again}"
-    return "could not be reached, and is asked only if no other is there"
 
 
 def _without(refusal: Refusal, model: str, balancer: Balancer, settings: Routing) -> tuple[Outcome, str]:

@@ -1,21 +1,29 @@
 """The changes of workers' records by the processes that the gateway starts."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ichat.fleet.load_times import WorkerLoads
+from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
-from ichat.fleet.worker_table import WorkerTable
 from ichat.listeners import Listeners
+from ichat.routing.endpoint import Endpoint
 
 
-class ManagedRecords:
-    """Workers in a table, with records that change with their processes."""
+class ManagedRecords(ModelDirectory):
+    """Workers and models, with records that change with the workers' processes."""
 
-    def __init__(self, table: WorkerTable, clock: Callable[[], float], max_in_flight: int) -> None:
-        """`max_in_flight` is the default of a worker."""
-        self._table, self._clock = table, clock
+    def __init__(
+        self,
+        external: Mapping[str, Sequence[Endpoint]],
+        clock: Callable[[], float],
+        max_in_flight: int,
+        wedged_after_s: float = math.inf,
+    ) -> None:
+        """`external` has the endpoints of each external model; `max_in_flight` is the default of a worker."""
+        super().__init__(external, clock, wedged_after_s)
         self.max_in_flight = max_in_flight
         self.loads = WorkerLoads(clock)
         self.changed: Listeners[[]] = Listeners()
@@ -27,7 +35,7 @@ class ManagedRecords:
         """Add a worker that is being started here, before its first heartbeat."""
         worker = WorkerRecord(worker_id, managed=True, expected=names, unix_socket=unix_socket)
         worker.began_at = self._clock()
-        self._table.add(worker)
+        self._enter(worker)
         self._record_change(worker)
         return worker
 
@@ -53,13 +61,13 @@ class ManagedRecords:
     def drain(self, worker: WorkerRecord, *, returns: bool = False) -> None:
         """Send a managed worker no more requests: it is about to be stopped, and started anew if it `returns`."""
         worker.is_draining, worker.returns = True, worker.returns or returns
-        self._table.refresh(worker)
+        self.refresh(worker)
         self.changed()
 
     def resume(self, worker: WorkerRecord) -> None:
         """Send a managed worker requests again: it is not stopped after all."""
         worker.is_draining = False
-        self._table.refresh(worker)
+        self.refresh(worker)
         self.changed()
 
     def cool(self, worker: WorkerRecord, end: WorkerEnd | None = None) -> None:
@@ -93,12 +101,12 @@ class ManagedRecords:
 
     def stopped(self, worker: WorkerRecord) -> None:
         """Record that a managed worker was ended on purpose."""
-        self._table.break_group_of(worker, "was stopped")
+        self._break_group_of(worker, "was stopped")
 
     def fail(self, worker: WorkerRecord, end: WorkerEnd, retry_at: float | None = None) -> None:
         """Record how a worker ended by itself, and when it will be started again."""
         if not worker.is_down:
-            self._table.break_group_of(worker, end.why)
+            self._break_group_of(worker, end.why)
         worker.end, worker.is_down, worker.retry_at, worker.ready_at = end, True, retry_at, None
         worker.load = None
         self._record_change(worker)
@@ -107,15 +115,15 @@ class ManagedRecords:
         """Forget the facts of an earlier start of a worker."""
         worker.begin()
         worker.began_at = self._clock() if worker.managed else None
-        if (endpoint := self._table.endpoint_of(worker)) is not None:
+        if (endpoint := self.endpoint_of(worker)) is not None:
             endpoint.begin()
 
     def _set_concurrency(self, worker: WorkerRecord) -> None:
-        if (endpoint := self._table.endpoint_of(worker)) is not None and worker.heartbeat:
+        if (endpoint := self.endpoint_of(worker)) is not None and worker.heartbeat:
             endpoint.limit(worker.max_in_flight or worker.heartbeat.max_in_flight or self.max_in_flight)
 
     def _record_change(self, worker: WorkerRecord) -> None:
         """Record a change of a worker that the next gateway should know of."""
-        self._table.refresh(worker)
+        self.refresh(worker)
         self.version += 1
         self.changed()

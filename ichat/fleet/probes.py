@@ -3,12 +3,10 @@
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from ichat.fleet.managed_records import ManagedRecords
-from ichat.fleet.model_directory import ModelDirectory
 from ichat.fleet.worker_record import WorkerRecord
-from ichat.fleet.worker_table import WorkerTable
 from ichat.routing.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
@@ -43,20 +41,11 @@ def record_probe(
     return was_ill != endpoint.health_failure
 
 
-class ProbedFleet(ManagedRecords, ModelDirectory):
+class ProbedFleet(ManagedRecords):
     """Workers and external routes with the results of their health checks."""
 
-    def __init__(
-        self,
-        external: Mapping[str, Sequence[Endpoint]],
-        table: WorkerTable,
-        clock: Callable[[], float],
-        max_in_flight: int,
-    ) -> None:
-        """`external` has the endpoints of each external model; `max_in_flight` is the default of a worker."""
-        ModelDirectory.__init__(self, external, table)
-        ManagedRecords.__init__(self, table, clock, max_in_flight)
-        self._kept_at = -math.inf
+    _kept_at = -math.inf
+    """When the state directory was last to record that a worker still answers."""
 
     def routes(self) -> Iterator[Endpoint]:
         """Return the endpoints of all external routes."""
@@ -67,9 +56,9 @@ class ProbedFleet(ManagedRecords, ModelDirectory):
         return [
             *(
                 (endpoint, worker)
-                for worker in self._table
+                for worker in self
                 if worker.is_foreign and not worker.is_down and (worker.can_return or not worker.is_stale)
-                if (endpoint := self._table.endpoint_of(worker)) is not None
+                if (endpoint := self.endpoint_of(worker)) is not None
             ),
             *((endpoint, None) for endpoint in self.routes() if endpoint.route and endpoint.route.health_path),
         ]
@@ -81,23 +70,23 @@ class ProbedFleet(ManagedRecords, ModelDirectory):
 
         A healthy worker can be reached, and need not send heartbeats.
         """
-        now, changes = self._clock(), (self.version, self._table.changes)
+        now, changes = self._clock(), (self.version, self.changes)
         has_changed = record_probe(endpoint, worker, why, now, is_well=is_well, failures_max=failures_max)
         if worker is None:
             self._has_ill_routes = any(route.health_failure for route in self.routes())
         else:
             if is_well and now - self._kept_at > KEEP_S:  # the time is kept, if roughly
                 self._kept_at, self.version = now, self.version + 1
-            self._table.refresh(worker)
-        if has_changed or changes != (self.version, self._table.changes):
+            self.refresh(worker)
+        if has_changed or changes != (self.version, self.changes):
             self.changed()
 
     def forget_probes(self) -> None:
         """Forget the results of health checks: there are none any more."""
-        for endpoint in (*self._table.endpoints(), *self.routes()):
+        for endpoint in (*self.endpoints(), *self.routes()):
             endpoint.forget_probes()
         self._has_ill_routes = False
-        for worker in self._table:
+        for worker in self:
             if worker.answers:
                 worker.answers = False
-                self._table.refresh(worker)
+                self.refresh(worker)

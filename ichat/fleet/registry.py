@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -15,8 +15,8 @@ from ichat.fleet.probes import ProbedFleet
 from ichat.fleet.registered_servers import Server
 from ichat.fleet.views import describe
 from ichat.fleet.worker_facts import Registration, WorkerEnd
-from ichat.fleet.worker_record import AWAY, State, WorkerRecord
-from ichat.fleet.worker_table import FORGET_S, WorkerTable
+from ichat.fleet.worker_record import AWAY, WorkerRecord
+from ichat.fleet.worker_table import FORGET_S
 from ichat.protocol.messages import Heartbeat, Machine, PeerLoss, names_of
 from ichat.routing.availability import TooManyWorkers, TooMuchRegistered
 from ichat.routing.endpoint import Endpoint
@@ -45,8 +45,7 @@ class Registry(ProbedFleet):
         wedged_after_s: float = math.inf,
     ) -> None:
         """`external` has the endpoints of each external model; `max_in_flight` is the default of a worker."""
-        table = WorkerTable(clock, wedged_after_s)
-        super().__init__(external, table, clock, max_in_flight)
+        super().__init__(external, clock, max_in_flight, wedged_after_s)
         self._workers_max = Limits().workers_max
         self._packer = ArgsPacker()
         self._circuit_breaker = CircuitBreaker()
@@ -54,44 +53,14 @@ class Registry(ProbedFleet):
     def __repr__(self) -> str:
         return f"<Registry {', '.join(worker.id for worker in self)}>"
 
-    def __iter__(self) -> Iterator[WorkerRecord]:
-        return iter(self._table)
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def get(self, worker_id: str) -> WorkerRecord | None:
-        """Return the worker of this id."""
-        return self._table.get(worker_id)
-
-    def keeper(self, tag: str) -> WorkerRecord | None:
-        """Return the worker that keeps the responses with this tag in their ids."""
-        return self._table.keeper(tag)
-
-    def endpoint_of(self, worker: WorkerRecord) -> Endpoint | None:
-        """Return where a worker's requests go, known from its first heartbeat on."""
-        return self._table.endpoint_of(worker)
-
-    def state(self, worker: WorkerRecord, *, sees_drain: bool = True) -> State:
-        """Return the state of a worker now; see `WorkerRecord.state`."""
-        return self._table.state(worker, sees_drain=sees_drain)
-
-    def why_not_ready(self, worker: WorkerRecord) -> str:
-        """Return in a few words why a worker that is not ready gets no requests."""
-        return self._table.why_not_ready(worker)
-
-    def state_until(self, worker: WorkerRecord) -> float:
-        """Return the time at which the state of a worker changes if nothing is heard of it until then."""
-        return self._table.state_until(worker)
-
     def is_away(self, worker: WorkerRecord) -> bool:
         """Return whether a worker has been silent for a while, or has ended."""
         return self.state(worker) in AWAY
 
     def remove(self, worker: WorkerRecord) -> None:
         """Forget a worker."""
-        if self._table.get(worker.id) is worker:
-            self._table.remove(worker)
+        if self.get(worker.id) is worker:
+            self._drop(worker)
             self._record_change(worker)
 
     def snapshot(self) -> list[tuple[Heartbeat, float, PackedArgs | None]]:
@@ -102,7 +71,7 @@ class Registry(ProbedFleet):
         now = self._clock()
         return [
             (worker.heartbeat, now - worker.heard_at, worker.args if worker.is_foreign else None)
-            for worker in self._table
+            for worker in self
             if worker.heartbeat and not worker.managed and not worker.is_down and worker.server is None
         ]
 
@@ -115,16 +84,16 @@ class Registry(ProbedFleet):
         and may never send a heartbeat again, returns as soon as it answers a health check. `sender` is as for
         heartbeats.
         """
-        if self._table.get(heartbeat.worker_id) is None and len(self._table) < self._workers_max and age_s < FORGET_S:
+        if self.get(heartbeat.worker_id) is None and len(self) < self._workers_max and age_s < FORGET_S:
             if self._weigh(heartbeat, None, sender) is not None:
                 return
             worker = WorkerRecord(heartbeat.worker_id, managed=False)
             self._record(worker, heartbeat, self._clock() - age_s)
             worker.is_stale, worker.can_return, worker.load = True, can_return and worker.is_foreign, None
-            self._table.add(worker)
+            self._enter(worker)
             if worker.can_return:
                 self._place(worker, heartbeat)
-            self._table.refresh(worker)
+            self.refresh(worker)
 
     def record_heartbeat(
         self, heartbeat: Heartbeat, sender: str | None = None, registration: Registration | None = None
@@ -134,45 +103,45 @@ class Registry(ProbedFleet):
         `sender` is the party with the share of registrations that a worker from elsewhere counts in; None: no party.
         `registration` is that of a whole heartbeat.
         """
-        known = self._table.get(heartbeat.worker_id)
+        known = self.get(heartbeat.worker_id)
         before = known.place if known is not None else None
         is_new = self._admit(heartbeat, sender)
         if not isinstance(is_new, bool):
             return is_new
-        worker = self._table.get(heartbeat.worker_id)
+        worker = self.get(heartbeat.worker_id)
         if worker is not None and registration is not None and heartbeat.state != "gone":
             worker.registered(registration)
         return Recorded(is_new, (worker.place if worker is not None else None) != before)
 
     def _admit(self, heartbeat: Heartbeat, sender: str | None) -> bool | TooManyWorkers | TooMuchRegistered:
         """Record a heartbeat; return whether the worker was new, or the limit that it would pass."""
-        for silent in self._table.pop_expired():
+        for silent in self._pop_expired():
             self.remove(silent)
-        known = self._table.get(heartbeat.worker_id)
+        known = self.get(heartbeat.worker_id)
         if heartbeat.state == "gone" and known is not None:
             if known.heartbeat and known.heartbeat.start_id != heartbeat.start_id:
                 return False  # of an earlier start
-            self._table.break_group_of(known, "has failed" if heartbeat.failure else "has ended")
+            self._break_group_of(known, "has failed" if heartbeat.failure else "has ended")
         if heartbeat.state == "gone" and not (known and known.managed):
             if known is not None:
                 self._record_goodbye(known, heartbeat)
             return False
-        if known is None and len(self._table) >= self._workers_max:
+        if known is None and len(self) >= self._workers_max:
             return TooManyWorkers(self._workers_max)
         if (refusal := self._weigh(heartbeat, known, sender)) is not None:
             return refusal
         worker = known or self._add(heartbeat)
-        before, changes = worker.heartbeat, (self.version, self._table.changes)
+        before, changes = worker.heartbeat, (self.version, self.changes)
         if before is not None and (before.start_id, before.pid) != (heartbeat.start_id, heartbeat.pid):
-            self._table.break_group_of(worker, "was started again")
+            self._break_group_of(worker, "was started again")
             self._begin(worker)
         self._update(worker, heartbeat, is_new=known is None)
         if heartbeat.state not in ("draining", "gone"):
             worker.last_healthy_at = worker.heartbeat_at
         worker.known_since = min(worker.known_since, worker.heartbeat_at)
         self._place(worker, heartbeat)
-        self._table.refresh(worker)
-        if worker.managed or changes != (self.version, self._table.changes):
+        self.refresh(worker)
+        if worker.managed or changes != (self.version, self.changes):
             self.changed()
         return known is None
 
@@ -181,11 +150,11 @@ class Registry(ProbedFleet):
         if sender is None or (known is not None and known.managed):
             return None
         args = self._packer.pack(heartbeat.args) if heartbeat.args else known.args if known is not None else None
-        return self._table.weights.admit(heartbeat, args, sender)
+        return self.weights.admit(heartbeat, args, sender)
 
     def _add(self, heartbeat: Heartbeat) -> WorkerRecord:
         worker = WorkerRecord(heartbeat.worker_id, managed=False)
-        self._table.add(worker)
+        self._enter(worker)
         hidden = self.external.keys() & set(names_of(heartbeat))
         if hidden:
             log.warning("worker %s gets no requests for %s: external routes have that name", worker.id, sorted(hidden))
@@ -196,15 +165,15 @@ class Registry(ProbedFleet):
         before, self.max_in_flight = self.max_in_flight, config.routing.max_in_flight
         self._workers_max = config.limits.workers_max
         if before != self.max_in_flight:
-            for worker in self._table:
+            for worker in self:
                 self._set_concurrency(worker)
         for route in self.routes():  # they may be new
             route.circuit.reconfigure(config.circuit_breaker)
         if self._circuit_breaker != config.circuit_breaker:
             self._circuit_breaker = config.circuit_breaker
-            for endpoint in self._table.endpoints():
+            for endpoint in self.endpoints():
                 endpoint.circuit.reconfigure(config.circuit_breaker)
-        self._table.reconfigure(config)
+        self._use_limits(config)
         self.changed()
 
     def use_servers(self, servers: Mapping[str, Server]) -> None:
@@ -228,13 +197,13 @@ class Registry(ProbedFleet):
             worker.settings = {"api_base": settings.api_base}
             heartbeat = Heartbeat(server.worker_id, settings.model_name, upstream.host, upstream.port)
             self._record(worker, heartbeat, self._clock())
-            self._table.add(worker)
+            self._enter(worker)
             self._place(worker, heartbeat)
             self._record_change(worker)
 
     def require_reauthentication(self) -> None:
         """Send workers from elsewhere nothing until their next heartbeat, since they must now know another token."""
-        self._table.set_stale()
+        self._set_stale()
         self.changed()
 
     def _record_goodbye(self, worker: WorkerRecord, heartbeat: Heartbeat) -> None:
@@ -265,18 +234,18 @@ class Registry(ProbedFleet):
 
     def _place(self, worker: WorkerRecord, heartbeat: Heartbeat) -> None:
         """Make the worker's endpoint, or correct it by the worker's own report."""
-        endpoint = self._table.place(worker, heartbeat, self._circuit_breaker)
+        endpoint = self._find_place(worker, heartbeat, self._circuit_breaker)
         self._set_concurrency(worker)
         endpoint.record_heartbeat(heartbeat, self._clock())
 
     def lost(self, worker_id: str) -> list[PeerLoss]:
         """Return the members that a worker's group has lost, or seems to have lost, since this worker is there."""
-        worker = self._table.get(worker_id)
-        return [] if worker is None else groups.losses_of(worker, self._table.group_of(worker), self._clock())
+        worker = self.get(worker_id)
+        return [] if worker is None else groups.losses_of(worker, self.group_of(worker), self._clock())
 
     def machines(self) -> list[tuple[str, Machine]]:
         """Return the machines that the present workers report, by the workers' ids, the newest first."""
-        newest = sorted(self._table, key=lambda worker: worker.heartbeat_at, reverse=True)
+        newest = sorted(self, key=lambda worker: worker.heartbeat_at, reverse=True)
         return [(worker.id, worker.machine) for worker in newest if worker.machine and not self.is_away(worker)]
 
     def describe(self, worker: WorkerRecord) -> Mapping[str, Any]:

@@ -130,14 +130,14 @@ class WorkerTable:
         endpoint = self._endpoints.get(worker.id)
         return endpoint.trouble if endpoint is not None else ""
 
-    def add(self, worker: WorkerRecord) -> None:
+    def _enter(self, worker: WorkerRecord) -> None:
         """Add a worker, in place of another one of its id."""
         before = self._workers.get(worker.id)
         if before is not None:
-            self.remove(before)
+            self._drop(before)
         self._workers[worker.id] = worker
 
-    def place(self, worker: WorkerRecord, heartbeat: Heartbeat, breaker: CircuitBreaker) -> Endpoint:
+    def _find_place(self, worker: WorkerRecord, heartbeat: Heartbeat, breaker: CircuitBreaker) -> Endpoint:
         """Return where a worker's requests go: made, or corrected, by the worker's own report."""
         host, port = heartbeat.host, heartbeat.port
         if worker.unix_socket and heartbeat.unix_socket:
@@ -156,7 +156,7 @@ class WorkerTable:
             worker.answers = False
         return endpoint
 
-    def remove(self, worker: WorkerRecord) -> None:
+    def _drop(self, worker: WorkerRecord) -> None:
         """Forget a worker."""
         del self._workers[worker.id]
         endpoint = self._endpoints.pop(worker.id, None)
@@ -180,7 +180,7 @@ class WorkerTable:
             endpoint.ready_again(worker.context_tokens, self._clock())
         self.changes += self._index.update(worker, endpoint)
 
-    def set_stale(self) -> None:
+    def _set_stale(self) -> None:
         """Have no worker from elsewhere serve until its next heartbeat; no health check is enough."""
         for worker in self._workers.values():
             worker.can_return = False
@@ -188,7 +188,7 @@ class WorkerTable:
                 worker.is_stale = True
                 self.changes += self._index.set_not_ready(worker)
 
-    def reconfigure(self, config: Config) -> None:
+    def _use_limits(self, config: Config) -> None:
         """Use the limits and times of another configuration; after another time, other workers are wedged."""
         self.weights.reconfigure(config.limits)
         self.restart_wait_s, seconds = config.timeouts.restart_wait_s, config.timeouts.wedged_after_s
@@ -198,7 +198,7 @@ class WorkerTable:
                 if worker.stuck_since < math.inf:
                     self.refresh(worker)
 
-    def pop_expired(self) -> list[WorkerRecord]:
+    def _pop_expired(self) -> list[WorkerRecord]:
         """Return the workers that have been silent for too long, once; the caller removes them."""
         now, expired = self._clock(), list[WorkerRecord]()
         if now >= self._expiries.next_at:
@@ -278,7 +278,7 @@ class WorkerTable:
         """Return the workers that serve a model of this name, or will."""
         return self._index.of_model(model)
 
-    def models(self) -> Collection[str]:
+    def served_names(self) -> Collection[str]:
         """Return every name that a worker serves, or will."""
         return self._index.models()
 
@@ -286,7 +286,7 @@ class WorkerTable:
         """Return the workers that name a worker's group, if it names any: `groups` says which of them are members."""
         return self._index.of_group(worker)
 
-    def break_group_of(self, gone: WorkerRecord, why: str) -> None:
+    def _break_group_of(self, gone: WorkerRecord, why: str) -> None:
         """Record for the other members of a group that a member has ended: none of them is of any use now."""
         for other in groups.broken_by(gone, self.group_of(gone), self._clock()):
             log.error("the group of worker %s is broken: worker %s %s", other.id, gone.id, why)

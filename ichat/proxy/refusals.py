@@ -10,7 +10,7 @@ from ichat.errors import ApiError
 from ichat.fleet.responses import ResponseMissing
 from ichat.http.keepalive import COMMENT_BYTES_MAX
 from ichat.routing.availability import Draining, Full, Loadable, NotReady, QueueTimeout, Refusal
-from ichat.routing.balancer import RETRY_AFTER_S
+from ichat.routing.choice import RETRY_AFTER_S
 from ichat.security.period_limits import PeriodStanding
 from ichat.security.rate_limits import QuotaRefusal
 

@@ -2,7 +2,7 @@
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -39,6 +39,11 @@ class Ready:
         if self._members is None:
             self._members = frozenset(self.endpoints)
         return endpoint in self._members
+
+    def home_of(self, session: bytes, is_free: Callable[[Endpoint], bool]) -> Endpoint | None:
+        """Return the endpoint of a session, of those that are free; None if there are hardly any of these."""
+        self.ring = self.ring or HashRing(self.endpoints)
+        return self.ring.home_of(session, is_free)
 
 
 @attrs.frozen

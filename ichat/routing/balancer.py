@@ -5,7 +5,7 @@ keys take turns (without keys, addresses), and the requests of a key are served 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ichat.config.schema import Config, Routing
 from ichat.listeners import Listeners
@@ -21,22 +21,18 @@ from ichat.routing.availability import (
     Refusal,
     Unknown,
 )
+from ichat.routing.choice import fit_for, has_choice, refusal_of, select
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.policies import COMPARED_MAX, POLICIES, Policy, Rule
+from ichat.routing.policies import POLICIES, Policy, Rule
 from ichat.routing.prefix_index import PrefixIndex
 from ichat.routing.prefix_policy import PrefixAware
 from ichat.routing.queue import Demand, FairQueue, Waiter
 from ichat.routing.request import Lease, RoutingRequest
-from ichat.routing.sessions import HashRing, home_of
 
-RETRY_AFTER_S = 2
-"""When it is worth asking again for an endpoint that is away, and for room in a full queue."""
 COMPARED_WAITERS_MAX = 8
 """At most this many waiters of a flow are compared, to find a prefix that the freed endpoint holds."""
 PASSED_OVER_MAX = 8
 """At most this many times a waiter stays where it is while a waiter behind it is served for that reason."""
-_RING_ABOVE = 2
-"""With more endpoints, a ring finds a session's endpoint faster than a look at each."""
 
 
 class Balancer:
@@ -122,7 +118,7 @@ class Balancer:
         """Return whether the request's model can be served, and have the request know its prefix if that counts."""
         found = self._find(request.model)
         if request.make_prefix is not None:
-            if self._settings.policy == "prefix_aware" and _has_choice(found):
+            if self._settings.policy == "prefix_aware" and has_choice(found):
                 request.prefix = request.make_prefix()
             request.make_prefix = None
         return found
@@ -132,12 +128,12 @@ class Balancer:
     ) -> tuple[Endpoint, Rule] | Refusal:
         if not isinstance(found, Ready):
             return found
-        refusal = self._refusal_of(_fit_for(request, found.endpoints), request, now)
+        refusal = refusal_of(fit_for(request, found.endpoints), request, now)
         if refusal is not None:
             return refusal
         if request.model in self._queues:
             return Full(self.waiting_for(request.model))
-        return self._select(found, request, policy, now) or Full()
+        return select(found, request, policy, now) or Full()
 
     def has_alternative(self, request: RoutingRequest) -> bool:
         """Return whether an endpoint for the request that is not excluded would accept it now."""
@@ -145,31 +141,6 @@ class Balancer:
         return isinstance(found, Ready) and any(
             one not in request.excluded and one.circuit.allows_request(now) for one in found.endpoints
         )
-
-    def _refusal_of(self, endpoints: Sequence[Endpoint], request: RoutingRequest, now: float) -> NotReady | None:
-        """Return why none of the endpoints will accept the request soon, if so."""
-        if not endpoints and request.only is not None:
-            why = f"{request.only.upstream.name}, which keeps the response, takes no requests at the moment"
-            return NotReady(why, RETRY_AFTER_S, told="the worker that keeps the response takes no requests")
-        excluded = request.excluded
-        if not request.skips_open:
-            for one in endpoints:
-                if (one.circuit.state(now) != "open" or one.circuit.answers) and one not in excluded:
-                    return None
-        elif any(one.circuit.allows_request(now) and one not in excluded for one in endpoints):
-            return None
-        left = [one for one in endpoints if one not in excluded]
-        if not left:
-            return None
-        waits = [max(0.0, (one.circuit.open_until or now) - now) for one in left]
-        reasons = "; ".join(
-            f"{one.upstream.name} has failed with {one.circuit.failures} requests in a row, and is tried again in"
-            f" {math.ceil(wait_s)} s"
-            for one, wait_s in zip(left, waits, strict=True)
-        )
-        rest_s = max(1, math.ceil(min(waits)))
-        told = f"its last requests have failed, and it is tried again in {rest_s} s"
-        return NotReady(reasons, rest_s, "circuit_breaker", told=told)
 
     def wait(self, request: RoutingRequest, granted: Callable[[], None]) -> Waiter | Full | Draining:
         """Join the model's queue, and have `granted` called when there is a lease; `leave` in every case.
@@ -227,7 +198,7 @@ class Balancer:
         found = self._find(request.model)
         if not isinstance(found, Ready):
             return found
-        return self._refusal_of(found.endpoints, request, self._clock()) or QueueTimeout()
+        return refusal_of(found.endpoints, request, self._clock()) or QueueTimeout()
 
     def _end(self, endpoint: Endpoint, request: RoutingRequest, probe: int) -> None:
         """Count the end of a request that had a lease, and give its place to the next request."""
@@ -300,7 +271,7 @@ class Balancer:
 
     def _take(self, found: Ready, request: RoutingRequest, now: float) -> Lease | None:
         """Lease one of these endpoints to a request; None if it has to wait."""
-        selected = self._select(found, request, self._policy, now)
+        selected = select(found, request, self._policy, now)
         return self._begin(selected[0], request, now) if selected is not None else None
 
     def _begin(self, chosen: Endpoint, request: RoutingRequest, now: float) -> Lease:
@@ -308,72 +279,3 @@ class Balancer:
         chosen.start_request()
         self._policy.on_start(chosen, request, now)
         return Lease(chosen, request, self._end, chosen.circuit.begin(now))
-
-    def _select(
-        self, found: Ready, request: RoutingRequest, policy: Policy, now: float
-    ) -> tuple[Endpoint, Rule] | None:
-        """Return which of these endpoints a request gets, and by which rule; None if it has to wait."""
-        are_many = len(found.endpoints) > (_RING_ABOVE if request.session else COMPARED_MAX)
-        chosen = self._choose_of_many(found, request, policy, now) if are_many else None
-        if chosen is None:
-            candidates = self.candidates(found.endpoints, request, now)
-            if not candidates:
-                return None
-            if len(candidates) == 1:
-                return candidates[0], "single" if request.only is None else "only"
-            if not request.session:
-                return policy.choose(candidates, request, now), policy.rule
-            chosen = home_of(request.session, candidates)
-        return chosen, "session" if request.session else policy.rule
-
-    def _choose_of_many(self, found: Ready, request: RoutingRequest, policy: Policy, now: float) -> Endpoint | None:
-        """Return an endpoint for a request without looking at all of many; None if those looked at are not free."""
-
-        def is_free(one: Endpoint) -> bool:
-            return (
-                one.in_flight < one.in_flight_max
-                and one.avoid_until <= now
-                and (one.circuit.open_until is None or one.circuit.allows_request(now))
-                and one not in request.excluded
-            )
-
-        if request.only is not None:
-            return None
-        if request.session:
-            found.ring = found.ring or HashRing(found.endpoints)
-            return found.ring.home_of(request.session, is_free)
-        free = [one for one in policy.compared(found, request) if is_free(one)]
-        return policy.choose(free, request, now) if free else None
-
-    def candidates(self, endpoints: Sequence[Endpoint], request: RoutingRequest, now: float) -> Sequence[Endpoint]:
-        """Return the endpoints to choose from: with room, and of those the best that there are.
-
-        An endpoint with an open circuit that at least answers is only asked if no other endpoint is worth waiting for.
-        """
-        endpoints, excluded = _fit_for(request, endpoints), request.excluded
-        free = [one for one in endpoints if one.in_flight < one.in_flight_max and one not in excluded]
-        allowed = [one for one in free if one.circuit.allows_request(now)]
-        if not allowed:
-            if any(one.circuit.allows_request(now) for one in endpoints if one not in excluded):
-                return ()
-            allowed = [one for one in free if one.circuit.answers and not request.skips_open]
-        if len(allowed) > 1:
-            return [one for one in allowed if one.avoid_until <= now] or allowed
-        return allowed
-
-
-def _has_choice(found: Availability) -> bool:
-    """Return whether a model has several endpoints.
-
-    Endpoints that are not ready count: the endpoint that gets a prompt now still has it when the others are back.
-    """
-    if isinstance(found, Ready):
-        return found.known > 1 or len(found.endpoints) > 1
-    return isinstance(found, Loadable) and found.known > 1
-
-
-def _fit_for(request: RoutingRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-    """Return the endpoints that can answer a request at all."""
-    if request.only is None:
-        return endpoints
-    return (request.only,) if request.only in endpoints else ()

@@ -65,6 +65,22 @@ class Circuit:
         state = self.state(now)
         return state == "closed" or (state == "half-open" and now >= self.probe_until)
 
+    def is_worth_waiting(self, now: float, *, skips_open: bool) -> bool:
+        """Return whether a request may go there soon: with `skips_open` only as `allows_request` says."""
+        if self.open_until is None:
+            return True
+        return self.allows_request(now) if skips_open else self.answers or self.state(now) != "open"
+
+    def open_s(self, now: float) -> float:
+        """Return the seconds until it is half open; 0 if it is not open."""
+        return max(0.0, (self.open_until or now) - now)
+
+    def why_open(self, now: float) -> str:
+        """Return in a few words, after the endpoint's name, why it lets no request through."""
+        rest_s = math.ceil(self.open_s(now))
+        again = f"is tried again in {rest_s} s" if rest_s else "is being tried with one request"
+        return f"has failed with {self.failures} requests in a row, and {again}"
+
     def retry_at(self, now: float) -> float:
         """Return when time alone lets a request through that is refused now; infinity if none is refused."""
         if self.open_until is None or self.state(now) == "closed":

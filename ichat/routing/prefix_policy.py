@@ -92,6 +92,13 @@ def is_overloaded(candidate: Candidate, mean: float) -> bool:
     return candidate.load > mean * OVERLOAD and candidate.load > mean + more
 
 
+def overloaded_of(endpoints: Sequence[Endpoint], match: Match, now: float) -> Sequence[Endpoint]:
+    """Return the endpoints, of these, that have too many requests to get more."""
+    described = describe(endpoints, match, now)
+    mean = sum(one.load for one in described) / max(1, len(described))
+    return [one for one, seen in zip(endpoints, described, strict=True) if is_overloaded(seen, mean)]
+
+
 class PrefixAware(LeastLoaded):
     """The endpoint that holds the beginning of the prompt, if it has not too much to do; else the least loaded."""
 

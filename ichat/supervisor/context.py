@@ -36,7 +36,7 @@ class SupervisorContext:
     hurry: trio.Event = attrs.field(factory=trio.Event)
     """Set when nothing is waited for any more."""
 
-    def reconfigure(self, config: Config) -> None:
+    def use(self, config: Config) -> None:
         """Use another configuration from now on."""
         self.config = config
 

@@ -19,7 +19,8 @@ from ichat.fleet.worker_load import LoadKind
 from ichat.hardware.gpus import has_nvidia
 from ichat.observability.model_loads import LoadCounts
 from ichat.routing.availability import Draining, Full, NotReady, Ready, Refusal, Unknown
-from ichat.routing.balancer import RETRY_AFTER_S, Balancer
+from ichat.routing.balancer import Balancer
+from ichat.routing.choice import RETRY_AFTER_S
 from ichat.routing.queue import Demand
 from ichat.routing.request import Lease, RoutingRequest
 from ichat.supervisor.context import SupervisorContext
@@ -106,7 +107,7 @@ class Loader:
             self._carry_out(action, now)
         for watched in self._watched.values():
             if watched.worker.phase == "cold" and watched.model in demand:
-                self._expect(watched, "start", max(now, watched.worker.may_start_at))
+                self._expect(watched, "start", max(now, watched.worker.life.may_start_at))
         reports = (one.report_until() for one in self._watched.values())
         reports_until = math.nextafter(min((at for at in reports if at >= now), default=math.inf), math.inf)
         return min(decision.look_at, reports_until)
@@ -153,16 +154,16 @@ class Loader:
         if action.kind in ("start", "wake"):
             reason = "command" if self._commands[worker.spec.model_name] else "request"
             watched.begin_load(reason, now)
-            worker.load()
+            worker.life.load()
             self._expect(watched, action.kind, now)
         elif action.kind == "drain":
-            worker.pause()
+            worker.life.want(takes_requests=False)
         elif action.kind == "resume":
-            worker.resume()
+            worker.life.want(takes_requests=True)
         elif action.kind == "stop":
-            worker.unload()
+            worker.life.unload()
         else:
-            worker.sleep()
+            worker.life.sleep()
 
     def _expect(self, watched: WatchedWorker, kind: LoadKind, began_at: float) -> None:
         expected_s = self._times.expected(watched.model, kind)
@@ -181,7 +182,7 @@ class Loader:
         if isinstance(found, Ready):
             return found.endpoints[0].id.decode()
         for worker in workers:
-            worker.forget_failures()
+            worker.life.forgive()
         if isinstance(found := self._registry.availability(model), NotReady):
             raise _error_of(found, model, 0.0)
         name, within_s = workers[0].spec.model_name, timeouts.load_s + timeouts.load_wait_s
@@ -202,7 +203,7 @@ class Loader:
         """
         workers = self._workers_of(model)
         for worker in workers:
-            worker.unload(drain_s)
+            worker.life.unload(drain_s)
         with trio.move_on_after(drain_s + self._context.config.timeouts.stop_s + END_S):
             while any(one.phase == "ending" and not one.is_leaving for one in workers):
                 await self._registry.changed.wait()
@@ -223,10 +224,10 @@ class Loader:
         worker = ready[0]
         if worker.record.heartbeat is None or not worker.record.heartbeat.can_sleep:
             raise _conflict("cannot_sleep", f"The engine of worker {worker.id} cannot give its memory back: unload it.")
-        worker.sleep()
-        while worker.is_falling_asleep:
+        worker.life.sleep()
+        while worker.life.is_falling_asleep:
             await self._registry.changed.wait()
-        if worker.failed_change or not worker.pid:
+        if worker.life.failed_change or not worker.pid:
             raise _conflict("cannot_sleep", f"The engine of worker {worker.id} has not gone to sleep.")
         return worker.id
 

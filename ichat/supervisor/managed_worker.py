@@ -54,14 +54,15 @@ class ManagedWorker:
         )
         is_cold = adopted is None and self.is_on_demand
         actual = NoProcess(kind="cold" if is_cold else "new") if adopted is None else Starting(0)
-        self._life = WorkerLife(context.registry, self.record, Wanted("cold" if is_cold else "loaded"), actual)
+        self.life = WorkerLife(context.registry, self.record, Wanted("cold" if is_cold else "loaded"), actual)
+        """Its wanted and its actual state. Operators, the loader and reloads change the wanted state."""
         self._describe()
         context.log_store.expect(self.id)
         if is_cold:
             context.registry.cool(self.record)
 
     def __repr__(self) -> str:
-        return f"<ManagedWorker {self.id}: {self._life!r}, process {self.pid}>"
+        return f"<ManagedWorker {self.id}: {self.life!r}, process {self.pid}>"
 
     def _describe(self) -> None:
         self._context.registry.configure(
@@ -75,12 +76,12 @@ class ManagedWorker:
     @property
     def pid(self) -> int:
         """The first process of its newest start; 0 while there is none."""
-        return self._life.process.pid if self._life.process is not None else 0
+        return self.life.process.pid if self.life.process is not None else 0
 
     @property
     def holds(self) -> ManagedWorkerConfig:
         """The table that its process was started with, or will be."""
-        return self._life.process.spec if self._life.process is not None else self.spec
+        return self.life.process.spec if self.life.process is not None else self.spec
 
     @property
     def occupies(self) -> ManagedWorkerConfig:
@@ -96,47 +97,22 @@ class ManagedWorker:
     @property
     def is_leaving(self) -> bool:
         """Whether it is about to be removed."""
-        return self._life.wanted.state == "gone"
+        return self.life.wanted.state == "gone"
 
     @property
     def is_wanted(self) -> bool:
         """Whether a process is wanted; if not, it is cold, or about to be."""
-        return self._life.wanted.state in ("loaded", "asleep")
-
-    @property
-    def is_about_to_end(self) -> bool:
-        """Whether its process has not ended and must end."""
-        return bool(self.pid) and self._life.must_end
+        return self.life.wanted.state in ("loaded", "asleep")
 
     @property
     def phase(self) -> Phase:
         """How far it is on the way to serve its model, or to give its room back."""
-        return self._life.phase
-
-    @property
-    def is_falling_asleep(self) -> bool:
-        """Whether its engine is wanted to sleep and does not yet."""
-        return self._life.wanted.state == "asleep" and self.phase == "ending"
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it has ended and will not be restarted by itself."""
-        return self.record.has_failed
-
-    @property
-    def may_start_at(self) -> float:
-        """The earliest time of its next start after a failure, in seconds of Trio's clock."""
-        return self._life.may_start_at
-
-    @property
-    def failed_change(self) -> str:
-        """`asleep` or `ready`: the change of its engine that has failed at this start."""
-        return self._life.failed_change
+        return self.life.phase
 
     def saved(self) -> SavedManagedWorker:
         """Return the record for the next gateway: the process, and the table that it was started with."""
         table = {key: value for key, value in attrs.asdict(self.holds).items() if value is not None}
-        identity = self._life.process.identity if self._life.process is not None else ""
+        identity = self.life.process.identity if self.life.process is not None else ""
         return SavedManagedWorker(self.id, table, self.is_launched and not self.is_leaving, self.pid, identity)
 
     # Commands: they change the wanted state.
@@ -146,54 +122,28 @@ class ManagedWorker:
         was_on_demand, self.spec = self.is_on_demand, spec
         self._describe()
         if self.is_on_demand and not was_on_demand and not self.pid:
-            self.unload()
+            self.life.unload()
         elif was_on_demand and not self.is_on_demand:
-            is_new_run = isinstance(self._life.actual, NoProcess) or self.phase in ("asleep", "ending")
-            self.load()
+            is_new_run = isinstance(self.life.actual, NoProcess) or self.phase in ("asleep", "ending")
+            self.life.load()
             if is_new_run:
-                self._life.want_new_run()
+                self.life.want_new_run()
         self._context.remember()
 
     def restart(self, spec: ManagedWorkerConfig) -> None:
         """Have it ended, after a drain, and started anew with this table once it is wanted."""
         self.update(spec)
         if self.is_on_demand:
-            self.forget_failures()
-            self.unload()
+            self.life.forgive()
+            self.life.unload()
         else:
             self._context.registry.drain(self.record, returns=True)
-            self._life.want_new_run()
-
-    def load(self) -> None:
-        """Have it started, if it has no process, or woken."""
-        self._life.load()
-
-    def unload(self, drain_s: float | None = None) -> None:
-        """Have it drained for this time at most and ended, and not started again until `load`."""
-        if self.is_wanted:
-            self._life.want_new_run("cold" if self.is_on_demand else "loaded", drain_s)
-
-    def sleep(self) -> None:
-        """Have it drained, and its engine free its memory."""
-        if self.phase in ("ready", "draining"):
-            self._life.sleep()
-
-    def pause(self) -> None:
-        """Send it no new requests, since its room is needed; `resume` reverses that."""
-        self._life.want(takes_requests=False)
-
-    def resume(self) -> None:
-        """Send it requests again."""
-        self._life.want(takes_requests=True)
-
-    def forget_failures(self) -> None:
-        """Let a worker that is loaded on demand be loaded at once, however often it has failed."""
-        self._life.forgive()
+            self.life.want_new_run()
 
     def begin_removal(self, drain_s: float) -> None:
         """Send it no more requests, and have it ended for good once it is drained for this time at most."""
-        known_s = self._life.wanted.drain_s if self.is_leaving else None
-        self._life.want("gone", drain_s=drain_s if known_s is None else min(drain_s, known_s))
+        known_s = self.life.wanted.drain_s if self.is_leaving else None
+        self.life.want("gone", drain_s=drain_s if known_s is None else min(drain_s, known_s))
         self._describe()
 
     async def remove(self, drain_s: float) -> None:
@@ -212,14 +162,14 @@ class ManagedWorker:
         try:
             if self._adopted is not None:
                 await self._run_guarded()
-            while (action := self._life.next_action()).kind != "leave":
+            while (action := self.life.next_action()).kind != "leave":
                 if action.kind == "start":
-                    self._life.begin()
+                    self.life.begin()
                     await self._run_guarded()
                 elif action.kind == "cool":
-                    self._life.cool()
+                    self.life.cool()
                 else:
-                    await self._life.wait_changed(action.until)
+                    await self.life.wait_changed(action.until)
         finally:
             self._finished.set()
 
@@ -229,12 +179,12 @@ class ManagedWorker:
             result = await self._run_once()
         except Exception as error:
             log.exception("a bug in supervising worker %s", self.id)
-            if self._life.process is not None:
+            if self.life.process is not None:
                 with trio.CancelScope(shield=True):
-                    await self._life.process.sweep([])
-                self._life.hold(None)
+                    await self.life.process.sweep([])
+                self.life.hold(None)
             result = RunResult(WorkerEnd("could not be watched", time.time(), cause=repr(error)))
-        is_final = self._life.end_run(result, self._context.config.restart)
+        is_final = self.life.end_run(result, self._context.config.restart)
         if is_final:
             self._context.log_store.finish(self.id)
 
@@ -244,7 +194,7 @@ class ManagedWorker:
         if self._adopted is not None:
             adopted, self._adopted = self._adopted, None
             process = context.adopt(self.record, self.spec, adopted)
-            return await WorkerRun(process, self.record, self._life, context).supervise()
+            return await WorkerRun(process, self.record, self.life, context).supervise()
         problems: Sequence[str] = ()
 
         async def check() -> None:
@@ -255,27 +205,32 @@ class ManagedWorker:
             context.registry.enter_load(self.record, CHECKING)
             problems = await context.preflight(self.spec, holders_before(self, self._workers))
 
-        await wait_any(check, self._life.wait_end)
-        if problems or self._life.next_action().kind == "end":
+        await wait_any(check, self.life.wait_end)
+        if problems or self.life.next_action().kind == "end":
             return context.not_started(self.record, " ".join(problems)) if problems else RunResult(None)
         try:
             process = await context.spawn(self.record, self.spec)
         except (OSError, ValueError) as error:
             return context.not_started(self.record, str(error))
-        return await WorkerRun(process, self.record, self._life, context).supervise()
+        return await WorkerRun(process, self.record, self.life, context).supervise()
 
 
-def holders_before(worker: ManagedWorker, workers: Mapping[str, ManagedWorker]) -> dict[str, ManagedWorkerConfig]:
-    """Return the tables of workers that have their resources before a worker does: they run, or were there first."""
+def holders_before(
+    worker: ManagedWorker | None, workers: Mapping[str, ManagedWorker]
+) -> Mapping[str, ManagedWorkerConfig]:
+    """Return the tables of workers that have their resources before a worker does: they run, or were there first.
+
+    None stands for a worker that is not there yet.
+    """
     every = list(workers.values())
     earlier = every[: every.index(worker)] if worker in every else every
-    holding = [one for one in every if one.pid or (one in earlier and one.is_wanted and not one.has_failed)]
+    holding = [one for one in every if one.pid or (one in earlier and one.is_wanted and not one.record.has_failed)]
     return {one.id: one.occupies for one in holding if one is not worker}
 
 
 def leaves_room_for(one: ManagedWorker, other: ManagedWorker) -> bool:
     """Return whether a worker is about to end, and holds a GPU or the port that the other worker needs."""
-    if not one.is_about_to_end:
+    if not (one.pid and one.life.must_end):
         return False
     held, needed = claims_of(one.holds, has_gpus=True), claims_of(other.spec, has_gpus=True)
     return do_share_gpu(held, needed) or do_share_port(held, needed)

@@ -30,7 +30,7 @@ from ichat.supervisor.context import SupervisorContext
 from ichat.supervisor.host import LocalHost
 from ichat.supervisor.launch import command_of, token_of
 from ichat.supervisor.loader import Loader
-from ichat.supervisor.managed_worker import ManagedWorker
+from ichat.supervisor.managed_worker import ManagedWorker, holders_before
 from ichat.supervisor.orphans import AdoptedProcess, marked_by, process_identity
 from ichat.supervisor.reload_plan import Change, Running, changes_of_workers
 from ichat.supervisor.state import SavedManagedWorker, SavedRemoteWorker, SavedState, StateDirectory
@@ -193,11 +193,8 @@ class Supervisor:
 
         Few trials are examined at once, however many are asked for: all else goes on meanwhile.
         """
-        others = dict[str, ManagedWorkerConfig]()
         is_later = spec.load == "on_demand"
-        if not is_later:
-            holding = [one for one in self._workers.values() if one.pid or (one.is_wanted and not one.has_failed)]
-            others = {one.id: one.occupies for one in holding}
+        others = holders_before(None, {} if is_later else self._workers)
         return await self._context.preflight(spec, others, self._trials if is_trial else None, is_later=is_later)
 
     def command_of(self, spec: ManagedWorkerConfig) -> str:
@@ -243,7 +240,7 @@ class Supervisor:
         """Return the changes of the workers by this configuration; those that have failed may be started anew."""
         workers = [one for one in self._workers.values() if not one.is_leaving]
         running = [
-            Running(one.id, one.spec, one.is_launched, one.has_failed, one.record.is_cold, one.record.is_down)
+            Running(one.id, one.spec, one.is_launched, one.record.has_failed, one.record.is_cold, one.record.is_down)
             for one in workers
         ]
         engines = self._context.config.engines, config.engines
@@ -256,7 +253,7 @@ class Supervisor:
         """Begin to carry out the changes, waiting for none. Raises ApiError where the gateway is about to end."""
         if self._nursery is None or self._is_stopping:
             raise errors.draining()
-        self._context.reconfigure(config)
+        self._context.use(config)
         self.loader.review()
         for change in changes:
             worker = self._workers.get(change.worker_id)

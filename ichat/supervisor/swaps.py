@@ -222,9 +222,7 @@ class _Turns:
         older waiters do not go: the new worker waits for them.
         """
         since = self._since(worker.model)
-        in_the_way = self._in_the_way(worker, since)
-        evicts = [one for one in in_the_way if one.worker_id not in self.reserved]
-        older = [one.worker_id for one in in_the_way if one.worker_id in self.reserved]
+        evicts, older = self._apart(self._in_the_way(worker, since))
         stops = {one.worker_id for one in evicts if do_share_port(one.claims, worker.claims)}
         for swap_set in self.sets:
             if worker.model in swap_set.members:
@@ -232,23 +230,32 @@ class _Turns:
                 stops.update(one.worker_id for one in surplus)
                 evicts += [one for one in surplus if one not in evicts]
                 older += reserved
-        at = max((self._may_go_at(one, since) for one in evicts), default=-math.inf)
-        if older or worker.phase in ("draining", "ending"):
-            at = math.inf
+        waits = bool(older) or worker.phase in ("draining", "ending")
+        at = math.inf if waits else max((self._may_go_at(one, since) for one in evicts), default=-math.inf)
         return LoadPlan(worker, evicts, frozenset(stops), list(dict.fromkeys(older)), at)
+
+    def _apart(self, found: Sequence[SwapCandidate]) -> tuple[list[SwapCandidate], list[str]]:
+        """Return the workers that may go, and the ids of the others, which are reserved for older waiters."""
+        going = [one for one in found if one.worker_id not in self.reserved]
+        return going, [one.worker_id for one in found if one.worker_id in self.reserved]
 
     def _in_the_way(self, worker: SwapCandidate, since: float) -> list[SwapCandidate]:
         """Return the workers with claims that must go, or be waited for, before a worker can be loaded."""
-        rest = [(one, held) for one in self.workers if one is not worker and (held := self._held(one)) is not None]
+        others = ((one, self._held(one)) for one in self.workers if one is not worker)
+        rest = [(one, held) for one, held in others if held is not None]
         found = [one for one, held in rest if not fit(worker.claims, held)]
         rest = [(one, held) for one, held in rest if one not in found]
         while overfull_gpus(worker.claims, [held for _, held in rest]):
             sharing = [one for one, held in rest if do_share_gpu(worker.claims, held)]
-            going = [one for one in sharing if one.worker_id not in self.reserved]
-            goes = [min(going, key=lambda one: self._cost(one, since))] if going else sharing
+            goes = self._cheapest(sharing, since)
             found += goes
             rest = [(one, held) for one, held in rest if one not in goes]
         return found
+
+    def _cheapest(self, sharing: Sequence[SwapCandidate], since: float) -> Sequence[SwapCandidate]:
+        """Return the worker that costs least; all of them if all are reserved, since each is waited for then."""
+        going, _ = self._apart(sharing)
+        return [min(going, key=lambda one: self._cost(one, since))] if going else sharing
 
     def _held(self, one: SwapCandidate) -> Claims | None:
         """Return the claims that a worker has now, or will have since it is reserved; None if there are none."""
@@ -260,12 +267,12 @@ class _Turns:
         self, worker: SwapCandidate, swap_set: SwapSet, evicts: Sequence[SwapCandidate], since: float
     ) -> tuple[list[SwapCandidate], list[str]]:
         """Return the workers that have to stop for a worker of this set, and the ids of those to wait for."""
-        others = [other for other in self.workers if other is not worker and self._counts(other, swap_set)]
-        going = [other for other in others if other.worker_id not in self.reserved]
-        going.sort(key=lambda other: (other not in evicts, self._cost(other, since)))
-        surplus = max(len(others) - swap_set.loaded_max + 1, 0)
-        is_short = surplus > len(going)
-        return going[:surplus], [one.worker_id for one in others if is_short and one.worker_id in self.reserved]
+        going, reserved = self._apart(
+            [one for one in self.workers if one is not worker and self._counts(one, swap_set)]
+        )
+        going.sort(key=lambda one: (one not in evicts, self._cost(one, since)))
+        surplus = max(len(going) + len(reserved) - swap_set.loaded_max + 1, 0)
+        return going[:surplus], reserved if surplus > len(going) else []
 
     def _counts(self, one: SwapCandidate, swap_set: SwapSet) -> bool:
         return one.model in swap_set.members and (one.phase not in _HOLDS_NOTHING or one.worker_id in self.reserved)

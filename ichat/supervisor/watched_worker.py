@@ -63,7 +63,7 @@ class WatchedWorker:
         (reason, began_at), self._load = self._load, None
         if phase in ("ready", "draining"):
             return reason, "ready", now - began_at
-        is_failure = phase == "down" or self.worker.failed_change == "ready"
+        is_failure = phase == "down" or self.worker.life.failed_change == "ready"
         return reason, "failed" if is_failure else "stopped", None
 
     def report_until(self) -> float:
@@ -89,7 +89,7 @@ class WatchedWorker:
         if requests:
             self.busy_at = now
         heartbeat = worker.record.heartbeat
-        can_sleep = heartbeat is not None and heartbeat.can_sleep and worker.failed_change != "asleep"
+        can_sleep = heartbeat is not None and heartbeat.can_sleep and worker.life.failed_change != "asleep"
         return SwapCandidate(
             worker_id=worker.id,
             model=self.model,
@@ -101,5 +101,5 @@ class WatchedWorker:
             idle_s=worker.spec.idle_s,
             min_loaded_s=worker.spec.min_loaded_s,
             when_idle="sleep" if worker.spec.when_idle == "sleep" and can_sleep else "stop",
-            may_start_at=worker.may_start_at,
+            may_start_at=worker.life.may_start_at,
         )

@@ -104,10 +104,21 @@ class WorkerLife:
             self._registry.restart(self._record)
             self.be(attrs.evolve(self.actual, kind="new"))
 
+    def unload(self, drain_s: float | None = None) -> None:
+        """Want the process drained for this time at most and ended, and no other process until `load`."""
+        if self.wanted.state in ("loaded", "asleep"):
+            self.want_new_run("cold" if self._record.on_demand else "loaded", drain_s)
+
     def sleep(self) -> None:
-        """Want the engine asleep, though that may have failed before."""
-        self.failed_change = ""
-        self.want("asleep", takes_requests=True)
+        """Want the worker drained, and its engine asleep, though that may have failed before."""
+        if self.phase in ("ready", "draining"):
+            self.failed_change = ""
+            self.want("asleep", takes_requests=True)
+
+    @property
+    def is_falling_asleep(self) -> bool:
+        """Whether the engine is wanted to sleep and does not yet."""
+        return self.wanted.state == "asleep" and self.phase == "ending"
 
     def fail_change(self, to: Literal["asleep", "ready"]) -> None:
         """Note that the engine has not gone to sleep, or has not woken."""

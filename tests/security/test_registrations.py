@@ -89,7 +89,7 @@ async def test_bytes_are_bounded_for_each_address_and_in_all():
         assert set(refused) <= {200, "joined_bytes_per_address_max", "joined_bytes_max"}
         assert refused[0] == refused[20] == 200
         assert refused[-1] == "joined_bytes_max"
-        weights = site.registry._table.weights
+        weights = site.registry.weights
         assert max(one.bytes for one in weights._by_sender.values()) <= 2 * MIB
         assert 3 * MIB < weights._all.bytes <= 4 * MIB
 
@@ -125,7 +125,7 @@ async def test_a_worker_that_has_gone_counts_no_longer():
     assert await site.send(worker_id="v", models=names(50, 50)) == 200
     site.registry.remove(site.registry.get("v"))
     assert await site.send(models=names(0, 50)) == 200
-    assert repr(site.registry._table.weights).endswith(" 50 names, 1 senders>")
+    assert repr(site.registry.weights).endswith(" 50 names, 1 senders>")
 
 
 async def test_a_machine_is_one_sender_whatever_address_it_uses():
@@ -177,7 +177,7 @@ def test_the_bytes_that_are_counted_are_those_that_are_kept():
             kept = tracemalloc.get_traced_memory()[0] + cards + len(models) * sys.getsizeof(models[0])
         finally:
             tracemalloc.stop()
-        assert kept < registry._table.weights._all.bytes < 6 * kept
+        assert kept < registry.weights._all.bytes < 6 * kept
 
 
 SENT = st.lists(

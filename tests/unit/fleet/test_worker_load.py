@@ -139,7 +139,7 @@ def test_a_load_counts_towards_what_may_be_registered():
         more = [{}, {"load": phases}, {"loaded": phases}][number]
         beat = Heartbeat("w", "m", "127.0.0.1", 9, state="loading", start_id="s", **more)
         registry.record_heartbeat(beat, "sender")
-        sizes.append(registry._table.weights._all.bytes)
+        sizes.append(registry.weights._all.bytes)
     assert sizes[1] - sizes[0] > 64 * 400
     assert sizes[2] - sizes[0] > 64 * 300
 

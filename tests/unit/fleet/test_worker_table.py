@@ -136,7 +136,7 @@ def assert_same_as_a_scan(registry, clock):
                 assert found.ring.home_of(session, lambda _: True) is home_of(session, found.endpoints)
     for worker in workers:
         members = {one for one in workers if _group_id(worker) and _group_id(one) == _group_id(worker)}
-        assert set(registry._table.group_of(worker)) == members
+        assert set(registry.group_of(worker)) == members
         if worker.heartbeat:
             assert registry.keeper(response_tag(worker.id, worker.heartbeat.start_id)) is worker
 

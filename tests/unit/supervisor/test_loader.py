@@ -222,7 +222,7 @@ async def test_twenty_waiters_are_served_by_one_start(autojump_clock, rig):
     assert (len(site.starts), worker.phase) == (1, "ready")
     assert site.loader.counts.loads == {("a", "request", "ready"): 1}
     assert site.registry.loads.times.expected("a", "start") == pytest.approx(LOAD_S + 1, abs=0.5)
-    worker.unload()
+    worker.life.unload()
     await site.until(lambda: worker.phase == "cold")
     assert not site.alive
     async with trio.open_nursery() as nursery:
@@ -365,7 +365,7 @@ async def test_a_load_that_fails_is_told_and_tried_again_when_asked(autojump_clo
         assert len(site.starts) == attempt + 1
         if attempt < 2:
             await site.until(lambda: worker.phase == "cold")
-    assert (worker.has_failed, site.alive) == (True, [])
+    assert (worker.record.has_failed, site.alive) == (True, [])
     with pytest.raises(ApiError, match="exit code 70"):
         await site.loader.load("a")
     await trio.sleep(1)
@@ -384,8 +384,8 @@ async def test_what_cannot_be_started_now_is_tried_whenever_it_is_wanted(autojum
     site.problems = ["GPU 0 is full."]
     for _ in range(7):
         assert (await site.lease("a")).is_final
-        assert not worker.has_failed
-        await site.until(lambda: worker.phase == "cold" or trio.current_time() >= worker.may_start_at)
+        assert not worker.record.has_failed
+        await site.until(lambda: worker.phase == "cold" or trio.current_time() >= worker.life.may_start_at)
     site.problems = []
     await site.answered("a")
     assert len(site.starts) == 1
@@ -514,13 +514,13 @@ async def bring(site, worker, phase):
     if phase in ("ready", "draining", "ending", "asleep", "waking", "sleeping"):
         await site.until(lambda: worker.phase == "ready")
     if phase == "draining":
-        worker.pause()
+        worker.life.want(takes_requests=False)
     elif phase == "ending":
-        worker.unload(0)
+        worker.life.unload(0)
         await trio.sleep(END_S / 2)
     elif phase in ("asleep", "waking", "sleeping"):
         site.nursery.start_soon(site.try_command, site.loader.sleep)
-        await site.until(lambda: worker.is_falling_asleep)
+        await site.until(lambda: worker.life.is_falling_asleep)
         if phase != "sleeping":
             await site.until(lambda: worker.phase == "asleep")
         if phase == "waking":
@@ -552,9 +552,9 @@ async def test_every_cut_in_every_phase(autojump_clock, rig, phase, event):
             for process in list(site.alive):
                 process.kill()
         elif event == "unload":
-            worker.unload(1)
+            worker.life.unload(1)
         elif event == "load":
-            worker.load()
+            worker.life.load()
         elif event == "restart":
             worker.restart(attrs.evolve(worker.spec, model_path="/n"))
         elif event == "start":
