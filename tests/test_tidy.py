@@ -186,6 +186,38 @@ def test_docstrings_of_tests_begin_so_too():
     assert not {path.name: found for path in paths if (found := DIALECT.findall(path.read_text()))}
 
 
+PATCHED_TIMES_MAX = 34
+"""How often tests still replace a module's constant in seconds; a change may lower it."""
+SLEEP_MAX_S = 0.05
+
+
+def times_in(node, *, is_virtual=False):
+    """Yield the constant sleeps of a test outside virtual time, and the replaced constants in seconds."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        is_virtual = is_virtual or any(one.arg == "autojump_clock" for one in node.args.args)
+    if isinstance(node, ast.Call):
+        name, values = ast.unparse(node.func), [one.value for one in node.args if isinstance(one, ast.Constant)]
+        if name.endswith(".setattr"):
+            yield from ((name, one) for one in values if str(one).endswith("_S"))
+        if name in ("trio.sleep", "time.sleep", "asyncio.sleep") and not is_virtual:
+            yield from ((name, one) for one in values if one > SLEEP_MAX_S)
+    for inner in ast.iter_child_nodes(node):
+        yield from times_in(inner, is_virtual=is_virtual)
+
+
+def test_tests_wait_for_conditions():
+    """No test sleeps for a fixed time on the real clock, and few replace a constant: times are arguments."""
+    patched, sleeps = [], []
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        text = path.read_text()
+        if "soak" in path.parts or ("autojump_clock" in text and "autouse=True" in text):
+            continue
+        for name, found in times_in(ast.parse(text)):
+            (patched if name.endswith(".setattr") else sleeps).append((path.name, found))
+    assert sleeps == []
+    assert len(patched) <= PATCHED_TIMES_MAX, patched
+
+
 @every_source
 def test_banned_words(source):
     """No blocking sleep, no asyncio outside the engines, no async generator, nothing left to do later."""

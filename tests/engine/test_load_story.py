@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 from support.real_engines import LOAD_S
@@ -14,15 +13,19 @@ NEAR_S = 1.5
 
 def loads_of(place, start_before=None):
     """Return what is told of the load while it goes on, and the worker once it is ready after another start."""
-    seen, until = [], time.monotonic() + LOAD_S
-    while time.monotonic() < until:
+    seen, found = [], {}
+
+    def is_ready():
         worker = place.worker()
-        if worker["state"] == "ready" and worker["start_id"] != start_before:
-            return seen, worker
-        if worker["load"] and worker.get("start_id") != start_before:
+        if worker.get("start_id") == start_before:
+            return False
+        found.update(worker)
+        if worker["state"] != "ready" and worker["load"]:
             seen.append(worker["load"])
-        time.sleep(0.5)
-    raise AssertionError(f"not ready: {place.worker()}")
+        return worker["state"] == "ready"
+
+    place.program.until(is_ready, LOAD_S)
+    return seen, found
 
 
 def names_of(load):

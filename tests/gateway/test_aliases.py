@@ -589,9 +589,8 @@ async def test_a_name_survives_one_of_its_targets(served):
     assert (view["rule"], [one["goes_on"] for one in view["plan"]]) == ("not_ready", [None, None])
 
 
-async def test_a_target_that_has_just_failed_gets_no_share(routed, monkeypatch):
+async def test_a_target_that_has_just_failed_gets_no_share(routed, autojump_clock):
     """Where no connection could be made, only the request that meets that fails."""
-    monkeypatch.setattr("ichat.routing.endpoint.AVOID_S", 1e6)
     more = '[[models]]\nname = "n"\ntargets = [{ model = "a", weight = 99 }, { model = "b" }]\n'
     client, _ = await routed(more, a=None, b=answering("b"))
     statuses = [(await client.ask("n"))[0] for _ in range(60)]  # all to `b` once in 10 ** 120 times
@@ -651,7 +650,9 @@ async def test_a_model_that_is_loaded_on_demand(serve, served, contexts, connect
     assert (answers[1][2], said(answers[1][1])) == (b"b", (b"b", b"2"))
 
 
-async def test_waiting_for_a_load_takes_no_time_from_the_next_models_queue(served, contexts, connect, nursery):
+async def test_waiting_for_a_load_takes_no_time_from_the_next_models_queue(
+    served, contexts, connect, nursery, autojump_clock
+):
     """The first model's load fails after longer than `queue_s`; the second one's only place is free soon after."""
     go = trio.Event()
 

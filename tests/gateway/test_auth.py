@@ -571,7 +571,7 @@ async def test_a_worker_keeps_its_id(gateway_to, connect_from):
     assert (await ask(here, "POST", "/register", TOKEN, body=heartbeat(heartbeat_interval=0.2)))[0] == 200
     with trio.fail_after(LIMIT_S):
         while (await ask(there, "POST", "/register", TOKEN, "elsewhere", second))[0] != 200:  # noqa: ASYNC110
-            await trio.sleep(0.1)
+            await trio.sleep(0.05)
 
 
 @pytest.mark.parametrize("method", ["HeAD", "get", "PUT", "patch", "TRACE", "X"])
@@ -611,7 +611,7 @@ async def test_who_knows_only_an_old_token_is_sent_nothing(serve, start, tmp_pat
     path.write_text(text % "ADMIN")
     with trio.fail_after(LIMIT_S):
         while (await ask(client, "POST", "/v1/completions", body=b'{"model": "far"}'))[0] != 503:  # noqa: ASYNC110
-            await trio.sleep(0.1)
+            await trio.sleep(0.05)
     assert (await ask(await connect(program.port), "POST", "/register", TOKEN, body=known))[0] == 401
     assert (await ask(client, "POST", "/register", ADMIN, body=known))[0] == 200
     assert (await ask(client, "POST", "/v1/completions", body=b'{"model": "far"}'))[0] == 200

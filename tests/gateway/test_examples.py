@@ -84,7 +84,7 @@ async def real(serve, gateway_to, connect):
             now = await shown(connect, gateway)
             if not any(now.get("ichat_worker_scrape_failed", worker=engine) for engine in ENGINES):
                 return now
-            await trio.sleep(1.1)
+            await trio.sleep(0.05)
 
 
 class Expression:

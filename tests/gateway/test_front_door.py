@@ -48,7 +48,7 @@ class Door:
             finally:
                 self.cancelled += 1
         if request.path == b"/slow":
-            await trio.sleep(0.3)
+            await trio.testing.wait_all_tasks_blocked(0.05)
         if request.path == b"/held":
             await self.go_on.wait()
         await client.respond(request, 200, [(b"content-type", b"text/plain")], request.body or b"hello")

@@ -6,6 +6,7 @@ import random
 import openai
 import pytest
 import trio
+import trio.testing
 from support.peers import (
     AS_OWN,
     JSON_POST,
@@ -183,7 +184,7 @@ async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, con
     await client.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
     with trio.fail_after(LIMIT_S):
         await begun.wait()
-    await trio.sleep(0.2)
+    await trio.testing.wait_all_tasks_blocked(0.05)
     assert upstream.closed == 0
     if when == "in the stream":
         reset(client.stream)
@@ -206,9 +207,8 @@ async def test_connections_to_an_upstream_are_used_again(serve, gateway_to, conn
     assert (len(upstream.requests), upstream.connections) == (9, 1)
 
 
-async def test_a_kept_connection_that_the_upstream_drops_is_replaced(serve, gateway_to, connect, monkeypatch):
+async def test_a_kept_connection_that_the_upstream_drops_is_replaced(serve, gateway_to, connect, autojump_clock):
     """A request that an upstream drops together with a kept connection is sent again, once, on a fresh one."""
-    monkeypatch.setattr("ichat.proxy.attempt.KEPT_RACE_S", LIMIT_S)
 
     async def reply(stream, head, body):
         if len(upstream.requests) == 2:
@@ -223,13 +223,12 @@ async def test_a_kept_connection_that_the_upstream_drops_is_replaced(serve, gate
     assert (len(upstream.requests), upstream.connections) == (3, 2)
 
 
-async def test_a_kept_connection_that_breaks_late_is_not_replaced(serve, gateway_to, connect, monkeypatch):
+async def test_a_kept_connection_that_breaks_late_is_not_replaced(serve, gateway_to, connect, autojump_clock):
     """Where the upstream had time to work on the request, it may have: nothing is generated twice."""
-    monkeypatch.setattr("ichat.proxy.attempt.KEPT_RACE_S", 0.05)
 
     async def reply(stream, head, body):
         if len(upstream.requests) == 2:
-            await trio.sleep(0.2)
+            await trio.sleep(60)
             return "close"
         await hello(stream, head, body)
         return None
@@ -300,7 +299,7 @@ async def test_a_body_that_ends_with_its_connection(serve, gateway_to, connect, 
             while True:
                 await stream.send_all(b"x" * 60_000)
         if how == "reset":
-            await trio.sleep(0.1)
+            await trio.testing.wait_all_tasks_blocked()  # the gateway has read what was sent
             reset(stream)
         return "close"
 

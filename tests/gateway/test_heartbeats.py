@@ -189,7 +189,7 @@ async def test_a_worker_sends_the_whole_to_who_does_not_know_it(worker):
     assert await beat() == ["short"]
 
 
-async def test_a_worker_follows_the_gateways_interval(serve, nursery):
+async def test_a_worker_follows_the_gateways_interval(serve, nursery, autojump_clock):
     """Its own is the shortest; a change is told at once all the same, and an interval that is none is not followed."""
     gateways = Gateways()
     _, port = await serve(gateways.take)

@@ -45,7 +45,7 @@ def events_of(data):
 
 
 @pytest.mark.parametrize("begins", ["with its head", "with its first token"])
-async def test_a_stream_that_waits_for_its_upstream_gets_comments(serve, gateway_to, connect, begins):
+async def test_a_stream_that_waits_for_its_upstream_gets_comments(serve, gateway_to, connect, begins, autojump_clock):
     """Comments come until the first byte of the body and never after it; the connection serves the next request."""
     go = trio.Event()
 
@@ -181,7 +181,7 @@ async def test_a_stream_in_another_framing_follows_comments_in_chunks(serve, gat
 
 
 @pytest.mark.parametrize("config", ["", ON])
-async def test_who_asked_for_no_stream_gets_no_comment(serve, gateway_to, connect, config):
+async def test_who_asked_for_no_stream_gets_no_comment(serve, gateway_to, connect, config, autojump_clock):
     """Comments are for streams, and only where they are configured."""
 
     async def reply(stream, head, body):

@@ -549,7 +549,7 @@ async def test_clients_that_leave_open_no_circuit(serve, gateway_to, connect):
 
     async def reply(stream, head, body):
         if json.loads(body).get("slow"):
-            await trio.sleep(60)
+            await trio.sleep_forever()
         await hello(stream, head, body)
 
     upstream, port = await serve(reply)

@@ -6,6 +6,7 @@ import types
 
 import pytest
 import trio
+import trio.testing
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
@@ -243,7 +244,7 @@ async def test_who_takes_nothing_has_left(serve, gateway_to, connect, tmp_path):
     reader, sender = await connect(gateway), await connect(gateway)
     await reader.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
     await sender.send(b'POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model"')
-    await trio.sleep(0.1)
+    await trio.testing.wait_all_tasks_blocked()
     await sender.stream.aclose()
     with trio.fail_after(LIMIT_S):
         while len(lines := path.read_text().splitlines()) < 2:

@@ -311,7 +311,7 @@ async def test_comments_of_other_waits_come_after_the_load(open_site, connect):
     await read_until(client, lambda data: data.endswith(event(1) + SSE_END), data)
 
 
-async def test_no_comment_comes_after_a_load_where_none_is_configured(open_site, connect):
+async def test_no_comment_comes_after_a_load_where_none_is_configured(open_site, connect, autojump_clock):
     """The comments of a load end with the load."""
     go = trio.Event()
 
@@ -364,7 +364,7 @@ async def test_a_load_that_fails_before_any_comment_is_a_plain_error(open_site, 
 
 
 @pytest.mark.parametrize(("config", "is_stream"), [(SOON, False), ("[timeouts]\nload_comment_s = 0\n", True)])
-async def test_who_asked_for_no_stream_gets_no_comment(open_site, connect, config, is_stream):
+async def test_who_asked_for_no_stream_gets_no_comment(open_site, connect, config, is_stream, autojump_clock):
     """Comments are for streams, and only where they are configured."""
     site = await open_site(hello, config)
     client = await connect(site.port)
@@ -473,7 +473,7 @@ async def test_a_response_is_gone_with_the_process_that_kept_it(open_site, conne
     assert site.balancer.demand("m").waiting == 0
 
 
-async def test_the_wait_is_time_in_the_queue(open_site, connect, tmp_path):
+async def test_the_wait_is_time_in_the_queue(open_site, connect, tmp_path, autojump_clock):
     """The access log and the metrics tell it apart from the gateway's own time."""
     log = tmp_path / "access.log"
     site = await open_site(more=f'[logs]\naccess_log = "{log}"\n')

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import trio
+import trio.testing
 from support.peers import AS_OWN, chunk, code_of, event, until
 from support.programs import LIMIT_S
 
@@ -156,7 +157,7 @@ async def test_a_client_that_takes_nothing_is_cut(site):
     with trio.fail_after(LIMIT_S):
         while size != one["bytes_out"]:
             size = one["bytes_out"]
-            await trio.sleep(0.1)
+            await trio.testing.wait_all_tasks_blocked(0.05)
             one = await here.in_phase("streaming")
     await here.cancel(one["id"])
     assert (await client.response())[2] == "broken"

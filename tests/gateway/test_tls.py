@@ -7,6 +7,7 @@ import h11
 import openai
 import pytest
 import trio
+import trio.testing
 import trustme
 from support.peers import SSE_END, SSE_HEAD, Client, chunk, code_of, event, plain, reset, until
 
@@ -217,7 +218,7 @@ async def test_an_encrypted_end_is_announced(serve, gateway_to, trusting, doors,
     async def reply(stream, head, body):
         await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\nall of it")
         if how == "reset":
-            await trio.sleep(0.1)
+            await trio.testing.wait_all_tasks_blocked()  # the gateway has read what was sent
             reset(stream)
         return "close"
 

@@ -10,6 +10,7 @@ import attrs
 import psutil
 import pytest
 import trio
+import trio.testing
 from support.nvml import Nvml
 from support.peers import code_of, plain, until
 from support.programs import LIMIT_S
@@ -163,7 +164,7 @@ async def test_a_client_that_reads_slowly_but_steadily_is_served(make_worker, co
         data = await client.stream.receive_some(200_000)
         assert data, "it was cut"
         received += len(data)
-        await trio.sleep(0.06)
+        await trio.sleep(0.05)
 
 
 async def test_a_piece_that_is_cut_is_not_complete(make_worker, connect):
@@ -174,11 +175,11 @@ async def test_a_piece_that_is_cut_is_not_complete(make_worker, connect):
     request = b"POST /large HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
     await client.send(request + b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     await until(lambda: rig.engine.running == 1)
-    await trio.sleep(0.2)
+    await trio.testing.wait_all_tasks_blocked(0.05)
     rig.engine.dead = "killed by a test"
     with trio.fail_after(LIMIT_S):
         await rig.host.ended.wait()
-    await trio.sleep(0.1)
+    await trio.testing.wait_all_tasks_blocked(0.05)
     data = await client.everything()
     assert data.count(b"HTTP/1.1 ") == 1
     assert len(data) < 20_000_000
@@ -323,13 +324,13 @@ async def test_an_engine_that_dies_while_it_loads_is_given_up(make_worker, conne
 
 async def test_an_engine_that_notices_its_death_tells_it_itself(make_worker, monkeypatch, caplog):
     """Its own account is better, so it gets the time to give it."""
-    monkeypatch.setattr(host, "WATCH_S", 0.05)
+    monkeypatch.setattr(host, "WATCH_S", 0.01)
     monkeypatch.setattr(host, "UNNOTICED_S", 3600)
     rig, _ = await make_worker("--dies-loading", wait=False)
     await until(lambda: rig.engine.dead)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rig.host.watch_loading)
-        await trio.sleep(0.2)
+        await trio.sleep(0.05)
         assert not rig.host.ended.is_set()
         rig.engine.go_on.set()
         nursery.cancel_scope.deadline = trio.current_time() + LIMIT_S

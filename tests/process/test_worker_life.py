@@ -387,7 +387,7 @@ def make_reporter(port, heartbeat_interval, **more):
     return HeartbeatSender(address, ca_file=None, host="127.0.0.1", now=lambda: heartbeat, lost=print, **more)
 
 
-async def test_a_gateway_that_was_started_anew_gets_another_beat(serve, nursery):
+async def test_a_gateway_that_was_started_anew_gets_another_beat(serve, nursery, autojump_clock):
     """As soon as it is known; two gateways behind one address do not make it beat without end."""
     ids = iter(["a", "a", "b", "b", "b", "c", "d", "", *"efgh"])
 

@@ -12,6 +12,7 @@ import time
 import attrs
 import pytest
 import trio
+import trio.testing
 from support.peers import Upstream, chunk, plain, until
 from support.programs import LIMIT_S
 
@@ -601,7 +602,7 @@ async def test_the_end_of_a_worker_that_was_resumed(book, remote, nursery):
     del sources["w"]
     await book.end("w")
     assert texts(book) == on_disk(book) == ["a"] + ["last"] * 500
-    await trio.sleep(0.2)
+    await trio.sleep(0.05)  # several rounds of the book
     assert not follower.ended
     await run(book, "print('again')")
     await until(lambda: follower.lines == texts(book))
@@ -655,7 +656,7 @@ async def test_a_worker_without_such_lines(book, remote, nursery, kind, tmp_path
     sources = {"w": remote.source}
     await follow(nursery, book, sources)
     await until(lambda: "w" in book.statistics() and book.statistics()["w"].refused_start == "one")
-    await trio.sleep(0.3)
+    await trio.sleep(0.05)  # several rounds of the book
     assert len(remote.upstream.requests) == 1
     with pytest.raises(ApiError, match="--log-streaming"):
         await read(book)
