@@ -53,49 +53,74 @@ class MetricFamily:
 Families = dict[str, MetricFamily]
 
 
+class _Reader:
+    """Reads a worker's exposition, line by line, into families."""
+
+    def __init__(self, text: str, labels: Mapping[str, str], families: Families) -> None:
+        self._labels = labels
+        self._added = ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
+        self._clashes = any(f'{name}="' in text for name in labels)
+        self._families = families
+        self._name, self._family = "", MetricFamily()
+        """The family of the newest line."""
+        self._last = ""
+        """The name of the newest sample; the next sample of this name has the same family."""
+        self._count = 0
+
+    def read_head(self, line: str) -> None:
+        """Read a comment: a family begins with each HELP or TYPE."""
+        head = _HEAD.fullmatch(line)
+        name = (head[1] or head[3]) if head is not None else ""
+        if head is not None and not self._is_ours(name):
+            self._name, self._last = name, ""
+            self._family = self._families.setdefault(name, MetricFamily())
+            self._family.head.setdefault("HELP" if head[1] else "TYPE", _CONTROL.sub("?", line))
+
+    def read_sample(self, line: str) -> None:
+        """Read a sample, and leave it out if Prometheus would refuse it."""
+        name, labels, value = _parts_of(line)
+        if self._count == SAMPLES_MAX or not (name == self._last or self._begin(name)):
+            return
+        if not _is_value(value) or not _LABELS.fullmatch(labels):
+            return
+        if self._clashes:
+            labels = _LABEL.sub(self._renamed, labels)
+        if labels and not _has_each_once(labels):
+            return
+        self._count += 1
+        both = ",".join(filter(None, (self._added, labels)))
+        self._family.samples.append(f"{name}{{{both}}} {value}" if both else f"{name} {value}")
+
+    def _begin(self, name: str) -> bool:
+        """Find the family of the first sample of a name; return whether there may be such samples."""
+        if not _NAME.fullmatch(name) or self._is_ours(name):
+            return False
+        self._last = name
+        if not (name.startswith(self._name) and name[len(self._name) :] in _SUFFIXES):
+            self._name, self._family = name, self._families.setdefault(name, MetricFamily())
+        return True
+
+    def _is_ours(self, name: str) -> bool:
+        return bool(self._added and _OURS.match(name))
+
+    def _renamed(self, label: re.Match[str]) -> str:
+        return f"exported_{label[0]}" if label[1] in self._labels else label[0]
+
+
 def read_steps(text: str, labels: Mapping[str, str], families: Families) -> Iterator[None]:
     """Parse an exposition in steps, and add labels to each sample; the result goes into `families`, by name.
 
     A label of such a name that is there already becomes `exported_...`. Lines that Prometheus would refuse are left
     out, since Prometheus reads either a whole answer or nothing.
     """
-
-    def renamed(label: re.Match[str]) -> str:
-        return f"exported_{label[0]}" if label[1] in labels else label[0]
-
-    added = ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items())
-    clashes = any(f'{name}="' in text for name in labels)
-    name, family, last, samples, count = "", MetricFamily(), "", [""], 0
+    reader = _Reader(text, labels, families)
     for number, line in enumerate(text.split("\n"), 1):
         if number % LINES_AT_ONCE == 0:
             yield
         if line.startswith("#"):
-            head = _HEAD.fullmatch(line)
-            its_name = (head[1] or head[3]) if head is not None else ""
-            if head is not None and not (added and _OURS.match(its_name)):
-                name, last = its_name, ""
-                family = families.setdefault(name, MetricFamily())
-                family.head.setdefault("HELP" if head[1] else "TYPE", _CONTROL.sub("?", line))
-            continue
-        if count == SAMPLES_MAX:
-            continue
-        its_name, its_labels, value = _parts_of(line)
-        if its_name != last:
-            if not _NAME.fullmatch(its_name) or (added and _OURS.match(its_name)):
-                continue
-            last = its_name
-            if not (its_name.startswith(name) and its_name[len(name) :] in _SUFFIXES):
-                name, family = its_name, families.setdefault(its_name, MetricFamily())
-            samples = family.samples
-        if not _is_value(value) or not _LABELS.fullmatch(its_labels):
-            continue
-        if clashes:
-            its_labels = _LABEL.sub(renamed, its_labels)
-        if its_labels and not _has_each_once(its_labels):
-            continue
-        count += 1
-        both = f"{added},{its_labels}" if added and its_labels else added or its_labels
-        samples.append(f"{its_name}{{{both}}} {value}" if both else f"{its_name} {value}")
+            reader.read_head(line)
+        else:
+            reader.read_sample(line)
 
 
 def _parts_of(line: str) -> tuple[str, str, str]:

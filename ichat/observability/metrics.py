@@ -1,59 +1,44 @@
 """The gateway's metrics, for Prometheus.
 
-Requests are counted in plain numbers and lists, since that is cheap. The state of workers and queues is read
-on each scrape, so no series of a worker outlives it.
+Requests are counted in plain numbers and lists, since that is cheap.
 """
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import attrs
 import trio
 from prometheus_client import Metric, ProcessCollector
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ichat import __version__
 from ichat.fleet.registry import Registry
-from ichat.fleet.worker_record import WorkerRecord
 from ichat.hardware.machines import MachineReport
 from ichat.http.relay import ChunkGapHistogram, empty_gap_histogram
-from ichat.observability.alias_counts import AliasCounts
+from ichat.observability.counts import AliasCounts, LoadCounts, PrefixCounts, ShadowCounts, prefix_families
 from ichat.observability.exposition import Families
+from ichat.observability.fleet_metrics import MODELS_MAX, FleetMetrics
 from ichat.observability.history import ModelTraffic, errors_in
-from ichat.observability.model_loads import LoadCounts
-from ichat.observability.prefix_counts import PrefixCounts, prefix_families
 from ichat.observability.prometheus_families import (
     Histogram,
-    MetricsSnapshot,
     TokenCounts,
-    WorkerSnapshot,
     counter_family,
     families_of,
     gap_family,
     gauge_family,
     histogram_family,
     histogram_family_by_model,
-    state_families,
     token_family,
-    worker_families,
 )
 from ichat.observability.request_record import OTHER, RequestRecord, UsedTokens
-from ichat.observability.shadow_counts import ShadowCounts
 from ichat.routing.balancer import Balancer
-from ichat.routing.endpoint import Endpoint
 
-MODELS_MAX = 1000
-"""Models that are counted apart; where there are more at the same time, the others are counted together."""
 FORGET_S = 3600.0
 """How long the series of a model are shown after it has gone: longer than any scrape interval."""
 LOOP_S = 1.0
 """How often the delay of the event loop is measured, in seconds: an idle gateway wakes for that as well."""
-WORKERS_AT_ONCE = 128
-"""How many workers are looked at in a step."""
 PHASES = ("begun", "queued", "connecting", "waiting", "first_token", "streaming", "plain")
 """`Exchange.phase`."""
-CIRCUITS = {"closed": 0.0, "half-open": 0.5, "open": 1.0}
 
 _FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 _DURATION_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
@@ -101,7 +86,7 @@ class Metrics:
         """`own_machine` returns the report on the gateway's machine, `loads` has the counts of loading models."""
         self._registry = registry
         self._balancer = balancer
-        self._own_machine = own_machine
+        self._fleet = FleetMetrics(registry, balancer, own_machine)
         self._loads = loads
         self._models: dict[str, _Counts] = {}
         self._without_model: dict[tuple[str, int], int] = {}
@@ -147,17 +132,19 @@ class Metrics:
             self._cancelled[record.phase] = self._cancelled.get(record.phase, 0) + 1
         elif error == "internal_error" or (error and record.status < 400):
             self.refused(error)
-        overhead_s = record.overhead_s
+        overhead_s, usage = record.overhead_s, record.usage
         if overhead_s is not None:
             self._overhead.add(overhead_s)
-        usage = record.usage
         if record.key_name:
             of_key = self._of_key(record.key_name)
             of_key.requests += 1
             if usage is not None:
                 of_key.tokens.add(usage)
-        if counts is None:
-            return
+        if counts is not None:
+            self._add(record, usage, counts)
+
+    def _add(self, record: RequestRecord, usage: UsedTokens | None, counts: _Counts) -> None:
+        """Add a request that has ended to the counts of its model."""
         if usage is not None:
             counts.tokens.add(usage)
         if record.worker or record.queued_s:
@@ -269,69 +256,17 @@ class Metrics:
     def families(self) -> Iterator[Families]:
         """Return the current state and the counts, in parts that each need a millisecond or two."""
         self._forget(trio.current_time())
-        now, loads = (yield from self._look()), self._loads()
+        is_loaded, loads = (yield from self._fleet.families()), self._loads()
         loads.forget(self._registry.names())
         for metric in itertools.chain(
-            state_families(now), self._families(), loads.families(now.loaded), self._process.collect(),
+            self._families(), loads.families(is_loaded), self._process.collect(),
             *(families() for families in self.others),
         ):  # fmt: skip
             yield from families_of(metric)
 
-    def _look(self) -> Generator[Families, None, MetricsSnapshot]:
-        """Return the families of each worker in parts, and then the rest of the snapshot."""
-        registry, balancer, now = self._registry, self._balancer, trio.current_time()
-        routes = [endpoint for endpoints in registry.external.values() for endpoint in endpoints]
-        ready = {name: sum(_can_serve(one, now) for one in ones) for name, ones in registry.external.items()}
-        coming: dict[str, int] = {}
-        on_demand = set[str]()
-        states = Counter[str]()
-        workers = sorted(registry, key=lambda worker: not worker.managed)
-        for start in range(0, max(1, len(workers)), WORKERS_AT_ONCE):
-            known = list[WorkerSnapshot]()
-            for worker in workers[start : start + WORKERS_AT_ONCE]:
-                one, serves = self._look_at(worker, now)
-                known.append(one)
-                states[one.state] += 1
-                on_demand.update(worker.names if worker.on_demand else ())
-                for name in worker.names:
-                    if name not in registry.external:
-                        label = name if name in ready or len(ready) < MODELS_MAX else OTHER
-                        ready[label] = ready.get(label, 0) + serves
-                        coming[label] = coming.get(label, 0) + (one.state in ("starting", "loading"))
-            for metric in worker_families(known):
-                yield from families_of(metric)
-        queued = {name: balancer.waiting_for(name) for name in ready}
-        elsewhere = balancer.waiting - sum(queued.values())
-        if elsewhere:
-            queued[OTHER] = queued.get(OTHER, 0) + elsewhere
-        return MetricsSnapshot(
-            self._in_flight,
-            states,
-            ready,
-            coming,
-            circuits={route.id.decode(): CIRCUITS[route.circuit.state(now)] for route in routes},
-            ill={one.id.decode(): float(bool(one.health_failure)) for one in routes if one.probe_failures is not None},
-            queued=queued,
-            loaded={name: ready.get(name, 0) > 0 for name in sorted(on_demand - registry.external.keys())},
-            own=self._own_machine(),
-            machines=registry.machines(),
-        )
-
-    def _look_at(self, worker: WorkerRecord, now: float) -> tuple[WorkerSnapshot, bool]:
-        """Return the state of a worker, and whether it can serve its models."""
-        state, names, endpoint = self._registry.state(worker), worker.names, self._registry.endpoint_of(worker)
-        known = WorkerSnapshot(
-            worker.id,
-            names[0] if names else "",
-            state,
-            worker.restarts,
-            CIRCUITS[endpoint.circuit.state(now)] if endpoint else None,
-            bool(endpoint.health_failure) if endpoint and endpoint.probe_failures is not None else None,
-        )
-        return known, state == "ready" and (endpoint is None or _can_serve(endpoint, now))
-
     def _families(self) -> Iterable[Metric]:
         """Make families of the counts."""
+        yield GaugeMetricFamily("ichat_requests_in_flight", "Requests to models under way.", self._in_flight)
         models = list(self._models.items())
         requests = CounterMetricFamily(
             "ichat_requests",
@@ -392,8 +327,3 @@ class Metrics:
         yield CounterMetricFamily("ichat_relay_bytes", "Bytes of models' responses, heads included.", self._bytes)
         yield CounterMetricFamily("ichat_relay_chunks", "Pieces of bodies of models' responses.", self._chunks)
         yield gauge_family("ichat_build_info", "The gateway's version.", "version", {__version__: 1})
-
-
-def _can_serve(endpoint: Endpoint, now: float) -> bool:
-    """Return whether requests go there, as its circuit has it: an answering endpoint is asked if there is no other."""
-    return not endpoint.health_failure and (endpoint.circuit.answers or endpoint.circuit.state(now) == "closed")

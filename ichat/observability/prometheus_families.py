@@ -4,20 +4,16 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import get_args
 
 import attrs
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from ichat.fleet.worker_record import State
-from ichat.hardware.machines import MachineReport, MachineView, machines_of
+from ichat.hardware.machines import MachineView
 from ichat.http.relay import ChunkGapHistogram
 from ichat.observability.exposition import LINES_AT_ONCE, Families, MetricFamily, escaped
 from ichat.observability.request_record import UsedTokens
-from ichat.protocol.messages import Machine
 
-STATES: Sequence[str] = [name for names in get_args(State) for name in get_args(names)]
 MACHINES_AT_ONCE = 16
 """How many machines' GPUs are looked at in a step."""
 GPUS_SHOWN_MAX = 4096
@@ -58,86 +54,7 @@ class TokenCounts:
         self.cached += usage.cached
 
 
-@attrs.frozen
-class WorkerSnapshot:
-    """The state of a worker at a given moment."""
-
-    id: str
-    model: str
-    """The first of its names."""
-    state: State
-    restarts: int
-    circuit: float | None
-    """None: the worker has not sent a heartbeat yet."""
-    is_ill: bool | None
-    """Whether it fails its health checks; None: it is not asked."""
-
-
-@attrs.frozen
-class MetricsSnapshot:
-    """The gateway's state at a given moment, except that of each worker."""
-
-    in_flight: int
-    states: Mapping[str, int]
-    """How many workers are in each state."""
-    ready: Mapping[str, int]
-    """How many can serve each model."""
-    coming: Mapping[str, int]
-    """How many are on their way to it."""
-    circuits: Mapping[str, float]
-    """Of external routes."""
-    ill: Mapping[str, float]
-    """1 for external routes that fail their health checks, 0 for the others that are asked."""
-    queued: Mapping[str, int]
-    loaded: Mapping[str, bool]
-    """Whether a model of on-demand workers has a ready worker."""
-    own: MachineReport | None
-    """The gateway's report on its machine."""
-    machines: Sequence[tuple[str, Machine]]
-    """The workers' reports on theirs."""
-
-
-def state_families(now: MetricsSnapshot) -> Iterable[Metric]:
-    """Return the families of the gateway's state at this moment."""
-    yield GaugeMetricFamily("ichat_requests_in_flight", "Requests to models under way.", now.in_flight)
-    yield gauge_family("ichat_requests_queued", "Requests that wait for room at a worker.", "model", now.queued)
-    yield gauge_family(
-        "ichat_model_endpoints", "Workers and external routes that can serve it now.", "model", now.ready
-    )
-    yield gauge_family("ichat_model_starting", "Workers that start or load, by each model.", "model", now.coming)
-    yield _circuit_family(now.circuits)
-    if now.ill:
-        yield _health_family(now.ill)
-    yield gauge_family("ichat_workers", "Workers, by state.", "state", {**dict.fromkeys(STATES, 0), **now.states})
-    yield from _gpu_families(machines_of(now.own, now.machines))
-
-
-def worker_families(workers: Sequence[WorkerSnapshot]) -> Iterable[Metric]:
-    """Return the families of some workers' state."""
-    state = GaugeMetricFamily("ichat_worker_state", "1 for the state it is in.", labels=("worker", "model", "state"))
-    for one in workers:
-        state.add_metric((one.id, one.model, one.state), 1)
-    yield state
-    restarts = {one.id: one.restarts for one in workers}
-    yield counter_family("ichat_worker_restarts", "Times that it was started again.", "worker", restarts)
-    yield _circuit_family({one.id: one.circuit for one in workers if one.circuit is not None})
-    ill = {one.id: float(one.is_ill) for one in workers if one.is_ill is not None}
-    if ill:
-        yield _health_family(ill)
-
-
-def _circuit_family(circuits: Mapping[str, float]) -> Metric:
-    return gauge_family(
-        "ichat_circuit_open", "1 while a worker or route gets no requests since it failed; 0.5 while one tries it.",
-        "worker", circuits,
-    )  # fmt: skip
-
-
-def _health_family(ill: Mapping[str, float]) -> Metric:
-    return gauge_family("ichat_health_failed", "1 for one that fails its health checks.", "worker", ill)
-
-
-def _gpu_families(machines: Iterator[MachineView]) -> Iterable[Metric]:
+def gpu_families_in_parts(machines: Iterator[MachineView]) -> Iterable[Metric]:
     """Return the families of GPUs, of some machines at a time."""
     shown = 0
     while shown < GPUS_SHOWN_MAX and (some := list(itertools.islice(machines, MACHINES_AT_ONCE))):

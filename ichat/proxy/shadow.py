@@ -21,8 +21,8 @@ from ichat.http.client import FAILURES, HttpResponse, connect
 from ichat.http.heads import form_type
 from ichat.http.json_body import Body, members_of, rewrite_json
 from ichat.http.request import Request
+from ichat.observability.counts import ShadowCounts
 from ichat.observability.request_record import ROUTES
-from ichat.observability.shadow_counts import ShadowCounts
 from ichat.proxy.engine_control import without_control
 from ichat.proxy.token_usage import TokenUsage
 from ichat.proxy.upstream_request import build_upstream_request

@@ -17,7 +17,7 @@ from ichat.fleet.load_view import EvictionView, LoadView, ObstacleView
 from ichat.fleet.waiting import wait_lease
 from ichat.fleet.worker_load import LoadKind
 from ichat.hardware.gpus import has_nvidia
-from ichat.observability.model_loads import LoadCounts
+from ichat.observability.counts import LoadCounts
 from ichat.routing.availability import Draining, Full, NotReady, Ready, Refusal, Unknown
 from ichat.routing.balancer import Balancer
 from ichat.routing.choice import RETRY_AFTER_S

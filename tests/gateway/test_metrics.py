@@ -19,7 +19,7 @@ from ichat.http.hub import Hub
 from ichat.http.listeners import open_unix_listener
 from ichat.http.pool import Connection, Pool, Upstream
 from ichat.http.relay import Relay, empty_gap_histogram
-from ichat.observability import exposition, scrape
+from ichat.observability import exposition, fleet_metrics, scrape
 from ichat.observability import metrics as counted
 from ichat.observability.prometheus_families import MACHINES_AT_ONCE, families_of
 from ichat.protocol.messages import parse_heartbeat
@@ -533,7 +533,7 @@ async def test_metrics_of_many_workers_are_made_in_short_steps():
     parts = list(metrics.families())
     lines = [sum(len(family.samples) for family in part.values()) for part in parts]
     assert sum(lines) > 11 * 1000
-    assert max(lines) == counted.WORKERS_AT_ONCE == MACHINES_AT_ONCE * 8
+    assert max(lines) == fleet_metrics.WORKERS_AT_ONCE == MACHINES_AT_ONCE * 8
     found = {}
     steps = exposition.read_steps("a 1\n" * 10 * exposition.LINES_AT_ONCE, {}, found)
     grown = [len(found["a"].samples) for _ in steps]

@@ -64,7 +64,7 @@ class ShortFormatter(LineFormatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes each record as one JSON object: time, level, logger and message; request_id and traceback if any."""
+    """Writes each record as a JSON object: time, level, logger and message; request_id and traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record's line, without its end."""

@@ -2,8 +2,8 @@
 
 from support.exposition import Shown, known, own
 
+from ichat.observability.counts import LoadCounts
 from ichat.observability.exposition import written
-from ichat.observability.model_loads import LoadCounts
 from ichat.observability.prometheus_families import families_of
 from ichat.protocol.messages import parse_heartbeat
 

@@ -7,7 +7,7 @@ from ichat.config.models import ShadowConfig, TargetConfig
 from ichat.config.schema import Config, Routing, Timeouts
 from ichat.http.pool import Upstream
 from ichat.http.request import Request
-from ichat.observability.shadow_counts import SERIES_MAX, ShadowCounts
+from ichat.observability.counts import SERIES_MAX, ShadowCounts
 from ichat.proxy.shadow import Shadows, copy_of, is_copied
 from ichat.routing.aliases import Alias
 from ichat.routing.availability import Ready
