@@ -117,11 +117,9 @@ def read_error(status: int, body: bytes) -> dict[str, str | None]:
         before, attached, _ = message.rpartition(_ATTACHED)
         message = before if attached else message
     param = _field(given.get("param")) or (places[0] if places else _subject(message))
-    kind, code = _KINDS.get(status, (_REQUEST, "bad_request") if status < 500 else (_SERVER, "internal_error"))
-    if status == 404 and (param == "model" or _MODEL.match(message)):
-        code, param = "model_not_found", "model"
-    elif status == 404 and message.startswith("Response with id "):
-        code = "response_not_found"
+    kind, code = _kind_and_code(status, message, param)
+    if code == "model_not_found":
+        param = "model"
     if isinstance(given_code := given.get("code"), str) and not given_code.isdigit():
         code = given_code or code
         kind = str(given.get("type") or kind)
@@ -129,6 +127,14 @@ def read_error(status: int, body: bytes) -> dict[str, str | None]:
     if too_long is not None:
         message, kind, code = too_long, _REQUEST, CONTEXT_LENGTH_EXCEEDED
     return {"message": message[:MESSAGE_CHARS_MAX], "type": kind, "param": param or None, "code": code}
+
+
+def _kind_and_code(status: int, message: str, param: str | None) -> tuple[str, str]:
+    if status == 404 and (param == "model" or _MODEL.match(message)):
+        return _REQUEST, "model_not_found"
+    if status == 404 and message.startswith("Response with id "):
+        return _REQUEST, "response_not_found"
+    return _KINDS.get(status, (_REQUEST, "bad_request") if status < 500 else (_SERVER, "internal_error"))
 
 
 def _subject(message: str) -> str | None:

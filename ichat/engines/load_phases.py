@@ -1,12 +1,17 @@
 """The phases of a load, by the steps of the engine's thread and by the lines that the engine writes meanwhile.
 
-Phases only go forward. So a line that several processes write, or an unknown line, changes nothing.
+Phases only go forward. So a line that several processes write, or an unknown line, changes nothing. How much of a
+model a hub has sent meanwhile is known by the files in the cache of `huggingface_hub`.
 """
 
+import contextlib
+import itertools
+import os
+import pathlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -19,6 +24,11 @@ WEIGHTS = "loading weights"
 _BAR = re.compile(r"\b(\d{1,6})/(\d{1,6}) \[")
 """Where a progress bar says how much is done."""
 _NOUNS = {WEIGHTS: " shards"}
+COMING_S = 10.0
+"""A file that has not grown for this many seconds was left by a download that broke off."""
+FILES_MAX = 4096
+GIB = 1024**3
+_HUB_NAME = re.compile(r"[\w.-]{1,100}(?:/[\w.-]{1,100})?")
 
 TimedText = tuple[float, str]
 """The time at which a line was read, in seconds since 1970, and the line."""
@@ -160,3 +170,28 @@ class LoadTracker:
         """Return whether the phase that is under way could have begun with this line."""
         one = self._marks[self._next_mark - 1] if self._next_mark else None
         return one is not None and one.phase == self.phase and one.begins.search(line) is not None
+
+
+def hub_cache(environment: Mapping[str, str]) -> pathlib.Path:
+    """Return the directory in which `huggingface_hub` keeps models, by the same variables."""
+    home = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    home = environment.get("HF_HOME") or os.path.join(home, "huggingface")
+    return pathlib.Path(environment.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+
+
+def downloaded(model: str, cache: pathlib.Path, now: float) -> str:
+    """Return in words how much of a hub's model is there while its download runs, otherwise "". May block.
+
+    `now` is in seconds since 1970.
+    """
+    if not _HUB_NAME.fullmatch(model) or os.path.exists(model):
+        return ""
+    size, is_coming = 0, False
+    blobs = cache / f"models--{model.replace('/', '--')}" / "blobs"
+    with contextlib.suppress(OSError), os.scandir(blobs) as entries:
+        for entry in itertools.islice(entries, FILES_MAX):
+            with contextlib.suppress(OSError):  # it has just got its name
+                found = entry.stat()
+                size += min(found.st_size, found.st_blocks * 512)
+                is_coming = is_coming or (entry.name.endswith(".incomplete") and now - found.st_mtime < COMING_S)
+    return f"({size / GIB:.2f} GiB downloaded)" if is_coming else ""

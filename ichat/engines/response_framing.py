@@ -34,19 +34,7 @@ class ResponseFraming:
     def begin(self, status: int, headers: Headers, usage: Callable[[], bytes | None]) -> None:
         """Make the head; `usage` returns the tokens that a response without a trailer reports, or None."""
         request = self._request
-        out: Headers = [date_header()]
-        identified = False
-        for name, value in headers:
-            if name == b"content-length":
-                self._left = int(value)
-            elif name in HOP_BY_HOP:
-                continue
-            elif name == b"content-type":
-                self.is_stream = is_events(value)
-            identified = identified or name == b"x-request-id"
-            out.append((name, value))
-        if not identified:
-            out.append((b"x-request-id", request.id))
+        out = self._read(headers)
         if request.method == b"HEAD" or status in (204, 304):
             self._left = 0
         elif self._left is None:
@@ -61,6 +49,23 @@ class ResponseFraming:
         if not self.keep_alive:
             out.append((b"connection", b"close"))
         self._head = response_head(status, out)
+
+    def _read(self, headers: Headers) -> Headers:
+        """Return the application's headers that are sent, after the date and with the request's id."""
+        out: Headers = [date_header()]
+        identified = False
+        for name, value in headers:
+            if name == b"content-length":
+                self._left = int(value)
+            elif name in HOP_BY_HOP:
+                continue
+            elif name == b"content-type":
+                self.is_stream = is_events(value)
+            identified = identified or name == b"x-request-id"
+            out.append((name, value))
+        if not identified:
+            out.append((b"x-request-id", self._request.id))
+        return out
 
     def pop_head(self) -> bytes:
         """Return the head if it has not been returned before, otherwise b""."""

@@ -18,7 +18,7 @@ import trio
 from ichat import __version__, errors
 from ichat.engines.adapter import AdapterSettings, model_body, models_body
 from ichat.engines.engine import Engine, EngineInfo
-from ichat.engines.hub_downloads import downloaded, hub_cache
+from ichat.engines.load_phases import downloaded, hub_cache
 from ichat.engines.thread import EngineThread
 from ichat.errors import ApiError
 from ichat.hardware.machines import LOOK_S, MachineMonitor, MachineReport, machines_of

@@ -76,12 +76,11 @@ def _cause_in(lines: Sequence[str], code: int | None, told: str, *, is_oom: bool
     sentence = _sentence(tail) if code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_SOFTWARE) else told
     if sentence and code == EXIT_UNAVAILABLE:
         return _short(sentence)
-    marked = list(zip(tail, are_errors(tail), strict=True))
-    errors = [line for line, is_error in marked if is_error]
+    errors, others = _by_certainty(tail)
     if sentence and code == EXIT_USAGE:
         certain, unsure = sentence, ""
     else:
-        certain, unsure = "\n".join(errors), "\n".join(line for line, is_error in marked if is_error is None)
+        certain, unsure = "\n".join(errors), "\n".join(others)
     is_signal = code is not None and code < 0
     cause = _first("roots", certain) or (_OOM if is_oom else "") or _first("vague", certain)
     if cause and is_signal and cause != _OOM:
@@ -90,6 +89,12 @@ def _cause_in(lines: Sequence[str], code: int | None, told: str, *, is_oom: bool
     if cause or (sentence and not _CONSEQUENCE.search(sentence)):
         return _short(cause or sentence)
     return _short(("" if is_signal else _exception(errors)) or _guess("vague", unsure) or sentence)
+
+
+def _by_certainty(lines: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the lines that are errors, and the lines that may be errors."""
+    marked = list(zip(lines, are_errors(lines), strict=True))
+    return [line for line, is_error in marked if is_error], [line for line, is_error in marked if is_error is None]
 
 
 def oom_kills(root: str = "/") -> int | None:

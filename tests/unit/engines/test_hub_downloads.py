@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from ichat.engines.hub_downloads import COMING_S, downloaded, hub_cache
+from ichat.engines.load_phases import COMING_S, downloaded, hub_cache
 
 MIB = 1024**2
 
