@@ -144,13 +144,7 @@ def read_question(
     `by` is the default grouping; `key`, if it is given, is the only key that counts.
     """
     values, now = read_parameters(query, known), time.time()
-    if "by" in values:
-        by = tuple(filter(None, values["by"].split(",")))
-    columns = COLUMNS if key is None else [name for name in COLUMNS if name not in _INNER]
-    wrong = [one for one in by if one not in columns]
-    if wrong or len(set(by)) < len(by) or len(set(by) & SPANS.keys()) > 1:
-        names = ", ".join(columns)
-        raise bad_request(f"by must be names of {names}, each once and with one unit of time at most.", param="by")
+    by = _grouping(values, by, [name for name in COLUMNS if key is None or name not in _INNER])
     since = _time_in(values, "from", month_start(now))
     until = _time_in(values, "to", now)
     if until < since:
@@ -159,6 +153,15 @@ def read_question(
     if form not in FORMATS:
         raise bad_request(f"format must be one of {', '.join(FORMATS)}, not {form!r}.", param="format")
     return UsageQuestion(since, until, by, key if key is not None else values.get("key"), values.get("model")), form
+
+
+def _grouping(values: Mapping[str, str], default: Sequence[str], columns: Sequence[str]) -> Sequence[str]:
+    """Return the columns by which a query groups. Raises ApiError 400."""
+    by = tuple(filter(None, values["by"].split(","))) if "by" in values else default
+    if set(by) - set(columns) or len(set(by)) < len(by) or len(set(by) & SPANS.keys()) > 1:
+        names = ", ".join(columns)
+        raise bad_request(f"by must be names of {names}, each once and with one unit of time at most.", param="by")
+    return by
 
 
 def _time_in(values: Mapping[str, str], name: str, default: float) -> float:

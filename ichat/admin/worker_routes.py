@@ -173,17 +173,12 @@ async def launch_worker(supervisor: Supervisor, reloader: Reloader, flags: Engin
 async def stop_worker(worker_id: str, supervisor: Supervisor, reloader: Reloader, registry: Registry) -> views.Stopped:
     """Stop a worker that the gateway started, and forget it; answers when nothing of it is left."""
     worker, managed = _known(worker_id, registry), supervisor.get(worker_id)
-    if managed is None and worker.server is not None:
-        what = "belongs to the configuration: remove its table from [[registered_servers]], and reload"
-        raise ApiError(409, "not_managed", f"Worker {worker_id} {what}.")
     if managed is None:
         pid, host = (worker.heartbeat.pid, worker.heartbeat.host) if worker.heartbeat else (0, "?")
-        raise ApiError(
-            409,
-            "not_managed",
-            f"Worker {worker_id} was not started by this gateway: stop it where it was started"
-            f" (process {pid} on {host}).",
-        )
+        what = f"was not started by this gateway: stop it where it was started (process {pid} on {host})"
+        if worker.server is not None:
+            what = "belongs to the configuration: remove its table from [[registered_servers]], and reload"
+        raise ApiError(409, "not_managed", f"Worker {worker_id} {what}.")
     in_config = not managed.is_launched
     await supervisor.remove(managed, seconds_of("drain_s", reloader.config.timeouts.drain_s))
     return views.Stopped(worker_id, in_config)

@@ -13,19 +13,23 @@ from ichat.config.strict import Between, checked
 RETRIES_MAX = 100
 
 
+def _check_followers(name: str, models: Any) -> None:
+    if name == "*":
+        raise ValueError('"*" is not read: name each model that has fallbacks')
+    if not isinstance(models, list) or not models:
+        raise ValueError('must be like [{ "a" = ["b", "c"] }], a model and those that follow it')
+    for model in [name, *cast("list[Any]", models)]:
+        if type(model) is not str:
+            raise ValueError("must have names of models as strings")
+        checks.is_model_name(model)
+
+
 def _are_fallbacks(values: Sequence[Any]) -> None:
     """Raise ValueError unless these are like [{ "a" = ["b", "c"] }]."""
     for value in values:
         table = cast("dict[str, Any]", value if isinstance(value, dict) else {"": None})
         for name, models in table.items():
-            if name == "*":
-                raise ValueError('"*" is not read: name each model that has fallbacks')
-            if not isinstance(models, list) or not models:
-                raise ValueError('must be like [{ "a" = ["b", "c"] }], a model and those that follow it')
-            for model in [name, *cast("list[Any]", models)]:
-                if type(model) is not str:
-                    raise ValueError("must have names of models as strings")
-                checks.is_model_name(model)
+            _check_followers(name, models)
     names = [name for value in values for name in value]
     taken = next((name for name in names if names.count(name) > 1), None)
     if taken is not None:

@@ -296,20 +296,21 @@ def put_keys_in_force(
     metrics.keep_keys([key.name for key in with_made.security.keys])
 
 
+def _settings_of_route(config: Config, name: str) -> Sequence[object]:
+    """Return all settings on which the external routes of a name depend."""
+    routes = [route for route in config.external_routes if route.model_name == name]
+    defaults = config.litellm_settings
+    return [
+        *routes, defaults.drop_params, defaults.additional_drop_params, defaults.allowed_openai_params,
+        config.routing.max_in_flight,
+    ]  # fmt: skip
+
+
 def _with_kept_routes(
     new: Mapping[str, Sequence[Endpoint]], current: Mapping[str, Sequence[Endpoint]], before: Config, config: Config
 ) -> Mapping[str, Sequence[Endpoint]]:
     """Return the new endpoints of external routes; endpoints with unchanged settings keep their counts."""
-
-    def settings_of(config: Config, name: str) -> Sequence[object]:
-        routes = [route for route in config.external_routes if route.model_name == name]
-        defaults = config.litellm_settings
-        return [
-            *routes, defaults.drop_params, defaults.additional_drop_params, defaults.allowed_openai_params,
-            config.routing.max_in_flight,
-        ]  # fmt: skip
-
-    kept = {name for name in new if settings_of(before, name) == settings_of(config, name)}
+    kept = {name for name in new if _settings_of_route(before, name) == _settings_of_route(config, name)}
     for name in kept:
         for endpoint, changed in zip(current[name], new[name], strict=True):
             endpoint.reconfigure(changed.upstream, changed.access, changed.route)

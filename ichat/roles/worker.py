@@ -13,6 +13,7 @@ import math
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
@@ -123,10 +124,7 @@ async def run(
     check_command_line(options.backend, engine_argv)
     options = attrs.evolve(options, host=await _host_for(options))
     assert options.host is not None
-    listeners = await open_listeners(options.host, options.port) if options.port is not None else []
-    port = port_of(listeners) if listeners else 0
-    if options.unix_socket is not None:
-        listeners.append(open_unix_listener(options.unix_socket))
+    listeners, port = await _open_sockets(options, options.host)
     timeouts = Timeouts(drain_s=options.drain_s, client_stall_s=options.client_stall_s)
     reserved = None if port else reserve_port()  # engines derive names and further ports from a number of their own
     number = port_of([reserved]) if reserved else port
@@ -182,6 +180,15 @@ async def run(
             nursery.cancel_scope.cancel()
     if thread.failure is not None:
         raise thread.failure
+
+
+async def _open_sockets(options: Options, host: str) -> tuple[list[socket.socket], int]:
+    """Return the sockets at which the worker listens, and its port; 0 for none."""
+    listeners = await open_listeners(host, options.port) if options.port is not None else []
+    port = port_of(listeners) if listeners else 0
+    if options.unix_socket is not None:
+        listeners.append(open_unix_listener(options.unix_socket))
+    return listeners, port
 
 
 def _limits_of(options: Options) -> Limits:
