@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import attrs
 import psutil
 
-from ichat.cli.client import Api, Json, RequestRefused, object_of, objects_of
+from ichat.cli.client import Api, RequestRefused
+from ichat.cli.json_values import Json, object_of, objects_of
 from ichat.cli.troubles import BAD, config_sentence
 from ichat.cli.views import reasons_of
 from ichat.config.own_secret import directory_for
