@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ichat.cli.client import EXIT_REFUSED, Api, Event, Json, RequestRefused, object_of, objects_of, parse_object
+from ichat.cli.client import EXIT_REFUSED, Api, Event, RequestRefused
+from ichat.cli.json_values import Json, object_of, objects_of, parse_object
 from ichat.cli.screen import Screen, Spinner, clean, note, one_line
 from ichat.config.command_line import guess
 from ichat.errors import EXIT_USAGE, Exit

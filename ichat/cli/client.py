@@ -8,9 +8,10 @@ import re
 import select
 import urllib.parse
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ichat.cli.gateway_address import GatewayAddress, find_gateway
+from ichat.cli.json_values import Json
 from ichat.cli.screen import lines, one_line
 from ichat.config.own_secret import find_secret
 from ichat.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Exit
@@ -30,7 +31,8 @@ _OPERATORS = ("/v1/admin/", "/v1/logs/", "/v1/models", "/metrics")
 PIECE_BYTES = 64 * 1024
 """The most bytes of an answer that are read at once."""
 
-Json = dict[str, Any]
+Texts = Mapping[str, str] | None
+Body = Json | bytes | None
 
 
 class RequestRefused(Exit):
@@ -102,13 +104,7 @@ class Api:
         return self.call("GET", path)
 
     def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        body: Json | bytes | None = None,
-        answer_s: float = ANSWER_S,
+        self, method: str, path: str, *, params: Texts = None, body: Body = None, answer_s: float = ANSWER_S
     ) -> JsonReply:
         """Make a request and return its answer, which must be a JSON object; a body in bytes is sent unchanged."""
         with self._asked(method, path, params=params, body=body, headers={}, silence_s=answer_s) as response:
@@ -123,9 +119,9 @@ class Api:
         path: str,
         *,
         silence_s: float,
-        params: Mapping[str, str] | None = None,
-        body: Json | None = None,
-        headers: Mapping[str, str] | None = None,
+        params: Texts = None,
+        body: Body = None,
+        headers: Texts = None,
         on_comment: Callable[[str], None] | None = None,
     ) -> Generator[Iterator[Event]]:
         """Make a request that is answered by a stream of events; leaving ends it. Long silence is Unreachable.
@@ -143,14 +139,7 @@ class Api:
 
     @contextlib.contextmanager
     def _asked(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None,
-        body: Json | bytes | None,
-        headers: Mapping[str, str],
-        silence_s: float,
+        self, method: str, path: str, *, params: Texts, body: Body, headers: Mapping[str, str], silence_s: float
     ) -> Generator["http.client.HTTPResponse"]:
         """Make a request, and yield its answer after the head has arrived; leaving closes the connection."""
         import http.client
@@ -258,30 +247,6 @@ def read_events(chunks: Iterable[bytes], on_comment: Callable[[str], None] | Non
                 raise Exit(EXIT_REFUSED, f"An event is longer than {EVENT_BYTES_MAX} bytes.")
             last_id = last_id if event.id is None else event.id
             yield event._replace(id=last_id)
-
-
-def parse_object(text: str) -> Json:
-    """Read a JSON object; return an empty object for anything else."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return cast("Json", value) if isinstance(value, dict) else {}
-
-
-def list_of(value: object) -> list[object]:
-    """Return a value that should be a list; for anything else an empty list."""
-    return cast("list[object]", value) if isinstance(value, list) else []
-
-
-def objects_of(value: object) -> list[Json]:
-    """Return the objects in a value that should be a list of them."""
-    return [cast("Json", item) for item in list_of(value) if isinstance(item, dict)]
-
-
-def object_of(value: object) -> Json:
-    """Return a value that should be an object; for anything else an empty object."""
-    return cast("Json", value) if isinstance(value, dict) else {}
 
 
 def worker_path(worker_id: str) -> str:

@@ -11,8 +11,9 @@ from ichat.cli import chat, explain, keys, logs, models, top, views
 from ichat.cli import launch as launches
 from ichat.cli import run as runs
 from ichat.cli import usage as costs
-from ichat.cli.client import EXIT_REFUSED, Api, Json, JsonReply, RequestRefused, objects_of, open_api, worker_path
+from ichat.cli.client import EXIT_REFUSED, Api, JsonReply, RequestRefused, open_api, worker_path
 from ichat.cli.gateway_address import add_flags, config_for
+from ichat.cli.json_values import Json, objects_of
 from ichat.cli.screen import Screen, give_up_stdout, note, prepare_streams, raise_interrupts
 from ichat.cli.troubles import troubles_of
 from ichat.config.command_line import CommandLineParser

@@ -18,7 +18,8 @@ from argcomplete.finders import ExclusiveCompletionFinder
 from argcomplete.lexers import split_line
 from argcomplete.shell_integration import shellcode
 
-from ichat.cli.client import objects_of, open_api
+from ichat.cli.client import open_api
+from ichat.cli.json_values import objects_of
 from ichat.config.command_line import CommandLineParser
 from ichat.errors import Exit
 

@@ -5,7 +5,8 @@ import json
 import sys
 from collections.abc import Mapping
 
-from ichat.cli.client import Api, Json, JsonReply, object_of, objects_of, parse_object
+from ichat.cli.client import Api, JsonReply
+from ichat.cli.json_values import Json, object_of, objects_of, parse_object
 from ichat.cli.screen import Screen, duration, one_line
 from ichat.errors import EXIT_USAGE, Exit
 

@@ -6,7 +6,8 @@ import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 
-from ichat.cli.client import Api, Json, list_of, object_of, objects_of
+from ichat.cli.client import Api
+from ichat.cli.json_values import Json, list_of, object_of, objects_of
 from ichat.cli.screen import NONE, Screen, duration, note, one_line
 from ichat.errors import EXIT_USAGE, Exit
 

@@ -9,19 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from ichat.cli.client import (
-    EXIT_REFUSED,
-    Api,
-    Json,
-    JsonReply,
-    RequestRefused,
-    Unreachable,
-    list_of,
-    object_of,
-    objects_of,
-    pause,
-    worker_path,
-)
+from ichat.cli.client import EXIT_REFUSED, Api, JsonReply, RequestRefused, Unreachable, pause, worker_path
+from ichat.cli.json_values import Json, list_of, object_of, objects_of
 from ichat.cli.screen import Screen, Spinner, duration, log_line, note, one_line
 from ichat.cli.views import failure_of, progress_of, rest_of
 from ichat.errors import EXIT_USAGE, Exit

@@ -4,7 +4,8 @@ import argparse
 import time
 from typing import Any
 
-from ichat.cli.client import Api, Event, Json, RequestRefused, Unreachable, parse_object, pause, worker_path
+from ichat.cli.client import Api, Event, RequestRefused, Unreachable, pause, worker_path
+from ichat.cli.json_values import Json, parse_object
 from ichat.cli.screen import Screen, log_line, note
 from ichat.errors import Exit
 

@@ -4,8 +4,9 @@ import argparse
 import contextlib
 from collections.abc import Callable
 
-from ichat.cli.client import Api, Json, JsonReply, RequestRefused, Unreachable, object_of, objects_of
+from ichat.cli.client import Api, JsonReply, RequestRefused, Unreachable
 from ichat.cli.explain import ROUTE, sentence_of_load
+from ichat.cli.json_values import Json, object_of, objects_of
 from ichat.cli.launch import DRAIN_S, STOP_MORE_S, draining, in_background
 from ichat.cli.screen import Screen, Spinner, duration, note, one_line
 

@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Generator
 
-from ichat.cli.client import Api, Json, RequestRefused, Unreachable, parse_object, pause
+from ichat.cli.client import Api, RequestRefused, Unreachable, pause
+from ichat.cli.json_values import Json, parse_object
 from ichat.cli.screen import Screen, width_of
 from ichat.cli.top_state import TopState
 from ichat.cli.top_view import STYLES, Choice, cells_of, frame, pane_of

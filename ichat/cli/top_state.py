@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ichat.cli.client import Json, list_of, object_of, objects_of
+from ichat.cli.json_values import Json, list_of, object_of, objects_of
 
 
 @dataclass

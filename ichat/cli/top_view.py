@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ichat.cli.client import Json, list_of, objects_of
+from ichat.cli.json_values import Json, list_of, objects_of
 from ichat.cli.screen import NONE, cut, duration, one_line, percent, size, width_of
 from ichat.cli.top_state import TopState
 from ichat.cli.troubles import config_sentence

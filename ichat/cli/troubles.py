@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from ichat.cli.client import Json, list_of, object_of, objects_of
+from ichat.cli.json_values import Json, list_of, object_of, objects_of
 from ichat.cli.screen import one_line
 from ichat.cli.views import names_of, reasons_of
 

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ichat.cli.client import Api, Json, JsonReply, list_of, object_of, objects_of
+from ichat.cli.client import Api, JsonReply
+from ichat.cli.json_values import Json, list_of, object_of, objects_of
 from ichat.cli.screen import Screen, duration, note
 
 ALL = "/v1/admin/usage"

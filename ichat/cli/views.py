@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from ichat.cli.client import Json, list_of, object_of, objects_of
+from ichat.cli.json_values import Json, list_of, object_of, objects_of
 from ichat.cli.screen import NONE, Screen, clean, duration, log_line, one_line, percent, size
 
 REMARK_CHARS_MAX = 100

@@ -1,6 +1,5 @@
 """The engines: whether each can be imported, its version was tested, and its build fits driver and processor."""
 
-import pathlib
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,7 @@ import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.doctor.findings import Finding
-from ichat.doctor.machine import is_on_cpu
+from ichat.doctor.machine import is_on_cpu, text_of
 from ichat.engines.kept_flags import libraries_of, version_of
 from ichat.engines.versions import Version, check_version
 from ichat.errors import Exit
@@ -90,11 +89,7 @@ async def read_engine_facts(config: Config, ends_at: float) -> list[EngineFacts]
 def read_processor_facts(gpus: int | None) -> ProcessorFacts:
     """Return the facts about driver and processor; `gpus` is how many GPUs answer, None: the driver does not answer."""
     driver = read_driver() if gpus is not None else None
-    try:
-        text = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        text = ""
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    line = next((line for line in text_of("/proc/cpuinfo").splitlines() if line.startswith("flags")), "")
     version, cuda = driver or ("", None)
     return ProcessorFacts(gpus, version, cuda, frozenset(line.partition(":")[2].split()))
 
@@ -155,7 +150,7 @@ def _read_engine(config: Config, workers: Sequence[ManagedWorkerConfig]) -> Engi
     worker = workers[0]
     python, backend = python_of(config, worker), worker.backend
     facts = EngineFacts(backend, python, version_of(backend, python), is_on_cpu=all(map(is_on_cpu, workers)))
-    torch = next((text for path in libraries_of(python) if (text := _text(path / "torch" / "version.py"))), "")
+    torch = next((text for path in libraries_of(python) if (text := text_of(path / "torch" / "version.py"))), "")
     if torch:
         match = _CUDA.search(torch)
         cuda = (int(match[1]), int(match[2])) if match else None
@@ -178,13 +173,6 @@ def _bounds(backend: str) -> tuple[Version, Version]:
     else:
         from ichat.engines.sglang import engine as module
     return module.OLDEST, module.NEWEST
-
-
-def _text(path: pathlib.Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def _dotted(version: Cuda) -> str:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import attrs
 import psutil
 
-from ichat.cli.client import Api, Json, RequestRefused, object_of, objects_of
-from ichat.cli.troubles import config_sentence
+from ichat.cli.client import Api, RequestRefused
+from ichat.cli.json_values import Json, object_of, objects_of
+from ichat.cli.troubles import BAD, config_sentence
 from ichat.cli.views import reasons_of
 from ichat.config.own_secret import directory_for
 from ichat.config.schema import Config
 from ichat.doctor.findings import Finding
+from ichat.doctor.machine import text_of
 from ichat.errors import Exit
 from ichat.preflight.facts import Holder, PortState, port_holders, read_port
 from ichat.preflight.obstacles import problems_of_port
@@ -23,7 +25,6 @@ from ichat.supervisor.state import WORKERS_FILE, read_saved
 
 BEATS_MAX = 3
 """A worker that has missed this many heartbeats counts as not heard."""
-_BAD = ("unhealthy", "stale", "wedged", "failed", "broken", "restarting")
 
 
 @attrs.frozen
@@ -89,10 +90,7 @@ def read_gateway_facts(config: Config) -> GatewayFacts:
     path = os.path.abspath(directory)
     processes: list[LeftProcess] = []
     for process, mark in marked_by(f"{path}:"):
-        try:
-            program = pathlib.Path(f"/proc/{process.pid}/comm").read_text(errors="replace").strip()
-        except OSError:
-            program = ""
+        program = text_of(f"/proc/{process.pid}/comm")
         processes.append(LeftProcess(process.pid, program, mark.removeprefix(f"{path}:")))
     try:
         saved, _ = read_saved(pathlib.Path(path, WORKERS_FILE))
@@ -207,7 +205,7 @@ def _check_reported(worker: Json) -> Finding:
     worker_id, state, age = str(worker.get("worker_id")), str(worker.get("state")), worker.get("heartbeat_age_s")
     why = ": ".join(reasons_of(worker))
     heard = f"its last heartbeat came {age:.1f} s ago" if isinstance(age, int | float) else "it sent no heartbeat yet"
-    if state in _BAD:
+    if state in BAD:
         said = f" ({why})" if why else ""
         show = f"./ichat.pyz {'logs' if worker.get('managed') else 'workers'} {shlex.quote(worker_id)}"
         return Finding("error", worker_id, f"It is {state}{said}; {heard}.", show)
@@ -218,13 +216,10 @@ def _holder_of(lock: str) -> int | None:
     """Return the process that holds a lock, by /proc/locks: to try the lock could keep a gateway from starting."""
     try:
         inode = os.stat(lock).st_ino
-        lines = pathlib.Path("/proc/locks").read_text(encoding="ascii").splitlines()
-        words = next(
-            (line.split() for line in lines if "FLOCK" in line and line.split()[5].endswith(f":{inode}")), None
-        )
-        if words is None:
-            return None
-        own = pathlib.Path(lock).read_text(encoding="ascii").strip()  # it counts as this machine or container does
-        return int(own) if own.isdecimal() else int(words[4])
-    except (OSError, ValueError, IndexError):
+    except OSError:
         return None
+    locks = [line.split() for line in text_of("/proc/locks").splitlines() if "FLOCK" in line]
+    holder = next((words[4] for words in locks if len(words) > 5 and words[5].endswith(f":{inode}")), "")
+    own = text_of(lock)  # it counts as this machine or container does
+    found = own if holder and own.isdecimal() else holder
+    return int(found) if found.isdecimal() else None

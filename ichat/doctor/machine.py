@@ -16,12 +16,12 @@ from ichat.doctor.findings import Finding, findings_by
 from ichat.hardware.gpus import Gpu, has_nvidia
 from ichat.preflight.facts import is_path
 from ichat.preflight.hub import hub_cache
+from ichat.preflight.obstacles import gib
 
-GIB = 1024**3
 DISK_BYTES_MIN = 64 * 1024**2
-DISK_BYTES_LOW = GIB
+DISK_BYTES_LOW = 1024**3
 INODES_LOW = 1000
-SHM_BYTES_LOW = GIB
+SHM_BYTES_LOW = 1024**3
 """Less shared memory than this is a warning if a model is spread over several GPUs."""
 FILES_MORE = 1024
 """Files that the gateway has open besides its connections."""
@@ -77,8 +77,8 @@ def read_machine_facts(config: Config) -> MachineFacts:
         files_max=files,
         processes_max=processes,
         processes=_own_threads() if processes is not None else 0,
-        autogroup=_text("/proc/sys/kernel/sched_autogroup_enabled") == "1" and _is_in_root_group(),
-        overcommit=int(_text("/proc/sys/vm/overcommit_memory") or 0),
+        autogroup=text_of("/proc/sys/kernel/sched_autogroup_enabled") == "1" and _is_in_root_group(),
+        overcommit=int(text_of("/proc/sys/vm/overcommit_memory") or 0),
         memory_bytes=memory_bytes,
         memory_max_bytes=memory_max_bytes,
         swap_use=swap.percent / 100 if swap.total else 0.0,
@@ -88,7 +88,7 @@ def read_machine_facts(config: Config) -> MachineFacts:
 def read_memory() -> tuple[int, int | None]:
     """Return the memory of this machine, and how much of it this control group may use; None: all."""
     total = psutil.virtual_memory().total
-    limits = [int(text) for path in _CGROUP_LIMITS if (text := _text(path)).isdecimal()]
+    limits = [int(text) for path in _CGROUP_LIMITS if (text := text_of(path)).isdecimal()]
     return total, next((one for one in limits if one < total), None)
 
 
@@ -121,7 +121,7 @@ def _check_gpu(gpu: Gpu, own: Mapping[int, str], *, is_wanted: bool) -> Finding:
     if gpu.failure and gpu.memory_free_bytes is None:
         command = f"sudo nvidia-smi --gpu-reset -i {gpu.index}"
         return Finding("error", name, f"It does not answer ({gpu.failure}): reset it, or the machine.", command)
-    size = f"{_gib(gpu.memory_free_bytes or 0)} of {_gib(gpu.memory_total_bytes or 0)} GiB are free"
+    size = f"{gib(gpu.memory_free_bytes or 0)} of {gib(gpu.memory_total_bytes or 0)} GiB are free"
     others = [one for one in gpu.processes if one.pid not in own]
     if not others:
         by = sorted({own[one.pid] for one in gpu.processes})
@@ -143,13 +143,13 @@ def _check_disks(facts: MachineFacts) -> Iterator[Finding]:
             (disk.free_bytes < DISK_BYTES_LOW, "error" if disk.free_bytes < DISK_BYTES_MIN else "warning", disk.name,
              f"{disk.path} has {mib} MiB left: free some, or use another directory.", f"df -h {path}"),
         )  # fmt: skip
-        yield from problems[:1] or [Finding("ok", disk.name, f"{disk.path} has {_gib(disk.free_bytes)} GiB left.")]
+        yield from problems[:1] or [Finding("ok", disk.name, f"{disk.path} has {gib(disk.free_bytes)} GiB left.")]
 
 
 def _check_memory(config: Config, facts: MachineFacts) -> list[Finding]:
     spread = [one.model_name for one in config.managed_workers if _is_spread(one.backend_args)]
     shm, limit = facts.shm_bytes or 0, facts.memory_max_bytes
-    more = f", of which this control group may use {_gib(limit)}" if limit is not None else ""
+    more = f", of which this control group may use {gib(limit)}" if limit is not None else ""
     return findings_by(
         (spread and facts.shm_bytes is not None and shm < SHM_BYTES_LOW,
          "error" if shm <= DISK_BYTES_MIN else "warning", _SHM,
@@ -162,7 +162,7 @@ def _check_memory(config: Config, facts: MachineFacts) -> list[Finding]:
         (facts.swap_use > SWAP_LOW, "warning", "swap",
          f"{100 * facts.swap_use:.0f} % of the swap space is in use: engines that swap are slow; free memory.",
          "free -h"),
-        (True, "ok", "memory", f"The machine has {_gib(facts.memory_bytes)} GiB{more}.", ""),
+        (True, "ok", "memory", f"The machine has {gib(facts.memory_bytes)} GiB{more}.", ""),
     )  # fmt: skip
 
 
@@ -243,18 +243,15 @@ def _own_threads() -> int:
 
 
 def _is_in_root_group() -> bool:
-    lines = _text("/proc/self/cgroup").splitlines()
+    lines = text_of("/proc/self/cgroup").splitlines()
     if os.path.exists(_NOT_ROOT):
         return False  # in a container, where its own group appears as the root
     return all(line.rpartition(":")[2] == "/" for line in lines)
 
 
-def _text(path: str) -> str:
+def text_of(path: str | pathlib.Path) -> str:
+    """Return the text of a file, without blanks around it; "" if it cannot be read."""
     try:
-        return pathlib.Path(path).read_text(encoding="ascii", errors="replace").strip()
+        return pathlib.Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.1f}"

@@ -11,7 +11,7 @@ import attrs
 import trio
 from exceptiongroup import BaseExceptionGroup
 
-from ichat.cli.client import Json
+from ichat.cli.json_values import Json
 from ichat.config.schema import Config, ExternalRoute
 from ichat.doctor.findings import Finding, reason_of
 from ichat.errors import Exit

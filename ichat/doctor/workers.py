@@ -14,13 +14,12 @@ import trio
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.doctor.engines import UNCHANGED
 from ichat.doctor.findings import Finding
-from ichat.doctor.machine import GIB
 from ichat.fleet.registered_servers import id_for
 from ichat.hardware.gpus import Gpu
 from ichat.preflight.facts import ENGINES, VISIBLE, Facts, read_facts
 from ichat.preflight.hub import HubFacts, ask_hub
 from ichat.preflight.model_files import weight_bytes
-from ichat.preflight.obstacles import Obstacle, obstacles_of
+from ichat.preflight.obstacles import Obstacle, gib, obstacles_of
 from ichat.supervisor.engine_flags import EngineFlags
 from ichat.supervisor.launch import devices_of, environment_of, python_of
 
@@ -149,7 +148,7 @@ def _check_worker(
         yield Finding("warning", one.worker_id, sentence)
     size = one.model_bytes or 0
     if size > memory_bytes and (one.worker.gpu_ids == [] or facts.gpus == []):  # a guess: weights may be there twice
-        sentence = f"The model's files have {size / GIB:.1f} GiB, and this machine gives {memory_bytes / GIB:.1f} GiB"
+        sentence = f"The model's files have {gib(size)} GiB, and this machine gives {gib(memory_bytes)} GiB"
         yield Finding("warning", one.worker_id, f"{sentence}: a smaller or quantized one may be needed.", "free -h")
 
 

@@ -40,8 +40,6 @@ OF_THE_WORKER = frozenset((
 ))  # fmt: skip
 """The worker's own flags, which no engine gets, as they would be arguments of a managed worker."""
 
-_GIB = 1024**3
-
 Subject = Literal["port", "python", "model", "hub", "flags", "sharing", "gpus", "memory"]
 
 
@@ -249,7 +247,7 @@ def _problems_of_memory(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[s
                 fitting = math.floor(100 * free / total) / 100
                 lower = f"lower gpu_memory_utilization to {fitting:g}, " if fitting >= 0.05 else ""
                 yield (
-                    f"GPU {gpu.index} has {_gib(free)} of {_gib(total)} GiB free, and vLLM needs {_gib(share * total)}"
+                    f"GPU {gpu.index} has {gib(free)} of {gib(total)} GiB free, and vLLM needs {gib(share * total)}"
                     f" (gpu_memory_utilization {share:g}): {_held(gpu)}; end what holds it, {lower}or choose another"
                     " GPU."
                 )
@@ -258,7 +256,7 @@ def _problems_of_memory(worker: ManagedWorkerConfig, facts: Facts) -> Iterator[s
         for gpu, _, free in known:
             if free < BALANCE * most:
                 yield (
-                    f"GPU {gpu.index} has {_gib(free)} GiB free and another of this worker's {_gib(most)}, and SGLang"
+                    f"GPU {gpu.index} has {gib(free)} GiB free and another of this worker's {gib(most)}, and SGLang"
                     f" refuses GPUs that differ so much: {_held(gpu)}; end what holds it, or choose another GPU."
                 )
 
@@ -273,12 +271,13 @@ def _held(gpu: Gpu) -> str:
 
 def _process(process: GpuProcess) -> str:
     program = f" ({process.program})" if process.program else ""
-    size = "some" if process.memory_bytes is None else f"{_gib(process.memory_bytes)} GiB"
+    size = "some" if process.memory_bytes is None else f"{gib(process.memory_bytes)} GiB"
     return f"process {process.pid}{program} holds {size}"
 
 
-def _gib(size: float) -> str:
-    return f"{size / _GIB:.1f}"
+def gib(size: float) -> str:
+    """Write a number of bytes in GiB."""
+    return f"{size / 1024**3:.1f}"
 
 
 def _ids(worker: ManagedWorkerConfig, facts: Facts) -> list[int] | None:
