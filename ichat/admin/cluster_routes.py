@@ -19,7 +19,6 @@ from ichat.admin.operations import TEXT, Operations, content_of, flag, query
 from ichat.admin.schemas import Schema, object_of, ref, view
 from ichat.errors import ApiError
 from ichat.fleet.worker_record import State
-from ichat.hardware.gpus import find_gpus
 from ichat.hardware.host import HostResources, read_resources
 from ichat.hardware.machines import MachineReport, machines_of, read_machine
 from ichat.http import sse
@@ -50,7 +49,7 @@ operations = Operations("cluster")
 async def get_status() -> Response:
     """Return the gateway, its machine, and the load."""
     here = context()
-    registry, gpus = here.registry, await find_gpus()
+    registry, gpus = here.registry, await here.supervisor.gpus.find()
     pids, reported = here.supervisor.pids, registry.machines()
 
     def read() -> tuple[HostResources, MachineReport]:

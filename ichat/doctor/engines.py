@@ -14,7 +14,7 @@ from ichat.doctor.machine import is_on_cpu
 from ichat.engines.kept_flags import libraries_of, version_of
 from ichat.engines.versions import Version, check_version
 from ichat.errors import Exit
-from ichat.hardware.gpus import read_driver
+from ichat.hardware.gpus import GpuReader
 from ichat.preflight.facts import ENGINES, PythonState, run_probe
 from ichat.supervisor.launch import environment_of, python_of
 
@@ -89,7 +89,7 @@ async def read_engine_facts(config: Config, ends_at: float) -> list[EngineFacts]
 
 def read_processor_facts(gpus: int | None) -> ProcessorFacts:
     """Return the facts about driver and processor; `gpus` is how many GPUs answer, None: the driver does not answer."""
-    driver = read_driver() if gpus is not None else None
+    driver = GpuReader().read_versions() if gpus is not None else None
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
