@@ -21,7 +21,6 @@ from ichat.admin.schemas import Schema, object_of, ref, view
 from ichat.errors import ApiError
 from ichat.fleet.registry import Registry
 from ichat.fleet.worker_record import State
-from ichat.hardware.gpus import find_gpus
 from ichat.hardware.host import CpuMeter, HostResources, read_resources
 from ichat.hardware.machines import MachineReport, machines_of, read_machine
 from ichat.http import sse
@@ -54,7 +53,7 @@ operations = Operations("cluster")
 @operations.add("GET /v1/admin/cluster/status", gives=views.ClusterStatus)
 async def get_status(overview: Overview, supervisor: Supervisor, reloader: Reloader, meter: CpuMeter) -> Response:
     """Return the gateway, its machine, and the load."""
-    registry, gpus = overview.registry, await find_gpus()
+    registry, gpus = overview.registry, await supervisor.gpus.find()
     pids, reported = supervisor.pids, registry.machines()
 
     def read() -> tuple[HostResources, MachineReport]:

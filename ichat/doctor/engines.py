@@ -13,7 +13,7 @@ from ichat.doctor.machine import is_on_cpu, text_of
 from ichat.engines.kept_flags import libraries_of, version_of
 from ichat.engines.versions import Version, check_version
 from ichat.errors import Exit
-from ichat.hardware.gpus import read_driver
+from ichat.hardware.gpus import GpuReader
 from ichat.preflight.facts import ENGINES, PythonState, run_probe
 from ichat.supervisor.launch import environment_of, python_of
 
@@ -88,7 +88,7 @@ async def read_engine_facts(config: Config, ends_at: float) -> list[EngineFacts]
 
 def read_processor_facts(gpus: int | None) -> ProcessorFacts:
     """Return the facts about driver and processor; `gpus` is how many GPUs answer, None: the driver does not answer."""
-    driver = read_driver() if gpus is not None else None
+    driver = GpuReader().read_versions() if gpus is not None else None
     line = next((line for line in text_of("/proc/cpuinfo").splitlines() if line.startswith("flags")), "")
     version, cuda = driver or ("", None)
     return ProcessorFacts(gpus, version, cuda, frozenset(line.partition(":")[2].split()))

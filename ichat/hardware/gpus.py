@@ -15,8 +15,8 @@ import pathlib
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import attrs
 import psutil
@@ -27,10 +27,11 @@ from ichat.protocol.messages import GPUS_MAX
 READ_S = 5.0
 """How long a reading may take, apart from the call in progress; and how long it waits for another reading."""
 FIND_S = 12.0
-"""How long `find_gpus` waits: for another reading, for its own, and for a slow call."""
+"""How long `GpuReader.find` waits: for another reading, for its own, and for a slow call."""
 PROCESSES_MAX = 256
 """The most processes that are reported for each GPU."""
 
+_Read = TypeVar("_Read")
 _MODULE = "pynvml"
 _DRIVER = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
 """Files that exist if NVIDIA's driver is loaded; the last is for Linux on Windows."""
@@ -46,8 +47,6 @@ _PROCESSES = (
     ("nvmlDeviceGetMPSComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses_v2"),
 )
 """Three kinds of processes; the second name of each is for older drivers."""
-_turn = threading.Lock()
-"""A driver that hangs holds a single thread, not a thread for each reading."""
 
 
 @attrs.frozen
@@ -80,37 +79,44 @@ class Gpu:
     """Why it does not answer; empty where it does."""
 
 
-async def find_gpus() -> list[Gpu] | None:
-    """Read the GPUs in a thread, for `FIND_S` at most; None where NVML is not there, or does not answer."""
-    with trio.move_on_after(FIND_S):
-        return await trio.to_thread.run_sync(read_gpus, abandon_on_cancel=True)
-    return None
+class GpuReader:
+    """Reads the GPUs, a single reading at a time: a driver that hangs holds a single thread.
 
-
-def read_gpus() -> list[Gpu] | None:
-    """Read the GPUs within milliseconds to seconds; None where NVML is not there. Raises nothing.
-
-    Each GPU that the driver counts is in the list, with its `failure` where it does not answer. A single call into
-    a driver that hangs cannot be ended: a caller on an event loop uses `find_gpus`.
+    A process with several readings, such as a gateway, shares a reader.
     """
-    driver = _driver()
-    if driver is None or not _turn.acquire(timeout=READ_S):
-        return None
-    try:
-        return driver.read()
-    finally:
-        _turn.release()
 
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
 
-def read_driver() -> tuple[str, tuple[int, int]] | None:
-    """Return the driver's version, and the newest CUDA that it can run; None where NVML does not report both."""
-    driver = _driver()
-    if driver is None or not _turn.acquire(timeout=READ_S):
+    def __repr__(self) -> str:
+        return f"<GpuReader{', reading' if self._turn.locked() else ''}>"
+
+    async def find(self) -> list[Gpu] | None:
+        """Read the GPUs in a thread, for `FIND_S` at most; None where NVML is not there, or does not answer."""
+        with trio.move_on_after(FIND_S):
+            return await trio.to_thread.run_sync(self.read, abandon_on_cancel=True)
         return None
-    try:
-        return driver.read_versions()
-    finally:
-        _turn.release()
+
+    def read(self) -> list[Gpu] | None:
+        """Read the GPUs within milliseconds to seconds; None where NVML is not there. Raises nothing.
+
+        Each GPU that the driver counts is in the list, with its `failure` where it does not answer. A single call into
+        a driver that hangs cannot be ended: a caller on an event loop uses `find`.
+        """
+        return self._in_turn(_Driver.read)
+
+    def read_versions(self) -> tuple[str, tuple[int, int]] | None:
+        """Return the driver's version, and the newest CUDA that it can run; None where NVML does not report both."""
+        return self._in_turn(_Driver.read_versions)
+
+    def _in_turn(self, read: "Callable[[_Driver], _Read | None]") -> "_Read | None":
+        driver = _driver()
+        if driver is None or not self._turn.acquire(timeout=READ_S):
+            return None
+        try:
+            return read(driver)
+        finally:
+            self._turn.release()
 
 
 def has_other_gpus() -> bool:

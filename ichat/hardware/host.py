@@ -114,7 +114,7 @@ class CpuMeter:
 def read_resources(meter: CpuMeter, gpus: Sequence[Gpu] | None, workers: Mapping[int, str]) -> HostResources:
     """Return the hardware of this machine and how much of it is in use, in about a millisecond.
 
-    `gpus` is from `find_gpus`; `workers` has the ids of the managed workers by the pids of their first processes.
+    `gpus` is from a `GpuReader`; `workers` has the ids of the managed workers by the pids of their first processes.
     """
     memory = psutil.virtual_memory()
     own = psutil.Process()

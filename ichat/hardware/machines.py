@@ -17,7 +17,7 @@ import psutil
 import trio
 
 from ichat.config.checks import WORKER_ID
-from ichat.hardware.gpus import Gpu, find_gpus
+from ichat.hardware.gpus import Gpu, GpuReader
 from ichat.hardware.host import CpuMeter, worker_of
 from ichat.protocol.field_checks import MACHINE_NAME_CHARACTERS_MAX
 from ichat.protocol.messages import Machine, MachineGpu
@@ -99,8 +99,14 @@ def own_id() -> str:
 class MachineMonitor:
     """Reads this machine at intervals, for a worker or for the gateway."""
 
-    def __init__(self, workers: Callable[[], Mapping[int, str]], by: str = "") -> None:
-        """`workers` returns the workers' ids by the pids of their first processes; `by` is the worker that reads."""
+    def __init__(
+        self, workers: Callable[[], Mapping[int, str]], by: str = "", *, gpus: GpuReader | None = None
+    ) -> None:
+        """`workers` returns the workers' ids by the pids of their first processes; `by` is the worker that reads.
+
+        `gpus` reads the GPUs; None: nothing else in this process does.
+        """
+        self._gpus = gpus or GpuReader()
         self._workers = workers
         self._by = by
         self._meter = CpuMeter()
@@ -113,7 +119,7 @@ class MachineMonitor:
     async def watch_forever(self, every_s: float, seen: Callable[[], None] | None = None) -> None:
         """Read the machine at this interval, in a thread; `seen` is called after the first reading."""
         while True:
-            is_first, gpus = self.report is None, await find_gpus()
+            is_first, gpus = self.report is None, await self._gpus.find()
             self.report = await trio.to_thread.run_sync(read_machine, self._meter, gpus, self._workers(), self._by)
             if is_first and seen is not None:
                 seen()
@@ -125,7 +131,7 @@ def read_machine(
 ) -> MachineReport:
     """Return the hardware of this machine, and the use of its GPUs by workers, in about a millisecond.
 
-    `gpus` is from `find_gpus`; `workers` has ids by the pids of first processes; `by` is the worker that reports.
+    `gpus` is from a `GpuReader`; `workers` has ids by the pids of first processes; `by` is the worker that reports.
     """
     memory = psutil.virtual_memory()
     use = meter.read()

@@ -25,7 +25,7 @@ from ichat.config.schema import ManagedWorkerConfig
 from ichat.engines.flag_check import FlagEntry
 from ichat.engines.flags import KEY_VARIABLE
 from ichat.engines.kept_flags import Interpreter, read_kept
-from ichat.hardware.gpus import Gpu, find_gpus, has_other_gpus
+from ichat.hardware.gpus import Gpu, GpuReader, has_other_gpus
 from ichat.preflight.hub import HubFacts, ask_hub, read_hub
 from ichat.preflight.model_files import has_architecture, lack_of
 
@@ -124,12 +124,13 @@ async def collect_facts(
     *,
     within_s: float = COLLECT_S,
     limiter: trio.CapacityLimiter | None = None,
+    reader: GpuReader | None = None,
 ) -> Facts:
     """Return the system's answers within this time.
 
     `python` is the interpreter that the worker will have, `environment` all of its variables, `devices` the variable
     for the GPUs it may use. `known` has the interpreters that need not be asked again. `limiter` bounds the threads
-    that ask at once, also those with an answer that is not waited for any more.
+    that ask at once, also those with an answer that is not waited for any more. `reader` is as for `gpus_for`.
     """
     facts, gpus = Facts(devices=devices, visible=environment.get(devices)), None
 
@@ -144,17 +145,20 @@ async def collect_facts(
     with trio.move_on_after(within_s) as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
-            gpus = await gpus_for(devices)
+            gpus = await gpus_for(devices, reader)
     if scope.cancelled_caught:
         log.warning("what worker %s needs could not be checked within %g s", worker.model_name, within_s)
     return attrs.evolve(facts, gpus=gpus)
 
 
-async def gpus_for(devices: str) -> list[Gpu] | None:
-    """Return the GPUs that this variable counts; None: they are not known, since NVML knows NVIDIA's only."""
+async def gpus_for(devices: str, reader: GpuReader | None = None) -> list[Gpu] | None:
+    """Return the GPUs that this variable counts; None: they are not known, since NVML knows NVIDIA's only.
+
+    `reader` reads the GPUs; None: nothing else in this process does.
+    """
     if devices != VISIBLE:
         return None
-    gpus = await find_gpus()
+    gpus = await (reader or GpuReader()).find()
     is_without = gpus is None and not await trio.to_thread.run_sync(has_other_gpus)
     return [] if is_without else gpus
 

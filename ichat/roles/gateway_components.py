@@ -158,7 +158,7 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
         registry, parts.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed
     )
     supervisor = Supervisor(config, registry, balancer, log_store, state)
-    monitor = MachineMonitor(lambda: supervisor.pids)
+    monitor = MachineMonitor(lambda: supervisor.pids, gpus=supervisor.gpus)
     return Control(parts.auth, registry, balancer, quotas, ledger, log_store, heartbeats, supervisor, monitor)
 
 

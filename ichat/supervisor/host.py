@@ -7,6 +7,7 @@ import psutil
 import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
+from ichat.hardware.gpus import GpuReader
 from ichat.observability.logs.store import LogStore
 from ichat.preflight.facts import Facts, KnownPythons, collect_facts
 from ichat.supervisor.launch import devices_of, environment_of, python_of
@@ -82,8 +83,9 @@ class Host(Protocol):
 class LocalHost:
     """The gateway's own machine."""
 
-    def __init__(self, state: StateDirectory, logs: LogStore, times: SweepTimes | None = None) -> None:
+    def __init__(self, state: StateDirectory, logs: LogStore, gpus: GpuReader, times: SweepTimes | None = None) -> None:
         self.logs = logs
+        self._gpus = gpus
         self._state = state
         self._times = times or SweepTimes()
         self._pythons = KnownPythons()
@@ -99,13 +101,17 @@ class LocalHost:
         """Return this machine's facts about a worker before its start. `limiter` bounds how many ask at once."""
         python, environment = python_of(config, spec), environment_of(config, spec, "")
         devices = devices_of(config, spec)
-        return await collect_facts(spec, python, environment, devices, self._pythons, limiter=limiter)
+        return await collect_facts(
+            spec, python, environment, devices, self._pythons, limiter=limiter, reader=self._gpus
+        )
 
     async def spawn(self, config: Config, worker_id: str, spec: ManagedWorkerConfig) -> WorkerProcess:
         """Start a worker's first process. Raises OSError or ValueError where that cannot be."""
         output, process = self.logs.begin(worker_id), None
         try:
-            process = await WorkerProcess.spawn(worker_id, spec, config, self._state, output=output, times=self._times)
+            process = await WorkerProcess.spawn(
+                worker_id, spec, config, self._state, output=output, gpus=self._gpus, times=self._times
+            )
             return process
         finally:
             os.close(output)
@@ -116,4 +122,4 @@ class LocalHost:
     def adopt(self, worker_id: str, spec: ManagedWorkerConfig, adopted: AdoptedProcess) -> WorkerProcess:
         """Go on with a process that an earlier gateway has started."""
         self.logs.resume(worker_id)
-        return WorkerProcess(worker_id, spec, adopted, self._state, self._times)
+        return WorkerProcess(worker_id, spec, adopted, self._state, gpus=self._gpus, times=self._times)

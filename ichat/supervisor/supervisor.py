@@ -18,7 +18,7 @@ from ichat.fleet.packed_args import PackedArgs
 from ichat.fleet.registered_servers import id_for
 from ichat.fleet.registry import Registry
 from ichat.fleet.worker_calls import request_heartbeats
-from ichat.hardware.gpus import has_nvidia
+from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.http.parties import party_of
 from ichat.observability.logs.store import LogStore
 from ichat.protocol.messages import Heartbeat, parse_heartbeat
@@ -75,7 +75,10 @@ class Supervisor:
         self._workers: dict[str, ManagedWorker] = {}
         self._replaced: dict[str, str] = {}
         """The id of the worker that serves a model until another worker can, by the id of that worker."""
-        self._context = SupervisorContext(config, registry, LocalHost(state, log_store), self._remember_soon)
+        self.gpus = GpuReader()
+        """Reads the GPUs of this machine, for all of the gateway."""
+        host = LocalHost(state, log_store, self.gpus)
+        self._context = SupervisorContext(config, registry, host, self._remember_soon)
         self.loader = Loader(self._context, balancer, self._workers)
         """Loads and unloads the models that are loaded on demand."""
 

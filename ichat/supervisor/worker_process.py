@@ -15,7 +15,7 @@ import psutil
 import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
-from ichat.hardware.gpus import find_gpus, has_nvidia
+from ichat.hardware.gpus import GpuReader, has_nvidia
 from ichat.security.keys import hand_over
 from ichat.security.redact import shown
 from ichat.supervisor import processes
@@ -59,6 +59,8 @@ class WorkerProcess:
         spec: ManagedWorkerConfig,
         process: trio.Process | AdoptedProcess,
         state: StateDirectory,
+        *,
+        gpus: GpuReader,
         times: SweepTimes,
     ) -> None:
         """`spec` is the table that the process was started with."""
@@ -70,6 +72,7 @@ class WorkerProcess:
         self._process = process
         self._socket = state.socket_of(worker_id)
         self._mark = state.mark_of(worker_id)
+        self._gpus = gpus
         self._times = times
         self._held = contextlib.ExitStack()
         """The gateway's end of a pipe; when it closes, the worker sees that its gateway is gone."""
@@ -88,6 +91,7 @@ class WorkerProcess:
         state: StateDirectory,
         *,
         output: int,
+        gpus: GpuReader,
         times: SweepTimes,
     ) -> "WorkerProcess":
         """Start a worker that writes to the descriptor `output`. Raises OSError or ValueError where that cannot be."""
@@ -112,7 +116,7 @@ class WorkerProcess:
                 start_new_session=True,
                 pass_fds=[fd for fd in (watched, token_fd) if fd is not None],
             )
-            spawned = cls(worker_id, spec, process, state, times)
+            spawned = cls(worker_id, spec, process, state, gpus=gpus, times=times)
             spawned._held = held.pop_all()
             return spawned
 
@@ -191,7 +195,7 @@ class WorkerProcess:
             return
         with trio.move_on_after(self._times.gpu_free_s):
             while True:
-                gpus = await find_gpus() or []
+                gpus = await self._gpus.find() or []
                 if not any(process.pid in pids for gpu in gpus for process in gpu.processes):
                     return
                 await trio.sleep(self._times.gpu_poll_s)

@@ -15,7 +15,7 @@ from ichat.errors import ApiError
 from ichat.fleet.registry import Registry
 from ichat.hardware import gpus
 from ichat.hardware import machines as machine
-from ichat.hardware.gpus import Gpu, GpuProcess, read_gpus
+from ichat.hardware.gpus import Gpu, GpuProcess, GpuReader
 from ichat.hardware.host import CpuMeter
 from ichat.hardware.machines import MachineMonitor, MachineReport, machines_of, read_machine, report_of
 from ichat.protocol.messages import Heartbeat, Machine, MachineGpu, parse_heartbeat
@@ -57,7 +57,7 @@ def test_what_a_worker_holds(processes, held):
 
 def test_what_is_read_fits_into_a_beat():
     """This machine as it is, with GPUs or without, is taken by a gateway as it was sent."""
-    for found in (None, [], [Gpu(0, failure="GPU is lost")], read_gpus()):
+    for found in (None, [], [Gpu(0, failure="GPU is lost")], GpuReader().read()):
         report = read_machine(CpuMeter(), found, {OWN: "w"}, "w")
         sent = json.loads(json.dumps(attrs.asdict(Heartbeat(**NEEDED, machine=report.machine))))
         assert parse_heartbeat(sent).machine == report.machine
@@ -73,7 +73,7 @@ def test_nothing_is_imported_without_a_driver(monkeypatch, tmp_path):
     monkeypatch.setattr(gpus.importlib, "import_module", lambda name: pytest.fail(f"{name} is imported"))
     (tmp_path / "0").mkdir()
     (tmp_path / "0/vendor").write_text("0x8086\n")
-    assert (gpus.has_nvidia(), read_gpus()) == (False, None)
+    assert (gpus.has_nvidia(), GpuReader().read()) == (False, None)
     (tmp_path / "0/vendor").write_text("0x10de\n")
     assert gpus.has_nvidia()
     (tmp_path / "0/vendor").unlink()
@@ -81,17 +81,17 @@ def test_nothing_is_imported_without_a_driver(monkeypatch, tmp_path):
     assert gpus.has_nvidia()
 
 
-async def test_a_driver_that_hangs_holds_no_lookout_up(monkeypatch, mock_clock):
+async def test_a_driver_that_hangs_holds_no_lookout_up(mock_clock):
     """The machine is told of without its GPUs, at each interval anew, and the first time is said."""
     calls, seen = [], []
 
-    async def hang():
-        calls.append(trio.current_time())
-        with trio.move_on_after(gpus.FIND_S):
-            await trio.sleep_forever()
+    class Hanging(GpuReader):
+        async def find(self):
+            calls.append(trio.current_time())
+            with trio.move_on_after(gpus.FIND_S):
+                await trio.sleep_forever()
 
-    monkeypatch.setattr(machine, "find_gpus", hang)
-    lookout = MachineMonitor(dict, "w")
+    lookout = MachineMonitor(dict, "w", gpus=Hanging())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lookout.watch_forever, 10.0, lambda: seen.append(trio.current_time()))
         while len(calls) < 3:

@@ -22,7 +22,7 @@ from support.programs import LIMIT_S
 from ichat.config.schema import ManagedWorkerConfig
 from ichat.hardware import gpus
 from ichat.hardware import host as resources
-from ichat.hardware.gpus import Gpu, GpuProcess, find_gpus, read_gpus
+from ichat.hardware.gpus import Gpu, GpuProcess, GpuReader
 from ichat.preflight.facts import Facts, Holder, KnownPythons, collect_facts, read_facts
 from ichat.preflight.obstacles import problems_of
 
@@ -52,7 +52,7 @@ def test_a_gpu_is_read_whole(machine):
     """Identity, memory, use and processes, by names that say their units; NVML is let go of afterwards."""
     nvml = machine()
     own = GpuProcess(os.getpid(), 30 * GIB, psutil.Process().name())
-    assert read_gpus() == [
+    assert GpuReader().read() == [
         Gpu(0, "GPU-1", "NVIDIA H100", 80 * GIB, 30 * GIB, 50 * GIB, use=0.75, processes=(own,)),
     ]
     assert (nvml.inits, nvml.shutdowns) == (1, 1)
@@ -61,7 +61,7 @@ def test_a_gpu_is_read_whole(machine):
 def test_numbers_are_in_the_order_of_the_pci_bus(machine):
     """Whatever the order in which NVML tells of them, 0 is the one that CUDA calls 0 by PCI_BUS_ID."""
     machine(buses=(0x81, 0x01, 0x41))
-    assert [(gpu.index, gpu.uuid) for gpu in read_gpus()] == [(0, "GPU-1"), (1, "GPU-65"), (2, "GPU-129")]
+    assert [(gpu.index, gpu.uuid) for gpu in GpuReader().read()] == [(0, "GPU-1"), (1, "GPU-65"), (2, "GPU-129")]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_numbers_are_in_the_order_of_the_pci_bus(machine):
 def test_a_machine_without_gpus(monkeypatch, module, found):
     """No package, another of that name, no library, no driver: None; a driver without a GPU: none."""
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    assert read_gpus() == found
+    assert GpuReader().read() == found
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_machine_without_gpus(monkeypatch, module, found):
 def test_a_driver_that_fails_midway(machine, call, error):
     """Every GPU is still told of, with what is known, and NVML is let go of."""
     nvml = machine(buses=(1, 2), instead={call: error})
-    found = read_gpus()
+    found = GpuReader().read()
     assert [gpu.index for gpu in found] == [0, 1]
     assert (nvml.inits, nvml.shutdowns) == (1, call != "nvmlShutdown")
     if call == "nvmlDeviceGetMemoryInfo":
@@ -110,7 +110,7 @@ def test_a_driver_that_fails_midway(machine, call, error):
 def test_a_gpu_that_is_lost_keeps_its_number(machine):
     """It is in the list with its reason, which is not its neighbour's."""
     machine(buses=(1, 2, 3), instead={("nvmlDeviceGetHandleByIndex", 1): NVMLError(15)})
-    assert [(gpu.index, gpu.failure) for gpu in read_gpus()] == [(0, ""), (1, "GPU is lost"), (2, "")]
+    assert [(gpu.index, gpu.failure) for gpu in GpuReader().read()] == [(0, ""), (1, "GPU is lost"), (2, "")]
 
 
 def test_what_a_gpu_does_not_know_is_no_failure(machine):
@@ -131,7 +131,7 @@ def test_what_a_gpu_does_not_know_is_no_failure(machine):
         types.SimpleNamespace(pid=2**40 + 1, usedGpuMemory=None),
     ]
     nothing = (GpuProcess(2**40, None), GpuProcess(2**40 + 1, None))
-    assert read_gpus() == [Gpu(0, "GPU-1", "NVIDIA GB10", processes=nothing, is_split=True)]
+    assert GpuReader().read() == [Gpu(0, "GPU-1", "NVIDIA GB10", processes=nothing, is_split=True)]
 
 
 def test_a_process_that_computes_and_draws_is_told_of_once(machine):
@@ -143,7 +143,7 @@ def test_a_process_that_computes_and_draws_is_told_of_once(machine):
             "nvmlDeviceGetGraphicsRunningProcesses": [types.SimpleNamespace(pid=2**40, usedGpuMemory=GIB)],
         }
     )
-    processes = read_gpus()[0].processes
+    processes = GpuReader().read()[0].processes
     assert processes[:2] == (GpuProcess(2**40, GIB), GpuProcess(2**40 + 299, 299))
     assert len(processes) == len({process.pid for process in processes}) == gpus.PROCESSES_MAX
 
@@ -152,9 +152,9 @@ def test_a_slow_driver_is_left_alone_after_a_while(machine, monkeypatch):
     """What was not read in time is not known, and the GPU says so."""
     monkeypatch.setattr(gpus, "READ_S", 0.5)
     machine(instead={"nvmlDeviceGetPciInfo": lambda: threading.Event().wait(0.6)})
-    assert read_gpus() == [Gpu(0, failure="the driver has not told everything within 0.5 s")]
+    assert GpuReader().read() == [Gpu(0, failure="the driver has not told everything within 0.5 s")]
     machine(instead={"nvmlInit": lambda: threading.Event().wait(0.6)})
-    assert read_gpus() is None
+    assert GpuReader().read() is None
 
 
 async def test_a_driver_that_hangs_holds_nobody_up(machine, monkeypatch):
@@ -168,23 +168,23 @@ async def test_a_driver_that_hangs_holds_nobody_up(machine, monkeypatch):
         go_on.wait(LIMIT_S)
         return 1
 
-    nvml = machine(instead={"nvmlDeviceGetCount": hang})
+    reader, nvml = GpuReader(), machine(instead={"nvmlDeviceGetCount": hang})
     try:
-        assert await find_gpus() is None
+        assert await reader.find() is None
         assert stuck.wait(LIMIT_S)
-        assert read_gpus() is None
+        assert reader.read() is None
         assert nvml.inits == 1
     finally:
         go_on.set()
     nvml.instead.clear()
     monkeypatch.setattr(gpus, "READ_S", 5.0)
-    assert len(await trio.to_thread.run_sync(read_gpus)) == 1
+    assert len(await trio.to_thread.run_sync(reader.read)) == 1
 
 
 def test_with_the_real_module():
     """nvidia-ml-py where it is installed, on whatever machine this is: a list or None."""
     pytest.importorskip("pynvml")
-    assert read_gpus() is None or isinstance(read_gpus(), list)
+    assert GpuReader().read() is None or isinstance(GpuReader().read(), list)
 
 
 # Resources.

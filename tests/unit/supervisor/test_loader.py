@@ -13,6 +13,7 @@ from ichat.config.schema import Config, ManagedWorkerConfig, Restart, Routing, S
 from ichat.errors import ApiError
 from ichat.fleet.registry import Registry
 from ichat.fleet.waiting import wait_lease
+from ichat.hardware.gpus import GpuReader
 from ichat.protocol.messages import Heartbeat
 from ichat.routing.balancer import Balancer
 from ichat.routing.request import Lease, RoutingRequest
@@ -139,7 +140,7 @@ class Rig:
         restart = Restart(**{"first_s": 5.0, "attempts_max": 3, **restart})
         config = Config(timeouts=TIMEOUTS, restart=restart, swap_sets=[SwapSetConfig(list(one)) for one in sets])
         state = StateDirectory(str(tmp_path), str(tmp_path))
-        self.context = Context(config, self.registry, LocalHost(state, LogStore()), lambda: None)
+        self.context = Context(config, self.registry, LocalHost(state, LogStore(), GpuReader()), lambda: None)
         self.context.rig = self
         self.workers = {}
         self.loader = Loader(self.context, self.balancer, self.workers)
