@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import psutil
 import pytest
+from support.peers import post_of
 from support.programs import LIMIT_S, ROOT, alive
 from support.real_engines import (
     ENGINES,
@@ -568,9 +569,7 @@ def change_sleep(chat, name):
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(LIMIT_S)
         sock.connect(path)
-        sock.sendall(
-            b"POST /%b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 0\r\n\r\n" % name.encode()
-        )
+        sock.sendall(post_of(b"", b"/%b" % name.encode(), b"connection: close\r\n"))
         answer = http.client.HTTPResponse(sock)
         answer.begin()
         return answer.status, json.load(answer)

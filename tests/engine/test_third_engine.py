@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+from support.peers import post_of
 from support.programs import LIMIT_S, ROOT, Program, alive
 from support.real_engines import LOAD_S
 
@@ -153,10 +154,7 @@ def test_a_client_that_hangs_up_aborts_the_generation(gateway, stream):
     clients = []
     for _ in range(2):
         sock = socket.create_connection(("127.0.0.1", gateway.port))
-        sock.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%b" % (len(body), body)
-        )
+        sock.sendall(post_of(body, b"/v1/chat/completions", b"content-type: application/json\r\n"))
         clients.append(sock)
 
     def load():

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import trio
-from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, reset, until
+from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, post_of, reset, until
 
 from ichat.config import load as configuration
 from ichat.fleet.worker_record import WorkerEnd
@@ -270,9 +270,7 @@ async def test_the_body_is_freed_once_there_is_a_response(routed, connect):
 
     client, _ = await routed(N_TO_A_OR_B + ASKED_FOR, a=failing(503), b=slow)
     body = json.dumps({"model": "n", "stream": True, "prompt": "x" * 100_000}).encode()
-    await client.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(post_of(body))
     received = b""
     with trio.fail_after(LIMIT_S):
         while b'{"n": 1}' not in received:
@@ -308,7 +306,7 @@ async def test_a_client_that_leaves_ends_it_all(routed, connect):
     client, upstreams = await routed(N_TO_A_OR_B + ASKED_FOR, a=silent, b=answering("b"))
     port = client.stream.socket.getpeername()[1]
     leaving = await connect(port)
-    await leaving.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "n"}')
+    await leaving.send(post_of(b'{"model": "n"}'))
     await until(lambda: asked(upstreams["a"]))
     await leaving.stream.aclose()
     while b'ichat_requests_cancelled_total{phase="waiting"} 1.0' not in (await client.get(b"/metrics"))[2]:
@@ -355,10 +353,7 @@ async def test_a_session_stays_on_its_side(routed, connect):
 
     async def ask(session):
         body = b'{"model": "n"}'
-        await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n%b"
-            % (session, len(body), body)
-        )
+        await client.send(post_of(body, head=session))
         return (await client.response())[2]
 
     sides = {}
@@ -568,10 +563,7 @@ async def test_the_plan_is_explained(served, strict, expected):
         session = f"s{number}".encode()
         model = (await explain(b"?session=" + session))["model"]
         body = b'{"model": "n"}'
-        await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-session-id: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (session, len(body), body)
-        )
+        await client.send(post_of(body, head=b"x-session-id: %b\r\n" % session))
         assert (await client.response())[2] == model.encode()
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.peers import chunk, code_of, plain
+from support.peers import chunk, code_of, plain, post_of
 
 KEYED = """
 [[security.keys]]
@@ -35,7 +35,7 @@ async def test_errors_of_the_messages_api_have_its_shape(gateway_to, serve, conn
     assert (status, id_) == (404, headers[b"x-request-id"].decode())
     assert message.startswith("The model `nope` does not exist.")
     assert json.loads(body)["error"]["code"] == "model_not_found"
-    await client.send(b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n{" % path)
+    await client.send(post_of(b"{", path))
     status, _, body = await client.response()
     assert status == 400
     anthropics(body, "invalid_request_error")

@@ -18,6 +18,7 @@ from support.peers import (
     code_of,
     event,
     plain,
+    post_of,
     reset,
     until,
 )
@@ -118,10 +119,7 @@ async def test_no_head_ends_like_a_body(serve, gateway_to, connect):
     client = await connect(await gateway_to({"m": port}))
     body = b'{"model": "m"}'
     for number in range(20):
-        await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: a%d0\r\ncontent-length: %d\r\n\r\n%b"
-            % (number, len(body), body)
-        )
+        await client.send(post_of(body, head=b"x-request-id: a%d0\r\n" % number))
         data = b""
         with trio.fail_after(LIMIT_S):
             while not data.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):
@@ -149,10 +147,7 @@ async def test_a_slow_reader_holds_up_its_upstream_and_nobody_else(serve, gatewa
     gateway = await gateway_to({"m": port})
     slow, quick = await connect(gateway), await connect(gateway)
     body = b'{"model": "m", "big": 1}'
-    await slow.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-        % (len(body), body)
-    )
+    await slow.send(post_of(body, head=b"connection: close\r\n"))
     await until(lambda: progress)
     await trio.testing.wait_all_tasks_blocked(0.02)
     assert len(progress) < len(big), "the upstream was never held back"
@@ -181,7 +176,7 @@ async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, con
     upstream, port = await serve(reply)
     gateway = await gateway_to({"m": port}, "[timeouts]\nclient_stall_s = 3600\n")
     client = await connect(gateway)
-    await client.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await client.send(post_of(b'{"model": "m"}'))
     with trio.fail_after(LIMIT_S):
         await begun.wait()
     await trio.testing.wait_all_tasks_blocked(0.05)
@@ -271,10 +266,7 @@ async def test_a_request_that_kills_its_upstream_kills_no_other(serve, nursery, 
     body = b'{"model": "m"}'
     statuses = []
     for _ in range(2):
-        await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-session-id: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (session, len(body), body)
-        )
+        await client.send(post_of(body, head=b"x-session-id: %b\r\n" % session))
         statuses.append((await client.response())[0])
     assert statuses == [200, 502]
     assert (len(victim.requests), len(other.requests)) == (2, 0)
@@ -306,9 +298,7 @@ async def test_a_body_that_ends_with_its_connection(serve, gateway_to, connect, 
     upstream, port = await serve(reply)
     client = await connect(await gateway_to({"m": port}, "[timeouts]\nclient_stall_s = 0.3\n"))
     body = b'{"model": "m"}'
-    await client.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(post_of(body))
     await until(lambda: upstream.closed)
     assert await ended(client) == ("ended" if how == "whole" else "broken")
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import trio
-from support.peers import SSE_END, SSE_HEAD, chunk, code_of, event, plain, until
+from support.peers import SSE_END, SSE_HEAD, chunk, code_of, event, plain, post_of, until
 from support.programs import LIMIT_S
 
 from ichat.config.schema import CircuitBreaker, Config, Key, Limits, Routing, Security
@@ -557,9 +557,7 @@ async def test_clients_that_leave_open_no_circuit(serve, gateway_to, connect):
     for number in range(4):
         client = await connect(gateway)
         body = b'{"model": "m", "slow": true}'
-        await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-        )
+        await client.send(post_of(body))
         await until(lambda number=number: len(upstream.requests) > number)
         await client.stream.aclose()
     client = await connect(gateway)

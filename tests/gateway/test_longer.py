@@ -5,7 +5,7 @@ import json
 import pytest
 import trio
 from support.exposition import shown
-from support.peers import JSON_POST, SSE_END, SSE_HEAD, code_of, event, plain, until
+from support.peers import JSON_POST, SSE_END, SSE_HEAD, code_of, event, plain, post_of, until
 
 TOO_LONG = {
     "message": "It has 256 tokens.", "type": "invalid_request_error", "param": None, "code": "context_length_exceeded",
@@ -220,9 +220,7 @@ async def test_a_client_that_leaves_while_the_longer_model_is_asked(site):
 
     client, workers = await site(short=(256, refusing()), long=(4096, waiting))
     body = json.dumps({"model": "n", **words(20)}).encode()
-    await client.send(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(post_of(body, b"/v1/chat/completions"))
     await until(lambda: asked_of(workers["long"]) == 1)
     await client.stream.aclose()
     with trio.fail_after(30):

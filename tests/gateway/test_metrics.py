@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from support.exposition import PROCESS, Shown, exposing, heartbeat, known, own, read, shown
-from support.peers import SSE_END, SSE_HEAD, code_of, event, plain, turns_until, until
+from support.peers import SSE_END, SSE_HEAD, code_of, event, plain, post_of, turns_until, until
 from support.programs import LIMIT_S
 
 from ichat.config.schema import CircuitBreaker
@@ -63,7 +63,7 @@ async def test_a_stream_is_measured(serve, gateway_to, connect, mock_clock, monk
     upstream, port = await serve(reply)
     gateway = await gateway_to({"m": port})
     client = await connect(gateway)
-    await client.send(b'POST /chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await client.send(post_of(b'{"model": "m"}', b"/chat/completions"))
     await turns_until(lambda: upstream.requests)
     mock_clock.jump(0.5)
     during = await shown(connect, gateway)
@@ -111,9 +111,7 @@ async def test_gaps_are_counted_by_model(serve, gateway_to, connect):
     gateway = await gateway_to({"m": port})
     client = await connect(gateway)
     body = b'{"model": "m"}'
-    await client.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(post_of(body))
     received = b""
     for number in range(3):
         while not received.endswith(event(number)):
@@ -209,9 +207,7 @@ async def test_those_who_leave_are_counted_by_how_far_they_were(serve, gateway_t
     clients = [await connect(gateway) for _ in range(3)]
     for number, client in enumerate(clients):
         body = b'{"model": "m", "x": "%b"}' % (b"stream" if number == 1 else b"plain!")
-        await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-        )
+        await client.send(post_of(body))
         if number < 2:
             await until(lambda number=number: len(upstream.requests) == number + 1)
     assert await clients[1].stream.receive_some()
@@ -242,7 +238,7 @@ async def test_who_takes_nothing_has_left(serve, gateway_to, connect, tmp_path):
     path = tmp_path / "access.log"
     gateway = await gateway_to({"m": port}, f'[timeouts]\nclient_stall_s = 0.3\n[logs]\naccess_log = "{path}"\n')
     reader, sender = await connect(gateway), await connect(gateway)
-    await reader.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await reader.send(post_of(b'{"model": "m"}'))
     await sender.send(b'POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model"')
     await trio.testing.wait_all_tasks_blocked()
     await sender.stream.aclose()

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import trio
-from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, chunk, code_of, event, plain, until
+from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, chunk, code_of, event, plain, post_of, until
 
 from ichat.fleet.worker_record import WorkerEnd
 from ichat.http.keepalive import COMMENT, is_comment
@@ -423,10 +423,7 @@ async def test_a_key_sees_only_its_models(open_site, connect):
         _, _, body = await client.response(b"GET")
         assert [one["id"] for one in json.loads(body)["data"]] == expected
     body = b'{"model": "m"}'
-    await client.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer sk-yours-0123456789\r\n"
-        b"content-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(post_of(body, head=b"authorization: Bearer sk-yours-0123456789\r\n"))
     status, _, _ = await client.response()
     assert status in (403, 404)
     assert site.balancer.demand("m").waiting == 0

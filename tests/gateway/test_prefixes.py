@@ -6,7 +6,7 @@ import socket
 import pytest
 import trio
 from support.exposition import heartbeat
-from support.peers import JSON_POST, SSE_HEAD, chunk, code_of, plain, until
+from support.peers import JSON_POST, SSE_HEAD, chunk, code_of, plain, post_of, until
 
 from ichat.fleet.prefix_reports import REPORT_BYTES_MAX
 from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, parse_chain
@@ -473,10 +473,7 @@ async def test_a_worker_gets_the_chains_that_it_wants(fleet):
         await site.report(worker_id, have=digests)
         body = json.dumps({"model": "m", "messages": messages}).encode()
         client = await site._connect(site.port)
-        await client.send(
-            b"POST %b HTTP/1.1\r\nhost: localhost\r\nX-Ichat-Prefix: 1;00\r\ncontent-length: %d\r\n\r\n%b"
-            % (CHAT, len(body), body)
-        )
+        await client.send(post_of(body, CHAT, b"X-Ichat-Prefix: 1;00\r\n"))
         assert (await client.response())[0] == 200
         [(head, _)] = [one for one in site.workers[worker_id][0].requests if one[0].method == b"POST"]
         sent = [value for name, value in head.headers if name == b"x-ichat-prefix"]

@@ -8,7 +8,7 @@ import time
 import openai
 import pytest
 import trio
-from support.peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, turns_until, until
+from support.peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, post_of, turns_until, until
 
 from ichat.config import load as configuration
 from ichat.errors import Exit
@@ -68,8 +68,7 @@ async def shows(client, text):
 async def ask(connect, port, body, target=b"/v1/chat/completions", content_type=b"application/json", headers=b""):
     client = await connect(port)
     await client.send(
-        b"POST %b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer mine\r\ncontent-type: %b\r\n%bcontent-length: %d\r\n\r\n%b"
-        % (target, content_type, headers, len(body), body)
+        post_of(body, target, b"authorization: Bearer mine\r\ncontent-type: %b\r\n%b" % (content_type, headers))
     )
     return await client.response()
 
@@ -393,7 +392,7 @@ async def test_who_leaves_the_queue_takes_nothing(routed, connect, nursery):
     nursery.start_soon(ask, connect, port, b'{"model": "m"}')
     await until(lambda: upstream.requests)
     leaver = await connect(port)
-    await leaver.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await leaver.send(post_of(b'{"model": "m"}'))
     metrics = await connect(port)
     await shows(metrics, b'ichat_requests_queued{model="m"} 1.0')
     await leaver.stream.aclose()

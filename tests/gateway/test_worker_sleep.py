@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import trio
-from support.peers import until
+from support.peers import post_of, until
 from support.programs import LIMIT_S
 
 from ichat import errors
@@ -81,7 +81,7 @@ async def test_a_worker_with_requests_does_not_sleep(make_worker, connect, tmp_p
     rig, port = await make_worker("--sleeps", token="t")
     client, gateway, there = await connect(port), await connect(port), tmp_path / "there"
     body = json.dumps({"until_there": str(there)}).encode()
-    await client.send(b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await client.send(post_of(body, b"/v1/x"))
     await until(lambda: rig.engine.running == 1)
     status, answer = await change(gateway, "sleep")
     assert (status, answer["error"]["code"]) == (409, "conflict")
@@ -145,9 +145,7 @@ async def test_a_caller_that_leaves_changes_nothing(make_worker, connect, name):
     if name == "wake":
         await change(gateway, "sleep")
     rig.engine.holds = True
-    await gateway.send(
-        b"POST /%b HTTP/1.1\r\nhost: localhost\r\nx-ichat-proof: t\r\ncontent-length: 0\r\n\r\n" % name.encode()
-    )
+    await gateway.send(post_of(b"", b"/%b" % name.encode(), b"x-ichat-proof: t\r\n"))
     await until(lambda: rig.engine.changes[-1:] == [name])
     await gateway.stream.aclose()
     await until(lambda: not rig.door.clients)
