@@ -400,7 +400,7 @@ def test_links_lead_somewhere(document):
             assert heading in slugs, target
 
 
-def test_the_files_that_prose_names_are_there(document):
+def test_every_file_named_in_prose_exists(document):
     """A module that was renamed keeps no old name in a document; packages are named without their `ichat/`."""
     names = re.findall(r"`([\w/]+\.(?:py|md|toml|example))`", document.read_text(encoding="utf-8"))
     places = (ROOT, ROOT / "ichat", document.parent)

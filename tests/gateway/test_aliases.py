@@ -186,7 +186,7 @@ async def test_busy_is_a_reason_only_where_it_is_asked_for(served, connect, nurs
 @pytest.mark.parametrize(
     ("reply", "reason"), [(failing(500), "5xx"), (failing(503), "5xx"), (failing(429), "429"), (closing, "5xx")]
 )
-async def test_what_an_external_route_answers(routed, reply, reason):
+async def test_an_external_routes_error_is_passed_on_unless_fallbacks_are_allowed(routed, reply, reason):
     """It is passed on, as by default, or another one is asked, where that is allowed; the last one's is passed on."""
     client, upstreams = await routed(a=reply, b=answering("b"))
     before, headers, _ = await client.ask("n")
@@ -219,7 +219,7 @@ async def test_no_first_byte_in_time(routed):
 
 
 @pytest.mark.parametrize("reply", [failing(500), failing(429), closing, silent])
-async def test_what_a_worker_may_have_worked_on_goes_nowhere_else(served, reply):
+async def test_a_request_that_a_worker_may_have_worked_on_goes_nowhere_else(served, reply):
     """However much is asked for."""
     more = "[timeouts]\nfirst_byte_s = 0.2\n" + N_TO_A_OR_B + ASKED_FOR
     client, upstreams = await served(more, a=reply, b=answering("b"))
@@ -314,7 +314,7 @@ async def test_a_client_that_leaves_ends_it_all(routed, connect):
     assert not asked(upstreams["b"])
 
 
-async def test_all_are_asked_before_the_client_is_told(served):
+async def test_the_error_after_all_targets_names_every_model(served):
     """One message has every model and why; the status is the last one's."""
     client, _ = await served(a=None)
     status, _, body = await client.ask("n")
@@ -611,7 +611,7 @@ def on_demand(registry, model):
     return worker
 
 
-async def test_a_model_that_is_loaded_on_demand(serve, served, contexts, connect, nursery):
+async def test_a_cold_target_is_waited_for_unless_it_fails(serve, served, contexts, connect, nursery):
     """A request waits for the load of the first one, or goes on where `loading` is asked for; a failed load leads on."""
     more = N_TO_A_OR_B + N_TO_A_OR_B.replace('"n"', '"quick"') + 'fallback_on = ["loading"]\n'
     client, _ = await served(more, b=answering("b"))

@@ -128,7 +128,7 @@ async def test_no_head_ends_like_a_body(serve, gateway_to, connect):
         assert data.partition(b"\r\n\r\n")[0].endswith(b"\r\ntransfer-encoding: chunked")
 
 
-async def test_a_slow_reader_holds_up_its_upstream_and_nobody_else(serve, gateway_to, connect):
+async def test_a_slow_reader_holds_up_its_own_upstream_only(serve, gateway_to, connect):
     """Backpressure reaches the upstream of a client that does not read; another stream goes on; nothing is lost."""
     big = [chunk(b"%07d" % number + b"x" * 60_000) for number in range(400)]
     progress = []
@@ -157,7 +157,7 @@ async def test_a_slow_reader_holds_up_its_upstream_and_nobody_else(serve, gatewa
 
 
 @pytest.mark.parametrize("when", ["before the head", "after the head", "in the stream", "while it does not read"])
-async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, connect, when):
+async def test_a_client_that_hangs_up_closes_its_upstream_in_every_phase(serve, gateway_to, connect, when):
     """In every phase the upstream connection is closed, which is what makes an engine abort."""
     begun = trio.Event()
 
@@ -645,7 +645,7 @@ def asked(upstream):
 
 
 @pytest.mark.parametrize("code", ["engine_dead", "draining", "model_not_ready"])
-async def test_what_a_worker_declines_goes_to_another_one(serve, gateway_to, connect, code):
+async def test_a_declined_request_goes_to_another_worker(serve, gateway_to, connect, code):
     """Its engine has not seen the request: another worker gets it whole, and this one nothing more until its next beat."""
     (declined, first), (answered, second) = await serve(declining(code)), await serve(hello)
     client = await connect(await gateway_to({}))
@@ -661,7 +661,7 @@ async def test_what_a_worker_declines_goes_to_another_one(serve, gateway_to, con
     assert (described["state"], described["in_flight"], described["circuit"]["failures"]) == ("unhealthy", 0, 0)
 
 
-async def test_what_the_only_worker_declines_is_answered_as_for_one_that_starts(serve, gateway_to, connect):
+async def test_a_request_that_the_only_worker_declines_is_503_with_a_wait(serve, gateway_to, connect):
     """503 with a time to wait and the state, without asking again, until a beat says that it is well."""
     upstream, port = await serve(declining("engine_dead"))
     client = await connect(await gateway_to({}))

@@ -136,7 +136,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("kind", [b"text/event-stream", b"application/json"])
-async def test_what_is_a_gap(kind, mock_clock, nursery):
+async def test_a_gap_is_between_two_pieces_of_an_event_stream(kind, mock_clock, nursery):
     """Between two pieces of an event stream; not before the first, nor while the client does not read."""
     hub = Hub()
     ours, upstream = trio.socket.socketpair()
@@ -194,7 +194,7 @@ async def test_what_is_a_gap(kind, mock_clock, nursery):
         sock.close()
 
 
-async def test_those_who_leave_are_counted_by_how_far_they_were(serve, gateway_to, connect):
+async def test_cancelled_requests_are_counted_by_phase(serve, gateway_to, connect):
     """One waits in a queue, one for an answer, one reads a stream."""
 
     async def reply(stream, head, body):
@@ -226,7 +226,7 @@ async def test_those_who_leave_are_counted_by_how_far_they_were(serve, gateway_t
     assert await now("ichat_requests_queued", model="m") == 0
 
 
-async def test_who_takes_nothing_has_left(serve, gateway_to, connect, tmp_path):
+async def test_a_client_that_does_not_read_counts_as_left(serve, gateway_to, connect, tmp_path):
     """The end of a client that does not read is its own, not the gateway's; so is that of one that stops sending."""
 
     async def reply(stream, head, body):
@@ -287,7 +287,7 @@ metrics = true
 
 
 @pytest.mark.parametrize("keys", ["", ONE_KEY])
-async def test_what_nobody_has_is_counted_once(serve, gateway_to, connect, monkeypatch, keys):
+async def test_unknown_models_are_counted_by_route_and_status_only(serve, gateway_to, connect, monkeypatch, keys):
     """Of requests without a model that there is, /metrics has their number by route and status, and nothing else."""
     monkeypatch.setenv("ICHAT_TEST_KEY", "one-key-for-all-of-them")
     _, port = await serve(hello)
@@ -356,7 +356,7 @@ async def test_models_that_come_and_go_leave_little(monkeypatch):
     assert tokens[counted.OTHER] - 50 + sum(tokens.get(f"many{number}", 0) for number in range(20)) == 20
 
 
-async def test_what_is_known_of_workers_goes_with_them():
+async def test_metrics_of_a_worker_go_with_it():
     """State, restarts and circuit have the worker's name, and none of them is left when it is gone."""
     registry, metrics = known("route")
     registry.external = {"route": [Endpoint(Upstream("u", "u", 1), b"external:route", 1)]}
@@ -469,7 +469,7 @@ async def test_a_worker_without_metrics_is_left_out(serve, gateway_to, connect, 
     assert not now.labels("x")
 
 
-async def test_two_who_ask_at_once_share_what_is_found(serve, connect, gateway_to, mock_clock):
+async def test_concurrent_scrapes_share_one_result(serve, connect, gateway_to, mock_clock):
     """A worker is asked once for all who ask within a second, and again later."""
     upstream, port = await serve(exposing(OURS))
     gateway = await gateway_to({})

@@ -149,7 +149,7 @@ async def test_sessions_go_first(fleet):
 
 
 @pytest.mark.parametrize("case", ["one endpoint", "short", "another route", "another policy", "no header"])
-async def test_who_has_no_choice_to_make_pays_nothing(fleet, case):
+async def test_a_model_with_one_worker_needs_no_digests(fleet, case):
     """No digests are made, none sent, none told."""
     more = {
         "another policy": AWARE.replace("prefix_aware", "least_loaded"),
@@ -217,7 +217,7 @@ async def waiting(site, count):
             await trio.sleep(0.01)
 
 
-async def test_who_did_not_get_a_request_holds_nothing_new(fleet):
+async def test_an_unreached_worker_holds_no_new_prefix(fleet):
     """It goes to another worker with its chain; the one that could not be reached has what it had."""
     site = await fleet("b")
     with socket.socket() as closed:
@@ -281,7 +281,7 @@ async def test_the_header_is_of_the_gateway_that_answers(fleet, gateway_to, conn
         assert (await client.everything()).lower().count(b"x-ichat-prefix:") == expected
 
 
-async def test_it_is_written_down(fleet, tmp_path):
+async def test_prefix_hits_are_in_metrics_and_access_log(fleet, tmp_path):
     """In the metrics and in the access log."""
     log = tmp_path / "access"
     site = await fleet("a", "b", more=f'{AWARE}[logs]\naccess_log = "{log}"\n')
@@ -443,7 +443,7 @@ async def test_a_report_is_of_a_start_that_is_known(fleet):
     assert (await site.ask(messages))[1][0] == 0
 
 
-async def test_a_wrong_report_is_refused(fleet):
+async def test_a_wrong_prefix_report_is_refused_over_http(fleet):
     """It changes nothing."""
     site = await fleet("a", "b")
     known = {"worker_id": "a", "start_id": "1"}

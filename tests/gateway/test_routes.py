@@ -123,7 +123,7 @@ async def test_where_a_route_leads(routed, connect, path, expected):
     assert upstream.requests[0][0].target == expected
 
 
-async def test_who_waits_is_told_of_the_end(routed, connect, nursery):
+async def test_a_stopping_gateway_refuses_its_queues_at_once(routed, connect, nursery):
     """A gateway that is told to stop refuses its queues at once, so that their clients can go elsewhere."""
     go, reply = held()
     upstream, port = await routed(reply, "max_in_flight = 1\n")
@@ -189,7 +189,7 @@ def test_a_missing_key_is_found_before_anything_starts(monkeypatch, value):
     assert caught.value.code == 64
 
 
-async def test_what_the_upstream_does_not_support(routed, connect, caplog):
+async def test_unsupported_parameters_are_refused_or_dropped(routed, connect, caplog):
     """Refused by name, or dropped where the route says so; what is not OpenAI's passes; said once in the log."""
     body = b'{"model": "m", "reasoning_effort": "low", "top_k": 3, "n": 1}'
     upstream, port = await routed()
@@ -385,7 +385,7 @@ async def test_a_queue_has_two_bounds(routed, connect, nursery, mock_clock):
     assert waited[1][0] == 200
 
 
-async def test_who_leaves_the_queue_takes_nothing(routed, connect, nursery):
+async def test_a_client_that_leaves_the_queue_loses_no_place(routed, connect, nursery):
     """A client that hangs up while it waits is out of the queue, and no place is lost."""
     go, reply = held()
     upstream, port = await routed(reply, "max_in_flight = 1\n")

@@ -97,7 +97,7 @@ async def test_the_shadow_gets_what_the_target_got(site, connect):
     assert seen.get("ichat_requests_total", model="s", route="/v1/chat/completions", status="200") is None
 
 
-async def test_a_shadow_that_never_answers_delays_nobody(site):
+async def test_a_shadow_that_never_answers_delays_no_response(site):
     """The copy begins after the answer to the original, which has ended long before the copy does."""
     held = Held()
     client, _ = await site(a=answering("a"), s=held)
@@ -202,7 +202,7 @@ async def test_a_large_request_has_no_copy(site, connect):
     assert upstreams["s"].requests == []
 
 
-async def test_what_was_not_answered_well_has_no_copy(site, connect):
+async def test_a_failed_request_has_no_copy(site, connect):
     """A request that is wrong for one model is wrong for the other."""
 
     async def refusing(stream, head, body):

@@ -164,7 +164,7 @@ async def test_big_bodies_both_ways(serve, gateway_to, connect_tls, doors):
 
 
 @pytest.mark.parametrize("when", ["waiting", "streaming"])
-async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, connect_tls, doors, when):
+async def test_an_encrypted_client_that_hangs_up_closes_its_upstream(serve, gateway_to, connect_tls, doors, when):
     """Encrypted or not: nobody generates for a client that has left."""
 
     async def reply(stream, head, body):
@@ -184,7 +184,7 @@ async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, con
     await until(lambda: upstream.closed == 1)
 
 
-async def test_a_client_that_never_reads_is_given_up(serve, gateway_to, connect_tls, doors):
+async def test_an_encrypted_client_that_never_reads_is_given_up(serve, gateway_to, connect_tls, doors):
     """Backpressure passes through the encryption, and `client_stall_s` bounds it."""
 
     async def reply(stream, head, body):
@@ -231,7 +231,7 @@ async def test_an_encrypted_end_is_announced(serve, gateway_to, trusting, doors,
     await trio.aclose_forcefully(strict)
 
 
-async def test_who_does_not_shake_hands_is_dropped(gateway_to, connect, connect_tls, doors):
+async def test_a_client_without_a_handshake_is_dropped_after_head_s(gateway_to, connect, connect_tls, doors):
     """A client that says nothing, or no TLS, holds its connection for `head_s` at most, and disturbs nobody."""
     port = await gateway_to({}, doors + "[timeouts]\nhead_s = 3\n")
     silent, plain_http = await connect(port), await connect(port)

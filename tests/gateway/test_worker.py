@@ -106,7 +106,7 @@ async def test_an_old_client_can_tell_an_answer_that_was_cut(make_worker, connec
 
 
 @pytest.mark.parametrize("path", [b"/wait", b"/v1/chat/completions"])
-async def test_a_client_that_hangs_up_aborts_the_generation(make_worker, connect, path):
+async def test_a_client_that_hangs_up_aborts_its_generation(make_worker, connect, path):
     """Plain or streamed: the application learns of it at once, and every one of its waiters does."""
     rig, port = await make_worker(client_stall_s=3600)
     clients = [await connect(port) for _ in range(20)]
@@ -138,7 +138,7 @@ async def test_a_slow_reader_holds_the_application_back(make_worker, connect):
     assert data == b"".join(b"10000\r\n" + (b"%08d" % number) * 8192 + b"\r\n" for number in range(400)) + b"0\r\n\r\n"
 
 
-async def test_a_client_that_never_reads_is_given_up(make_worker, connect):
+async def test_a_client_that_never_reads_is_given_up_by_its_worker(make_worker, connect):
     """After `client_stall_s` it counts as gone, and the generation is aborted."""
     rig, port = await make_worker(client_stall_s=0.2)
     client = await connect(port)
@@ -316,7 +316,7 @@ async def test_an_engine_that_dies_while_it_loads_is_given_up(make_worker, conne
     rig.engine.go_on.set()
 
 
-async def test_an_engine_that_notices_its_death_tells_it_itself(make_worker, monkeypatch, caplog):
+async def test_an_engine_that_notices_its_death_gives_its_own_reason(make_worker, monkeypatch, caplog):
     """Its own account is better, so it gets the time to give it."""
     monkeypatch.setattr(host, "WATCH_S", 0.01)
     monkeypatch.setattr(host, "UNNOTICED_S", 3600)

@@ -166,7 +166,7 @@ async def test_an_engine_without_sleep(make_worker, connect):
     assert (await client.ask())[0] == 200
 
 
-async def test_what_is_refused(make_worker, connect):
+async def test_sleep_is_only_for_the_gateway_and_its_method(make_worker, connect):
     """Others than the gateway reach the engine's own route of that name; a GET is told the method; none while it loads."""
     rig, port = await make_worker("--sleeps", token="t")
     client = await connect(port)
