@@ -74,7 +74,7 @@ def test_the_sections_are_the_same():
 
 
 @pytest.mark.parametrize("kind", ["blocks", "commands, routes and keys", "links", "tables", "numbers", "emphasis"])
-def test_what_is_not_prose_is_the_same(kind):
+def test_both_readmes_have_the_same_code_links_and_numbers(kind):
     """Each section has the same code, but for its comments; the same names, links, tables and numbers."""
     part_of = {
         "blocks": blocks_of,

@@ -218,6 +218,18 @@ def test_tests_wait_for_conditions():
     assert len(patched) <= PATCHED_TIMES_MAX, patched
 
 
+def test_names_of_tests_say_their_rules():
+    """Each name is there once, and begins with the thing that the rule is about, so that a failure reads as a sentence."""
+    names = collections.Counter(
+        node.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+    assert [name for name in names if re.match(r"test_(what|who|whoever|whatever|nobody|it|those|such)_", name)] == []
+
+
 @every_source
 def test_banned_words(source):
     """No blocking sleep, no asyncio outside the engines, no async generator, nothing left to do later."""
@@ -429,7 +441,7 @@ def test_links_lead_somewhere(document):
             assert heading in slugs, target
 
 
-def test_the_files_that_prose_names_are_there(document):
+def test_every_file_named_in_prose_exists(document):
     """A module that was renamed keeps no old name in a document; packages are named without their `ichat/`."""
     names = re.findall(r"`([\w/]+\.(?:py|md|toml|example))`", document.read_text(encoding="utf-8"))
     places = (ROOT, ROOT / "ichat", document.parent)

@@ -147,7 +147,7 @@ def test_a_key_that_cannot_be_made(site, page):
     expect(dialog.get_by_role("alert")).to_contain_text("this is no number: many")
 
 
-def test_usage_is_told(site, page, tmp_path):
+def test_usage_is_grouped_as_asked_and_exported(site, page, tmp_path):
     """Who used which model how often, told apart as one likes, and the same as a file."""
     for _ in range(3):
         assert ask(site, CLIENT) == 200

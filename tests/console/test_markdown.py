@@ -184,7 +184,7 @@ def test_each_hostile_text_does_nothing_cut_anywhere(shown):
         check(shown("markdown", *[text[:end] for end in range(3, len(text), 4)]))
 
 
-def test_what_takes_parsers_long_is_shown_as_it_is(shown):
+def test_text_that_takes_parsers_long_is_shown_as_text(shown):
     """Deep nesting and thousands of marks neither hang nor break the page: they are text."""
     texts = [
         ">" * 20_000 + "x", "[" * 50_000, "*a " * 20_000, "_a__b" * 10_000, "![" * 30_000, "<" * 50_000, "<b>" * 20_000,

@@ -93,7 +93,7 @@ def test_the_answer_comes_piece_by_piece_and_can_be_stopped(play, model):
     assert model.asked[1]["messages"] == [{"role": "user", "content": "Tell"}]
 
 
-def test_it_goes_on_while_another_page_is_shown(play, model):
+def test_an_answer_goes_on_while_another_page_is_shown(play, model):
     """Who looks at the requests meanwhile finds the answer when coming back."""
     events = said("one ", "two")
     model.scripts["wise"] = [*events[:2], "wait", *events[2:]]
@@ -184,7 +184,7 @@ def test_tools(play, model):
     expect(play.locator(".settings-card")).to_contain_text("Tools: this is no JSON")
 
 
-def test_pictures(play, model):
+def test_pictures_are_sent_with_a_message(play, model):
     """A chosen and a pasted picture are sent before the text; what is none is said."""
     picture = {"name": "dot.png", "mimeType": "image/png", "buffer": PIXEL}
     chooser = play.get_by_label("Pictures", exact=True)
@@ -323,7 +323,7 @@ def test_completion(play, model):
     }  # fmt: skip
 
 
-def test_embeddings(play, model):
+def test_embeddings_are_compared(play, model):
     """The cosines of all pairs, in the order of the texts."""
     play.get_by_role("tab", name="Embeddings").click()
     play.get_by_role("combobox", name="Model").select_option("embedder")
@@ -420,7 +420,7 @@ def test_a_hostile_answer_does_nothing(play, model):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_every_screen(play, model, scheme):
+def test_the_playground_fits_every_screen(play, model, scheme):
     """From a telephone to a large screen nothing sticks out, with long words, wide code and two sides."""
     play.emulate_media(color_scheme=scheme)
     wide = "word" * 80

@@ -257,7 +257,7 @@ def test_a_request_that_goes_nowhere_is_said_to(cluster, page):
 # Machines.
 
 
-def test_machines_show_who_holds_their_gpus(cluster, page):
+def test_machines_show_the_holders_of_their_gpus(cluster, page):
     """Each GPU has its memory and its holders; one that does not answer says why; a machine without says so."""
     cluster("machines")
     expect(page.locator("main")).to_contain_text("3 machines, 8 GPUs")

@@ -27,7 +27,7 @@ def test_a_model_is_started_from_the_first_page(make_site, page):
     site.program.wait_until_ready("some-model-0")
 
 
-def test_what_keeps_a_model_from_starting_is_said_there(make_site, page):
+def test_obstacles_of_a_model_are_shown_before_its_launch(make_site, page):
     """The gateway's own sentences, before anything is launched."""
     page.context.watched.allowed.append("/v1/admin/workers/launch")
     site = make_site('[engines.fake]\npython = "/no/such/python"\n')

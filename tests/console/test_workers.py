@@ -65,7 +65,7 @@ def test_a_worker_is_stopped_after_a_question(site, page):
     assert site.program.get("/v1/admin/workers/alpha-0")[0] == 404
 
 
-def test_what_the_gateway_refuses_is_shown_in_its_words(site, page, context):
+def test_a_refused_action_shows_the_gateways_sentence(site, page, context):
     """A failure of an action is a message, and the page stays as it is."""
     context.watched.allowed.append("409")
     page.route(

@@ -44,7 +44,7 @@ def ask(place, path, stream, asked, answers):
 
 
 @pytest.mark.breaks
-def test_no_response_of_an_engine_that_was_told_to_end_looks_whole(watched):
+def test_no_response_of_a_terminated_engine_looks_whole(watched):
     """Streams end with an error event and without their usual end, plain responses are 502 or 500."""
     place, answers, begun = watched.wait(), [], threading.Semaphore(0)
     restarts = place.worker()["restarts"]

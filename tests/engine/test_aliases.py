@@ -123,7 +123,7 @@ def test_after_the_refusal_the_longer_model_answers(site, engine, path, stream):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_was_learnt_spares_the_refusal(site, engine):
+def test_a_prompt_that_seems_too_long_goes_to_the_longer_model_at_once(site, engine):
     """After a few prompts that fit, one that is clearly too long goes to the longer model at once."""
     path = "/v1/chat/completions"
     for _ in range(3):

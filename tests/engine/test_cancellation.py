@@ -166,7 +166,7 @@ def test_while_connecting(place, stream):
     record(place, "connecting", seconds, stream=stream)
 
 
-def test_what_was_about_to_connect_does_not_come_later(place):
+def test_cancelled_connections_never_reach_the_upstream(place):
     """The upstream that accepted nothing gets the next request, and before it nothing of those that were left."""
     known = {filler.getsockname() for filler in place.fillers}
     place.shut.settimeout(LIMIT_S)
@@ -239,7 +239,7 @@ def test_in_the_middle_of_a_plain_request(place):
 
 
 @both_kinds
-def test_every_prompt_and_choice_is_aborted_and_nobody_elses(place, stream):
+def test_every_prompt_and_choice_of_the_request_alone_is_aborted(place, stream):
     """A request of many parts is aborted whole; one that stays has its answer whole."""
     aborts = place.metric("ichat_engine_aborts_total")
     with ThreadPoolExecutor(1) as pool:
@@ -285,7 +285,7 @@ class Forgetful:
         self.aborted += [known for known in self.rid_to_state if abort_all or known.startswith(rid)]
 
 
-def test_what_begins_after_its_client_left_is_aborted_at_once():
+def test_parts_that_begin_after_the_client_left_are_aborted_at_once():
     """A request may still be prepared when its client leaves: each part is aborted as it begins, and nobody else's."""
     manager = Forgetful()
     abort_at_once(manager)

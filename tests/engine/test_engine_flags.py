@@ -8,7 +8,7 @@ from support.real_engines import ENGINES, LOAD_S, PYZ, python_of
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_engine_tells_its_flags(engine, tmp_path):
+def test_the_gateway_lists_an_engines_flags(engine, tmp_path):
     """Each has its kind, choices, default and the engine's own help; the worker's own are not among them."""
     config = tmp_path / "ichat.toml"
     config.write_text(

@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import psutil
 import pytest
+from support.peers import post_of
 from support.programs import LIMIT_S, ROOT, alive
 from support.real_engines import (
     ENGINES,
@@ -94,7 +95,7 @@ def test_greedy_decoding_is_the_same_every_time(chat, said):
     said[chat.engine] = first
 
 
-def test_models(chat, client):
+def test_models_and_adapters_are_listed(chat, client):
     """The model and its adapter are listed, with where they come from and how long they are, by gateway and worker."""
     path = str(MODELS / "chat")
     listed = {model.id: model.to_dict() for model in client.models.list()}
@@ -124,7 +125,7 @@ def test_chat_and_completions(client):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 5
 
 
-def test_an_error_in_a_stream_is_told_like_any_other(chat, client):
+def test_an_engines_error_in_a_stream_has_the_usual_form(chat, client):
     """A grammar that cannot be compiled fails a stream of SGLang's after its head, and a request of vLLM's before: 400 alike."""
     wrong = {"vllm": {"structured_outputs": {"regex": "(("}}, "sglang": {"regex": "(("}}[chat.engine]
     with pytest.raises(openai.APIError) as caught:
@@ -132,7 +133,7 @@ def test_an_error_in_a_stream_is_told_like_any_other(chat, client):
     assert (caught.value.type, caught.value.code) == ("invalid_request_error", "bad_request")
 
 
-def test_a_stream_is_the_plain_answer_in_pieces(client):
+def test_a_greedy_stream_is_the_plain_answer_in_pieces(client):
     """Greedy decoding: the pieces of the stream make the text of the plain answer, and the usage comes last, alone."""
     ask = {"model": "tiny", "messages": MESSAGES, "max_tokens": 20, "temperature": 0}
     plain = client.chat.completions.create(**ask)
@@ -281,7 +282,7 @@ def test_no_client_steers_the_engine(chat):
     chat.program.until(lambda: post(url + path, body)[0] == 200)
 
 
-def test_what_the_model_does_not_do(chat, client):
+def test_a_route_that_the_model_does_not_serve_is_refused(chat, client):
     """The refusal names the model, what it serves, and how a worker is started that would; no other route reads so."""
     with pytest.raises(openai.BadRequestError, match="The model `tiny` serves /v1/chat/completions, ") as caught:
         client.embeddings.create(model="tiny", input="x")
@@ -294,7 +295,7 @@ def test_what_the_model_does_not_do(chat, client):
         assert f"it does not serve /v1/{path}" in answer["error"]["message"]
 
 
-def test_request_ids(chat):
+def test_request_ids_come_back_and_may_repeat(chat):
     """The request's id comes back in its header, and the answer's own id has it in it."""
     body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 2}
     _, headers, answer = post(f"{chat.url}/v1/chat/completions", body, **{"x-request-id": "my-own-id"})
@@ -309,7 +310,7 @@ def test_request_ids(chat):
         assert list(pool.map(again, range(8))) == [200] * 8
 
 
-def test_the_other_routes(chat):
+def test_tokenizer_messages_and_responses_are_served(chat):
     """Responses, messages and the tokenizer are there, by way of the gateway."""
     status, _, answer = post(f"{chat.url}/v1/tokenize", {"model": "tiny", "prompt": "hello there"})
     assert (status, answer["count"]) == (200, len(answer["tokens"]))
@@ -376,7 +377,7 @@ def test_tokens_of_responses_in_the_background_count(chat, client):
     assert after[1] <= used()[1] < after[1] + 1900
 
 
-def test_adapters(chat, client):
+def test_an_adapter_is_a_model_by_its_name(chat, client):
     """An adapter is a model by its name, says other things than the model, and comes and goes while the worker runs."""
 
     def say(name, **more):
@@ -429,7 +430,7 @@ def test_health_metrics_and_the_heartbeat(chat):
     )
 
 
-def test_what_differs_from_the_engines_defaults(chat):
+def test_a_worker_names_the_arguments_that_differ_from_defaults(chat):
     """A worker names what was given to it and little else, of hundreds of arguments: `worker-show` prints these."""
     worker = chat.worker()
     changed = set(worker["changed_args"])
@@ -463,7 +464,7 @@ LONG = {"model": "tiny", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, 
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
-def test_a_client_that_hangs_up_aborts_the_generation(chat, stream):
+def test_an_engine_aborts_generations_of_clients_that_hang_up(chat, stream):
     """The engine's own count of running requests falls to 0, long before the generation would have ended."""
     chat.program.until(lambda: chat.metric("ichat_worker_in_flight") == 0)
     aborts = chat.metric("ichat_engine_aborts_total")
@@ -568,9 +569,7 @@ def change_sleep(chat, name):
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(LIMIT_S)
         sock.connect(path)
-        sock.sendall(
-            b"POST /%b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 0\r\n\r\n" % name.encode()
-        )
+        sock.sendall(post_of(b"", b"/%b" % name.encode(), b"connection: close\r\n"))
         answer = http.client.HTTPResponse(sock)
         answer.begin()
         return answer.status, json.load(answer)
@@ -693,7 +692,7 @@ def answers_until_refused(chat, url):
     return found
 
 
-def test_an_engine_that_dies_is_told_to_everybody(chat):
+def test_a_dead_engine_ends_every_request_with_an_error(chat):
     """kill -9 of the scheduler under load: each client gets an error soon, what begins later 503 or waits for the restart, the worker ends with 70."""
     scheduler = chat.scheduler()
     family = [psutil.Process(chat.worker()["pid"]), *psutil.Process(chat.worker()["pid"]).children(recursive=True)]
@@ -823,7 +822,7 @@ def test_a_killed_gateway_leaves_nothing_of_two_ranks(thinking):
         thinking.program.until(lambda: not alive(family))
 
 
-def test_embeddings(site):
+def test_embeddings_have_length_one_in_any_batch(site):
     """Vectors of length one, as numbers and as base64, the same text the same vector in any batch."""
     with openai.OpenAI(base_url=f"{site.url}/v1", api_key="k", max_retries=0) as client:
         texts = ["the weather is nice", "a function that returns a value", "the weather is nice"]
@@ -949,7 +948,7 @@ def picture(size, shade):
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
-def test_pictures(vision):
+def test_pictures_cost_tokens_and_change_the_answer(vision):
     """A picture costs tokens and changes what is said; one that is none is the request's mistake."""
 
     def ask(url):

@@ -100,7 +100,7 @@ def test_no_engine_asks_for_a_key(engine):
         assert "clients' keys belong to the gateway" in engine.translate(words.split())
 
 
-def test_what_becomes_of_a_flag_is_accepted(engine):
+def test_every_translated_flag_is_accepted_by_the_engine(engine):
     """The engine's own parser takes every result."""
     for row in ROWS:
         found = engine.translate(row.words)

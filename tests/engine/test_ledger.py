@@ -18,7 +18,7 @@ def test_the_sums_are_the_engines(site):
     assert ledger[2:] == [REQUESTS, 0, 0]
 
 
-def test_who_leaves_is_counted_within_bounds(site):
+def test_a_client_that_leaves_is_counted_within_bounds(site):
     """A request whose client leaves is one, no error, and its tokens are an estimate of the kind that limits use."""
     before, engine = totals_of(site), counted_by_engine(site)
     for _ in range(LEAVING):

@@ -32,7 +32,7 @@ def names_of(load):
     return [phase["name"] for phase in load["phases"]]
 
 
-def test_a_load_is_told_in_its_phases(watched):
+def test_a_load_shows_its_phases_in_order(watched):
     """Import, weights and KV cache come in order, each with its seconds; the second load has the first one beside it."""
     place = watched
     seen, worker = loads_of(place)

@@ -89,7 +89,7 @@ def test_mistakes_are_found_by_the_list(kept):
         assert part in refusal, (words, refusal)
 
 
-def test_what_the_engine_takes_is_no_mistake(kept):
+def test_arguments_that_the_engine_accepts_are_no_mistakes(kept):
     """Every flag's own default and choices, and words of both vocabularies."""
     engine, found, _ = kept
     assert refusals_of(engine, RIGHT[engine].split(), found.flags) == []

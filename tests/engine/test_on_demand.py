@@ -25,7 +25,7 @@ def test_nothing_is_loaded_before_it_is_wanted(site):
     assert {site.program.state(f"{name}-0") for name in listed} == {"cold"}
 
 
-def test_twenty_first_requests_start_one_worker(site):
+def test_twenty_first_requests_load_one_engine(site):
     with Watch(site) as watch, ThreadPoolExecutor(20) as clients:
         answers = list(clients.map(site.ask, ["vllm"] * 20))
     assert [status for status, _, _ in answers] == [200] * 20
@@ -42,7 +42,7 @@ def test_models_take_turns(site):
     assert {"vllm-0", "sglang-0"} <= set().union(*seen)
 
 
-def test_a_load_that_fails_answers_all_who_wait(site):
+def test_a_failed_load_answers_all_waiting_requests(site):
     with ThreadPoolExecutor(20) as clients:
         answers = list(clients.map(site.ask, ["broken"] * 20))
     assert {status for status, _, _ in answers} == {503}
@@ -53,7 +53,7 @@ def test_a_load_that_fails_answers_all_who_wait(site):
     assert max(times) - min(times) < TOGETHER_S
 
 
-def test_what_nobody_uses_is_unloaded(site):
+def test_an_idle_model_is_unloaded(site):
     site.reload(idle_s=2)
     assert site.ask("sglang")[0] == 200
     site.program.until(lambda: site.program.state("sglang-0") == "cold")

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+from support.peers import post_of
 from support.programs import LIMIT_S, ROOT, Program, alive
 from support.real_engines import LOAD_S
 
@@ -87,7 +88,7 @@ def metric(gateway, name):
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
 
 
-def test_it_is_an_engine_like_any_other(client, gateway):
+def test_an_engine_of_a_package_is_shown_like_any_other(client, gateway):
     """The list of models, the worker's arguments and versions: all as of the engines that iChat brings."""
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
@@ -98,7 +99,7 @@ def test_it_is_an_engine_like_any_other(client, gateway):
     assert heartbeat["versions"]["transformers"].startswith("5.19")
 
 
-def test_chat(client):
+def test_chat_limits_tokens_by_both_of_openais_names(client):
     """Plain answers, with their usage; the two names that OpenAI has for the number of tokens mean the same."""
     for limit in ("max_tokens", "max_completion_tokens"):
         answer = client.chat.completions.create(model="tiny", messages=MESSAGES, **{limit: 7})
@@ -108,7 +109,7 @@ def test_chat(client):
     assert answer.usage.completion_tokens == 5
 
 
-def test_a_stream_is_the_plain_answer_in_pieces(client):
+def test_a_seeded_stream_is_the_plain_answer_in_pieces(client):
     """The pieces of the stream make the text of the plain answer for the same seed, and the usage comes last."""
     ask = {"model": "tiny", "messages": MESSAGES, "seed": 7, "extra_body": {"generation_config": generation(40)}}
     plain = client.chat.completions.create(**ask)
@@ -143,7 +144,7 @@ def test_one_model_stays(gateway):
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
-def test_a_client_that_hangs_up_aborts_the_generation(gateway, stream):
+def test_running_and_waiting_generations_end_when_clients_hang_up(gateway, stream):
     """One request runs, another waits; when both clients leave, neither goes on, long before its end."""
     steps = worker(gateway)["progress"]["steps"]
     aborts = metric(gateway, "ichat_engine_aborts_total")
@@ -153,10 +154,7 @@ def test_a_client_that_hangs_up_aborts_the_generation(gateway, stream):
     clients = []
     for _ in range(2):
         sock = socket.create_connection(("127.0.0.1", gateway.port))
-        sock.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%b" % (len(body), body)
-        )
+        sock.sendall(post_of(body, b"/v1/chat/completions", b"content-type: application/json\r\n"))
         clients.append(sock)
 
     def load():
@@ -195,7 +193,7 @@ def test_a_wrong_argument_ends_the_worker(packages):
         assert "Traceback" not in done.stderr
 
 
-def test_it_ends_in_order(gateway):
+def test_an_engine_of_a_package_ends_with_its_gateway(gateway):
     """SIGTERM to the gateway: the worker ends by itself, and nothing is left."""
     family = gateway.descendants()
     assert family

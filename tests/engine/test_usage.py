@@ -130,7 +130,7 @@ def test_a_request_that_is_refused_uses_nothing(site):
     assert (status, logged(site, "refused")["tokens"]) == (400, None)
 
 
-def test_who_leaves_is_counted_by_an_estimate(site):
+def test_a_client_that_leaves_is_counted_by_an_estimate(site):
     """The pieces that came, and the request's length."""
     body = json.dumps({**CHAT, "max_tokens": 400, "ignore_eos": True, "stream": True}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: left\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"

@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 import trio
-from support.peers import Client
+from support.peers import Client, post_of
 from support.programs import LIMIT_S, ROOT, Program, alive
 from support.real_engines import LOAD_S
 
@@ -97,8 +97,9 @@ async def test_the_bytes_of_32_streams_are_what_the_worker_sent(one_place, nurse
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             client = Client(stream)
             await client.send(
-                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
-                b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (name, len(body), body)
+                post_of(
+                    body, head=b"content-type: application/json\r\nconnection: close\r\nx-request-id: %b\r\n" % name
+                )
             )
             with trio.fail_after(LIMIT_S):
                 got[name] = await client.everything()

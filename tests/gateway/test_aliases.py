@@ -6,7 +6,7 @@ import json
 
 import pytest
 import trio
-from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, reset, until
+from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, post_of, reset, until
 
 from ichat.config import load as configuration
 from ichat.fleet.worker_facts import WorkerEnd
@@ -186,7 +186,7 @@ async def test_busy_is_a_reason_only_where_it_is_asked_for(served, connect, nurs
 @pytest.mark.parametrize(
     ("reply", "reason"), [(failing(500), "5xx"), (failing(503), "5xx"), (failing(429), "429"), (closing, "5xx")]
 )
-async def test_what_an_external_route_answers(routed, reply, reason):
+async def test_an_external_routes_error_is_passed_on_unless_fallbacks_are_allowed(routed, reply, reason):
     """It is passed on, as by default, or another one is asked, where that is allowed; the last one's is passed on."""
     client, upstreams = await routed(a=reply, b=answering("b"))
     before, headers, _ = await client.ask("n")
@@ -219,7 +219,7 @@ async def test_no_first_byte_in_time(routed):
 
 
 @pytest.mark.parametrize("reply", [failing(500), failing(429), closing, silent])
-async def test_what_a_worker_may_have_worked_on_goes_nowhere_else(served, reply):
+async def test_a_request_that_a_worker_may_have_worked_on_goes_nowhere_else(served, reply):
     """However much is asked for."""
     more = "[timeouts]\nfirst_byte_s = 0.2\n" + N_TO_A_OR_B + ASKED_FOR
     client, upstreams = await served(more, a=reply, b=answering("b"))
@@ -270,9 +270,7 @@ async def test_the_body_is_freed_once_there_is_a_response(routed, connect):
 
     client, _ = await routed(N_TO_A_OR_B + ASKED_FOR, a=failing(503), b=slow)
     body = json.dumps({"model": "n", "stream": True, "prompt": "x" * 100_000}).encode()
-    await client.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(post_of(body))
     received = b""
     with trio.fail_after(LIMIT_S):
         while b'{"n": 1}' not in received:
@@ -308,7 +306,7 @@ async def test_a_client_that_leaves_ends_it_all(routed, connect):
     client, upstreams = await routed(N_TO_A_OR_B + ASKED_FOR, a=silent, b=answering("b"))
     port = client.stream.socket.getpeername()[1]
     leaving = await connect(port)
-    await leaving.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "n"}')
+    await leaving.send(post_of(b'{"model": "n"}'))
     await until(lambda: asked(upstreams["a"]))
     await leaving.stream.aclose()
     while b'ichat_requests_cancelled_total{phase="waiting"} 1.0' not in (await client.get(b"/metrics"))[2]:
@@ -316,7 +314,7 @@ async def test_a_client_that_leaves_ends_it_all(routed, connect):
     assert not asked(upstreams["b"])
 
 
-async def test_all_are_asked_before_the_client_is_told(served):
+async def test_the_error_after_all_targets_names_every_model(served):
     """One message has every model and why; the status is the last one's."""
     client, _ = await served(a=None)
     status, _, body = await client.ask("n")
@@ -355,10 +353,7 @@ async def test_a_session_stays_on_its_side(routed, connect):
 
     async def ask(session):
         body = b'{"model": "n"}'
-        await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n%b"
-            % (session, len(body), body)
-        )
+        await client.send(post_of(body, head=session))
         return (await client.response())[2]
 
     sides = {}
@@ -568,10 +563,7 @@ async def test_the_plan_is_explained(served, strict, expected):
         session = f"s{number}".encode()
         model = (await explain(b"?session=" + session))["model"]
         body = b'{"model": "n"}'
-        await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-session-id: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (session, len(body), body)
-        )
+        await client.send(post_of(body, head=b"x-session-id: %b\r\n" % session))
         assert (await client.response())[2] == model.encode()
 
 
@@ -619,7 +611,7 @@ def on_demand(registry, model):
     return worker
 
 
-async def test_a_model_that_is_loaded_on_demand(serve, served, contexts, connect, nursery):
+async def test_a_cold_target_is_waited_for_unless_it_fails(serve, served, contexts, connect, nursery):
     """A request waits for the load of the first one, or goes on where `loading` is asked for; a failed load leads on."""
     more = N_TO_A_OR_B + N_TO_A_OR_B.replace('"n"', '"quick"') + 'fallback_on = ["loading"]\n'
     client, _ = await served(more, b=answering("b"))

@@ -221,7 +221,7 @@ async def test_no_key_of_the_gateways_goes_any_further(serve, gateway_to, connec
         assert b"x-api-key" not in names
 
 
-async def test_nobody_becomes_somebody_by_a_header(gateway_to, connect):
+async def test_a_clients_header_changes_no_identity(gateway_to, connect):
     """What the gateway tells the control plane cannot be told by a client."""
     client = await connect(await gateway_to({}, ALL))
     await client.send(b"GET /v1/admin/workers HTTP/1.1\r\nHost: localhost\r\nx-ichat-caller: admin here  \r\n\r\n")
@@ -233,7 +233,7 @@ async def test_nobody_becomes_somebody_by_a_header(gateway_to, connect):
     ["/v1/completions", "/v1/admin/workers/launch", "/register", "/v1/load_lora_adapter", "/v1/load_lora_adapter/"],
 )
 @pytest.mark.parametrize("length", ["content-length: 100000000", "transfer-encoding: chunked"])
-async def test_a_body_is_not_read_for_nobody(gateway_to, connect, path, length):
+async def test_a_body_without_a_key_is_not_read(gateway_to, connect, path, length):
     """Who has no key is told so before the body is there: nobody fills the memory from outside."""
     client = await connect(await gateway_to({}, ALL))
     await client.send(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode())
@@ -318,12 +318,12 @@ def caller_of(security, headers, peer="127.0.0.1:1", version=b"1.1"):
         ({"Host": "localhost", "Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"}, "127.0.0.1:1", False),
     ],
 )
-def test_here_is_this_machine_and_nobody_else(headers, peer, is_here):
+def test_only_direct_local_connections_count_as_local(headers, peer, is_here):
     """Neither a proxy, nor a page in a browser of this machine, nor a name that leads here counts as being here."""
     assert caller_of(Security(), headers.items(), peer).is_local is is_here
 
 
-def test_here_is_nobody_where_it_could_be_anybody():
+def test_a_local_proxy_makes_its_clients_no_operators():
     """What speaks HTTP/1.0 is a proxy, as nginx is by default; where clients have keys, nobody is an operator without."""
     headers = [("Host", "127.0.0.1:4000")]
     assert caller_of(Security(), headers).is_local
@@ -473,7 +473,7 @@ HEADS = st.tuples(
 
 @pytest.mark.parametrize("which", CONFIGURED)
 @given(heads=st.lists(HEADS, min_size=1, max_size=12))
-def test_a_caller_does_not_depend_on_who_came_before(which, heads):
+def test_a_callers_rights_do_not_depend_on_earlier_callers(which, heads):
     """Whoever is remembered, each is taken for who it would be if nobody had come before."""
     security = {
         "No keys": Security(trusted_proxies=["127.0.0.2"]),
@@ -495,7 +495,7 @@ def test_a_caller_does_not_depend_on_who_came_before(which, heads):
             assert [getattr(caller, fact) for fact in facts] == [getattr(fresh, fact) for fact in facts]
 
 
-def test_those_without_a_key_are_remembered_within_a_bound():
+def test_callers_without_a_key_are_cached_within_a_bound():
     """A client that needs no key is found again, also with one that is not known, but not by a long `Host`."""
     auth = Auth(Security())
 
@@ -596,7 +596,7 @@ async def test_a_gateway_is_not_its_own_worker(gateway_to, connect):
     assert headers[b"x-should-retry"] == b"false"
 
 
-async def test_who_knows_only_an_old_token_is_sent_nothing(serve, start, tmp_path, nursery, connect):
+async def test_a_worker_with_an_old_token_gets_no_requests(serve, start, tmp_path, nursery, connect):
     """With another token, workers get nothing until they have beaten with it, and never hear a token at all."""
     upstream, worker_port = await serve(hello)
     path = tmp_path / "ichat.toml"
@@ -636,7 +636,7 @@ async def test_an_upstreams_key_is_for_inference(serve, gateway_to, connect, mon
     assert len(upstream.requests) == 4
 
 
-def test_a_worker_answers_who_has_the_token_and_without_one_its_own_machine():
+def test_a_worker_answers_its_token_or_else_its_own_machine():
     """Everything but its health, which tells nothing."""
     options, _ = read_command_line(["--port", "1"])
     engine = types.SimpleNamespace(adapter=types.SimpleNamespace())
@@ -674,7 +674,7 @@ def test_a_worker_answers_who_has_the_token_and_without_one_its_own_machine():
     assert outcome(TOKEN, "127.0.0.1:9", (b"origin", b"https://evil.example"), bearer) == 200
 
 
-async def test_nobody_takes_the_id_of_a_managed_worker(gateway, start, tmp_path):
+async def test_a_managed_workers_id_cannot_be_registered(gateway, start, tmp_path):
     """A beat over the network cannot say that it is a worker that the gateway has started."""
     program = gateway('[[managed_workers]]\nmodel_name = "m"\nmodel_path = "/m"\nbackend = "fake"\n')
     await trio.to_thread.run_sync(program.wait_until_ready, "m-0")

@@ -17,7 +17,7 @@ async def get(client, path, headers=b""):
     return await client.response()
 
 
-async def test_a_browser_is_led_to_the_console_and_a_program_is_told_what_this_is(gateway_to, connect):
+async def test_the_root_redirects_browsers_and_describes_itself_to_programs(gateway_to, connect):
     """`/` is a redirect where HTML is accepted, and JSON otherwise."""
     client = await connect(await gateway_to({}))
     status, headers, _ = await get(client, b"/", b"accept: text/html,*/*\r\n")
@@ -73,7 +73,7 @@ async def test_nothing_else_is_served(gateway_to, connect, path):
     assert b"import " not in body
 
 
-async def test_it_can_be_switched_off(gateway_to, connect):
+async def test_the_console_can_be_switched_off(gateway_to, connect):
     """Without the console there is no page, and no browser is led to one."""
     client = await connect(await gateway_to({}, "console = false\n"))
     for path in (b"/console", b"/console/", b"/console/app.js"):
@@ -82,7 +82,7 @@ async def test_it_can_be_switched_off(gateway_to, connect):
     assert (status, json.loads(body)["console"]) == (200, None)
 
 
-def test_what_the_files_name_is_there():
+def test_every_imported_or_linked_file_is_served():
     """Every file that the page and its modules import, or that the page links, is served."""
     for path in OWN:
         text = path.read_text()

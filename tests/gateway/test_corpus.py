@@ -391,7 +391,7 @@ async def test_a_client_that_only_asks_is_bounded(serve, gateway_to, connect, nu
 
 @pytest.mark.parametrize("behind", [SMUGGLED, b"\r\n"], ids=["request", "empty line"])
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-async def test_what_comes_behind_the_last_request_costs_no_answer(serve, gateway_to, connect, version, behind):
+async def test_bytes_behind_the_last_request_cost_no_answer(serve, gateway_to, connect, version, behind):
     """The last answer arrives whole though the client has sent more, which nobody reads."""
     whole = b"x" * 3_000_000
     more = trio.Event()

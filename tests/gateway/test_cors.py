@@ -145,7 +145,7 @@ async def test_answers_say_which_page_may_read_them(serve, gateway_to, connect):
     assert not [name for head, _ in upstream.requests for name, _ in head.headers if name in (b"origin", b"cookie")]
 
 
-async def test_what_is_refused_by_its_head_can_be_read_by_its_page(gateway_to, connect):
+async def test_a_refusal_of_a_head_can_be_read_by_its_page(gateway_to, connect):
     """A page is told that its key is wrong, or its body too large; what follows on the connection is judged anew."""
     port = await gateway_to({}, LISTED + WITH_KEYS + "[limits]\nbody_bytes_max = 65536\n")
     for data, status in (
@@ -217,7 +217,7 @@ async def test_a_page_that_is_listed_is_not_here(gateway_to, connect):
     assert (await client.response())[0] == 409, "there is no file: but it was let in"
 
 
-async def test_a_page_of_another_origin_is_told_why(gateway_to, connect):
+async def test_a_preflight_of_an_unlisted_origin_is_403_with_a_reason(gateway_to, connect):
     """A preflight from an origin that is not listed is a 403 with a sentence, and allows nothing."""
     client = await connect(await gateway_to({}, LISTED))
     for origin in (
@@ -253,7 +253,7 @@ async def test_nothing_is_open_by_default(gateway_to, connect, more, status):
     ],
     ids=["no method", "no origin", "two origins"],
 )
-async def test_what_is_no_preflight_needs_a_key(gateway_to, connect, data):
+async def test_options_that_are_no_preflight_need_a_key(gateway_to, connect, data):
     """Only a browser's question is answered without a key."""
     client = await connect(await gateway_to({}, LISTED + WITH_KEYS))
     await client.send(data)
@@ -272,13 +272,13 @@ async def test_a_preflight_has_no_body(gateway_to, connect):
     ["", "null", "chat.example", "https://chat.example/", "https://chat.example/app", "https://Chat.example",
      "https://chat.example:443", "http://chat.example:80", "https://*.example", "https://a@b.example", "https://a b", "**"],
 )  # fmt: skip
-def test_what_no_browser_sends_is_no_origin(origin):
+def test_an_origin_that_could_never_match_is_a_configuration_error(origin):
     """An origin that could never match is a mistake in the configuration, with a sentence."""
     with pytest.raises(Exit, match=r"server_settings.cors_origins: .* is neither .* such as"):
         configuration.parse(f"[server_settings]\ncors_origins = [{json.dumps(origin)}]\n", "test.toml")
 
 
-def test_what_browsers_send_is_an_origin():
+def test_origins_of_browsers_are_accepted():
     """Pages of the web, of this machine, of addresses, and of programs that have pages."""
     right = ["*", "https://chat.example", "http://localhost:3000", "http://[::1]:8080", "https://10.0.0.1:8443",
              "https://xn--bcher-kva.example", "chrome-extension://abcdefgh", "tauri://localhost", "http://x:443"]  # fmt: skip
@@ -286,7 +286,7 @@ def test_what_browsers_send_is_an_origin():
     assert config.server_settings.cors_origins == right
 
 
-async def test_who_lets_all_pages_in_without_keys_is_warned(gateway_to, caplog):
+async def test_allowing_all_origins_without_keys_is_warned_of(gateway_to, caplog):
     """Any page of the web could use the models; with keys, or with named origins, there is nothing to warn of."""
     for more, warned in ((ALL, True), (ALL + WITH_KEYS, False), (LISTED, False)):
         caplog.clear()

@@ -66,7 +66,7 @@ async def test_members_are_taken_off_and_the_rest_is_the_same_bytes(body, left, 
     st.booleans(),
     st.booleans(),
 )
-async def test_what_is_left_is_what_a_parser_would_leave(members, ascii_, indent):
+async def test_a_stripped_body_equals_the_parsed_object_without_the_names(members, ascii_, indent):
     """Whatever is there and in whichever order: the object without these names, and a body without them is untouched."""
     body = json.dumps(members, ensure_ascii=ascii_, indent=2 if indent else None).encode()
     left, names = await without_control(body, dict(JSON))
@@ -105,7 +105,7 @@ async def test_a_form_carries_no_more_than_json():
 @pytest.mark.parametrize(
     "value", [b'"%b"' % (b"x" * bodies.PARSED_BYTES_MAX), b"{", b'{"a":' * 5000 + b"1" + b"}" * 5000]
 )
-async def test_what_cannot_be_looked_into_is_refused(value):
+async def test_vllm_xargs_that_cannot_be_checked_are_refused(value):
     """400 for a `vllm_xargs` that is too large, or no JSON, or nested without an end."""
     with pytest.raises(ApiError) as caught:
         await without_control(form((CARRIER.encode(), value), (b"model", b"m")), dict(FORM))
@@ -220,7 +220,7 @@ CALLERS = {  # [security], a key, an address -> whether a worker gets what steer
 
 
 @pytest.mark.parametrize("who", CALLERS)
-async def test_who_may_steer_engines(worker_behind, ask, who):
+async def test_only_keys_with_engine_control_steer_engines(worker_behind, ask, who):
     """Body and headers reach the worker whole, or without what steers it: then the response and the log say so."""
     security, key, address, steers = CALLERS[who]
     upstream, port = await worker_behind("[security]\n" + security)
@@ -241,7 +241,7 @@ async def test_who_may_steer_engines(worker_behind, ask, who):
         assert headers[b"x-ichat-dropped"] == b"priority, x-data-parallel-rank, x-smg-routing-key, x-vllm-priority"
 
 
-async def test_what_the_operator_sets_for_a_name_reaches_the_worker(worker_behind, ask):
+async def test_members_that_the_operator_sets_replace_the_clients(worker_behind, ask):
     """Also where the client sends the same member: its own value is gone by then, and all else of its kind is off."""
     more = '[[models]]\nname = "fast"\ntargets = [{ model = "m" }]\nset = { priority = -1 }\n'
     upstream, port = await worker_behind(more)
@@ -252,7 +252,7 @@ async def test_what_the_operator_sets_for_a_name_reaches_the_worker(worker_behin
         assert headers.get(b"x-ichat-dropped") == (b"rid" if sent else None)
 
 
-async def test_nothing_is_said_where_nothing_is_there(worker_behind, ask, caplog):
+async def test_a_request_without_control_fields_is_unchanged(worker_behind, ask, caplog):
     """A request without such names goes on as it came, byte for byte, and no line is written."""
     upstream, port = await worker_behind()
     body = b'{ "model":"m", "vllm_xargs": {"a": 1}, "user": "priority" }'

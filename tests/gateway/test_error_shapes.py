@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.peers import chunk, code_of, plain
+from support.peers import chunk, code_of, plain, post_of
 
 KEYED = """
 [[security.keys]]
@@ -35,7 +35,7 @@ async def test_errors_of_the_messages_api_have_its_shape(gateway_to, serve, conn
     assert (status, id_) == (404, headers[b"x-request-id"].decode())
     assert message.startswith("The model `nope` does not exist.")
     assert json.loads(body)["error"]["code"] == "model_not_found"
-    await client.send(b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n{" % path)
+    await client.send(post_of(b"{", path))
     status, _, body = await client.response()
     assert status == 400
     anthropics(body, "invalid_request_error")
@@ -45,7 +45,7 @@ async def test_errors_of_the_messages_api_have_its_shape(gateway_to, serve, conn
     anthropics(body, "request_too_large")
 
 
-async def test_a_wrong_key_is_told_in_the_shape_of_the_route(gateway_to, connect, monkeypatch):
+async def test_a_wrong_key_has_the_error_shape_of_the_route(gateway_to, connect, monkeypatch):
     """Before a body is read: Anthropic's on its routes, OpenAI's on all others."""
     monkeypatch.setenv("TEST_ERROR_KEY", "sk-right-and-long-enough-0123456789")
     port = await gateway_to({"m": 1}, KEYED)
@@ -74,7 +74,7 @@ async def test_a_wrong_key_is_told_in_the_shape_of_the_route(gateway_to, connect
         (b"GET", b"/v1", "For clients, the base URL is http://localhost/v1."),
     ],
 )  # fmt: skip
-async def test_a_wrong_address_is_told_the_right_one(gateway_to, serve, connect, method, path, said):
+async def test_a_wrong_address_names_the_right_one(gateway_to, serve, connect, method, path, said):
     """The two mistakes with `/v1`, other APIs, and the control plane: nothing of it reaches a model."""
     upstream, upstream_port = await serve(hello)
     client = await connect(await gateway_to({"m": upstream_port}))

@@ -87,7 +87,7 @@ async def test_a_follower_gets_everything_and_then_what_changes(serve, gateway_t
     assert "state" not in reader.names[1:]
 
 
-async def test_a_model_in_use_is_told_of(serve, gateway_to, connect):
+async def test_a_model_in_use_is_an_event(serve, gateway_to, connect):
     """What is in flight is looked at once in a while: no request waits for that."""
     release = trio.Event()
 
@@ -106,7 +106,7 @@ async def test_a_model_in_use_is_told_of(serve, gateway_to, connect):
     assert [one["in_flight"] for one in (await reader.next("models"))["models"]] == [0]
 
 
-async def test_samples_are_told_and_kept(serve, gateway_to, connect):
+async def test_samples_are_sent_and_kept(serve, gateway_to, connect):
     """A sample has what was counted since the one before; the history has the same, as columns."""
     _, upstream = await serve(hello)
     port = await gateway_to({"m": upstream}, "[history]\nsample_s = 1\n")
@@ -130,7 +130,7 @@ async def test_samples_are_told_and_kept(serve, gateway_to, connect):
     assert max(value for value in history["models"]["m"]["ttft_p50_ms"] if value is not None) > 0
 
 
-async def test_a_disk_that_fails_later_is_told_of(overview, nursery, autojump_clock):
+async def test_a_disk_that_fails_later_is_an_event(overview, nursery, autojump_clock):
     """Who follows since the morning hears in the evening that usage cannot be written any more, and that it is again."""
     storage = "ok"
     streams = EventStreams(overview, usage_storage=lambda: storage)
@@ -194,7 +194,7 @@ def beat(registry, worker_id, **more):
     registry.record_heartbeat(Heartbeat(worker_id=worker_id, model_name="m", host="h", port=1, backend="vllm", **more))
 
 
-async def test_a_load_is_told_each_second_and_a_phase_at_once(registry, overview, nursery, autojump_clock):
+async def test_a_load_is_sent_each_second_and_a_phase_at_once(registry, overview, nursery, autojump_clock):
     """Who follows sees the seconds of a load go on, and its phases as they begin."""
     streams = EventStreams(overview)
     nursery.start_soon(streams.run_forever)
@@ -218,7 +218,7 @@ async def test_a_load_is_told_each_second_and_a_phase_at_once(registry, overview
     assert [one["name"] for one in row["load"]["phases"]] == ["importing vLLM", "loading weights"]
 
 
-async def test_the_machine_of_an_idle_worker_is_told(overview, registry, nursery, autojump_clock):
+async def test_a_changed_machine_of_an_idle_worker_is_an_event(overview, registry, nursery, autojump_clock):
     """A heartbeat that differs from the one before in nothing but the worker's machine is a change."""
     streams = EventStreams(overview)
     nursery.start_soon(streams.run_forever)
@@ -296,7 +296,7 @@ async def test_figures_take_turns():
     assert changes.find(things, with_figures=False) == (["t1"], ["t2"])
 
 
-async def test_a_follower_that_takes_nothing_is_told_everything_anew(
+async def test_a_follower_that_fell_behind_gets_the_whole_state_again(
     overview, registry, nursery, autojump_clock, monkeypatch
 ):
     """What waits for it is bounded; what it gets after that is the state, and whole events only."""

@@ -143,7 +143,7 @@ def test_an_expression_is_understood():
             Expression(wrong).check(real)
 
 
-async def test_all_that_the_examples_ask_for_is_there(real):
+async def test_every_metric_and_label_of_the_examples_is_shown(real):
     """Every metric in their expressions is shown by a gateway, with every label that they use."""
     for panel in PANELS:
         for target in panel["targets"]:

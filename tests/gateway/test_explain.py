@@ -17,7 +17,7 @@ async def answering(stream, head, body):
     await stream.send_all(plain(b"{}"))
 
 
-async def test_it_says_where_the_request_then_goes(gateway_to, serve, connect):
+async def test_an_explained_request_goes_where_it_was_explained(gateway_to, serve, connect):
     """A conversation is explained by its prefix, and goes there; the question leaves no trace."""
     port = await gateway_to({}, PREFIX_AWARE)
     client = await connect(port)
@@ -67,7 +67,7 @@ async def test_sessions_paths_and_policies(gateway_to, serve, connect):
     assert lengths[3:] == [None, None]
 
 
-async def test_what_cannot_be_explained_is_refused(gateway_to, serve, connect):
+async def test_an_invalid_request_is_refused_by_explain(gateway_to, serve, connect):
     """What no upstream would get is refused here too, with the same code."""
     _, upstream = await serve(answering)
     port = await gateway_to({"m": upstream})

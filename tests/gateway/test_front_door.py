@@ -147,7 +147,7 @@ async def test_an_old_client_gets_its_answer_and_the_end(door, connect):
         ),
     ],
 )
-async def test_what_is_refused(make_door, connect, request_, status, code):
+async def test_invalid_or_ambiguous_requests_are_refused_and_closed(make_door, connect, request_, status, code):
     """A request that is wrong, or could be read in two ways, or is too large, is refused, and the connection closed."""
     door = make_door(Limits(head_bytes_max=2048, body_bytes_max=1024))
     client = await connect(await door.open())
@@ -196,7 +196,7 @@ async def test_a_client_that_hangs_up_cancels_what_is_done_for_it(door, connect)
 
 
 @pytest.mark.parametrize("length", [2, 300_000])
-async def test_what_comes_while_another_request_is_answered_is_not_missed(door, connect, length):
+async def test_a_request_that_arrives_during_an_answer_is_read_in_its_turn(door, connect, length):
     """The next request may come at any moment, in any number of pieces: it is read when it is its turn."""
     client = await connect(await door.open())
     await client.send(b"GET /held HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -370,7 +370,7 @@ async def test_while_draining_nothing_new_is_accepted(door, connect, nursery):
     assert (await busy.response(b"GET"))[0] == 200
 
 
-async def test_draining_does_not_wait_for_who_stands_aside(make_door, connect, nursery):
+async def test_draining_does_not_wait_for_exempt_requests(make_door, connect, nursery):
     """What goes on until the end holds up no drain, whether it came before or stands aside during it; nothing cuts it."""
     door = make_door(drain_s=3600)
     port = await door.open()

@@ -27,7 +27,7 @@ async def fuzz(nursery, tmp_path):
     return fuzz
 
 
-async def test_whatever_is_sent_is_answered_or_refused(fuzz, caplog):
+async def test_every_input_is_answered_as_h11_reads_it(fuzz, caplog):
     """Every input is answered as h11 reads it, nothing else reaches the upstream, and no task is left behind."""
     await fuzz.probe()
     before = trio.lowlevel.current_statistics().tasks_living

@@ -18,6 +18,7 @@ from support.peers import (
     code_of,
     event,
     plain,
+    post_of,
     reset,
     until,
 )
@@ -118,10 +119,7 @@ async def test_no_head_ends_like_a_body(serve, gateway_to, connect):
     client = await connect(await gateway_to({"m": port}))
     body = b'{"model": "m"}'
     for number in range(20):
-        await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: a%d0\r\ncontent-length: %d\r\n\r\n%b"
-            % (number, len(body), body)
-        )
+        await client.send(post_of(body, head=b"x-request-id: a%d0\r\n" % number))
         data = b""
         with trio.fail_after(LIMIT_S):
             while not data.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):
@@ -130,7 +128,7 @@ async def test_no_head_ends_like_a_body(serve, gateway_to, connect):
         assert data.partition(b"\r\n\r\n")[0].endswith(b"\r\ntransfer-encoding: chunked")
 
 
-async def test_a_slow_reader_holds_up_its_upstream_and_nobody_else(serve, gateway_to, connect):
+async def test_a_slow_reader_holds_up_its_own_upstream_only(serve, gateway_to, connect):
     """Backpressure reaches the upstream of a client that does not read; another stream goes on; nothing is lost."""
     big = [chunk(b"%07d" % number + b"x" * 60_000) for number in range(400)]
     progress = []
@@ -149,10 +147,7 @@ async def test_a_slow_reader_holds_up_its_upstream_and_nobody_else(serve, gatewa
     gateway = await gateway_to({"m": port})
     slow, quick = await connect(gateway), await connect(gateway)
     body = b'{"model": "m", "big": 1}'
-    await slow.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-        % (len(body), body)
-    )
+    await slow.send(post_of(body, head=b"connection: close\r\n"))
     await until(lambda: progress)
     await trio.testing.wait_all_tasks_blocked(0.02)
     assert len(progress) < len(big), "the upstream was never held back"
@@ -162,7 +157,7 @@ async def test_a_slow_reader_holds_up_its_upstream_and_nobody_else(serve, gatewa
 
 
 @pytest.mark.parametrize("when", ["before the head", "after the head", "in the stream", "while it does not read"])
-async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, connect, when):
+async def test_a_client_that_hangs_up_closes_its_upstream_in_every_phase(serve, gateway_to, connect, when):
     """In every phase the upstream connection is closed, which is what makes an engine abort."""
     begun = trio.Event()
 
@@ -181,7 +176,7 @@ async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, con
     upstream, port = await serve(reply)
     gateway = await gateway_to({"m": port}, "[timeouts]\nclient_stall_s = 3600\n")
     client = await connect(gateway)
-    await client.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await client.send(post_of(b'{"model": "m"}'))
     with trio.fail_after(LIMIT_S):
         await begun.wait()
     await trio.testing.wait_all_tasks_blocked(0.05)
@@ -271,10 +266,7 @@ async def test_a_request_that_kills_its_upstream_kills_no_other(serve, nursery, 
     body = b'{"model": "m"}'
     statuses = []
     for _ in range(2):
-        await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-session-id: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (session, len(body), body)
-        )
+        await client.send(post_of(body, head=b"x-session-id: %b\r\n" % session))
         statuses.append((await client.response())[0])
     assert statuses == [200, 502]
     assert (len(victim.requests), len(other.requests)) == (2, 0)
@@ -306,9 +298,7 @@ async def test_a_body_that_ends_with_its_connection(serve, gateway_to, connect, 
     upstream, port = await serve(reply)
     client = await connect(await gateway_to({"m": port}, "[timeouts]\nclient_stall_s = 0.3\n"))
     body = b'{"model": "m"}'
-    await client.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(post_of(body))
     await until(lambda: upstream.closed)
     assert await ended(client) == ("ended" if how == "whole" else "broken")
 
@@ -655,7 +645,7 @@ def asked(upstream):
 
 
 @pytest.mark.parametrize("code", ["engine_dead", "draining", "model_not_ready"])
-async def test_what_a_worker_declines_goes_to_another_one(serve, gateway_to, connect, code):
+async def test_a_declined_request_goes_to_another_worker(serve, gateway_to, connect, code):
     """Its engine has not seen the request: another worker gets it whole, and this one nothing more until its next beat."""
     (declined, first), (answered, second) = await serve(declining(code)), await serve(hello)
     client = await connect(await gateway_to({}))
@@ -671,7 +661,7 @@ async def test_what_a_worker_declines_goes_to_another_one(serve, gateway_to, con
     assert (described["state"], described["in_flight"], described["circuit"]["failures"]) == ("unhealthy", 0, 0)
 
 
-async def test_what_the_only_worker_declines_is_answered_as_for_one_that_starts(serve, gateway_to, connect):
+async def test_a_request_that_the_only_worker_declines_is_503_with_a_wait(serve, gateway_to, connect):
     """503 with a time to wait and the state, without asking again, until a beat says that it is well."""
     upstream, port = await serve(declining("engine_dead"))
     client = await connect(await gateway_to({}))

@@ -121,7 +121,7 @@ async def test_a_worker_that_answers_requests_is_not_asked(world, autojump_clock
     assert len(world.asked) == 3 * health.OWN_AT_ONCE_MAX
 
 
-async def test_one_registration_is_enough_for_who_answers(world, autojump_clock):
+async def test_a_server_that_answers_checks_needs_one_registration(world, autojump_clock):
     """It stays ready without another beat, however long; without health checks it is silent after three intervals."""
     world.hear()
     await trio.sleep(FORGET_S + 605)
@@ -146,7 +146,7 @@ async def test_one_registration_is_enough_for_who_answers(world, autojump_clock)
         (trio.BrokenResourceError(), "/health is not answered as HTTP has it"),
     ],
 )
-async def test_who_fails_gets_no_requests_until_it_is_well(world, status, why, autojump_clock):
+async def test_a_server_that_fails_checks_gets_no_requests_until_it_recovers(world, status, why, autojump_clock):
     """Not after one failure, but after so many in a row; the reason is told, and who waits goes on at once."""
     changes = []
     world.hear(heartbeat_interval=3600)
@@ -179,7 +179,7 @@ async def test_a_connection_that_failed_is_no_verdict_for_ever(world, autojump_c
 
 
 @pytest.mark.parametrize("status", [404, 401, 405])
-async def test_who_has_no_such_route_is_judged_by_its_beats(world, status, autojump_clock):
+async def test_a_server_without_the_route_is_judged_by_heartbeats(world, status, autojump_clock):
     """It is ready while it beats, and silent when it does not, as it would be without health checks."""
     world.status = status
     for _ in range(10):
@@ -190,7 +190,7 @@ async def test_who_has_no_such_route_is_judged_by_its_beats(world, status, autoj
     assert world.state() == "unhealthy"
 
 
-async def test_who_is_not_asked(world, autojump_clock):
+async def test_managed_and_unready_workers_are_not_checked(world, autojump_clock):
     """Workers that were started here, and iChat's own that say themselves that they are not ready."""
     world.registry.expect("w", ["m"])
     world.hear()
@@ -205,7 +205,7 @@ async def test_who_is_not_asked(world, autojump_clock):
     assert world.state("foreign") == "ready", "another worker of that name"
 
 
-async def test_what_is_asked_elsewhere_says_nothing_of_here(world, autojump_clock):
+async def test_a_check_of_an_old_address_is_ignored(world, autojump_clock):
     """A worker that registers with another address is judged anew, and an answer of the old one comes too late."""
     world.status = 500
     world.hear()
@@ -266,7 +266,7 @@ async def test_routes_are_asked_where_they_say_how(nursery, autojump_clock):
     nursery.cancel_scope.cancel()
 
 
-async def test_after_a_restart_who_answers_is_known_again(world, autojump_clock):
+async def test_a_restart_keeps_servers_that_showed_the_token(world, autojump_clock):
     """If it has shown the token that is needed now; others, and iChat's own, must beat. What is written stays fresh."""
     for number, more in enumerate(({}, {}, {"start_id": "1"})):
         beat_ = Heartbeat(**{**FOREIGN, "worker_id": f"w{number}", **more})
@@ -289,7 +289,7 @@ async def test_after_a_restart_who_answers_is_known_again(world, autojump_clock)
     assert world.registry.get("w0") is None
 
 
-def test_what_a_status_says():
+def test_a_check_is_well_by_2xx_and_unknown_by_4xx():
     """2xx is well, 4xx is no answer to the question, everything else is ill."""
     found = {status: read_status("/h", status) for status in (200, 299, 301, 400, 429, 500, 504)}
     assert [status for status, finding in found.items() if finding.is_well] == [200, 299]
@@ -297,7 +297,7 @@ def test_what_a_status_says():
     assert found[301].why == "/h is answered with 301"
 
 
-def test_what_was_heard_is_read_from_older_files():
+def test_older_state_files_count_as_without_a_token():
     """A file of a gateway that kept no token is one where nobody has shown it."""
     assert SavedRemoteWorker({}, 1.0).token == ""
     assert SavedState().heard == []
@@ -370,7 +370,7 @@ async def test_a_server_that_registers_once(serve, gateway_to, connect):
     assert b"/v1/models" not in {head.target for head, _ in upstream.requests}
 
 
-async def test_what_is_sent_and_read(serve):
+async def test_a_check_sends_a_whole_request_and_reads_the_status(serve):
     """A whole request, and only the status of the answer; what is no answer is an error of a kind that is expected."""
 
     async def reply(stream, head, body):
@@ -459,7 +459,7 @@ def test_another_interval_is_taken_by_a_gateway_that_runs(gateway, foreign, tmp_
 
 
 @pytest.mark.parametrize("token", ["one-token-for-all-workers", "another-token-for-them"])
-def test_the_next_gateway_knows_who_answers(gateway, foreign, tmp_path, token):
+def test_a_killed_gateways_successor_knows_registered_servers(gateway, foreign, tmp_path, token):
     """A server that registered once is there after kill -9 of the gateway, unless workers need another token now."""
     text = '[health]\ninterval_s = 0.1\n[security]\njoin_token_env = "JOIN"\n'
     program = gateway(text, JOIN="one-token-for-all-workers")

@@ -157,7 +157,7 @@ async def worker(serve, nursery):
     nursery.cancel_scope.cancel()
 
 
-async def test_a_worker_sends_short_ones_to_who_knows_it(worker):
+async def test_a_worker_sends_short_beats_to_a_gateway_that_knows_it(worker):
     """The whole again only where it has changed."""
     gateways, beat = worker
     assert gateways.forms == ["whole"]
@@ -174,7 +174,7 @@ async def test_a_worker_sends_short_ones_to_who_knows_it(worker):
     assert len(gateways.bodies[-1]) < 300
 
 
-async def test_a_worker_sends_the_whole_to_who_does_not_know_it(worker):
+async def test_a_worker_sends_whole_beats_to_a_new_gateway(worker):
     """At once, where a gateway was started anew, or another one has come to its address."""
     gateways, beat = worker
     assert await beat() == ["short"]

@@ -181,7 +181,7 @@ async def test_a_stream_in_another_framing_follows_comments_in_chunks(serve, gat
 
 
 @pytest.mark.parametrize("config", ["", ON])
-async def test_who_asked_for_no_stream_gets_no_comment(serve, gateway_to, connect, config, autojump_clock):
+async def test_only_streams_with_keepalives_configured_get_comments(serve, gateway_to, connect, config, autojump_clock):
     """Comments are for streams, and only where they are configured."""
 
     async def reply(stream, head, body):
@@ -232,6 +232,6 @@ async def test_an_engines_comments_are_no_progress(serve, gateway_to, connect, k
         (b":\n" * 63 + b"x", False),  # read in one way: in two for each line, it would take years
     ],
 )
-def test_what_is_a_comment(data, expected):
+def test_a_comment_is_whole_lines_that_begin_with_a_colon(data, expected):
     """Whole lines that begin with a colon, in chunks or not, and nothing else."""
     assert is_comment(bytearray(b"xx" + data + b"xx"), 2, 2 + len(data)) is expected

@@ -67,7 +67,7 @@ async def test_the_next_requests_do_not_cross(worker):
         (post(body=b'{"x": "%b"}' % (b"y" * REQUEST_BYTES_MAX)), 200),
     ],
 )
-async def test_what_is_unusual_is_for_trio(worker, request_, status):
+async def test_an_unusual_request_is_answered_by_trio(worker, request_, status):
     """It comes back whole, is answered there, and the connection goes on."""
     rig, client, seen = worker
     await client.send(request_)
@@ -77,7 +77,7 @@ async def test_what_is_unusual_is_for_trio(worker, request_, status):
     await until(lambda: not rig.host.in_flight)
 
 
-async def test_what_is_not_http_is_refused(worker):
+async def test_bytes_that_are_no_http_end_a_kept_connection(worker):
     """It ends the connection, as on one that is not kept."""
     _, client, _ = worker
     await client.send(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n")
@@ -104,7 +104,7 @@ async def test_a_failure_has_the_id_of_its_own_request(worker, caplog):
     assert (await client.ask())[0] == 200
 
 
-async def test_what_an_application_does_afterwards_holds_nobody_up(worker, connect):
+async def test_work_after_the_response_does_not_hold_up_the_next_request(worker, connect):
     """The connection takes its next request after the response, whose context has nothing of the last one's."""
     rig, client, _ = worker
     for one in (client, client, client, await connect(rig.worker.port)):
@@ -113,7 +113,7 @@ async def test_what_an_application_does_afterwards_holds_nobody_up(worker, conne
     await until(lambda: rig.host.in_flight == 0)
 
 
-async def test_what_the_adapter_refuses_never_reaches_the_engine(worker):
+async def test_a_request_that_the_adapter_refuses_never_reaches_the_engine(worker):
     """Trio reads the request again, and refuses it."""
     rig, client, seen = worker
     rig.engine.adapter.serve_only("m", ["chat/completions"], ["embeddings"])

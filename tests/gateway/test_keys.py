@@ -250,7 +250,7 @@ async def test_without_an_admin_key_the_own_user_makes_keys(gateway_to, connect,
         ([], "A key is a JSON object"),
     ],
 )
-async def test_what_is_no_key_is_said(site, table, sentence):
+async def test_an_invalid_key_is_400_with_the_reason(site, table, sentence):
     """400, and the sentence says what is wrong; nothing was made."""
     status, answer = await site.ask("POST", "/v1/admin/keys", table)
     assert (status, answer["error"]["code"]) == (400, "bad_request")

@@ -65,7 +65,7 @@ def told(ticket, *usage):
     return dict(zip(("ticket", "input", "output", "cached"), (ticket.decode(), *usage), strict=True))
 
 
-async def test_what_is_told_later_counts_once(site):
+async def test_late_usage_counts_once(site):
     """By the ticket of the request, from its own worker alone, and however often it is told."""
     ask, beat, counts, tickets = await site()
     assert (await ask())[0] == 200
@@ -88,7 +88,7 @@ async def test_limits_of_tokens_hold_for_the_background(site):
     assert (status, code_of(body)) == (429, "rate_limited")
 
 
-async def test_where_nobody_could_count_it_is_refused(site):
+async def test_a_background_response_that_nothing_counts_is_refused(site):
     """By a worker that tells no late usage; and more than a few at once, by one that does."""
     ask, _, _, _ = await site(LIMITED + "tokens_per_minute = 50\n", late_usage_reports=False)
     status, _, body = await ask()
@@ -166,7 +166,7 @@ class _Serving:
 
 @pytest.mark.parametrize("ends_first", ["call", "task"])
 @pytest.mark.parametrize("ticket", [b"f" * 32, b"1"])
-async def test_the_worker_tells_what_the_background_used(make_worker, connect, monkeypatch, ends_first, ticket):
+async def test_a_worker_reports_usage_of_background_responses(make_worker, connect, monkeypatch, ends_first, ticket):
     """Once the response and the task behind it have ended, whichever is last, and only what was not told before."""
     serving, told_later, seen = _Serving(), [], []
     ResponseStore(serving, 10, 10_000)

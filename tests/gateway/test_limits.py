@@ -5,7 +5,7 @@ import re
 
 import pytest
 import trio
-from support.peers import SSE_END, SSE_HEAD, chunk, code_of, event, plain, until
+from support.peers import SSE_END, SSE_HEAD, chunk, code_of, event, plain, post_of, until
 from support.programs import LIMIT_S
 
 from ichat.config.schema import CircuitBreaker, Config, Key, Limits, Routing, Security
@@ -137,7 +137,7 @@ def test_usage_is_read_in_passing(pieces, tokens):
     assert (None if said is None else said.total) == tokens
 
 
-def test_what_a_model_says_in_a_message_is_no_sum():
+def test_token_sums_in_a_models_text_are_ignored():
     """Anthropic's answers have a tool's arguments as they are, and tell no sum: one of them would be a way out."""
     usage = TokenUsage(b"/v1/messages")
     text = b'{"content":[{"input":{"total_tokens":0,"input_tokens":1}}],"usage":{"input_tokens":50,"output_tokens":9}}'
@@ -308,7 +308,7 @@ def test_keys_take_turns_in_a_queue():
     assert served == ["greedy-1", "modest-1", "other-1", "greedy-2", "modest-2", "greedy-3", "greedy-4"]
 
 
-def test_a_full_queue_has_room_for_who_waits_least():
+def test_a_full_queue_displaces_the_flow_that_waits_most():
     """The last of the flow with the most has to go, with 429; nobody displaces as many as his own."""
     balancer, told = balancer_of(endpoint(), queue_max=3), []
     balancer.lease(RoutingRequest("m"))
@@ -382,7 +382,7 @@ def test_a_circuit_opens_tries_and_closes():
     assert (circuit.state(now), circuit.opened, circuit.describe(now).failures) == ("closed", 0, 0)
 
 
-def test_a_try_that_takes_long_holds_up_nobody():
+def test_a_long_trial_of_a_circuit_delays_no_other_trial():
     """Another one may be made after a while; the end of the first says nothing of the second."""
     circuit = Circuit(CircuitBreaker(failures_max=1, open_s=5))
     circuit.record_failure(0)
@@ -446,7 +446,7 @@ def test_errors_are_better_than_nothing():
     assert both.lease(RoutingRequest("m")).endpoint is bad
 
 
-async def test_who_waits_for_a_circuit_is_woken(serve, gateway_to, connect):
+async def test_a_request_that_waits_for_a_circuit_is_woken(serve, gateway_to, connect):
     """By the time that it is tried again, and by the answer to that try, though nobody else ends or beats."""
     held = trio.Event()
 
@@ -533,7 +533,7 @@ async def test_a_circuit_closes_again(serve, gateway_to, connect):
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422, 429, 501])
-async def test_what_clients_do_wrong_opens_no_circuit(serve, gateway_to, connect, status):
+async def test_client_errors_open_no_circuit(serve, gateway_to, connect, status):
     """However often."""
     _, port = await serve(fails)
     gateway = await gateway_to({"m": port}, "[circuit_breaker]\nfailures_max = 2\n")
@@ -557,9 +557,7 @@ async def test_clients_that_leave_open_no_circuit(serve, gateway_to, connect):
     for number in range(4):
         client = await connect(gateway)
         body = b'{"model": "m", "slow": true}'
-        await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-        )
+        await client.send(post_of(body))
         await until(lambda number=number: len(upstream.requests) > number)
         await client.stream.aclose()
     client = await connect(gateway)

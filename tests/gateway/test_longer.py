@@ -5,7 +5,7 @@ import json
 import pytest
 import trio
 from support.exposition import shown
-from support.peers import JSON_POST, SSE_END, SSE_HEAD, code_of, event, plain, until
+from support.peers import JSON_POST, SSE_END, SSE_HEAD, code_of, event, plain, post_of, until
 
 TOO_LONG = {
     "message": "It has 256 tokens.", "type": "invalid_request_error", "param": None, "code": "context_length_exceeded",
@@ -64,7 +64,7 @@ def words(count):
     return {"messages": [{"role": "user", "content": "word " * count}]}
 
 
-async def test_what_an_engine_refuses_as_too_long_goes_to_the_longer_model(site):
+async def test_a_prompt_refused_as_too_long_goes_to_the_longer_model(site):
     """The client sees one answer, the worker that refused it is asked again by the next one, and its circuit is well."""
     client, workers = await site(short=(256, refusing()), long=(4096, answering("long")))
     for asked in range(1, 8):
@@ -113,7 +113,7 @@ async def test_other_refusals_are_answers(site):
     assert not asked_of(workers["long"])
 
 
-async def test_what_is_too_long_for_both_is_refused_by_the_longer_one(site):
+async def test_a_prompt_too_long_for_both_is_refused_by_the_longer_model(site):
     """Its words are the answer; there is no third model."""
     other = {**TOO_LONG, "message": "It has 4096 tokens."}
     client, _ = await site(short=(256, refusing()), long=(4096, refusing(other)))
@@ -130,7 +130,7 @@ async def test_a_longer_model_that_is_not_there_is_an_error_that_says_so(site):
     assert "too long for the model `short`" in json.loads(body)["error"]["message"]
 
 
-async def test_what_was_learnt_sends_a_long_prompt_past_the_short_model(site, connect):
+async def test_learnt_lengths_send_a_long_prompt_past_the_short_model(site, connect):
     """Never while nothing was learnt, and only if it is clearly too long; the metrics tell both ways apart."""
     short = refusing()
 
@@ -163,7 +163,7 @@ async def test_an_estimate_leads_to_no_model_that_is_not_ready(site):
     assert asked_of(workers["short"]) == 4
 
 
-async def test_explain_tells_a_prompt_that_is_too_long(site, connect):
+async def test_explain_names_the_longer_model_for_a_long_prompt(site, connect):
     """As a request for it would go; while nothing is learnt, and for a short one, the longer model gets nothing."""
     client, _ = await site(short=(256, answering("short")), long=(4096, answering("long")))
 
@@ -191,7 +191,7 @@ async def test_explain_tells_a_prompt_that_is_too_long(site, connect):
         {**words(300), "truncate_prompt_tokens": 100},
     ],
 )
-async def test_what_is_not_as_long_as_its_bytes_is_left_to_the_engine(site, more):
+async def test_pictures_and_truncated_prompts_are_left_to_the_engine(site, more):
     """A picture, and a prompt that the engine is to cut."""
     client, workers = await site(short=(256, answering("short")), long=(4096, answering("long")))
     for _ in range(3):
@@ -220,9 +220,7 @@ async def test_a_client_that_leaves_while_the_longer_model_is_asked(site):
 
     client, workers = await site(short=(256, refusing()), long=(4096, waiting))
     body = json.dumps({"model": "n", **words(20)}).encode()
-    await client.send(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(post_of(body, b"/v1/chat/completions"))
     await until(lambda: asked_of(workers["long"]) == 1)
     await client.stream.aclose()
     with trio.fail_after(30):

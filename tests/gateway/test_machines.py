@@ -46,7 +46,7 @@ def told(*processes, by="w"):
         ([GpuProcess(NOBODY, GIB)], None),
     ],
 )
-def test_what_a_worker_holds(processes, held):
+def test_a_worker_holds_the_gpu_memory_of_its_own_processes(processes, held):
     """The memory of its own processes; where the driver names processes that are not here, nothing is known."""
     report = told(*processes)
     assert report.machine.gpus[0] == MachineGpu(0, "GPU-1", "H?100", 80 * GIB, 50 * GIB, 0.75, held_bytes=held)
@@ -55,7 +55,7 @@ def test_what_a_worker_holds(processes, held):
     assert (told(*processes, by="").machine.gpus[0].held_bytes, told(*processes, by="").held) == (None, report.held)
 
 
-def test_what_is_read_fits_into_a_beat():
+def test_facts_of_this_machine_fit_into_a_beat():
     """This machine as it is, with GPUs or without, is taken by a gateway as it was sent."""
     for found in (None, [], [Gpu(0, failure="GPU is lost")], GpuReader().read()):
         report = read_machine(CpuMeter(), found, {OWN: "w"}, "w")
@@ -170,7 +170,7 @@ def test_names_and_labels_are_unique():
         {"gpus": [{"index": 0, "held_bytes": -1}]}, {"gpus": [{"index": 0, "memory_used_bytes": 1.5}]},
     ],
 )  # fmt: skip
-def test_what_is_no_machine_is_refused(wrong):
+def test_impossible_machine_facts_are_refused(wrong):
     """A beat that tells of impossible things is 400, and says which; nothing is taken of it."""
     with pytest.raises(ApiError, match=rf"machine\.{next(iter(wrong))}") as caught:
         parse_heartbeat({**NEEDED, "machine": {"id": "a", "name": "b", **wrong}})
@@ -185,7 +185,7 @@ def test_old_and_new_beats():
     assert parse_heartbeat({**NEEDED, "machine": more}).machine == Machine("a", "b", gpus=[MachineGpu(0)])
 
 
-def test_what_was_told_holds_until_it_changes():
+def test_machine_facts_hold_until_they_change():
     """Of a start of the worker, while it is heard of; the next start tells anew, and so it does the next gateway."""
     now = [1000.0]
     registry = Registry({}, lambda: now[0], 10)

@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from support.exposition import PROCESS, Shown, exposing, heartbeat, known, own, read, shown
-from support.peers import SSE_END, SSE_HEAD, code_of, event, plain, turns_until, until
+from support.peers import SSE_END, SSE_HEAD, code_of, event, plain, post_of, turns_until, until
 from support.programs import LIMIT_S
 
 from ichat.config.schema import CircuitBreaker
@@ -63,7 +63,7 @@ async def test_a_stream_is_measured(serve, gateway_to, connect, mock_clock, monk
     upstream, port = await serve(reply)
     gateway = await gateway_to({"m": port})
     client = await connect(gateway)
-    await client.send(b'POST /chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await client.send(post_of(b'{"model": "m"}', b"/chat/completions"))
     await turns_until(lambda: upstream.requests)
     mock_clock.jump(0.5)
     during = await shown(connect, gateway)
@@ -111,9 +111,7 @@ async def test_gaps_are_counted_by_model(serve, gateway_to, connect):
     gateway = await gateway_to({"m": port})
     client = await connect(gateway)
     body = b'{"model": "m"}'
-    await client.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(post_of(body))
     received = b""
     for number in range(3):
         while not received.endswith(event(number)):
@@ -138,7 +136,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("kind", [b"text/event-stream", b"application/json"])
-async def test_what_is_a_gap(kind, mock_clock, nursery):
+async def test_a_gap_is_between_two_pieces_of_an_event_stream(kind, mock_clock, nursery):
     """Between two pieces of an event stream; not before the first, nor while the client does not read."""
     hub = Hub()
     ours, upstream = trio.socket.socketpair()
@@ -196,7 +194,7 @@ async def test_what_is_a_gap(kind, mock_clock, nursery):
         sock.close()
 
 
-async def test_those_who_leave_are_counted_by_how_far_they_were(serve, gateway_to, connect):
+async def test_cancelled_requests_are_counted_by_phase(serve, gateway_to, connect):
     """One waits in a queue, one for an answer, one reads a stream."""
 
     async def reply(stream, head, body):
@@ -209,9 +207,7 @@ async def test_those_who_leave_are_counted_by_how_far_they_were(serve, gateway_t
     clients = [await connect(gateway) for _ in range(3)]
     for number, client in enumerate(clients):
         body = b'{"model": "m", "x": "%b"}' % (b"stream" if number == 1 else b"plain!")
-        await client.send(
-            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-        )
+        await client.send(post_of(body))
         if number < 2:
             await until(lambda number=number: len(upstream.requests) == number + 1)
     assert await clients[1].stream.receive_some()
@@ -230,7 +226,7 @@ async def test_those_who_leave_are_counted_by_how_far_they_were(serve, gateway_t
     assert await now("ichat_requests_queued", model="m") == 0
 
 
-async def test_who_takes_nothing_has_left(serve, gateway_to, connect, tmp_path):
+async def test_a_client_that_does_not_read_counts_as_left(serve, gateway_to, connect, tmp_path):
     """The end of a client that does not read is its own, not the gateway's; so is that of one that stops sending."""
 
     async def reply(stream, head, body):
@@ -242,7 +238,7 @@ async def test_who_takes_nothing_has_left(serve, gateway_to, connect, tmp_path):
     path = tmp_path / "access.log"
     gateway = await gateway_to({"m": port}, f'[timeouts]\nclient_stall_s = 0.3\n[logs]\naccess_log = "{path}"\n')
     reader, sender = await connect(gateway), await connect(gateway)
-    await reader.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await reader.send(post_of(b'{"model": "m"}'))
     await sender.send(b'POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model"')
     await trio.testing.wait_all_tasks_blocked()
     await sender.stream.aclose()
@@ -291,7 +287,7 @@ metrics = true
 
 
 @pytest.mark.parametrize("keys", ["", ONE_KEY])
-async def test_what_nobody_has_is_counted_once(serve, gateway_to, connect, monkeypatch, keys):
+async def test_unknown_models_are_counted_by_route_and_status_only(serve, gateway_to, connect, monkeypatch, keys):
     """Of requests without a model that there is, /metrics has their number by route and status, and nothing else."""
     monkeypatch.setenv("ICHAT_TEST_KEY", "one-key-for-all-of-them")
     _, port = await serve(hello)
@@ -360,7 +356,7 @@ async def test_models_that_come_and_go_leave_little(monkeypatch):
     assert tokens[counted.OTHER] - 50 + sum(tokens.get(f"many{number}", 0) for number in range(20)) == 20
 
 
-async def test_what_is_known_of_workers_goes_with_them():
+async def test_metrics_of_a_worker_go_with_it():
     """State, restarts and circuit have the worker's name, and none of them is left when it is gone."""
     registry, metrics = known("route")
     registry.external = {"route": [Endpoint(Upstream("u", "u", 1), b"external:route", 1)]}
@@ -473,7 +469,7 @@ async def test_a_worker_without_metrics_is_left_out(serve, gateway_to, connect, 
     assert not now.labels("x")
 
 
-async def test_two_who_ask_at_once_share_what_is_found(serve, connect, gateway_to, mock_clock):
+async def test_concurrent_scrapes_share_one_result(serve, connect, gateway_to, mock_clock):
     """A worker is asked once for all who ask within a second, and again later."""
     upstream, port = await serve(exposing(OURS))
     gateway = await gateway_to({})

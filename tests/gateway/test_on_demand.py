@@ -5,7 +5,7 @@ import re
 
 import pytest
 import trio
-from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, chunk, code_of, event, plain, until
+from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, chunk, code_of, event, plain, post_of, until
 
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.http.keepalive import COMMENT, is_comment
@@ -108,7 +108,7 @@ async def read_until(client, found, data=b""):
     return data
 
 
-async def test_all_who_wait_are_answered_once_the_worker_is_ready(open_site, connect):
+async def test_waiting_requests_are_answered_once_the_worker_is_ready(open_site, connect):
     """20 first requests at once: nobody gets an error, and whoever loads models is told of each."""
     site = await open_site()
     wanted = []
@@ -129,7 +129,7 @@ async def test_all_who_wait_are_answered_once_the_worker_is_ready(open_site, con
     assert len(site.upstream.requests) == 20
 
 
-async def test_a_load_that_fails_is_told_to_all_who_wait(open_site, connect):
+async def test_a_failed_load_refuses_waiting_requests_at_once(open_site, connect):
     """At once, with the time of the next try and without the cause, and not after `load_wait_s`."""
     site = await open_site(more="[timeouts]\nload_wait_s = 1e6\n")
 
@@ -149,7 +149,7 @@ async def test_a_load_that_fails_is_told_to_all_who_wait(open_site, connect):
     assert (status, code_of(body)) == (503, "model_not_ready"), "who comes later is told the same"
 
 
-async def test_who_waits_too_long_is_told_how_long_it_still_takes(open_site, connect):
+async def test_a_request_that_waits_too_long_gets_the_remaining_time(open_site, connect):
     """The wait is bounded by `load_wait_s`, not by `queue_s`; the bound that was reached counts as the reason."""
     site = await open_site(more="[timeouts]\nload_wait_s = 0.3\nqueue_s = 0.001\n")
     site.registry.expect_ready(site.worker, trio.current_time() + 100)
@@ -191,7 +191,7 @@ async def test_the_queue_of_a_model_that_is_loaded_is_bounded(open_site, connect
     assert (status, code_of(body)) == (429, "overloaded")
 
 
-async def test_a_gateway_that_ends_lets_nobody_wait(open_site, connect):
+async def test_an_ending_gateway_refuses_waiting_requests(open_site, connect):
     """Who waits for a load is told that the gateway is shutting down, and so is who comes then."""
     site = await open_site()
 
@@ -204,7 +204,7 @@ async def test_a_gateway_that_ends_lets_nobody_wait(open_site, connect):
     assert [(status, code_of(body)) for status, _, body in answers] == [(503, "draining")] * 4
 
 
-async def test_a_worker_that_is_drained_for_another_model_loses_nobody(open_site, connect):
+async def test_a_worker_drained_for_another_model_loses_no_request(open_site, connect):
     """Who waits for room there is served when it comes again, and who it works for gets its answer first."""
     go = trio.Event()
 
@@ -232,7 +232,7 @@ async def test_a_worker_that_is_drained_for_another_model_loses_nobody(open_site
     assert (await waiting.response())[0] == 200
 
 
-async def test_a_stream_that_waits_is_told_what_the_load_does(open_site, connect):
+async def test_a_waiting_stream_gets_the_phase_of_the_load(open_site, connect):
     """The comment has the phase and its seconds, however long its name, and stays a comment to a gateway in front."""
     site = await open_site(sse, SOON)
     client = await connect(site.port)
@@ -253,7 +253,7 @@ async def test_a_stream_that_waits_is_told_what_the_load_does(open_site, connect
 
 
 @pytest.mark.parametrize("more", ["", "sse_keepalive_s = 3600\n"])
-async def test_a_stream_that_waits_for_a_load_is_told_how_long(open_site, connect, more):
+async def test_a_waiting_stream_gets_comments_and_then_the_answer(open_site, connect, more):
     """Comments come while the model is loaded, then the answer, and the connection serves the next request."""
     site = await open_site(sse, SOON + more)
     client = await connect(site.port)
@@ -364,7 +364,9 @@ async def test_a_load_that_fails_before_any_comment_is_a_plain_error(open_site, 
 
 
 @pytest.mark.parametrize(("config", "is_stream"), [(SOON, False), ("[timeouts]\nload_comment_s = 0\n", True)])
-async def test_who_asked_for_no_stream_gets_no_comment(open_site, connect, config, is_stream, autojump_clock):
+async def test_only_streams_with_load_comments_configured_get_comments(
+    open_site, connect, config, is_stream, autojump_clock
+):
     """Comments are for streams, and only where they are configured."""
     site = await open_site(hello, config)
     client = await connect(site.port)
@@ -423,10 +425,7 @@ async def test_a_key_sees_only_its_models(open_site, connect):
         _, _, body = await client.response(b"GET")
         assert [one["id"] for one in json.loads(body)["data"]] == expected
     body = b'{"model": "m"}'
-    await client.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer sk-yours-0123456789\r\n"
-        b"content-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(post_of(body, head=b"authorization: Bearer sk-yours-0123456789\r\n"))
     status, _, _ = await client.response()
     assert status in (403, 404)
     assert site.balancer.demand("m").waiting == 0

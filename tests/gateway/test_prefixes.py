@@ -6,7 +6,7 @@ import socket
 import pytest
 import trio
 from support.exposition import heartbeat
-from support.peers import JSON_POST, SSE_HEAD, chunk, code_of, plain, until
+from support.peers import JSON_POST, SSE_HEAD, chunk, code_of, plain, post_of, until
 
 from ichat.fleet.prefix_reports import REPORT_BYTES_MAX
 from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, parse_chain
@@ -149,7 +149,7 @@ async def test_sessions_go_first(fleet):
 
 
 @pytest.mark.parametrize("case", ["one endpoint", "short", "another route", "another policy", "no header"])
-async def test_who_has_no_choice_to_make_pays_nothing(fleet, case):
+async def test_a_model_with_one_worker_needs_no_digests(fleet, case):
     """No digests are made, none sent, none told."""
     more = {
         "another policy": AWARE.replace("prefix_aware", "least_loaded"),
@@ -217,7 +217,7 @@ async def waiting(site, count):
             await trio.sleep(0.01)
 
 
-async def test_who_did_not_get_a_request_holds_nothing_new(fleet):
+async def test_an_unreached_worker_holds_no_new_prefix(fleet):
     """It goes to another worker with its chain; the one that could not be reached has what it had."""
     site = await fleet("b")
     with socket.socket() as closed:
@@ -281,7 +281,7 @@ async def test_the_header_is_of_the_gateway_that_answers(fleet, gateway_to, conn
         assert (await client.everything()).lower().count(b"x-ichat-prefix:") == expected
 
 
-async def test_it_is_written_down(fleet, tmp_path):
+async def test_prefix_hits_are_in_metrics_and_access_log(fleet, tmp_path):
     """In the metrics and in the access log."""
     log = tmp_path / "access"
     site = await fleet("a", "b", more=f'{AWARE}[logs]\naccess_log = "{log}"\n')
@@ -443,7 +443,7 @@ async def test_a_report_is_of_a_start_that_is_known(fleet):
     assert (await site.ask(messages))[1][0] == 0
 
 
-async def test_a_wrong_report_is_refused(fleet):
+async def test_a_wrong_prefix_report_is_refused_over_http(fleet):
     """It changes nothing."""
     site = await fleet("a", "b")
     known = {"worker_id": "a", "start_id": "1"}
@@ -473,10 +473,7 @@ async def test_a_worker_gets_the_chains_that_it_wants(fleet):
         await site.report(worker_id, have=digests)
         body = json.dumps({"model": "m", "messages": messages}).encode()
         client = await site._connect(site.port)
-        await client.send(
-            b"POST %b HTTP/1.1\r\nhost: localhost\r\nX-Ichat-Prefix: 1;00\r\ncontent-length: %d\r\n\r\n%b"
-            % (CHAT, len(body), body)
-        )
+        await client.send(post_of(body, CHAT, b"X-Ichat-Prefix: 1;00\r\n"))
         assert (await client.response())[0] == 200
         [(head, _)] = [one for one in site.workers[worker_id][0].requests if one[0].method == b"POST"]
         sent = [value for name, value in head.headers if name == b"x-ichat-prefix"]

@@ -152,7 +152,7 @@ async def test_a_server_with_https_and_a_key_shares_its_models_requests(
     assert KEY not in repr(shown) + capfd.readouterr().out + caplog.text
 
 
-async def test_it_is_checked_and_comes_back(site, serve_tls, ca_file):
+async def test_a_checked_server_gets_requests_again_when_checks_succeed(site, serve_tls, ca_file):
     """It gets no requests while its checks fail, and requests again when they succeed: with its key, beside /v1."""
     server, port = await serve_tls(answering(b"hello"))
     client, *_ = await site(table(port, ca_file))
@@ -286,7 +286,7 @@ def test_ids_are_made_and_taken():
         (SERVER.replace('"m"', '"m*"') + 'api_base = "http://a"\n', "registered_servers[0].model_name: 'm*' has a *"),
     ],
 )
-def test_what_is_wrong_is_said(text, words):
+def test_every_mistake_of_a_registered_server_has_its_path(text, words):
     """Every mistake has its path and one sentence."""
     with pytest.raises(Exit, match="was not accepted") as refusal:
         parsed(text)

@@ -4,7 +4,7 @@ import json
 
 import trio.testing
 from support.exposition import heartbeat
-from support.peers import SSE_END, SSE_HEAD, event
+from support.peers import SSE_END, SSE_HEAD, event, post_of
 from support.request_path import RequestPath
 
 ENTRIES_MAX = 120
@@ -36,10 +36,7 @@ async def test_a_stream_passes_through_few_modules(serve, gateway_to, connect):
         await heartbeat(connect, port, worker, worker_id=name, heartbeat_interval=3600, usage_reports=True)
     client = await connect(port)
     body = json.dumps({"model": "m", "messages": MESSAGES, "stream": True}).encode()
-    request = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer key\r\n"
-        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    request = post_of(body, b"/v1/chat/completions", b"authorization: Bearer key\r\ncontent-type: application/json\r\n")
     for _ in range(2):  # connections are kept, and the caller and the chain are known
         await client.send(request)
         assert (await client.response())[0] == 200

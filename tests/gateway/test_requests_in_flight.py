@@ -65,7 +65,7 @@ async def site(serve, gateway_to, connect):
     return start
 
 
-async def test_what_is_shown(site):
+async def test_requests_in_flight_show_caller_phase_and_age(site):
     """Who asks for what, where it is, and for how long it has been there."""
     here = await site([STREAM, chunk(event(1)), chunk(event(2))])
     assert await here.listed() == {"requests": [], "total": 0}
@@ -163,7 +163,7 @@ async def test_a_client_that_takes_nothing_is_cut(site):
     assert (await client.response())[2] == "broken"
 
 
-async def test_who_is_not_there_cannot_be_cancelled(site):
+async def test_cancelling_an_unknown_request_is_404(site):
     """404; and requests to the control plane are not in the list."""
     here = await site([])
     assert (await here.cancel("nobody"))[0] == 404

@@ -78,7 +78,7 @@ async def test_everything_about_a_response_goes_to_its_worker(serve, gateway_to,
 
 
 @pytest.mark.parametrize("response_id", [IDS["w3"], "resp_x", "x", "resp_" + "0" * 45, "a/b/c"])
-async def test_a_response_that_nobody_has_is_404(serve, gateway_to, connect, response_id):
+async def test_an_unknown_response_is_404(serve, gateway_to, connect, response_id):
     """Also where its worker has gone, and for a request that continues it, which names the parameter."""
     client, upstreams = await two_workers(serve, gateway_to, connect)
     for method in (b"GET", b"DELETE"):
@@ -180,7 +180,7 @@ PATHS = [  # what follows an id -> for whom, with what
 
 
 @pytest.mark.parametrize(("below", "status"), PATHS)
-async def test_what_follows_an_id_is_known(keyed, below, status):
+async def test_only_known_routes_below_a_response_reach_a_worker(keyed, below, status):
     """Nothing below a response's id reaches a worker that it might read as another route."""
     id_ = new_response_id(response_tag("w1", "s"), "m")
     assert (await keyed("all", "GET", f"/v1/responses/{id_}{below}"))[0] == status
@@ -189,7 +189,7 @@ async def test_what_follows_an_id_is_known(keyed, below, status):
         assert (await keyed("all", "POST", f"/v1/responses/{id_}{below}"))[0] == status
 
 
-async def test_who_waits_for_one_worker_holds_up_nobody(serve, gateway_to, connect, nursery):
+async def test_a_wait_for_one_worker_delays_no_other_request(serve, gateway_to, connect, nursery):
     """A full worker that alone can answer is waited for, while requests behind it go to the other one."""
     go = trio.Event()
 
@@ -249,7 +249,7 @@ BACKGROUND = [
 @pytest.mark.parametrize(
     "value", [*(value for value, _ in BACKGROUND), b'"T"', b'"oN"', b'"0"', b"1e0", b"-1", b'"\\u0079"']
 )
-def test_whatever_pydantic_takes_for_true_counts_as_in_the_background(value):
+def test_values_that_pydantic_reads_as_true_count_as_background(value):
     """Both engines read requests by it."""
     taken = pydantic.create_model("Asked", background=(bool | None, False))
     try:
@@ -261,7 +261,7 @@ def test_whatever_pydantic_takes_for_true_counts_as_in_the_background(value):
 
 @pytest.mark.parametrize(("value", "is_asked"), BACKGROUND)
 @pytest.mark.parametrize("pad", [0, PARSED_BYTES_MAX])
-async def test_whatever_an_engine_may_take_for_true_counts_as_in_the_background(value, is_asked, pad):
+async def test_values_that_an_engine_reads_as_true_count_as_background(value, is_asked, pad):
     """By both engines' adapters: with a full store it is refused, and what an engine takes for false is not."""
     assert is_background(json.loads(value)) == is_asked
     for adapter in (ProtocolAdapter(VLLM_PATHS), SGLangAdapter(lambda: (("m",), ()))):
@@ -327,7 +327,7 @@ def test_the_oldest_responses_go_first(monkeypatch, responses_max, bytes_max):
     assert len(store) == 3
 
 
-def test_what_is_being_made_is_kept():
+def test_a_background_response_is_kept_until_it_is_done():
     """A response in the background stays until it is there, and a new one is refused where nothing else is kept."""
     serving = Serving()
     store = ResponseStore(serving, 2, 10**9)

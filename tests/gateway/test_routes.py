@@ -8,7 +8,7 @@ import time
 import openai
 import pytest
 import trio
-from support.peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, turns_until, until
+from support.peers import LIMIT_S, SSE_END, SSE_HEAD, code_of, event, plain, post_of, turns_until, until
 
 from ichat.config import load as configuration
 from ichat.errors import Exit
@@ -68,8 +68,7 @@ async def shows(client, text):
 async def ask(connect, port, body, target=b"/v1/chat/completions", content_type=b"application/json", headers=b""):
     client = await connect(port)
     await client.send(
-        b"POST %b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer mine\r\ncontent-type: %b\r\n%bcontent-length: %d\r\n\r\n%b"
-        % (target, content_type, headers, len(body), body)
+        post_of(body, target, b"authorization: Bearer mine\r\ncontent-type: %b\r\n%b" % (content_type, headers))
     )
     return await client.response()
 
@@ -124,7 +123,7 @@ async def test_where_a_route_leads(routed, connect, path, expected):
     assert upstream.requests[0][0].target == expected
 
 
-async def test_who_waits_is_told_of_the_end(routed, connect, nursery):
+async def test_a_stopping_gateway_refuses_its_queues_at_once(routed, connect, nursery):
     """A gateway that is told to stop refuses its queues at once, so that their clients can go elsewhere."""
     go, reply = held()
     upstream, port = await routed(reply, "max_in_flight = 1\n")
@@ -190,7 +189,7 @@ def test_a_missing_key_is_found_before_anything_starts(monkeypatch, value):
     assert caught.value.code == 64
 
 
-async def test_what_the_upstream_does_not_support(routed, connect, caplog):
+async def test_unsupported_parameters_are_refused_or_dropped(routed, connect, caplog):
     """Refused by name, or dropped where the route says so; what is not OpenAI's passes; said once in the log."""
     body = b'{"model": "m", "reasoning_effort": "low", "top_k": 3, "n": 1}'
     upstream, port = await routed()
@@ -386,14 +385,14 @@ async def test_a_queue_has_two_bounds(routed, connect, nursery, mock_clock):
     assert waited[1][0] == 200
 
 
-async def test_who_leaves_the_queue_takes_nothing(routed, connect, nursery):
+async def test_a_client_that_leaves_the_queue_loses_no_place(routed, connect, nursery):
     """A client that hangs up while it waits is out of the queue, and no place is lost."""
     go, reply = held()
     upstream, port = await routed(reply, "max_in_flight = 1\n")
     nursery.start_soon(ask, connect, port, b'{"model": "m"}')
     await until(lambda: upstream.requests)
     leaver = await connect(port)
-    await leaver.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await leaver.send(post_of(b'{"model": "m"}'))
     metrics = await connect(port)
     await shows(metrics, b'ichat_requests_queued{model="m"} 1.0')
     await leaver.stream.aclose()

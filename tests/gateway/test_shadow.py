@@ -5,7 +5,7 @@ import json
 import pytest
 import trio
 from support.exposition import shown
-from support.peers import SSE_END, SSE_HEAD, event, plain, until
+from support.peers import SSE_END, SSE_HEAD, event, plain, post_of, until
 
 from ichat.config.models import ShadowConfig
 from ichat.proxy.shadow import COPIED_BYTES_MAX, is_copied
@@ -72,8 +72,11 @@ async def test_the_shadow_gets_what_the_target_got(site, connect):
     client, upstreams = await site(a=answering("a"), s=answering("s"))
     body = b'{"model": "n",  "messages": [1], "stream": false}'
     await client.send(
-        b"POST /v1/chat/completions?x=1 HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nauthorization: "
-        b"Bearer secret\r\nx-request-id: mine\r\nx-custom: yes\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        post_of(
+            body,
+            b"/v1/chat/completions?x=1",
+            b"content-type: application/json\r\nauthorization: Bearer secret\r\nx-request-id: mine\r\nx-custom: yes\r\n",
+        )
     )
     status, headers, answer = await client.response()
     assert (status, json.loads(answer)["by"], headers[b"x-ichat-model"]) == (200, "a", b"a")
@@ -94,7 +97,7 @@ async def test_the_shadow_gets_what_the_target_got(site, connect):
     assert seen.get("ichat_requests_total", model="s", route="/v1/chat/completions", status="200") is None
 
 
-async def test_a_shadow_that_never_answers_delays_nobody(site):
+async def test_a_shadow_that_never_answers_delays_no_response(site):
     """The copy begins after the answer to the original, which has ended long before the copy does."""
     held = Held()
     client, _ = await site(a=answering("a"), s=held)
@@ -199,7 +202,7 @@ async def test_a_large_request_has_no_copy(site, connect):
     assert upstreams["s"].requests == []
 
 
-async def test_what_was_not_answered_well_has_no_copy(site, connect):
+async def test_a_failed_request_has_no_copy(site, connect):
     """A request that is wrong for one model is wrong for the other."""
 
     async def refusing(stream, head, body):
@@ -219,8 +222,9 @@ async def test_only_a_share_is_copied_and_a_session_stays_on_its_side(site, conn
         for _ in range(2):
             body = b'{"model": "n"}'
             await client.send(
-                b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-session-id: %d\r\ncontent-type: "
-                b"application/json\r\ncontent-length: %d\r\n\r\n%b" % (number, len(body), body)
+                post_of(
+                    body, b"/v1/chat/completions", b"x-session-id: %d\r\ncontent-type: application/json\r\n" % number
+                )
             )
             assert (await client.response())[0] == 200
     copied = {number for number in range(20) if is_copied("n", ShadowConfig("s", 0.5), b"%d" % number)}

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 import trustme
-from support.peers import SSE_END, SSE_HEAD, Client, chunk, code_of, event, plain, reset, until
+from support.peers import SSE_END, SSE_HEAD, Client, chunk, code_of, event, plain, post_of, reset, until
 
 from ichat.config import load as configuration
 from ichat.errors import Exit
@@ -164,7 +164,7 @@ async def test_big_bodies_both_ways(serve, gateway_to, connect_tls, doors):
 
 
 @pytest.mark.parametrize("when", ["waiting", "streaming"])
-async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, connect_tls, doors, when):
+async def test_an_encrypted_client_that_hangs_up_closes_its_upstream(serve, gateway_to, connect_tls, doors, when):
     """Encrypted or not: nobody generates for a client that has left."""
 
     async def reply(stream, head, body):
@@ -176,9 +176,7 @@ async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, con
     upstream, port = await serve(reply)
     client = await connect_tls(await gateway_to({"m": port}, doors))
     body = b'{"model": "m"}'
-    await client.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(post_of(body))
     await until(lambda: upstream.requests)
     if when == "streaming":
         await client.stream.receive_some()
@@ -186,7 +184,7 @@ async def test_a_client_that_hangs_up_closes_its_upstream(serve, gateway_to, con
     await until(lambda: upstream.closed == 1)
 
 
-async def test_a_client_that_never_reads_is_given_up(serve, gateway_to, connect_tls, doors):
+async def test_an_encrypted_client_that_never_reads_is_given_up(serve, gateway_to, connect_tls, doors):
     """Backpressure passes through the encryption, and `client_stall_s` bounds it."""
 
     async def reply(stream, head, body):
@@ -197,9 +195,7 @@ async def test_a_client_that_never_reads_is_given_up(serve, gateway_to, connect_
     upstream, port = await serve(reply)
     client = await connect_tls(await gateway_to({"m": port}, doors + "[timeouts]\nclient_stall_s = 0.5\n"))
     body = b'{"model": "m"}'
-    await client.send(
-        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
+    await client.send(post_of(body))
     await until(lambda: upstream.closed == 1)
 
 
@@ -226,7 +222,7 @@ async def test_an_encrypted_end_is_announced(serve, gateway_to, trusting, doors,
     port = await gateway_to({"m": port}, doors)
     strict = await trio.open_ssl_over_tcp_stream("localhost", port, ssl_context=trusting)
     client = Client(strict)
-    await client.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await client.send(post_of(b'{"model": "m"}'))
     if how == "close":
         assert (await client.everything()).endswith(b"all of it")
     else:
@@ -235,7 +231,7 @@ async def test_an_encrypted_end_is_announced(serve, gateway_to, trusting, doors,
     await trio.aclose_forcefully(strict)
 
 
-async def test_who_does_not_shake_hands_is_dropped(gateway_to, connect, connect_tls, doors):
+async def test_a_client_without_a_handshake_is_dropped_after_head_s(gateway_to, connect, connect_tls, doors):
     """A client that says nothing, or no TLS, holds its connection for `head_s` at most, and disturbs nobody."""
     port = await gateway_to({}, doors + "[timeouts]\nhead_s = 3\n")
     silent, plain_http = await connect(port), await connect(port)
@@ -302,7 +298,7 @@ async def test_an_end_that_is_not_announced_is_no_end(serve_tls, gateway_to_tls,
 
     port = await gateway_to_tls(await serve_tls(reply))
     client = await connect(port)
-    await client.send(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n{"model": "m"}')
+    await client.send(post_of(b'{"model": "m"}'))
     if how == "close":
         assert (await client.everything()).endswith(b"all of it")
     else:

@@ -64,7 +64,7 @@ def begin(tracer, headers):
         PARENT.replace(b"-", b"_"), b"0x" + PARENT[2:], PARENT + b", " + PARENT,
     ],
 )  # fmt: skip
-def test_what_is_no_parent_begins_a_new_trace(header):
+def test_an_invalid_parent_begins_a_new_trace(header):
     """A new trace has ids of its own, is not sampled, and takes no state along."""
     trace = begin(Tracing(), [*names(header), (b"tracestate", b"a=1")])
     headers = told(trace)
@@ -135,7 +135,7 @@ def test_without_the_sdk_an_endpoint_is_answered_by_a_sentence(environment, capl
     assert sys.executable in record.getMessage()
 
 
-def test_a_protocol_that_nobody_speaks_stops_nobody(environment, caplog):
+def test_an_unknown_protocol_is_warned_of_and_stops_nothing(environment, caplog):
     """It is said which ones there are."""
     environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
     environment.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
@@ -202,7 +202,7 @@ def test_a_request_without_a_parent_is_the_first_span(spans):
 
 
 @pytest.mark.parametrize("header", [b"", b"ff" + PARENT[2:], PARENT + b"-x", PARENT.replace(SPAN, b"0" * 16)])
-def test_what_is_no_parent_is_no_parent_of_a_span(spans, header):
+def test_an_invalid_parent_is_no_parent_of_a_span(spans, header):
     """The SDK begins a new trace then, and the state that came along is not passed on."""
     tracer, finished = spans
     trace = begin(tracer, [*names(header), (b"tracestate", b"a=1")])
@@ -222,7 +222,7 @@ def test_a_state_that_is_not_valid_breaks_nothing(spans, state, caplog):
     assert caplog.records == []
 
 
-def test_what_the_client_does_not_sample_is_no_span(spans):
+def test_an_unsampled_trace_makes_no_span(spans):
     """The trace goes on, unsampled."""
     tracer, finished = spans
     trace = begin(tracer, names(PARENT[:-1] + b"0"))
@@ -244,7 +244,7 @@ def test_what_the_client_does_not_sample_is_no_span(spans):
         (400, "", False, None),
     ],
 )
-def test_what_failed_is_marked(spans, status, error, is_error, kind):
+def test_server_errors_and_broken_responses_are_marked(spans, status, error, is_error, kind):
     """A client's mistake is no error of the server; a response that broke off is."""
     tracer, finished = spans
     tracer.ended(record(status, span=begin(tracer, []).span, error=error, phase="waiting"))
@@ -265,7 +265,7 @@ def test_what_failed_is_marked(spans, status, error, is_error, kind):
         ("/v1/rerank", None),
     ],
 )
-def test_what_a_request_was_and_used(spans, route, operation):
+def test_spans_have_the_attributes_of_generative_ai(spans, route, operation):
     """By the names of OpenTelemetry's conventions for generative AI, where they have one for the route."""
     tracer, finished = spans
     for usage in (UsedTokens(70, 8, 9), UsedTokens(70, 8, is_estimate=True), None):
@@ -294,7 +294,7 @@ def test_a_name_and_the_model_that_answered(spans):
     assert found == [("gpt", "m"), ("m", None)]
 
 
-def test_what_a_client_chose_is_cut(spans):
+def test_names_and_paths_of_clients_are_cut(spans):
     """Neither a name nor a path fills anybody's memory, and a path that is one of many names no span."""
     tracer, finished = spans
     trace = tracer.begin([], b"/v1/" + b"x" * 5000, is_known=False)
@@ -362,7 +362,7 @@ def test_spans_arrive(environment, receiver, caplog, settings, service):
     assert told(trace)[b"traceparent"] == b"00-%b-%b-01" % (TRACE, span.span_id.hex().encode())
 
 
-def test_the_end_waits_for_nobody_for_long(environment, caplog):
+def test_a_silent_collector_does_not_delay_the_end(environment, caplog):
     """A collector that takes a connection and says nothing holds up no gateway's end."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="its exporter is not installed")
     environment.setattr(tracing, "CLOSE_S", 0.2)

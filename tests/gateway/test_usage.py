@@ -97,7 +97,7 @@ async def test_operators_see_everything_and_clients_their_own(serve, gateway_to,
         ("/v1/admin/usage?key=%27%3BDROP%20TABLE%20usage&by=", ADMIN, 200, None),
     ],
 )
-async def test_what_is_wrong_is_said(gateway_to, connect, tmp_path, target, key, status, code):
+async def test_every_wrong_parameter_of_usage_is_refused(gateway_to, connect, tmp_path, target, key, status, code):
     """Each parameter is checked, and each kind of key gets what is its own."""
     client = await connect(await gateway_to({}, settings(tmp_path)))
     found, _, body = await get(client, target, key)

@@ -89,7 +89,7 @@ async def test_comments_do_not_keep_the_trailer_from_the_gateway(site):
     assert await counts() == (7, 1, 0)
 
 
-async def test_a_header_tells_it_of_a_plain_response(site):
+async def test_a_plain_response_reports_usage_in_a_header(site):
     """What the body says is not asked."""
     ask, counts, _ = await site(plain(b'{"usage": {"prompt_tokens": 1}}', b"X-Ichat-Usage: 5,4,3\r\n"))
     received = await ask(body=b'{"model": "m"}')
@@ -128,7 +128,7 @@ async def test_reports_that_arrive_are_not_missed(site, stream, caplog):
     assert "came without them" not in caplog.text
 
 
-async def test_who_leaves_before_the_trailer_pays_for_what_came(serve, connect, gateway_to, caplog):
+async def test_a_client_that_leaves_before_the_trailer_pays_an_estimate(serve, connect, gateway_to, caplog):
     """Pieces are no events: many of them come at once where the client or the gateway is slow."""
 
     async def reply(stream, head, body):
@@ -152,7 +152,7 @@ async def test_who_leaves_before_the_trailer_pays_for_what_came(serve, connect, 
     assert "came without them" not in caplog.text, "nothing was lost on the way"
 
 
-async def test_only_who_can_is_asked(site):
+async def test_only_workers_that_report_usage_are_asked(site):
     """An older worker's body is read in passing, and no client can ask."""
     body = b'{"usage": {"prompt_tokens": 6, "completion_tokens": 2}}'
     ask, counts, heads = await site(plain(body, b"x-ichat-usage: 5,4,3\r\n"), usage_reports=False)
@@ -163,7 +163,7 @@ async def test_only_who_can_is_asked(site):
 
 
 @pytest.mark.parametrize("asks", [True, False])
-async def test_a_worker_tells_what_its_engine_noted(make_worker, connect, monkeypatch, asks):
+async def test_a_worker_reports_the_usage_that_its_engine_noted(make_worker, connect, monkeypatch, asks):
     """In a header or, of a stream, in a trailer; to nobody who has not asked. The next request is another one."""
     fake = importlib.import_module("fake_engine").Fake
     app = fake.app
@@ -191,7 +191,7 @@ async def test_a_worker_tells_what_its_engine_noted(make_worker, connect, monkey
         assert received.endswith(chunk(b"data: [DONE]\n\n") + b"0\r\n" + b"x-ichat-usage: 6,4,2\r\n" * asks + b"\r\n")
 
 
-def test_what_is_no_report_is_none():
+def test_an_invalid_report_is_ignored():
     """Three numbers, and nothing else."""
     assert parse_usage(b"1,22,333") == (1, 22, 333)
     assert [parse_usage(value) for value in (b"", b"1,2", b"1,2,3,4", b"a,2,3", b"1, 2,3", b"-1,2,3", b"9" * 13)] == [

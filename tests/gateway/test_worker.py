@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 from support.nvml import Nvml
-from support.peers import code_of, plain, until
+from support.peers import code_of, plain, post_of, until
 from support.programs import LIMIT_S
 
 from ichat import errors
@@ -107,15 +107,13 @@ async def test_an_old_client_can_tell_an_answer_that_was_cut(make_worker, connec
 
 
 @pytest.mark.parametrize("path", [b"/wait", b"/v1/chat/completions"])
-async def test_a_client_that_hangs_up_aborts_the_generation(make_worker, connect, path):
+async def test_a_client_that_hangs_up_aborts_its_generation(make_worker, connect, path):
     """Plain or streamed: the application learns of it at once, and every one of its waiters does."""
     rig, port = await make_worker(client_stall_s=3600)
     clients = [await connect(port) for _ in range(20)]
     body = b'{"stream": true, "events": 100000, "gap_s": 0.01}'
     for client in clients:
-        await client.send(
-            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body)
-        )
+        await client.send(post_of(body, path))
     await until(lambda: rig.engine.running == 20)
     for client in clients:
         await client.stream.aclose()
@@ -129,10 +127,7 @@ async def test_a_slow_reader_holds_the_application_back(make_worker, connect):
     rig, port = await make_worker()
     client = await connect(port)
     body = b'{"chunks": 400}'
-    await client.send(
-        b"POST /flood HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-        % (len(body), body)
-    )
+    await client.send(post_of(body, b"/flood", b"connection: close\r\n"))
     await until(lambda: rig.engine.flooded > 0)
     last, turns = -1, 0
     while turns < 5:  # of the engine's loop, in which the application could have gone on
@@ -144,11 +139,11 @@ async def test_a_slow_reader_holds_the_application_back(make_worker, connect):
     assert data == b"".join(b"10000\r\n" + (b"%08d" % number) * 8192 + b"\r\n" for number in range(400)) + b"0\r\n\r\n"
 
 
-async def test_a_client_that_never_reads_is_given_up(make_worker, connect):
+async def test_a_client_that_never_reads_is_given_up_by_its_worker(make_worker, connect):
     """After `client_stall_s` it counts as gone, and the generation is aborted."""
     rig, port = await make_worker(client_stall_s=0.2)
     client = await connect(port)
-    await client.send(b'POST /flood HTTP/1.1\r\nhost: localhost\r\ncontent-length: 18\r\n\r\n{"chunks": 100000}')
+    await client.send(post_of(b'{"chunks": 100000}', b"/flood"))
     await until(lambda: rig.host.aborts == 1)
     await until(lambda: rig.engine.running == 0 and not rig.door.clients)
 
@@ -158,7 +153,7 @@ async def test_a_client_that_reads_slowly_but_steadily_is_served(make_worker, co
     _, port = await make_worker(client_stall_s=3)
     client = await connect(port)
     body = b'{"bytes": 12000000}'
-    await client.send(b"POST /large HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await client.send(post_of(body, b"/large"))
     received = 0
     while received < 12_000_000:
         data = await client.stream.receive_some(200_000)
@@ -172,7 +167,7 @@ async def test_a_piece_that_is_cut_is_not_complete(make_worker, connect):
     rig, port = await make_worker()
     client = await connect(port)
     body = b'{"bytes": 20000000}'
-    request = b"POST /large HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    request = post_of(body, b"/large")
     await client.send(request + b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     await until(lambda: rig.engine.running == 1)
     await trio.testing.wait_all_tasks_blocked(0.05)
@@ -223,7 +218,7 @@ async def test_an_engine_that_dies_fails_its_requests(make_worker, connect):
     """Requests that the dead engine would let hang get an error, health turns, and the reason is kept."""
     rig, port = await make_worker()
     hanging, killer = await connect(port), await connect(port)
-    await hanging.send(b"POST /wait HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+    await hanging.send(post_of(b"{}", b"/wait"))
     await until(lambda: rig.engine.running == 1)
     status, _, body = await killer.ask(target=b"/die")
     assert (status, code_of(body)) == (500, "engine_failed")
@@ -276,11 +271,11 @@ async def test_a_death_that_is_not_noticed_yet(make_worker, connect, monkeypatch
     rig, port = await make_worker()
     rig.engine.kin = ProcessFamily([Child(psutil.Process(core.pid), "core")])
     blocking, late, leaving = [await connect(port) for _ in range(3)]
-    await blocking.send(b"POST /block HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+    await blocking.send(post_of(b"{}", b"/block"))
     await until(lambda: rig.engine.running == 1)
     end(core)
     for client in (late, leaving):
-        await client.send(b"POST /wait HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+        await client.send(post_of(b"{}", b"/wait"))
     await until(lambda: rig.host.in_flight == 3)
     await leaving.stream.aclose()
     rig.engine.go_on.set()
@@ -322,7 +317,7 @@ async def test_an_engine_that_dies_while_it_loads_is_given_up(make_worker, conne
     rig.engine.go_on.set()
 
 
-async def test_an_engine_that_notices_its_death_tells_it_itself(make_worker, monkeypatch, caplog):
+async def test_an_engine_that_notices_its_death_gives_its_own_reason(make_worker, monkeypatch, caplog):
     """Its own account is better, so it gets the time to give it."""
     monkeypatch.setattr(host, "WATCH_S", 0.01)
     monkeypatch.setattr(host, "UNNOTICED_S", 3600)
@@ -360,7 +355,7 @@ async def test_stopping_ends_what_is_under_way(make_worker, connect):
     """A request that does not end is ended, and the thread with it."""
     rig, port = await make_worker()
     client = await connect(port)
-    await client.send(b"POST /wait HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+    await client.send(post_of(b"{}", b"/wait"))
     await until(lambda: rig.engine.running == 1)
     await rig.host.stop(10)
     assert rig.host.ended.is_set()
@@ -521,7 +516,7 @@ async def test_the_wire_is_asked_just_before_the_engine_gets_a_request(make_work
 
     rig.engine.adapter.admit = admit
     first, second = await connect(port), await connect(port)
-    await first.send(b"POST /wait HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
+    await first.send(post_of(b"{}", b"/wait"))
     await until(lambda: rig.engine.running == 1)
     status, _, body = await second.ask(target=b"/second")
     assert (status, code_of(body)) == (503, "model_not_ready")

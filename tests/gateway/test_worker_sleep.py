@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import trio
-from support.peers import until
+from support.peers import post_of, until
 from support.programs import LIMIT_S
 
 from ichat import errors
@@ -81,7 +81,7 @@ async def test_a_worker_with_requests_does_not_sleep(make_worker, connect, tmp_p
     rig, port = await make_worker("--sleeps", token="t")
     client, gateway, there = await connect(port), await connect(port), tmp_path / "there"
     body = json.dumps({"until_there": str(there)}).encode()
-    await client.send(b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await client.send(post_of(body, b"/v1/x"))
     await until(lambda: rig.engine.running == 1)
     status, answer = await change(gateway, "sleep")
     assert (status, answer["error"]["code"]) == (409, "conflict")
@@ -145,9 +145,7 @@ async def test_a_caller_that_leaves_changes_nothing(make_worker, connect, name):
     if name == "wake":
         await change(gateway, "sleep")
     rig.engine.holds = True
-    await gateway.send(
-        b"POST /%b HTTP/1.1\r\nhost: localhost\r\nx-ichat-proof: t\r\ncontent-length: 0\r\n\r\n" % name.encode()
-    )
+    await gateway.send(post_of(b"", b"/%b" % name.encode(), b"x-ichat-proof: t\r\n"))
     await until(lambda: rig.engine.changes[-1:] == [name])
     await gateway.stream.aclose()
     await until(lambda: not rig.door.clients)
@@ -168,7 +166,7 @@ async def test_an_engine_without_sleep(make_worker, connect):
     assert (await client.ask())[0] == 200
 
 
-async def test_what_is_refused(make_worker, connect):
+async def test_sleep_is_only_for_the_gateway_and_its_method(make_worker, connect):
     """Others than the gateway reach the engine's own route of that name; a GET is told the method; none while it loads."""
     rig, port = await make_worker("--sleeps", token="t")
     client = await connect(port)

@@ -449,7 +449,7 @@ def test_one_change_for_many_lines():
 # Passing output on.
 
 
-def test_nobody_takes_the_output():
+def test_output_without_a_reader_never_blocks():
     """Giving never waits; what finds no room is lost, and told in bytes to whoever reads again."""
     reading, writing = os.pipe()
     tee = Tee(writing, 100_000)
@@ -545,7 +545,7 @@ def test_capture_keeps_the_order():
     assert process.returncode == 0
 
 
-def test_what_was_written_is_in_the_ring_after_a_while():
+def test_flushed_output_has_every_line():
     """Waiting for it misses no line, of this process or of its children, however often it is done; nor after the end."""
     code, _, err = run("""
         buffer = LineBuffer(lines_max=100_000)
@@ -646,7 +646,7 @@ def test_capture_without_descriptors():
     process.wait(LIMIT_S)
 
 
-def test_a_crash_is_told_where_somebody_reads():
+def test_a_crashs_traceback_goes_to_the_original_output():
     """The traceback of a crash goes to the original output: nobody would read it from the pipe of a dead process."""
     code, _, err = run("""
         capture = Capture(LineBuffer())
@@ -760,7 +760,7 @@ def test_a_directory_that_is_not_there(tmp_path, caplog):
     ]
 
 
-def test_a_full_disk(tmp_path, monkeypatch, caplog):
+def test_lines_survive_a_full_disk_in_memory(tmp_path, monkeypatch, caplog):
     """It costs lines, which are counted, and neither time nor memory; it is tried again only after a while."""
     file = LogFile(str(tmp_path), "w")
     fill(file, 1, 2)

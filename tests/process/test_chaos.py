@@ -30,7 +30,7 @@ def whole(data, is_part):
         (Reply(502, REFUSAL, ERROR, "whole"), "502 upstream_failed"),
     ],
 )
-def test_what_may_be(reply, outcome):
+def test_whole_and_visibly_incomplete_responses_are_right(reply, outcome):
     """Whole, or a clear error, or visibly incomplete."""
     assert judge(reply, whole, MAY_FAIL) == outcome
 
@@ -55,7 +55,7 @@ def test_what_may_be(reply, outcome):
         (Reply(503, {b"x-ichat-error": b"gateway"}, ERROR.replace(b"upstream_failed", b"draining"), "whole"), {503}, "when to come back"),
     ],
 )  # fmt: skip
-def test_what_must_not_be(reply, may_be, says):
+def test_every_wrong_response_is_noticed(reply, may_be, says):
     """Each way in which a response can be wrong is noticed."""
     with pytest.raises(Wrong, match=says):
         judge(reply, whole, may_be)

@@ -435,7 +435,7 @@ def test_models_that_are_loaded_on_demand(fake, run):
     assert re.search(r"^ready in +7.2s$", run("workers", "m-1")[1], re.MULTILINE)
 
 
-def test_what_a_load_does_is_said_in_words(fake, run):
+def test_a_load_is_shown_in_words(fake, run):
     """The phase with its seconds, what it took last time, and what is left; later what the load took."""
     phases = [
         {"name": "importing vLLM", "seconds": 9.1, "expected_s": 8.0, "detail": ""},
@@ -548,7 +548,7 @@ def test_every_rule_has_a_sentence(fake, run):
         assert f"({rule})" not in out.splitlines()[0], rule
 
 
-def test_what_becomes_of_a_request_that_no_worker_gets(fake, run):
+def test_explain_begins_with_a_request_that_no_worker_gets(fake, run):
     """It is said before anything else."""
     for rule, words in (("queued", "waits"), ("loading", "waits while the model is loaded"), ("x", "is refused (503)")):
         fake.answers["POST", "/v1/admin/route"] = 200, {**ROUTE, "rule": rule, "chosen": None, "reason": "so"}
@@ -744,7 +744,7 @@ def test_launch_says_why_a_worker_has_failed(fake, run):
     assert run("launch", "/m", "--wait")[2] == "one\nWorker w1 ended with exit code 70: CUDA is out of memory.\n"
 
 
-def test_launch_waits_no_longer_than_told(fake, run):
+def test_launch_waits_no_longer_than_its_bound(fake, run):
     """The worker goes on loading."""
     fake.answers["GET", "/v1/admin/workers/w1"] = 200, {**READY, "state": "loading"}
     code, _out, err = run("launch", "/m", "--wait", "--timeout-s", "0.05")
@@ -810,7 +810,7 @@ def test_a_model_that_cannot_be_changed(fake, run, verb):
     assert (code, out, said) == (1, "", "The model `m` is not loaded on demand.")
 
 
-def test_unload_waits_for_requests_as_long_as_told(fake, run):
+def test_unload_sends_its_drain_time(fake, run):
     """`--drain-s` goes to the gateway; the other commands have no such flag."""
     assert run("unload", "m", "--drain-s", "2.5")[:2] == (0, "m-0 ready after 23s\n")
     assert run("unload", "m")[0] == 0
@@ -968,7 +968,7 @@ def test_logs_go_on_after_a_break(fake, run):
     assert asked == [(None, {**follow, "tail": "2"}), ("2", follow), ("2", follow), ("10", follow)]
 
 
-def test_logs_of_nobody(fake, run):
+def test_logs_of_an_unknown_worker_are_refused(fake, run):
     """A worker that was never there is refused at once."""
     fake.answers["GET", "/v1/logs/stream/w9"] = 404, error("not_found", "There is no worker w9.")
     assert run("logs", "-f", "w9") == (1, "", "There is no worker w9.\n")
@@ -1112,7 +1112,7 @@ def test_a_long_name_does_not_make_rows_fold(console, fake, run):
         assert "LAST_HEARTBEAT" in screen.text
 
 
-def test_what_the_pyz_leaves_out_is_not_needed(console, fake, tmp_path, monkeypatch):
+def test_rich_works_without_what_the_pyz_leaves_out(console, fake, tmp_path, monkeypatch):
     """rich is bundled without what it needs for source code and Markdown."""
     for name in ("pygments", "markdown_it", "mdurl"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('left out')")
@@ -1359,7 +1359,7 @@ def test_commands_in_a_conversation(console, fake):
     assert [one["content"] for one in third["messages"]] == ["Be long.", "two"]
 
 
-def test_what_an_answer_waits_for(console, fake, run):
+def test_chat_shows_the_load_that_an_answer_waits_for(console, fake, run):
     """A terminal shows what the gateway says of a load until the answer begins, with its seconds; a pipe gets none."""
     go_on = threading.Event()
 
@@ -1393,7 +1393,7 @@ def test_how_fast_a_short_answer_was_is_not_said(fake, run, tokens, is_rated, mo
     assert ("tokens/s" in err) is is_rated
 
 
-def test_a_load_is_told_phase_by_phase(console, fake):
+def test_launch_shows_a_load_phase_by_phase(console, fake):
     """What is over stays on the screen with its time; what is under way has its seconds, and those of last time."""
     phases = [
         {"name": "importing vllm", "seconds": 12.0, "expected_s": 10.0},

@@ -115,7 +115,7 @@ def test_every_command_of_the_help_can_be_completed(program):
         (["nonsense", ""], []),
     ],
 )
-def test_what_may_come_next(program, words, expected, tmp_path):
+def test_completion_offers_flags_values_and_files(program, words, expected, tmp_path):
     """Flags by their names, values by their choices, and files; nothing where nothing is known."""
     (tmp_path / "afile.toml").touch()
     assert found(program, *words, cwd=tmp_path) == expected
@@ -147,7 +147,7 @@ def test_names_come_from_the_gateway(program, gateway, words, expected):
     assert (answered if expected else found)(program, *words, gateway=gateway) == expected
 
 
-def test_a_gateway_that_says_nothing_holds_up_nobody(program):
+def test_a_silent_gateway_does_not_delay_completion(program):
     """After a short bound there is nothing to show, and no error."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Site) as silent:  # nothing accepts
         assert found(program, "logs", "", gateway=f"http://127.0.0.1:{silent.server_port}") == []

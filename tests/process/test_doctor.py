@@ -275,7 +275,7 @@ async def test_a_gateway_for_everyone(site):
     assert "0.0.0.0" in sentence
 
 
-async def test_a_port_that_is_taken(site):
+async def test_the_doctor_finds_a_taken_port(site):
     """The process that has the gateway's port is named."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -613,7 +613,7 @@ async def test_a_clock_that_is_wrong(site, web):
     assert " s behind that of 127.0.0.1" in found[2]
 
 
-async def test_what_a_dead_gateway_left(site, tmp_path):
+async def test_processes_without_a_gateway_are_found(site, tmp_path):
     """A worker's process without a gateway is found by its mark."""
     mark = f"{tmp_path}/state:m-0"
     left = subprocess.Popen(  # noqa: ASYNC220
@@ -690,13 +690,13 @@ async def test_a_state_directory_that_cannot_be_made(site, tmp_path, monkeypatch
     ("strict_shares = true\nfallbacks = ['c']", []),
     ("", []),
 ])  # fmt: skip
-def test_shares_that_would_be_refused_are_told(more, expected):
+def test_strict_shares_that_refuse_requests_are_found(more, expected):
     """A name with strict shares and no fallbacks refuses requests while one of its targets is away."""
     text = f"[[models]]\nname = 'n'\ntargets = [{{ model = 'a' }}, {{ model = 'b' }}]\n{more}\n"
     assert [one.level for one in check_names(configuration.parse(text, "x.toml"))] == expected
 
 
-def test_what_to_type_is_quoted_and_for_the_right_user():
+def test_commands_to_type_are_quoted_and_for_the_right_user():
     """A blank in a path is no end of it, and a directory of another user stays theirs."""
     file, directory = FileMode("/a b", 0o666, 0), FileMode("/state", 0o700, 0, is_writable=False)
     first, second = check_modes(Config(), file, directory, [])

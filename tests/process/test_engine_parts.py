@@ -173,7 +173,7 @@ def test_whether_a_cross_encoders_scores_want_a_sigmoid(model, more, wants_sigmo
     "config",
     [None, [], {}, {"architectures": None}, {"architectures": []}, {"architectures": ["Qwen2ForCausalLM"]}],
 )
-def test_what_is_no_encoder(model, config):
+def test_an_unknown_encoder_adds_and_refuses_nothing(model, config):
     """Nothing is known, and so nothing is added or refused."""
     assert inspect_encoder(model(config, {"pooling_mode_mean_tokens": True}), None, []) is None
 
@@ -409,14 +409,14 @@ def test_a_call_waits_for_so_long_only(inside, app):
     assert app.cancelled.wait(LIMIT_S)
 
 
-def test_whatever_else_is_asked_for_is_the_real_modules(inside):
+def test_other_attributes_are_the_real_modules(inside):
     """Code that catches its exceptions goes on working."""
     assert inside.Timeout is Requests.Timeout
     with pytest.raises(AttributeError):
         _ = inside.nothing
 
 
-def test_who_waits_when_all_is_given_up_fails_at_once(inside, app):
+def test_every_waiting_caller_fails_when_the_engine_is_given_up(inside, app):
     """Every waiting caller fails, its call ends, and whoever comes later does not begin to wait."""
     failures = []
 

@@ -176,7 +176,7 @@ async def test_a_member_that_answers_is_not_lost(serve, status):
 
 
 @pytest.mark.parametrize("header", [b"", b"x-ichat-worker: node-7\r\n"])
-async def test_another_who_answers_in_its_place_is_not_it(serve, header):
+async def test_another_program_on_a_members_port_is_not_the_member(serve, header):
     """Its port may be another program's by now, or another worker's."""
 
     async def answer(stream, head, body):
@@ -281,7 +281,7 @@ async def test_a_member_that_is_heard_of_again_is_asked_anew(gateway_with, close
     assert believed == [0, 0, 0, 1]
 
 
-async def test_who_says_goodbye_believes_no_loss(gateway_with):
+async def test_a_member_that_says_goodbye_believes_no_loss(gateway_with):
     """A group that ends together is not broken."""
     gateway, told = await gateway_with(silent(1, is_certain=True))
     await told.reporter.send_goodbye()

@@ -146,7 +146,7 @@ def test_a_silent_worker_is_replaced_in_the_end(gateway, tmp_path):
     assert not alive(family)
 
 
-def test_a_wedged_engine_is_told_from_a_busy_one(gateway, tmp_path):
+def test_a_wedged_engine_is_distinguished_from_a_busy_one(gateway, tmp_path):
     """Requests and no step for `wedged_after_s`: no new requests, and replaced after `stuck_s`."""
     text = "wedged_after_s = 1\nstuck_s = 3600\n" + QUICK + worker(more="stands_still = true", beats_s=1)
     program = gateway(text).wait_until_ready("m-0")
@@ -291,7 +291,7 @@ def test_two_workers_that_want_one_port(gateway):
     assert f"Port {port} is worker a-0's as well" in program.get("/v1/admin/workers/b-0")[1]["cause"]
 
 
-def test_a_gateway_that_restarts_knows_who_was_there(start, gateway, tmp_path):
+def test_a_restarted_gateway_knows_its_registered_workers(start, gateway, tmp_path):
     """A registered worker with a long interval is back at once after a restart of the gateway: it is asked."""
     port = free_port()
     program = gateway("", port)
@@ -489,7 +489,7 @@ def test_a_question_for_a_logs_head_leaves_the_control_plane_well(gateway):
         sock.close()
 
 
-def test_what_was_launched_survives_a_gateway_that_is_stopped_at_once(gateway):
+def test_launched_workers_survive_a_gateway_that_is_stopped_at_once(gateway):
     """Stopped while it still ends what the one before left: nothing is forgotten."""
     port = free_port()
     program = gateway("", port)
@@ -532,7 +532,7 @@ def test_the_access_log_follows_its_name(gateway, tmp_path):
     program.until(lambda: program.get("/health")[0] == 200 and path.exists() and path.read_text())
 
 
-def test_what_cannot_start_is_not_launched(gateway):
+def test_a_worker_that_cannot_start_is_not_launched(gateway):
     """Refused at once, in a sentence that says what to do, and nothing is left of it."""
     program = gateway(worker(more=f"port = {free_port()}")).wait_until_ready("m-0")
     port = program.get("/v1/admin/workers/m-0")[1]["port"]
@@ -557,7 +557,7 @@ def test_a_kept_worker_that_hangs_is_replaced(gateway):
     program.until(lambda: program.state("m-0") == "ready" and pid_of(program) != pid)
 
 
-def test_what_a_dead_worker_left_is_found_by_the_next_gateway(gateway):
+def test_the_next_gateway_finds_processes_of_a_dead_worker(gateway):
     """Gateway and worker are killed, a process of the worker's is not: it holds nothing when the worker is started again."""
     port = free_port()
     text = worker(more='on_gateway_exit = "keep"\nleftovers = 1')

@@ -63,7 +63,7 @@ def test_models_are_loaded_and_unloaded_by_hand(gateway, run):
     assert now.get("ichat_swaps_total") == 1
 
 
-def test_what_cannot_be_done_is_said(gateway, run):
+def test_every_refused_model_command_is_one_sentence(gateway, run):
     """Each refusal is one sentence, and exit code 1."""
     program = gateway(SITE)
     for words, said in (

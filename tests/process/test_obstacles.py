@@ -248,7 +248,7 @@ def test_every_mistake_is_found_by_all(place, gateway):
     assert (place / "asked").read_text() == "asked\n"
 
 
-def test_what_is_right_is_no_mistake(place):
+def test_workers_without_mistakes_have_no_findings(place):
     """The same workers without their mistakes: nothing is found, and nothing was left unchecked."""
     more = (
         {"max_model_len": "32k", "dtype": "float16", "trust_remote_code": False, "client_stall_s": 9.0}, {"tp": 1},
@@ -317,7 +317,7 @@ def own_vllm(place):
     return search_path
 
 
-def test_a_worker_tells_of_a_key_in_its_environment(own_vllm):
+def test_a_worker_refuses_a_key_in_its_environment(own_vllm):
     """The engine would ask for it; it is not imported for that."""
     code, said = run_worker("--model", "org/m", VLLM_API_KEY="k1", PYTHONPATH=own_vllm)
     assert (code, "imported" in said, "k1" in said) == (64, False, False), said
@@ -336,7 +336,7 @@ def test_a_worker_tells_of_a_key_in_its_environment(own_vllm):
         ),
     ],
 )
-def test_a_worker_tells_mistakes_without_its_engine(place, own_vllm, words, parts):
+def test_a_worker_finds_mistakes_without_importing_its_engine(place, own_vllm, words, parts):
     """A missing model, a missing directory, misspelt flags: the engine is not imported for them."""
     code, said = run_worker(*(word.replace(HERE, str(place)) for word in words), PYTHONPATH=own_vllm)
     assert (code, "imported" in said) == (64, False), said
@@ -401,7 +401,7 @@ def test_the_doctor_takes_the_file_that_is_here(place):
     assert "did you mean port?" in " ".join(done.stdout.split())
 
 
-def test_what_to_type_is_in_the_engines_environment(place):
+def test_commands_to_type_are_of_the_engines_environment(place):
     """`hf` is beside the interpreter, and not on the PATH; a GPU that is not there is left out of the table."""
     program(place / "env/bin/hf", "exit 0")
     more = {"model_path": "org/absent", "gpu_ids": [97]}
@@ -464,7 +464,7 @@ def test_a_list_that_cannot_be_written_is_remembered(place, monkeypatch):
     assert read_kept(interpreter) is not None
 
 
-def test_what_has_no_effect_is_left_out():
+def test_flags_without_effect_are_left_out():
     """vLLM's parser has the flag, and its server, which would use it, is not there."""
     assert (
         refusals_of("vllm", ["--uvicorn-log-level", "info"], [attrs.asdict(f) for f in flags_of(parser_like_vllms())])

@@ -76,7 +76,7 @@ def test_alternating_requests_never_have_two_processes(gateway, tmp_path):
     assert program.text().count("starting worker") == 3
 
 
-def test_a_load_that_fails_is_told_to_all_at_once(gateway, tmp_path):
+def test_a_failed_load_answers_every_waiting_request_at_once(gateway, tmp_path):
     """Whoever waits is told so; who comes before the next attempt, at once; after the last one it stays so."""
     text = "[restart]\nfirst_s = 0.5\nattempts_max = 2\n"
     program = gateway(text + on_demand("a", "load_s = 0.3\nfail = true"))
@@ -98,7 +98,7 @@ def test_a_load_that_fails_is_told_to_all_at_once(gateway, tmp_path):
     assert not engines(tmp_path)
 
 
-def test_what_is_idle_ends_and_what_is_killed_is_cold(gateway, tmp_path):
+def test_idle_workers_end_and_killed_workers_are_cold(gateway, tmp_path):
     """A process without requests ends after `idle_s`; one that is killed is started again once it is asked for."""
     program = gateway("[restart]\nfirst_s = 0.05\n" + on_demand("a", "idle_s = 0.5\nchildren = 1"))
     assert ask(program, "a")[0] == 200
@@ -115,7 +115,7 @@ def test_what_is_idle_ends_and_what_is_killed_is_cold(gateway, tmp_path):
     assert ask(program, "a")[0] == 200
 
 
-def test_what_is_killed_while_it_loads_is_a_load_that_failed(gateway, tmp_path):
+def test_a_worker_killed_while_it_loads_is_a_failed_load(gateway, tmp_path):
     """Who waits is told that it failed, operators why, and nothing of the process is left."""
     program = gateway("[restart]\nfirst_s = 30\n" + on_demand("a", "load_s = 3600"))
     answers = []
@@ -192,7 +192,7 @@ def test_a_changed_worker_that_is_loaded_is_cold_and_a_removed_one_is_gone(gatew
     assert program.get("/v1/admin/workers/a-0")[1]["model_path"] == "/n"
 
 
-def test_who_is_in_use_keeps_its_room_for_its_time(gateway, tmp_path):
+def test_a_model_in_use_keeps_its_room_for_min_loaded_s(gateway, tmp_path):
     """With requests without a pause, another model waits for `min_loaded_s`, and no request under way is cut."""
     program = gateway(on_demand("a", "").replace("min_loaded_s = 0", "min_loaded_s = 2") + on_demand("b") + ONE_OF_TWO)
     assert ask(program, "a")[0] == 200

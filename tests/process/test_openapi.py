@@ -57,7 +57,7 @@ def refused(said, name, value):
 # The document.
 
 
-def test_it_is_openapi(said):
+def test_the_document_is_valid_openapi(said):
     """It is valid OpenAPI 3.1, and JSON."""
     assert list(OpenAPIV31SpecValidator(said).iter_errors()) == []
     assert json.loads(json.dumps(said)) == said
@@ -136,7 +136,7 @@ def test_every_operation_has_an_id_of_its_own_and_a_summary(said):
     assert [one["operationId"] for one in operations if not one["summary"]] == []
 
 
-def test_it_is_served():
+def test_the_document_is_served():
     """GET /openapi.json gives the document."""
     asked = Request(b"GET", b"/openapi.json", b"/openapi.json", b"1.1", [], b"", b"id", keep_alive=True)
     status, headers, body = OpenRoutes(ServerSettings, document)(asked)
@@ -199,7 +199,7 @@ def test_a_bound_is_where_the_gateway_has_it(said, name):
         {"load": "on_demand", "idle_s": 60, "when_idle": "sleep", "min_loaded_s": 0},
     ],
 )
-def test_what_may_be_launched_is_right(said, more):
+def test_the_schema_accepts_what_may_be_launched(said, more):
     """What the gateway takes, the schema takes."""
     read_worker(is_right(said, "Launch", {**WORKER, **more}), Config())
 
@@ -224,7 +224,7 @@ def test_what_may_be_launched_is_right(said, more):
         {"backend": ""},
     ],
 )
-def test_what_may_not_be_launched_is_wrong(said, more):
+def test_the_schema_refuses_what_may_not_be_launched(said, more):
     """What the gateway refuses for its type or bound, the schema refuses."""
     refused(said, "Launch", {**WORKER, **more})
     with pytest.raises(ApiError):

@@ -108,7 +108,7 @@ def test_a_worker_of_the_configuration_is_not_stopped_for_good(operate):
     operate.program.wait_until_ready("m-0")
 
 
-def test_chat(operate):
+def test_the_chat_command_streams_an_answer(operate):
     """One question, one answer."""
     assert "0" in operate("chat", "m", "count, please")
     operate("chat", "unknown", "hello", code=1)

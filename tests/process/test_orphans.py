@@ -38,7 +38,7 @@ trio.run(main)
 """
 
 
-def test_what_nobody_waits_for_is_reaped():
+def test_orphaned_grandchildren_are_reaped():
     """A grandchild whose parent has gone becomes ours, and no zombie; a child that others wait for keeps its code."""
     done = subprocess.run(
         [sys.executable, "-c", REAPING], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False

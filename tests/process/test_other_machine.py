@@ -74,7 +74,7 @@ def test_the_gateways_address_is_enough(url, elsewhere, start):
         ("sk-token-of-another", ["(401): This key is not known: this route takes the workers' token"]),
     ],
 )
-def test_what_is_missing_is_said_before_the_load(url, elsewhere, start, token, parts):
+def test_missing_things_are_named_before_the_load(url, elsewhere, start, token, parts):
     """The worker ends with the gateway's reason, and its engine has not begun."""
     _, address = url
     worker = start([*elsewhere, *worker_of(address)], ICHAT_JOIN_TOKEN=token)

@@ -113,7 +113,7 @@ def test_a_gpu_that_is_lost_keeps_its_number(machine):
     assert [(gpu.index, gpu.failure) for gpu in GpuReader().read()] == [(0, ""), (1, "GPU is lost"), (2, "")]
 
 
-def test_what_a_gpu_does_not_know_is_no_failure(machine):
+def test_facts_that_a_gpu_lacks_are_no_failure(machine):
     """Memory that is the machine's own, a name in bytes, a process of unknown size, an older driver's calls."""
     compute = "nvmlDeviceGetComputeRunningProcesses"
     nvml = machine(
@@ -134,7 +134,7 @@ def test_what_a_gpu_does_not_know_is_no_failure(machine):
     assert GpuReader().read() == [Gpu(0, "GPU-1", "NVIDIA GB10", processes=nothing, is_split=True)]
 
 
-def test_a_process_that_computes_and_draws_is_told_of_once(machine):
+def test_a_process_that_computes_and_draws_is_listed_once(machine):
     """The largest comes first, and there is a bound to their number."""
     many = [types.SimpleNamespace(pid=2**40 + n, usedGpuMemory=n) for n in range(300)]
     machine(
@@ -157,7 +157,7 @@ def test_a_slow_driver_is_left_alone_after_a_while(machine, monkeypatch):
     assert GpuReader().read() is None
 
 
-async def test_a_driver_that_hangs_holds_nobody_up(machine, monkeypatch):
+async def test_a_driver_that_hangs_delays_callers_within_a_bound(machine, monkeypatch):
     """Who waits for it gets None after a while, and so does who comes later; when it goes on, all is well."""
     monkeypatch.setattr(gpus, "READ_S", 0.02)
     monkeypatch.setattr(gpus, "FIND_S", 0.1)
@@ -209,7 +209,7 @@ def family():
             os.killpg(first.pid, signal.SIGKILL)
 
 
-def test_what_the_machine_has_and_who_holds_it(family):
+def test_the_machines_memory_is_attributed_to_workers(family):
     """Every process of a worker counts as the worker's, also one whose parent has ended; others are nobody's."""
     first, child, orphan = family
     assert first not in [parent.pid for parent in psutil.Process(orphan).parents()]
@@ -386,7 +386,7 @@ def script(path, text):
     return path
 
 
-def test_who_has_the_port():
+def test_the_program_that_listens_on_a_port_is_named():
     """The program that listens is named; a free port, and none in particular, are free."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

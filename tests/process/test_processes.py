@@ -288,7 +288,7 @@ def test_a_worker_can_be_stopped_while_it_loads(start):
     assert worker.stop() == 0
 
 
-def test_a_port_that_is_taken(start, start_gateway):
+def test_a_taken_port_ends_the_gateway_with_a_sentence(start, start_gateway):
     """One sentence, and exit code 69."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

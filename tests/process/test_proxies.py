@@ -125,7 +125,7 @@ def test_a_stream_comes_through_and_the_address_is_the_clients(proxy, tmp_path):
     assert {line["client"] for line in lines if line["path"].endswith("/completions")} == {FROM}
 
 
-def test_who_changes_the_gateway_does_not_come_through(proxy):
+def test_operators_routes_do_not_pass_the_proxies(proxy):
     """The examples keep the operators' routes off the network; everything else needs the key that is for it."""
     assert proxy.ask("/v1/admin/workers", authorization=f"Bearer {ADMIN}")[0] == 403
     assert proxy.ask("/v1/chat/completions", {"model": "m"}, authorization="Bearer nobody")[0] == 401

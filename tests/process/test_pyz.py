@@ -219,7 +219,7 @@ def test_two_builds_are_the_same(tmp_path):
         (["worker", "--model", "x"], 69, "vLLM is not installed for "),
     ],
 )
-def test_what_is_wrong_is_one_sentence(arguments, code, said):
+def test_a_wrong_command_line_ends_the_pyz_with_one_sentence(arguments, code, said):
     """A wrong command line ends at once with its exit code, and never with a traceback."""
     text = run(sys.executable, PYZ, *arguments, code=code)
     assert said in text

@@ -316,7 +316,7 @@ def test_back_in_the_file_while_it_still_ends(gateway, edit, tmp_path):
     assert program.ask("/v1/chat/completions", {"model": "b"})[0] == 200
 
 
-def test_a_refused_file_is_tried_again(gateway, edit, tmp_path):
+def test_the_gateway_applies_a_refused_file_once_it_is_mended(gateway, edit, tmp_path):
     """What it names may come later than the file itself."""
     program = gateway(worker("a")).wait_until_ready("a-0")
     edit(

@@ -118,7 +118,7 @@ async def test_an_interpreter_that_takes_too_long(interpreter, tmp_path):
     assert ended(int(await wait_for(tmp_path / "child")))
 
 
-async def test_nobody_waits_any_more(interpreter, tmp_path):
+async def test_an_interpreter_without_a_waiting_client_is_ended(interpreter, tmp_path):
     """When its client is gone, the interpreter is ended with everything that it has started."""
     config, engines = interpreter(WAITING), EngineFlags()
     async with trio.open_nursery() as nursery:
@@ -141,7 +141,7 @@ def test_versions_are_read_without_running_anything(interpreter, tmp_path):
     assert not (tmp_path / "asked").exists()
 
 
-def test_a_real_gateway_tells_what_there_is(gateway, tmp_path):
+def test_a_real_gateway_lists_engines_flags_and_configuration(gateway, tmp_path):
     """The engines, a real engine's flags without the worker's own, the configuration, and that its file has changed."""
     program = gateway(f'[engines.fake]\npython = "{sys.executable}"\n', settings="watch_config = false\n")
     status, answer = program.get("/v1/admin/engines")

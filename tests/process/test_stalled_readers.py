@@ -8,7 +8,7 @@ SLACK_BYTES = 8 * 1024 * 1024
 """What a process of Python may grow by in some seconds, whatever it does."""
 
 
-def test_clients_that_stop_reading_cost_nobody_else_anything(tmp_path):
+def test_clients_that_stop_reading_cost_other_clients_nothing(tmp_path):
     """Their upstreams are held back, memory stays bounded, they end by `client_stall_s`, and all others end whole."""
     facts = run(tmp_path, STREAMS, STALLED, 0.5, STALL_S)
     assert facts.held == STALLED

@@ -81,7 +81,7 @@ def test_there_is_time_to_end():
 
 
 @units
-def test_what_would_break_it_is_not_set(unit):
+def test_units_have_no_setting_that_breaks_the_service(unit):
     """A wrong command line is not tried again, only the first process is told to end, and GPUs and compilers work."""
     settings = settings_of(unit)
     assert settings["RestartPreventExitStatus"] == str(EXIT_USAGE)

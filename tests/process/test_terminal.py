@@ -49,7 +49,7 @@ def test_a_gateway_speaks_to_a_person(tmp_path):
         assert screen.end() == 0
 
 
-def test_a_refused_file_is_told_line_by_line(tmp_path):
+def test_a_refused_file_shows_each_mistake_on_its_line(tmp_path):
     """Each mistake has a line of its own, which begins with blanks as no record does."""
     path = tmp_path / "ichat.toml"
     path.write_text("[server_settings]\nport = 0\n")

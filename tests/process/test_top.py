@@ -93,7 +93,7 @@ def has(word):
     return lambda lines: any(word in line for line in lines)
 
 
-def test_it_is_live(gateway, terminal):
+def test_top_follows_keys_events_and_sizes(gateway, terminal):
     """Panes by key press, a worker's end as it happens, other sizes; `q` leaves the terminal as it was."""
     program = gateway(worker())
     program.wait_until_ready("m-0")
@@ -117,7 +117,7 @@ def test_it_is_live(gateway, terminal):
     assert top.text.endswith("\x1b[?25h\x1b[?1049l")
 
 
-def test_it_goes_on_after_a_restart_of_the_gateway(gateway, terminal):
+def test_top_goes_on_after_a_restart_of_the_gateway(gateway, terminal):
     """It says that it tries again, and shows the next gateway."""
     port = free_port()
     program = gateway("", port=port)

@@ -34,7 +34,7 @@ def test_runs_until_one_fails():
     assert not alive(busy)
 
 
-def test_runs_as_often_as_it_is_told():
+def test_the_command_runs_the_given_number_of_times():
     """All runs pass: so does the script."""
     program, busy = begin("--times", "2", sys.executable, "-c", SHOW)
     out, _ = program.communicate(timeout=LIMIT_S)

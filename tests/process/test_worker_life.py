@@ -151,7 +151,7 @@ def ring_of(count, **bounds):
     return buffer
 
 
-async def test_what_there_is_and_the_connection_goes_on(serve_log, connect):
+async def test_log_lines_without_following_keep_the_connection(serve_log, connect):
     """Without following the answer is a whole one, and the next request comes over the same connection."""
     _, _, port = await serve_log(ring_of(600))
     client = await connect(port)
@@ -182,7 +182,7 @@ async def test_an_old_client_gets_lines_without_chunks(serve_log, connect):
     ("target", "method", "status"),
     [(b"?previous=true", b"GET", 400), (b"?tail=x", b"GET", 400), (b"?lines=3", b"GET", 400), (b"", b"POST", 405)],
 )
-async def test_what_is_refused(serve_log, connect, target, method, status):
+async def test_a_wrong_log_query_is_refused_with_a_sentence(serve_log, connect, target, method, status):
     """What makes no sense here is said in a sentence, and the connection goes on."""
     _, _, port = await serve_log(ring_of(2))
     client = await connect(port)
@@ -283,7 +283,7 @@ def test_why_an_engine_ended_is_in_the_log_and_in_the_good_bye(start_worker, gat
     assert worker.text().splitlines()[-1] == why
 
 
-def test_a_load_that_fails_is_told_as_well(start, gateway):
+def test_a_failed_load_is_reported_before_the_worker_ends(start, gateway):
     """A worker that never was ready says why before it leaves."""
     worker = start(*ichat(*WORKER, "--fail", "-ga", f"http://127.0.0.1:{gateway.port}"))
     assert worker.process.wait(LIMIT_S) == 70
@@ -343,7 +343,7 @@ def test_an_orphan_ends(start_worker):
     worker.until(lambda: not alive(family))
 
 
-def test_nobody_else_is_an_orphan(start_worker):
+def test_only_workers_with_the_flag_become_orphans(start_worker):
     """Without the flag a worker waits for its gateway for ever; one whose gateway comes back has never been an orphan."""
     gateway = Gateway()
     flags = ("-ga", f"http://127.0.0.1:{gateway.port}")
@@ -417,7 +417,7 @@ def test_a_gateway_can_ask_for_a_beat(start_worker, gateway):
     assert (status, answer["error"]["code"]) == (409, "no_gateway")
 
 
-def test_a_worker_tells_where_it_runs(start_worker, gateway):
+def test_a_worker_reports_its_machine_once(start_worker, gateway):
     """In one beat, once its engine serves; not again while that is as it was."""
     worker = start_worker("-ga", f"http://127.0.0.1:{gateway.port}", "--hi", "3600")
     worker.until(lambda: any(heartbeat["machine"] for heartbeat in gateway.heartbeats))
@@ -499,7 +499,7 @@ def test_nothing_outlives_a_killed_launcher(start, state):
         assert "the launcher is gone: shutting down" in launcher.text()
 
 
-def test_what_lost_its_parent_is_found():
+def test_processes_that_lost_their_parent_are_found():
     """A process that leads a session finds what stems from it wherever its parent has gone, and spares itself."""
     program = """
         import os, subprocess

@@ -161,7 +161,7 @@ async def test_every_way_to_answer_is_sealed(site, ask):
     assert b"service-worker-allowed" not in names_of(lines)
 
 
-async def test_what_the_gateway_says_itself_is_json_and_sealed(site, ask):
+async def test_the_gateways_own_responses_are_json_and_sealed(site, ask):
     """Errors that quote the request: no markup of it is shown as such."""
     _, port = await site(answering(b"no HTTP\r\n\r\n"))
     evil = b"<script>1</script>"
@@ -182,7 +182,7 @@ async def test_what_the_gateway_says_itself_is_json_and_sealed(site, ask):
         assert {b"content-security-policy: " + POLICY, b"x-content-type-options: nosniff"} <= set(lines), of_request
 
 
-async def test_only_a_worker_is_told_as_the_one_that_made_an_error(serve, site, ask):
+async def test_only_a_workers_error_is_attributed_to_a_worker(serve, site, ask):
     """`x-ichat-error: worker` is a worker's word on itself; an external route has none, and `gateway` is nobody's."""
 
     def saying(value):
@@ -227,7 +227,7 @@ async def test_console_and_control_plane_keep_their_own_words(gateway_to, ask):
         (b"200 OK", b"Content-Length: 7\r\nTransfer-Encoding: chunked\r\n", b"HEAD"),
     ],
 )
-async def test_what_has_no_body_has_no_framing(site, ask, connect, status, framing, method):
+async def test_a_response_without_a_body_has_no_framing(site, ask, connect, status, framing, method):
     """No length and no coding (RFC 9110, 8.6; RFC 9112, 6.1): no client waits for a body, and the connection goes on."""
     early = b"HTTP/1.1 103 Early Hints\r\nlink: </x>; rel=preload\r\ncontent-length: 5\r\n\r\n"
     bodyless = early + b"HTTP/1.1 %b\r\n%b\r\n" % (status, framing)
@@ -295,7 +295,7 @@ def fetch_metadata(words):
 
 
 @pytest.mark.parametrize("words", REFUSED, ids=repr)
-async def test_what_no_script_asks_is_refused_before_its_body(site, ask, words):
+async def test_requests_that_no_script_makes_are_refused_before_their_body(site, ask, words):
     """By one sentence, and the body need not come: forms, frames, pictures, scripts, service workers."""
     upstream, port = await site(answering(plain(b"{}")), more=KEYED)
     stored = b"/v1/responses/resp_%b_%b" % (response_tag("w", "s").encode(), b"0" * 32)
@@ -313,7 +313,7 @@ async def test_what_no_script_asks_is_refused_before_its_body(site, ask, words):
 
 
 @pytest.mark.parametrize("words", TAKEN, ids=repr)
-async def test_what_scripts_and_programs_ask_is_answered(site, ask, words):
+async def test_requests_of_scripts_and_programs_are_answered(site, ask, words):
     """`fetch` in a page, Node's, and programs of Electron's, which say `no-cors` and that no page asks."""
     _, port = await site(answering(plain(b"{}")), more=KEYED)
     assert (await ask(port, b"{}", lines=[BEARER, *fetch_metadata(words)]))[0] == 200
@@ -335,7 +335,7 @@ async def test_a_coded_body_is_refused_before_it_comes(site, ask, more):
 
 
 @pytest.mark.parametrize("worker", [False, True])
-async def test_upstreams_are_not_told_who_asks(site, ask, worker):
+async def test_upstreams_get_nothing_that_identifies_the_client(site, ask, worker):
     """No cookie, no key for a proxy, no address, no name: what a browser or a proxy added ends here."""
     upstream, port = await site(answering(plain(b"{}")), worker=worker, more='cors_origins = ["*"]\n')
     assert (await ask(port, b"{}", lines=[*OF_CLIENT, *GOES_ON]))[0] == 200

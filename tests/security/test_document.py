@@ -34,7 +34,7 @@ def names_in(path):
 
 
 @pytest.mark.parametrize("row", rows("promises"), ids=lambda row: row[1][:40])
-def test_every_promise_is_held_by_tests_that_are_there(row):
+def test_every_promise_names_tests_that_exist(row):
     """A promise without a test, or with one that was renamed, is none."""
     who, _, held_by = row
     assert who in WHO

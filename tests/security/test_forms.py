@@ -113,7 +113,7 @@ set = {{ priority = [1], vllm_xargs = {{ a = 1 }}, rid = "a\\nb", language = "de
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-async def test_what_could_be_read_in_two_ways_is_refused(site, trick):
+async def test_an_ambiguous_form_is_refused(site, trick):
     """With a sentence; no byte of it reaches a worker, or an external route."""
     content_type, body, _ = TRICKS[trick]
     for sent in (body, body.replace(b"whisper-a", b"cheap")):
@@ -129,7 +129,7 @@ async def test_two_content_types_are_refused(site):
         assert await site(first, body, b"Content-Type: " + second) == (400, "A request must have one content type.", [])
 
 
-async def test_what_arrives_is_what_was_meant(site):
+async def test_a_rewritten_form_reads_the_same_in_each_parser(site):
     """Also where a client has written it in its own way: each parser reads the same, and nothing steers the engine."""
     body = (
         b"--bound\r\nContent-Type: text/plain; charset=utf-16\r\nContent-Disposition: form-data; name=model\r\n\r\nwhisper-a\r\n"
@@ -147,7 +147,7 @@ async def test_what_arrives_is_what_was_meant(site):
         assert reader(content_type, arrived) == [(b"model", False, b"whisper-a"), (b"file", True, b"\0\xff")]
 
 
-async def test_what_a_name_sets_is_not_the_client_s(site):
+async def test_fields_that_a_name_sets_are_not_the_clients(site):
     """Where a form cannot have the operator's value, such as a table or text of two lines, it has none."""
     mine = [b"priority", b"vllm_xargs", b"rid", b"language"]
     parts = b"".join(b'--bound\r\nContent-Disposition: form-data; name="%b"\r\n\r\n-1\r\n' % name for name in mine)

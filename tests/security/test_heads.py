@@ -49,7 +49,7 @@ async def site(serve, gateway_to):
 
 @pytest.mark.parametrize("what", HEADS)
 @pytest.mark.parametrize("is_whole", [True, False])
-async def test_what_two_parsers_read_differently_is_refused(site, connect, what, is_whole):
+async def test_a_head_that_two_parsers_read_differently_is_refused(site, connect, what, is_whole):
     """It gets 400 at once, also byte by byte, and the connection ends: nothing behind it is a request."""
     port, seen = site
     client = await connect(port)

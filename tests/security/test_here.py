@@ -55,7 +55,7 @@ FROM_HERE = {
 
 
 @pytest.mark.parametrize("headers", FROM_HERE.values(), ids=FROM_HERE.keys())
-async def test_nobody_here_changes_anything_without_the_secret(gateway_to, connect, headers):
+async def test_local_callers_without_the_secret_change_nothing(gateway_to, connect, headers):
     """Whoever only comes from this machine starts no program: neither in earnest nor for a trial."""
     port = await gateway_to({})
     for path in (b"/v1/admin/workers/launch", b"/v1/admin/workers/launch?dry_run=1", b"/v1/load_lora_adapter"):
@@ -120,7 +120,7 @@ def test_a_name_is_known_or_refused(host, is_known):
 @pytest.mark.parametrize(
     "host", ["http://gw.example", "gw.example:4000", "GW.example", "*", "*.a.*", "", "a b", "[::1]"]
 )
-def test_what_is_no_name_is_said(host):
+def test_an_invalid_host_name_is_refused_with_a_sentence(host):
     """A name without a scheme and a port, in lower case, perhaps with `*.` before it; or `*` for all."""
     text = f"[server_settings]\nhosts = [{json.dumps(host)}]\n"
     if host == "*":

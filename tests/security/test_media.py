@@ -128,7 +128,7 @@ async def test_no_way_of_writing_hides_a_url(body):
     assert "media_domains" in message or "nested too deep" in message
 
 
-async def test_what_is_only_data_passes():
+async def test_urls_that_are_only_data_pass():
     """Texts, the parameters and calls of tools, and schemas are not fetched, whatever they name."""
     adapter = ProtocolAdapter()
     for body in (

@@ -104,7 +104,7 @@ def is_cut(sock):
 
 
 @pytest.mark.parametrize("addresses", [1, 50])
-async def test_readers_that_do_not_read_keep_nobody_out(
+async def test_clients_that_do_not_read_keep_no_other_client_out(
     serve, gateway_to, connect, read_nothing, monkeypatch, addresses
 ):
     """Whoever they are, and from however many addresses: there are more of them than places."""
@@ -118,7 +118,7 @@ async def test_readers_that_do_not_read_keep_nobody_out(
     await expect_everything(connect, port)
 
 
-async def test_a_clients_answers_that_nobody_reads_hold_no_place(serve, gateway_to, connect, read_nothing, monkeypatch):
+async def test_unread_whole_answers_hold_no_place(serve, gateway_to, connect, read_nothing, monkeypatch):
     """A list that is whole in memory is the connection's alone, whoever asked for it."""
     monkeypatch.setattr(control_plane, "PLACES_MAX", 1)
     _, upstream = await serve(hello)
@@ -150,14 +150,14 @@ async def test_an_answer_that_is_too_long_to_keep_comes_whole(serve, gateway_to,
     assert (await client.response(b"GET"))[::2] == (200, body)
 
 
-async def test_who_does_not_read_is_cut(gateway_to, connect, read_nothing):
+async def test_a_client_that_does_not_read_is_cut_after_unread_s(gateway_to, connect, read_nothing):
     """After `unread_s`, though it could hold on for `client_stall_s` with a stream of a model."""
     port = await gateway_to({}, "[timeouts]\nunread_s = 0.3\nclient_stall_s = 3600\n")
     reader = await read_nothing(port)
     await until(lambda: is_cut(reader))
 
 
-async def test_who_reads_drop_by_drop_is_cut_too(gateway_to, read_nothing, nursery):
+async def test_a_client_that_reads_a_few_bytes_is_cut_after_unread_s(gateway_to, read_nothing, nursery):
     """Taking a few bytes now and then is no reading."""
     port = await gateway_to({}, "[timeouts]\nunread_s = 1\nclient_stall_s = 3600\n")
     reader = await read_nothing(port)
@@ -171,7 +171,7 @@ async def test_who_reads_drop_by_drop_is_cut_too(gateway_to, read_nothing, nurse
     await until(lambda: is_cut(reader))
 
 
-async def test_who_reads_slowly_gets_everything(gateway_to, connect):
+async def test_a_slow_client_gets_everything(gateway_to, connect):
     """A client on a slow line takes 64 KiB in each `unread_s`, however many of these that are."""
     port = await gateway_to({}, "[timeouts]\nunread_s = 60\n")
     whole = await (await connect(port)).get(FILE)
@@ -315,7 +315,7 @@ def test_each_route_is_found():
     assert methods_of(b"/nothing") == []
 
 
-async def test_what_no_route_takes_is_refused_in_front(gateway_to, connect, monkeypatch):
+async def test_an_unknown_route_or_method_needs_no_place(gateway_to, connect, monkeypatch):
     """Another method gets 405 with those that there are, and an unknown path 404; no place is needed for that."""
     monkeypatch.setattr(control_plane, "PLACES_MAX", 0)
     client = await connect(await gateway_to({}))
@@ -343,7 +343,7 @@ SLACK_S = 0.005
 
 @pytest.mark.slow
 @pytest.mark.parametrize("addresses", [1, 500])
-async def test_thousands_of_readers_slow_nobody_down(serve, connect, tmp_path, addresses):
+async def test_thousands_of_stalled_readers_slow_no_other_client(serve, connect, tmp_path, addresses):
     """2000 readers that do not read, from one address or from 500: the slowest answers in a hundred are as before."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 3 * READERS), hard))

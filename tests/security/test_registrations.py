@@ -128,7 +128,7 @@ async def test_a_worker_that_has_gone_counts_no_longer():
     assert repr(site.registry.weights).endswith(" 50 names, 1 senders>")
 
 
-async def test_a_machine_is_one_sender_whatever_address_it_uses():
+async def test_all_addresses_of_an_ipv6_network_are_one_sender():
     """The /64 of an IPv6 address counts."""
     site = Site()
     assert await site.send("fd00::1", models=names(0, 50)) == 200
@@ -146,7 +146,7 @@ async def test_managed_workers_are_not_counted():
     assert await site.send(models=names(200, 50)) == 200
 
 
-def test_what_was_known_before_the_start_is_bounded_too():
+def test_workers_of_the_state_directory_are_bounded_too():
     """The state directory of a gateway with other limits may have more."""
     registry = Registry({}, lambda: 0.0, 8)
     registry.reconfigure(Config(limits=SMALL))
@@ -187,7 +187,7 @@ SENT = st.lists(
 
 
 @given(SENT)
-def test_what_is_counted_is_what_is_there(sent):
+def test_registration_counts_match_the_registry(sent):
     """However workers come, change, move and go, admitted or refused."""
     limits = attrs.evolve(SMALL, joined_names_max=9, joined_names_per_address_max=7)
     weights, there = Weights(limits), {}

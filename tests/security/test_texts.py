@@ -100,7 +100,7 @@ def shown(text):
         "#\u2003TYPE a counter", "# TYPE a nonsense", "# HELP a", "a\x00 1",
     ],
 )  # fmt: skip
-def test_what_prometheus_does_not_read_is_left_out(line):
+def test_lines_that_prometheus_cannot_read_are_left_out(line):
     """It would refuse all of an answer for one such line."""
     text = shown(f"# TYPE good gauge\ngood 1\n{line}\ngood 2\n")
     assert text == '# TYPE good gauge\ngood{worker="w"} 1\ngood{worker="w"} 2\n'
@@ -109,7 +109,7 @@ def test_what_prometheus_does_not_read_is_left_out(line):
 @pytest.mark.parametrize(
     "value", ["1", "-1", "+1.5", ".5", "5.", "1e3", "1E-9", "1.5e+300", "+Inf", "-Inf", "NaN", "1 123", "1 -123"]
 )
-def test_what_prometheus_reads_stays(value):
+def test_lines_that_prometheus_reads_stay_unchanged(value):
     """In the same words."""
     text = shown(f"# HELP a An é\t\x00.\n# TYPE a gauge\na {value}\n")
     assert text == f'# HELP a An é\t?.\n# TYPE a gauge\na{{worker="w"}} {value}\n'

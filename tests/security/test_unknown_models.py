@@ -109,7 +109,7 @@ def test_a_name_that_is_nearly_right_is_asked_after(asked, meant, others):
     assert said == meant
 
 
-def test_few_names_are_all_told_in_order():
+def test_up_to_twenty_names_are_listed_in_order():
     """As long as they are no more than twenty."""
     names = [f"m{number:02d}" for number in range(NAMED_MAX)]
     assert told("nope", registry_of(names[::-1]))[0] == names
@@ -128,7 +128,7 @@ def test_nothing_looks_at_all_models(large, monkeypatch):
     assert listed_model(MANY[-1], large, NO_ALIASES)[0].id == MANY[-1]
 
 
-def test_only_what_the_caller_may_see_is_told():
+def test_an_unknown_models_error_lists_visible_names_only():
     """A key's error has names of that key alone, and nobody's has a hidden name or one that is not there."""
     registry = registry_of(["secret-a", "secret-b", "open"])
     registry.record_heartbeat(Heartbeat("gone", "secret-gone", "h", 1, state="loading"))

@@ -61,6 +61,11 @@ def write_secret(directory):
     (directory / "secret").chmod(0o600)
 
 
+def post_of(body, target=b"/v1/completions", head=b""):
+    """Return a request as bytes; `head` are more lines of its head."""
+    return b"POST %b HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n%b" % (target, head, len(body), body)
+
+
 JSON_POST = (
     b"POST %b HTTP/1.1\r\nhost: localhost\r\n"
     + AS_OWN

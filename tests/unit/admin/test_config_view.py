@@ -65,7 +65,7 @@ def test_everything_else_is_shown(config):
     assert shown["engines"] == {"vllm": {"python": "/opt/python", "devices": "CUDA_VISIBLE_DEVICES"}}
 
 
-def test_what_is_not_the_default(config):
+def test_the_view_has_what_differs_from_defaults(config):
     """Keys of sections one by one; lists, and tables with free names, as a whole; nothing for an empty file."""
     assert changed_keys(Config()) == []
     assert changed_keys(config) == [

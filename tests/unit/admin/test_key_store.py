@@ -96,7 +96,7 @@ async def test_a_key_with_more_time_lives_on(site_in, nursery, autojump_clock):
     assert site.in_force == [(500, [])]
 
 
-async def test_what_expired_long_ago_is_forgotten_with_the_next_change(site_in, nursery, autojump_clock):
+async def test_long_expired_keys_are_forgotten_with_the_next_change(site_in, nursery, autojump_clock):
     """So keys for an hour do not fill the table; until then the name is taken, and the list has it."""
     site = site_in(nursery)
     await site.make("a", expires_in_s=DAY_S)
@@ -135,7 +135,7 @@ async def test_a_change_makes_only_its_own_line_anew(site_in, nursery, autojump_
     assert load_keys(str(site.path)) == site.store.made
 
 
-def test_what_is_written_is_what_is_read(tmp_path):
+def test_a_written_key_store_is_read_back(tmp_path):
     """Also where no key is left: that there was one is remembered."""
     path = str(tmp_path / "keys.json")
     assert load_keys(path) == NO_KEYS

@@ -94,7 +94,7 @@ async def test_a_summary_has_no_arguments(registry, mock_clock):
         ("limit=1&limit=2", "limit is given twice."),
     ],
 )
-def test_what_a_query_cannot_say(query, words):
+def test_an_invalid_query_is_refused(query, words):
     with pytest.raises(ApiError) as caught:
         read_worker_query(query)
     assert caught.value.status == 400

@@ -76,7 +76,7 @@ async def test_an_emptied_file_is_no_configuration(site, nursery, caplog, autoju
     assert site.in_force == [33]
 
 
-async def test_a_refused_file_is_tried_again(site, nursery, caplog, autojump_clock):
+async def test_a_refused_file_is_retried_when_it_changes(site, nursery, caplog, autojump_clock):
     """What it names may come later than the file itself; the reason is logged once."""
     site.refusals = 3
     nursery.start_soon(site.reloader.watch_forever)

@@ -81,7 +81,7 @@ def test_prompts_before_the_start_fill_the_cache_only():
     assert ideal_hit([first, first], 4, start=1) == 8 / 10
 
 
-def test_what_is_gained_lies_between_round_robin_and_the_ideal():
+def test_the_gain_lies_between_round_robin_and_the_ideal():
     assert gained(0.7, 0.6, 0.8) == pytest.approx(0.5)
     assert gained(0.5, 0.6, 0.8) == pytest.approx(-0.5)
     assert gained(0.5, 0.8, 0.8) is None

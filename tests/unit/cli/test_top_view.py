@@ -95,7 +95,7 @@ def test_keys_sort_invert_and_filter(state):
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 10), (20, 6), (10, 2)])
 @pytest.mark.parametrize("pane", list("mwgr"))
-def test_it_fits_into_every_terminal(state, width, height, pane):
+def test_the_view_fits_into_every_terminal(state, width, height, pane):
     """No line is wider than the terminal, and there are exactly as many as it has."""
     many = [worker(f"a-worker-with-quite-a-long-name-{number}", machine="host" * 9) for number in range(100)]
     state.update("workers", {"changed": many, "gone": []})
@@ -189,7 +189,7 @@ def test_a_refused_file_is_the_first_line(state):
     assert shown(state, Choice()) == before
 
 
-def test_why_a_worker_is_down_is_told_with_its_cause(state):
+def test_a_worker_that_is_down_shows_its_cause(state):
     """What ended it, and what is known of the reason."""
     failed = worker("a", state="failed", failure="ended with exit code 64", cause="unknown flag --modle")
     state.update("workers", {"changed": [failed], "gone": []})
@@ -197,7 +197,7 @@ def test_why_a_worker_is_down_is_told_with_its_cause(state):
     assert cells_of(columns, rows)[0][-1] == "ended with exit code 64: unknown flag --modle"
 
 
-def test_what_a_load_does_is_seen(state):
+def test_a_loading_worker_shows_its_phase(state):
     """The phase with its seconds stands where the reason of a failure would; each kind of state has its colour."""
     phases = [{"name": "importing vllm", "seconds": 9.0}, {"name": "loading weights", "seconds": 3.4, "expected_s": 14}]
     story = {"elapsed_s": 12.4, "expected_s": 52.4, "phases": phases}

@@ -30,7 +30,7 @@ def test_the_file_is_first_then_workers_then_models():
     assert of_model == "model m is not served: no worker and no route can take a request for it"
 
 
-def test_a_cause_is_told_of_the_end_that_it_is_of():
+def test_a_cause_belongs_to_the_end_that_it_explains():
     """A worker that was started again, and fails its health checks now, is not down for what ended it before."""
     ill = worker("m-0", "unhealthy", failure="/health is answered with 500", cause="CUDA out of memory")
     assert troubles_of({}, [ill]) == ["worker m-0 is unhealthy: /health is answered with 500"]

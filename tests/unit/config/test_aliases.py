@@ -113,7 +113,7 @@ def test_litellms_settings_mean_the_same():
         ("[router_settings]\nnum_retries = -1", "must be from 0 to 100, not -1"),
     ],
 )  # fmt: skip
-def test_what_litellms_tables_may_not_hold(text, words):
+def test_unknown_members_of_litellms_tables_are_refused(text, words):
     """The shapes are LiteLLM's own; what is not read is told."""
     (problem,) = problems_of(text)
     assert problem.partition(": ")[2] == words

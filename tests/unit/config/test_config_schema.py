@@ -41,7 +41,7 @@ def test_the_example_is_right(checker):
         "[timeouts]\nqueue_s = 3\n",
     ],
 )
-def test_what_the_gateway_takes_is_right(checker, text):
+def test_the_schema_accepts_what_the_gateway_accepts(checker, text):
     """Whole numbers where fractions may stand, and any argument of an engine, too."""
     configuration.parse(text, "test.toml")
     assert list(checker.iter_errors(tomllib.loads(text))) == []
@@ -69,7 +69,7 @@ def test_what_the_gateway_takes_is_right(checker, text):
         "[security]\nkeys = 5\n",
     ],
 )
-def test_what_is_wrong_is_refused_by_both(checker, text):
+def test_the_schema_and_the_gateway_refuse_the_same_mistakes(checker, text):
     """The gateway refuses it with a sentence, and an editor underlines it."""
     with pytest.raises(Exit):
         configuration.parse(text, "test.toml")

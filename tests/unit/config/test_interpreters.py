@@ -52,7 +52,7 @@ def test_the_nearest_interpreter_that_has_the_engine(place, monkeypatch):
     assert find_interpreter("vllm") == own
 
 
-def test_what_is_named_is_taken(place):
+def test_a_named_interpreter_is_used(place):
     """A worker's interpreter, or its engine's, as it stands; without both the one that is found, or this one."""
     worker, config = ManagedWorkerConfig(model_name="m", model_path="/m"), Config()
     assert python_of(config, worker) == sys.executable

@@ -129,7 +129,7 @@ def test_unknown_keys_of_a_worker_are_the_engines():
     ]
 
 
-def test_what_a_route_may_not_have():
+def test_invalid_members_of_a_route_are_refused():
     """Headers that would break the protocol, paths that lead nowhere, a model name of two lines: each with its reason."""
     found = problems_of("""
         [[external_routes]]
@@ -172,7 +172,7 @@ def test_a_worker_that_is_kept_can_be_found_again():
         assert configuration.parse(text, "x.toml").managed_workers[0].on_gateway_exit == "keep"
 
 
-def test_what_is_wrong_about_logs_and_restarts():
+def test_invalid_bounds_of_logs_and_restarts_are_refused():
     """Each new bound is checked, and a path is one."""
     found = problems_of("""
         [server_settings]
@@ -265,7 +265,7 @@ def test_every_problem_of_the_apis_worker_is_said_at_once():
 
 
 @pytest.mark.parametrize("body", [None, 3, "x", [], [{}], {}, {"model_name": 10**400, "model_path": []}])
-def test_what_is_no_worker_at_all(body):
+def test_json_that_is_no_worker_is_refused(body):
     """Any JSON is answered with a sentence."""
     assert refusal(body)
 

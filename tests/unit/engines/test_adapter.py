@@ -307,7 +307,7 @@ def test_the_same_mistake_reads_alike_from_both_engines(status, theirs, ours, se
         (599, b"", "Status 599", "internal_error"),
     ],
 )
-def test_whatever_an_error_is_it_becomes_one(status, body, message, code):
+def test_every_form_of_error_becomes_the_usual_form(status, body, message, code):
     """Text, nothing at all, and forms that nobody has are read as well as they can be."""
     error = json.loads(openai_error(status, body)[1])["error"]
     assert (error["message"], error["code"]) == (message, code)
@@ -382,7 +382,7 @@ MESSAGES_ERROR = {"type": "error", "error": {"type": "internal_error", "message"
          "invalid_request_error", "bad_request"),
     ],
 )  # fmt: skip
-def test_an_error_in_a_stream_is_told_like_any_other(path, event, kind, code):
+def test_an_error_in_a_stream_gets_type_and_code(path, event, kind, code):
     """The engine's words, and type and code of the table, in the form of the route; what follows stays."""
     assert event[:14] in ERROR_BEGINNINGS
     told = error_event(path, event + b"data: [DONE]\n\n")
@@ -404,13 +404,13 @@ def test_an_error_in_a_stream_is_told_like_any_other(path, event, kind, code):
         b'data: {"error"' * 10_000,
     ],
 )
-def test_what_only_begins_like_an_error_goes_out_as_it_is(event):
+def test_an_event_that_only_begins_like_an_error_is_unchanged(event):
     """It is the engine's, and nobody can say what it means."""
     assert event[:14] in ERROR_BEGINNINGS
     assert error_event(CHAT, event) == event
 
 
-def test_what_is_rewritten_and_what_is_not():
+def test_errors_are_rewritten_and_streams_are_not():
     """Errors always, answers where the request asked for it, and streams never."""
     wire, asked = ProtocolAdapter(), object()
     request = request_of(CHAT)
@@ -455,7 +455,7 @@ async def test_no_two_requests_have_one_id_in_an_engine():
 @pytest.mark.parametrize(
     "wire", [ProtocolAdapter(VLLM_PATHS), SGLangAdapter(lambda: (["m"], []))], ids=["vllm", "sglang"]
 )
-async def test_what_a_model_does_not_do(wire, path, would):
+async def test_an_unsupported_route_is_refused_before_the_engine(wire, path, would):
     """It is refused before the engine hears of it, and what there is no such thing as is left to the engine."""
     wire.serve_only("m", GENERATES, (*POOLS, *HEARS))
     with pytest.raises(ApiError) as caught:
@@ -468,7 +468,7 @@ async def test_what_a_model_does_not_do(wire, path, would):
     await wire.request(request_of(b"/v1/nothing", {}))
 
 
-def test_what_sglang_finds_out_by_itself():
+def test_sglang_decides_whether_a_model_reranks():
     """Whether a model that generates text can rerank: where it cannot, the refusal is the same; its other errors stay."""
     wire = SGLangAdapter(lambda: (["m"], []))
     wire.set_routes(generates=True)
@@ -483,7 +483,7 @@ def test_what_sglang_finds_out_by_itself():
     assert json.loads(told(400, json.dumps(sglang("No documents.")).encode())[1])["error"]["code"] == "bad_request"
 
 
-def test_what_a_model_that_pools_does_not_do():
+def test_a_pooling_model_refuses_text_and_other_scores():
     """Text takes a model that generates it; other scores take another model, however it is started."""
     wire = ProtocolAdapter()
     wire.serve_only("m", ("embeddings",), (*GENERATES, "rerank"))
@@ -560,7 +560,7 @@ RID = '"rid": "chatcmpl-00000001-req-1"'
         (b"/generate", '{"text": "x"}', '{"text": "x"}'),
     ],
 )  # fmt: skip
-async def test_what_sglang_is_asked(path, body, seen):
+async def test_ids_and_adapters_are_put_where_sglang_reads_them(path, body, seen):
     """The id and the adapter are put in where SGLang reads them, and the model's name is one that it reads rightly."""
     request, rewrite = await sent(path, body.encode())
     assert request.body.decode() == seen
@@ -616,7 +616,7 @@ async def test_no_request_id_is_the_beginning_of_another():
         (CHAT, b"", 400, "bad_request", "The request body is not JSON: "),
     ],
 )  # fmt: skip
-async def test_what_sglang_is_not_asked(path, body, status, code, message):
+async def test_a_request_for_an_unknown_model_never_reaches_sglang(path, body, status, code, message):
     """It takes any name of a model, and leaves adapters out without a word; a body that is no object is a 500 there."""
     with pytest.raises(ApiError) as caught:
         await sent(path, body)
@@ -718,7 +718,7 @@ async def test_the_best_are_chosen_here(top_n, indices):
         ({"query": "q"}, {"query": "q"}),
     ],
 )
-async def test_what_is_wrong_is_left_for_sglang_to_say(body, seen):
+async def test_invalid_values_are_left_to_sglang(body, seen):
     """A value that it would refuse gets to it."""
     request, _ = await sent(b"/v1/rerank", body)
     assert seen.items() <= json.loads(request.body).items()
@@ -852,7 +852,7 @@ def test_an_error_is_gathered_and_goes_out_with_its_new_length(version):
     assert seen.call.status == 405
 
 
-def test_a_request_that_is_too_long_is_told_in_a_header_too():
+def test_a_too_long_request_is_marked_by_a_header():
     """The gateway goes on to another model without reading the body; no other error has such a header."""
     seen = answered(app_of(400, json.dumps(vllm(TOO_LONG)).encode()))
     assert json.loads(seen.body)["error"]["code"] == "context_length_exceeded"
@@ -900,7 +900,7 @@ def test_a_stream_goes_out_piece_by_piece():
 
 
 @pytest.mark.parametrize(("kind", "code"), [(b"text/event-stream", "internal_error"), (b"text/plain", 500)])
-def test_an_error_in_a_stream_of_events_is_told_again(kind, code):
+def test_an_error_in_an_event_stream_is_rewritten(kind, code):
     """The events before and behind it, and bodies that are no streams of events, are what they were."""
     pieces = (b"data: 1\n\n", event_of(vllm("It failed.", code=500)), b"data: [DONE]\n\n")
     seen = answered(app_of(200, *pieces, headers=[(b"content-type", kind)]))

@@ -67,7 +67,7 @@ def test_without_a_question_every_event_goes_at_once():
     assert sent(EVENT, DONE, wanted=False) == [chunk(EVENT), chunk(DONE), b"0\r\n\r\n"]
 
 
-def test_what_comes_after_the_last_event_comes_after_it():
+def test_bytes_after_the_last_event_stay_behind_it():
     """An engine may say more."""
     assert sent(DONE, EVENT) == [chunk(DONE + EVENT), b"0\r\nx-ichat-usage: 7,2,1\r\n\r\n"]
 
@@ -80,7 +80,7 @@ def test_a_failure_at_the_end_keeps_the_last_event():
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_what_comes_after_the_engine_has_given_up_is_dropped(wanted):
+def test_output_after_the_engine_gave_up_is_dropped(wanted):
     """No end that looks whole reaches the client, only the error."""
     first, last = sent(EVENT, EVENT, DONE, wanted=wanted, aborted_after=1)
     assert first == chunk(EVENT)

@@ -91,7 +91,7 @@ def test_how_a_flag_is_written(flags):
     assert (flag["name"], flag["off_names"], flag["is_hidden"]) == ("--no-x", [], True)
 
 
-def test_what_is_hidden_and_left_out(flags):
+def test_hidden_flags_are_marked_and_the_help_flag_left_out(flags):
     """Hidden: what help does not show. Left out: what has no name, and the help flag. A long text is cut off."""
     [flag] = flags("--x", help=argparse.SUPPRESS)
     assert (flag["is_hidden"], flag["help"]) == (True, "")

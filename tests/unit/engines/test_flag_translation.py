@@ -84,7 +84,7 @@ def refusal(translate_, *argv, **more):
         ["-h"],
     ],
 )
-def test_what_the_engine_knows_goes_through_as_it_was_typed(words):
+def test_a_flag_of_the_engine_is_unchanged(words):
     """A flag of the engine's own is neither changed nor remarked upon."""
     (step,) = for_vllm(*words)
     assert (step.given, step.passed, step.why) == (words, words, "")
@@ -112,7 +112,7 @@ def test_the_beginning_of_a_name_is_not_the_name():
     assert "--context-len (did you mean --context-length?)" in refusal(for_sglang, "--context-len", "8")
 
 
-def test_every_refusal_is_told_at_once():
+def test_one_error_names_every_refusal():
     """One Exit 64 names everything that cannot be had."""
     text = refusal(for_sglang, "--worker-cls", "x", "--model", "m", "--middleware", "y", "--swap-space", "4")
     assert text.splitlines()[0] == "SGLang refuses these arguments:"
@@ -267,7 +267,7 @@ def test_vllms_speculation_for_sglang():
     assert "is no JSON" in refusal(for_sglang, "--speculative-config", "{")
 
 
-def test_adapters():
+def test_adapters_are_translated():
     """vLLM's and SGLang's JSON for an adapter have different keys."""
     words = ["--lora-modules", "a=p", '{"name": "b", "path": "q", "base_model_name": "m"}']
     (step,) = for_sglang(*words)
@@ -337,7 +337,7 @@ def test_no_value_breaks_a_rule(table, values):
     [(vllm_args.table(), vllm._SERVER_FLAGS), (sglang_args.table(), sglang._SERVER_FLAGS)],
     ids=ENGINES,
 )
-def test_what_the_worker_refuses_is_in_the_table(table, names):
+def test_every_refused_flag_is_in_the_table(table, names):
     """The worker looks again after the engine's import; the table, which is asked without one, has said it before."""
     for name in [*names, *ENGINE_KEYS]:
         entry = table.entries[f"--{name.replace('_', '-')}"]
@@ -387,7 +387,7 @@ def test_an_access_log_that_is_not_there_needs_no_exceptions():
     assert (step.passed, step.why) == ([], "the worker serves without uvicorn, and the gateway logs the requests")
 
 
-def test_secrets_are_shown_to_nobody():
+def test_secrets_are_not_logged():
     """Secrets go to the engine, and nowhere else."""
     steps = for_vllm("--hf-token", "k1", "--model=m", "--hf_token=k2", options=f"{VLLM} --hf-token")
     assert passed(steps) == ["--hf-token", "k1", "--model=m", "--hf-token=k2"]

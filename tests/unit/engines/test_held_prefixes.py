@@ -94,7 +94,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=300)
 @given(steps=st.lists(STEPS, max_size=40), blocks_max=st.integers(15, 40))
-def test_what_is_held_is_what_the_cache_has(steps, blocks_max):
+def test_held_prefixes_are_in_the_cache(steps, blocks_max):
     """After any sequence: nothing is held that the cache has lost, and what was stored last is held, if it is there.
 
     A gateway that is told of it, however late, believes that and nothing else, but for prompts of which no block had
@@ -149,7 +149,7 @@ def test_a_growing_conversation_is_tied_at_each_turn():
         assert held.digests == set(chain.digests)
 
 
-def test_what_stands_before_the_prefix_counts_by_its_share_of_the_body():
+def test_text_before_the_prefix_counts_by_its_share_of_the_body():
     """Of 100 tokens, 50 are those of the tools: a prefix of 800 bytes in a body of 1600 begins at token 50."""
     held = HeldPrefixes()
     tokens = tuple(range(100))
@@ -167,7 +167,7 @@ def test_what_stands_before_the_prefix_counts_by_its_share_of_the_body():
     assert held.digests == set()
 
 
-def test_a_block_that_is_there_twice_is_lost_with_the_second():
+def test_a_block_stored_twice_is_lost_with_the_second_eviction():
     """Two equal prompts that are worked on at the same time store their blocks twice."""
     held = HeldPrefixes()
     tokens = tuple(range(32))

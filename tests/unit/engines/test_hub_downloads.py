@@ -17,7 +17,7 @@ def blobs_fixture(tmp_path):
     return directory
 
 
-def test_what_has_come_is_counted_while_more_comes(tmp_path, blobs):
+def test_downloaded_bytes_are_counted_during_the_download(tmp_path, blobs):
     """Files that are whole count as well; afterwards, and for files that a broken download left, nothing is said."""
     (blobs / "a").write_bytes(b"x" * 64 * MIB)
     assert not downloaded("org/name", tmp_path, 0)

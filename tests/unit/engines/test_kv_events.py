@@ -96,7 +96,7 @@ def test_nothing_is_known_after_events_that_are_missing(events, caplog, lost):
         ("false", None, None, False),
     ],
 )
-def test_who_listens(directory, caplog, wanted, obstacle, too_dear, listens):
+def test_engines_that_can_report_cache_events_do_by_default(directory, caplog, wanted, obstacle, too_dear, listens):
     """By default whoever can and needs little for it; nobody else makes the directory. The log says why not."""
     caplog.set_level(logging.INFO)
     settings = AdapterSettings(prefix_reports=wanted, events_directory=str(directory))

@@ -50,7 +50,7 @@ def test_a_store_that_cannot_be_made_leaves_no_socket():
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_only_releases_that_can_be_told_are():
+def test_only_known_releases_are_patched():
     """Others run their schedulers as they do."""
     assert launch_options(lambda _args, run_scheduler_process_func=None: None) == {"run_scheduler_process_func": run}
     assert launch_options(lambda _args, launch_callback=None: None) == {}

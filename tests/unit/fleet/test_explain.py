@@ -73,7 +73,7 @@ STEPS = st.lists(
 @pytest.mark.parametrize("count", [1, 3, 20])
 @settings(max_examples=30)
 @given(steps=STEPS, seed=st.integers(0, 99))
-def test_what_is_explained_is_what_is_done(policy, count, steps, seed):
+def test_an_explained_endpoint_is_the_next_lease(policy, count, steps, seed):
     """By every policy: the endpoint that is named, and the rule, are those of the lease that follows."""
     site, leases = Site(count, policy), []
     for step, number in steps:
@@ -171,7 +171,7 @@ def test_every_candidate_says_why_not():
     assert of(view, "w-02").circuit.state == "open"
 
 
-def test_who_waits_is_told_of_the_queue():
+def test_explain_names_the_queue_if_all_are_full():
     """If all are full, the request would wait, as long as the queue has room."""
     site = Site(1, "least_loaded", queue_max=1)
     held = [site.balancer.lease(RoutingRequest(MODEL)) for _ in range(4)]
@@ -184,7 +184,7 @@ def test_who_waits_is_told_of_the_queue():
     assert len(held) == 4
 
 
-def test_a_model_that_is_loaded_on_demand():
+def test_explain_names_the_load_of_a_cold_model():
     """A request for a model that is not loaded waits for the load, and each worker says that it is cold or asleep."""
     site = Site(0, "least_loaded", queue_max=1)
     for worker_id in ("m-0", "m-1"):
@@ -203,7 +203,7 @@ def test_a_model_that_is_loaded_on_demand():
     assert site.explain(RoutingRequest(MODEL)).rule == "queue_full"
 
 
-def test_models_that_nobody_has_and_that_are_not_ready():
+def test_unknown_and_unready_models_are_explained():
     """An unknown model is no explanation; one whose workers are all away is."""
     site = Site(1, "least_loaded")
     assert site.explain(RoutingRequest("other")) == Unknown()

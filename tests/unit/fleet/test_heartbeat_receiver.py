@@ -180,7 +180,7 @@ async def test_a_registration_that_is_nested_too_deep_for_a_digest_is_read_each_
 
 
 @pytest.mark.parametrize("sent", [WHOLE, SHORT, OLD])
-async def test_nobody_else_sends_in_a_workers_place(site, sent):
+async def test_a_heartbeat_from_elsewhere_changes_no_worker(site, sent):
     """Neither form is taken from another address than the worker's, nor for a worker that the gateway has started."""
     await site.send(OLD if sent is OLD else WHOLE)
     assert await site.send(sent, caller("10.0.0.2")) == (403, "forbidden")
@@ -244,7 +244,7 @@ async def test_a_goodbye_of_an_earlier_start_does_nothing(site):
     assert await site.send(SHORT) == (404, "registration_not_found")
 
 
-async def test_a_short_heartbeats_answer_tells_of_the_groups_losses(site):
+async def test_a_short_heartbeats_answer_has_the_groups_losses(site):
     """As the answer to a whole one does."""
     for rank in (0, 1):
         await site.send(
@@ -258,7 +258,7 @@ async def test_a_short_heartbeats_answer_tells_of_the_groups_losses(site):
     assert [one["worker_id"] for one in answer["lost"]] == ["n1"]
 
 
-async def test_a_worker_that_comes_back_is_told_of(site):
+async def test_a_returning_worker_wakes_the_queues(site):
     """One that failed, and sends heartbeats again, is reached again."""
     await site.send(WHOLE)
     await site.send(WHOLE, state="gone", failure="It broke.")
@@ -279,7 +279,7 @@ def test_the_interval_grows_with_the_workers():
     assert interval_of(3, 10_000_000, 1) == 3600
 
 
-async def test_a_worker_is_not_silent_before_the_interval_that_it_was_told(autojump_clock):
+async def test_a_worker_is_not_silent_before_the_interval_it_was_given(autojump_clock):
     """Workers that obey are told a longer one where there are many; the others, and groups, keep theirs."""
     site = Site(per_second_max=1)
     for number in range(30):

@@ -39,7 +39,7 @@ def test_times_are_known_to_the_next_gateway():
     assert again.expected_load("b", "start").seconds == 7, "an earlier version kept no phases"
 
 
-def test_what_is_learnt_is_bounded():
+def test_learnt_load_times_are_bounded():
     """The models that were loaded last are known."""
     times = LoadTimes()
     times.add("first", "start", load_of(1.0))

@@ -74,7 +74,7 @@ async def test_a_report_counts_from_where_heartbeats_come_from(site):
     assert site.index.discard([bytes.fromhex(DIGEST)], site.endpoint()) == 1
 
 
-async def test_nobody_speaks_for_a_managed_worker(site):
+async def test_a_managed_worker_reports_over_its_socket_only(site):
     """It reports over the control plane's socket; over the network nobody has its id."""
     site.registry.expect("w", ["m"])
     assert await site.report(MANAGED) == 404

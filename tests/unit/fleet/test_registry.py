@@ -91,7 +91,7 @@ def test_silence_makes_unhealthy_by_the_clock_alone(registry, clock):
     assert serving(registry) == {"w"}
 
 
-def test_only_who_gets_requests_is_healthy(registry, clock):
+def test_only_workers_that_get_requests_are_healthy(registry, clock):
     """`status` sums up every state in one of two words: a follower is as well as its leader, who drains is not."""
     for state in ("starting", "loading", "ready", "following", "draining"):
         registry.record_heartbeat(heartbeat(state, state=state))
@@ -159,7 +159,7 @@ def test_only_what_was_started_here_is_reached_by_a_unix_socket(registry):
     assert [(one.upstream.host, one.upstream.port) for one in endpoints(registry, "n")] == [("127.0.0.1", 1)]
 
 
-def test_a_beat_tells_who_waits(registry):
+def test_a_beat_wakes_the_queues(registry):
     """Whenever a worker may have become able to serve, queues are told."""
     told = []
     registry.changed.add(lambda: told.append(1))
@@ -205,7 +205,7 @@ def test_a_worker_that_is_silent_for_long_is_forgotten(registry, clock):
     assert [worker.id for worker in registry] == ["mine", "new"]
 
 
-def test_what_cannot_be_reached_waits_for_its_next_beat(registry):
+def test_an_unreachable_worker_waits_for_its_next_beat(registry):
     """A connection that failed takes a worker out; a beat brings it back."""
     registry.record_heartbeat(heartbeat())
     registry.endpoint_of(registry.get("w")).fail(0.0)
@@ -251,7 +251,7 @@ def test_every_name_of_a_worker_routes(registry):
         {"worker_id": "w", "model_name": "m", "host": "h", "port": 1, "group": {"id": "g", "rank": 0, "size": 0}},
     ],
 )  # fmt: skip
-def test_what_is_not_a_beat_is_refused(body):
+def test_a_body_that_is_no_beat_is_400(body):
     """A body that is not a beat is 400, with what is wrong with it."""
     with pytest.raises(ApiError) as caught:
         parse_heartbeat(body)
@@ -350,7 +350,7 @@ def test_a_member_that_ends_right_after_another_came(registry, clock):
     assert registry.get("node-0").state(clock.now) == "unhealthy"
 
 
-def test_a_late_goodbye_is_none_of_those_who_came_later(registry, clock):
+def test_a_late_goodbye_does_not_break_the_new_group(registry, clock):
     """The old leader drains while the new follower is there already: its end breaks nothing any more."""
     registry.record_heartbeat(member(0, worker_id="old"))
     clock.now += 1
@@ -372,7 +372,7 @@ def test_every_silent_member_is_named(registry, clock):
     assert {lost.worker_id for lost in registry.lost("node-0")} == {"node-1", "node-2"}
 
 
-def test_a_goodbye_of_nobody_breaks_nothing(registry):
+def test_an_unknown_members_goodbye_breaks_nothing(registry):
     """Only who was known can be lost."""
     registry.record_heartbeat(member(0))
     registry.record_heartbeat(member(1, "gone"))

@@ -170,7 +170,7 @@ async def test_a_request_goes_on_once_its_model_is_loaded(autojump_clock):
         assert waited_s == pytest.approx(500, abs=0.5)
 
 
-async def test_who_waits_for_room_waits_on_for_a_load(autojump_clock):
+async def test_a_wait_for_room_goes_on_for_a_load(autojump_clock):
     """A worker that has to go while requests wait for room there comes again for them: until `load_wait_s` in all."""
     model = Model()
     model.found = Ready([model.endpoint])
@@ -188,7 +188,7 @@ async def test_who_waits_for_room_waits_on_for_a_load(autojump_clock):
     held.release()
 
 
-async def test_who_leaves_while_a_lease_comes_gives_it_back(autojump_clock):
+async def test_a_request_cancelled_while_it_gets_a_lease_returns_it(autojump_clock):
     """A request that is cancelled in the moment in which its model becomes ready holds no place there."""
     model = Model()
     async with trio.open_nursery() as nursery:

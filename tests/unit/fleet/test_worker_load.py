@@ -100,7 +100,7 @@ def test_the_next_load_has_the_last_one_beside_it(caplog):
     assert site.registry.story("n", site.now) is None
 
 
-def test_a_worker_from_elsewhere_tells_of_its_load():
+def test_a_registered_worker_reports_its_load():
     """The gateway's phases are missing there. What such workers teach is apart from what managed ones do."""
     site = Site(managed=False)
     site.tell("loading", load=[IMPORT, WEIGHTS])
@@ -113,14 +113,14 @@ def test_a_worker_from_elsewhere_tells_of_its_load():
     assert (site.phases(), site.view().ready_in_s) == ([("importing vLLM", 1.0, 4.0)], 6)
 
 
-def test_a_worker_that_was_ready_before_tells_what_its_load_took():
+def test_a_worker_that_was_ready_before_reports_its_last_load():
     """After the gateway's restart, or where the worker was started first."""
     site = Site(managed=False)
     site.tell("ready", loaded=[IMPORT, WEIGHTS])
     assert site.view().last_load.elapsed_s == 6
 
 
-def test_what_a_worker_from_elsewhere_has_told_of_once_is_not_kept():
+def test_only_the_newest_heartbeats_load_is_kept():
     """Only what its newest heartbeat has counts towards the limits of what may be registered."""
     site = Site(managed=False)
     site.tell("loading", load=[IMPORT])
@@ -144,7 +144,7 @@ def test_a_load_counts_towards_what_may_be_registered():
     assert sizes[2] - sizes[0] > 64 * 300
 
 
-def test_of_a_worker_that_is_not_heard_of_no_load_is_told():
+def test_a_silent_workers_load_is_not_shown():
     """Nobody knows whether it goes on: after three missed heartbeats, or since before the gateway's start."""
     site = Site()
     site.tell("loading", load=[IMPORT])

@@ -154,7 +154,7 @@ def test_tables_say_what_a_look_at_every_worker_says(steps):
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60)), max_size=200))
-def test_nobody_is_handed_out_late(steps):
+def test_no_worker_is_handed_out_after_its_time(steps):
     """Each worker is handed out at its time or before, and the heap does not grow with what was set earlier and later."""
     workers, deadlines, times = [WorkerRecord(str(number), managed=False) for number in range(5)], Deadlines(), {}
     for now, (number, ahead) in enumerate(steps):
@@ -233,7 +233,7 @@ def test_a_reload_finds_out_no_state_that_it_knows(states, what):
     assert isinstance(registry.availability("m"), NotReady if what == "require_reauthentication" else Ready)
 
 
-def test_a_client_is_told_of_some_workers():
+def test_an_error_names_a_few_of_many_workers():
     """The reason why a model of many workers has none that is ready stays readable."""
     registry, clock = known(1000)
     clock.now += 31

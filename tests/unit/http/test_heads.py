@@ -105,7 +105,7 @@ def test_a_line_is_read_once_until_the_bound_is_reached():
         assert len(lines) <= LINES_MAX
 
 
-def test_what_an_upstream_may_send_is_not_plain_in_a_request():
+def test_lenient_response_lines_are_not_plain_in_requests():
     """Lines of responses are read less strictly; that they were read says nothing about a request with the same."""
     line = b"x-name: \xe9\x01"
     for _ in range(2):
@@ -174,7 +174,7 @@ def test_a_plain_request_head_is_what_h11_reads(line, headers):
         assert len(sizes) <= 1
 
 
-def test_what_clients_send_is_plain():
+def test_heads_of_common_clients_are_plain():
     """The heads of openai-python and curl are read the short way."""
     head = (
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost:4000\r\nAccept-Encoding: gzip, deflate\r\nConnection: keep-alive\r\n"

@@ -230,7 +230,7 @@ async def test_garbage_is_refused_or_an_object(body):
         b'{"a":1}\0', b"\xa0{}", b"\x0b{}", b'{"a":/**/1}', '{"model":"m"}'.encode("utf-16"), b"x", b"nope",
     ],
 )  # fmt: skip
-async def test_what_is_not_json_is_refused(body):
+async def test_a_body_that_is_no_json_is_refused(body):
     """A body whose top level is not JSON never gets through."""
     with pytest.raises(ApiError, match=r"is not JSON|must be a JSON object") as caught:
         await members_of(body)
@@ -239,7 +239,7 @@ async def test_what_is_not_json_is_refused(body):
 
 @pytest.mark.parametrize("body", [b"[]", b' ["a"]', b'"{}"', b"1", b"-1", b"null", b"true", b"NaN"])
 @pytest.mark.parametrize("padding", [0, bodies.PARSED_BYTES_MAX])
-async def test_what_is_no_object_is_refused(body, padding):
+async def test_json_that_is_no_object_is_refused(body, padding):
     """JSON that is no object is told so, in bodies of every size."""
     with pytest.raises(ApiError, match="must be a JSON object"):
         await members_of(body)

@@ -118,7 +118,7 @@ async def test_a_boundary_is_quoted_where_it_must_be(boundary, written):
     )
 
 
-async def test_what_is_written_into_a_form_holds_no_boundary():
+async def test_inserted_values_hold_no_boundary():
     """The client chooses the boundary, so it could end a value there that is not its own."""
     body = form([b'form-data; name="model"'], [b"m"], b"tiny")
     read = await read_form(body, b"multipart/form-data; boundary=tiny")

@@ -62,7 +62,7 @@ async def test_the_line_of_a_request(tmp_path):
     assert dropped["lines_dropped"] == 1
 
 
-async def test_what_is_not_taken_is_counted(tmp_path, nursery, monkeypatch):
+async def test_lost_lines_are_counted(tmp_path, nursery, monkeypatch):
     """A reader that stands still costs lines, which are counted, and neither memory nor requests."""
     read, write = os.pipe()
     monkeypatch.setattr("ichat.observability.access_log.STDOUT", write)
@@ -116,7 +116,7 @@ def test_the_short_line_of_a_request(more, line):
     assert short_line(record_of(**more)) == line
 
 
-def test_what_operators_watch_is_routine():
+def test_successful_reads_of_the_control_plane_are_routine():
     """Reads of the control plane and heartbeats that go well are; what is refused, and what changes anything, is not."""
     watching = record_of(method="GET", path="/v1/admin/workers", route=OTHER, model="")
     assert is_routine(watching)

@@ -87,7 +87,7 @@ async def test_the_oldest_sample_makes_room(registry, nursery, autojump_clock):
     assert shown(history)["models"] == {}
 
 
-async def test_it_is_bounded(registry, nursery, autojump_clock, monkeypatch):
+async def test_the_history_is_bounded(registry, nursery, autojump_clock, monkeypatch):
     """Neither models nor workers beyond the bounds have series; all of them count in the totals."""
     monkeypatch.setattr(module, "MODELS_MAX", 2)
     monkeypatch.setattr(module, "WORKERS_MAX", 3)

@@ -308,7 +308,7 @@ async def test_lines_on_standard_error(make_book, capfd):
     assert [line for line in lines if line.startswith("[")] == ["[w] one", "[w] two", "[other] three"]
 
 
-async def test_standard_error_that_nobody_reads(make_book, monkeypatch):
+async def test_an_unread_standard_error_holds_up_no_worker(make_book, monkeypatch):
     """It holds up no worker: what finds no room there is lost there, and nowhere else."""
     reading, writing = os.pipe()
     monkeypatch.setattr(log_store, "STDERR", writing)
@@ -323,7 +323,7 @@ async def test_standard_error_that_nobody_reads(make_book, monkeypatch):
     os.close(writing)
 
 
-async def test_a_full_disk(book, nursery):
+async def test_a_full_disk_costs_lines_and_no_worker(book, nursery):
     """It costs lines of the file, and nothing else: the worker goes on, followers and the buffer have every line."""
     output = book.begin("w")
     os.write(output, b"before\n")
@@ -346,7 +346,7 @@ async def test_a_full_disk(book, nursery):
 
 
 @pytest.mark.parametrize("worker_id", ["", "../x", "a/b", "a\0b", "x" * 129, "ä", "a\n"])
-async def test_what_is_no_id_is_no_path(book, worker_id):
+async def test_an_invalid_worker_id_is_no_path(book, worker_id):
     """404 for whoever asks, a ValueError for whoever should know better; nothing is looked for, or made."""
     with pytest.raises(ApiError) as caught:
         await book.stream(worker_id, read_query("", ""))
@@ -520,7 +520,7 @@ async def test_another_start_of_a_worker(book, remote, nursery):
     assert book.last_lines("w", 9) == ["second"]
 
 
-async def test_a_start_that_nobody_has_told_of(book, remote, nursery):
+async def test_lines_before_the_first_beat_begin_the_new_run(book, remote, nursery):
     """Lines of the next process that come before its first beat begin the new run, and only one."""
     sources = {"w": remote.source}
     remote.say("a", "b", "c")

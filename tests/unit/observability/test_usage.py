@@ -76,7 +76,7 @@ async def rows_of(ledger, question=EVER):
     return {(one.key, one.model, one.endpoint): sums for one, sums in groups.items()}
 
 
-async def test_what_is_counted_is_in_the_answer_at_once_and_on_disk_soon(tmp_path):
+async def test_usage_is_in_the_answer_at_once_and_on_disk_soon(tmp_path):
     """Requests, errors, tokens in, out and cached, estimates apart, and seconds without the queue."""
     async with running(ledger_in(tmp_path)) as ledger:
         ledger.ended(record(usage=USED))
@@ -215,7 +215,7 @@ def shown_metrics(ledger):
     return Shown("".join(written(parts)))
 
 
-async def test_what_a_broken_disk_does_not_take_waits(tmp_path, caplog, monkeypatch):
+async def test_usage_waits_for_a_broken_disk(tmp_path, caplog, monkeypatch):
     """It is said once, and once when it is over; the answer has everything all the while."""
     monkeypatch.setattr("ichat.observability.usage.ledger.RETRY_S", 0.1)
     caplog.set_level("INFO", "ichat")

@@ -36,7 +36,7 @@ def test_a_load_that_has_ended_in_words():
     assert summary_of(LoadStory(0.3, None, [StoryPhase("waking up", 0.3)])) == "under 1 s"
 
 
-def test_what_the_gateway_sends_is_read_back():
+def test_a_sent_load_is_read_back():
     """A command reads the load that the gateway's views have."""
     load = LoadStory(22.1, 61.5, [IMPORT, WEIGHTS])
     assert read_story(attrs.asdict(load)) == load

@@ -23,7 +23,7 @@ def test_a_chain_comes_back():
 
 
 @pytest.mark.parametrize("value", [b"", b"700", b"700;", b"700;0123", b"x;" + b"0" * 16, b"1;" + b"0" * 16 * 97])
-def test_what_is_no_chain(value):
+def test_an_invalid_chain_is_none(value):
     """None for a value of another form, or of more digests than there are boundaries."""
     assert parse_chain(value) is None
 
@@ -38,7 +38,7 @@ def test_what_is_no_chain(value):
         ({"worker_id": None}, "worker_id"),
     ],
 )
-def test_a_wrong_report_is_refused(wrong, named):
+def test_a_wrong_prefix_report_is_not_parsed(wrong, named):
     """With one sentence that names the key."""
     with pytest.raises(ApiError) as caught:
         parse_report({"worker_id": "w", "start_id": "s", **wrong})

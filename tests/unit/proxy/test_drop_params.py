@@ -32,7 +32,7 @@ async def refusal(rules, body):
     return caught.value
 
 
-def test_what_an_unknown_upstream_supports():
+def test_an_unknown_upstream_gets_all_but_five_parameters():
     """All but five of OpenAI's parameters go to an upstream of which nothing is known."""
     assert len(KNOWN) == 35
     assert KNOWN - SUPPORTED == {
@@ -91,7 +91,7 @@ async def test_the_last_of_several_counts():
 
 
 @pytest.mark.parametrize("drop_params", [True, False])
-async def test_what_every_upstream_gets(drop_params):
+async def test_parameters_that_every_upstream_gets_pass(drop_params):
     """user, stream, stream_options, and n where it is 1, pass even where they are not supported."""
     rules = ParamRules(drop_params=drop_params, supported_openai_params=["top_p"])
     body = {"user": "u", "stream": True, "stream_options": {"include_usage": True}, "n": 1, "top_p": 1}
@@ -119,7 +119,7 @@ async def test_the_operators_list_takes_the_place_of_ours():
         assert await result(rules, body) == (body, [])
 
 
-async def test_what_is_always_dropped_is_never_refused():
+async def test_additional_drop_params_are_dropped_and_never_refused():
     """additional_drop_params comes first: it beats the gate and what is allowed, and takes any name, known or not."""
     rules = ParamRules(
         additional_drop_params=["thinking", "top_k", "user", "absent"], allowed_openai_params=["thinking", "user"]

@@ -48,7 +48,7 @@ def test_every_refusal_of_the_balancer_is_an_error(refusal, status, code, limit,
 
 
 @pytest.mark.parametrize(("ready_at", "retry_after_s"), [(123.4, 24), (100.0, 1), (90.0, 1), (None, 5)])
-def test_who_waited_in_vain_for_a_load_is_told_when_it_will_be_done(ready_at, retry_after_s):
+def test_a_wait_in_vain_for_a_load_has_retry_after(ready_at, retry_after_s):
     """Retry-After is the expected rest, at least a second, and the bound that was reached is named."""
     loadable = Loadable(SECRET, ready_at, told="it is being loaded")
     error = no_lease(loadable, "m", list, WaitBound("load_wait_s", 600), 100.0)

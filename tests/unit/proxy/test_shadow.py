@@ -84,7 +84,7 @@ def test_a_session_is_on_one_side_and_the_sides_are_as_large_as_asked():
         (request_of(path=b"/v1/responses"), ["model", "previous_response_id"]),
     ],
 )
-def test_what_only_one_worker_can_answer_has_no_copy(request_, names):
+def test_a_request_for_one_worker_has_no_copy(request_, names):
     """Nor has a route that no model has."""
     assert copied(request_, names) is None
 
@@ -137,7 +137,7 @@ async def test_a_reload_changes_how_many_there_may_be(silent_site):
     assert silent_site.results == {"busy": 2}
 
 
-async def test_a_body_that_cannot_be_read_concerns_nobody(silent_site):
+async def test_an_unreadable_body_has_no_copy_and_no_error(silent_site):
     """The original's endpoint may have accepted it all the same."""
     silent_site.shadows.start(copied(request_of(body=b"no object")))
     await silent_site.until({"bad_request": 1})

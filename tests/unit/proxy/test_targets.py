@@ -37,7 +37,7 @@ def test_a_reason_leads_on_only_where_it_is_asked_for(reason):
         assert not walk_of("a", "b", goes_on=[reason]).advance(NOT_READY, other)
 
 
-def test_what_was_passed_over_is_waited_for_in_the_end():
+def test_busy_targets_are_waited_for_in_the_end():
     """All are asked at once first; then the request waits for the first of those that were busy, then the second."""
     walk = walk_of("a", "b", "c", goes_on=("busy", "not_ready", "queue_full"))
     assert walk.passes_over("busy")
@@ -129,7 +129,7 @@ def test_errors_and_their_reasons():
     assert [reason(failed, is_external=True, rejected=status) for status in (429, 503)] == ["429", "5xx"]
 
 
-def test_the_error_in_the_end_tells_of_every_model():
+def test_the_last_error_names_every_model():
     """One message with each model's reason, the last one's status, and the shortest wait."""
     walk = walk_of("a", "b", "c")
     walk.advance(NOT_READY, "not_ready")

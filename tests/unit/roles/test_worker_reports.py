@@ -68,7 +68,7 @@ def remove(held, name, at):
     held.removed([f"{name} {at}".encode()])
 
 
-async def test_what_is_lost_is_reported(gateway, held, autojump_clock):
+async def test_lost_prefixes_are_reported_once(gateway, held, autojump_clock):
     """Once each, in one report for each interval, which names worker and start; what is stored is not reported."""
     gateway.accept_heartbeat("g")
     digests = store(held, "a")

@@ -57,7 +57,7 @@ def test_the_least_loaded_gets_it():
     assert ids(balance.lease(M) for _ in range(3)) == {"b": 3}
 
 
-def test_what_came_from_elsewhere_counts():
+def test_load_from_elsewhere_counts():
     """A worker that reports more than it was sent from here gets less."""
     a, b = endpoint("a"), endpoint("b")
     a.report(5, 1000.0)
@@ -65,7 +65,7 @@ def test_what_came_from_elsewhere_counts():
     assert ids(balance.lease(M) for _ in range(5)) == {"b": 5}
 
 
-def test_ties_are_broken_at_random():
+def test_least_busy_ties_are_broken_at_random():
     """The first of equals is not always the same: several gateways would all hit it."""
     first = {balancer(m=[endpoint("a"), endpoint("b")]).lease(M).endpoint.id for _ in range(60)}
     assert first == {b"a", b"b"}
@@ -93,7 +93,7 @@ def test_power_of_two_never_takes_the_most_loaded():
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.lists(st.integers(0, 30), max_size=60))
-def test_nobody_gets_more_than_he_takes(policy, bounds, steps):
+def test_no_endpoint_gets_more_than_its_bound(policy, bounds, steps):
     """Whatever the policy and the order of requests: bounds hold, and nobody waits while there is room."""
     endpoints = [endpoint(str(number), bound) for number, bound in enumerate(bounds)]
     balance = balancer(policy, queue_max=1000, m=endpoints)
@@ -160,7 +160,7 @@ def test_a_queue_of_none_refuses_and_leaves_nothing():
     assert isinstance(balance.lease(M), Lease)
 
 
-def test_a_worker_that_comes_serves_who_waits():
+def test_a_new_worker_serves_all_waiting_requests_it_has_room_for():
     """More room than one release gives: everybody for whom there is room goes on at once, per model."""
     serving = Serving(m=[endpoint("a", 1)], n=[endpoint("b", 1)])
     balance = Balancer(serving, lambda: 1000.0, Routing(policy="least_loaded", queue_max=10))
@@ -173,7 +173,7 @@ def test_a_worker_that_comes_serves_who_waits():
     assert other.lease is None
 
 
-def test_who_waits_outlives_a_moment_without_workers():
+def test_waiting_requests_outlive_a_moment_without_workers():
     """While nobody serves the model, its queue stands still; in vain means by then: nobody, or all full."""
     serving = Serving(m=[endpoint("a", 1)])
     balance = Balancer(serving, lambda: 1000.0, Routing(policy="least_loaded", queue_max=10))
@@ -189,7 +189,7 @@ def test_who_waits_outlives_a_moment_without_workers():
     assert waiter.lease is not None
 
 
-def test_what_was_tried_is_not_chosen_again():
+def test_a_tried_endpoint_is_not_chosen_again():
     """A second try goes elsewhere, and does not hold up those behind it in the queue."""
     a, b = endpoint("a", 1), endpoint("b", 1)
     balance = balancer(m=[a, b])
@@ -229,7 +229,7 @@ IDS = st.sets(st.integers(0, 60), min_size=1)
 
 
 @given(IDS, IDS, IDS, st.binary(min_size=1, max_size=8))
-def test_a_ring_finds_who_would_be_found_among_all(first, second, free, session):
+def test_a_ring_finds_the_same_as_a_full_search(first, second, free, session):
     """Whoever comes and goes: of those that are free, the ring finds the same as a look at each of them."""
     every = [endpoint(str(number)) for number in range(61)]
     ring = HashRing([every[number] for number in first])
@@ -274,7 +274,7 @@ def test_many_are_loaded_evenly():
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
-def test_those_that_are_not_free_are_not_chosen_of_many(policy):
+def test_busy_endpoints_are_not_chosen_of_many(policy):
     """Excluded, avoided, or with an open circuit: others are there."""
     endpoints = many(200, 1000)
     well = endpoints[::4]
@@ -303,7 +303,7 @@ def test_of_many_few_are_looked_at(policy, session, monkeypatch):
     assert 0 < len(asked) <= 2 * COMPARED_MAX
 
 
-def test_who_could_not_be_reached_is_asked_last():
+def test_an_unreachable_endpoint_is_chosen_last():
     """For a while it is chosen only if there is no other; a report of its own ends that."""
     a, b = endpoint("a"), endpoint("b", 2)
     a.avoid_until = 1010.0
@@ -313,7 +313,7 @@ def test_who_could_not_be_reached_is_asked_last():
     assert balance.lease(M).endpoint is a
 
 
-def test_nobody_stands_behind_who_cannot_go_on():
+def test_a_blocked_retry_delays_no_other_request():
     """One who waits for the only endpoint that he has not tried holds up nobody."""
     a, b = endpoint("a"), endpoint("b", 1)
     balance = balancer(m=[a, b])
@@ -323,7 +323,7 @@ def test_nobody_stands_behind_who_cannot_go_on():
     assert balance.wait(M, lambda: None).lease.endpoint is a
 
 
-def test_when_it_closes_everybody_is_told():
+def test_closing_wakes_every_waiting_request():
     """Who waits goes on without a lease, and nobody waits afterwards."""
     balance = balancer(m=[endpoint("a", 1)])
     lease = balance.lease(M)

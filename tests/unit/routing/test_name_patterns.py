@@ -89,7 +89,7 @@ def test_lists_have_no_patterns():
          "security.keys[0].models: 'a*' has a *, and no name of [[models]] is written so"),
     ],
 )  # fmt: skip
-def test_what_would_match_nothing_is_refused(text, words):
+def test_a_pattern_that_matches_nothing_is_refused(text, words):
     """Each mistake with its path."""
     with pytest.raises(Exit) as caught:
         configuration.parse(text, "x.toml")

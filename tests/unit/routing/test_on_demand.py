@@ -70,7 +70,7 @@ def site():
     return Site()
 
 
-def test_who_asks_for_a_cold_model_waits(site):
+def test_a_request_for_a_cold_model_waits(site):
     """It is no error, whoever loads models is told, and knows how many wait and since when."""
     site.add()
     assert site.found() == Loadable("worker w is cold", None, doing="about to start")
@@ -143,7 +143,7 @@ def test_a_drain_can_be_taken_back(site):
     assert waiter.lease is not None
 
 
-def test_a_load_that_fails_refuses_all_who_wait_for_it(site):
+def test_a_failed_load_refuses_its_waiting_requests(site):
     """Each with the cause, and the time of the next try; from then on the next one who asks waits again."""
     worker = site.add()
     waiters = [site.wait() for _ in range(20)]
@@ -199,7 +199,7 @@ def test_another_worker_of_the_model_is_waited_for(site):
     assert waiter.lease is not None
 
 
-def test_who_waits_for_a_worker_that_is_removed_is_refused(site):
+def test_a_wait_for_a_removed_worker_is_refused(site):
     """Nothing will come of it; who waits in the queue of another model may see its worker come again."""
     worker = site.add()
     waiter = site.wait()
@@ -217,7 +217,7 @@ def test_the_reason_is_that_of_the_moment(site):
     assert isinstance(site.balancer.why_no_lease(waiter), NotReady)
 
 
-def test_what_is_expected_ends_with_the_load(site):
+def test_an_expected_time_ends_with_its_load(site):
     """The time at which a worker will be ready is that of one load: the next one has another."""
     worker = site.add()
     site.registry.expect_ready(worker, 1010.0)
@@ -366,7 +366,7 @@ _STEPS = st.one_of(
 
 
 @given(st.lists(_STEPS, max_size=60))
-def test_nobody_is_forgotten_and_nobody_is_told_twice(steps):
+def test_every_waiting_request_is_answered_exactly_once(steps):
     """Whatever becomes of the worker: who waits is told once, all are served while there is room, none after a failure."""
     site = Site()
     worker, waiting, leases = site.add(), [], []
@@ -435,7 +435,7 @@ def test_a_worker_that_is_started_again_is_waited_for():
     assert not site.balancer.waiting
 
 
-def test_a_start_that_fails_refuses_all_who_wait_for_it():
+def test_a_failed_start_refuses_its_waiting_requests():
     """At once and with the cause, until it is started again; a worker that has failed for good is not waited for."""
     site = Site(restart_wait_s=60)
     worker = site.add(on_demand=False)
@@ -453,7 +453,7 @@ def test_a_start_that_fails_refuses_all_who_wait_for_it():
 
 
 @pytest.mark.parametrize(("restart_wait_s", "expected"), [(0, NotReady), (19, NotReady), (20, Loadable)])
-def test_nobody_waits_for_what_will_take_too_long(restart_wait_s, expected):
+def test_a_restart_that_takes_too_long_is_not_waited_for(restart_wait_s, expected):
     """A restart that takes longer than a request may wait for it is told at once, with the time that is left."""
     site = Site(restart_wait_s=restart_wait_s)
     worker = site.add(on_demand=False)

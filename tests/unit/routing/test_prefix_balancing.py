@@ -50,7 +50,7 @@ class World:
         return self.balancer.wait(request, lambda: self.served.append(name))
 
 
-def test_a_free_place_goes_to_who_is_at_home_there():
+def test_a_free_place_goes_to_a_request_whose_prefix_is_there():
     """Not to the first in the queue, and what is free elsewhere goes to the first as ever."""
     a, b = endpoint("a"), endpoint("b")
     world = World(a, b)
@@ -102,7 +102,7 @@ def test_few_waiters_are_looked_at():
     assert world.served == ["0", "1"], "it is near enough now, but this is not its home"
 
 
-def test_keys_take_turns_whatever_they_hold():
+def test_keys_take_turns_regardless_of_their_prefixes():
     """A place goes to the flow whose turn it is; who suits it best goes first within that flow alone."""
     a, b = endpoint("a"), endpoint("b")
     world = World(a, b)
@@ -128,7 +128,7 @@ class _LeaseOf:
         self.world.balancer._end(self.endpoint, RoutingRequest("m"), 0)
 
 
-def test_nobody_is_passed_over_by_a_retry():
+def test_a_retry_passes_over_no_other_request():
     """A retry waits for what it has not tried, and who is at home behind it is served meanwhile."""
     a, b = endpoint("a"), endpoint("b")
     world = World(a, b)
@@ -171,7 +171,7 @@ def test_a_retry_goes_to_the_next_best_holder():
 
 
 @pytest.mark.parametrize("count", [3, 40])
-def test_what_is_not_ready_is_not_chosen(count):
+def test_an_unready_holder_is_not_chosen(count):
     """An endpoint that drains, or serves another model now, is a holder and no candidate, also of many."""
     endpoints = [endpoint(str(number), 1000) for number in range(count)]
     world = World(*endpoints[1:])

@@ -48,7 +48,7 @@ def test_prompts_that_begin_alike_part_where_they_differ():
     [{"tools": [{"name": "t"}]}, {"cache_salt": "x"}, {"system": "You are."}, {"instructions": "Do."}],
     ids=lambda more: next(iter(more)),
 )
-def test_what_stands_before_the_messages_counts_wherever_it_is_written(more):
+def test_tools_change_all_digests_wherever_they_are_written(more):
     """Tools and the like decide all digests, behind the messages as before them; without them there are others."""
     said = {"messages": messages("a" * 1000), "model": "m"}
     behind, bare = chain({**said, **more}), chain(said)
@@ -94,7 +94,7 @@ def test_routes_with_messages(path):
         (b"/v1/completions", {"model": "m" * 300, "prompt": "a"}),
     ],
 )
-def test_what_has_no_chain(path, members):
+def test_short_prompts_and_other_routes_have_no_chain(path, members):
     """Short prompts, routes without one, and bodies that do not have the member."""
     assert chain(members, path) is None
 

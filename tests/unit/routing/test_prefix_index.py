@@ -37,7 +37,7 @@ class World:
         return {one.id.decode(): length for one, length in self.index.match(chain(*words)).bytes_of.items()}
 
 
-def test_what_was_sent_there_is_known_there():
+def test_an_endpoint_holds_the_prefixes_sent_to_it():
     """Each endpoint with as much as it got; what differs is not known."""
     world, a, b = World(), endpoint("a"), endpoint("b")
     world.send(chain("s", "x", "y"), a)
@@ -92,7 +92,7 @@ def test_reports_correct_it():
     assert world.held("new") == {"a": 256}
 
 
-def test_what_was_lost_can_be_had_again():
+def test_a_lost_prefix_can_be_held_again():
     """A prefix that nobody held any more, by a report, is known again where the next request with it goes."""
     world, a, b = World(), endpoint("a"), endpoint("b")
     world.send(chain("s", "x"), a)
@@ -102,7 +102,7 @@ def test_what_was_lost_can_be_had_again():
     assert world.held("s", "x") == {"b": 512}
 
 
-def test_what_is_not_used_is_forgotten():
+def test_an_unused_prefix_is_forgotten():
     """After the time that is configured; what is used in between stays."""
     world, a = World(prefix_ttl_s=100), endpoint("a")
     world.send(chain("used"), a)

@@ -150,7 +150,7 @@ def test_load_counts_at_once():
     assert outcome.ideal - outcome.hit < 0.1, "each worker computed the beginning once"
 
 
-def test_what_comes_by_other_ways_counts():
+def test_requests_of_other_gateways_count():
     """Requests of other gateways, by a worker's report, keep a holder from getting more."""
     simulation = Simulation()
     simulation.run(hot(1))
@@ -363,7 +363,7 @@ def test_the_rule_says_what_was_done(candidates, uses):
         assert one.load == min(one.load for one in candidates)
 
 
-def test_ties_are_broken_at_random():
+def test_ties_of_prefix_holders_are_broken_at_random():
     """The first of equals is not always the same: several gateways would all hit it."""
     equals = [Candidate(512, 3), Candidate(512, 3), Candidate(512, 3)]
     assert {decide(equals, 0)[0] for _ in range(100)} == {0, 1, 2}

@@ -27,7 +27,7 @@ def test_an_estimate_follows_the_newest_prompts():
     assert 1980 < lengths.tokens("m", 4000) <= 2000
 
 
-def test_what_one_client_sends_does_not_make_anothers_prompts_seem_too_long():
+def test_one_clients_prompts_do_not_make_anothers_seem_too_long():
     """Digits are a token each, say: prose is not believed to be so, however many come between."""
     lengths = PromptLengths()
     for _ in range(20):

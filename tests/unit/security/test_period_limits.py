@@ -89,7 +89,7 @@ def test_tokens_and_money_of_a_month_outlive_its_days():
     assert refused(quotas) is None
 
 
-def test_what_was_used_before_counts():
+def test_usage_before_the_start_counts():
     """The sums of the ledger take the place of what is known, so that nothing counts twice."""
     clock = Clock()
     quotas = Quotas(Limits(tokens_per_month=100), [Key("a", tokens_per_day=30)], {}, clock)

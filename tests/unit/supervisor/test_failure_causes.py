@@ -157,7 +157,7 @@ PYDANTIC = (
         ("RuntimeError: Failed to find C compiler. Please specify via CC environment variable", "install gcc"),
     ],
 )  # fmt: skip
-def test_what_the_engines_print(line, cause):
+def test_the_root_cause_is_found_in_engines_output(line, cause):
     """The root is found above what follows from it, whatever stands before it on its line, coloured or not."""
     for shown in (CORE + line, f"\x1b[0;36m(Worker_TP0)\x1b[0;0m {line}", f"[2026-01-01 18:18:34 TP0] {line}"):
         assert cause in cause_of(["loading", shown, *ENDING], 70, oom_killed=False)
@@ -187,7 +187,7 @@ def test_the_root_comes_before_what_follows_from_it():
         "WARNING Failed to import from vllm._C: ImportError('libcuda.so.1: cannot open shared object file')",
     ],
 )
-def test_what_healthy_engines_print_is_no_cause(line):
+def test_output_of_healthy_engines_is_no_cause(line):
     """What is said in passing does not explain a death."""
     assert cause_of([line], 70, oom_killed=False) == ""
     assert cause_of([line], -signal.SIGABRT, oom_killed=False) == ""
@@ -231,7 +231,7 @@ def test_the_oom_killer():
 
 
 @pytest.mark.parametrize("code", [-signal.SIGKILL, 137])
-def test_who_was_killed_from_outside(code):
+def test_a_killed_worker_has_no_line_as_its_cause(code):
     """No line is the reason of a SIGKILL; of the kernel's memory only what it tells is said."""
     lines = [CORE + "torch.OutOfMemoryError: CUDA out of memory."]
     no_lack = "it was killed from outside (SIGKILL); the kernel's log shows no lack of memory"
@@ -274,7 +274,7 @@ def test_a_crash_of_a_process():
 
 
 @pytest.mark.parametrize("code", [0, -signal.SIGTERM, -signal.SIGINT])
-def test_who_was_asked_to_end_has_no_cause(code):
+def test_a_worker_that_was_asked_to_end_has_no_cause(code):
     """Whatever it has written, and whoever was killed meanwhile."""
     assert cause_of(["CUDA out of memory. Tried to allocate"], code, oom_killed=True) == ""
 

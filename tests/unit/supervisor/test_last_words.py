@@ -71,7 +71,7 @@ def test_errors_count_longer_than_other_lines(was_up):
         ("", None),
     ],
 )
-def test_what_tells_of_an_error(line, is_error):
+def test_a_line_is_an_error_by_its_level_or_form(line, is_error):
     """Its level where it has one, otherwise its form."""
     assert are_errors([plain(line)]) == [is_error]
 

@@ -260,7 +260,7 @@ async def test_alternating_requests_are_all_answered(autojump_clock, rig):
     assert site.loader.counts.swaps == len(site.starts) - 1 <= 8
 
 
-async def test_who_is_in_use_stays_for_its_time(autojump_clock, rig):
+async def test_a_model_in_use_stays_for_min_loaded_s(autojump_clock, rig):
     """Another model gets the room after `min_loaded_s`, and once the requests under way have ended."""
     site = rig("ab")
     site.add("a", min_loaded_s=30.0)
@@ -333,7 +333,7 @@ async def test_a_queue_where_others_serve_the_model_loads_nothing(autojump_clock
         lease.release()
 
 
-async def test_what_is_idle_ends(autojump_clock, rig):
+async def test_a_model_ends_idle_s_after_its_last_request(autojump_clock, rig):
     """Exactly `idle_s` after its last request, however many there were."""
     site = rig()
     worker = site.add("a", idle_s=60.0)
@@ -348,7 +348,7 @@ async def test_what_is_idle_ends(autojump_clock, rig):
     await site.answered("a")
 
 
-async def test_a_load_that_fails_is_told_and_tried_again_when_asked(autojump_clock, rig):
+async def test_a_failed_load_is_retried_when_requested_again(autojump_clock, rig):
     """All who wait get the cause at once; after `attempts_max` it has failed until a command forgets that."""
     site = rig()
     worker = site.add("a")
@@ -378,7 +378,7 @@ async def test_a_load_that_fails_is_told_and_tried_again_when_asked(autojump_clo
     assert site.loader.counts.loads["a", "request", "failed"] == 3
 
 
-async def test_what_cannot_be_started_now_is_tried_whenever_it_is_wanted(autojump_clock, rig):
+async def test_a_refused_start_is_retried_without_failing_for_good(autojump_clock, rig):
     """A GPU that others fill is free again some time: such refusals alone never make it `failed`."""
     site = rig()
     worker = site.add("a")
@@ -444,7 +444,7 @@ async def test_sleep_and_wake(autojump_clock, rig):
     assert site.loader.counts.loads["b", "request", "failed"] == 1
 
 
-async def test_what_sleeps_holds_no_gpu_until_it_has_ended(autojump_clock, rig):
+async def test_a_sleeping_worker_holds_no_gpu(autojump_clock, rig):
     """Another worker on its GPU is not kept from starting by it, not even while it is cleared away."""
     site = rig()
     worker = site.add("a", gpu_ids=[0])

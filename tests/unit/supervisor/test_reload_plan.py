@@ -50,7 +50,7 @@ def steps(old, new):
 # Workers.
 
 
-def test_what_is_the_same_stays_wherever_it_stands():
+def test_the_order_of_workers_and_keys_changes_nothing():
     """The order of workers, of their keys and of their arguments means nothing."""
     a = spec(backend_args={"x": 1, "y": {"p": 1, "q": 2}}, env={"A": "1", "B": "2"})
     again = spec(env={"B": "2", "A": "1"}, backend_args={"y": {"q": 2, "p": 1}, "x": 1})
@@ -69,7 +69,7 @@ def test_new_ones_start_and_those_that_are_gone_stop():
     ]
 
 
-def test_what_changed_restarts_by_model_and_in_order():
+def test_changed_workers_restart_by_model_and_in_order():
     """Of three alike one goes and another changes: the third goes on."""
     old = [spec(gpu_ids=[0]), spec(gpu_ids=[1]), spec(gpu_ids=[2])]
     changes = plan(old, [spec(gpu_ids=[2]), spec(gpu_ids=[7])])
@@ -180,7 +180,7 @@ def test_of_two_alike_the_one_that_works_stays():
     assert actions(plan([spec(), spec()], [spec()], failed=[0])) == [("stop", "w0"), ("keep", "w1")]
 
 
-def test_what_was_launched_over_the_api_is_never_touched():
+def test_a_reload_never_touches_launched_workers():
     """Not even where the configuration has the same, or its engine's interpreter changes."""
     engines = ({}, {"vllm": EngineSettings("/new")})
     changes = plan([spec(), spec("b")], [spec()], launched=[0, 1], failed=[1], engines=engines)
@@ -472,7 +472,7 @@ def test_two_routes_that_are_quite_the_same_are_counted():
     assert step == ReloadStep("update", "external route a", "2 of them -> 1")
 
 
-def test_what_operators_read():
+def test_a_plan_reads_as_sentences():
     changes = plan([spec("a"), spec("b"), spec("c")], [spec("b", port=1), spec("c"), spec("d")])
     found = [step_of(change) for change in changes]
     assert [(step.action, step.what) for step in found] == [

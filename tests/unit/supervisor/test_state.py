@@ -50,7 +50,7 @@ def test_a_load_that_goes_on_is_not_kept(state):
     assert parse_heartbeat(state.load().heard[0].heartbeat) == attrs.evolve(heartbeat, load=[])
 
 
-def test_what_an_earlier_version_wrote_is_understood(state, tmp_path):
+def test_state_of_an_earlier_version_is_read(state, tmp_path):
     """It wrote all of a heartbeat, with its arguments."""
     heartbeat = attrs.evolve(HEARTBEATS[-1], args=ARGS)
     before = SavedState(heard=[SavedRemoteWorker(attrs.asdict(heartbeat), 5.0, "t")])
@@ -58,7 +58,7 @@ def test_what_an_earlier_version_wrote_is_understood(state, tmp_path):
     assert parse_heartbeat(state.load().heard[0].heartbeat) == heartbeat
 
 
-def test_arguments_are_kept_for_those_who_do_not_send_them_again():
+def test_arguments_are_kept_for_foreign_workers():
     """A worker that is not iChat's own may never send a heartbeat again; the others do as soon as they are asked."""
     registry = Registry({}, lambda: 1000.0, max_in_flight=5)
     registry.record_heartbeat(Heartbeat("other", "m", "h", 1, args=ARGS))

@@ -59,7 +59,7 @@ def decided(workers, sets=(), look_at=math.inf, **since):
 # What is wanted.
 
 
-def test_what_is_asked_for_is_loaded():
+def test_a_requested_worker_is_started_woken_or_retried():
     """A cold worker starts, one asleep is woken, one that failed is tried again when its time has come."""
     assert decided([one("a"), one("b"), one("c", "asleep"), one("d", "down", may_start_at=NOW)], a=1, c=1, d=1) == [
         ("start", "a", "request"), ("wake", "c", "request"), ("start", "d", "request"),
@@ -95,7 +95,7 @@ def test_of_two_workers_the_one_that_costs_least_is_loaded():
     ]
 
 
-def test_what_failed_is_left_alone_until_its_time():
+def test_a_failed_worker_waits_for_its_next_try():
     """It keeps no room from others meanwhile."""
     workers = together(one("a", "down", may_start_at=NOW + 5), one("b"))
     assert decided(workers, look_at=NOW + 5, a=9, b=1) == [("start", "b", "request")]
@@ -106,7 +106,7 @@ def test_what_failed_is_left_alone_until_its_time():
 # Room.
 
 
-def test_what_nobody_misses_makes_room_after_a_pause():
+def test_an_unused_worker_makes_room_after_a_pause():
     """No requests, no waiters, and PAUSE_S without any: then it goes, however short it was loaded."""
     idle = one("b", "ready", ready_since=NOW - 3, idle_since=NOW - PAUSE_S)
     assert decided(together(one("a"), idle), a=0) == [("stop", "b", "room")]
@@ -135,13 +135,13 @@ def test_the_older_waiter_is_served_first():
 
 
 @pytest.mark.parametrize("phase", ["starting", "waking", "ending"])
-def test_what_loads_or_ends_is_waited_for(phase):
+def test_loading_and_ending_workers_are_waited_for(phase):
     """A load goes on even if nobody waits for it any more, and what ends needs no second word."""
     assert decided(together(one("a"), one("b", phase)), a=50) == []
 
 
 @pytest.mark.parametrize("phase", ["cold", "down"])
-def test_what_holds_nothing_is_in_nobodys_way(phase):
+def test_a_worker_that_holds_nothing_is_not_evicted(phase):
     assert decided(together(one("a"), one("b", phase)), a=0) == [("start", "a", "request")]
 
 
@@ -174,7 +174,7 @@ def test_shares_of_one_gpu_are_added_up():
 # Reservations.
 
 
-def test_what_an_older_waiter_needs_is_kept_for_it():
+def test_room_for_an_older_request_is_kept():
     """A younger one neither starts in its room nor evicts for it, but may use other room."""
     busy = one("b", "ready", requests=1, ready_since=NOW - 10)
     wide = one("a", conflicts=frozenset({"b-0", "c-0"}))
@@ -243,7 +243,7 @@ def test_sleep_is_enough_where_only_the_gpus_are_needed():
     assert decided([one("a"), sleeper], [both], a=0) == [("stop", "b", "room")]
 
 
-def test_what_sleeps_has_its_port_and_its_place_in_a_swap_set():
+def test_a_sleeping_worker_keeps_its_port_and_its_place():
     """It holds no GPU, and may be stopped at any time, unless an older waiter is about to wake it."""
     asleep = one("b", "asleep")
     assert decided(together(one("a"), asleep), a=0) == [("start", "a", "request")]
@@ -311,7 +311,7 @@ def test_the_places_of_a_swap_set_are_reserved_too():
 # What explain shows.
 
 
-def test_what_loading_a_model_would_evict():
+def test_a_preview_lists_what_a_load_would_evict():
     """The plan of a request that came now: nothing is done, and what is older goes first."""
     workers = together(one("a"), one("b", "ready", requests=1), one("c"))
     plan = evictions_for("a", NOW, workers, {}, ())
@@ -338,7 +338,7 @@ def run(machine, clients, until=math.inf, starts_within_s=0.0, rng=random):
     return clients
 
 
-def test_twenty_first_requests_start_one_worker():
+def test_twenty_first_requests_plan_one_start():
     machine = machine_with({"a": [0]})
     clients = run(machine, [Client(machine, ["a"]) for _ in range(20)])
     assert machine.count("start") == 1
@@ -376,7 +376,7 @@ def test_a_drain_ends_when_the_client_that_wanted_the_room_leaves():
     assert [waited.wait_s for waited in machine.waited] == [LOAD_S, 5.0]
 
 
-def test_a_load_that_nobody_waits_for_goes_on():
+def test_a_load_without_waiting_requests_goes_on():
     """The next request for it finds it ready; one for another model takes its room after the pause."""
     machine = machine_with({"a": [0], "b": [0]})
     machine.at(1.0, machine.leave, machine.ask("a"))
