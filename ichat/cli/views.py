@@ -141,27 +141,29 @@ def show_status(screen: Screen, status: Json) -> None:
         ("memory", f"{size(_bytes(memory, 'available'))} free of {size(_bytes(memory, 'total'))}" if memory else None),
         ("workers", ", ".join(f"{count} {state}" for state, count in sorted(workers.items())) or "none"),
     ])  # fmt: skip
-    machines = objects_of(status.get("machines"))
-    if len(machines) > 1:
-        screen.line("")
-        screen.table(("machine", "cpu", "memory", "workers"), map(_machine, machines))
-    gpus = [[machine.get("name"), *_gpu(gpu)] for machine in machines for gpu in objects_of(machine.get("gpus"))]
-    columns = ("gpu", "name", "use", "memory used", "memory total", "held by")
-    if len(machines) > 1 and gpus:
-        screen.line("")
-        screen.table(("machine", *columns), gpus)
-    elif resources.get("gpus") or gpus:
-        screen.line("")
-        own = map(_gpu, objects_of(resources.get("gpus")))
-        screen.table(columns, [*own] or [gpu[1:] for gpu in gpus])
-    models = objects_of(status.get("models"))
-    if models:
+    _show_machines(screen, objects_of(status.get("machines")), objects_of(resources.get("gpus")))
+    if models := objects_of(status.get("models")):
         screen.line("")
         keys = ("id", "workers", "in_flight", "queued")
         rows = (
             [*(model.get(key) for key in keys), _yes_or_no(model.get("loaded")), _waited(model)] for model in models
         )
         screen.table(("model", "workers", "in flight", "queued", "loaded", "waiting for"), rows)
+
+
+def _show_machines(screen: Screen, machines: Sequence[Json], own_gpus: Sequence[Json]) -> None:
+    """Show the machines, if there are several, and their GPUs; `own_gpus` are those of the gateway's machine."""
+    columns = ("gpu", "name", "use", "memory used", "memory total", "held by")
+    gpus = [[machine.get("name"), *_gpu(gpu)] for machine in machines for gpu in objects_of(machine.get("gpus"))]
+    if len(machines) > 1:
+        screen.line("")
+        screen.table(("machine", "cpu", "memory", "workers"), map(_machine, machines))
+    if len(machines) > 1 and gpus:
+        screen.line("")
+        screen.table(("machine", *columns), gpus)
+    elif own_gpus or gpus:
+        screen.line("")
+        screen.table(columns, [*map(_gpu, own_gpus)] or [gpu[1:] for gpu in gpus])
 
 
 def show_plan(screen: Screen, answer: Json) -> None:
