@@ -21,6 +21,13 @@ def sockets():
         yield ours, theirs
 
 
+def test_a_small_piece_is_written_at_once(sockets):
+    """The writer does not wait, and says that all was written."""
+    ours, theirs = sockets
+    assert asyncio.run(SocketWriter(ours, 60).write(b"small"))
+    assert theirs.recv(16) == b"small"
+
+
 def test_a_slow_client_gets_everything(sockets):
     """The writer waits while the socket is full, and says that all was written."""
     ours, theirs = sockets
