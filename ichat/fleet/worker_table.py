@@ -257,18 +257,16 @@ class WorkerTable:
         told, coming = told_of([*states.values()]), not expected
         if coming and self.restart_wait_s:
             expected = [one for one, state in states.items() if one.is_coming(state, self._trouble_of(one))]
-        if expected:
-            times = {worker: worker.comes_at() for worker in expected}
-            first = min(expected, key=lambda worker: _known_or_inf(times[worker]))
-            found = Loadable(
-                "; ".join(reasons), times[first], len(having), coming, first.doing(states[first]), told=told
-            )
-            rest_s = found.rest_s(now)
-            if not coming or rest_s is None or rest_s <= self.restart_wait_s:
-                return found
-            why = f"{found.reasons}; it takes about {rest_s} s"
-            return NotReady(why, rest_s, "timeouts.restart_wait_s", told=f"{told}, which takes about {rest_s} s")
-        return _not_ready(having, now, "; ".join(reasons), told)
+        if not expected:
+            return _not_ready(having, now, "; ".join(reasons), told)
+        first = min(expected, key=lambda worker: _known_or_inf(worker.comes_at()))
+        doing = first.doing(states[first])
+        found = Loadable("; ".join(reasons), first.comes_at(), len(having), coming, doing, told=told)
+        rest_s = found.rest_s(now)
+        if not coming or rest_s is None or rest_s <= self.restart_wait_s:
+            return found
+        why = f"{found.reasons}; it takes about {rest_s} s"
+        return NotReady(why, rest_s, "timeouts.restart_wait_s", told=f"{told}, which takes about {rest_s} s")
 
     def why_not_ready(self, worker: WorkerRecord) -> str:
         """Return in a few words why a worker that is not ready gets no requests."""

@@ -218,17 +218,22 @@ class Balancer:
             found = self._find(model)
             queue.is_served = isinstance(found, Ready)
             if isinstance(found, Ready):
-                while self._serve_one(queue, found, freed):
-                    pass
-                if queue:
-                    now = self._clock()
-                    circuits = (one.circuit for one in found.endpoints if one.circuit.open_until is not None)
-                    retry_at = min([retry_at, *(circuit.retry_at(now) for circuit in circuits)])
+                retry_at = min(retry_at, self._serve(queue, found, freed))
             elif isinstance(found, NotReady | Unknown):
                 self._refuse_waiting(queue, found)
         if retry_at != self.retry_at:
             self.retry_at = retry_at
             self.retry_changed()
+
+    def _serve(self, queue: FairQueue, found: Ready, freed: Endpoint | None) -> float:
+        """Lease free places to a queue's requests; return when those that are left can try a circuit; `inf`: never."""
+        while self._serve_one(queue, found, freed):
+            pass
+        if not queue:
+            return math.inf
+        now = self._clock()
+        circuits = (one.circuit for one in found.endpoints if one.circuit.open_until is not None)
+        return min((circuit.retry_at(now) for circuit in circuits), default=math.inf)
 
     def _refuse_waiting(self, queue: FairQueue, found: NotReady | Unknown) -> None:
         """Refuse requests that nothing will serve any more: a load has failed, or its worker was removed."""
