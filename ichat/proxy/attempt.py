@@ -18,6 +18,7 @@ from ichat.http.heads import Headers, ResponseHead
 from ichat.http.json_body import Body
 from ichat.http.pool import Connection
 from ichat.http.relay import Relay
+from ichat.http.request_body import NO_BODY
 from ichat.http.sse import is_events
 from ichat.observability.request_record import RequestRecord, UsedTokens
 from ichat.protocol.messages import (
@@ -62,7 +63,7 @@ class Attempt:
         self._forwarded = forwarded
         self._context = forwarded.context
         self._model = model
-        self._body: Body = forwarded.request.body
+        self._body = forwarded.body
         """As the endpoint gets it; kept until there is a response."""
         self._dropped: Sequence[str] = ()
         """Names of members and headers that the worker did not get."""
@@ -133,10 +134,9 @@ class Attempt:
         endpoint, forwarded = self.endpoint, self._forwarded
         endpoint.check_path(forwarded.request.path)
         if endpoint.route is not None:
-            self._body = await endpoint.route.rewrite(forwarded.request, forwarded.names)
+            self._body = await endpoint.route.rewrite(self._body, forwarded.request.path)
         elif forwarded.is_suspect:
-            kept = forwarded.walk.alias.set if forwarded.walk is not None else ()
-            self._body, self._dropped = await without_control(self._body, forwarded.request.by_name, kept)
+            self._body, self._dropped = await without_control(self._body, forwarded.request.by_name)
             self._context.drop_notices.log_dropped(forwarded.grant.key_name, self._dropped)
         pool = self._context.pool
         connection = pool.acquire(endpoint.upstream)
@@ -168,7 +168,7 @@ class Attempt:
 
     def release_body(self) -> None:
         """Free the body after a failure: tracebacks may keep the attempt until the garbage collector runs."""
-        self._body = b""
+        self._body = NO_BODY
 
     def record_failure(self, *, answers: bool = False) -> None:
         """Record that the endpoint has failed with this request; `answers` says that there was a response."""
@@ -254,7 +254,7 @@ class Attempt:
             added = [*added, usage_wanted(forwarded.ticket)]
         return build_upstream_request(
             forwarded.request,
-            self._body,
+            self._body.data,
             endpoint,
             grant=forwarded.grant,
             proof=self._context.auth.proof,
@@ -351,10 +351,10 @@ class Attempt:
         if self._forwarded.is_copied and status < 400:
             self._send_copy()
         self._forwarded.request.release_body()
-        self._forwarded.names = ()
+        self._forwarded.body = NO_BODY
         if self._forwarded.trace is not None:
             self._forwarded.trace.headers = ()
-        self._body = b""
+        self._body = NO_BODY
         if self._forwarded.internal:  # the control plane
             self.error = names.get(CODE_HEADER, b"").decode()
         self.is_stream = is_events(names.get(b"content-type", b""))
@@ -364,7 +364,7 @@ class Attempt:
         forwarded, context = self._forwarded, self._context
         if forwarded.walk is not None:
             context.shadows.start(copy_of(
-                forwarded.request, forwarded.names, forwarded.walk.alias, grant=forwarded.grant,
+                forwarded.request, forwarded.body, forwarded.walk.alias, grant=forwarded.grant,
                 is_suspect=forwarded.is_suspect, proof=context.auth.proof, timeouts=context.timeouts,
             ))  # fmt: skip
 

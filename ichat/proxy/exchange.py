@@ -17,6 +17,7 @@ from ichat.fleet.waiting import wait_lease
 from ichat.http.heads import Headers
 from ichat.http.keepalive import KeepAlive
 from ichat.http.request import Request
+from ichat.http.request_body import RequestBody
 from ichat.http.server import Client, Taker
 from ichat.observability.request_record import RESPONSE_PATH, RequestRecord, UsedTokens, label_of
 from ichat.protocol.load_story import story_of
@@ -145,8 +146,8 @@ class Exchange:
             plan, self._only = continue_response(context.registry, asked.previous_response_id, self._model, plan)
             if self._only is not None:
                 check_continued(context, self.caller, asked.previous_response_id)
-        forwarded.names = asked.names
-        forwarded.is_suspect = not forwarded.grant.may_steer and is_suspect(asked.names, request.by_name)
+        forwarded.body = asked.body
+        forwarded.is_suspect = not forwarded.grant.may_steer and is_suspect(asked.body.names, request.by_name)
         if plan is not None:
             forwarded.walk = TargetWalk(plan)
             self._model = plan.targets[0]
@@ -159,11 +160,13 @@ class Exchange:
         self.forwarded.path = RESPONSE_PATH
         self._model, self._only = kept_response(self._context, self._request, self.caller)
         self._admit()
+        self.forwarded.body = RequestBody(self._request.body)
         await self._forward_within_limits()
 
     async def forward_to_control_plane(self, endpoint: Endpoint, internal: Headers, taker: Taker) -> None:
         """Have `taker` get the control plane's answer to these headers. Raises ApiError if nothing was sent."""
         self.forwarded.internal, self.forwarded.taker = internal, taker
+        self.forwarded.body = RequestBody(self._request.body)
         self.forwarded.grant = grant_of(self._context.auth, self.caller)
         await self._try(endpoint, "")
 
@@ -195,7 +198,7 @@ class Exchange:
     async def _forward_along(self, walk: TargetWalk) -> None:
         """Have the models of a plan asked in turn, until a model answers."""
         forwarded, request, alias = self.forwarded, self._request, walk.alias
-        if alias.longer is not None and is_measurable(request.path, forwarded.names, request.body):
+        if alias.longer is not None and is_measurable(request.path, forwarded.body.names, request.body):
             forwarded.prompt_bytes = len(request.body)
         session = request.by_name.get(self._context.session_header, b"")
         forwarded.is_copied = alias.shadow is not None and is_copied(alias.name, alias.shadow, session)
@@ -203,7 +206,7 @@ class Exchange:
             self._model, forwarded.prefix = walk.model, None
             if walk.skips_too_long(self._context.registry, self._context.prompt_lengths, forwarded.prompt_bytes):
                 continue
-            request.body, forwarded.names = await walk.fit(request.body, request.by_name, forwarded.names)
+            forwarded.body = await walk.fit(forwarded.body)
             try:
                 await self._forward_with_failover()
             except ApiError as error:
@@ -224,11 +227,11 @@ class Exchange:
         return reason_of(error, is_external=is_external, rejected=0 if attempt is None else attempt.rejected)
 
     async def _forward_with_failover(self) -> None:
-        request, model = self._request, self._model
+        request, forwarded, model = self._request, self.forwarded, self._model
         session = request.by_name.get(self._context.session_header, b"")
-        routing = RoutingRequest(model, session, self.forwarded.grant.fairness_key, only=self._only)
+        routing = RoutingRequest(model, session, forwarded.grant.fairness_key, only=self._only)
         if not session and self._only is None:
-            routing.make_prefix = partial(chain_of, request.path, request.body, self.forwarded.names, model)
+            routing.make_prefix = partial(chain_of, request.path, forwarded.body.data, forwarded.body.names, model)
         if self.forwarded.walk is not None:
             routing = await self._fit(routing, self.forwarded.walk)
         while True:

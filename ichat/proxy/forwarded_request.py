@@ -7,6 +7,7 @@ import attrs
 from ichat.http.keepalive import KeepAlive
 from ichat.http.relay import Relay
 from ichat.http.request import Request
+from ichat.http.request_body import NO_BODY, RequestBody
 from ichat.http.server import Client, Taker
 from ichat.observability.tracing import Trace
 from ichat.proxy.context import GatewayContext
@@ -29,8 +30,8 @@ class ForwardedRequest:
     started_at: float
     grant: Grant = attrs.field(init=False)
     """Its permissions, once they are known."""
-    names: Sequence[str] = ()
-    """The names of its body's members, or of its form's fields."""
+    body: RequestBody = NO_BODY
+    """As the current model gets it; freed when a response begins."""
     prefix: PrefixChain | None = None
     """The beginning of its prompt, if its route may depend on that."""
     queued_s: float = 0.0

@@ -5,10 +5,9 @@ waits in no queue, loads no model, has no second attempt, and counts for no limi
 """
 
 import hashlib
-import json
 import logging
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 
 import attrs
 import h11
@@ -18,9 +17,9 @@ from ichat.config.models import ShadowConfig
 from ichat.config.schema import Config, Timeouts
 from ichat.errors import ApiError
 from ichat.http.client import FAILURES, HttpResponse, connect
-from ichat.http.heads import form_type
-from ichat.http.json_body import Body, members_of, rewrite_json
+from ichat.http.json_body import Body
 from ichat.http.request import Request
+from ichat.http.request_body import RequestBody
 from ichat.observability.request_record import ROUTES
 from ichat.observability.shadow_counts import ShadowCounts
 from ichat.proxy.engine_control import without_control
@@ -52,31 +51,28 @@ class Copy:
     model: str
     """The shadow, which gets the copy."""
     request: Request
-    names: Sequence[str]
-    """The names of the body's members."""
+    """Without its body."""
+    body: RequestBody
+    """As the name changes it."""
     grant: Grant
     is_suspect: bool
     """Whether it may have members or headers that no worker gets from this caller; see `ForwardedRequest`."""
     proof: bytes
     timeouts: Timeouts
-    kept: Collection[str] = ()
-    """Members with values of the operator."""
 
     async def body_for(self, endpoint: Endpoint) -> Body:
         """Return the body as this endpoint wants it. Raises ApiError where it must not have it."""
-        body = self.request.body
-        replace = {"model": json.dumps(self.model).encode()}
-        body = self.request.body = rewrite_json(body, await members_of(body), replace, ())
+        body = await self.body.edited({"model": self.body.text(self.model)})
         if endpoint.route is not None:
-            return await endpoint.route.rewrite(self.request, self.names)
-        if self.is_suspect:
-            body, _ = await without_control(body, self.request.by_name, self.kept)
-        return body
+            body = await endpoint.route.rewrite(body, self.request.path)
+        elif self.is_suspect:
+            body, _ = await without_control(body, self.request.by_name)
+        return body.data
 
 
 def copy_of(
     request: Request,
-    names: Sequence[str],
+    body: RequestBody,
     alias: Alias,
     *,
     grant: Grant,
@@ -88,7 +84,7 @@ def copy_of(
 
     A form has no copy, nor has a request that continues a response, which only a single worker keeps.
     """
-    if request.path not in ROUTES or form_type(request.by_name) or "previous_response_id" in names:
+    if request.path not in ROUTES or body.is_form or "previous_response_id" in body.names:
         return None
     if alias.shadow is None:
         return None
@@ -98,11 +94,11 @@ def copy_of(
         path=request.path,
         version=b"1.1",
         headers=[header for header in request.headers if header[0] not in CREDENTIALS],
-        body=request.body,
+        body=b"",
         id=request.id + ID_SUFFIX,
         keep_alive=False,
     )
-    return Copy(alias.name, alias.shadow.model, again, names, grant, is_suspect, proof, timeouts, alias.set)
+    return Copy(alias.name, alias.shadow.model, again, body, grant, is_suspect, proof, timeouts)
 
 
 def is_copied(alias: str, shadow: ShadowConfig, session: bytes, draw: Callable[[], float] = random.random) -> bool:
@@ -150,7 +146,7 @@ class Shadows:
         """Begin to send a copy, or return why not."""
         if self._nursery is None or self._nursery.cancel_scope.cancel_called:
             return "draining"
-        if len(copy.request.body) > COPIED_BYTES_MAX:
+        if len(copy.body.data) > COPIED_BYTES_MAX:
             return "too_large"
         if self._under_way >= self._copies_max:
             return "busy"

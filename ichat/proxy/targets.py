@@ -4,11 +4,8 @@ A request goes on to the next model only before the client has a byte of a respo
 name allows. A request that a worker may have worked on goes nowhere else; of external routes a name may allow it.
 """
 
-import json
 import math
-import re
 import urllib.parse
-from collections.abc import Container, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -16,9 +13,8 @@ from ichat import errors
 from ichat.errors import ApiError
 from ichat.fleet.registry import Registry
 from ichat.fleet.responses import ResponseMissing, continued_among, continued_by
-from ichat.http.heads import Headers, form_type
-from ichat.http.json_body import PARSED_BYTES_MAX, Body, find_model, members_of, rewrite_json
-from ichat.http.multipart import fields_of, is_field_name, rewrite_form
+from ichat.http.heads import Headers
+from ichat.http.request_body import RequestBody
 from ichat.observability.request_record import RequestRecord
 from ichat.proxy.client_head import ATTEMPTS_HEADER, MODEL_HEADER
 from ichat.proxy.refusals import response_missing
@@ -44,7 +40,6 @@ _PASSED_OVER = {
 AGAIN_FIRST_S = 0.25
 """The pause before the only endpoint of a model is asked again; twice as long each further time."""
 AGAIN_LONGEST_S = 4.0
-_LINE_BREAK = re.compile(rb"[\r\n]")
 _QUEUES = frozenset(("routing.queue_max", "timeouts.queue_s", "timeouts.load_wait_s"))
 
 
@@ -52,7 +47,7 @@ class TargetWalk:
     """A request's way through the models of its plan. It begins at the first model."""
 
     __slots__ = (
-        "_again", "_ahead", "_failures", "_is_fit", "_later", "_waits", "alias", "failed", "model", "passed", "tries",
+        "_again", "_ahead", "_failures", "_later", "_waits", "alias", "failed", "model", "passed", "tries",
     )  # fmt: skip
 
     def __init__(self, plan: Plan) -> None:
@@ -69,8 +64,6 @@ class TargetWalk:
         """The route of the current model that has failed, if the model is asked again."""
         self._failures: dict[str, ApiError] = {}
         """Why each model could not answer, the last time that it was asked; none has a traceback, which leads here."""
-        self._is_fit = False
-        """Whether the body has been changed as the name says."""
         self.passed: list[tuple[str, str]] = []
         """The models that it went on from, each with the reason."""
         self.tries = 1
@@ -182,34 +175,17 @@ class TargetWalk:
         """Add the facts about the walk to the record of its request."""
         record.alias, record.passed = self.alias.name, self.passed
 
-    async def fit(self, body: Body, by_name: Mapping[bytes, bytes], names: Sequence[str]) -> tuple[Body, Sequence[str]]:
-        """Return the body for the current model, and the names of its members; `by_name` are the request's headers.
+    async def fit(self, body: RequestBody) -> RequestBody:
+        """Return the body for the current model: with the members that the name sets, without those that it drops.
 
-        The first time it gets the members that the name sets, and loses those that it drops. The rest is unchanged.
+        That replaces the changes for an earlier model. The rest is unchanged. Raises ApiError 400.
         """
-        alias, is_first = self.alias, not self._is_fit
-        self._is_fit = True
-        drop, given = (alias.drop, alias.set) if is_first else (frozenset[str](), dict[str, bytes]())
-        if is_first and self.model == alias.name and not drop and not given:
-            return body, names
-        form, model = form_type(by_name), json.dumps(self.model).encode()
-        if not form and len(body) <= PARSED_BYTES_MAX and drop.isdisjoint(names) and given.keys().isdisjoint(names):
-            found = find_model(body)
-            if found is not None:
-                place = names.index("model")
-                names = (*names[:place], *given, *names[place:])
-                return rewrite_json(body, (found,), {"model": model}, (), before=_written_members(given)), names
-        if form:
-            values = _as_fields(given)
-            drop |= given.keys() - values  # nor may the client choose values that a form cannot have
-            fields = await fields_of(body, form)
-            replace, new = _apart(values, {field.name for field in fields})
-            body = rewrite_form(body, fields, {**replace, "model": self.model.encode()}, drop, new)
-        else:
-            members = await members_of(body)
-            replace, new = _apart(given, {member.name for member in members})
-            body = rewrite_json(body, members, {**replace, "model": model}, drop, before=_written_members(new))
-        return body, (*new, *(name for name in names if name not in drop))
+        alias, body = self.alias, body.original
+        if self.model == alias.name and not alias.drop and not alias.set:
+            return body
+        values = body.written(alias.set)
+        drop = alias.drop | (alias.set.keys() - values)  # nor may the client choose values that a form cannot have
+        return await body.edited({**values, "model": body.text(self.model)}, drop)
 
 
 def continue_response(
@@ -321,24 +297,3 @@ def _told(model: str, error: ApiError) -> str:
     words = error.message.removesuffix(".")
     rest = words.removeprefix(f"The model `{model}` ")
     return f"`{model}` {rest}" if rest != words else f"`{model}`: {words}"
-
-
-def _apart(values: Mapping[str, bytes], there: Container[str]) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Return the values of names that are there, and the others."""
-    old = {name: value for name, value in values.items() if name in there}
-    return old, {name: value for name, value in values.items() if name not in there}
-
-
-def _written_members(values: Mapping[str, bytes]) -> bytes:
-    return b"".join(b"%b:%b," % (json.dumps(name).encode(), value) for name, value in values.items())
-
-
-def _as_fields(values: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return those values that a form can have: of a single line, and no tables or arrays."""
-    parsed: Iterable[tuple[str, bytes, object]] = ((name, value, json.loads(value)) for name, value in values.items())
-    found = {name: one.encode() if isinstance(one, str) else value for name, value, one in parsed if _is_plain(one)}
-    return {name: value for name, value in found.items() if is_field_name(name) and not _LINE_BREAK.search(value)}
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, str | int | float)

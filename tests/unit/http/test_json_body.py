@@ -13,8 +13,9 @@ from support.peers import outcome, turns_during
 
 from ichat.errors import ApiError
 from ichat.http import json_body as bodies
-from ichat.http.json_body import members_of, model_of, read_members, rewrite_json, value_of
+from ichat.http.json_body import members_of, model_of, rewrite_json, value_of
 from ichat.http.multipart import model_in_form
+from ichat.http.request_body import read_json_body
 
 SPACE = " \t\n\r"
 NAMES = st.sampled_from(["model", "n", "a b", "", 'q"', "\\", "ü", "\ud800", "\U0001f600"]) | st.text(max_size=8)
@@ -25,6 +26,10 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 SHORT = {'"': '\\"', "\\": "\\\\", "/": "\\/", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+async def read_members(body, wanted):
+    return (await read_json_body(body, wanted))[1]
 
 
 async def model_in_json(body):

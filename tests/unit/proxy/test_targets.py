@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from ichat import errors
 from ichat.config.models import NOTHING_SENT, REASONS, TargetConfig
+from ichat.http.multipart import fields_of
 from ichat.http.pool import Upstream
+from ichat.http.request_body import RequestBody, form_body
 from ichat.proxy.targets import TargetWalk, passed_over, reason_of, shown
 from ichat.routing.aliases import Alias, Plan
 from ichat.routing.endpoint import Endpoint
@@ -151,36 +153,36 @@ def test_the_error_in_the_end_tells_of_every_model():
 async def test_the_body_names_the_model_and_has_what_is_set():
     """The rest stays byte for byte; for the next model only the name changes."""
     walk = walk_of("a", "b", set={"top_p": b"0.5", "temperature": b"0"}, drop=frozenset(("user",)))
-    body, names = await walk.fit(BODY, {}, ("model", "messages", "top_p", "user"))
-    assert body == b'{ "temperature":0,"model" : "a", "messages":[1],\t"top_p": 0.5 }'
-    assert json.loads(body) == {"temperature": 0, "model": "a", "messages": [1], "top_p": 0.5}
-    assert names == ("temperature", "model", "messages", "top_p")
+    body = await walk.fit(RequestBody(BODY, ("model", "messages", "top_p", "user")))
+    assert body.data == b'{ "temperature":0,"model" : "a", "messages":[1],\t"top_p": 0.5 }'
+    assert json.loads(body.data) == {"temperature": 0, "model": "a", "messages": [1], "top_p": 0.5}
+    assert body.names == ("temperature", "model", "messages", "top_p")
     walk.advance(NOT_READY, "not_ready")
-    assert (await walk.fit(body, {}, names))[0] == body.replace(b'"a"', b'"b"')
+    assert (await walk.fit(body)).data == body.data.replace(b'"a"', b'"b"')
+    assert body.original.data is BODY
 
 
 async def test_a_body_is_the_same_whether_it_is_searched_or_scanned():
     """What is set comes before `model` or before all, and nothing else differs."""
     given = {"top_k": b"3"}
-    searched = await walk_of("a", set=given).fit(BODY, {}, ("model", "messages", "top_p", "user"))
-    assert searched == (
+    names = ("model", "messages", "top_p", "user")
+    searched = await walk_of("a", set=given).fit(RequestBody(BODY, names))
+    assert (searched.data, searched.names) == (
         BODY.replace(b'"model" : "n"', b'"top_k":3,"model" : "a"'),
         ("top_k", "model", "messages", "top_p", "user"),
     )
     escaped = BODY.replace(b'"u"', b'"\\u006f"')
-    scanned, _ = await walk_of("a", set=given).fit(escaped, {}, ("model", "messages", "top_p", "user"))
-    assert json.loads(scanned) == {**json.loads(searched[0]), "user": "o"}
+    scanned = await walk_of("a", set=given).fit(RequestBody(escaped, names))
+    assert json.loads(scanned.data) == {**json.loads(searched.data), "user": "o"}
 
 
 async def test_a_name_that_is_its_own_model_changes_nothing():
     """The body is the same object: it was not even scanned."""
     alias = Alias("n", (TargetConfig("n"),))
-    names = ("model",)
-    body, left = await TargetWalk(Plan(("n",), alias)).fit(BODY, {}, names)
-    assert body is BODY
-    assert left is names
+    body = RequestBody(BODY, ("model", "messages", "user"))
+    assert await TargetWalk(Plan(("n",), alias)).fit(body) is body
     dropping = attrs.evolve(alias, drop=frozenset(("user",)))
-    assert b"user" not in (await TargetWalk(Plan(("n",), dropping)).fit(BODY, {}, ("model", "messages", "user")))[0]
+    assert b"user" not in (await TargetWalk(Plan(("n",), dropping)).fit(body)).data
 
 
 async def test_a_form_is_changed_as_well():
@@ -190,11 +192,10 @@ async def test_a_form_is_changed_as_well():
     form = b"--b\r\n" + b"--b\r\n".join(head % part for part in parts) + b"--b--\r\n"
     values = {"language": b'"en"', "temperature": b"0.5", "table": b"{}", "lines": b'"a\\nb"', 'no"name': b"1"}
     walk = walk_of("a", set=values, drop=frozenset(("prompt",)))
-    by_name = {b"content-type": b"multipart/form-data; boundary=b"}
-    body, names = await walk.fit(form, by_name, ["model", "language", "prompt", "table", "lines"])
+    body = await walk.fit(form_body(form, await fields_of(form, b"multipart/form-data; boundary=b")))
     parts = [(b"temperature", b"0.5"), (b"model", b"a"), (b"language", b"en")]
-    assert body == b"--b\r\n" + b"--b\r\n".join(head % part for part in parts) + b"--b--\r\n"
-    assert names == ("temperature", "model", "language")
+    assert body.data == b"--b\r\n" + b"--b\r\n".join(head % part for part in parts) + b"--b--\r\n"
+    assert body.names == ("temperature", "model", "language")
 
 
 def test_names_fit_in_headers():
