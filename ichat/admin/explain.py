@@ -13,7 +13,8 @@ from ichat.fleet.model_list import near_models
 from ichat.fleet.registry import Registry
 from ichat.http.json_body import Body, model_of
 from ichat.http.request_body import RequestBody, read_json_body
-from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, continue_response, reason_of_refusal, seems_too_long
+from ichat.proxy.steps import SEEMS_TOO_LONG
+from ichat.proxy.targets import body_for, continue_response, reason_of_refusal, route_along, seems_too_long
 from ichat.routing.aliases import Alias, Aliases, Plan
 from ichat.routing.availability import Unknown
 from ichat.routing.balancer import Balancer
@@ -120,7 +121,8 @@ class _Inquiry:
         if tokens is not None and alias.longer is not None:
             plan = Plan((chosen, alias.longer), alias)
         models = plan.targets
-        self.question = attrs.evolve(asked, body=await TargetWalk(plan).fit(asked.body))
+        body = await body_for(asked.body, route_along(plan).edits, alias.name)
+        self.question = attrs.evolve(asked, body=body)
         views, routings = list[TargetView](), dict[str, RoutingRequest]()
         longer = () if alias.longer is None else (alias.longer,)
         for model in dict.fromkeys((*(one.model for one in alias.targets), *models, *longer)):

@@ -52,7 +52,7 @@ LOOP_S = 1.0
 WORKERS_AT_ONCE = 128
 """How many workers are looked at in a step."""
 PHASES = ("begun", "queued", "connecting", "waiting", "first_token", "streaming", "plain")
-"""`Exchange.phase`."""
+"""`RequestProgress.phase`."""
 CIRCUITS = {"closed": 0.0, "half-open": 0.5, "open": 1.0}
 
 _FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)

@@ -64,7 +64,7 @@ class RequestRecord:
     error: str
     """The code of the error; empty if the request went well."""
     phase: str
-    """The phase of the request when it was cut off (`Exchange.phase`); empty if it was not."""
+    """The phase of the request when it was cut off (`RequestProgress.phase`); empty if it was not."""
     started_at: float
     ended_at: float
     queued_s: float

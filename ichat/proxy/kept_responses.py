@@ -8,8 +8,7 @@ from ichat.http.request import Request
 from ichat.protocol.responses import is_of_model
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.model_request import check_path
-from ichat.proxy.records import shown_path
-from ichat.proxy.refusals import response_missing
+from ichat.proxy.refusals import response_missing, shown_path
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Caller
 

@@ -8,16 +8,12 @@ import attrs
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.fleet.responses import ResponseMissing
-from ichat.http.keepalive import COMMENT_BYTES_MAX
+from ichat.observability.access_log import SHOWN_CHARACTERS_MAX
 from ichat.routing.availability import Draining, Full, Loadable, NotReady, QueueTimeout, Refusal
 from ichat.routing.balancer import RETRY_AFTER_S
 from ichat.security.period_limits import PeriodStanding
 from ichat.security.rate_limits import QuotaRefusal
 
-_COMMENT_BYTES_MAX = COMMENT_BYTES_MAX - 16
-"""For the words of a comment, in a chunk."""
-_NAME_BYTES_MAX = 72
-"""Bytes of a model's name in a comment, at most."""
 LOAD_RETRY_S = 5
 """The Retry-After of a request for a model that is loaded now, if the duration of the load is not known."""
 
@@ -83,21 +79,6 @@ def no_lease(
             return errors.model_not_found(model, known())
 
 
-def load_comment(model: str, words: str) -> bytes:
-    """Return the comment for a stream that waits for a model: the worker's current work, and its expected duration.
-
-    It has at most `keepalive.COMMENT_BYTES_MAX` with what stands around it.
-    """
-    head = f"loading {_cut(model, _NAME_BYTES_MAX)}"
-    left = _COMMENT_BYTES_MAX - len(f"{head}: ".encode())
-    words = _cut("".join(character if character.isprintable() else "?" for character in words), left)
-    return f"{head}{f': {words}' if words else ''}".encode()
-
-
-def _cut(text: str, bytes_max: int) -> str:
-    return text.encode()[: max(0, bytes_max)].decode(errors="ignore")
-
-
 def response_missing(missing: ResponseMissing, param: str | None = None) -> ApiError:
     """Return the error of a request about a response that no worker keeps."""
     return errors.response_not_found(missing.response_id, missing.reason, param)
@@ -154,3 +135,8 @@ def _told(model: str, failure: Failure) -> str:
     words = failure.message.removesuffix(".")
     rest = words.removeprefix(f"The model `{model}` ")
     return f"`{model}` {rest}" if rest != words else f"`{model}`: {words}"
+
+
+def shown_path(path: bytes) -> str:
+    """Return a path as records and errors have it."""
+    return path.decode("latin-1")[:SHOWN_CHARACTERS_MAX]

@@ -1,6 +1,6 @@
-"""How a request goes on: values, and one pure function.
+"""How a request goes on: values, and a pure function.
 
-`next_step` decides by what is known of the request and by the outcome of its last step. It sees no body, no client and
+`next_step` decides by the facts of the request and by the outcome of its last step. It sees no body, no client and
 no endpoint, only their names and numbers. All values can be sent to another process (they are strings, bytes, numbers,
 and tuples of them), and a route has everything that a decision needs.
 
@@ -42,7 +42,7 @@ OutcomeKind = Literal[
 ]  # fmt: skip
 """`begun`: the request is there, and nothing was tried.
 
-A lookup ends in `found`, or in the state of the model: `full`, `loadable` (somebody must load it), `starting` (it
+A lookup ends in `found`, or in the state of the model: `full`, `loadable` (it must be loaded), `starting` (it
 starts by itself), `alone` (only the excluded endpoints are left), `seems_too_long` (the prompt, by an estimate), or
 `refused`. A wait ends in `waited`, `found` or `refused`.
 
@@ -72,7 +72,7 @@ class BodyEdits:
 
 @attrs.frozen
 class RequestRoute:
-    """What is known of a request, the models that it may be sent to, and how far it has got."""
+    """The facts of a request, the models that it may be sent to, and how far it has got."""
 
     model: str
     """The current model."""
@@ -228,9 +228,7 @@ def next_step(route: RequestRoute, outcome: Outcome, now: float) -> tuple[Reques
     if kind == "seems_too_long":
         return _look_up(_go_longer(route, SEEMS_TOO_LONG))
     if kind == "alone":
-        if route.newest is None:
-            return route, Wait("pause", _pause_s(route))
-        return _advance(route, route.newest, route.newest_reason, outcome, now)
+        return _go_on_alone(route, outcome, now)
     if outcome.failure is None:  # it has begun, or waited
         return _look_up(attrs.evolve(route, excluded=()) if kind == "waited" else route)
     reason = _reason_of(outcome)
@@ -282,9 +280,11 @@ def _skips_open(route: RequestRoute) -> bool:
     return route.has_more and "circuit" in route.goes_on
 
 
-def _pause_s(route: RequestRoute) -> float:
-    """Return how long to wait before the current model is asked again, if only the failed route can answer."""
-    return min(AGAIN_LONGEST_S, AGAIN_FIRST_S * 2.0 ** (route.again - 1))
+def _go_on_alone(route: RequestRoute, outcome: Outcome, now: float) -> tuple[RequestRoute, Step]:
+    """Go on where no other endpoint of the current model can answer; an external route may be asked again."""
+    if route.newest is not None:
+        return _advance(route, route.newest, route.newest_reason, outcome, now)
+    return route, Wait("pause", min(AGAIN_LONGEST_S, AGAIN_FIRST_S * 2.0 ** (route.again - 1)))
 
 
 def _pass_over_or_wait(route: RequestRoute, outcome: Outcome, now: float) -> tuple[RequestRoute, Step]:
@@ -316,33 +316,19 @@ def _advance(
     ahead = route.ahead or route.later
     if not ahead:
         return route, Refuse(failure_of_all(route.name, route.failures))
-    following = attrs.evolve(
-        route,
-        model=ahead[0],
-        ahead=ahead[1:],
-        later=route.later if route.ahead else (),
-        waits=route.waits or not route.ahead,
-        again=0,
-        excluded=(),
-        edits=attrs.evolve(route.edits, model=ahead[0]),
-        passed=(*route.passed, (route.model, reason)),
-        tries=route.tries + 1,
-    )
-    return _look_up(following)
+    later, waits = (route.later, route.waits) if route.ahead else ((), True)
+    following = attrs.evolve(route, ahead=ahead[1:], later=later, waits=waits, tries=route.tries + 1)
+    return _look_up(_go_to(following, ahead[0], reason))
 
 
 def _go_longer(route: RequestRoute, reason: str) -> RequestRoute:
     """Go on to the model for longer prompts, and to no other after it."""
-    return attrs.evolve(
-        route,
-        model=route.longer,
-        ahead=(),
-        later=(),
-        again=0,
-        excluded=(),
-        edits=attrs.evolve(route.edits, model=route.longer),
-        passed=(*route.passed, (route.model, reason)),
-    )
+    return _go_to(attrs.evolve(route, ahead=(), later=()), route.longer, reason)
+
+
+def _go_to(route: RequestRoute, model: str, reason: str) -> RequestRoute:
+    edits, passed = attrs.evolve(route.edits, model=model), (*route.passed, (route.model, reason))
+    return attrs.evolve(route, model=model, again=0, excluded=(), edits=edits, passed=passed)
 
 
 def _reason_of(outcome: Outcome) -> str:

@@ -208,7 +208,7 @@ async def test_connections_to_an_upstream_are_used_again(serve, gateway_to, conn
 
 async def test_a_kept_connection_that_the_upstream_drops_is_replaced(serve, gateway_to, connect, monkeypatch):
     """A request that an upstream drops together with a kept connection is sent again, once, on a fresh one."""
-    monkeypatch.setattr("ichat.proxy.attempt.KEPT_RACE_S", LIMIT_S)
+    monkeypatch.setattr("ichat.proxy.leg.KEPT_RACE_S", LIMIT_S)
 
     async def reply(stream, head, body):
         if len(upstream.requests) == 2:
@@ -225,7 +225,7 @@ async def test_a_kept_connection_that_the_upstream_drops_is_replaced(serve, gate
 
 async def test_a_kept_connection_that_breaks_late_is_not_replaced(serve, gateway_to, connect, monkeypatch):
     """Where the upstream had time to work on the request, it may have: nothing is generated twice."""
-    monkeypatch.setattr("ichat.proxy.attempt.KEPT_RACE_S", 0.05)
+    monkeypatch.setattr("ichat.proxy.leg.KEPT_RACE_S", 0.05)
 
     async def reply(stream, head, body):
         if len(upstream.requests) == 2:

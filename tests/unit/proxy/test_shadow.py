@@ -5,7 +5,8 @@ import trio
 
 from ichat.config.models import ShadowConfig, TargetConfig
 from ichat.config.schema import Config, Routing, Timeouts
-from ichat.http.pool import Upstream
+from ichat.http.hub import Hub
+from ichat.http.pool import Pool, Upstream
 from ichat.http.request import Request
 from ichat.http.request_body import FormBody, RequestBody
 from ichat.observability.shadow_counts import SERIES_MAX, ShadowCounts
@@ -36,11 +37,11 @@ def copied(request, names=("model",), timeouts=TIMEOUTS, make=RequestBody):
 class Site:
     """Shadows whose model has one endpoint."""
 
-    def __init__(self, port):
+    def __init__(self, port, hub):
         self.endpoint = Endpoint(Upstream("worker s", "127.0.0.1", port), b"s", 8)
         self.counts = ShadowCounts()
         balancer = Balancer(lambda _: Ready([self.endpoint]), trio.current_time, Routing())
-        self.shadows = Shadows(balancer, self.counts, 16)
+        self.shadows = Shadows(balancer, Pool(hub, connect_s=5, idle_s=5), self.counts, 16)
 
     @property
     def results(self):
@@ -63,7 +64,9 @@ async def silent_site(serve, nursery):
         await trio.sleep_forever()
 
     upstream, port = await serve(silent)
-    site = Site(port)
+    hub = Hub()
+    nursery.start_soon(hub.run_forever)
+    site = Site(port, hub)
     site.upstream = upstream
     await nursery.start(site.shadows.run_forever)
     return site
