@@ -14,10 +14,10 @@ from ichat.http.pool import Upstream
 from ichat.http.request import Request
 from ichat.http.server import Client, OwnResponse
 from ichat.http.unread import UnreadAnswers, WholeAnswer
+from ichat.observability.access_log import shown_path
 from ichat.protocol.messages import CALLER_HEADER
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.exchange import Exchange
-from ichat.proxy.refusals import shown_path
 from ichat.proxy.wrong_addresses import no_route
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint

@@ -16,7 +16,7 @@ from ichat.protocol.messages import DROPPED_HEADER
 from ichat.protocol.usage import usage_wanted
 from ichat.proxy.client_sink import ClientSink
 from ichat.proxy.context import GatewayContext
-from ichat.proxy.endpoint_search import EndpointSearch, timeouts_of
+from ichat.proxy.desk import Desk, record_failure, timeouts_of
 from ichat.proxy.engine_control import is_suspect
 from ichat.proxy.kept_responses import check_continued, kept_response
 from ichat.proxy.leg import Leg
@@ -24,12 +24,11 @@ from ichat.proxy.model_request import ModelRequest, read_model_request
 from ichat.proxy.progress import RequestProgress
 from ichat.proxy.refusals import Failure, over_limit
 from ichat.proxy.shadow import copy_of, is_copied
-from ichat.proxy.steps import AttemptStep, Done, Lookup, Outcome, Refuse, RequestRoute, Wait, next_step
+from ichat.proxy.steps import AttemptStep, BodyEdits, Done, Lookup, Outcome, Refuse, RequestRoute, Wait, next_step
 from ichat.proxy.stream_comments import make_keepalive
-from ichat.proxy.targets import continue_response, route_along
+from ichat.proxy.targets import body_for, continue_response, route_along
 from ichat.proxy.token_usage import usage_reader
 from ichat.proxy.upstream_request import build_upstream_request, prepare_body
-from ichat.proxy.verdicts import learn_from, note_failure, record_failure
 from ichat.routing.aliases import Alias
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.routing.endpoint import Endpoint
@@ -39,21 +38,24 @@ from ichat.security.grant import admit, grant_of
 from ichat.security.rate_limits import QuotaRefusal
 
 _USAGE_WANTED = usage_wanted("")
-_BEGUN = Outcome("begun")
+_BEGUN, _SEEMS_TOO_LONG = Outcome("begun"), Outcome("seems_too_long")
+_NO_EDITS = BodyEdits()
 
 
 class Exchange:
     """A request that is answered by an upstream."""
 
-    __slots__ = ("_alias", "_context", "_search", "progress")
+    __slots__ = ("_alias", "_context", "_desk", "_edits", "progress")
 
     def __init__(self, context: GatewayContext, request: Request, client: Client, caller: Caller) -> None:
         self._context = context
         self.progress = RequestProgress(request, client, caller, request.path, trio.current_time(), len(request.body))
         self._alias: Alias | None = None
         """The name that it asks for, if that stands for models."""
+        self._edits = _NO_EDITS
+        """Those that its body has now."""
         session = request.by_name.get(context.session_header, b"")
-        self._search = EndpointSearch(context, self.progress, session)
+        self._desk = Desk(context, self.progress, session)
 
     def __repr__(self) -> str:
         return f"<Exchange {self.progress!r}>"
@@ -72,7 +74,7 @@ class Exchange:
             del asked  # the response may last an hour
             await self._follow_with_comments(route)
         finally:
-            progress.grant.close(progress.count_tokens(), trio.current_time())
+            self._close_grant()
 
     async def forward_to_holder(self) -> None:
         """Have the request answered by the worker that keeps the response it names. Raises ApiError.
@@ -81,12 +83,12 @@ class Exchange:
         """
         progress = self.progress
         progress.path, progress.body = RESPONSE_PATH, RequestBody(progress.request.body)
-        progress.model, self._search.only = kept_response(self._context, progress.request, progress.caller)
+        progress.model, self._desk.only = kept_response(self._context, progress.request, progress.caller)
         self._admit()
         try:
             await self._follow(self._plain_route())
         finally:
-            progress.grant.close(progress.count_tokens(), trio.current_time())
+            self._close_grant()
 
     async def forward_to_control_plane(self, endpoint: Endpoint, internal: Headers, taker: Taker) -> None:
         """Have `taker` get the control plane's answer to these headers. Raises ApiError if nothing was sent."""
@@ -110,12 +112,20 @@ class Exchange:
             raise over_limit(grant)
         progress.grant = grant
 
+    def _close_grant(self) -> None:
+        """End the request's reservation within the limits, and count the tokens that it has used."""
+        progress = self.progress
+        if progress.usage is None:
+            progress.count_tokens()
+        used = progress.usage
+        progress.grant.close(0 if used is None else used.input + used.output, trio.current_time())
+
     # The route at the beginning.
 
     def _plain_route(self) -> RequestRoute:
         """Return the route to a single model."""
         return RequestRoute(
-            self.progress.model, queue_s=self._context.timeouts.queue_s, is_bound=self._search.only is not None
+            self.progress.model, queue_s=self._context.timeouts.queue_s, is_bound=self._desk.only is not None
         )
 
     def _route(self, asked: ModelRequest, name: str) -> RequestRoute:
@@ -127,23 +137,23 @@ class Exchange:
             progress.keepalive = make_keepalive(context, progress, context.timeouts.sse_keepalive_s)
         plan = None
         if name in context.aliases.by_name:
-            plan = context.aliases.plan(name, self._search.session, context.balancer.prospect)
+            plan = context.aliases.plan(name, self._desk.session, context.balancer.prospect)
         if asked.previous_response_id is not None and request.path.endswith(b"/responses"):
-            plan, self._search.only = continue_response(context.registry, asked.previous_response_id, asked.model, plan)
-            if self._search.only is not None:
+            plan, self._desk.only = continue_response(context.registry, asked.previous_response_id, asked.model, plan)
+            if self._desk.only is not None:
                 check_continued(context, progress.caller, asked.previous_response_id)
         if plan is None:
             return self._plain_route()
         alias = self._alias = plan.alias
         if alias.longer is not None and is_measurable(request.path, asked.body.names, request.body):
             progress.prompt_bytes = len(request.body)
-        progress.is_copied = alias.shadow is not None and is_copied(alias.name, alias.shadow, self._search.session)
+        progress.is_copied = alias.shadow is not None and is_copied(alias.name, alias.shadow, self._desk.session)
         repeats_until = progress.started_at + context.timeouts.first_byte_s
         return route_along(
             plan,
             repeats_until=repeats_until,
             queue_s=context.timeouts.queue_s,
-            is_bound=self._search.only is not None,
+            is_bound=self._desk.only is not None,
         )
 
     # The loop.
@@ -176,19 +186,29 @@ class Exchange:
                 case AttemptStep():
                     outcome = await self._attempt(step)
                 case Lookup():
-                    outcome = await self._search.look_up(step)
+                    outcome = await self._look_up(step)
                 case Wait():
-                    outcome = await self._search.wait(step)
+                    outcome = await self._desk.wait(step)
                 case Refuse():
                     raise step.failure.error()
                 case Done():
                     return
 
+    async def _look_up(self, step: Lookup) -> Outcome:
+        """Find an endpoint of a model, and edit the body for it. Raises ApiError 400 for a body that has no members."""
+        progress = self.progress
+        if step.longer and progress.prompt_bytes and self._desk.seems_too_long(step):
+            return _SEEMS_TOO_LONG
+        if step.edits != self._edits:
+            self._edits = step.edits
+            progress.body = await body_for(progress.body, step.edits, progress.route.name)
+        return self._desk.look_up(step)
+
     # An attempt.
 
     async def _attempt(self, step: AttemptStep) -> Outcome:
         """Send the request to the endpoint that was found, and its response to the client."""
-        context, progress, lease = self._context, self.progress, self._search.lease
+        context, progress, lease = self._context, self.progress, self._desk.lease
         assert lease is not None
         endpoint = lease.endpoint
         try:
@@ -203,14 +223,14 @@ class Exchange:
             )  # fmt: skip
             outcome = await self._exchange_with(endpoint, step, sink)
             if outcome.failure is None:
-                learn_from(context, progress, endpoint)
+                progress.count_tokens()
+                self._desk.learn(endpoint)
             else:
-                self._search.note_failed(endpoint)
-                note_failure(context, progress, endpoint, step, outcome)
+                self._desk.note_failure(endpoint, step, outcome)
         except ApiError as error:
             outcome = Outcome("unfit", step.endpoint, Failure.of(error))
         finally:
-            self._search.lease = None
+            self._desk.lease = None
             lease.release()
         if progress.ticket and (outcome.kind not in ("answered", "cut") or outcome.status >= 400):
             context.late_usage.forget(progress.ticket)
@@ -254,6 +274,7 @@ class Exchange:
         try:
             return await leg.run()
         finally:
+            del leg.sink, leg.heard  # they lead back to the leg, and the garbage collector must have nothing to do
             if leg.answered_at is not None:
                 progress.status, progress.error = leg.status, leg.error
 

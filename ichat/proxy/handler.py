@@ -13,7 +13,7 @@ from ichat.fleet.prefix_reports import PREFIXES_PATH, REPORT_BYTES_MAX, PrefixRe
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client
-from ichat.observability.access_log import CLIENT_LEFT, AccessLog
+from ichat.observability.access_log import CLIENT_LEFT, AccessLog, shown_path
 from ichat.observability.metrics import Metrics
 from ichat.observability.request_record import ROUTES, RecordSink, UsedTokens
 from ichat.observability.tracing import Tracing
@@ -24,7 +24,7 @@ from ichat.proxy.control_plane import ControlPlane, OpenRoutes
 from ichat.proxy.exchange import Exchange
 from ichat.proxy.late_usage import Spender
 from ichat.proxy.progress import RequestProgress, client_address
-from ichat.proxy.refusals import over_limit, shown_path
+from ichat.proxy.refusals import over_limit
 from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.proxy.upstream_request import JOINED_BYTES_MAX
 from ichat.proxy.wrong_addresses import is_googles, is_wrong_base, no_route

@@ -5,10 +5,11 @@ from collections.abc import Collection, Mapping
 from ichat import errors
 from ichat.fleet.responses import ResponseMissing, holder_of
 from ichat.http.request import Request
+from ichat.observability.access_log import shown_path
 from ichat.protocol.responses import is_of_model
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.model_request import check_path
-from ichat.proxy.refusals import response_missing, shown_path
+from ichat.proxy.refusals import response_missing
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Caller
 

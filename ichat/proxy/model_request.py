@@ -10,6 +10,7 @@ from ichat.http.multipart import model_of_form, read_form
 from ichat.http.request import Request
 from ichat.http.request_body import RequestBody, form_body, read_json_body
 from ichat.observability.request_record import ROUTES
+from ichat.protocol.messages import HOP_HEADER
 from ichat.protocol.responses import is_background
 from ichat.proxy.upstream_request import hops_of
 
@@ -48,7 +49,7 @@ async def read_model_request(request: Request) -> ModelRequest:
     """
     if request.path not in ROUTES:
         check_path(request.path)
-    if hops_of(request.by_name) >= HOPS_MAX:
+    if HOP_HEADER in request.by_name and hops_of(request.by_name) >= HOPS_MAX:
         raise errors.loop_detected()
     _check_content_type(request)
     content_type = form_type(request.by_name)

@@ -7,10 +7,11 @@ from ichat.http.keepalive import KeepAlive
 from ichat.http.request import Request
 from ichat.http.request_body import NO_BODY, RequestBody
 from ichat.http.server import Client
-from ichat.observability.request_record import RequestRecord, UsedTokens, label_of
+from ichat.observability.access_log import shown_path
+from ichat.observability.request_record import LABELS, OTHER, RequestRecord, UsedTokens
 from ichat.observability.tracing import Trace
 from ichat.proxy.leg import Leg
-from ichat.proxy.refusals import WaitBound, shown_path
+from ichat.proxy.refusals import WaitBound
 from ichat.proxy.steps import RequestRoute
 from ichat.proxy.token_usage import tokens_used
 from ichat.routing.prefix_chain import PrefixChain
@@ -119,24 +120,19 @@ class RequestProgress:
         asked_at = None if self.leg is None else self.leg.asked_at
         return None if asked_at is None else asked_at - self.started_at - self.queued_s
 
-    def count_tokens(self) -> int:
-        """Note the tokens that it has used, as its response says, or an estimate; return how many."""
+    def count_tokens(self) -> None:
+        """Note the tokens that the request has used, as its response says, or an estimate."""
         leg = self.leg
         if leg is None or leg.relay is None or leg.usage is None:
-            return 0
+            return
         if self.ticket:
             self.usage = leg.usage.said()
-        elif self.usage is None:
-            self.usage = tokens_used(
-                leg.usage,
-                self.bytes_in,
-                leg.relay.bytes_out,
-                leg.relay.chunks,
-                has_left=self.client.has_left,
-                is_good=leg.answered_at is not None and leg.status < 400,
-                is_stream=leg.is_stream,
-            )
-        return 0 if self.usage is None else self.usage.input + self.usage.output
+            return
+        is_good = leg.answered_at is not None and leg.status < 400
+        self.usage = tokens_used(
+            leg.usage, self.bytes_in, leg.relay.bytes_out, leg.relay.chunks,
+            has_left=self.client.has_left, is_good=is_good, is_stream=leg.is_stream,
+        )  # fmt: skip
 
     def record(self, phase: str) -> RequestRecord:
         """Return the facts of the request that has ended now; `phase` is how far it had got if it was cut off."""
@@ -147,7 +143,7 @@ class RequestProgress:
             client=client_address(self.caller, self.client.peer),
             method=request.method.decode("latin-1"),
             path=shown_path(request.path),
-            route=label_of(self.path),
+            route=LABELS.get(self.path, OTHER),
             key_name="" if key is None else key.name,
             model=self.model,
             status=self.status,

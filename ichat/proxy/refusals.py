@@ -8,7 +8,6 @@ import attrs
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.fleet.responses import ResponseMissing
-from ichat.observability.access_log import SHOWN_CHARACTERS_MAX
 from ichat.routing.availability import Draining, Full, Loadable, NotReady, QueueTimeout, Refusal
 from ichat.routing.balancer import RETRY_AFTER_S
 from ichat.security.period_limits import PeriodStanding
@@ -135,8 +134,3 @@ def _told(model: str, failure: Failure) -> str:
     words = failure.message.removesuffix(".")
     rest = words.removeprefix(f"The model `{model}` ")
     return f"`{model}` {rest}" if rest != words else f"`{model}`: {words}"
-
-
-def shown_path(path: bytes) -> str:
-    """Return a path as records and errors have it."""
-    return path.decode("latin-1")[:SHOWN_CHARACTERS_MAX]

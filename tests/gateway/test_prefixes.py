@@ -10,8 +10,8 @@ from support.peers import JSON_POST, SSE_HEAD, chunk, code_of, plain, until
 
 from ichat.fleet.prefix_reports import REPORT_BYTES_MAX
 from ichat.protocol.prefixes import BOUNDARIES, REPORTED_MAX, parse_chain
+from ichat.proxy.desk import WRONG_MAX, held
 from ichat.proxy.token_usage import TokenUsage
-from ichat.proxy.verdicts import WRONG_MAX, held
 from ichat.routing.prefix_chain import chain_of
 
 AWARE = '[routing]\npolicy = "prefix_aware"\n'
