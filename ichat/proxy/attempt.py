@@ -12,6 +12,7 @@ import trio
 
 from ichat import errors
 from ichat.errors import ApiError
+from ichat.http.client_side import ClientSide
 from ichat.http.failures import Declined, ResponseRejected, UpstreamError
 from ichat.http.framing import Chunked, Reframed, UntilClose
 from ichat.http.heads import Headers, ResponseHead
@@ -19,7 +20,6 @@ from ichat.http.json_body import Body
 from ichat.http.pool import Connection
 from ichat.http.relay import Relay
 from ichat.http.request_body import NO_BODY
-from ichat.http.sse import is_events
 from ichat.observability.request_record import RequestRecord, UsedTokens
 from ichat.protocol.messages import (
     CODE_HEADER,
@@ -100,7 +100,8 @@ class Attempt:
         record.overhead_s = self._overhead_s
         relay = self._relay
         if relay is not None:
-            record.first_at, record.bytes_out, record.chunks = relay.first_at, relay.bytes_out, relay.chunks
+            body = relay.body
+            record.first_at, record.bytes_out, record.chunks = body.first_at, body.bytes_out, body.chunks
 
     @property
     def phase(self) -> str:
@@ -109,7 +110,7 @@ class Attempt:
             return "waiting"
         if not self.is_stream:
             return "plain"
-        return "streaming" if self._relay is not None and self._relay.chunks else "first_token"
+        return "streaming" if self._relay is not None and self._relay.body.chunks else "first_token"
 
     def tokens_used(self, bytes_in: int) -> UsedTokens | None:
         """Return the tokens that a request of this many bytes used, if they are known or can be estimated."""
@@ -119,7 +120,7 @@ class Attempt:
         if self._forwarded.ticket:
             return usage.said()
         is_good = self.answered_at is not None and self.status < 400
-        bytes_out, chunks = relay.bytes_out, relay.chunks
+        bytes_out, chunks = relay.body.bytes_out, relay.body.chunks
         return tokens_used(
             usage, bytes_in, bytes_out, chunks, has_left=has_left, is_good=is_good, is_stream=self.is_stream
         )
@@ -190,18 +191,16 @@ class Attempt:
             else:
                 self._usage = reader = TokenUsage(forwarded.path)
         first_byte_s, stall_s = self._timeouts()
+        to = ClientSide(forwarded.taker or forwarded.client, forwarded.request.version, forwarded.keepalive)
         relay = self._relay = forwarded.relay = Relay(
-            context.pool.hub,
-            forwarded.taker or forwarded.client,
             connection,
+            to,
             method=forwarded.request.method,
-            version=forwarded.request.version,
             on_head=self._on_response_head,
             first_byte_s=first_byte_s,
             stall_s=stall_s,
             usage=reader,
             gaps=context.gaps(self._model) if self._model else None,
-            keepalive=forwarded.keepalive,
         )
         if forwarded.keepalive is not None:
             forwarded.keepalive.response = relay
@@ -299,7 +298,7 @@ class Attempt:
         """
         forwarded, client, names = self._forwarded, self._forwarded.client, head.by_name
         self._check_response(head.status, names)
-        self._record_response(head.status, names)
+        self._record_response(head)
         if isinstance(self._usage, ReportedUsage):
             self._usage.begin(head)
         if forwarded.keepalive is not None and forwarded.keepalive.has_begun:
@@ -340,8 +339,9 @@ class Attempt:
                 self.record_failure(answers=True)
             raise ResponseRejected(f"it answered {status}")
 
-    def _record_response(self, status: int, names: Mapping[bytes, bytes]) -> None:
+    def _record_response(self, head: ResponseHead) -> None:
         """Record that a response begins. From here on the request is sent nowhere else, and its body is freed."""
+        status = head.status
         self.status, self.error = status, ""
         if status in FAILED_STATUSES:
             self.record_failure(answers=True)
@@ -356,8 +356,8 @@ class Attempt:
             self._forwarded.trace.headers = ()
         self._body = NO_BODY
         if self._forwarded.internal:  # the control plane
-            self.error = names.get(CODE_HEADER, b"").decode()
-        self.is_stream = is_events(names.get(b"content-type", b""))
+            self.error = head.by_name.get(CODE_HEADER, b"").decode()
+        self.is_stream = head.is_events
 
     def _send_copy(self) -> None:
         """Have the shadow of the name that the request asked for get a copy, now that the original is answered."""

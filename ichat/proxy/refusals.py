@@ -8,7 +8,7 @@ import attrs
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.fleet.responses import ResponseMissing
-from ichat.http.keepalive import COMMENT_BYTES_MAX
+from ichat.http.body_mover import COMMENT_BYTES_MAX
 from ichat.routing.availability import Draining, Full, Loadable, NotReady, QueueTimeout, Refusal
 from ichat.routing.balancer import RETRY_AFTER_S
 from ichat.security.period_limits import PeriodStanding
@@ -57,7 +57,7 @@ def no_lease(
 def load_comment(model: str, words: str) -> bytes:
     """Return the comment for a stream that waits for a model: the worker's current work, and its expected duration.
 
-    It has at most `keepalive.COMMENT_BYTES_MAX` with what stands around it.
+    It has at most `body_mover.COMMENT_BYTES_MAX` with what stands around it.
     """
     head = f"loading {_cut(model, _NAME_BYTES_MAX)}"
     left = _COMMENT_BYTES_MAX - len(f"{head}: ".encode())
