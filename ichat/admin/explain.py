@@ -11,8 +11,8 @@ from ichat.config.schema import Routing
 from ichat.fleet.explain import RouteView, TargetView, explain
 from ichat.fleet.model_list import near_models
 from ichat.fleet.registry import Registry
-from ichat.http.json_body import Body, model_of
-from ichat.http.request_body import RequestBody, read_json_body
+from ichat.http.json_body import Body
+from ichat.http.request_body import RequestBody, read_model_body
 from ichat.proxy.steps import SEEMS_TOO_LONG
 from ichat.proxy.targets import body_for, continue_response, reason_of_refusal, route_along, seems_too_long
 from ichat.routing.aliases import Alias, Aliases, Plan
@@ -40,8 +40,8 @@ class Question:
 
 async def read_question(data: Body, args: Mapping[str, str]) -> Question:
     """Return the request that is asked about, by its body and the question's parameters. Raises ApiError 400."""
-    body, members = await read_json_body(data, ("model", "previous_response_id"))
-    path, model = args.get("path", "").encode() or _path_of(members), model_of(members)
+    model, body, members = await read_model_body(data, ("model", "previous_response_id"))
+    path = args.get("path", "").encode() or _path_of(members)
     if path not in PROMPTS:
         known = ", ".join(sorted(one.decode() for one in PROMPTS))
         raise errors.bad_request(f"path must be one of {known}.", param="path")

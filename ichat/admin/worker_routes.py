@@ -32,8 +32,7 @@ from ichat.fleet.explain import RouteView
 from ichat.fleet.model_list import Listed, listed_model, listed_models, near_models
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import sse
-from ichat.http.json_body import model_of
-from ichat.http.request_body import read_json_body
+from ichat.http.request_body import read_model_body
 from ichat.observability.logs.stream import KEEP_ALIVE_S, read_query
 from ichat.protocol.messages import HeartbeatResponse, ModelCard
 from ichat.protocol.model_entry import ModelEntry, entry_of
@@ -330,8 +329,7 @@ async def _change(change: Callable[[str], Awaitable[str]]) -> views.ModelChange:
     `change` returns the id of the worker that it changed, and raises ApiError.
     """
     body = cast("bytes", await request.get_data())
-    _, members = await read_json_body(body, ("model",))
-    model = model_of(members)
+    model, _, _ = await read_model_body(body, ("model",))
     began_at = trio.current_time()
     worker_id = await change(model)
     seconds = round(trio.current_time() - began_at, 3)

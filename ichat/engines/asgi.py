@@ -19,10 +19,9 @@ from ichat.engines.adapter import BodyTransform, ProtocolAdapter
 from ichat.engines.context_length import SIGN
 from ichat.engines.engine import Application, Message, Scope
 from ichat.engines.error_translation import ERROR_BEGINNINGS, error_event
-from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
+from ichat.http.heads import HOP_BY_HOP, Headers, date_header, is_events, response_head
 from ichat.http.request import Request
 from ichat.http.server import Ending
-from ichat.http.sse import is_events
 from ichat.protocol.messages import CODE_HEADER
 from ichat.protocol.usage import USAGE_HEADER, Usage, difference, sum_of_usage, ticket_in, value_of_usage
 

@@ -61,14 +61,6 @@ class Member:
     """Index after its value."""
 
 
-def model_of(members: Mapping[str, object]) -> str:
-    """Return the model that a request names. Raises ApiError 400."""
-    model = members.get("model")
-    if not isinstance(model, str) or not model:
-        raise bad_request("The request must name its model: a string `model`.", param="model")
-    return model
-
-
 async def members_of(body: Body) -> list[Member]:
     """Return the members of a JSON object in their order; the insides of values are not checked.
 

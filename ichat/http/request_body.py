@@ -129,9 +129,9 @@ class FormBody(RequestBody):
         """Return those values that a form can have: of a single line, and no tables or arrays."""
         parsed = ((name, value, json.loads(value)) for name, value in values.items())
         found = {
-            name: one.encode() if isinstance(one, str) else value
-            for name, value, one in parsed
-            if isinstance(one, str | int | float)
+            name: given.encode() if isinstance(given, str) else value
+            for name, value, given in parsed
+            if isinstance(given, str | int | float)
         }
         return {name: value for name, value in found.items() if is_field_name(name) and not _LINE_BREAK.search(value)}
 
@@ -157,6 +157,20 @@ def object_of(body: Body) -> dict[str, object]:
     return cast("dict[str, object]", parsed)
 
 
+def model_of(members: Mapping[str, object]) -> str:
+    """Return the model that a request names. Raises ApiError 400."""
+    model = members.get("model")
+    if not isinstance(model, str) or not model:
+        raise bad_request("The request must name its model: a string `model`.", param="model")
+    return model
+
+
+async def read_model_body(data: Body, wanted: Container[str]) -> tuple[str, RequestBody, dict[str, object]]:
+    """Return the model that a JSON body names, the body, and its members (`read_json_body`). Raises ApiError 400."""
+    body, members = await read_json_body(data, wanted)
+    return model_of(members), body, members
+
+
 async def read_json_body(data: Body, wanted: Container[str]) -> tuple[RequestBody, dict[str, object]]:
     """Return a JSON body, and its members by name; the last one of a name counts. Raises ApiError 400.
 
@@ -178,4 +192,4 @@ async def read_json_body(data: Body, wanted: Container[str]) -> tuple[RequestBod
 
 
 NO_BODY = RequestBody(b"")
-"""What takes the place of a body that is freed."""
+"""For the place of a body that is freed."""

@@ -17,7 +17,7 @@ from ichat import __version__
 from ichat.fleet.registry import Registry
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.hardware.machines import MachineReport
-from ichat.http.relay import ChunkGapHistogram, empty_gap_histogram
+from ichat.http.body_mover import ChunkGapHistogram, empty_gap_histogram
 from ichat.observability.alias_counts import AliasCounts
 from ichat.observability.exposition import Families
 from ichat.observability.history import ModelTraffic, errors_in

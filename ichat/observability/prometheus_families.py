@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from ichat.fleet.worker_record import State
 from ichat.hardware.machines import MachineReport, MachineView, machines_of
-from ichat.http.relay import ChunkGapHistogram
+from ichat.http.body_mover import ChunkGapHistogram
 from ichat.observability.exposition import LINES_AT_ONCE, Families, MetricFamily, escaped
 from ichat.observability.request_record import UsedTokens
 from ichat.protocol.messages import Machine

@@ -12,14 +12,15 @@ import trio
 
 from ichat import errors
 from ichat.errors import ApiError
+from ichat.http.body_mover import ChunkGapHistogram
+from ichat.http.client_side import ClientSide
 from ichat.http.failures import Declined, ResponseRejected, UpstreamError
 from ichat.http.heads import ResponseHead
 from ichat.http.json_body import Body
 from ichat.http.keepalive import KeepAlive
 from ichat.http.pool import Connection, Pool
-from ichat.http.relay import ChunkGapHistogram, Relay
+from ichat.http.relay import Relay
 from ichat.http.server import Taker
-from ichat.http.sse import is_events
 from ichat.protocol.messages import CODE_HEADER, WHY_HEADER, sentence
 from ichat.proxy.refusals import Failure
 from ichat.proxy.steps import AttemptStep, Outcome, OutcomeKind, is_rejected
@@ -169,17 +170,14 @@ class Leg:
         """
         usage, step = self.usage, self.step
         relay = self.relay = Relay(
-            self.pool.hub,
-            self.sink.taker,
             connection,
+            ClientSide(self.sink.taker, self.sink.version, self.keepalive),
             method=self.method,
-            version=self.sink.version,
             on_head=self._on_head,
             first_byte_s=step.first_byte_s,
             stall_s=step.stall_s,
             usage=usage if isinstance(usage, TokenUsage) else None,
             gaps=self.gaps,
-            keepalive=self.keepalive,
         )
         if self.keepalive is not None:
             self.keepalive.response = relay
@@ -238,7 +236,7 @@ class Leg:
             self._check(head.status, names)
         self.status = head.status
         self.answered_at = self.pool.hub.now
-        self.is_stream = is_events(names.get(b"content-type", b""))
+        self.is_stream = head.is_events
         self.pieces = ()
         if isinstance(self.usage, ReportedUsage):
             self.usage.begin(head)

@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 from ichat import errors
 from ichat.http.heads import form_type
-from ichat.http.json_body import model_of
 from ichat.http.multipart import model_of_form, read_form
 from ichat.http.request import Request
-from ichat.http.request_body import RequestBody, form_body, read_json_body
+from ichat.http.request_body import RequestBody, form_body, read_model_body
 from ichat.observability.request_record import ROUTES
 from ichat.protocol.messages import HOP_HEADER
 from ichat.protocol.responses import is_background
@@ -65,10 +64,10 @@ async def read_model_request(request: Request) -> ModelRequest:
             is_stream=False,
             previous_response_id=None,
         )
-    body, members = await read_json_body(request.body, _READ_MEMBERS)
+    model, body, members = await read_model_body(request.body, _READ_MEMBERS)
     previous = members.get("previous_response_id")
     return ModelRequest(
-        model_of(members),
+        model,
         body,
         members.get("stream") is True,
         None if previous is None else str(previous),

@@ -112,7 +112,7 @@ class RequestProgress:
             return "waiting"
         if not leg.is_stream:
             return "plain"
-        return "streaming" if leg.relay is not None and leg.relay.chunks else "first_token"
+        return "streaming" if leg.relay is not None and leg.relay.body.chunks else "first_token"
 
     @property
     def overhead_s(self) -> float | None:
@@ -130,14 +130,14 @@ class RequestProgress:
             return
         is_good = leg.answered_at is not None and leg.status < 400
         self.usage = tokens_used(
-            leg.usage, self.bytes_in, leg.relay.bytes_out, leg.relay.chunks,
+            leg.usage, self.bytes_in, leg.relay.body.bytes_out, leg.relay.body.chunks,
             has_left=self.client.has_left, is_good=is_good, is_stream=leg.is_stream,
         )  # fmt: skip
 
     def record(self, phase: str) -> RequestRecord:
         """Return the facts of the request that has ended now; `phase` is how far it had got if it was cut off."""
         request, leg, route, trace = self.request, self.leg, self.route, self.trace
-        key, relay = self.caller.key, None if leg is None else leg.relay
+        key, received = self.caller.key, None if leg is None or leg.relay is None else leg.relay.body
         return RequestRecord(
             id=request.id.decode(),
             client=client_address(self.caller, self.client.peer),
@@ -153,7 +153,7 @@ class RequestProgress:
             ended_at=trio.current_time(),
             queued_s=self.queued_s,
             bytes_in=self.bytes_in,
-            bytes_out=self.bytes_out if relay is None else relay.bytes_out,
+            bytes_out=self.bytes_out if received is None else received.bytes_out,
             usage=self.usage,
             trace_id="" if trace is None else trace.id,
             span=None if trace is None else trace.span,
@@ -161,9 +161,9 @@ class RequestProgress:
             prefix=self.prefix,
             worker=self.worker,
             answered_at=None if leg is None else leg.answered_at,
-            first_at=None if relay is None else relay.first_at,
+            first_at=None if received is None else received.first_at,
             overhead_s=self.overhead_s,
-            chunks=0 if relay is None else relay.chunks,
+            chunks=0 if received is None else received.chunks,
             alias=route.name,
             passed=route.passed,
         )

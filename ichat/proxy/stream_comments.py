@@ -4,7 +4,8 @@ from functools import partial
 
 import trio
 
-from ichat.http.keepalive import COMMENT_BYTES_MAX, KeepAlive
+from ichat.http.body_mover import COMMENT_BYTES_MAX
+from ichat.http.keepalive import KeepAlive
 from ichat.protocol.load_story import story_of
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.progress import RequestProgress
@@ -65,7 +66,7 @@ def _load_comment_of(context: GatewayContext, progress: RequestProgress) -> byte
 def load_comment(model: str, words: str) -> bytes:
     """Return the comment for a stream that waits for a model: the worker's current work, and its expected duration.
 
-    It has at most `keepalive.COMMENT_BYTES_MAX` with what stands around it.
+    It has at most `body_mover.COMMENT_BYTES_MAX` with what stands around it.
     """
     head = f"loading {_cut(model, _NAME_BYTES_MAX)}"
     left = _COMMENT_BYTES_MAX - len(f"{head}: ".encode())

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ichat.fleet.responses import ResponseMissing
-from ichat.http.keepalive import is_comment
+from ichat.http.body_mover import is_comment
 from ichat.proxy.refusals import WaitBound, no_lease, over_limit, response_missing
 from ichat.proxy.stream_comments import load_comment
 from ichat.routing.availability import Draining, Full, Loadable, NotReady, QueueTimeout, Unknown
