@@ -13,8 +13,9 @@ from ichat.fleet.model_list import near_models
 from ichat.fleet.registry import Registry
 from ichat.http.json_body import Body
 from ichat.http.request_body import RequestBody, read_model_body
+from ichat.proxy.kept_responses import continue_response
 from ichat.proxy.steps import SEEMS_TOO_LONG
-from ichat.proxy.targets import body_for, continue_response, reason_of_refusal, route_along, seems_too_long
+from ichat.proxy.targets import body_for, reason_of_refusal, route_along, seems_too_long
 from ichat.routing.aliases import Alias, Aliases, Plan
 from ichat.routing.availability import Unknown
 from ichat.routing.balancer import Balancer

@@ -18,7 +18,7 @@ from ichat.proxy.client_sink import ClientSink
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.desk import Desk, record_failure, timeouts_of
 from ichat.proxy.engine_control import is_suspect
-from ichat.proxy.kept_responses import check_continued, kept_response
+from ichat.proxy.kept_responses import check_continued, continue_response, kept_response
 from ichat.proxy.leg import Leg
 from ichat.proxy.model_request import ModelRequest, read_model_request
 from ichat.proxy.progress import RequestProgress
@@ -26,7 +26,7 @@ from ichat.proxy.refusals import Failure, over_limit
 from ichat.proxy.shadow import copy_of, is_copied
 from ichat.proxy.steps import AttemptStep, BodyEdits, Done, Lookup, Outcome, Refuse, RequestRoute, Wait, next_step
 from ichat.proxy.stream_comments import make_keepalive
-from ichat.proxy.targets import body_for, continue_response, route_along
+from ichat.proxy.targets import body_for, route_along
 from ichat.proxy.token_usage import usage_reader
 from ichat.proxy.upstream_request import build_upstream_request, prepare_body
 from ichat.routing.aliases import Alias

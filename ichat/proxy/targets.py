@@ -2,16 +2,11 @@
 
 import math
 
-import attrs
-
 from ichat.fleet.registry import Registry
-from ichat.fleet.responses import ResponseMissing, continued_among, continued_by
 from ichat.http.request_body import RequestBody
-from ichat.proxy.refusals import response_missing
 from ichat.proxy.steps import BodyEdits, RequestRoute
 from ichat.routing.aliases import Plan
 from ichat.routing.availability import Full, Loadable, NotReady, QueueTimeout, Ready, Refusal, Unknown
-from ichat.routing.endpoint import Endpoint
 from ichat.routing.prompt_lengths import PromptLengths
 
 
@@ -46,24 +41,6 @@ async def body_for(body: RequestBody, edits: BodyEdits, name: str) -> RequestBod
     values = body.written(given)
     drop = {*edits.drop, *(given.keys() - values)}  # nor may the client choose values that a form cannot have
     return await body.edited({**values, "model": body.text(edits.model)}, drop)
-
-
-def continue_response(
-    registry: Registry, response_id: str, model: str, plan: Plan | None
-) -> tuple[Plan | None, Endpoint | None]:
-    """Return the plan that is left for a request that continues a response, and the only endpoint that keeps it.
-
-    The plan is None for the name of a model, the endpoint is None where only an upstream knows. Raises ApiError 404.
-    """
-    if plan is None:
-        found = continued_by(registry, response_id, model)
-        if isinstance(found, ResponseMissing):
-            raise response_missing(found, "previous_response_id")
-        return None, found
-    left = continued_among(registry, response_id, tuple(dict.fromkeys(plan.targets + plan.alias.models)))
-    if isinstance(left, ResponseMissing):
-        raise response_missing(left, "previous_response_id")
-    return Plan(left[0], attrs.evolve(plan.alias, longer=None)), left[1]
 
 
 def seems_too_long(registry: Registry, lengths: PromptLengths, model: str, longer: str, bytes_in: int) -> bool:
