@@ -50,7 +50,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/http/front_door.py",
     "ichat/http/hub.py",
     "ichat/http/pool.py",
-    "ichat/http/relay.py",
+    "ichat/http/body_mover.py",
     "ichat/engines/asgi.py",
     "ichat/engines/thread.py",
     "ichat/__main__.py",

@@ -12,8 +12,11 @@ from ichat.config.schema import Routing
 from ichat.fleet.explain import RouteView, TargetView, explain
 from ichat.fleet.model_list import near_models
 from ichat.fleet.registry import Registry
-from ichat.http.json_body import Body, model_of, read_members
-from ichat.proxy.targets import SEEMS_TOO_LONG, TargetWalk, continue_response, reason_of_refusal, seems_too_long
+from ichat.http.json_body import Body
+from ichat.http.request_body import RequestBody, read_model_body
+from ichat.proxy.kept_responses import continue_response
+from ichat.proxy.steps import SEEMS_TOO_LONG
+from ichat.proxy.targets import body_for, reason_of_refusal, route_along, seems_too_long
 from ichat.routing.aliases import Alias, Aliases, Plan
 from ichat.routing.availability import Unknown
 from ichat.routing.balancer import Balancer
@@ -30,25 +33,23 @@ class Question:
     """A request that is asked about."""
 
     path: bytes
-    body: Body
-    names: Sequence[str]
-    """The names of its members."""
+    body: RequestBody
     model: str
     session: bytes
     previous: str | None
     """The response that it continues."""
 
 
-async def read_question(body: Body, args: Mapping[str, str]) -> Question:
+async def read_question(data: Body, args: Mapping[str, str]) -> Question:
     """Return the request that is asked about, by its body and the question's parameters. Raises ApiError 400."""
-    members = await read_members(body, ("model", "previous_response_id"))
-    path, model = args.get("path", "").encode() or _path_of(members), model_of(members)
+    model, body, members = await read_model_body(data, ("model", "previous_response_id"))
+    path = args.get("path", "").encode() or _path_of(members)
     if path not in PROMPTS:
         known = ", ".join(sorted(one.decode() for one in PROMPTS))
         raise errors.bad_request(f"path must be one of {known}.", param="path")
     previous = members.get("previous_response_id") if path.endswith(b"/responses") else None
     session = args.get("session", "").encode()
-    return Question(path, body, (*members,), model, session, None if previous is None else str(previous))
+    return Question(path, body, model, session, None if previous is None else str(previous))
 
 
 def _path_of(members: Container[str]) -> bytes:
@@ -93,7 +94,7 @@ class _Inquiry:
         asked = self.question
         request = RoutingRequest(model, asked.session, only=self.only, skips_open=skips_open)
         if not asked.session and self.only is None:
-            request.make_prefix = functools.partial(chain_of, asked.path, asked.body, asked.names, model)
+            request.make_prefix = functools.partial(chain_of, asked.path, asked.body.data, asked.body.names, model)
         self.balancer.rehearse(request)  # makes the prefix if the choice depends on it
         return request
 
@@ -115,8 +116,8 @@ class _Inquiry:
         if tokens is not None and alias.longer is not None:
             plan = Plan((first, alias.longer), alias)
         models = plan.targets
-        body, names = await TargetWalk(plan).fit(asked.body, {}, asked.names)
-        self.question = attrs.evolve(asked, body=body, names=names)
+        body = await body_for(asked.body, route_along(plan).edits, alias.name)
+        self.question = attrs.evolve(asked, body=body)
         shown, views = dict[str, RouteView](), list[TargetView]()
         longer = () if alias.longer is None else (alias.longer,)
         for model in dict.fromkeys((*(one.model for one in alias.targets), *models, *longer)):
@@ -149,7 +150,8 @@ class _Inquiry:
         asked, model, longer = self.question, plan.targets[0], plan.alias.longer
         if longer is None or longer == model:
             return None
-        bytes_in = len(asked.body) if is_measurable(asked.path, asked.names, asked.body) else 0
+        data = asked.body.data
+        bytes_in = len(data) if is_measurable(asked.path, asked.body.names, data) else 0
         is_long = seems_too_long(self.registry, self.lengths, model, longer, bytes_in)
         return self.lengths.tokens(model, bytes_in) if is_long else None
 

@@ -36,7 +36,7 @@ from ichat.fleet.prefix_reports import PrefixReportReceiver
 from ichat.fleet.registry import Registry
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.http import sse
-from ichat.http.json_body import model_of, read_members
+from ichat.http.request_body import read_model_body
 from ichat.observability.logs.store import LogStore
 from ichat.observability.logs.stream import KEEP_ALIVE_S, read_query
 from ichat.protocol.messages import HeartbeatResponse, ModelCard
@@ -322,7 +322,7 @@ async def _change(change: Callable[[str], Awaitable[str]], registry: Registry) -
     `change` returns the id of the worker that it changed, and raises ApiError.
     """
     body = cast("bytes", await request.get_data())
-    model = model_of(await read_members(body, ("model",)))
+    model, _, _ = await read_model_body(body, ("model",))
     began_at = trio.current_time()
     worker_id = await change(model)
     seconds = round(trio.current_time() - began_at, 3)

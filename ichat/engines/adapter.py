@@ -17,10 +17,9 @@ from ichat.engines.flags import FlagOutcome
 from ichat.engines.media import check_media, media_flag
 from ichat.engines.reasoning import RENAMES
 from ichat.errors import ApiError, background_full, bad_request, unsupported_by_model
-from ichat.http.heads import Headers
+from ichat.http.heads import Headers, is_events
 from ichat.http.json_body import Body, Member, members_of, rewrite_json, value_of
 from ichat.http.request import Request
-from ichat.http.sse import is_events
 from ichat.protocol.messages import ModelCard
 from ichat.protocol.model_entry import entry_of
 from ichat.protocol.responses import is_background, new_response_id

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from ichat.http.heads import HOP_BY_HOP, Headers, date_header, response_head
+from ichat.http.heads import HOP_BY_HOP, Headers, date_header, is_events, response_head
 from ichat.http.request import Request
-from ichat.http.sse import is_events
 from ichat.protocol.usage import USAGE_HEADER
 
 

@@ -50,6 +50,8 @@ class ResponseHead(NamedTuple):
     framing: Framing
     reusable: bool
     """Whether the connection may carry another exchange after the body."""
+    is_events: bool
+    """Whether its body is a stream of events."""
 
 
 class RequestHead:
@@ -165,6 +167,11 @@ def _is_length(value: bytes) -> bool:
     return value.isdigit() and len(value) <= _LENGTH_DIGITS_MAX
 
 
+def is_events(content_type: bytes) -> bool:
+    """Return whether a body of this type is a stream of events."""
+    return content_type.startswith(b"text/event-stream")
+
+
 def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
     """Return the parsed head (given without its final empty line) of the response to a request of this method.
 
@@ -189,7 +196,8 @@ def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
     else:
         framing = _framing_of(length, coding)
         reusable = reusable and not isinstance(framing, UntilClose)
-    return ResponseHead(status, reason, headers, by_name, framing, reusable)
+    is_stream = is_events(by_name.get(b"content-type", b""))
+    return ResponseHead(status, reason, headers, by_name, framing, reusable, is_stream)
 
 
 def _without_repeated(headers: Headers) -> Headers:

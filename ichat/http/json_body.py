@@ -43,8 +43,6 @@ _SCALAR = re.compile(
 )
 """The scalars that `json.loads` accepts; it refuses longer integers, too."""
 
-_decode = json.JSONDecoder().decode
-"""`json.loads` without its options."""
 _MODEL = re.compile(rb'"model"[ \t\n\r]*:[ \t\n\r]*("[^"\\]*(?:\\.[^"\\]*)*")')
 _BRACKET = re.compile(rb"[{}\[\]]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
@@ -61,43 +59,6 @@ class Member:
     value_start: int
     end: int
     """Index after its value."""
-
-
-async def read_members(body: Body, wanted: Container[str]) -> dict[str, object]:
-    """Return the top-level members of a JSON body by name; the last one of a name counts. Raises ApiError 400.
-
-    In a body over PARSED_BYTES_MAX only `wanted` members have their value, and must not have more than NAME_BYTES_MAX;
-    others have None.
-    """
-    if len(body) <= PARSED_BYTES_MAX:
-        return object_of(body)
-    found: dict[str, object] = {}
-    for member in await members_of(body):
-        is_wanted = member.name in wanted
-        if is_wanted and member.end - member.value_start > NAME_BYTES_MAX:
-            message = f"`{member.name}` must have at most {NAME_BYTES_MAX} bytes in a request as long as this one."
-            raise bad_request(message, param=member.name)
-        found[member.name] = value_of(body, member) if is_wanted else None
-    return found
-
-
-def model_of(members: Mapping[str, object]) -> str:
-    """Return the model that a request names. Raises ApiError 400."""
-    model = members.get("model")
-    if not isinstance(model, str) or not model:
-        raise bad_request("The request must name its model: a string `model`.", param="model")
-    return model
-
-
-def object_of(body: Body) -> dict[str, object]:
-    """Return the JSON object in a body of at most PARSED_BYTES_MAX. Raises ApiError 400."""
-    try:
-        parsed: object = _decode(body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"The request body is not JSON: {error}.") from error
-    if not isinstance(parsed, dict):
-        raise bad_request("The request body must be a JSON object.")
-    return cast("dict[str, object]", parsed)
 
 
 async def members_of(body: Body) -> list[Member]:
@@ -139,10 +100,15 @@ async def members_of(body: Body) -> list[Member]:
 
 def value_of(body: Body, member: Member) -> object:
     """Return the parsed value of a member. Raises ApiError 400."""
+    return parsed_value(member.name, body[member.value_start : member.end])
+
+
+def parsed_value(name: str, value: Body) -> object:
+    """Return the value of a member of this name, as it is written, parsed. Raises ApiError 400."""
     try:
-        return json.loads(body[member.value_start : member.end].decode("utf-8", "surrogatepass"))
+        return json.loads(value.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
-        raise bad_request(f"The request body is not JSON: `{member.name}`: {error}.", param=member.name) from error
+        raise bad_request(f"The request body is not JSON: `{name}`: {error}.", param=name) from error
 
 
 def rewrite_json(
@@ -150,12 +116,14 @@ def rewrite_json(
 ) -> bytes:
     """Return the body with new values and without some members; all else stays byte for byte.
 
-    ``before`` is put before the first member: at least one member must stay then.
+    ``before`` is put before the first member, and ends with a comma.
 
     ``members`` are all of the body's. ``replace`` has values as JSON; it and ``drop`` apply to every member of a name,
     and ``drop`` wins. A member is dropped with the comma and the white space after it, or before it if it is the last.
     """
     last = max((index for index, member in enumerate(members) if member.name not in drop), default=-1)
+    if last < 0:
+        before = before.removesuffix(b",")
     spans = [(members[0].start, members[0].start, before)] if before else []
     for index, member in enumerate(members[: last + 1]):
         if member.name in drop:

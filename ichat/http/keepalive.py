@@ -5,7 +5,6 @@ has sent nothing yet, the first comment is preceded by a response head. Such a s
 request fails later. Comments stop with the first byte of the response's body.
 """
 
-import re
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,19 +18,10 @@ from ichat.http.server import Client
 COMMENT = b": keep-alive\n\n"
 FIRST_S = 1.0
 """How long after the first comment of `announce` the second is sent; twice as long each further time."""
-COMMENT_BYTES_MAX = 256
-"""A longer piece is not regarded as a comment."""
 _HEADERS = (
     *sse.HEADERS,
     (b"transfer-encoding", b"chunked"),
 )
-_COMMENTS = re.compile(rb"(?:(?:[0-9a-fA-F]{1,8}\r\n)?:[^\r\n]*(?:\r?\n)+)+")
-"""Only comments, in chunks or not; the end of a chunk looks like an empty line. It has a single way to read a byte."""
-
-
-def is_comment(buffer: bytearray, start: int, end: int) -> bool:
-    """Return whether these bytes of an event stream are only comments."""
-    return end - start <= COMMENT_BYTES_MAX and _COMMENTS.fullmatch(buffer, start, end) is not None
 
 
 class Response(Protocol):

@@ -44,14 +44,9 @@ _FIELD = b'Content-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
 
 
 @attrs.frozen
-class Field:
-    """A part of a form, and its place in the body."""
+class Field(Member):
+    """A part of a form, and its place in the body; it begins with its head, after the line of the boundary."""
 
-    name: str
-    start: int
-    """Index of its head, after the line of the boundary."""
-    value_start: int
-    end: int
     is_file: bool
     head: bytes
     """Its head as all parsers read it."""
@@ -160,14 +155,9 @@ async def fields_of(body: Body, content_type: bytes) -> list[Field]:
     return fields
 
 
-def as_members(fields: Iterable[Field]) -> list[Member]:
-    """Return the fields in the way of `json_body`, which names and places the members of an object so."""
-    return [Member(field.name, field.start, field.value_start, field.end) for field in fields]
-
-
 def rewrite_form(
     body: Body,
-    fields: Sequence[Field],
+    fields: Sequence[Member],
     replace: Mapping[str, bytes],
     drop: Container[str] = (),
     new: Mapping[str, bytes] | None = None,
@@ -182,7 +172,7 @@ def rewrite_form(
     if any(opening[:-2] in value for value in (*replace.values(), *more)):
         raise _bad_form("its boundary stands in what is written into it on the way; choose another boundary")
     before = b"".join(one + opening for one in more)
-    return rewrite_json(body, as_members(fields), replace, drop, before=before)
+    return rewrite_json(body, fields, replace, drop, before=before)
 
 
 def is_field_name(name: str) -> bool:

@@ -53,36 +53,37 @@ class Upstream:
 class Connection:
     """A connection to an upstream, registered with the hub for as long as it is open."""
 
-    __slots__ = ("_bridge", "_fd", "_pool", "idle_since", "sock", "upstream")
+    __slots__ = ("_bridge", "_fd", "_pool", "hub", "idle_since", "sock", "upstream")
 
     def __init__(self, pool: "Pool", upstream: Upstream, sock: socket.socket, bridge: Bridge | None = None) -> None:
         self._pool = pool
+        self.hub = pool.hub
         self._bridge = bridge
         self._fd = sock.fileno()
         self.upstream = upstream
         self.sock = sock
         self.idle_since = 0.0
-        pool.hub.watch(self._fd, READABLE, self._unasked)
+        self.hub.watch(self._fd, READABLE, self._unasked)
 
     def __repr__(self) -> str:
         return f"<Connection to {self.upstream.name}>"
 
     def set_reader(self, readable: Callable[[int], None]) -> None:
         """Call this function whenever new bytes, the end or an error can be read."""
-        self._pool.hub.direct(self._fd, readable)
+        self.hub.direct(self._fd, readable)
 
     def rearm(self) -> None:
         """Call the reader once more for what can be read already."""
-        self._pool.hub.rearm(self._fd, READABLE)
+        self.hub.rearm(self._fd, READABLE)
 
     def pause(self) -> None:
         """Call no reader: the upstream is held back as its socket fills."""
-        self._pool.hub.direct(self._fd, _ignore)
+        self.hub.direct(self._fd, _ignore)
 
     def park(self, now: float) -> None:
         """Until the next exchange, have the pool close this connection if anything can be read from it."""
         self.idle_since = now
-        self._pool.hub.direct(self._fd, self._unasked)
+        self.hub.direct(self._fd, self._unasked)
 
     def _unasked(self, _events: int) -> None:
         self._pool.discard(self)
@@ -94,7 +95,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection."""
-        self._pool.hub.forget(self._fd)
+        self.hub.forget(self._fd)
         self.sock.close()
         if self._bridge is not None:
             self._bridge.finish()

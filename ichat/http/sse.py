@@ -14,11 +14,6 @@ COMMENT = b": \n\n"
 """Means nothing; it shows that the connection is alive."""
 
 
-def is_events(content_type: bytes) -> bool:
-    """Return whether a body of this type is a stream of events."""
-    return content_type.startswith(b"text/event-stream")
-
-
 class Event(NamedTuple):
     """An event of a stream."""
 

@@ -193,3 +193,8 @@ class AccessLog:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:
             log.error("the access log cannot be written: %s; %d bytes are lost", error.strerror, len(view))
+
+
+def shown_path(path: bytes) -> str:
+    """Return a path as records and errors have it."""
+    return path.decode("latin-1")[:SHOWN_CHARACTERS_MAX]

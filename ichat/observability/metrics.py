@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from ichat import __version__
 from ichat.fleet.registry import Registry
 from ichat.hardware.machines import MachineReport
-from ichat.http.relay import ChunkGapHistogram, empty_gap_histogram
+from ichat.http.body_mover import ChunkGapHistogram, empty_gap_histogram
 from ichat.observability.counts import AliasCounts, LoadCounts, PrefixCounts, ShadowCounts, prefix_families
 from ichat.observability.exposition import Families
 from ichat.observability.fleet_metrics import MODELS_MAX, FleetMetrics
@@ -38,7 +38,7 @@ FORGET_S = 3600.0
 LOOP_S = 1.0
 """How often the delay of the event loop is measured, in seconds: an idle gateway wakes for that as well."""
 PHASES = ("begun", "queued", "connecting", "waiting", "first_token", "streaming", "plain")
-"""`Exchange.phase`."""
+"""`RequestProgress.phase`."""
 
 _FIRST_BYTE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 _DURATION_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)

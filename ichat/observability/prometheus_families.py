@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from ichat.hardware.machines import MachineView
-from ichat.http.relay import ChunkGapHistogram
+from ichat.http.body_mover import ChunkGapHistogram
 from ichat.observability.exposition import LINES_AT_ONCE, Families, MetricFamily, escaped
 from ichat.observability.request_record import UsedTokens
 

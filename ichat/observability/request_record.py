@@ -21,7 +21,8 @@ ROUTES: Mapping[bytes, str] = {
     b"/v2/rerank": "/v1/rerank",
 }
 """The label of each path for requests that name a model."""
-_LABELS = {**ROUTES, RESPONSE_PATH: RESPONSE_PATH.decode()}
+LABELS: Mapping[bytes, str] = {**ROUTES, RESPONSE_PATH: RESPONSE_PATH.decode()}
+"""The label under which requests to a path are counted; those to other paths have the label `OTHER`."""
 
 
 class UsedTokens(NamedTuple):
@@ -64,7 +65,7 @@ class RequestRecord:
     error: str
     """The code of the error; empty if the request went well."""
     phase: str
-    """The phase of the request when it was cut off (`Exchange.phase`); empty if it was not."""
+    """The phase of the request when it was cut off (`RequestProgress.phase`); empty if it was not."""
     started_at: float
     ended_at: float
     queued_s: float
@@ -101,8 +102,3 @@ class RecordSink(Protocol):
     def ended(self, record: RequestRecord) -> None:
         """Note a request that has ended. The sink must not change the record."""
         ...
-
-
-def label_of(path: bytes) -> str:
-    """Return the label under which requests to this path are counted."""
-    return _LABELS.get(path, OTHER)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from ichat.config.schema import Config
 from ichat.fleet.fleet_view import FleetView
+from ichat.http.body_mover import ChunkGapHistogram
 from ichat.http.pool import Pool
-from ichat.http.relay import ChunkGapHistogram
 from ichat.proxy.engine_control import DropNotices
 from ichat.proxy.late_usage import LateUsageBook
 from ichat.proxy.shadow import Shadows

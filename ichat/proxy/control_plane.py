@@ -14,10 +14,10 @@ from ichat.http.pool import Upstream
 from ichat.http.request import Request
 from ichat.http.server import Client, OwnResponse
 from ichat.http.unread import UnreadAnswers, WholeAnswer
+from ichat.observability.access_log import shown_path
 from ichat.protocol.messages import CALLER_HEADER
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.exchange import Exchange
-from ichat.proxy.records import shown_path
 from ichat.proxy.wrong_addresses import no_route
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint
@@ -99,7 +99,7 @@ class ControlPlane:
 
     async def answer(self, exchange: Exchange, request: Request, client: Client) -> None:
         """Answer a request. Raises ApiError if nothing has been sent."""
-        caller, path = exchange.caller, request.path
+        caller, path = exchange.progress.caller, request.path
         rule = find_rule(request.method, path)
         if rule is None:
             await self._send(exchange, request, client, _answer_elsewhere(request, self._context.auth.site))
@@ -124,9 +124,9 @@ class ControlPlane:
 
     async def _send(self, exchange: Exchange, request: Request, client: Client, answer: OwnResponse) -> None:
         """Send an answer from memory."""
-        exchange.status, exchange.error, exchange.bytes_out = answer.status, "", len(answer.body)
+        exchange.progress.ended(answer.status, "", len(answer.body))
         data, unread_s = client.response(request, answer), self._context.timeouts.unread_s
-        await self._unread.send(client, exchange.caller.fairness_key, data, unread_s)
+        await self._unread.send(client, exchange.progress.caller.fairness_key, data, unread_s)
 
 
 def _answer_elsewhere(request: Request, site: Site) -> OwnResponse:

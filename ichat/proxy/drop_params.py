@@ -1,11 +1,11 @@
 """Which parameters of a request an external upstream gets: LiteLLM calls this `drop_params`.
 
-Rules decide on the members that `json_body.py` has found and return the changes; nothing is changed here.
+Rules decide on the members that a body has and return the changes; nothing is changed here.
 """
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -13,7 +13,7 @@ import attrs
 
 from ichat.config.openai_params import KNOWN
 from ichat.errors import ApiError, bad_request
-from ichat.http.json_body import Body, Member, value_of
+from ichat.http.json_body import parsed_value
 
 SUPPORTED = KNOWN - {
     "reasoning_effort", "verbosity", "thinking", "context_management", "include_server_side_tool_invocations",
@@ -29,7 +29,7 @@ PathStep = str | int | None
 
 @attrs.frozen
 class Changes:
-    """Changes to a request's body, as `json_body.rewrite_json` accepts them."""
+    """Changes to a request's body, as `RequestBody.edited` accepts them."""
 
     replace: Mapping[str, bytes]
     drop: Collection[str]
@@ -54,18 +54,17 @@ class ParamRules:
     supported_openai_params: Sequence[str] | None = None
     """Names that it supports, if these are not `SUPPORTED`."""
 
-    def plan(self, body: Body, members: Sequence[Member], *, gated: bool) -> Changes:
-        """Return the changes for a body with these members.
+    def plan(self, found: Mapping[str, bytes], *, gated: bool) -> Changes:
+        """Return the changes for a body with these members of `names`, which have their values as they are written.
 
         ``gated``: whether the upstream's support for a parameter counts on this route (completions and
         embeddings). Raises ApiError 400 for parameters that it does not support, unless they will be dropped.
         """
-        found = {member.name: member for member in members}
         drop = [name for name in found if name in self._never]
         if gated:
             unsupported = [name for name in found if name in self._gated]
-            drop += [name for name in unsupported if _is(body, found[name], b"null")]
-            passed = [name for name in unsupported if name not in drop and not _is_exempt(body, found[name])]
+            drop += [name for name in unsupported if found[name] == b"null"]
+            passed = [name for name in unsupported if name not in drop and not _is_exempt(name, found[name])]
             if passed and not self.drop_params:
                 raise _unsupported(passed)
             drop += passed
@@ -73,20 +72,16 @@ class ParamRules:
         dropped = list(drop)
         for name, paths in self._paths.items():
             if name in found and name not in drop:
-                value = value_of(body, found[name])
+                value = parsed_value(name, found[name])
                 effective = [path for path, steps in paths.items() if _drop_nested(value, steps)]
                 if effective:
                     replace[name] = _written(value, name)
                     dropped += effective
         return Changes(replace, frozenset(drop), dropped)
 
-    def concerns(self, names: Iterable[str]) -> bool:
-        """Return whether `plan` could change a body with members of these names."""
-        return not self._names.isdisjoint(names)
-
     @cached_property
-    def _names(self) -> frozenset[str]:
-        """The members that the rules are about."""
+    def names(self) -> frozenset[str]:
+        """The members that the rules are about: `plan` changes nothing in a body without any."""
         return self._gated | self._never | self._paths.keys()
 
     @cached_property
@@ -149,13 +144,9 @@ def _written(value: object, name: str) -> bytes:
         raise bad_request(f"`{name}` is nested too deep.", param=name) from error
 
 
-def _is(body: Body, member: Member, value: bytes) -> bool:
-    return member.end - member.value_start == len(value) and body.startswith(value, member.value_start)
-
-
-def _is_exempt(body: Body, member: Member) -> bool:
+def _is_exempt(name: str, value: bytes) -> bool:
     """Return whether a parameter goes to every upstream; clients send `n` = 1 without meaning."""
-    return member.name in _NEVER_REFUSED or (member.name == "n" and _is(body, member, b"1"))
+    return name in _NEVER_REFUSED or (name == "n" and value == b"1")
 
 
 def _unsupported(names: Sequence[str]) -> ApiError:

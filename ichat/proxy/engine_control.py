@@ -8,13 +8,12 @@ external route gets all of it: we cannot know the meaning of these names there.
 
 import json
 import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from ichat.errors import bad_request
-from ichat.http.heads import form_type
-from ichat.http.json_body import PARSED_BYTES_MAX, Body, Member, members_of, rewrite_json, value_of
-from ichat.http.multipart import as_members, fields_of, rewrite_form
+from ichat.http.json_body import PARSED_BYTES_MAX, parsed_value
+from ichat.http.request_body import RequestBody
 
 log = logging.getLogger(__name__)
 
@@ -76,37 +75,31 @@ def is_suspect(names: Iterable[str], of_head: Iterable[bytes]) -> bool:
     return not (WATCHED.isdisjoint(names) and HEADER_NAMES.isdisjoint(of_head))
 
 
-async def without_control(
-    body: Body, by_name: Mapping[bytes, bytes], kept: Container[str] = ()
-) -> tuple[Body, Sequence[str]]:
+async def without_control(body: RequestBody, by_name: Mapping[bytes, bytes]) -> tuple[RequestBody, Sequence[str]]:
     """Return a body without the members that steer an engine, and the names of these members, and of such headers.
 
-    `by_name` are the request's headers, `kept` are members whose values are the operator's by now.
+    `by_name` are the request's headers. Members that were set here are the operator's: they stay.
 
     The rest of the body is the same byte for byte. Raises ApiError 400 for an unreadable body, and for a CARRIER
     of more than PARSED_BYTES_MAX.
     """
-    form = form_type(by_name)
-    fields = await fields_of(body, form) if form else []
-    members = as_members(fields) if form else await members_of(body)
-    there = {member.name for member in members}
-    off = [name for name in MEMBERS if name in there and name not in kept]
-    carriers = [] if CARRIER in kept else [member for member in members if member.name == CARRIER]
-    replace, inner = _uncarried(body, carriers)
+    off = [name for name in MEMBERS if name in body.names and not body.has_set(name)]
+    carriers = [] if body.has_set(CARRIER) else [value for _, value in await body.values((CARRIER,))]
+    replace, inner = _uncarried(carriers)
     if off or inner:
-        body = rewrite_form(body, fields, replace, off) if form else rewrite_json(body, members, replace, off)
+        body = await body.edited(replace, off)
     of_head = sorted(name.decode() for name in by_name if name in HEADER_NAMES)
     return body, [*off, *(f"{CARRIER}.{name}" for name in inner), *of_head]
 
 
-def _uncarried(body: Body, carriers: Sequence[Member]) -> tuple[Mapping[str, bytes], Sequence[str]]:
+def _uncarried(carriers: Sequence[bytes]) -> tuple[Mapping[str, bytes], Sequence[str]]:
     """Return the CARRIER's new value, if it needs a new value, and the names left out; the last CARRIER counts."""
     kept: dict[str, object] = {}
     off: dict[str, None] = {}
     for carrier in carriers:
-        if carrier.end - carrier.value_start > PARSED_BYTES_MAX:
+        if len(carrier) > PARSED_BYTES_MAX:
             raise bad_request(f"`{CARRIER}` must have at most {PARSED_BYTES_MAX} bytes.", param=CARRIER)
-        value = value_of(body, carrier)
+        value = parsed_value(CARRIER, carrier)
         given = cast("dict[str, object]", value) if isinstance(value, dict) else {}
         off |= dict.fromkeys(name for name in given if name in MEMBERS)
         kept = {name: inner for name, inner in given.items() if name not in MEMBERS}

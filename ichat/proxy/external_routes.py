@@ -1,6 +1,5 @@
 """External routes: models that are served elsewhere, and the changes to requests on the way there."""
 
-import json
 import logging
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,10 +8,7 @@ import attrs
 
 from ichat.config.schema import Config, ExternalRoute
 from ichat.fleet.registered_servers import read_access
-from ichat.http.heads import form_type
-from ichat.http.json_body import Body, members_of, rewrite_json
-from ichat.http.multipart import fields_of, rewrite_form
-from ichat.http.request import Request
+from ichat.http.request_body import RequestBody
 from ichat.proxy.drop_params import ParamRules
 from ichat.routing.circuit_breaker import Circuit
 from ichat.routing.endpoint import Endpoint
@@ -36,29 +32,20 @@ class Route:
     """The path of its health check; empty if it has none."""
     _told: set[tuple[str, ...]] = attrs.field(factory=set[tuple[str, ...]], repr=False)
 
-    async def rewrite(self, request: Request, names: Iterable[str]) -> Body:
+    async def rewrite(self, body: RequestBody, path: bytes) -> RequestBody:
         """Return the body for the upstream: its own name for the model, without the parameters to drop.
 
-        `names` are of the body's members.
-
-        What need not change stays as it is, byte for byte. Raises ApiError 400 for a parameter that the upstream does
-        not support.
+        The rules are not for forms. What need not change stays as it is, byte for byte. Raises ApiError 400 for a
+        parameter that the upstream does not support.
         """
-        body = request.body
-        content_type = form_type(request.by_name)
-        if content_type:
-            if self.upstream_model is None:
-                return body
-            return rewrite_form(body, await fields_of(body, content_type), {"model": self.upstream_model.encode()})
-        if self.upstream_model is None and not self.rules.concerns(names):
-            return body
-        members = await members_of(body)
-        changes = self.rules.plan(body, members, gated=request.path.rstrip(b"/").endswith(_GATED))
-        self._tell(changes.dropped)
-        replace = dict(changes.replace)
-        if self.upstream_model is not None:
-            replace["model"] = json.dumps(self.upstream_model).encode()
-        return rewrite_json(body, members, replace, changes.drop) if replace or changes.drop else body
+        replace = {} if self.upstream_model is None else {"model": body.text(self.upstream_model)}
+        drop: Iterable[str] = ()
+        if not body.is_form and not self.rules.names.isdisjoint(body.names):
+            found = dict(await body.values(self.rules.names))
+            changes = self.rules.plan(found, gated=path.rstrip(b"/").endswith(_GATED))
+            self._tell(changes.dropped)
+            replace, drop = {**changes.replace, **replace}, changes.drop
+        return await body.edited(replace, drop) if replace or drop else body
 
     def _tell(self, dropped: Iterable[str]) -> None:
         names = tuple(sorted(dropped))

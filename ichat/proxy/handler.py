@@ -13,18 +13,17 @@ from ichat.fleet.prefix_reports import PREFIXES_PATH, REPORT_BYTES_MAX, PrefixRe
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client
-from ichat.observability.access_log import CLIENT_LEFT, AccessLog
+from ichat.observability.access_log import CLIENT_LEFT, AccessLog, shown_path
 from ichat.observability.metrics import Metrics
 from ichat.observability.request_record import ROUTES, RecordSink, UsedTokens
 from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
-from ichat.proxy.client_head import SEALED
+from ichat.proxy.client_sink import SEALED
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.control_plane import ControlPlane, OpenRoutes
 from ichat.proxy.exchange import Exchange
-from ichat.proxy.head_checks import check_head
 from ichat.proxy.late_usage import Spender
-from ichat.proxy.records import client_address, shown_path
+from ichat.proxy.progress import RequestProgress, client_address
 from ichat.proxy.refusals import over_limit
 from ichat.proxy.requests_in_flight import RequestsInFlight
 from ichat.proxy.upstream_request import JOINED_BYTES_MAX
@@ -48,6 +47,12 @@ _CONTROL_EXACT = frozenset((
     b"/", b"/console", b"/health", b"/metrics", b"/v1/models", b"/v1/usage", b"/register", b"/openapi.json",
 ))  # fmt: skip
 _CONTROL_BELOW = (b"/v1/models/", b"/v1/workers/", b"/v1/admin/", b"/v1/logs/", b"/console/")
+
+_JUDGED = frozenset((b"content-encoding", b"sec-fetch-dest", b"sec-fetch-mode"))
+_MODES = frozenset((b"cors", b"same-origin", b"no-cors"))
+"""Modes in which scripts send requests (`Sec-Fetch-Mode`, the Fetch Standard)."""
+_ELSEWHERE = frozenset((b"cross-site", b"same-site"))
+"""Origins that are not the gateway's own (`Sec-Fetch-Site`); another port of its host is `same-site`."""
 
 RequestKind = Literal["model", "engine", "response", "preflight", "worker", "control", "wrong_method", "nowhere"]
 """`model` is a known route, `engine` another route of an engine, `response` is about a kept response."""
@@ -129,7 +134,8 @@ class Gateway:
             auth.check("write", caller)
         else:
             auth.check("data", caller)
-        check_head(head)
+        if not head.by_name.keys().isdisjoint(_JUDGED):
+            _check_head(head)
         if head.length is None or head.length > JOINED_BYTES_MAX:
             refusal = self.context.quotas.refusal(caller.key_name, trio.current_time())
             if refusal is not None:  # before a large body is sent in vain
@@ -161,41 +167,42 @@ class Gateway:
     async def answer(self, request: Request, client: Client, caller: Caller) -> None:
         """Answer a request through an upstream. Raises ApiError if nothing has been sent."""
         exchange, phase = Exchange(self.context, request, client, caller), ""
+        progress = exchange.progress
         try:
             await self._answers[kind_of(request, self.cors)](exchange, request, client)
         except ApiError as error:
-            exchange.status, exchange.error = error.status, error.code
+            progress.ended(error.status, error.code)
             self._metrics.refused(error.limit or error.code, caller.key_name)
             raise
         except trio.Cancelled:
-            phase = exchange.phase
-            if not await self.in_flight.end_if_cancelled(exchange):  # noqa: ASYNC102 it has a shield with a bound
-                exchange.status, exchange.error = (CLIENT_LEFT, "client_left") if client.has_left else (503, "draining")
-            elif not exchange.is_answered:  # an error after the head is counted by the metrics themselves
-                self._metrics.refused(exchange.error, caller.key_name)
+            phase = progress.phase
+            if not await self.in_flight.end_if_cancelled(progress):  # noqa: ASYNC102 it has a shield with a bound
+                progress.ended(*((CLIENT_LEFT, "client_left") if client.has_left else (503, "draining")))
+            elif not progress.is_answered:  # an error after the head is counted by the metrics themselves
+                self._metrics.refused(progress.error, caller.key_name)
             raise
         finally:
-            self.in_flight.exchanges.pop(exchange, None)
-            record = exchange.record(phase)
+            self.in_flight.requests.pop(progress, None)
+            record = progress.record(phase)
             for sink in self._sinks:
                 sink.ended(record)
 
     async def _answer_model(self, exchange: Exchange, request: Request, _client: Client) -> None:
-        self._begin(exchange, request, is_known=True)
+        self._begin(exchange.progress, request, is_known=True)
         await exchange.forward()
 
     async def _answer_engine(self, exchange: Exchange, request: Request, _client: Client) -> None:
-        self._begin(exchange, request, is_known=False)
+        self._begin(exchange.progress, request, is_known=False)
         await exchange.forward()
 
     async def _answer_response(self, exchange: Exchange, request: Request, _client: Client) -> None:
-        self._begin(exchange, request, is_known=False)
+        self._begin(exchange.progress, request, is_known=False)
         await exchange.forward_to_holder()
 
     async def _answer_preflight(self, exchange: Exchange, request: Request, client: Client) -> None:
         assert self.cors is not None
         await client.respond(request, NO_CONTENT, self.cors.answer(request.path, request.headers), b"")
-        exchange.status, exchange.error = NO_CONTENT, ""
+        exchange.progress.ended(NO_CONTENT, "")
 
     async def _refuse_method(self, _exchange: Exchange, request: Request, _client: Client) -> None:
         raise errors.method_not_allowed(request.method.decode("latin-1"), request.path.decode("latin-1"), "POST")
@@ -213,25 +220,25 @@ class Gateway:
         if quotas.has_periods:
             quotas.spend(spender.key_name, spender.model, used.input, used.output, used.cached)
 
-    def _begin(self, exchange: Exchange, request: Request, *, is_known: bool) -> None:
+    def _begin(self, progress: RequestProgress, request: Request, *, is_known: bool) -> None:
         """Count and trace a request to a model from now on; `is_known` says that its path is one of few."""
-        exchange.is_counted = True
-        self.in_flight.exchanges[exchange] = False
+        progress.is_counted = True
+        self.in_flight.requests[progress] = False
         self._metrics.request_began()
-        exchange.forwarded.trace = self._tracing.begin(request.headers, request.path, is_known=is_known)
+        progress.trace = self._tracing.begin(request.headers, request.path, is_known=is_known)
 
     async def _answer_worker(self, exchange: Exchange, request: Request, client: Client) -> None:
         """Answer a heartbeat or a report of prefixes here, since a thousand workers send them. Raises ApiError."""
         receiver = self._prefix_reports if request.path == PREFIXES_PATH else self._heartbeats
-        with self._control.joins.hold(exchange.caller.fairness_key):
-            body = await receiver.receive(request.body, exchange.caller)
+        with self._control.joins.hold(exchange.progress.caller.fairness_key):
+            body = await receiver.receive(request.body, exchange.progress.caller)
         await client.respond(request, 200, _JSON, body)
-        exchange.status, exchange.error, exchange.bytes_out = 200, "", len(body)
+        exchange.progress.ended(200, "", len(body))
 
     async def _answer_control(self, exchange: Exchange, request: Request, client: Client) -> None:
         await self._control.answer(exchange, request, client)
-        if exchange.error:
-            self._metrics.refused(exchange.error, exchange.caller.key_name)
+        if exchange.progress.error:
+            self._metrics.refused(exchange.progress.error, exchange.progress.caller.key_name)
 
     def refused(self, error: ApiError, request_id: bytes, peer: str, head: RequestHead | None) -> None:
         """Record a refusal of bytes that were not yet a request."""
@@ -278,3 +285,26 @@ def _is_about_response(request: Request) -> bool:
     if request.method not in (b"GET", b"HEAD", b"DELETE"):
         raise errors.method_not_allowed(request.method.decode("latin-1"), shown_path(request.path), "DELETE, GET, HEAD")
     return True
+
+
+def _check_head(head: RequestHead) -> None:
+    """Raise ApiError for a request that no upstream may get: 403 for a browser's own request, 415 for a coded body."""
+    for name, value in head.headers:
+        if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
+            raise errors.coded_body(value.decode("latin-1")[:40])
+        if name == b"sec-fetch-dest" and value != b"empty":
+            raise _not_by_a_script(f"is a browser's own, for a `{value.decode('latin-1')[:40]}`")
+        if name == b"sec-fetch-mode":
+            _check_mode(value, head.by_name.get(b"sec-fetch-site", b""))
+
+
+def _check_mode(mode: bytes, site: bytes) -> None:
+    """Raise ApiError for a mode that no script uses, or in which a script of another origin cannot read the answer."""
+    if mode not in _MODES:
+        raise _not_by_a_script(f"is a browser's own, of the mode `{mode.decode('latin-1')[:40]}`")
+    if mode == b"no-cors" and site in _ELSEWHERE:
+        raise _not_by_a_script("is of a page of another origin that cannot read it (`no-cors`)")
+
+
+def _not_by_a_script(why: str) -> ApiError:
+    return errors.forbidden(f"Programs, and pages that may read the answer, send requests for models: this one {why}.")

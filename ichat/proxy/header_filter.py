@@ -32,7 +32,7 @@ _CLIENTS_BEGIN = (
 """The same: those of proxies that sign people in carry their tokens and certificates, too."""
 NOT_OF_REQUESTS = FORWARDED | _OF_BROWSERS | _CLIENTS
 NOT_OF_REQUESTS_BEGIN = (INTERNAL, b"sec-", *_CLIENTS_BEGIN)
-"""`sec-` is the browser's word on the page that asks. The gateway has judged it (`head_checks.py`), and a worker
+"""`sec-` is the browser's word on the page that asks. The gateway has judged it (`handler.py`), and a worker
 that found it would refuse requests that the gateway let in."""
 
 _ORDERS_TO_BROWSERS = frozenset((

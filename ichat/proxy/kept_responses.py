@@ -1,15 +1,19 @@
-"""Requests about a response that a worker keeps: the permitted requests, and the keys that may use its model."""
+"""Requests about a response that a worker keeps, and requests that continue such a response: what is allowed."""
 
 from collections.abc import Collection, Mapping
 
+import attrs
+
 from ichat import errors
-from ichat.fleet.responses import ResponseMissing, holder_of
+from ichat.fleet.fleet_view import FleetView
+from ichat.fleet.responses import ResponseMissing, continued_among, continued_by, holder_of
 from ichat.http.request import Request
+from ichat.observability.access_log import shown_path
 from ichat.protocol.responses import is_of_model
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.model_request import check_path
-from ichat.proxy.records import shown_path
 from ichat.proxy.refusals import response_missing
+from ichat.routing.aliases import Plan
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import Caller
 
@@ -43,6 +47,24 @@ def kept_response(context: GatewayContext, request: Request, caller: Caller) -> 
     if not models or endpoint is None:
         raise errors.response_not_found(response_id, _NOT_FOR)
     return models[0], endpoint
+
+
+def continue_response(
+    registry: FleetView, response_id: str, model: str, plan: Plan | None
+) -> tuple[Plan | None, Endpoint | None]:
+    """Return the plan that is left for a request that continues a response, and the only endpoint that keeps it.
+
+    The plan is None for the name of a model, the endpoint is None where only an upstream knows. Raises ApiError 404.
+    """
+    if plan is None:
+        found = continued_by(registry, response_id, model)
+        if isinstance(found, ResponseMissing):
+            raise response_missing(found, "previous_response_id")
+        return None, found
+    left = continued_among(registry, response_id, tuple(dict.fromkeys(plan.targets + plan.alias.models)))
+    if isinstance(left, ResponseMissing):
+        raise response_missing(left, "previous_response_id")
+    return Plan(left[0], attrs.evolve(plan.alias, longer=None)), left[1]
 
 
 def check_continued(context: GatewayContext, caller: Caller, response_id: str) -> None:

@@ -6,10 +6,12 @@ The gateway's request has a ticket, which only its worker can know. A report for
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ichat.errors import ApiError, bad_request
 from ichat.fleet.fleet_view import FleetView
 from ichat.listeners import Listeners
 from ichat.observability.request_record import UsedTokens
 from ichat.protocol.usage import LateUsage, new_ticket
+from ichat.routing.endpoint import Endpoint
 
 WAITING_MAX = 10_000
 """At most this many responses in the background are known: the newest."""
@@ -50,6 +52,19 @@ class LateUsageBook:
                 self.forget(ticket)
         return self._by_key.get(key_name, 0) >= OF_A_LIMITED_KEY_MAX
 
+    def begin(self, endpoint: Endpoint, key_name: str, model: str, *, is_limited: bool) -> str:
+        """Return the ticket of a request to this endpoint; "" if the endpoint cannot report the usage later.
+
+        Raises ApiError where tokens are limited: 400 where they could not be counted, 429 where too many are not yet.
+        """
+        if not endpoint.reports_late_usage:
+            if is_limited:
+                raise _uncounted(endpoint.upstream.name)
+            return ""
+        if is_limited and self.is_full_for(key_name):
+            raise _too_many()
+        return self.expect(key_name, model, endpoint.id.decode())
+
     def expect(self, key_name: str, model: str, worker: str) -> str:
         """Note a request that is about to be sent to this worker; return its ticket."""
         if len(self._spenders) >= WAITING_MAX:
@@ -79,3 +94,14 @@ class LateUsageBook:
     def _start_of(self, worker: str) -> str:
         known = self._registry.get(worker)
         return known.heartbeat.start_id if known is not None and known.heartbeat is not None else ""
+
+
+def _too_many() -> ApiError:
+    sentence = f"A key with a limit of tokens may have {OF_A_LIMITED_KEY_MAX} responses in the background: wait."
+    return ApiError(429, "overloaded", sentence, kind="rate_limit_error", retry_after_s=5)
+
+
+def _uncounted(name: str) -> ApiError:
+    """Return the error for a key with limited tokens, where this upstream counts none."""
+    sentence = f"background must not be true for a key with a limit of tokens or a budget: {name} does not count them."
+    return bad_request(sentence, param="background")

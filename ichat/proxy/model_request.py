@@ -1,15 +1,15 @@
 """The model and the other parts of a request for a model that the gateway reads."""
 
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ichat import errors
 from ichat.http.heads import form_type
-from ichat.http.json_body import model_of, read_members
 from ichat.http.multipart import model_of_form, read_form
 from ichat.http.request import Request
+from ichat.http.request_body import RequestBody, form_body, read_model_body
 from ichat.observability.request_record import ROUTES
+from ichat.protocol.messages import HOP_HEADER
 from ichat.protocol.responses import is_background
 from ichat.proxy.upstream_request import hops_of
 
@@ -27,8 +27,7 @@ class ModelRequest(NamedTuple):
     """The parts of a request for a model that the gateway reads."""
 
     model: str
-    names: Sequence[str]
-    """The names of the body's members, or of the form's fields."""
+    body: RequestBody
     is_stream: bool
     previous_response_id: str | None
     """The response that it continues, if it names any."""
@@ -49,7 +48,7 @@ async def read_model_request(request: Request) -> ModelRequest:
     """
     if request.path not in ROUTES:
         check_path(request.path)
-    if hops_of(request.by_name) >= HOPS_MAX:
+    if HOP_HEADER in request.by_name and hops_of(request.by_name) >= HOPS_MAX:
         raise errors.loop_detected()
     _check_content_type(request)
     content_type = form_type(request.by_name)
@@ -61,15 +60,15 @@ async def read_model_request(request: Request) -> ModelRequest:
         ])  # fmt: skip
         return ModelRequest(
             model_of_form(form.body, form.fields),
-            [field.name for field in form.fields],
+            form_body(form.body, form.fields),
             is_stream=False,
             previous_response_id=None,
         )
-    members = await read_members(request.body, _READ_MEMBERS)
+    model, body, members = await read_model_body(request.body, _READ_MEMBERS)
     previous = members.get("previous_response_id")
     return ModelRequest(
-        model_of(members),
-        (*members,),
+        model,
+        body,
         members.get("stream") is True,
         None if previous is None else str(previous),
         request.path.endswith(b"/responses") and is_background(members.get("background")),

@@ -1,25 +1,49 @@
 """The client's view of a refusal: the values of the domain become errors with a status here."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
 from ichat import errors
 from ichat.errors import ApiError
 from ichat.fleet.responses import ResponseMissing
-from ichat.http.keepalive import COMMENT_BYTES_MAX
 from ichat.routing.availability import Draining, Full, Loadable, NotReady, QueueTimeout, Refusal
 from ichat.routing.choice import RETRY_AFTER_S
 from ichat.security.period_limits import PeriodStanding
 from ichat.security.rate_limits import QuotaRefusal
 
-_COMMENT_BYTES_MAX = COMMENT_BYTES_MAX - 16
-"""For the words of a comment, in a chunk."""
-_NAME_BYTES_MAX = 72
-"""Bytes of a model's name in a comment, at most."""
 LOAD_RETRY_S = 5
 """The Retry-After of a request for a model that is loaded now, if the duration of the load is not known."""
+
+
+@attrs.frozen
+class Failure:
+    """The error that a client gets if the request goes no further; see `ApiError`."""
+
+    status: int
+    code: str
+    message: str
+    kind: str = "invalid_request_error"
+    param: str | None = None
+    retry_after_s: int | None = None
+    retry: bool | None = None
+    limit: str = ""
+
+    @classmethod
+    def of(cls, error: ApiError) -> "Failure":
+        """Return the facts of an error, without its traceback."""
+        return cls(
+            error.status, error.code, error.message, error.kind, error.param, error.retry_after_s, error.retry,
+            error.limit,
+        )  # fmt: skip
+
+    def error(self) -> ApiError:
+        """Return it as an exception, for the edge."""
+        return ApiError(
+            self.status, self.code, self.message, kind=self.kind, param=self.param, retry_after_s=self.retry_after_s,
+            retry=self.retry, limit=self.limit,
+        )  # fmt: skip
 
 
 @attrs.frozen
@@ -52,21 +76,6 @@ def no_lease(
             return errors.queue_timeout(model, bound.seconds, RETRY_AFTER_S, f"timeouts.{bound.name}")
         case _:
             return errors.model_not_found(model, known())
-
-
-def load_comment(model: str, words: str) -> bytes:
-    """Return the comment for a stream that waits for a model: the worker's current work, and its expected duration.
-
-    It has at most `keepalive.COMMENT_BYTES_MAX` with what stands around it.
-    """
-    head = f"loading {_cut(model, _NAME_BYTES_MAX)}"
-    left = _COMMENT_BYTES_MAX - len(f"{head}: ".encode())
-    words = _cut("".join(character if character.isprintable() else "?" for character in words), left)
-    return f"{head}{f': {words}' if words else ''}".encode()
-
-
-def _cut(text: str, bytes_max: int) -> str:
-    return text.encode()[: max(0, bytes_max)].decode(errors="ignore")
 
 
 def response_missing(missing: ResponseMissing, param: str | None = None) -> ApiError:
@@ -102,3 +111,26 @@ def _over_period(period: PeriodStanding, name: str, wait_s: int) -> ApiError:
 def _amount(number: float) -> str:
     """Return a number of tokens, or an amount of money, as a sentence has it."""
     return f"{number:,.4f}".rstrip("0").rstrip(".")
+
+
+def failure_of_all(name: str, failures: Sequence[tuple[str, Failure]]) -> Failure:
+    """Return the error of a request for `name` that no model has answered: the last model's, with the words of all."""
+    _, last = failures[-1]
+    is_unknown = last.code == "model_not_found"
+    if len(failures) == 1 and not is_unknown:
+        return last
+    told = "; ".join(_told(model, one) for model, one in failures)
+    waits = [one.retry_after_s for _, one in failures if one.retry_after_s is not None]
+    message = f"No model answers for `{name}`: {told}."
+    last = attrs.evolve(last, message=message, retry_after_s=min(waits, default=None))
+    if is_unknown:
+        return attrs.evolve(last, status=503, code="model_not_ready", kind="server_error", param=None)
+    return last
+
+
+def _told(model: str, failure: Failure) -> str:
+    if failure.code == "model_not_found":
+        return f"`{model}` is not here: no worker and no external route has it"
+    words = failure.message.removesuffix(".")
+    rest = words.removeprefix(f"The model `{model}` ")
+    return f"`{model}` {rest}" if rest != words else f"`{model}`: {words}"

@@ -1,8 +1,9 @@
 """The requests in flight: the operators' view of those that have begun and not ended, and how they are cancelled.
 
-A request costs an insertion and a deletion. All else is read from its exchange when an operator asks.
+A request costs an insertion and a deletion. All else is read from its progress when an operator asks.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import attrs
@@ -12,7 +13,7 @@ from ichat import errors
 from ichat.errors import ApiError
 from ichat.observability.request_record import RequestRecord
 from ichat.protocol.messages import Count
-from ichat.proxy.exchange import Exchange
+from ichat.proxy.progress import RequestProgress
 from ichat.texts import some_of
 
 SHOWN_MAX = 200
@@ -66,23 +67,19 @@ class RequestsView:
 
 
 class RequestsInFlight:
-    """The exchanges of requests to models that have begun and not ended."""
+    """The requests to models that have begun and not ended."""
 
     def __init__(self) -> None:
-        self.exchanges: dict[Exchange, bool] = {}
+        self.requests: dict[RequestProgress, bool] = {}
         """In the order of their beginnings; whether an operator has cancelled each."""
 
     def __repr__(self) -> str:
-        return f"<RequestsInFlight {len(self.exchanges)}>"
+        return f"<RequestsInFlight {len(self.requests)}>"
 
     def view(self) -> RequestsView:
         """Return the facts about the oldest requests."""
-        now, chosen = trio.current_time(), list[Exchange]()
-        for exchange in self.exchanges:
-            chosen.append(exchange)
-            if len(chosen) == SHOWN_MAX:
-                break
-        return RequestsView([_view_of(exchange, now) for exchange in chosen], len(self.exchanges))
+        now, oldest = trio.current_time(), itertools.islice(self.requests, SHOWN_MAX)
+        return RequestsView([_view_of(progress, now) for progress in oldest], len(self.requests))
 
     def cancel(self, request_id: str) -> bool:
         """Cancel the request of this id, the gateway's or the client's own; return whether there is such a request.
@@ -90,56 +87,53 @@ class RequestsInFlight:
         Raises ApiError 409 for an id that clients have given several requests.
         """
         wanted = request_id.encode()
-        requests = [(one, one.forwarded.request) for one in self.exchanges]
-        found = [one for one, request in requests if request.own_id == wanted]
-        found = found or [one for one, request in requests if request.id == wanted]
+        found = [one for one in self.requests if one.request.own_id == wanted]
+        found = found or [one for one in self.requests if one.request.id == wanted]
         if len(found) > 1:
-            own = some_of((one.forwarded.request.own_id.decode() for one in found), "GET /v1/admin/requests lists all")
+            own = some_of((one.request.own_id.decode() for one in found), "GET /v1/admin/requests lists all")
             raise ApiError(
                 409,
                 "ambiguous_id",
                 f"{len(found)} requests have the id {request_id}: cancel one by its own: {own}.",
             )
-        for exchange in found:
-            self.exchanges[exchange] = True
-            exchange.forwarded.client.scope.cancel()
+        for progress in found:
+            self.requests[progress] = True
+            progress.client.scope.cancel()
         return bool(found)
 
-    async def end_if_cancelled(self, exchange: Exchange) -> bool:
+    async def end_if_cancelled(self, progress: RequestProgress) -> bool:
         """End the response of a request that was cancelled; return whether an operator has cancelled it.
 
         It is a 503 where nothing was sent, an event where the client has whole events, and otherwise a broken
         connection. The connection ends in any case.
         """
-        client, forwarded = exchange.forwarded.client, exchange.forwarded
-        if client.has_left or not self.exchanges.get(exchange):
+        client, request = progress.client, progress.request
+        if client.has_left or not self.requests.get(progress):
             return False
-        error, relay = errors.request_cancelled(), forwarded.relay
-        exchange.error = error.code
-        if not exchange.is_answered:
-            exchange.status = error.status
+        error, relay = errors.request_cancelled(), None if progress.leg is None else progress.leg.relay
+        progress.error = error.code
+        if not progress.is_answered:
+            progress.status = error.status
         client.close_after_response()
-        event = error.event(forwarded.path)
+        event = error.event(progress.path)
         with trio.move_on_after(REPLY_S, shield=True):
             if not client.head_sent:
-                request = forwarded.request
                 await client.send_all(client.error_response(error, request.id, request.method, request.path))
             elif relay is not None and relay.has_head:
                 if relay.may_insert:
                     await client.end_with_event(b"\n\n" + event)
-            elif forwarded.keepalive is not None and forwarded.keepalive.has_begun:
+            elif progress.keepalive is not None and progress.keepalive.has_begun:
                 await client.end_with_event(event)
         return True
 
 
-def _view_of(exchange: Exchange, now: float) -> RequestView:
-    forwarded, phase = exchange.forwarded, exchange.phase
-    age_s = now - forwarded.started_at
-    record: RequestRecord = exchange.record(phase)
-    is_stream = exchange.is_stream or phase in ("first_token", "streaming")
+def _view_of(progress: RequestProgress, now: float) -> RequestView:
+    phase, age_s = progress.phase, now - progress.started_at
+    record: RequestRecord = progress.record(phase)
+    is_stream = progress.is_stream or phase in ("first_token", "streaming")
     return RequestView(
         id=record.id,
-        own_id=forwarded.request.own_id.decode(),
+        own_id=progress.request.own_id.decode(),
         key=record.key_name,
         client=record.client,
         model=record.model,

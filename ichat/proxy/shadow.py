@@ -5,27 +5,25 @@ waits in no queue, loads no model, has no second attempt, and counts for no limi
 """
 
 import hashlib
-import json
 import logging
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 
 import attrs
-import h11
 import trio
 
 from ichat.config.models import ShadowConfig
 from ichat.config.schema import Config, Timeouts
 from ichat.errors import ApiError
-from ichat.http.client import FAILURES, HttpResponse, connect
-from ichat.http.heads import form_type
-from ichat.http.json_body import Body, members_of, rewrite_json
+from ichat.http.pool import Pool
 from ichat.http.request import Request
+from ichat.http.request_body import RequestBody
 from ichat.observability.counts import ShadowCounts
 from ichat.observability.request_record import ROUTES
-from ichat.proxy.engine_control import without_control
+from ichat.proxy.leg import Leg, Nowhere
+from ichat.proxy.steps import AttemptStep
 from ichat.proxy.token_usage import TokenUsage
-from ichat.proxy.upstream_request import build_upstream_request
+from ichat.proxy.upstream_request import build_upstream_request, prepare_body
 from ichat.routing.aliases import Alias
 from ichat.routing.availability import Full
 from ichat.routing.balancer import Balancer
@@ -52,31 +50,19 @@ class Copy:
     model: str
     """The shadow, which gets the copy."""
     request: Request
-    names: Sequence[str]
-    """The names of the body's members."""
+    """Without its body."""
+    body: RequestBody
+    """As the name changes it."""
     grant: Grant
     is_suspect: bool
-    """Whether it may have members or headers that no worker gets from this caller; see `ForwardedRequest`."""
+    """Whether it may have members or headers that no worker gets from this caller; see `RequestProgress`."""
     proof: bytes
     timeouts: Timeouts
-    kept: Collection[str] = ()
-    """Members with values of the operator."""
-
-    async def body_for(self, endpoint: Endpoint) -> Body:
-        """Return the body as this endpoint wants it. Raises ApiError where it must not have it."""
-        body = self.request.body
-        replace = {"model": json.dumps(self.model).encode()}
-        body = self.request.body = rewrite_json(body, await members_of(body), replace, ())
-        if endpoint.route is not None:
-            return await endpoint.route.rewrite(self.request, self.names)
-        if self.is_suspect:
-            body, _ = await without_control(body, self.request.by_name, self.kept)
-        return body
 
 
 def copy_of(
     request: Request,
-    names: Sequence[str],
+    body: RequestBody,
     alias: Alias,
     *,
     grant: Grant,
@@ -88,7 +74,7 @@ def copy_of(
 
     A form has no copy, nor has a request that continues a response, which only a single worker keeps.
     """
-    if request.path not in ROUTES or form_type(request.by_name) or "previous_response_id" in names:
+    if request.path not in ROUTES or body.is_form or "previous_response_id" in body.names:
         return None
     if alias.shadow is None:
         return None
@@ -98,11 +84,11 @@ def copy_of(
         path=request.path,
         version=b"1.1",
         headers=[header for header in request.headers if header[0] not in CREDENTIALS],
-        body=request.body,
+        body=b"",
         id=request.id + ID_SUFFIX,
         keep_alive=False,
     )
-    return Copy(alias.name, alias.shadow.model, again, names, grant, is_suspect, proof, timeouts, alias.set)
+    return Copy(alias.name, alias.shadow.model, again, body, grant, is_suspect, proof, timeouts)
 
 
 def is_copied(alias: str, shadow: ShadowConfig, session: bytes, draw: Callable[[], float] = random.random) -> bool:
@@ -116,8 +102,9 @@ def is_copied(alias: str, shadow: ShadowConfig, session: bytes, draw: Callable[[
 class Shadows:
     """The copies under way, in a nursery of their own."""
 
-    def __init__(self, balancer: Balancer, counts: ShadowCounts, copies_max: int) -> None:
+    def __init__(self, balancer: Balancer, pool: Pool, counts: ShadowCounts, copies_max: int) -> None:
         self._balancer = balancer
+        self._pool = pool
         self._counts = counts
         self._copies_max = copies_max
         self._under_way = 0
@@ -150,7 +137,7 @@ class Shadows:
         """Begin to send a copy, or return why not."""
         if self._nursery is None or self._nursery.cancel_scope.cancel_called:
             return "draining"
-        if len(copy.request.body) > COPIED_BYTES_MAX:
+        if len(copy.body.data) > COPIED_BYTES_MAX:
             return "too_large"
         if self._under_way >= self._copies_max:
             return "busy"
@@ -169,16 +156,15 @@ class Shadows:
         usage = TokenUsage(copy.request.path)
         began, result = trio.current_time(), "cancelled"
         try:
-            result = str(await _exchange(copy, lease.endpoint, usage))
-            said = usage.said()
-            self._counts.add_response(copy.model, trio.current_time() - began, 0 if said is None else said.total)
-        except trio.TooSlowError:
-            result = "timeout"
+            outcome = await (await self._leg_of(copy, lease.endpoint, usage)).run()
+            result = "timeout" if outcome.kind == "late" else "failed"
+            if outcome.kind == "answered":
+                result, said = str(outcome.status), usage.said()
+                self._counts.add_response(copy.model, trio.current_time() - began, 0 if said is None else said.total)
+            elif outcome.failure is not None:
+                log.info("a copy for %s failed: %s", copy.alias, outcome.failure.message)
         except ApiError as error:
             result = error.code
-        except FAILURES as error:
-            log.info("a copy for %s failed at %s: %s", copy.alias, lease.endpoint.upstream.name, error)
-            result = "failed"
         except Exception:
             log.exception("a bug sending a copy for %s", copy.alias)
             result = "failed"
@@ -187,30 +173,15 @@ class Shadows:
             lease.release()
             self._counts.add(copy.alias, copy.model, result)
 
-
-async def _exchange(copy: Copy, endpoint: Endpoint, usage: TokenUsage) -> int:
-    """Send a copy to an endpoint, read the response to its end, and return its status. Raises one of FAILURES."""
-    timeouts = copy.timeouts
-    first_byte_s, stall_s = endpoint.timeouts or (timeouts.first_byte_s, timeouts.stream_stall_s)
-    body = await copy.body_for(endpoint)
-    pieces = build_upstream_request(
-        copy.request, body, endpoint, grant=copy.grant, proof=copy.proof,
-        added=[(b"connection", b"close")], reads_response=True,
-    )  # fmt: skip
-    parser = h11.Connection(h11.CLIENT)  # it has to know that a request was sent, though not which
-    parser.send(h11.Request(method=copy.request.method, target="/", headers=[(b"host", b"-")]))
-    parser.send(h11.EndOfMessage())
-    with trio.fail_after(timeouts.connect_s):
-        stream = await connect(endpoint.upstream)
-    async with HttpResponse(parser, stream) as response:
-        with trio.fail_after(first_byte_s):
-            for piece in pieces:
-                await stream.send_all(piece)
-            await response.receive_head()
-        while not response.is_complete:
-            data = bytearray(response.parse())
-            usage.see(data, len(data))
-            if not response.is_complete:
-                with trio.fail_after(stall_s):
-                    await response.receive()
-        return response.status
+    async def _leg_of(self, copy: Copy, endpoint: Endpoint, usage: TokenUsage) -> Leg:
+        """Return the exchange with an endpoint. Raises ApiError for a body that the endpoint must not get."""
+        request, timeouts = copy.request, copy.timeouts
+        first_byte_s, stall_s = endpoint.timeouts or (timeouts.first_byte_s, timeouts.stream_stall_s)
+        body = await copy.body.edited({"model": copy.body.text(copy.model)})
+        body, _ = await prepare_body(request, body, endpoint, is_suspect=copy.is_suspect)
+        pieces = build_upstream_request(
+            request, body.data, endpoint, grant=copy.grant, proof=copy.proof, added=(), reads_response=True
+        )
+        id_ = endpoint.id.decode()
+        step = AttemptStep(id_, copy.model, first_byte_s=first_byte_s, stall_s=stall_s, passes_all=True)
+        return Leg(self._pool, endpoint, step, Nowhere(), pieces, request.method, usage)

@@ -87,26 +87,17 @@ class TokenUsage:
                 output = max(0, counts[b"total"] - given)
         return _used(given or 0, output or 0, cached)
 
-    def prompt(self) -> tuple[int, int] | None:
-        """Return the tokens of the prompt and how many of them were cached; None where the response does not say it."""
-        said = self.said()
-        if said is None or not said.input or self._counts.keys().isdisjoint((b"cached", b"cache_read_input")):
-            return None
-        return said.input, said.cached
-
-
-def is_counted(path: bytes) -> bool:
-    """Return whether the response to a request for this path may report tokens that the request used.
-
-    The usage of an earlier request is repeated with its response, and counting tokens uses none.
-    """
-    return path != RESPONSE_PATH and not path.endswith(b"/count_tokens")
+    @property
+    def tells_cached(self) -> bool:
+        """Whether the response says how many tokens of the prompt were cached."""
+        return not self._counts.keys().isdisjoint((b"cached", b"cache_read_input"))
 
 
 class ReportedUsage:
     """The tokens that the worker itself reports beside the response's body. The body is not read for it."""
 
     __slots__ = ("_header", "_trailers")
+    tells_cached = True
 
     def __init__(self) -> None:
         self._header = b""
@@ -130,11 +121,6 @@ class ReportedUsage:
         """Return the tokens; None if the response has not reported them, or not yet."""
         told = parse_usage(self._header) if self._header else usage_in_trailers(self._trailers)
         return None if told is None else _used(*told)
-
-    def prompt(self) -> tuple[int, int] | None:
-        """Return the tokens of the prompt and how many of them were cached; None if the response has no such report."""
-        said = self.said()
-        return (said.input, said.cached) if said is not None and said.input else None
 
 
 def _used(given: int, output: int, cached: int) -> UsedTokens:
@@ -176,3 +162,14 @@ def tokens_used(
 def estimate(bytes_in: int, events: int) -> UsedTokens:
     """Return a guess for a stream without a count: a token for each event, and the request's by its length."""
     return UsedTokens(min(bytes_in // BYTES_PER_TOKEN, REQUEST_TOKENS_MAX), events, is_estimate=True)
+
+
+def usage_reader(path: bytes, *, reports_usage: bool) -> TokenUsage | ReportedUsage | None:
+    """Return the reader of the tokens that a response reports; None for a path without such reports.
+
+    The usage of an earlier request is repeated with its response, and counting tokens uses none. `reports_usage` says
+    that the endpoint is a worker that reports them itself.
+    """
+    if path == RESPONSE_PATH or path.endswith(b"/count_tokens"):
+        return None
+    return ReportedUsage() if reports_usage else TokenUsage(path)

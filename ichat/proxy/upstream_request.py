@@ -2,14 +2,15 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ichat.http.heads import HOP_BY_HOP, hop_by_hop_of, request_head
 from ichat.http.json_body import Body
 from ichat.http.request import Request
+from ichat.http.request_body import RequestBody
 from ichat.observability.tracing import NAMES as TRACE_HEADERS
 from ichat.protocol.messages import HOP_HEADER
-from ichat.proxy.engine_control import HEADER_NAMES, HEADER_PREFIXES
+from ichat.proxy.engine_control import HEADER_NAMES, HEADER_PREFIXES, without_control
 from ichat.proxy.header_filter import NOT_OF_REQUESTS, NOT_OF_REQUESTS_BEGIN, IsLeftOut, left_out
 from ichat.routing.endpoint import Endpoint
 from ichat.security.auth import CREDENTIALS
@@ -45,6 +46,21 @@ def hops_of(by_name: Mapping[bytes, bytes]) -> int:
     """Return how many gateways a request has passed, by its headers."""
     value = by_name.get(HOP_HEADER, b"")
     return int(value) if value.isdigit() and len(value) < 3 else 0
+
+
+async def prepare_body(
+    request: Request, body: RequestBody, endpoint: Endpoint, *, is_suspect: bool
+) -> tuple[RequestBody, Sequence[str]]:
+    """Return the body that an endpoint gets, and the names of members and headers that it does not get.
+
+    `is_suspect` says that there may be some that would steer an engine. Raises ApiError for a request that the
+    endpoint must not get: 400, 404.
+    """
+    if endpoint.access is not None:
+        endpoint.check_path(request.path)
+    if endpoint.route is not None:
+        return await endpoint.route.rewrite(body, request.path), ()
+    return await without_control(body, request.by_name) if is_suspect else (body, ())
 
 
 def build_upstream_request(

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ichat.errors import ApiError, not_found
+from ichat.observability.access_log import shown_path
 from ichat.observability.request_record import ROUTES
-from ichat.proxy.records import shown_path
 from ichat.security.origins import Site
 from ichat.security.rules import ROUTES as CONTROL_ROUTES
 

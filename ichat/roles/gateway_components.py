@@ -174,11 +174,11 @@ def build_data_plane(
     access = AccessLog(config.logs.access_log, config.logs.access_lines_max, config.logs.format)
     hub = Hub()
     metrics = Metrics(registry, balancer, lambda: control.monitor.report, lambda: control.supervisor.loader.counts)
+    pool = Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s)
     context = GatewayContext(
         config, auth, control.quotas,
-        registry=fleet, balancer=balancer, gaps=metrics.gaps,
-        pool=Pool(hub, connect_s=timeouts.connect_s, idle_s=timeouts.upstream_idle_s),
-        shadows=Shadows(balancer, metrics.shadows, config.routing.shadows_max),
+        registry=fleet, balancer=balancer, gaps=metrics.gaps, pool=pool,
+        shadows=Shadows(balancer, pool, metrics.shadows, config.routing.shadows_max),
     )  # fmt: skip
     prefix_reports = PrefixReportReceiver(
         control.heartbeats, registry, balancer.prefixes, evicted=metrics.prefixes_evicted

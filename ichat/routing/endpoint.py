@@ -1,15 +1,13 @@
 """Places that requests are sent to, with what this process counts and has seen of them."""
 
 import math
-from collections.abc import Iterable
 from typing import Protocol
 
 import attrs
 
 from ichat.http.heads import Headers
-from ichat.http.json_body import Body
 from ichat.http.pool import Upstream
-from ichat.http.request import Request
+from ichat.http.request_body import RequestBody
 from ichat.listeners import Listeners
 from ichat.protocol.messages import PROOF_HEADER, Heartbeat
 from ichat.routing.access import Access
@@ -35,8 +33,8 @@ class RequestTransform(Protocol):
         """The path of its health check; empty if it has none."""
         ...
 
-    async def rewrite(self, request: Request, names: Iterable[str]) -> Body:
-        """Return the body for the upstream; `names` are of its members. Raises ApiError 400."""
+    async def rewrite(self, body: RequestBody, path: bytes) -> RequestBody:
+        """Return the body for the upstream; `path` is the request's. Raises ApiError 400."""
         ...
 
 

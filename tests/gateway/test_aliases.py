@@ -11,8 +11,9 @@ from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, code_of, event,
 from ichat.config import load as configuration
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.http.request import Request
+from ichat.http.request_body import RequestBody
 from ichat.protocol.messages import Heartbeat, response_tag
-from ichat.proxy.attempt import Attempt
+from ichat.proxy.leg import Leg
 from ichat.roles import gateway
 from ichat.security.keys import hash_of
 
@@ -278,7 +279,8 @@ async def test_the_body_is_freed_once_there_is_a_response(routed, connect):
     assert b"x-ichat-model: b\r\n" in received
     kept = [one for one in gc.get_objects() if isinstance(one, Request) and one.path == b"/v1/completions"]
     assert [one.body for one in kept] == [b""]
-    assert not [one for one in gc.get_objects() if isinstance(one, Attempt) and one._body]
+    assert not [one for one in gc.get_objects() if isinstance(one, RequestBody) and len(one.data) > 100_000]
+    assert not [one for one in gc.get_objects() if isinstance(one, Leg) and one.pieces]
     go.set()
 
 

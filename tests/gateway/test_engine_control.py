@@ -12,6 +12,7 @@ from support.peers import OWN_SECRET, code_of, plain
 from ichat.errors import ApiError
 from ichat.http import json_body as bodies
 from ichat.http.multipart import fields_of
+from ichat.http.request_body import form_body, read_json_body
 from ichat.proxy import engine_control
 from ichat.proxy.engine_control import (
     CARRIER,
@@ -57,8 +58,10 @@ CASES = [  # a body, what a worker gets, what was taken off
 @pytest.mark.parametrize(("body", "left", "names"), CASES)
 async def test_members_are_taken_off_and_the_rest_is_the_same_bytes(body, left, names):
     """By the name that a parser reads, all of one name, at the top and in `vllm_xargs`, in a body of any size."""
-    assert await without_control(body, dict(JSON)) == (left, names)
-    assert is_suspect(await bodies.read_members(body, ()), dict(JSON)) >= bool(names)
+    read, members = await read_json_body(body, ())
+    kept, found = await without_control(read, dict(JSON))
+    assert (kept.data, found) == (left, names)
+    assert is_suspect(members, dict(JSON)) >= bool(names)
 
 
 @given(
@@ -69,15 +72,21 @@ async def test_members_are_taken_off_and_the_rest_is_the_same_bytes(body, left, 
 async def test_a_stripped_body_equals_the_parsed_object_without_the_names(members, ascii_, indent):
     """Whatever is there and in whichever order: the object without these names, and a body without them is untouched."""
     body = json.dumps(members, ensure_ascii=ascii_, indent=2 if indent else None).encode()
-    left, names = await without_control(body, dict(JSON))
-    assert json.loads(left) == {name: value for name, value in members.items() if name not in MEMBERS}
+    read, _ = await read_json_body(body, ())
+    left, names = await without_control(read, dict(JSON))
+    assert json.loads(left.data) == {name: value for name, value in members.items() if name not in MEMBERS}
     assert set(names) == members.keys() & MEMBERS.keys()
-    assert names or left is body
+    assert names or left is read
 
 
 def form(*parts):
     lines = [b'--bound\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % part for part in parts]
     return b"".join(lines) + b"--bound--\r\n"
+
+
+async def read_form(*parts):
+    body = form(*parts)
+    return form_body(body, await fields_of(body, FORM[0][1]))
 
 
 FORMS = [
@@ -91,15 +100,16 @@ FORMS = [
 @pytest.mark.parametrize(("parts", "left", "names"), FORMS)
 async def test_fields_of_a_form_are_taken_off(parts, left, names):
     """Whole parts, the first and the last as well; what is left is the form that has never had them."""
-    body, found = await without_control(form(*parts), dict(FORM))
-    assert (body, found) == (form(*(parts[index] for index in left)), names)
-    assert len(await fields_of(body, FORM[0][1])) == len(left)
+    body, found = await without_control(await read_form(*parts), dict(FORM))
+    assert (body.data, found) == (form(*(parts[index] for index in left)), names)
+    assert len(await fields_of(body.data, FORM[0][1])) == len(left)
 
 
 async def test_a_form_carries_no_more_than_json():
     """vLLM reads a form's `vllm_xargs` as JSON: what steers the engine is not in there either."""
-    body, names = await without_control(form((b"vllm_xargs", b'{"a": 1, "priority": 2}'), (b"model", b"m")), dict(FORM))
-    assert (body, names) == (form((b"vllm_xargs", b'{"a": 1}'), (b"model", b"m")), ["vllm_xargs.priority"])
+    given = await read_form((b"vllm_xargs", b'{"a": 1, "priority": 2}'), (b"model", b"m"))
+    body, names = await without_control(given, dict(FORM))
+    assert (body.data, names) == (form((b"vllm_xargs", b'{"a": 1}'), (b"model", b"m")), ["vllm_xargs.priority"])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +118,7 @@ async def test_a_form_carries_no_more_than_json():
 async def test_vllm_xargs_that_cannot_be_checked_are_refused(value):
     """400 for a `vllm_xargs` that is too large, or no JSON, or nested without an end."""
     with pytest.raises(ApiError) as caught:
-        await without_control(form((CARRIER.encode(), value), (b"model", b"m")), dict(FORM))
+        await without_control(await read_form((CARRIER.encode(), value), (b"model", b"m")), dict(FORM))
     assert (caught.value.status, caught.value.param) == (400, CARRIER)
 
 

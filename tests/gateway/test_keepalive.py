@@ -6,7 +6,8 @@ import pytest
 import trio
 from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, chunk, event, plain
 
-from ichat.http.keepalive import COMMENT, is_comment
+from ichat.http.body_mover import is_comment
+from ichat.http.keepalive import COMMENT
 
 ON = "[timeouts]\nsse_keepalive_s = 0.1\n"
 ENGINES_OWN = chunk(b": ping - 2026-11-22\r\n\r\n")

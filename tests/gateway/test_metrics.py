@@ -15,10 +15,12 @@ from support.peers import SSE_END, SSE_HEAD, code_of, event, plain, post_of, tur
 from support.programs import LIMIT_S
 
 from ichat.config.schema import CircuitBreaker
+from ichat.http.body_mover import empty_gap_histogram
+from ichat.http.client_side import ClientSide
 from ichat.http.hub import Hub
 from ichat.http.listeners import open_unix_listener
 from ichat.http.pool import Connection, Pool, Upstream
-from ichat.http.relay import Relay, empty_gap_histogram
+from ichat.http.relay import Relay
 from ichat.observability import exposition, fleet_metrics, scrape
 from ichat.observability import metrics as counted
 from ichat.observability.prometheus_families import MACHINES_AT_ONCE, families_of
@@ -156,30 +158,31 @@ async def test_a_gap_is_between_two_pieces_of_an_event_stream(kind, mock_clock, 
     gaps = empty_gap_histogram()
     connection = Connection(pool, Upstream("u", "u", 0), ours._sock)
     relay = Relay(
-        hub, client, connection, method=b"POST", version=b"1.1", on_head=lambda head: b"head",
+        connection, ClientSide(client, b"1.1"), method=b"POST", on_head=lambda head: b"head",
         first_byte_s=1000, stall_s=1000, gaps=gaps,
     )  # fmt: skip
 
     async def piece(data, after_s):
         mock_clock.jump(after_s)
-        chunks = relay.chunks
+        chunks = relay.body.chunks
         await upstream.send(data)
-        await turns_until(lambda: relay.chunks > chunks)
+        await turns_until(lambda: relay.body.chunks > chunks)
 
     async with trio.open_nursery() as inner:
         inner.start_soon(relay.run, [b"request"])
         await upstream.recv(100)
         head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % kind
         await upstream.send(head)
-        await turns_until(lambda: relay.answered)
+        await turns_until(lambda: relay.body.answered)
         await piece(event(0), 8)
         await piece(event(1), 0.0105)
         await piece(event(2), 2)
-        relay._keep(b"held up")
+        relay._to.rest = b"held up"
+        relay.body._hold_rest()
         await turns_until(lambda: sent)
         await piece(event(3), 0.25)
         await piece(b"0\r\n\r\n", 100)
-    assert relay.first_at == pytest.approx(8)
+    assert relay.body.first_at == pytest.approx(8)
     counts = {index: count for index, count in enumerate(gaps[:-1]) if count}
     if kind == b"application/json":
         assert (counts, gaps[-1]) == ({}, 0)

@@ -8,7 +8,8 @@ import trio
 from support.peers import JSON_POST, LIMIT_S, SSE_END, SSE_HEAD, chunk, code_of, event, plain, post_of, until
 
 from ichat.fleet.worker_facts import WorkerEnd
-from ichat.http.keepalive import COMMENT, is_comment
+from ichat.http.body_mover import is_comment
+from ichat.http.keepalive import COMMENT
 from ichat.protocol.messages import Heartbeat, LoadPhase, response_tag
 from ichat.roles import gateway
 from ichat.security.keys import hash_of

@@ -14,6 +14,7 @@ from starlette.formparsers import FormParser, MultiPartParser
 
 from ichat.errors import ApiError
 from ichat.http.multipart import model_of_form, read_form
+from ichat.http.request_body import form_body
 from ichat.proxy.engine_control import CARRIER, MEMBERS, without_control
 
 ALNUM = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -198,18 +199,23 @@ def _judge_steering(form, verdicts, where):
     by_name = {b"content-type": form.content_type}
     try:
         model = model_of_form(form.body, form.fields)
-        left, names = at_once(without_control(form.body, by_name))
+        left, names = at_once(without_control(form_body(form.body, form.fields), by_name))
     except ApiError as error:
         assert error.status == 400  # noqa: PT017
         return
     verdicts.steering += bool(names)
     for reader in READERS:
-        found = steering(reader(form.content_type, bytes(left)))
+        found = steering(reader(form.content_type, bytes(left.data)))
         assert {value for name, _, value in found if name == b"model"} == {model.encode()}, (where, form.body)
         assert MEMBERS.keys().isdisjoint(
             name for part in found if part[0] == CARRIER.encode() for name in _members(part[2])
         )
-        assert {name for name, *_ in found} <= {b"model", CARRIER.encode()}, (where, reader.__name__, form.body, left)
+        assert {name for name, *_ in found} <= {b"model", CARRIER.encode()}, (
+            where,
+            reader.__name__,
+            form.body,
+            left.data,
+        )
 
 
 def _members(value):

@@ -27,9 +27,10 @@ from ichat.engines.media import check_media
 from ichat.engines.sglang.memory import Memory
 from ichat.errors import ApiError, bad_request
 from ichat.http.heads import Headers, form_type
-from ichat.http.json_body import NAME_BYTES_MAX, PARSED_BYTES_MAX, Body, members_of, object_of, rewrite_json, value_of
+from ichat.http.json_body import NAME_BYTES_MAX, PARSED_BYTES_MAX, Body, members_of, rewrite_json, value_of
 from ichat.http.multipart import model_in_form
 from ichat.http.request import Request
+from ichat.http.request_body import object_of
 from ichat.protocol.responses import is_background
 
 PATHS = {

@@ -13,8 +13,9 @@ from support.peers import outcome, turns_during
 
 from ichat.errors import ApiError
 from ichat.http import json_body as bodies
-from ichat.http.json_body import members_of, model_of, read_members, rewrite_json, value_of
+from ichat.http.json_body import members_of, rewrite_json, value_of
 from ichat.http.multipart import model_in_form
+from ichat.http.request_body import read_json_body, read_model_body
 
 SPACE = " \t\n\r"
 NAMES = st.sampled_from(["model", "n", "a b", "", 'q"', "\\", "ü", "\ud800", "\U0001f600"]) | st.text(max_size=8)
@@ -27,8 +28,12 @@ VALUES = st.recursive(
 SHORT = {'"': '\\"', "\\": "\\\\", "/": "\\/", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
+async def read_members(body, wanted):
+    return (await read_json_body(body, wanted))[1]
+
+
 async def model_in_json(body):
-    return model_of(await read_members(body, {"model"}))
+    return (await read_model_body(body, {"model"}))[0]
 
 
 @pytest.fixture(autouse=True, scope="module", params=["tiny windows", "real windows"])

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ichat.fleet.responses import ResponseMissing
-from ichat.http.keepalive import is_comment
-from ichat.proxy.refusals import WaitBound, load_comment, no_lease, over_limit, response_missing
+from ichat.http.body_mover import is_comment
+from ichat.proxy.refusals import WaitBound, no_lease, over_limit, response_missing
+from ichat.proxy.stream_comments import load_comment
 from ichat.routing.availability import Draining, Full, Loadable, NotReady, QueueTimeout, Unknown
 from ichat.security.rate_limits import QuotaRefusal
 

@@ -1,0 +1,68 @@
+"""An exchange with one endpoint: however it goes, its outcome is a value."""
+
+import pytest
+import trio
+from support.peers import plain
+
+from ichat.http.hub import Hub
+from ichat.http.pool import Pool, Upstream
+from ichat.proxy.leg import Leg, Nowhere
+from ichat.proxy.steps import AttemptStep
+from ichat.routing.endpoint import Endpoint
+
+HEAD = b"HTTP/1.1 %b\r\ncontent-length: 0\r\n%b\r\n"
+REQUEST = b"POST /v1/x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+
+
+@pytest.fixture
+def leg_to(nursery):
+    """Return `leg_to(port, ...)`, which makes a leg whose sink drops the response."""
+    hub = Hub()
+    nursery.start_soon(hub.run_forever)
+    pool = Pool(hub, connect_s=5, idle_s=5)
+
+    def make(port, *, route=None, first_byte_s=30.0, **more):
+        endpoint = Endpoint(Upstream("worker w", "127.0.0.1", port), b"w", 8, route)
+        step = AttemptStep("w", "m", first_byte_s=first_byte_s, stall_s=30.0, **more)
+        return Leg(pool, endpoint, step, Nowhere(), (REQUEST,), b"POST")
+
+    return make
+
+
+@pytest.mark.parametrize(("answer", "more", "kind", "status", "code"), [
+    (plain(b"{}"), {}, "answered", 200, ""),
+    (HEAD % (b"500 Failed", b""), {}, "answered", 500, ""),
+    (b"", {}, "broken", 0, "upstream_failed"),
+    (b"hello\r\n\r\n", {}, "broken", 0, "upstream_failed"),
+    (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", {}, "broken", 200, "upstream_failed"),
+    (None, {"first_byte_s": 0.05}, "late", 0, "upstream_timeout"),
+    (HEAD % (b"503 Away", b"x-ichat-code: draining\r\n"), {}, "declined", 0, "model_not_ready"),
+    (HEAD % (b"503 Away", b"x-ichat-code: draining\r\n"), {"passes_all": True}, "answered", 503, ""),
+    (HEAD % (b"429 Busy", b""), {"route": object(), "rejects": ("429",)}, "rejected", 429, "upstream_failed"),
+    (HEAD % (b"429 Busy", b""), {"route": object(), "rejects": ("5xx",)}, "answered", 429, ""),
+    (HEAD % (b"429 Busy", b""), {"rejects": ("429",)}, "answered", 429, ""),
+    (HEAD % (b"400 Bad", b"x-ichat-code: context_length_exceeded\r\n"), {"has_longer": True}, "too_long", 0,
+     "context_length_exceeded"),
+    (HEAD % (b"400 Bad", b"x-ichat-code: context_length_exceeded\r\n"), {}, "answered", 400, ""),
+])  # fmt: skip
+async def test_outcomes_are_values(serve, leg_to, answer, more, kind, status, code):
+    """Once something of the response has been passed on, the request is over."""
+
+    async def reply(stream, head, body):
+        if answer is None:
+            await trio.sleep_forever()
+        await stream.send_all(answer)
+        return "close"
+
+    _, port = await serve(reply)
+    outcome = await leg_to(port, **more).run()
+    found = "" if outcome.failure is None else outcome.failure.code
+    assert (outcome.kind, outcome.status, found) == (kind, status, code)
+    assert outcome.is_over == (kind == "answered" or status == 200)
+    assert outcome.is_external == ("route" in more)
+
+
+async def test_nobody_listens(leg_to):
+    """No endpoint has seen the request."""
+    outcome = await leg_to(1).run()
+    assert (outcome.kind, outcome.failure.code, outcome.is_over) == ("unreachable", "upstream_unreachable", False)
