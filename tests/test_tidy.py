@@ -304,9 +304,8 @@ WRITERS = {
     "weights": ("fleet.weights",),
     "life": ("supervisor.worker_life",),
     "watched": ("supervisor.watched_worker",),
-    "progress": ("supervisor.run_progress",),
-    "exchange": ("proxy",),
-    "forwarded": ("proxy",),
+    "progress": ("supervisor.run_progress", "proxy"),
+    "exchange": (),
     "client": ("http.server", "http.front_door", "engines.kept"),
     **dict.fromkeys(
         (

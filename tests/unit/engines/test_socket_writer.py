@@ -28,7 +28,7 @@ def test_a_small_piece_is_written_at_once(sockets):
     assert theirs.recv(16) == b"small"
 
 
-def test_a_slow_client_gets_the_whole_stream(sockets):
+def test_a_slow_client_gets_everything_in_the_end(sockets):
     """The writer waits while the socket is full, and says that all was written."""
     ours, theirs = sockets
 
