@@ -12,7 +12,6 @@ from support.peers import plain, until
 from support.programs import LIMIT_S, Program, ichat
 
 from ichat.protocol.messages import Heartbeat, PeerLoss
-from ichat.roles import heartbeat_sender as reporter_module
 from ichat.roles.heartbeat_sender import HeartbeatSender
 
 
@@ -210,9 +209,8 @@ async def test_a_member_that_cannot_be_reached_is_lost_the_second_time(closed_po
     assert told.losses == [SENTENCE]
 
 
-async def test_a_member_that_accepts_and_never_answers_is_lost(serve, monkeypatch):
+async def test_a_member_that_accepts_and_never_answers_is_lost(serve, autojump_clock):
     """A process that hangs takes connections as well: it has so long to answer, and no longer."""
-    monkeypatch.setattr(reporter_module, "HEARTBEAT_TIMEOUT_S", 0.1)
 
     async def nothing(stream, head, body):
         await trio.sleep_forever()
@@ -301,8 +299,7 @@ async def test_an_answer_of_another_form_is_no_loss(gateway_with, answer):
 
 
 @pytest.mark.parametrize(("host", "losses"), [("nobody.invalid", 1), ("fe80::1%eth0", 1), ("::::", 0)])
-async def test_a_host_that_leads_nowhere_is_no_failure(host, losses, monkeypatch):
+async def test_a_host_that_leads_nowhere_is_no_failure(host, losses, autojump_clock):
     """A gateway passes on whatever host a member gave; of one that is no address at all, nothing is believed."""
-    monkeypatch.setattr(reporter_module, "HEARTBEAT_TIMEOUT_S", 0.2)
     told = Told()
     assert [await told.believe(1, host), await told.believe(1, host)] == [0, losses]

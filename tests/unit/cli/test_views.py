@@ -1,0 +1,166 @@
+"""How the gateway's answers look in a pipe: an answer in, text out."""
+
+import csv
+import io
+import re
+
+import pytest
+
+from ichat.cli.explain import show_route
+from ichat.cli.screen import Screen
+from ichat.cli.usage import show as show_usage
+from ichat.cli.views import (
+    failure_of,
+    progress_of,
+    show_models,
+    show_plan,
+    show_status,
+    show_troubles,
+    show_worker,
+    show_workers,
+)
+
+READY = {
+    "worker_id": "w1", "managed": True, "state": "ready", "phase": "ready", "model_names": ["org/m", "m"],
+    "backend": "vllm", "host": "10.0.0.1", "port": 8001, "in_flight": 3, "heartbeat_age_s": 1.26, "restarts": 0,
+    "progress": {"running": 2, "waiting": 1, "kv_use": 0.375, "prompt_tokens": 80, "cached_tokens": 70},
+    "args": {"max_model_len": 8192, "seed": None, "dtype": "auto"}, "changed_args": ["max_model_len"],
+}  # fmt: skip
+FAILED = {**READY, "worker_id": "w2", "state": "failed", "failure": "ended with exit code 70", "cause": "No memory.",
+          "ended_at": 1767225600.5, "last_lines": ["\x1b[31mbroken\x1b[0m\x1b]0;title\x07", "bye"]}  # fmt: skip
+
+
+@pytest.fixture
+def text_of(capsys):
+    """Show an answer in a pipe, and return the text."""
+
+    def show(function, answer, **more):
+        function(Screen(), answer, **more)
+        text = capsys.readouterr().out
+        assert "\x1b" not in text
+        return text
+
+    return show
+
+
+def cells_of(line, head):
+    return dict(zip(head.split(), line.split(), strict=True))
+
+
+def test_a_worker_is_one_line_with_a_word_for_each_column(text_of):
+    """Also one of which nothing is known, or whose values are of another kind."""
+    strange = {"worker_id": 7, "state": None, "progress": "x", "args": [], "heartbeat_age_s": float("inf")}
+    head, ready, *others = text_of(show_workers, {"data": [READY, {"worker_id": "w3"}, strange]}).splitlines()
+    found = cells_of(ready, head)
+    assert (found["WORKER"], found["STATE"], found["MODEL"], found["ADDRESS"]) == (
+        "w1", "ready", "org/m,m", "10.0.0.1:8001",
+    )  # fmt: skip
+    assert (found["RUNNING"], found["KV_USE"], found["HITS"], found["LAST_HEARTBEAT"]) == ("2", "38%", "88%", "1.3s")
+    assert cells_of(others[0], head) == {name: "w3" if name == "WORKER" else "-" for name in head.split()}
+    assert len(others[1].split()) == len(head.split())
+
+
+def test_a_failed_workers_line_ends_with_event_and_cause(text_of):
+    _, line = text_of(show_workers, {"data": [FAILED]}).splitlines()
+    assert line.endswith("ended with exit code 70: No memory")
+    assert failure_of({"state": "broken", "lost": [{"worker_id": "w9", "why": "is gone"}]}) == (
+        "has lost worker w9, which is gone, of its group"
+    )
+    assert failure_of({"state": "wedged"}) == "is wedged"
+
+
+def test_a_worker_is_shown_with_the_arguments_that_differ_from_defaults(text_of):
+    shown = text_of(show_worker, READY)
+    assert "arguments other than the engine's defaults (1 of 3; --all shows all)" in shown
+    assert "max_model_len" in shown
+    assert "dtype" not in shown
+    assert "dtype" in text_of(show_worker, READY, all_args=True)
+
+
+def test_a_cause_is_shown_only_while_its_end_is_the_last(text_of):
+    """Last lines are shown without what they would do to a terminal."""
+    shown = text_of(show_worker, FAILED)
+    assert "last lines before it ended\n  broken\n  bye\n" in shown
+    assert re.search(r"^cause +No memory", shown, re.MULTILINE)
+    assert not re.search(r"^cause ", text_of(show_worker, {**FAILED, "state": "ready"}), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("worker", "line"),
+    [
+        ({"state": "loading", "phase": "loading weights"}, "w: loading (loading weights)"),
+        ({"state": "ready", "phase": "ready", "restarts": 1}, "w: ready after 1 restart"),
+        (
+            {"state": "restarting", "failure": "ended", "cause": "No memory.", "restarts": 2},
+            "w: restarting since it ended: No memory after 2 restarts",
+        ),
+    ],
+)
+def test_progress_is_one_line_with_phase_and_restarts(worker, line):
+    assert progress_of({"worker_id": "w", **worker}) == line
+
+
+def test_models_show_length_and_whether_they_are_loaded(text_of):
+    models = [{"id": "a", "owned_by": "vllm", "max_model_len": 8192, "loaded": False}, {"id": "b", "loaded": True}]
+    head, *rows = text_of(show_models, {"data": models}).splitlines()
+    assert [(cells_of(row, head)["LENGTH"], cells_of(row, head)["LOADED"]) for row in rows] == [
+        ("8192", "no"), ("-", "yes"),
+    ]  # fmt: skip
+
+
+def test_the_status_has_machines_only_if_there_are_several(text_of):
+    gpu = {"index": 0, "name": "H100", "memory_total_bytes": 80 * 2**30, "memory_used_bytes": 40 * 2**30, "use": 0.9}
+    status = {
+        "gateway": {"id": "gw", "uptime_s": 90061}, "workers": {"ready": 1, "failed": 2},
+        "resources": {"cpu": {"count": 8, "use": 0.25}, "gpus": [gpu]},
+        "models": [{"id": "m", "workers": 1, "in_flight": 3, "queued": 4, "waiting_s": 2}],
+    }  # fmt: skip
+    shown = text_of(show_status, status)
+    assert "25% of 8" in shown
+    assert "2 failed, 1 ready" in shown
+    assert "MACHINE" not in shown
+    assert "H100" in shown
+    machines = [{"name": "here", "gpus": [gpu]}, {"name": "there"}]
+    assert text_of(show_status, {**status, "machines": machines}).count("MACHINE") == 2
+    assert "none" in text_of(show_status, {})
+
+
+def test_troubles_and_plans_are_lines(text_of):
+    assert text_of(show_troubles, ["It is full."]) == "! It is full.\n\n"
+    assert text_of(show_troubles, []) == ""
+    plan = {"plan": [{"action": "restart", "what": "w1", "why": "dtype"}], "summary": "1 worker restarts."}
+    assert text_of(show_plan, plan).splitlines()[1:] == ["restart  w1    dtype", "1 worker restarts."]
+
+
+def test_a_route_names_the_chosen_worker_and_why(text_of):
+    candidates = [
+        {"worker_id": "w1", "state": "ready", "load": 1, "in_flight": 0, "in_flight_max": 8, "chosen": True},
+        {"worker_id": "w2", "state": "draining", "in_flight": 2, "in_flight_max": 8, "why_not": "drains"},
+    ]
+    shown = text_of(show_route, {"rule": "round_robin", "chosen": "w1", "candidates": candidates})
+    assert shown.startswith("→ w1 (its turn)\n")
+    assert "yes" in shown.splitlines()[2]
+    assert shown.splitlines()[3].endswith("drains")
+    assert "It goes to w1: it is its turn" in shown
+    refused = text_of(show_route, {"rule": "queue_full", "chosen": None, "reason": "all are full"})
+    assert refused.startswith("→ no worker now: it is refused (429)\n")
+    assert "It is refused (429): all are full." in refused
+
+
+USED = {"by": ["model"], "rows": [{"model": "m,1", "requests": 2, "busy_s": 61}], "storage": "ok",
+        "limits": [{"limit": "tokens_day", "allowed": 10, "used": 0.25, "left": 9.75}]}  # fmt: skip
+
+
+def test_usage_has_no_needless_zeros_and_quotes_csv(text_of):
+    """Money has no needless zeros, and a model's name with a comma stays one cell."""
+    table = text_of(show_usage, USED, as_csv=False)
+    assert "m,1" in table
+    assert "1m1s" in table
+    assert "9.75" in table
+    head, row = csv.reader(io.StringIO(text_of(show_usage, USED, as_csv=True)))
+    assert (row[0], row[head.index("requests")], row[head.index("busy_s")]) == ("m,1", "2", "61")
+
+
+def test_a_broken_ledger_is_noted_beside_the_usage(capsys):
+    show_usage(Screen(), {**USED, "storage": "the disk is full"}, as_csv=True)
+    assert "This may not be all: the disk is full." in capsys.readouterr().err
