@@ -240,9 +240,17 @@ class EventStreams:
             event = await kind.next_event(with_figures=with_figures, is_wanted=has_readers)
             if event is not None:
                 _put(event, self._followers)
+        if with_figures:
+            self._send_requests()
+        await self._send_state()
+
+    def _send_requests(self) -> None:
         curious = [one for one in self._followers if one.wants_requests]
-        if with_figures and curious:
+        if curious:
             _put(sse.encode(to_json(self._overview.in_flight.view()), name="requests"), curious)
+
+    async def _send_state(self) -> None:
+        """Send the whole state to the followers that want it."""
         if any(one.wants_state for one in self._followers):
             pieces = [piece async for piece in Pieces(self._state())]
             for follower in [one for one in self._followers if one.wants_state]:

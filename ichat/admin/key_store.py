@@ -35,36 +35,29 @@ _NEVER_ASKED = ("key_hash", "key_env")
 _EXPIRY = ("expires_at", "expires_in_s")
 
 
+@attrs.define(eq=False, slots=False)
 class KeyStore:
     """Holds the made keys."""
 
-    def __init__(
-        self,
-        made: MadeKeys,
-        path: str,
-        in_force: ConfigInForce,
-        put_in_force: Callable[[MadeKeys, float], None],
-        wall_clock: Callable[[], float] = time.time,
-        *,
-        is_kept: bool = True,
-        keeps_usage: bool = True,
-    ) -> None:
-        """`path` is where they are kept; `put_in_force` makes the gateway continue with the keys active at a time.
+    made: MadeKeys
+    _path: str
+    """The file with the keys."""
+    _in_force: ConfigInForce
+    _put_in_force: Callable[[MadeKeys, float], None]
+    """Makes the gateway continue with the keys that are active at a time."""
+    _wall_clock: Callable[[], float] = time.time
+    _is_kept: bool = attrs.field(default=True, kw_only=True, alias="is_kept")
+    """Whether the next gateway finds the file."""
+    _keeps_usage: bool = attrs.field(default=True, kw_only=True, alias="keeps_usage")
+    """Whether limits for a day and a month hold."""
+    _in_force_at: float = attrs.field(init=False)
+    """Keys that expired until then are refused already."""
+    _changed: Changed = attrs.field(init=False, factory=Changed)
+    listeners: Listeners[[]] = attrs.field(init=False, factory=Listeners[[]])
+    """Called at every change of a key, and when a key expires."""
 
-        `is_kept` says that the next gateway finds them there, and `keeps_usage` that limits for a day and a month hold.
-        """
-        self._is_kept = is_kept
-        self._keeps_usage = keeps_usage
-        self.made = made
-        self._path = path
-        self._in_force = in_force
-        self._put_in_force = put_in_force
-        self._wall_clock = wall_clock
-        self._in_force_at = wall_clock()
-        """Keys that expired until then are refused already."""
-        self._changed = Changed()
-        self.listeners: Listeners[[]] = Listeners()
-        """Called at every change of a key, and when a key expires."""
+    def __attrs_post_init__(self) -> None:
+        self._in_force_at = self._wall_clock()
 
     def __repr__(self) -> str:
         return f"<KeyStore {self.made!r}>"
