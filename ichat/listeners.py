@@ -1,4 +1,4 @@
-"""How an object hears of another's changes: `Listeners` are called, and a task waits for these or for `Changed`."""
+"""How an object hears of another's changes: its functions are called, or a task of it waits for the next news."""
 
 from collections.abc import Callable
 from typing import Generic, ParamSpec
@@ -45,22 +45,3 @@ class Listeners(Generic[_News]):
             await heard.wait()
         finally:
             self.remove(hear)
-
-
-class Changed:
-    """What tasks wait for: each change wakes all that wait."""
-
-    def __init__(self) -> None:
-        self._event = trio.Event()
-
-    def __repr__(self) -> str:
-        return f"<Changed, {self._event.statistics().tasks_waiting} tasks wait>"
-
-    def notify(self) -> None:
-        """Wake every task that waits."""
-        self._event.set()
-        self._event = trio.Event()
-
-    async def wait(self) -> None:
-        """Wait for the next change."""
-        await self._event.wait()

@@ -17,7 +17,7 @@ from ichat.admin.config_state import ConfigInForce
 from ichat.config.load import read_key
 from ichat.config.schema import Config, Key
 from ichat.errors import ApiError, bad_request
-from ichat.listeners import Changed, Listeners
+from ichat.listeners import Listeners
 from ichat.security.key_file import save_keys
 from ichat.security.keys import hash_of, new_key
 from ichat.security.made_keys import MadeKey, MadeKeys, OldSecret, changeable_key, check_new_name
@@ -52,7 +52,6 @@ class KeyStore:
     """Whether limits for a day and a month hold."""
     _in_force_at: float = attrs.field(init=False)
     """Keys that expired until then are refused already."""
-    _changed: Changed = attrs.field(init=False, factory=Changed)
     listeners: Listeners[[]] = attrs.field(init=False, factory=Listeners[[]])
     """Called at every change of a key, and when a key expires."""
 
@@ -140,7 +139,7 @@ class KeyStore:
             at = self.made.next_expiry(self._in_force_at)
             wait_s = min(max(at - self._wall_clock(), 0.0), LOOK_S) if at < math.inf else math.inf
             with trio.move_on_after(wait_s) as waiting:
-                await self._changed.wait()
+                await self.listeners.wait()
             if waiting.cancelled_caught and self._wall_clock() >= at:
                 async with self._in_force.lock:
                     log.info("a key that was made over the API, or the secret that one had before, has expired")
@@ -160,7 +159,6 @@ class KeyStore:
         self.made = made
         self._in_force_at = self._wall_clock()
         self._put_in_force(made, self._in_force_at)
-        self._changed.notify()
         self.listeners()
 
 

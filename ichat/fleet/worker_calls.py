@@ -44,7 +44,7 @@ async def _ask_for_heartbeat(proof: bytes, worker: WorkerRecord) -> None:
 
 
 async def change_engine(
-    registry: Registry, worker: WorkerRecord, proof: bytes, *, to: Literal["asleep", "ready"], within_s: float = SLEEP_S
+    registry: Registry, worker: WorkerRecord, proof: bytes, to: Literal["asleep", "ready"], within_s: float
 ) -> None:
     """Have a worker's engine free its memory, or allocate it again, and wait until the worker reports that.
 

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import attrs
 import trio
 
 from ichat.config.schema import Config, ManagedWorkerConfig
 from ichat.fleet.registry import Registry
-from ichat.fleet.worker_calls import change_engine
+from ichat.fleet.worker_calls import SLEEP_S, change_engine
 from ichat.fleet.worker_facts import WorkerEnd
 from ichat.fleet.worker_record import WorkerRecord
 from ichat.observability.logs.store import LogStore
@@ -89,13 +90,10 @@ class SupervisorContext:
         self.registry.set_piped(worker, is_piped=False)
         return self.host.adopt(worker.id, spec, adopted)
 
-    async def put_to_sleep(self, worker: WorkerRecord) -> None:
-        """Have a worker's engine free its memory. Raises one of `client.FAILURES`."""
-        await change_engine(self.registry, worker, self.proof, to="asleep")
-
-    async def wake(self, worker: WorkerRecord) -> None:
-        """Have a worker's engine allocate its memory again. Raises one of `client.FAILURES`."""
-        await change_engine(self.registry, worker, self.proof, to="ready", within_s=self.config.timeouts.load_s)
+    async def change_engine(self, worker: WorkerRecord, to: Literal["asleep", "ready"]) -> None:
+        """Have a worker's engine free its memory, or allocate it again. Raises one of `client.FAILURES`."""
+        within_s = SLEEP_S if to == "asleep" else self.config.timeouts.load_s
+        await change_engine(self.registry, worker, self.proof, to, within_s)
 
     def not_started(self, worker: WorkerRecord, cause: str) -> RunResult:
         """Return the result of a start that had no process."""

@@ -10,7 +10,7 @@ import trio
 from ichat.config.schema import Restart
 from ichat.fleet.registry import Registry
 from ichat.fleet.worker_record import WorkerRecord
-from ichat.listeners import Changed
+from ichat.listeners import Listeners
 from ichat.supervisor import life
 from ichat.supervisor.host import HostProcess
 from ichat.supervisor.life import Actual, Alive, LifeAction, NoProcess, Wanted
@@ -32,8 +32,8 @@ class WorkerLife:
         """The process of the newest start, until nothing is left of it."""
         self.failed_change: Literal["", "asleep", "ready"] = ""
         """The change of the engine that has failed at this start."""
-        self._changed = Changed()
-        """Of either value."""
+        self._changed: Listeners[[]] = Listeners()
+        """Called at a change of either value."""
 
     def __repr__(self) -> str:
         return f"<WorkerLife {self.actual}, wanted {self.wanted}>"
@@ -87,7 +87,7 @@ class WorkerLife:
         if wanted == self.wanted and actual == self.actual:
             return
         self.wanted, self.actual = wanted, actual
-        self._changed.notify()
+        self._changed()
         registry, record = self._registry, self._record
         is_drained = life.is_drained(wanted, actual, on_demand=record.on_demand)
         if is_drained is None or is_drained == record.is_draining:

@@ -114,9 +114,7 @@ class WorkerRun:
             try:
                 if to == "asleep":
                     await self._drain()
-                    await context.put_to_sleep(worker)
-                else:
-                    await context.wake(worker)
+                await context.change_engine(worker, to)
                 outcome.append(None)
             except client.FAILURES as error:
                 outcome.append(error)

@@ -246,18 +246,18 @@ async def test_nothing_runs_without_followers(overview, registry, nursery, autoj
     events = EventStreams(overview)
     nursery.start_soon(events.run_forever)
     await trio.sleep(100)
-    assert not registry._listeners
+    assert not registry.changed._listeners
     follower = events.follow(wants_requests=False)
     assert (await read(follower))[0][0] == "state"
-    assert registry._listeners
+    assert registry.changed._listeners
     events.forget(follower)
     await trio.sleep(10)
-    assert not registry._listeners
+    assert not registry.changed._listeners
     follower = events.follow(wants_requests=False)
     await read(follower)
     del follower
     await trio.sleep(10)
-    assert not registry._listeners, "a follower whose client has left without a word is gone as well"
+    assert not registry.changed._listeners, "a follower whose client has left without a word is gone as well"
 
 
 async def test_one_worker_of_many_is_one_workers_json(overview, registry, nursery, autojump_clock):

@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from ichat.listeners import Changed, Listeners
+from ichat.listeners import Listeners
 
 
 def test_listeners_are_called_in_their_order_and_once():
@@ -27,7 +27,7 @@ def test_listeners_are_called_in_their_order_and_once():
 
 async def test_a_change_wakes_all_that_wait_and_none_that_comes_later(autojump_clock):
     """A task that waits after a change waits for the next one."""
-    changed, woken = Changed(), []
+    changed, woken = Listeners(), []
 
     async def wait(name):
         await changed.wait()
@@ -37,11 +37,11 @@ async def test_a_change_wakes_all_that_wait_and_none_that_comes_later(autojump_c
         nursery.start_soon(wait, "a")
         nursery.start_soon(wait, "b")
         await wait_all_tasks_blocked()
-        changed.notify()
+        changed()
         nursery.start_soon(wait, "later")
         await wait_all_tasks_blocked()
         assert sorted(woken) == ["a", "b"]
-        changed.notify()
+        changed()
     assert woken[-1] == "later"
 
 

@@ -119,12 +119,10 @@ class Context(SupervisorContext):
         await trio.lowlevel.checkpoint()
         return Process(self.rig, worker, spec)
 
-    async def put_to_sleep(self, worker):
-        await self.rig.change(worker, "asleep", SLEEP_S)
-
-    async def wake(self, worker):
-        self.rig.process(worker.id).heartbeat("waking")
-        await self.rig.change(worker, "ready", WAKE_S)
+    async def change_engine(self, worker, to):
+        if to == "ready":
+            self.rig.process(worker.id).heartbeat("waking")
+        await self.rig.change(worker, to, WAKE_S if to == "ready" else SLEEP_S)
 
 
 class Rig:
