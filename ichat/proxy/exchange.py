@@ -1,7 +1,7 @@
 """A request on its way through the gateway: its steps are carried out, until it has ended.
 
-`steps.next_step` decides on each step by the outcome of the last. Here is the only code that knows the endpoints, the
-client and the body.
+`steps.next_step` decides on each step by the outcome of the last. The desk knows the endpoints; here are the client
+and the body.
 """
 
 import trio
