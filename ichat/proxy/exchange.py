@@ -285,7 +285,7 @@ class Exchange:
         endpoint.seen_at = context.pool.hub.now
         if leg.status in FAILED_STATUSES:
             record_failure(endpoint, answers=True)
-        elif endpoint.circuit.record_response():
+        elif endpoint.circuit.open_until is not None and endpoint.circuit.record_response():
             context.balancer.dispatch_waiting()
         if progress.is_copied and leg.status < 400 and self._alias is not None:
             context.shadows.start(copy_of(
