@@ -19,6 +19,8 @@ from ichat.preflight.model_files import lack_of
 HUB_S = 4.0
 """The limit on the hub's answer, in seconds; after it the hub counts as silent."""
 
+BREAKS_MAX = 3
+"""Attempts to ask the hub, if the connection is reset before the answer."""
 _HUB = "https://huggingface.co"
 _USER = re.compile(r"//[^/@]*@")
 """A name and a password in an address."""
@@ -148,7 +150,17 @@ def _proxies(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ask_hub(facts: HubFacts, proxies: Mapping[str, str]) -> tuple[HubAnswer, str]:
-    """Ask for the model's config.json, without reading it; return the answer, and why there is none."""
+    """Ask for the model's config.json; return the answer, and why there is none. Retry after a reset."""
+    for _ in range(BREAKS_MAX):
+        try:
+            return _ask_once(facts, proxies)
+        except ConnectionResetError:
+            continue
+    return "unreachable", "Connection reset by peer"
+
+
+def _ask_once(facts: HubFacts, proxies: Mapping[str, str]) -> tuple[HubAnswer, str]:
+    """Ask without reading the file. Raises ConnectionResetError."""
     url = f"{facts.hub}/{urllib.parse.quote(facts.name)}/resolve/main/config.json"
     headers = {"authorization": f"Bearer {facts.token}"} if facts.token else {}
     try:
@@ -167,4 +179,6 @@ def _ask_hub(facts: HubFacts, proxies: Mapping[str, str]) -> tuple[HubAnswer, st
         cause = getattr(error, "reason", error)
         if isinstance(cause, TimeoutError):
             return "silent", ""
+        if isinstance(cause, ConnectionResetError):
+            raise cause from error
         return "unreachable", getattr(cause, "strerror", None) or str(cause)

@@ -58,6 +58,7 @@ class ManagedWorker:
         actual = NoProcess(kind="cold" if is_cold else "new") if adopted is None else Starting(0)
         self._life = WorkerLife(context.registry, self.record, Wanted("cold" if is_cold else "loaded"), actual)
         self._describe()
+        context.log_store.expect(self.id)
         if is_cold:
             context.registry.cool(self.record)
 

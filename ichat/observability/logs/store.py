@@ -65,6 +65,11 @@ class LogStore:
         """Return the file that has the newest lines of a worker. Raises ValueError for an invalid id."""
         return os.path.join(self._directory, f"{_name_of(worker_id)}.log")
 
+    def expect(self, worker_id: str) -> None:
+        """Note a managed worker before its first start, so that streams wait. Raises ValueError for an invalid id."""
+        if not os.path.exists(self.path_of(worker_id)):
+            self._record(worker_id).is_managed = True
+
     def begin(self, worker_id: str) -> int:
         """Begin a new start of a managed worker; the start before becomes `previous`.
 
@@ -162,7 +167,8 @@ class LogStore:
         """Return the record that has the lines, or None and the file. Raises ApiError 404."""
         record = self._records.get(worker_id)
         path = self.path_of(worker_id) if _ID.fullmatch(worker_id) else ""
-        if record is None and not (path and os.path.exists(path)):
+        has_none = record is None or (record.buffer.ended and record.buffer.last == record.buffer.start)
+        if has_none and not (path and os.path.exists(path)):
             raise ApiError(404, "not_found", f"There is no worker {worker_id} whose lines are known here.")
         if query.previous:
             path = previous_path(self._directory, _name_of(worker_id))

@@ -619,6 +619,24 @@ async def test_a_worker_that_is_read_through_a_pipe(book, remote, nursery):
     os.close(output)
 
 
+async def test_a_stream_waits_for_the_first_start(book):
+    """A worker that is about to start has a log; if it never starts, there is none."""
+    with pytest.raises(ApiError):
+        await book.stream("w", read_query("", ""))
+    book.expect("w")
+    stream = await book.stream("w", read_query("", ""))
+    await run(book, "print('one')")
+    assert b'"line": "one"' in await anext(stream)
+    book.expect("never")
+    waiting = await book.stream("never", read_query("", ""))
+    book.finish("never")
+    with pytest.raises(StopAsyncIteration):
+        await anext(waiting)
+    with pytest.raises(ApiError) as caught:
+        await book.stream("never", read_query("", ""))
+    assert caught.value.status == 404
+
+
 @pytest.mark.parametrize("kind", ["404", "html", "gzip"])
 async def test_a_worker_without_such_lines(book, remote, nursery, kind, tmp_path):
     """It is asked once, until it is started again; whoever asks for its lines learns that there are none."""

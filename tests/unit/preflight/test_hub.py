@@ -1,8 +1,12 @@
 """What is said about a model on the hub."""
 
 import socket
+import struct
+import threading
 
-from ichat.preflight.hub import HUB_S, HubFacts, ask_hub, problems_of_hub
+import pytest
+
+from ichat.preflight.hub import BREAKS_MAX, HUB_S, HubFacts, ask_hub, problems_of_hub
 
 
 def facts_of(place):
@@ -17,3 +21,25 @@ async def test_a_hub_that_is_slow_is_not_called_unreachable():
     closed = await ask_hub(facts_of("http://127.0.0.1:9"), {}, limit_s=60)
     assert f"did not answer within {HUB_S:g} s: try again" in next(problems_of_hub(slow))
     assert "http://127.0.0.1:9 cannot be reached (Connection refused): " in next(problems_of_hub(closed))
+
+
+@pytest.mark.parametrize("breaks", [1, BREAKS_MAX])
+async def test_a_connection_that_breaks_is_made_again(breaks):
+    """A hub, or a proxy before it, may reset a connection: only as many resets as are tried make it unreachable."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            for number in range(min(breaks + 1, BREAKS_MAX)):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    if number < breaks:
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    else:
+                        connection.sendall(b"HTTP/1.0 404 Not Found\r\n\r\n")
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        facts = await ask_hub(facts_of(f"http://127.0.0.1:{listener.getsockname()[1]}"), {}, limit_s=60)
+        server.join()
+    assert facts.answer == ("absent" if breaks < BREAKS_MAX else "unreachable")
