@@ -172,7 +172,7 @@ class Desk:
         context, progress, leg = self._context, self._progress, self._progress.leg
         if leg is None:
             return
-        if leg.status not in FAILED_STATUSES:
+        if endpoint.circuit.failures and leg.status not in FAILED_STATUSES:
             endpoint.circuit.record_success()
         usage, used, prefix = leg.usage, progress.usage, progress.prefix
         if usage is None or leg.status >= 400:

@@ -36,10 +36,6 @@ class Changes:
     dropped: Sequence[str]
     """Names and paths that were there and are left out for the upstream, for the log."""
 
-    def __bool__(self) -> bool:
-        """Return whether anything changes."""
-        return bool(self.replace or self.drop)
-
 
 @attrs.frozen
 class ParamRules:

@@ -1,7 +1,7 @@
 """A request on its way through the gateway: its steps are carried out, until it has ended.
 
-`steps.next_step` decides on each step by the outcome of the last. Here is the only code that knows the endpoints, the
-client and the body.
+`steps.next_step` decides on each step by the outcome of the last. The desk knows the endpoints; here are the client
+and the body.
 """
 
 import trio
@@ -285,7 +285,7 @@ class Exchange:
         endpoint.see(context.pool.hub.now)
         if leg.status in FAILED_STATUSES:
             record_failure(endpoint, answers=True)
-        elif endpoint.circuit.record_response():
+        elif endpoint.circuit.open_until is not None and endpoint.circuit.record_response():
             context.balancer.dispatch_waiting()
         if progress.is_copied and leg.status < 400 and self._alias is not None:
             context.shadows.start(copy_of(
