@@ -6,6 +6,7 @@ next request of the kind elsewhere. An engine that keeps nothing shows it by bei
 
 import logging
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import partial
 
 import attrs
@@ -26,7 +27,7 @@ from ichat.proxy.token_usage import ReportedUsage
 from ichat.routing.availability import Full, Loadable, Refusal
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.routing.endpoint import Endpoint
-from ichat.routing.prefix_chain import PrefixChain, chain_of
+from ichat.routing.prefix_chain import PrefixChain
 from ichat.routing.prefix_index import PrefixIndex
 from ichat.routing.request import Lease, RoutingRequest
 
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 WRONG_MAX = 8
 """After this many wrong matches of an endpoint in a row, stop recording the prefixes that it gets."""
 _ALONE, _WAITED = Outcome("alone"), Outcome("waited")
+
+MakeChain = Callable[[str], PrefixChain | None]
+"""Returns the chain of a request's prefix for a model."""
 
 
 @attrs.define(eq=False)
@@ -59,11 +63,11 @@ class Desk:
         registry, lengths = self._context.registry, self._context.prompt_lengths
         return seems_too_long(registry, lengths, step.model, step.longer, self._progress.prompt_bytes)
 
-    def look_up(self, step: Lookup) -> Outcome:
-        """Lease an endpoint that has a free place now."""
+    def look_up(self, step: Lookup, make_chain: MakeChain) -> Outcome:
+        """Lease an endpoint that has a free place now. The desk never sees the request's body, only its chain."""
         context, progress, routing = self._context, self._progress, self._routing
         if routing is None or routing.model != step.model:
-            routing = self._routing_for(step.model)
+            routing = self._routing_for(step.model, make_chain)
         if step.excluded or routing.excluded or routing.skips_open != step.skips_open:
             excluded = tuple(self._failed[one] for one in step.excluded)
             routing = attrs.evolve(routing, excluded=excluded, skips_open=step.skips_open)
@@ -81,12 +85,11 @@ class Desk:
             return Outcome("full", waited_s=waited_s)
         return Outcome("starting" if lease.is_coming else "loadable", waited_s=waited_s)
 
-    def _routing_for(self, model: str) -> RoutingRequest:
+    def _routing_for(self, model: str, make_chain: MakeChain) -> RoutingRequest:
         """Return the request as the balancer sees it for another model."""
-        progress, body, path = self._progress, self._progress.body, self._progress.request.path
-        routing = RoutingRequest(model, self.session, progress.grant.fairness_key, only=self.only)
+        routing = RoutingRequest(model, self.session, self._progress.grant.fairness_key, only=self.only)
         if not self.session and self.only is None:
-            routing.make_prefix = partial(chain_of, path, body.data, body.names, model)
+            routing.make_prefix = partial(make_chain, model)
         return routing
 
     async def wait(self, step: Wait) -> Outcome:

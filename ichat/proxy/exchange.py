@@ -4,6 +4,8 @@
 and the body.
 """
 
+from functools import partial
+
 import trio
 
 from ichat.errors import ApiError
@@ -32,6 +34,7 @@ from ichat.proxy.upstream_request import build_upstream_request, prepare_body
 from ichat.routing.aliases import Alias
 from ichat.routing.circuit_breaker import FAILED_STATUSES
 from ichat.routing.endpoint import Endpoint
+from ichat.routing.prefix_chain import chain_of
 from ichat.routing.prompt_lengths import is_measurable
 from ichat.security.auth import Caller
 from ichat.security.grant import admit, grant_of
@@ -202,7 +205,8 @@ class Exchange:
         if step.edits != self._edits:
             self._edits = step.edits
             progress.body = await body_for(progress.body, step.edits, progress.route.name)
-        return self._desk.look_up(step)
+        body = progress.body
+        return self._desk.look_up(step, partial(chain_of, progress.request.path, body.data, body.names))
 
     # An attempt.
 
