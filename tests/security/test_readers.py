@@ -171,7 +171,7 @@ async def test_a_client_that_reads_a_few_bytes_is_cut_after_unread_s(gateway_to,
     await until(lambda: is_cut(reader))
 
 
-async def test_a_slow_client_gets_the_whole_stream(gateway_to, connect):
+async def test_a_client_on_a_slow_line_gets_everything(gateway_to, connect):
     """A client on a slow line takes 64 KiB in each `unread_s`, however many of these that are."""
     port = await gateway_to({}, "[timeouts]\nunread_s = 60\n")
     whole = await (await connect(port)).get(FILE)

@@ -107,7 +107,7 @@ async def site(sockets, nursery):
 
 
 @pytest.mark.parametrize(("kind", "size", "calls"), [(EVENTS, 60, 4), (EVENTS, 1000, 3), (b"audio/wav", 60, 3)])
-async def test_what_a_chunk_costs(site, kind, size, calls):
+async def test_a_chunk_is_moved_by_few_calls(site, kind, size, calls):
     """The hub calls the mover, and that the framing in two steps; only a small event may be a comment."""
     piece = chunk(b"d" * size)
     site.arrive(HEAD % kind, piece, piece)

@@ -68,7 +68,7 @@ async def test_a_body_is_scanned_once(scans):
     assert (json.loads(large.data), len(scans)) == ({"model": "b"}, 2)
 
 
-async def test_what_is_set_here_is_known_from_what_the_client_has_sent():
+async def test_members_that_the_gateway_set_are_known_from_the_clients():
     """Also where the client has sent the same name; what is dropped later was not set."""
     body, _ = await read_json_body(b'{"model":"m","priority":1,"n":1}', ())
     body = await body.edited({"priority": b"2", "seed": b"3"})
@@ -99,6 +99,6 @@ async def test_a_form_is_read_once_and_changed_the_same_way(scans):
     assert list(body.names) == ["language", "t", "model"]
 
 
-def test_what_is_freed_is_empty():
+def test_a_freed_body_is_empty():
     """Nothing is kept in its place."""
     assert (NO_BODY.data, NO_BODY.names, repr(NO_BODY)) == (b"", (), "<RequestBody 0 bytes, 0 changes>")

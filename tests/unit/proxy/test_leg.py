@@ -62,7 +62,7 @@ async def test_outcomes_are_values(serve, leg_to, answer, more, kind, status, co
     assert outcome.is_external == ("route" in more)
 
 
-async def test_nobody_listens(leg_to):
+async def test_an_upstream_that_does_not_listen_has_not_seen_the_request(leg_to):
     """No endpoint has seen the request."""
     outcome = await leg_to(1).run()
     assert (outcome.kind, outcome.failure.code, outcome.is_over) == ("unreachable", "upstream_unreachable", False)
