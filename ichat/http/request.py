@@ -185,7 +185,7 @@ class RequestReader:
         if not event.target.startswith(b"/"):
             raise errors.bad_request("The request target must be a path that begins with '/'.")
         return RequestHead(
-            event.method, event.target, event.http_version, list(event.headers), self._announced_length(event)
+            event.method, event.target, event.http_version, list(event.headers), _announced_length(event)
         )
 
     async def _next_event(self, parser: h11.Connection, deadline: float) -> object:
@@ -205,24 +205,6 @@ class RequestReader:
                 return None
             self._fed += len(data)
             parser.receive_data(data)
-
-    def _announced_length(self, head: h11.Request) -> int | None:
-        """Return the length of the body, or None for a body in chunks. Raises ApiError if that is not clear."""
-        length = b"0"
-        is_chunked = False
-        is_announced = False
-        for name, value in head.headers:
-            if name == b"content-length":
-                is_announced, length = True, value
-            elif name == b"transfer-encoding":
-                is_chunked = True
-        if is_chunked:
-            if is_announced:
-                raise errors.bad_request("A request has either Content-Length or Transfer-Encoding, not both.")
-            if head.http_version != b"1.1":
-                raise errors.bad_request("HTTP/1.0 has no Transfer-Encoding: send Content-Length, or use HTTP/1.1.")
-            return None
-        return int(length)
 
     async def _read_chunks(self, parser: h11.Connection, deadline: float) -> bytearray | None:
         body = bytearray()
@@ -381,3 +363,22 @@ class RequestReader:
         if error.error_status_hint == 431:
             return errors.head_too_large(self._bounds.limits.head_bytes_max)
         return errors.bad_request(f"This is not valid HTTP/1.1: {error}.")
+
+
+def _announced_length(head: h11.Request) -> int | None:
+    """Return the length of the body, or None for a body in chunks. Raises ApiError if that is not clear."""
+    length = b"0"
+    is_chunked = False
+    is_announced = False
+    for name, value in head.headers:
+        if name == b"content-length":
+            is_announced, length = True, value
+        elif name == b"transfer-encoding":
+            is_chunked = True
+    if is_chunked:
+        if is_announced:
+            raise errors.bad_request("A request has either Content-Length or Transfer-Encoding, not both.")
+        if head.http_version != b"1.1":
+            raise errors.bad_request("HTTP/1.0 has no Transfer-Encoding: send Content-Length, or use HTTP/1.1.")
+        return None
+    return int(length)

@@ -57,15 +57,8 @@ class ParamRules:
         embeddings). Raises ApiError 400 for parameters that it does not support, unless they will be dropped.
         """
         drop = [name for name in found if name in self._never]
-        if gated:
-            unsupported = [name for name in found if name in self._gated]
-            drop += [name for name in unsupported if found[name] == b"null"]
-            passed = [name for name in unsupported if name not in drop and not _is_exempt(name, found[name])]
-            if passed and not self.drop_params:
-                raise _unsupported(passed)
-            drop += passed
-        replace: dict[str, bytes] = {}
-        dropped = list(drop)
+        drop += self._unsupported_in(found) if gated else ()
+        replace, dropped = dict[str, bytes](), list(drop)
         for name, paths in self._paths.items():
             if name in found and name not in drop:
                 value = parsed_value(name, found[name])
@@ -74,6 +67,15 @@ class ParamRules:
                     replace[name] = _written(value, name)
                     dropped += effective
         return Changes(replace, frozenset(drop), dropped)
+
+    def _unsupported_in(self, found: Mapping[str, bytes]) -> Sequence[str]:
+        """Return the names that are left out since the upstream does not support them. Raises ApiError 400."""
+        unsupported = [name for name in found if name in self._gated]
+        nulls = [name for name in unsupported if found[name] == b"null"]
+        passed = [name for name in unsupported if name not in nulls and not _is_exempt(name, found[name])]
+        if passed and not self.drop_params:
+            raise _unsupported(passed)
+        return nulls + passed
 
     @cached_property
     def names(self) -> frozenset[str]:

@@ -61,3 +61,13 @@ def test_a_line_of_text_about_a_request_has_its_id(gateway, form):
     [about] = [line for line in program.text().splitlines() if re.search("(?i)warning.*gone", line)]
     assert re.search(r"\breq-[0-9a-f]{24}\b", about)
     assert not re.search(r"listens on .*req-", program.text())
+
+
+def test_a_workers_own_lines_are_json_objects(start):
+    """Its engine's lines stay as the engine writes them."""
+    program = start(ichat("worker", "--backend=fake", "--model=m", "--port=0", "--log-format=json"))
+    program.until(lambda: "listens on" in program.text())
+    program.stop()
+    own = [json.loads(line) for line in program.text().splitlines() if line.startswith("{")]
+    assert any("listens on" in line["message"] for line in own)
+    assert {line["logger"].split(".")[0] for line in own} == {"ichat"}
