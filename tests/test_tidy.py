@@ -311,7 +311,7 @@ WRITERS = {
         (
             "auth", "registry", "table", "balancer", "door", "reloader", "key_store", "in_force", "history", "events",
             "streams", "metrics", "ledger", "quotas", "supervisor", "log_store", "overview", "heartbeats", "late_usage",
-            "loader", "loads", "index",
+            "loader", "loads", "index", "worker_log",
         ),
         (),
     ),

@@ -1,6 +1,7 @@
 """Captured output: numbered lines, nobody waits for a reader, and what is lost is counted exactly."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
@@ -434,6 +435,27 @@ def test_a_pipe_that_somebody_keeps_open():
     os.close(writing)
 
 
+def test_a_reader_that_has_ended_writes_to_no_other_file():
+    """The number of its descriptor may belong to another file by then."""
+    reading, writing = make_pipe()
+    drain = follow(reading, LineBuffer(), ends_buffer=False)
+    wake = drain.fds()[-1]
+    os.close(writing)
+    assert drain.join(LIMIT_S)
+    made = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    other = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, wake)
+    assert other == wake
+    try:
+        assert drain.settle(0)
+        drain.stop(LIMIT_S)
+        assert drain.fds() == []
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(other)
+    finally:
+        os.close(other)
+        os.close(made)
+
+
 def test_one_change_for_many_lines():
     """A batch of lines is one event to those who wait."""
     changes = []
@@ -619,7 +641,7 @@ def test_capture_in_a_terminal():
 def test_a_library_that_writes_its_own_lines_is_not_repeated():
     """The hub's library has a handler of its own: each of its retries is one line."""
     code = (
-        "import logging, sys; from ichat.__main__ import _prepare; _prepare('info', sys.stderr)\n"
+        "import logging, sys; from ichat.__main__ import _prepare; _prepare('info', sys.stderr, 'text')\n"
         "hub = logging.getLogger('huggingface_hub'); hub.addHandler(logging.StreamHandler())\n"
         "logging.getLogger('huggingface_hub.file_download').warning('Retrying in 1s')"
     )

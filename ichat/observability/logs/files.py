@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 
+from ichat.config.schema import Logs
 from ichat.observability.logs.lines import BYTES_MAX, LINES_MAX, LineBuffer, read_timestamp, timestamp
 
 log = logging.getLogger(__name__)
@@ -15,6 +16,8 @@ FILE_BYTES_MAX = 16 * 1024 * 1024
 FILES_MAX = 3
 FILE_BUFFER_BYTES = 256 * 1024
 FILE_RETRY_S = 5.0
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_PREVIOUS = ".previous"
 _LOG_NAME = re.compile(r"\.log(\.\d+)?$")
 _STAMPED = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (.*)", re.DOTALL)
 
@@ -159,6 +162,48 @@ class LogFile:
             log.warning("%s can be written again; %d lines of it are lost", self.path, self._untold)
         self.is_failing = self._is_torn = False
         self._untold = 0
+
+
+class LogFiles:
+    """All workers' files in a directory, by the workers' ids."""
+
+    def __init__(self, directory: str, settings: Logs) -> None:
+        """The directory is made when the first file is, by these settings; further files follow later settings."""
+        self.directory = directory
+        self.settings = settings
+
+    def __repr__(self) -> str:
+        return f"<LogFiles {self.directory}>"
+
+    def path_of(self, worker_id: str) -> str:
+        """Return the file that has the newest lines of a worker. Raises ValueError for an invalid id."""
+        return os.path.join(self.directory, f"{_name_of(worker_id)}.log")
+
+    def previous_of(self, worker_id: str) -> str:
+        """Return the file that has the lines of the start before. Raises ValueError for an invalid id."""
+        return previous_path(self.directory, _name_of(worker_id))
+
+    def open(self, worker_id: str, *, goes_on: bool) -> LogFile:
+        """Open a worker's file for a new start, or go on with it. Raises ValueError for an invalid id."""
+        bounds = {"bytes_max": self.settings.file_bytes_max, "files_max": self.settings.files_max}
+        return LogFile(self.directory, _name_of(worker_id), **bounds, goes_on=goes_on)
+
+    def load(self, path: str) -> LineBuffer:
+        """Read back as many lines of a file as are kept in memory; see `load`. May block."""
+        kept = self.settings
+        return load(path, lines_max=kept.ring_lines_max, bytes_max=kept.ring_bytes_max, files_max=kept.files_max)
+
+
+def is_worker_id(text: str) -> bool:
+    """Return whether a worker of this id can have files."""
+    return _ID.fullmatch(text) is not None
+
+
+def _name_of(worker_id: str) -> str:
+    """Return the name of a worker's files. Raises ValueError for an invalid id."""
+    if not is_worker_id(worker_id):
+        raise ValueError(f"not a worker's id: {worker_id[:200]!r}")
+    return f"{worker_id}~" if worker_id.endswith(_PREVIOUS) else worker_id
 
 
 def _is_torn(path: str) -> bool:

@@ -142,6 +142,10 @@ class LineBuffer:
         self.ended = True
         self.changed()
 
+    def reopen(self) -> None:
+        """Take back the end: further lines follow."""
+        self.ended = False
+
     def after(self, seq: int, lines_max: int) -> tuple[list[Line], int]:
         """Return lines after that of number `seq`, oldest first, and how many between are not kept any more."""
         with self._lock:

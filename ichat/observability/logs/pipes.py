@@ -163,6 +163,9 @@ class PipeReader:
         self._deadline = 0.0
         self._settling: threading.Event | None = None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._has_ended = False
+        """Whether `_wake` is closed: its number may be that of another file then."""
+        self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="log drain", daemon=True)
         self._thread.start()
 
@@ -171,29 +174,31 @@ class PipeReader:
 
     def fds(self) -> list[int]:
         """Return the descriptors that a process forked from this process does not need."""
-        return [*self._sources, self._wake]
+        return [*self._sources] if self._has_ended else [*self._sources, self._wake]
 
     def settle(self, wait_s: float) -> bool:
         """Wait up to `wait_s` until the buffer has all output written before; return whether it has."""
         settling = self._settling = threading.Event()
-        if self._buffer.ended:
-            return True
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake, 1)
-        return settling.wait(wait_s)
+        return settling.wait(wait_s) if self._notify() else True
 
     def stop(self, wait_s: float) -> None:
         """Read the available data, for at most `wait_s`, and end; do nothing if the pipes have ended."""
         if self._thread.is_alive():
             self._deadline = time.monotonic() + wait_s
-            with contextlib.suppress(OSError):
-                os.eventfd_write(self._wake, 1)
+            self._notify()
             self._thread.join(wait_s)
 
     def join(self, wait_s: float) -> bool:
         """Wait until the pipes have ended; return whether they have."""
         self._thread.join(wait_s)
         return not self._thread.is_alive()
+
+    def _notify(self) -> bool:
+        """Have the thread look at what is asked of it; return whether it still reads."""
+        with self._ending:
+            if not self._has_ended:
+                os.eventfd_write(self._wake, 1)
+            return not self._has_ended
 
     def _run(self) -> None:
         try:
@@ -206,9 +211,11 @@ class PipeReader:
                 sink.close()
             if self._ends_buffer:
                 self._buffer.end()
+            with self._ending:
+                self._has_ended = True
+                os.close(self._wake)
             if self._settling is not None:
                 self._settling.set()
-            os.close(self._wake)
 
     def _read_until_the_end(self) -> None:
         poll, nap = select.poll(), select.poll()

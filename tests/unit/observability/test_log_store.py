@@ -21,7 +21,6 @@ from ichat.errors import ApiError
 from ichat.http import client
 from ichat.http.sse import EventDecoder
 from ichat.observability.logs import follower as collector
-from ichat.observability.logs import store as log_store
 from ichat.observability.logs import stream as logs
 from ichat.observability.logs.files import load
 from ichat.observability.logs.follower import EVENT_BYTES_MAX, LogSource, LogTimes
@@ -40,8 +39,8 @@ def make_book(tmp_path):
     """Make a book: `book = make_book(echo=True)`; each call is another start of the gateway."""
     books = []
 
-    def make(times=TIMES, **settings):
-        books.append(LogStore(str(tmp_path / "logs"), attrs.evolve(QUIET, **settings), times))
+    def make(times=TIMES, echo_fd=2, **settings):
+        books.append(LogStore(str(tmp_path / "logs"), attrs.evolve(QUIET, **settings), times, echo_fd=echo_fd))
         return books[-1]
 
     yield make
@@ -308,11 +307,10 @@ async def test_lines_on_standard_error(make_book, capfd):
     assert [line for line in lines if line.startswith("[")] == ["[w] one", "[w] two", "[other] three"]
 
 
-async def test_an_unread_standard_error_holds_up_no_worker(make_book, monkeypatch):
+async def test_an_unread_standard_error_holds_up_no_worker(make_book):
     """It holds up no worker: what finds no room there is lost there, and nowhere else."""
     reading, writing = os.pipe()
-    monkeypatch.setattr(log_store, "STDERR", writing)
-    book = make_book(echo=True, echo_bytes_max=100_000, ring_lines_max=10)
+    book = make_book(echo_fd=writing, echo=True, echo_bytes_max=100_000, ring_lines_max=10)
     with trio.fail_after(LIMIT_S):
         await run(book, "print(('x' * 999 + chr(10)) * 5000 + 'last')")
     assert texts(book)[-1] == "last"
