@@ -242,7 +242,7 @@ def _log_failure(progress: RequestProgress, endpoint: Endpoint, outcome: Outcome
 
 def _note_lost_usage(endpoint: Endpoint, path: bytes) -> None:
     """Log, once for each start of a worker, that a whole stream arrived without the tokens that it used."""
-    if path.endswith(b"/completions") and endpoint.lose_usage():
+    if not endpoint.is_usage_lost and path.endswith(b"/completions") and endpoint.lose_usage():
         log.warning(
             "%s reports the tokens of each request, and a whole stream came without them: a proxy on the way may"
             " drop trailers. The tokens of its streams are only estimated",
