@@ -83,17 +83,17 @@ def is_routine(record: RequestRecord) -> bool:
 class AccessLog:
     """Where lines go: standard output ("-"), a file, or nowhere ("")."""
 
-    def __init__(self, path: str, lines_max: int, form: str = "auto") -> None:
+    def __init__(self, path: str, lines_max: int, form: str = "auto", *, stdout: int = STDOUT) -> None:
         """Open the file for appending; `form` is `logs.format`. Raises Exit 69 if the file cannot be opened."""
         self.enabled = bool(path)
-        self._is_short = is_short(form, STDOUT) if path == "-" else form == "text"
-        self._has_colours = self._is_short and path == "-" and has_colours(STDOUT)
+        self._is_short = is_short(form, stdout) if path == "-" else form == "text"
+        self._has_colours = self._is_short and path == "-" and has_colours(stdout)
         self._lines_max = lines_max
         self._lines: list[str] = []
         self._has_lines = trio.Event()
         self._dropped = 0
         self._limiter = trio.CapacityLimiter(1)
-        self._fd, self._path = STDOUT, ""
+        self._fd, self._path = stdout, ""
         self._second = 0
         self._time = ""
         if path not in ("", "-"):

@@ -86,12 +86,17 @@ class History:
         balancer: Balancer,
         traffic: Callable[[], Iterable[ModelTraffic]],
         in_flight: Callable[[], int],
+        *,
+        models_max: int = MODELS_MAX,
+        workers_max: int = WORKERS_MAX,
     ) -> None:
         """`traffic` returns the counts of each model, `in_flight` how many requests are under way."""
         self._registry = registry
         self._balancer = balancer
         self._traffic = traffic
         self._in_flight = in_flight
+        self._models_max = models_max
+        self._workers_max = workers_max
         self._before: dict[str, tuple[ModelTraffic, list[int]]] = {}
         """The counts at the last sample, and its histogram."""
         self.sampled: Listeners[[Sample]] = Listeners()
@@ -135,7 +140,7 @@ class History:
             kv_use = heartbeat.progress.get("kv_use") if heartbeat and not worker.is_down else None
             if kv_use is not None:
                 known.append(kv_use)
-            if len(workers) < WORKERS_MAX and endpoint is not None:
+            if len(workers) < self._workers_max and endpoint is not None:
                 workers[worker.id] = {"kv_use": NAN if kv_use is None else kv_use, "in_flight": endpoint.in_flight}
         total |= {
             "at": round(time.time(), 3),
@@ -166,7 +171,9 @@ class History:
                 spread = _spread(new.first_byte.bounds, since)
                 all_first_bytes = _joined(all_first_bytes, spread)
             queued, working = self._balancer.waiting_for(new.model), 0
-            is_shown = new.model in self._models or (len(models) < MODELS_MAX and bool(passed["requests"] or queued))
+            is_shown = new.model in self._models or (
+                len(models) < self._models_max and bool(passed["requests"] or queued)
+            )
             if new.model and is_shown:
                 working = load_of(self._registry.availability(new.model), now)["in_flight"]
                 models[new.model] = {
@@ -182,8 +189,8 @@ class History:
         """Write a sample over the oldest sample."""
         self._count += 1
         self._write(self._total, sample.total)
-        self._write_each(self._models, sample.models, OF_MODEL, MODELS_MAX)
-        self._write_each(self._workers, sample.workers, OF_WORKER, WORKERS_MAX)
+        self._write_each(self._models, sample.models, OF_MODEL, self._models_max)
+        self._write_each(self._workers, sample.workers, OF_WORKER, self._workers_max)
 
     def _write_each(
         self, series: dict[str, _Series], values: Mapping[str, Values], names: Sequence[str], series_max: int

@@ -82,11 +82,14 @@ class Metrics:
         balancer: Balancer,
         own_machine: Callable[[], MachineReport | None] = lambda: None,
         loads: Callable[[], LoadCounts] = LoadCounts,
+        *,
+        models_max: int = MODELS_MAX,
     ) -> None:
         """`own_machine` returns the report on the gateway's machine, `loads` has the counts of loading models."""
         self._registry = registry
         self._balancer = balancer
-        self._fleet = FleetMetrics(registry, balancer, own_machine)
+        self._fleet = FleetMetrics(registry, balancer, own_machine, models_max)
+        self._models_max = models_max
         self._loads = loads
         self._models: dict[str, _Counts] = {}
         self._without_model: dict[tuple[str, int], int] = {}
@@ -214,10 +217,10 @@ class Metrics:
         """Count a model apart from now on, if there still is one of that name; else together with the others."""
         if not self._registry.has(model):
             return self._models.setdefault(OTHER, _Counts())
-        if len(self._models) >= MODELS_MAX:
+        if len(self._models) >= self._models_max:
             for name in self._models.keys() - self._registry.names() - {OTHER}:
                 del self._models[name]
-        return self._models.setdefault(model if len(self._models) < MODELS_MAX else OTHER, _Counts())
+        return self._models.setdefault(model if len(self._models) < self._models_max else OTHER, _Counts())
 
     def _forget(self, now: float) -> None:
         """Forget the models that have been gone for `FORGET_S`; values seen by the last scrape are not lost by that."""
