@@ -198,24 +198,17 @@ class History:
         """Write the values of each thing; a series without values makes room for another series."""
         for name in [name for name, one in series.items() if self._count - one.written_at >= self._length]:
             del series[name]
-        for name, one in values.items():
-            found = series.get(name)
-            if found is None and len(series) < series_max:
-                found = series[name] = _Series(names, self._length)
-            if found is not None:
-                self._write(found, one)
-        for one in series.values():
-            if one.written_at != self._count:
-                self._erase(one)
+        for name in values:
+            if name not in series and len(series) < series_max:
+                series[name] = _Series(names, self._length)
+        for name, one in series.items():
+            self._write(one, values.get(name))
 
-    def _write(self, series: _Series, values: Values) -> None:
-        place, series.written_at = (self._count - 1) % self._length, self._count
+    def _write(self, series: _Series, values: Values | None) -> None:
+        if values is not None:
+            series.written_at = self._count
         for name, column in series.columns.items():
-            column[place] = values[name]
-
-    def _erase(self, series: _Series) -> None:
-        for column in series.columns.values():
-            column[(self._count - 1) % self._length] = NAN
+            column[(self._count - 1) % self._length] = NAN if values is None else values[name]
 
     def parts(self, workers: Collection[str] | None = None) -> Iterator[str]:
         """Return the ring as JSON in parts: columns, oldest sample first; with these workers, or all of them."""

@@ -28,6 +28,7 @@ from ichat.observability.prometheus_families import (
     gauge_family,
     histogram_family,
     histogram_family_by_model,
+    labelled_counter,
     token_family,
 )
 from ichat.observability.request_record import OTHER, RequestRecord, UsedTokens
@@ -271,15 +272,13 @@ class Metrics:
         """Make families of the counts."""
         yield GaugeMetricFamily("ichat_requests_in_flight", "Requests to models under way.", self._in_flight)
         models = list(self._models.items())
-        requests = CounterMetricFamily(
+        by_model = [("", self._without_model), *((model, counts.requests) for model, counts in models)]
+        yield labelled_counter(
             "ichat_requests",
             "Requests to models, by how they ended (499: the client left); without a model: to one that there is not.",
-            labels=("model", "route", "status"),
-        )  # fmt: skip
-        for model, by_route in [("", self._without_model), *((model, counts.requests) for model, counts in models)]:
-            for (route, status), count in list(by_route.items()):
-                requests.add_metric((model, route, str(status)), count)
-        yield requests
+            ("model", "route", "status"),
+            {(model, route, str(status)): n for model, ended in by_model for (route, status), n in list(ended.items())},
+        )
         yield token_family(
             "ichat_tokens", "Tokens that requests used; the cached ones are some of the input.", "model",
             [(model, counts.tokens) for model, counts in models],
