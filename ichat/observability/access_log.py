@@ -15,7 +15,7 @@ import trio
 
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 from ichat.observability.logs.log_format import RED, SHORT_TIME, YELLOW, coloured, has_colours, is_short, shown_safely
-from ichat.observability.request_record import OTHER, RequestRecord
+from ichat.observability.request_record import CLIENT_LEFT, OTHER, RequestRecord
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,6 @@ FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 SHOWN_CHARACTERS_MAX = 256
 """The longest text in the access log that a client chose, in characters."""
 
-CLIENT_LEFT = 499
-"""Stands for a status if the client left."""
 _JOINS = frozenset(("/v1/workers/heartbeat", "/v1/workers/prefixes"))
 """Workers report here, each every few seconds."""
 

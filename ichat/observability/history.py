@@ -18,6 +18,7 @@ from ichat.fleet.registry import Registry
 from ichat.fleet.views import load_of
 from ichat.listeners import Listeners
 from ichat.observability.prometheus_families import Histogram
+from ichat.observability.request_record import CLIENT_LEFT
 from ichat.routing.balancer import Balancer
 
 MODELS_MAX = 50
@@ -272,6 +273,6 @@ def _shown_values(values: Values) -> dict[str, float | None]:
     return {name: _shown(value) for name, value in values.items()}
 
 
-def errors_in(requests: Mapping[tuple[str, int], int]) -> Iterator[int]:
-    """Yield how many requests failed, of those that are counted by route and status; a client that left is no error."""
-    return (count for (_, status), count in requests.items() if status >= 400 and status != 499)
+def errors_in(requests: Mapping[tuple[str, int], int]) -> int:
+    """Return how many of the requests by route and status failed; a client that left is no error."""
+    return sum(count for (_, status), count in requests.items() if status >= 400 and status != CLIENT_LEFT)

@@ -242,13 +242,11 @@ class Metrics:
     def traffic(self) -> Iterator[ModelTraffic]:
         """Return the counts of each model, for the history."""
         none = self._without_model
-        yield ModelTraffic("", sum(none.values()), sum(errors_in(none)), 0, 0, None)
+        yield ModelTraffic("", sum(none.values()), errors_in(none), 0, 0, None)
         for model, counts in self._models.items():
             requests, tokens = counts.requests, counts.tokens
-            errors = sum(errors_in(requests))
-            yield ModelTraffic(
-                model, sum(requests.values()), errors, tokens.input, tokens.output, first_byte=counts.first_byte
-            )
+            number, errors = sum(requests.values()), errors_in(requests)
+            yield ModelTraffic(model, number, errors, tokens.input, tokens.output, counts.first_byte)
 
     async def watch_loop_forever(self) -> None:
         """Measure how late the event loop is: how long after its time a task goes on that has slept."""

@@ -17,7 +17,7 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from ichat.config.schema import Config
 from ichat.config.usage import UsageSettings
-from ichat.observability.request_record import RequestRecord, UsedTokens
+from ichat.observability.request_record import CLIENT_LEFT, RequestRecord, UsedTokens
 from ichat.observability.usage.queries import UsageQuestion
 from ichat.observability.usage.rows import (
     CACHED,
@@ -56,8 +56,6 @@ CLOSE_S = 3.0
 TIDY_S = 3600.0
 """How often old rows are added up, and the oldest removed."""
 OK = "ok"
-LEFT = 499
-"""The status of a request that its client left: no error."""
 
 _Args = TypeVarTuple("_Args")
 _Answer = TypeVar("_Answer")
@@ -122,7 +120,7 @@ class Ledger:
             sums = self._sums(record.key_name, record.model, record.worker)
         sums[0] += 1
         status = record.status
-        if status >= 400 and status != LEFT:
+        if status >= 400 and status != CLIENT_LEFT:
             sums[1] += 1
         if record.usage is not None:
             _add_tokens(sums, record.usage)
