@@ -54,7 +54,7 @@ BROAD_EXCEPT = {  # where everything may be caught: the error edge, the engine's
     "ichat/engines/asgi.py",
     "ichat/engines/thread.py",
     "ichat/__main__.py",
-    "ichat/observability/logs/store.py",
+    "ichat/observability/logs/worker_log.py",
     "ichat/proxy/shadow.py",
     "ichat/supervisor/loader.py",
     "ichat/supervisor/managed_worker.py",

@@ -15,7 +15,7 @@ import trio
 
 from ichat.errors import EXIT_UNAVAILABLE, Exit
 from ichat.observability.logs.log_format import RED, SHORT_TIME, YELLOW, coloured, has_colours, is_short, shown_safely
-from ichat.observability.request_record import OTHER, RequestRecord
+from ichat.observability.request_record import CLIENT_LEFT, OTHER, RequestRecord
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,6 @@ FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 SHOWN_CHARACTERS_MAX = 256
 """The longest text in the access log that a client chose, in characters."""
 
-CLIENT_LEFT = 499
-"""Stands for a status if the client left."""
 _JOINS = frozenset(("/v1/workers/heartbeat", "/v1/workers/prefixes"))
 """Workers report here, each every few seconds."""
 
@@ -83,17 +81,17 @@ def is_routine(record: RequestRecord) -> bool:
 class AccessLog:
     """Where lines go: standard output ("-"), a file, or nowhere ("")."""
 
-    def __init__(self, path: str, lines_max: int, form: str = "auto") -> None:
+    def __init__(self, path: str, lines_max: int, form: str = "auto", *, stdout: int = STDOUT) -> None:
         """Open the file for appending; `form` is `logs.format`. Raises Exit 69 if the file cannot be opened."""
         self.enabled = bool(path)
-        self._is_short = is_short(form, STDOUT) if path == "-" else form == "text"
-        self._has_colours = self._is_short and path == "-" and has_colours(STDOUT)
+        self._is_short = is_short(form, stdout) if path == "-" else form == "text"
+        self._has_colours = self._is_short and path == "-" and has_colours(stdout)
         self._lines_max = lines_max
         self._lines: list[str] = []
         self._has_lines = trio.Event()
         self._dropped = 0
         self._limiter = trio.CapacityLimiter(1)
-        self._fd, self._path = STDOUT, ""
+        self._fd, self._path = stdout, ""
         self._second = 0
         self._time = ""
         if path not in ("", "-"):

@@ -13,6 +13,7 @@ from ichat.observability.prometheus_families import (
     counter_family,
     gauge_family,
     histogram_family_by_model,
+    labelled_counter,
 )
 from ichat.observability.request_record import OTHER, RequestRecord
 from ichat.routing.prefix_chain import PrefixChain
@@ -44,14 +45,6 @@ class SeriesTable:
     def family(self) -> Metric:
         """Return the family with the current counts."""
         return labelled_counter(self._name, self._text, self._labels, self.series)
-
-
-def labelled_counter(name: str, text: str, labels: Sequence[str], series: Mapping[tuple[str, ...], int]) -> Metric:
-    """Return a counter with several labels."""
-    family = CounterMetricFamily(name, text, labels=labels)
-    for key, count in list(series.items()):
-        family.add_metric(key, count)
-    return family
 
 
 class AliasCounts:
@@ -200,15 +193,10 @@ _PREFIX_COUNTERS = (
 def prefix_families(found: Sequence[tuple[str, PrefixCounts]], entries: int) -> Iterable[Metric]:
     """Return the families of where requests with a common beginning went, of models with several endpoints."""
     yield GaugeMetricFamily("ichat_prefix_entries", "Beginnings of prompts that are remembered.", entries)
-    matched = CounterMetricFamily(
-        "ichat_prefix_bytes",
-        "Bytes of prompts: `matched` were believed to be in the cache of the endpoint that was chosen.",
-        labels=("model", "kind"),
-    )
-    for model, counts in found:
-        matched.add_metric((model, "matched"), counts.matched_bytes)
-        matched.add_metric((model, "all"), counts.all_bytes)
-    yield matched
+    text = "Bytes of prompts: `matched` were believed to be in the cache of the endpoint that was chosen."
+    sizes = [(model, (("matched", one.matched_bytes), ("all", one.all_bytes))) for model, one in found]
+    series = {(model, kind): size for model, of_kinds in sizes for kind, size in of_kinds}
+    yield labelled_counter("ichat_prefix_bytes", text, ("model", "kind"), series)
     for name, text, number_of in _PREFIX_COUNTERS:
         yield counter_family(name, text, "model", {model: number_of(counts) for model, counts in found})
     yield histogram_family_by_model(

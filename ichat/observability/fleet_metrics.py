@@ -39,6 +39,7 @@ class _Totals:
     """The models of external routes."""
     ready: dict[str, int]
     """How many endpoints can serve each model."""
+    models_max: int
     coming: dict[str, int] = attrs.field(factory=dict[str, int])
     """How many workers are on their way to it."""
     states: Counter[str] = attrs.field(factory=Counter[str])
@@ -49,7 +50,7 @@ class _Totals:
         self.on_demand.update(worker.names if worker.on_demand else ())
         for name in worker.names:
             if name not in self.elsewhere:
-                label = name if name in self.ready or len(self.ready) < MODELS_MAX else OTHER
+                label = name if name in self.ready or len(self.ready) < self.models_max else OTHER
                 self.ready[label] = self.ready.get(label, 0) + serves
                 self.coming[label] = self.coming.get(label, 0) + (state in ("starting", "loading"))
 
@@ -58,12 +59,17 @@ class FleetMetrics:
     """Reads the state on each scrape, so no series of a worker outlives it."""
 
     def __init__(
-        self, registry: Registry, balancer: Balancer, own_machine: Callable[[], MachineReport | None] = lambda: None
+        self,
+        registry: Registry,
+        balancer: Balancer,
+        own_machine: Callable[[], MachineReport | None] = lambda: None,
+        models_max: int = MODELS_MAX,
     ) -> None:
         """`own_machine` returns the report on the gateway's machine."""
         self._registry = registry
         self._balancer = balancer
         self._own_machine = own_machine
+        self._models_max = models_max
 
     def __repr__(self) -> str:
         return f"<FleetMetrics of {self._registry!r}>"
@@ -74,7 +80,8 @@ class FleetMetrics:
         The generator returns the models of on-demand workers, and whether a worker of each is ready.
         """
         now, external = trio.current_time(), self._registry.external
-        totals = _Totals(external, {name: sum(_can_serve(one, now) for one in ones) for name, ones in external.items()})
+        ready = {name: sum(_can_serve(one, now) for one in ones) for name, ones in external.items()}
+        totals = _Totals(external, ready, self._models_max)
         workers = sorted(self._registry, key=lambda worker: not worker.managed)
         for start in range(0, max(1, len(workers)), WORKERS_AT_ONCE):
             for metric in self._worker_families(workers[start : start + WORKERS_AT_ONCE], totals, now):

@@ -18,6 +18,7 @@ from ichat.fleet.registry import Registry
 from ichat.fleet.views import load_of
 from ichat.listeners import Listeners
 from ichat.observability.prometheus_families import Histogram
+from ichat.observability.request_record import CLIENT_LEFT
 from ichat.routing.balancer import Balancer
 
 MODELS_MAX = 50
@@ -86,12 +87,17 @@ class History:
         balancer: Balancer,
         traffic: Callable[[], Iterable[ModelTraffic]],
         in_flight: Callable[[], int],
+        *,
+        models_max: int = MODELS_MAX,
+        workers_max: int = WORKERS_MAX,
     ) -> None:
         """`traffic` returns the counts of each model, `in_flight` how many requests are under way."""
         self._registry = registry
         self._balancer = balancer
         self._traffic = traffic
         self._in_flight = in_flight
+        self._models_max = models_max
+        self._workers_max = workers_max
         self._before: dict[str, tuple[ModelTraffic, list[int]]] = {}
         """The counts at the last sample, and its histogram."""
         self.sampled: Listeners[[Sample]] = Listeners()
@@ -135,7 +141,7 @@ class History:
             kv_use = heartbeat.progress.get("kv_use") if heartbeat and not worker.is_down else None
             if kv_use is not None:
                 known.append(kv_use)
-            if len(workers) < WORKERS_MAX and endpoint is not None:
+            if len(workers) < self._workers_max and endpoint is not None:
                 workers[worker.id] = {"kv_use": NAN if kv_use is None else kv_use, "in_flight": endpoint.in_flight}
         total |= {
             "at": round(time.time(), 3),
@@ -166,7 +172,9 @@ class History:
                 spread = _spread(new.first_byte.bounds, since)
                 all_first_bytes = _joined(all_first_bytes, spread)
             queued, working = self._balancer.waiting_for(new.model), 0
-            is_shown = new.model in self._models or (len(models) < MODELS_MAX and bool(passed["requests"] or queued))
+            is_shown = new.model in self._models or (
+                len(models) < self._models_max and bool(passed["requests"] or queued)
+            )
             if new.model and is_shown:
                 working = load_of(self._registry.availability(new.model), now)["in_flight"]
                 models[new.model] = {
@@ -182,8 +190,8 @@ class History:
         """Write a sample over the oldest sample."""
         self._count += 1
         self._write(self._total, sample.total)
-        self._write_each(self._models, sample.models, OF_MODEL, MODELS_MAX)
-        self._write_each(self._workers, sample.workers, OF_WORKER, WORKERS_MAX)
+        self._write_each(self._models, sample.models, OF_MODEL, self._models_max)
+        self._write_each(self._workers, sample.workers, OF_WORKER, self._workers_max)
 
     def _write_each(
         self, series: dict[str, _Series], values: Mapping[str, Values], names: Sequence[str], series_max: int
@@ -191,24 +199,17 @@ class History:
         """Write the values of each thing; a series without values makes room for another series."""
         for name in [name for name, one in series.items() if self._count - one.written_at >= self._length]:
             del series[name]
-        for name, one in values.items():
-            found = series.get(name)
-            if found is None and len(series) < series_max:
-                found = series[name] = _Series(names, self._length)
-            if found is not None:
-                self._write(found, one)
-        for one in series.values():
-            if one.written_at != self._count:
-                self._erase(one)
+        for name in values:
+            if name not in series and len(series) < series_max:
+                series[name] = _Series(names, self._length)
+        for name, one in series.items():
+            self._write(one, values.get(name))
 
-    def _write(self, series: _Series, values: Values) -> None:
-        place, series.written_at = (self._count - 1) % self._length, self._count
+    def _write(self, series: _Series, values: Values | None) -> None:
+        if values is not None:
+            series.written_at = self._count
         for name, column in series.columns.items():
-            column[place] = values[name]
-
-    def _erase(self, series: _Series) -> None:
-        for column in series.columns.values():
-            column[(self._count - 1) % self._length] = NAN
+            column[(self._count - 1) % self._length] = NAN if values is None else values[name]
 
     def parts(self, workers: Collection[str] | None = None) -> Iterator[str]:
         """Return the ring as JSON in parts: columns, oldest sample first; with these workers, or all of them."""
@@ -272,6 +273,6 @@ def _shown_values(values: Values) -> dict[str, float | None]:
     return {name: _shown(value) for name, value in values.items()}
 
 
-def errors_in(requests: Mapping[tuple[str, int], int]) -> Iterator[int]:
-    """Yield how many requests failed, of those that are counted by route and status; a client that left is no error."""
-    return (count for (_, status), count in requests.items() if status >= 400 and status != 499)
+def errors_in(requests: Mapping[tuple[str, int], int]) -> int:
+    """Return how many of the requests by route and status failed; a client that left is no error."""
+    return sum(count for (_, status), count in requests.items() if status >= 400 and status != CLIENT_LEFT)

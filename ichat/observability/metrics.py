@@ -28,6 +28,7 @@ from ichat.observability.prometheus_families import (
     gauge_family,
     histogram_family,
     histogram_family_by_model,
+    labelled_counter,
     token_family,
 )
 from ichat.observability.request_record import OTHER, RequestRecord, UsedTokens
@@ -82,11 +83,14 @@ class Metrics:
         balancer: Balancer,
         own_machine: Callable[[], MachineReport | None] = lambda: None,
         loads: Callable[[], LoadCounts] = LoadCounts,
+        *,
+        models_max: int = MODELS_MAX,
     ) -> None:
         """`own_machine` returns the report on the gateway's machine, `loads` has the counts of loading models."""
         self._registry = registry
         self._balancer = balancer
-        self._fleet = FleetMetrics(registry, balancer, own_machine)
+        self._fleet = FleetMetrics(registry, balancer, own_machine, models_max)
+        self._models_max = models_max
         self._loads = loads
         self._models: dict[str, _Counts] = {}
         self._without_model: dict[tuple[str, int], int] = {}
@@ -214,10 +218,10 @@ class Metrics:
         """Count a model apart from now on, if there still is one of that name; else together with the others."""
         if not self._registry.has(model):
             return self._models.setdefault(OTHER, _Counts())
-        if len(self._models) >= MODELS_MAX:
+        if len(self._models) >= self._models_max:
             for name in self._models.keys() - self._registry.names() - {OTHER}:
                 del self._models[name]
-        return self._models.setdefault(model if len(self._models) < MODELS_MAX else OTHER, _Counts())
+        return self._models.setdefault(model if len(self._models) < self._models_max else OTHER, _Counts())
 
     def _forget(self, now: float) -> None:
         """Forget the models that have been gone for `FORGET_S`; values seen by the last scrape are not lost by that."""
@@ -238,13 +242,11 @@ class Metrics:
     def traffic(self) -> Iterator[ModelTraffic]:
         """Return the counts of each model, for the history."""
         none = self._without_model
-        yield ModelTraffic("", sum(none.values()), sum(errors_in(none)), 0, 0, None)
+        yield ModelTraffic("", sum(none.values()), errors_in(none), 0, 0, None)
         for model, counts in self._models.items():
             requests, tokens = counts.requests, counts.tokens
-            errors = sum(errors_in(requests))
-            yield ModelTraffic(
-                model, sum(requests.values()), errors, tokens.input, tokens.output, first_byte=counts.first_byte
-            )
+            number, errors = sum(requests.values()), errors_in(requests)
+            yield ModelTraffic(model, number, errors, tokens.input, tokens.output, counts.first_byte)
 
     async def watch_loop_forever(self) -> None:
         """Measure how late the event loop is: how long after its time a task goes on that has slept."""
@@ -268,15 +270,13 @@ class Metrics:
         """Make families of the counts."""
         yield GaugeMetricFamily("ichat_requests_in_flight", "Requests to models under way.", self._in_flight)
         models = list(self._models.items())
-        requests = CounterMetricFamily(
+        by_model = [("", self._without_model), *((model, counts.requests) for model, counts in models)]
+        yield labelled_counter(
             "ichat_requests",
             "Requests to models, by how they ended (499: the client left); without a model: to one that there is not.",
-            labels=("model", "route", "status"),
-        )  # fmt: skip
-        for model, by_route in [("", self._without_model), *((model, counts.requests) for model, counts in models)]:
-            for (route, status), count in list(by_route.items()):
-                requests.add_metric((model, route, str(status)), count)
-        yield requests
+            ("model", "route", "status"),
+            {(model, route, str(status)): n for model, ended in by_model for (route, status), n in list(ended.items())},
+        )
         yield token_family(
             "ichat_tokens", "Tokens that requests used; the cached ones are some of the input.", "model",
             [(model, counts.tokens) for model, counts in models],

@@ -99,19 +99,24 @@ def gauge_family(name: str, text: str, label: str, values: Mapping[str, float]) 
 
 def counter_family(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
     """Return a counter with a single label."""
-    family = CounterMetricFamily(name, text, labels=[label])
-    for value, number in list(values.items()):
-        family.add_metric((value,), number)
+    return labelled_counter(name, text, [label], {(value,): number for value, number in list(values.items())})
+
+
+def labelled_counter(name: str, text: str, labels: Sequence[str], series: Mapping[tuple[str, ...], int]) -> Metric:
+    """Return a counter with several labels."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for key, count in list(series.items()):
+        family.add_metric(key, count)
     return family
 
 
 def token_family(name: str, text: str, label: str, values: Iterable[tuple[str, TokenCounts]]) -> Metric:
     """Return a counter of tokens with a label besides their direction."""
-    family = CounterMetricFamily(name, text, labels=[label, "direction"])
-    for value, counts in values:
-        for direction, number in (("input", counts.input), ("output", counts.output), ("cached", counts.cached)):
-            family.add_metric((value, direction), number)
-    return family
+    series = {
+        (value, direction): getattr(counts, direction)
+        for value, counts in values for direction in ("input", "output", "cached")
+    }  # fmt: skip
+    return labelled_counter(name, text, [label, "direction"], series)
 
 
 def histogram_family(name: str, text: str, spread: Histogram) -> Metric:

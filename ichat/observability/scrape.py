@@ -20,16 +20,25 @@ from ichat.routing.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 
-ASK_S = 2.0
-"""The limit on a worker's answer."""
-ROUND_S = 6.0
-"""The limit on all answers together: workers that were not asked by then count as failed."""
 REUSE_S = 1.0
 """How long other scrapes get the result of an earlier scrape."""
-BYTES_MAX = 4 * 1024 * 1024
-"""The most bytes of a worker's answer."""
 ALL_BYTES_MAX = 64 * 1024 * 1024
 """The most bytes of all answers of a round."""
+
+
+@attrs.frozen
+class ScrapeLimits:
+    """Limits on a round of answers."""
+
+    ask_s: float = 2.0
+    """The limit on a worker's answer."""
+    round_s: float = 6.0
+    """The limit on all answers together: workers that were not asked by then count as failed."""
+    bytes_max: int = 4 * 1024 * 1024
+    """The most bytes of a worker's answer."""
+
+
+LIMITS = ScrapeLimits()
 
 
 @attrs.define
@@ -46,7 +55,9 @@ class _Round:
 class Scraper:
     """Asks the ready workers for their metrics, and shows them together with the gateway's own."""
 
-    def __init__(self, registry: Registry, workers_max: int, proof: Callable[[], bytes] = bytes) -> None:
+    def __init__(
+        self, registry: Registry, workers_max: int, proof: Callable[[], bytes] = bytes, limits: ScrapeLimits = LIMITS
+    ) -> None:
         """More than `workers_max` ready workers are not asked, none of them.
 
         `proof` returns the proof to workers that were not started here that their gateway asks; it may be empty.
@@ -54,6 +65,7 @@ class Scraper:
         self._registry = registry
         self._workers_max = workers_max
         self._proof = proof
+        self._limits = limits
         self._turn, self._reading = trio.Lock(), trio.Lock()
         self._round = _Round({})
         self._found_at = -math.inf
@@ -92,7 +104,7 @@ class Scraper:
         if len(workers) > self._workers_max:
             return _Round({}, left_out=len(workers))
         round_ = _Round(dict.fromkeys([worker.id for worker, _ in workers]))
-        with trio.move_on_after(ROUND_S):
+        with trio.move_on_after(self._limits.round_s):
             await client.ask_each(workers, functools.partial(self._ask, round_))
         return round_
 
@@ -100,9 +112,9 @@ class Scraper:
         worker, endpoint = asked
         labels = {"worker": worker.id, "model": worker.names[0] if worker.names else ""}
         try:
-            with trio.fail_after(ASK_S):
+            with trio.fail_after(self._limits.ask_s):
                 proof = b"" if worker.managed else self._proof()
-                data = await _fetch(endpoint, proof, round_)
+                data = await _fetch(endpoint, proof, round_, self._limits.bytes_max)
         except client.FAILURES as error:
             log.debug("worker %s gave no metrics: %r", worker.id, error)
             return
@@ -110,7 +122,7 @@ class Scraper:
             round_.found[worker.id] = await _read(data, labels)
 
 
-async def _fetch(endpoint: Endpoint, proof: bytes, round_: _Round) -> bytes:
+async def _fetch(endpoint: Endpoint, proof: bytes, round_: _Round, bytes_max: int) -> bytes:
     """Return a worker's metrics. Raises one of client.FAILURES, ValueError if they are too long."""
     headers = endpoint.headers_for([(b"accept", b"text/plain;version=0.0.4")], proof)
     data = bytearray()
@@ -120,7 +132,7 @@ async def _fetch(endpoint: Endpoint, proof: bytes, round_: _Round) -> bytes:
         async for piece in response:
             data += piece
             round_.bytes_left -= len(piece)
-            if len(data) > BYTES_MAX or round_.bytes_left < 0:
+            if len(data) > bytes_max or round_.bytes_left < 0:
                 raise ValueError("its answer is too long")
     return bytes(data)
 

@@ -13,9 +13,9 @@ from ichat.fleet.prefix_reports import PREFIXES_PATH, REPORT_BYTES_MAX, PrefixRe
 from ichat.http.heads import Headers, RequestHead
 from ichat.http.request import Request
 from ichat.http.server import NO_CONTENT, Client
-from ichat.observability.access_log import CLIENT_LEFT, AccessLog, shown_path
+from ichat.observability.access_log import AccessLog, shown_path
 from ichat.observability.metrics import Metrics
-from ichat.observability.request_record import ROUTES, RecordSink, UsedTokens
+from ichat.observability.request_record import CLIENT_LEFT, ROUTES, RecordSink, UsedTokens
 from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
 from ichat.proxy.client_sink import SEALED

@@ -38,6 +38,7 @@ from ichat.observability.metrics import Metrics
 from ichat.observability.scrape import Scraper
 from ichat.observability.tracing import Tracing
 from ichat.observability.usage.ledger import Ledger
+from ichat.observability.usage.store import UsageStore
 from ichat.proxy.context import GatewayContext
 from ichat.proxy.external_routes import external_endpoints
 from ichat.proxy.handler import Gateway
@@ -152,7 +153,7 @@ def build_control(config: Config, with_made: Config, parts: SecureParts, state: 
     balancer = Balancer(registry.availability, trio.current_time, config.routing)
     registry.changed.add(balancer.dispatch_waiting)
     quotas = Quotas(with_made.limits, with_made.security.keys, with_made.prices)
-    ledger = Ledger(config.usage, state.path, registry.has, quotas)
+    ledger = Ledger(config.usage, UsageStore(state.path), registry.has, quotas)
     log_store = LogStore(state.log_directory, config.logs)
     heartbeats = HeartbeatReceiver(
         registry, parts.auth, config.limits, gateway_id=secrets.token_hex(8), moved=log_store.changed

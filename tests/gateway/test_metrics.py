@@ -24,7 +24,7 @@ from ichat.http.relay import Relay
 from ichat.observability import exposition, fleet_metrics, scrape
 from ichat.observability import metrics as counted
 from ichat.observability.prometheus_families import MACHINES_AT_ONCE, families_of
-from ichat.protocol.messages import parse_heartbeat
+from ichat.protocol.messages import Heartbeat, parse_heartbeat
 from ichat.routing.endpoint import Endpoint
 
 NAME = 'a "model" \\ b'
@@ -41,10 +41,8 @@ OURS = "# HELP ichat_engine_aborts_total Requests.\n# TYPE ichat_engine_aborts_t
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """Workers have as long to answer as everything else has in tests."""
-    monkeypatch.setattr(scrape, "ASK_S", LIMIT_S)
-    monkeypatch.setattr(scrape, "ROUND_S", LIMIT_S)
+def patience(mock_clock):
+    """The gateway's time stands, so that workers have as long to answer as they need."""
 
 
 async def hello(stream, head, body):
@@ -332,10 +330,9 @@ async def test_a_model_that_has_gone_is_forgotten(mock_clock):
     assert models() == {"m"}
 
 
-async def test_models_that_come_and_go_leave_little(monkeypatch):
+async def test_models_that_come_and_go_leave_little():
     """There is a bound to what is kept; who is still there is not forgotten, and nobody is counted twice."""
-    monkeypatch.setattr(counted, "MODELS_MAX", 5)
-    registry, metrics = known("stays")
+    registry, metrics = known("stays", models_max=5)
     metrics._of("stays").tokens.input += 10
     for number in range(50):
         registry.external = {"stays": (), f"m{number}": ()}
@@ -429,10 +426,8 @@ async def test_workers_metrics_are_shown_with_their_names(serve, gateway_to, con
     assert types_["vllm:inter_token_latency_seconds"] == types_["vllm:time_per_output_token_seconds"] == "histogram"
 
 
-async def test_a_worker_without_metrics_is_left_out(serve, gateway_to, connect, monkeypatch, mock_clock, nursery):
+async def test_a_worker_without_metrics_is_left_out(serve, mock_clock, nursery):
     """One that is silent, refuses, says too much or is not there is named; the others are shown."""
-    monkeypatch.setattr(scrape, "BYTES_MAX", 10_000)
-    monkeypatch.setattr(scrape, "ASK_S", 1.0)
 
     async def silent(stream, head, body):
         await trio.sleep_forever()
@@ -448,15 +443,16 @@ async def test_a_worker_without_metrics_is_left_out(serve, gateway_to, connect, 
         "silent": silent, "refuses": refuses, "breaks": breaks, "long": exposing("x 1\n" * 10_000),
         "page": exposing("<html>\n<p>x 1\n</html>\nx{ 1\n"), "well": exposing(OURS),
     }  # fmt: skip
-    gateway = await gateway_to({})
+    registry, _ = known()
     for worker_id, reply in replies.items():
         _, port = await serve(reply)
-        await heartbeat(connect, gateway, port, worker_id=worker_id)
-    await heartbeat(connect, gateway, 1, worker_id="absent")
+        registry.record_heartbeat(Heartbeat(worker_id, "m", "127.0.0.1", port))
+    registry.record_heartbeat(Heartbeat("absent", "m", "127.0.0.1", 1))
+    scraper = scrape.Scraper(registry, 10, limits=scrape.ScrapeLimits(ask_s=1.0, bytes_max=10_000))
     found = []
 
     async def look():
-        found.append(await shown(connect, gateway))
+        found.append(Shown("".join(await scraper.expose([]))))
 
     nursery.start_soon(look)
     await trio.testing.wait_all_tasks_blocked(0.05)  # all have been asked, and have answered if they do

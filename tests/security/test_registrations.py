@@ -18,7 +18,7 @@ from ichat.errors import ApiError
 from ichat.fleet.heartbeats import LARGE_BYTES, HeartbeatReceiver
 from ichat.fleet.registry import Registry
 from ichat.fleet.weights import Weights
-from ichat.observability import fleet_metrics, prometheus_families
+from ichat.observability import prometheus_families
 from ichat.protocol.messages import Heartbeat, Machine, MachineGpu, ModelCard
 from ichat.security import lookups
 from ichat.security.auth import Auth, Caller
@@ -236,9 +236,8 @@ async def test_large_heartbeats_take_turns():
 
 async def test_series_by_joined_workers_are_bounded(monkeypatch):
     """Models beyond the bound share a series, managed workers' and routes' are not among them; so are GPUs."""
-    monkeypatch.setattr(fleet_metrics, "MODELS_MAX", 10)
     monkeypatch.setattr(prometheus_families, "GPUS_SHOWN_MAX", 40)
-    registry, metrics = known("far", clock=lambda: 0.0)
+    registry, metrics = known("far", clock=lambda: 0.0, models_max=10)
     for number in range(40):
         cards = [ModelCard(f"m{number}-{one}") for one in range(50)]
         machine = Machine(f"machine-{number}", "h", gpus=[MachineGpu(one) for one in range(8)])

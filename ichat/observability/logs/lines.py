@@ -143,7 +143,7 @@ class LineBuffer:
         self.changed()
 
     def reopen(self) -> None:
-        """Take back the end: further lines follow."""
+        """Note that further lines follow after all."""
         self.ended = False
 
     def after(self, seq: int, lines_max: int) -> tuple[list[Line], int]:

@@ -194,7 +194,7 @@ class PipeReader:
         return not self._thread.is_alive()
 
     def _notify(self) -> bool:
-        """Have the thread look at what is asked of it; return whether it still reads."""
+        """Wake the thread; return whether it still reads."""
         with self._ending:
             if not self._has_ended:
                 os.eventfd_write(self._wake, 1)

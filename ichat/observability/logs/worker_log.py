@@ -189,7 +189,7 @@ class WorkerLog:
         self._leave_file()
 
     def close(self, wait_s: float) -> None:
-        """Write what there is, and let nothing follow; at most `wait_s` for the worker's output."""
+        """Write the rest, and let nothing follow; at most `wait_s` for the worker's output."""
         self.stop_following()
         if self._pipe_reader is not None:
             self._pipe_reader.stop(wait_s)
@@ -212,7 +212,7 @@ class WorkerLog:
             self.stop_following()
 
     def prepare(self, source: LogSource) -> tuple[LogFollower, trio.CancelScope]:
-        """Count as followed from now on; return what `follow_in` needs."""
+        """Count as followed from now on; return the arguments of `follow_in`."""
         is_new = self._follower is None and not self._goes_on
         is_other = self._start_id not in (None, source.start_id)
         if is_new or (is_other and not self._is_early):

@@ -17,7 +17,7 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from ichat.config.schema import Config
 from ichat.config.usage import UsageSettings
-from ichat.observability.request_record import RequestRecord, UsedTokens
+from ichat.observability.request_record import CLIENT_LEFT, RequestRecord, UsedTokens
 from ichat.observability.usage.queries import UsageQuestion
 from ichat.observability.usage.rows import (
     CACHED,
@@ -56,8 +56,6 @@ CLOSE_S = 3.0
 TIDY_S = 3600.0
 """How often old rows are added up, and the oldest removed."""
 OK = "ok"
-LEFT = 499
-"""The status of a request that its client left: no error."""
 
 _Args = TypeVarTuple("_Args")
 _Answer = TypeVar("_Answer")
@@ -69,12 +67,17 @@ class Ledger:
     def __init__(
         self,
         settings: UsageSettings,
-        directory: str,
+        store: UsageStore,
         is_known: Callable[[str], bool],
         quotas: Quotas,
         wall: Callable[[], float] = time.time,
+        *,
+        retry_s: float = RETRY_S,
+        limit_groups_max: int = LIMIT_GROUPS_MAX,
     ) -> None:
         """`is_known` distinguishes existing models from names that clients make up; `quotas` get the earlier usage."""
+        self._retry_s = retry_s
+        self._limit_groups_max = limit_groups_max
         self.enabled = settings.enabled
         self.rows_lost = 0
         self.storage = OK
@@ -83,7 +86,7 @@ class Ledger:
         self._is_known = is_known
         self._quotas = quotas
         self._wall = wall
-        self._store = UsageStore(directory)
+        self._store = store
         self._limiter = trio.CapacityLimiter(1)
         self._reading = trio.Lock()
         """Held by a reader, so that a write waits for a single reader at most."""
@@ -117,7 +120,7 @@ class Ledger:
             sums = self._sums(record.key_name, record.model, record.worker)
         sums[0] += 1
         status = record.status
-        if status >= 400 and status != LEFT:
+        if status >= 400 and status != CLIENT_LEFT:
             sums[1] += 1
         if record.usage is not None:
             _add_tokens(sums, record.usage)
@@ -221,7 +224,7 @@ class Ledger:
         until, by = now + MINUTE_S, ("key", "model")
         questions = [UsageQuestion(since, until, by) for since in (month_start(now), day_start(now))]
         try:
-            (month, today), storage = await self._read(questions, LIMIT_GROUPS_MAX)
+            (month, today), storage = await self._read(questions, self._limit_groups_max)
         except TooManyGroups:
             log.error("%s cannot be added up in time: limits for a day and a month count from now", self._store.path)
             self._limits_at = trio.current_time() + LIMITS_S
@@ -271,7 +274,7 @@ class Ledger:
         return True
 
     def _fail(self, why: str) -> None:
-        self._retry_at = trio.current_time() + RETRY_S
+        self._retry_at = trio.current_time() + self._retry_s
         if self.storage == OK:
             most = self._settings.pending_rows_max
             log.error("%s; up to %d rows of usage wait in memory, and requests go on", why, most)

@@ -61,7 +61,10 @@ class Batch:
 class UsageStore:
     """The file. Every method may raise `sqlite3.Error` or `OSError`."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *, groups_max: int = GROUPS_MAX, query_s: float = QUERY_S) -> None:
+        """An answer has at most `groups_max` groups, after at most `query_s`."""
+        self._groups_max = groups_max
+        self._query_s = query_s
         self.path = os.path.join(directory, FILE)
         self._connection: sqlite3.Connection | None = None
         self._ids: dict[Series, int] = {}
@@ -87,10 +90,10 @@ class UsageStore:
         batch.is_written = True
 
     def read(self, question: queries.UsageQuestion, groups_max: int | None = None) -> Groups:
-        """Return the sums of each group, `groups_max` at most (None: `GROUPS_MAX`). Raises TooManyGroups."""
-        groups_max = GROUPS_MAX if groups_max is None else groups_max
+        """Return the sums of each group, `groups_max` at most (None: the store's). Raises TooManyGroups."""
+        groups_max = self._groups_max if groups_max is None else groups_max
         sql, values = queries.select(question, groups_max + 1)
-        with self._mended() as connection, _bounded(connection, QUERY_S):
+        with self._mended() as connection, _bounded(connection, self._query_s):
             found = {
                 UsageGroup(minute, key, model, endpoint): [*sums[:-1], sums[-1] / 1000]
                 for minute, key, model, endpoint, *sums in connection.execute(sql, values)

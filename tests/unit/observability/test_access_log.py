@@ -62,11 +62,10 @@ async def test_the_line_of_a_request(tmp_path):
     assert dropped["lines_dropped"] == 1
 
 
-async def test_lost_lines_are_counted(tmp_path, nursery, monkeypatch):
+async def test_lost_lines_are_counted(tmp_path, nursery):
     """A reader that stands still costs lines, which are counted, and neither memory nor requests."""
     read, write = os.pipe()
-    monkeypatch.setattr("ichat.observability.access_log.STDOUT", write)
-    access = AccessLog("-", 100)
+    access = AccessLog("-", 100, stdout=write)
     nursery.start_soon(access.run_forever)
     for _ in range(30):
         for number in range(200):

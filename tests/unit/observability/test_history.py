@@ -8,7 +8,6 @@ import trio
 
 from ichat.config.schema import Config, HistorySettings, Routing
 from ichat.fleet.registry import Registry
-from ichat.observability import history as module
 from ichat.observability.history import History, ModelTraffic, percentile_ms
 from ichat.observability.prometheus_families import Histogram
 from ichat.protocol.messages import Heartbeat
@@ -41,9 +40,9 @@ class Counts:
         return self.by_model.values()
 
 
-def make(registry, counts, seconds=15.0):
+def make(registry, counts, seconds=15.0, **more):
     balancer = Balancer(registry.availability, trio.current_time, Routing())
-    return History(HistorySettings(5.0, seconds), registry, balancer, counts, lambda: 3)
+    return History(HistorySettings(5.0, seconds), registry, balancer, counts, lambda: 3, **more)
 
 
 def shown(history, workers=None):
@@ -87,12 +86,10 @@ async def test_the_oldest_sample_makes_room(registry, nursery, autojump_clock):
     assert shown(history)["models"] == {}
 
 
-async def test_the_history_is_bounded(registry, nursery, autojump_clock, monkeypatch):
+async def test_the_history_is_bounded(registry, nursery, autojump_clock):
     """Neither models nor workers beyond the bounds have series; all of them count in the totals."""
-    monkeypatch.setattr(module, "MODELS_MAX", 2)
-    monkeypatch.setattr(module, "WORKERS_MAX", 3)
     counts = Counts()
-    history = make(registry, counts)
+    history = make(registry, counts, models_max=2, workers_max=3)
     nursery.start_soon(history.sample_forever)
     await trio.sleep(0.1)
     for number in range(5):

@@ -51,10 +51,14 @@ def record(key="a", model="m", worker="w1", status=200, usage=None, busy_s=2.0, 
 USED = UsedTokens(100, 20, 50)
 
 
-def ledger_in(directory, clock=None, quotas=None, **more):
+def ledger_in(directory, clock=None, quotas=None, store=None, limit_groups_max=10**6, **more):
     chosen = UsageSettings(**{"flush_s": 0.05, **more})
     known = {"m", "n"}.__contains__
-    return Ledger(chosen, str(directory), known, quotas or Quotas(Limits(), []), clock or Clock())
+    store = store or UsageStore(str(directory))
+    return Ledger(
+        chosen, store, known, quotas or Quotas(Limits(), []), clock or Clock(),
+        retry_s=0.1, limit_groups_max=limit_groups_max,
+    )  # fmt: skip
 
 
 @contextlib.asynccontextmanager
@@ -205,9 +209,8 @@ class Disk(UsageStore):
 
 
 def with_disk(directory, **more):
-    ledger = ledger_in(directory, **more)
-    ledger._store = Disk(str(directory))
-    return ledger, ledger._store
+    disk = Disk(str(directory))
+    return ledger_in(directory, store=disk, **more), disk
 
 
 def shown_metrics(ledger):
@@ -215,9 +218,8 @@ def shown_metrics(ledger):
     return Shown("".join(written(parts)))
 
 
-async def test_usage_waits_for_a_broken_disk(tmp_path, caplog, monkeypatch):
+async def test_usage_waits_for_a_broken_disk(tmp_path, caplog):
     """It is said once, and once when it is over; the answer has everything all the while."""
-    monkeypatch.setattr("ichat.observability.usage.ledger.RETRY_S", 0.1)
     caplog.set_level("INFO", "ichat")
     ledger, disk = with_disk(tmp_path)
     disk.failure = sqlite3.OperationalError("database or disk is full")
@@ -238,9 +240,8 @@ async def test_usage_waits_for_a_broken_disk(tmp_path, caplog, monkeypatch):
         assert (await rows_of(ledger))["a", "m", "w1"][0] == 5
 
 
-async def test_memory_is_bounded_while_the_disk_is_broken(tmp_path, monkeypatch):
+async def test_memory_is_bounded_while_the_disk_is_broken(tmp_path):
     """Rows beyond the bound are lost and counted; those that are there go on counting."""
-    monkeypatch.setattr("ichat.observability.usage.ledger.RETRY_S", 0.1)
     ledger, disk = with_disk(tmp_path, pending_rows_max=10)
     disk.failure = OSError(28, "No space left on device")
     async with running(ledger):
@@ -281,9 +282,8 @@ async def test_rows_whose_writer_was_not_waited_for_are_written_once(tmp_path):
         assert (await rows_of(again))["a", "m", "w1"][0] == 1
 
 
-async def test_a_damaged_file_is_put_aside(tmp_path, caplog, monkeypatch):
+async def test_a_damaged_file_is_put_aside(tmp_path, caplog):
     """The gateway starts, counts anew, and keeps the damaged file; a sentence says so."""
-    monkeypatch.setattr("ichat.observability.usage.ledger.RETRY_S", 0.1)
     path = tmp_path / FILE
     path.write_bytes(b"this is no database, but somebody's notes\n" * 100)
     async with running(ledger_in(tmp_path, quotas=Quotas(Limits(tokens_per_day=5), []))) as ledger:
@@ -410,34 +410,30 @@ def test_sums_do_not_depend_on_where_rows_are(rows, steps, tmp_path_factory):
     store.close()
 
 
-async def test_limits_know_a_month_of_many_keys(tmp_path, monkeypatch):
+async def test_limits_know_a_month_of_many_keys(tmp_path):
     """An answer has few rows, limits are told of all keys and models; where even that fails, the gateway starts."""
-    monkeypatch.setattr("ichat.observability.usage.store.GROUPS_MAX", 3)
-    ledger = ledger_in(tmp_path)
+    few = UsageStore(str(tmp_path), groups_max=3)
+    ledger = ledger_in(tmp_path, store=few)
     async with running(ledger):
         for number in range(10):
             ledger.ended(record(key=f"k{number}", usage=USED))
         await until(lambda: not ledger.rows_pending)
     for most, tokens in ((10, 10 * USED.total), (9, 0)):
-        monkeypatch.setattr("ichat.observability.usage.ledger.LIMIT_GROUPS_MAX", most)
         quotas = Quotas(Limits(tokens_per_day=10**9), [])
-        async with running(ledger_in(tmp_path, quotas=quotas)):
+        async with running(ledger_in(tmp_path, quotas=quotas, store=few, limit_groups_max=most)):
             [standing] = quotas.standings("")
             assert (standing.used, quotas.needs_sums) == (tokens, tokens == 0)
 
 
-def test_an_answer_is_bounded(tmp_path, monkeypatch):
+def test_an_answer_is_bounded(tmp_path):
     """One with too many rows is none, and neither is one that takes too long."""
     store = UsageStore(str(tmp_path))
     store.write(Batch({(one, ("a", "m", "w")): no_sums() for one in range(20_000)}))
     by_minute = attrs.evolve(EVER, by=("minute",))
     assert len(store.read(by_minute)) == 20_000
-    monkeypatch.setattr("ichat.observability.usage.store.GROUPS_MAX", 19_999)
-    with pytest.raises(TooManyGroups):
-        store.read(by_minute)
-    monkeypatch.setattr("ichat.observability.usage.store.QUERY_S", -1.0)
-    monkeypatch.setattr("ichat.observability.usage.store._STEPS", 100)
-    with pytest.raises(TooManyGroups):
-        store.read(EVER)
-    monkeypatch.undo()
     assert len(store.read(EVER)) == 1
+    store.close()
+    for few in (UsageStore(str(tmp_path), groups_max=19_999), UsageStore(str(tmp_path), query_s=-1.0)):
+        with pytest.raises(TooManyGroups):
+            few.read(by_minute)
+        few.close()
