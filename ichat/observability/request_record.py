@@ -10,7 +10,7 @@ from ichat.routing.prefix_chain import PrefixChain
 RESPONSE_PATH = b"/v1/responses/{id}"
 """How requests about an earlier response are counted, with any id."""
 CLIENT_LEFT = 499
-"""Stands for a status if the client left, which is no error."""
+"""Stands for a status if the client left; that is no error."""
 OTHER = "other"
 """The label of routes and models that are not counted apart."""
 

@@ -184,7 +184,8 @@ class LogStore:
         """Write what there is, and end everything, within 2 * `close_s`; the streams as well."""
         deadline = time.monotonic() + self._times.close_s
         for worker_log in self._logs.values():
-            worker_log.close(max(0.0, deadline - time.monotonic()))
+            worker_log.detach(max(0.0, deadline - time.monotonic()))
+            worker_log.buffer.end()
         if self._tee is not None:
             self._tee.close(self._times.close_s)
 

@@ -179,22 +179,14 @@ class WorkerLog:
         with trio.move_on_after(self._times.end_s, shield=True):
             await trio.to_thread.run_sync(self._leave_file, abandon_on_cancel=True)
 
-    def detach(self) -> None:
-        """Stop everything that adds lines, within `end_s`."""
+    def detach(self, wait_s: float | None = None) -> None:
+        """Write the rest, and stop everything that adds lines, within `wait_s` (None: `end_s`)."""
         reader, self._pipe_reader = self._pipe_reader, None
         if reader is not None:
-            reader.stop(self._times.end_s)
+            reader.stop(self._times.end_s if wait_s is None else wait_s)
         self.stop_following()
         self._follower = None
         self._leave_file()
-
-    def close(self, wait_s: float) -> None:
-        """Write the rest, and let nothing follow; at most `wait_s` for the worker's output."""
-        self.stop_following()
-        if self._pipe_reader is not None:
-            self._pipe_reader.stop(wait_s)
-        self._leave_file()
-        self.buffer.end()
 
     def may_follow(self, source: LogSource) -> bool:
         """Return whether there may be lines to follow that no pipe brings."""
