@@ -85,7 +85,7 @@ def test_json_can_be_had_on_a_terminal(tmp_path):
     """`logs.format` says so."""
     (tmp_path / "ichat.toml").write_text('[server_settings]\nport = 0\n[logs]\nformat = "json"\n')
     with contextlib.closing(Pty(["gateway"], cwd=tmp_path)) as screen:
-        screen.until(r"INFO +ichat\S+: the gateway listens on 127\.0\.0\.1:\d+")
+        screen.until(r'\{"time": .*"message": "the gateway listens on 127\.0\.0\.1:\d+"\}')
         port = int(re.search(r"listens on 127\.0\.0\.1:(\d+)", screen.text)[1])
         ask(port, "/v1/models")
         screen.until(r'\{"time": .*"path": "/v1/models"')
