@@ -2,14 +2,15 @@
 
 `next_step` decides by the facts of the request and by the outcome of its last step. It sees no body, no client and
 no endpoint, only their names and numbers. All values can be sent to another process (they are strings, bytes, numbers,
-and tuples of them), and a route has everything that a decision needs.
+and tuples of them), and a route has everything that a decision needs. They are named tuples, since a request makes
+several of them, and a frozen class costs ten times as much.
 
 A request goes to another endpoint of its model only where no endpoint can have worked on it. It goes on to another
 model only before the client has a byte of a response, and only for the reasons that its name allows.
 """
 
 import urllib.parse
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import attrs
 
@@ -58,8 +59,7 @@ _REASONS = {"unreachable": "unreachable", "declined": "not_ready", "too_long": T
 _REASONS_OF_EXTERNAL = {"late": "timeout", "broken": "5xx", "rejected": "5xx"}
 
 
-@attrs.frozen
-class BodyEdits:
+class BodyEdits(NamedTuple):
     """Edits of a body by its members' names. They always refer to the body as the client sent it."""
 
     model: str = ""
@@ -70,8 +70,7 @@ class BodyEdits:
     """Members that it loses."""
 
 
-@attrs.frozen
-class RequestRoute:
+class RequestRoute(NamedTuple):
     """The facts of a request, the models that it may be sent to, and how far it has got."""
 
     model: str
@@ -121,8 +120,7 @@ class RequestRoute:
         return bool(self.ahead or self.later)
 
 
-@attrs.frozen
-class Outcome:
+class Outcome(NamedTuple):
     """How a step has ended."""
 
     kind: OutcomeKind
@@ -151,8 +149,7 @@ class Outcome:
     """Of `found`: headers that the client gets with a response of this endpoint."""
 
 
-@attrs.frozen
-class Lookup:
+class Lookup(NamedTuple):
     """Find an endpoint with a free place."""
 
     model: str
@@ -165,8 +162,7 @@ class Lookup:
     """If not empty, and the prompt seems too long for `model` and not for this model: the outcome is that."""
 
 
-@attrs.frozen
-class Wait:
+class Wait(NamedTuple):
     """Wait for a place at an endpoint (`place`), or only for some time (`pause`)."""
 
     kind: Literal["place", "pause"]
@@ -174,8 +170,7 @@ class Wait:
     """Of a `place`: in queues. A load has a time limit of its own."""
 
 
-@attrs.frozen
-class AttemptStep:
+class AttemptStep(NamedTuple):
     """Send the request to an endpoint, and its response to the client."""
 
     endpoint: str
@@ -218,7 +213,7 @@ def next_step(route: RequestRoute, outcome: Outcome, now: float) -> tuple[Reques
     """Return how a request goes on after the outcome of its last step, and its route as that leaves it."""
     kind = outcome.kind
     if route.newest is not None and kind != "alone":
-        route = attrs.evolve(route, newest=None, tries=route.tries + 1)
+        route = route._replace(newest=None, tries=route.tries + 1)
     if kind == "found":
         return route, _attempt(route, outcome)
     if kind in _ENDS:
@@ -230,11 +225,11 @@ def next_step(route: RequestRoute, outcome: Outcome, now: float) -> tuple[Reques
     if kind == "alone":
         return _go_on_alone(route, outcome, now)
     if outcome.failure is None:  # it has begun, or waited
-        return _look_up(attrs.evolve(route, excluded=()) if kind == "waited" else route)
+        return _look_up(route._replace(excluded=()) if kind == "waited" else route)
     reason = _reason_of(outcome)
     if kind in _NOT_WORKED_ON and not route.is_bound:
         excluded = (*route.excluded, outcome.endpoint)
-        left = attrs.evolve(route, excluded=excluded, newest=outcome.failure, newest_reason=reason)
+        left = route._replace(excluded=excluded, newest=outcome.failure, newest_reason=reason)
         return left, Lookup(route.model, route.edits, excluded, _skips_open(route))
     return _advance(route, outcome.failure, reason, outcome, now)
 
@@ -293,7 +288,7 @@ def _pass_over_or_wait(route: RequestRoute, outcome: Outcome, now: float) -> tup
         return route, Wait("place", max(0.0, route.queue_s - outcome.waited_s))
     message = f"The model `{route.model}` {words}."
     failure = Failure(503, code, message, kind="server_error", retry_after_s=1)
-    return _advance(attrs.evolve(route, later=(*route.later, route.model)), failure, reason, outcome, now)
+    return _advance(route._replace(later=(*route.later, route.model)), failure, reason, outcome, now)
 
 
 def _advance(
@@ -303,32 +298,32 @@ def _advance(
     if not route.name:
         return route, Refuse(failure)
     failures = (*((model, one) for model, one in route.failures if model != route.model), (route.model, failure))
-    route = attrs.evolve(route, failures=failures, failed="", newest=None, newest_reason="")
+    route = route._replace(failures=failures, failed="", newest=None, newest_reason="")
     if reason == TOO_LONG and route.longer not in ("", route.model):
-        return _look_up(attrs.evolve(_go_longer(route, reason), tries=route.tries + 1))
+        return _look_up(_go_longer(route, reason)._replace(tries=route.tries + 1))
     if reason not in route.goes_on:
         return route, Refuse(failure_of_all(route.name, route.failures))
     if reason in _AGAIN and route.again < route.retries and now < route.repeats_until:
-        again = attrs.evolve(
-            route, again=route.again + 1, failed=outcome.endpoint, excluded=(outcome.endpoint,), tries=route.tries + 1
+        again = route._replace(
+            again=route.again + 1, failed=outcome.endpoint, excluded=(outcome.endpoint,), tries=route.tries + 1
         )
         return _look_up(again)
     ahead = route.ahead or route.later
     if not ahead:
         return route, Refuse(failure_of_all(route.name, route.failures))
     later, waits = (route.later, route.waits) if route.ahead else ((), True)
-    following = attrs.evolve(route, ahead=ahead[1:], later=later, waits=waits, tries=route.tries + 1)
+    following = route._replace(ahead=ahead[1:], later=later, waits=waits, tries=route.tries + 1)
     return _look_up(_go_to(following, ahead[0], reason))
 
 
 def _go_longer(route: RequestRoute, reason: str) -> RequestRoute:
     """Go on to the model for longer prompts, and to no other after it."""
-    return _go_to(attrs.evolve(route, ahead=(), later=()), route.longer, reason)
+    return _go_to(route._replace(ahead=(), later=()), route.longer, reason)
 
 
 def _go_to(route: RequestRoute, model: str, reason: str) -> RequestRoute:
-    edits, passed = attrs.evolve(route.edits, model=model), (*route.passed, (route.model, reason))
-    return attrs.evolve(route, model=model, again=0, excluded=(), edits=edits, passed=passed)
+    edits, passed = route.edits._replace(model=model), (*route.passed, (route.model, reason))
+    return route._replace(model=model, again=0, excluded=(), edits=edits, passed=passed)
 
 
 def _reason_of(outcome: Outcome) -> str:

@@ -4,7 +4,6 @@ import json
 import math
 import typing
 
-import attrs
 import cattrs
 import pytest
 from cattrs.preconf.json import make_converter
@@ -153,7 +152,7 @@ ROWS = {
         named("b", goes_on=("circuit",)), [refused(NOT_READY, "not_ready")], ["refuse 503 model_not_ready"],
     ),
     "no fallback after a worker may have worked on it": (
-        named("b", goes_on=REASONS), [found(), attrs.evolve(failed("broken"), is_external=False)],
+        named("b", goes_on=REASONS), [found(), failed("broken")._replace(is_external=False)],
         ["ask w1 for a", "refuse 502 upstream_failed"],
     ),
     "no fallback after a response has begun": (
@@ -237,7 +236,7 @@ def test_edits_refer_to_the_body_as_it_was_sent():
     """The next model's have all that the name sets and drops, and its own name."""
     edits = BodyEdits("a", (("seed", b"5"),), ("user",))
     _, step = next_step(named("b", edits=edits), refused(NOT_READY, "not_ready"), NOW)
-    assert step.edits == attrs.evolve(edits, model="b")
+    assert step.edits == edits._replace(model="b")
 
 
 def test_the_error_in_the_end_tells_of_every_model():
